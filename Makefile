@@ -11,15 +11,15 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow conformance test-adapters test-browser test-deploy test-trainers test-ray test-model learn check lint collect sim sim-ablations faults bench plots generate docs audit site image clients bench-viewer screenshots compat-newest clean
+.PHONY: help venv demo test test-slow conformance test-adapters test-browser test-deploy test-trainers test-ray test-model learn check lint collect sim sim-ablations faults bench plots generate docs audit site image clients workers bench-viewer screenshots compat-newest clean
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
 
 venv: .venv/.dev ## Make .venv with everything that development needs
 
-demo: .venv/.server ## Run eight rollouts of a calculator agent over real sockets
-	@$(BIN)/osmosis-grpc demo
+demo: .venv/.server ## Run eight rollouts of a calculator agent over real sockets; OPTIONS="--workers 2" for two processes
+	@$(BIN)/osmosis-grpc demo $(OPTIONS)
 
 test: .venv/.dev ## Run the fast tests
 	$(BIN)/pytest -n $(WORKERS)
@@ -64,8 +64,8 @@ collect: .venv/.dev ## Import all tests once, so that the workers of a new clone
 clients: .venv/.dev ## Run the trainers of clients/: TypeScript (needs npm), Go (needs Debian's packages), betterproto2
 	$(BIN)/pytest -m clients --timeout 300 tests/clients
 
-conformance: .venv/.dev ## Hold this project's server and trainer against the conformance suite, and find the planted faults
-	$(BIN)/pytest -m conformance -n 4 --timeout 300 tests/conformance
+conformance: .venv/.dev ## Hold all servers and trainers, also those of clients/, against the conformance suite; find the planted faults
+	$(BIN)/pytest -m conformance -n 3 --timeout 300 tests/conformance
 
 test-adapters: .venv/.adapters ## Run the tests that drive rollouts with other libraries: openai, anthropic, mcp, strands, litellm
 	$(BIN)/pytest -m adapters -n 2 --timeout 300 tests
@@ -103,6 +103,14 @@ faults: .venv/.dev ## Break everything: all fault tests, 900 kills of server, tr
 	$(BIN)/python -m tests.faults.soak
 	$(BIN)/python -m tests.faults.housekeeping
 	$(BIN)/python -m tests.faults.soak --rollouts 20000 --state-dir $$(mktemp -d)/state
+
+workers: .venv/.dev ## Two workers: the examples' tests, 100,000 rollouts in a soak, 10,000 in flight, kills every 2 s (half an hour)
+	OSMOSIS_ROLLOUT_SERVER_WORKERS=2 $(BIN)/pytest -m "not adapters" --timeout 300 tests/examples \
+		--ignore tests/examples/test_local_model.py --ignore tests/examples/test_learn_to_calculate.py
+	$(BIN)/pytest -m "" --timeout 600 tests/faults/test_workers.py tests/serve/workers
+	$(BIN)/python -m tests.faults.soak --workers 2 --state-dir $$(mktemp -d)/state
+	$(BIN)/python -m benchmarks.in_flight --workers 2
+	$(BIN)/python -m benchmarks.workers
 
 sim-ablations: .venv/.dev ## Switch each safeguard off, and run seeds until the simulation finds the fault (an hour)
 	$(BIN)/python -m tests.simulation.ablations

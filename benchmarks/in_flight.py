@@ -1,9 +1,11 @@
 """Many rollouts in flight at once, with a slow trainer: the server's memory, and the number of lost rollouts.
 
-python -m benchmarks.in_flight [--mode attach] [--rollouts 10000] [--turns 8] [--tokens 256] [--latency 5] [--json]
+python -m benchmarks.in_flight [--mode attach] [--rollouts 10000] [--turns 8] [--tokens 256] [--latency 5] [--workers 1]
+    [--json]
 
 All rollouts start at once, and the server has a slot for each. `ideal_s` is turns x latency: the time if only the
-trainer took time. `server_rss_mb` is the peak memory of the server.
+trainer took time. `server_rss_mb` is the peak memory of the server; with workers, it is the sum of the peaks of the
+supervisor and all workers, and `rss_mb_of_each` has each of them. Pages that processes share count for each.
 """
 
 import itertools
@@ -11,16 +13,17 @@ import time
 from dataclasses import asdict, replace
 from typing import Any
 
-from benchmarks.flight import Work, new_names, run_work
+from benchmarks.figures import Parser, measured, show
+from benchmarks.flight import Work, add_work, new_names, work_of
 from benchmarks.measure import TRAINERS, Watch, finish
 from benchmarks.processes import server
 from benchmarks.tap import straight
 
 
-async def measure(work: Work) -> dict[str, Any]:
+async def measure(work: Work, workers: int) -> dict[str, Any]:
     """Measure one wave of rollouts."""
     work = replace(work, in_flight=work.rollouts)
-    with server(work.mode, work.in_flight) as started:
+    with server(work.mode, work.in_flight, ("--workers", str(workers)) if workers > 1 else ()) as started:
         idle = started.peak_rss_mb
         async with TRAINERS[work.mode](work, started, straight) as trainer:
             watch = Watch(started, ())
@@ -30,7 +33,9 @@ async def measure(work: Work) -> dict[str, Any]:
         return {
             "benchmark": "in_flight",
             **asdict(work),
+            "workers": workers,
             "server_rss_mb": round(started.peak_rss_mb),
+            "rss_mb_of_each": [round(peak) for peak in started.peaks_mb],
             "idle_rss_mb": round(idle),
             "lost": lost,
             "took_s": round(took, 1),
@@ -39,5 +44,13 @@ async def measure(work: Work) -> dict[str, Any]:
         }
 
 
+def main() -> None:
+    parser = Parser(__doc__)
+    add_work(parser, mode="attach", rollouts=10_000, latency=5.0, without=("in_flight",))
+    parser.amounts(workers=1)
+    given = parser.parse_args()
+    show(measured(measure(work_of(parser, given), given.workers)), given.json)
+
+
 if __name__ == "__main__":
-    run_work(__doc__, measure, mode="attach", rollouts=10_000, latency=5.0, without=("in_flight",))
+    main()

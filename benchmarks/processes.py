@@ -27,18 +27,38 @@ class Server:
     grpc: str
     """HOST:PORT; empty without gRPC."""
     http: str
+    workers: tuple[int, ...] = ()
+    """The processes of its workers, if it has several. Then `pid` is their supervisor."""
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """All processes of the server."""
+        return (self.pid, *self.workers)
 
     @property
     def cpu_seconds(self) -> float:
-        """The server's processor time so far, user and system."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        """The processor time of all processes so far, user and system."""
+        return sum(_cpu_seconds(pid) for pid in self.pids)
 
     @property
     def peak_rss_mb(self) -> float:
-        """The server's peak memory, in MB of 1,000,000 bytes."""
-        rows = Path(f"/proc/{self.pid}/status").read_text().splitlines()
-        return next(int(row.split()[1]) for row in rows if row.startswith("VmHWM:")) * 1024 / 1e6
+        """The sum of the peak memory of all processes, in MB of 1,000,000 bytes."""
+        return sum(self.peaks_mb)
+
+    @property
+    def peaks_mb(self) -> list[float]:
+        """The peak memory of each process, in the order of `pids`."""
+        return [_peak_rss_mb(pid) for pid in self.pids]
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _peak_rss_mb(pid: int) -> float:
+    rows = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(row.split()[1]) for row in rows if row.startswith("VmHWM:")) * 1024 / 1e6
 
 
 def serve_command(max_concurrent: int, more: Sequence[str] = (), *, http: bool = False) -> list[str]:
@@ -77,21 +97,32 @@ def server(mode: str, max_concurrent: int, more: Sequence[str] = (), profile: Pa
     ):
         take_core(1)
         ready = ready_record(process)
-        yield Server(process.pid, ready.get("grpc", ""), ready.get("http", ""))
+        yield server_of(process.pid, ready)
         if process.poll() is not None:
             raise Broken(f"the server ended by itself with code {process.returncode}")
 
 
+def server_of(pid: int, ready: Mapping[str, Any]) -> Server:
+    """Return the server whose `ready` record this is."""
+    workers = tuple(row["pid"] for row in ready.get("workers", ()))
+    return Server(pid, ready.get("grpc", ""), ready.get("http", ""), workers)
+
+
 @contextmanager
 def running(
-    arguments: Sequence[str], *, core: int, folder: str | Path = ROOT, environment: Mapping[str, str] | None = None
+    arguments: Sequence[str],
+    *,
+    core: int | None,
+    folder: str | Path = ROOT,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator["subprocess.Popen[str]"]:
-    """Start Python with these arguments on the given core, with pipes for stdin and stdout.
+    """Start Python with these arguments on the given core, or on all, with pipes for stdin and stdout.
 
     When the context exits, it ends the process. After 60 s it kills the process.
     """
     before = os.sched_getaffinity(0)
-    take_core(core)  # inherited, so that every thread of the child has it
+    if core is not None:
+        take_core(core)  # inherited, so that every thread of the child has it
     try:
         process = subprocess.Popen(
             [sys.executable, *arguments],
@@ -137,11 +168,11 @@ def take_core(number: int) -> None:
     os.sched_setaffinity(0, {CORES[number % len(CORES)]})
 
 
-def ready_record(process: "subprocess.Popen[str]") -> dict[str, str]:
+def ready_record(process: "subprocess.Popen[str]") -> dict[str, Any]:
     """Return the first line of a process. Raises Broken if it ends without one."""
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
         raise Broken(f"{process.args!r} did not start")
-    record: dict[str, str] = json.loads(line)
+    record: dict[str, Any] = json.loads(line)
     return record

@@ -35,10 +35,13 @@ PICTURES = {
     "viewer-tokens": ("rollout/tokens?id=demo-mixed-1#drift", "light", 640),
 }
 """The pictures of the documentation: pages of `view --demo`, their themes, and their heights in pixels."""
+LEAST, MOST = 800, 1800
+"""The height of a picture of a whole page, in pixels."""
 MODES = {"light": ("light", 1280), "dark": ("dark", 1280), "phone": ("light", 390)}
 PAGES = {
     "demo": {
         "rollouts": "",
+        "findings": "findings",
         "no-rollout": "?q=nothing-has-this-name",
         "rollout": "rollout?id=demo-mixed-2",
         "picture": "rollout?id=demo-equal-1",
@@ -77,13 +80,17 @@ def chromium() -> Iterator[Any]:
         browser.close()
 
 
-def shoot(browser: Any, address: str, mode: str, path: Path, height: int = 800) -> None:
-    """Write a picture of a page when it has loaded all that it shows at first."""
+def shoot(browser: Any, address: str, mode: str, path: Path, height: int = 0) -> None:
+    """Write a picture of a page when it has loaded what it shows at first. Without a height, it has all of the page."""
     theme, width = MODES[mode]
-    context = browser.new_context(color_scheme=theme, viewport={"width": width, "height": height})
+    context = browser.new_context(color_scheme=theme, viewport={"width": width, "height": height or LEAST})
     page = context.new_page()
     page.goto(address)
     page.wait_for_timeout(700)
+    if not height:
+        whole = page.evaluate("document.documentElement.scrollHeight")
+        page.set_viewport_size({"width": width, "height": max(LEAST, min(MOST, whole))})
+        page.wait_for_timeout(200)
     page.screenshot(path=path)
     context.close()
     print(path, f"{path.stat().st_size // 1000} KB", flush=True)

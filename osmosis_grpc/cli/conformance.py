@@ -78,6 +78,11 @@ def _run(options: ConformanceOptions, source: SourceOptions, out: Records) -> in
             out.write("case", case=case.name, side=case.side, kind=case.kind, over=case.over, attacks=case.attacks)
             out.say(f"{case.name:<44} {','.join(case.over):<22} {case.attacks}")
         return 0
+    for option, path in (("--report", options.report), ("--junit", options.junit)):
+        if path is not None and (not Path(path).parent.is_dir() or Path(path).is_dir()):
+            usage_error(
+                "conformance", printable(f"{option} {path}: is a folder, or is in a folder that does not exist")
+            )
     if not chosen:
         usage_error("conformance", f"no case runs over {', '.join(modes[:-1])}")
     return asyncio.run(_tested(options, source, out, chosen, known))
@@ -114,7 +119,7 @@ async def _tested(
             tokens = {"first": credentials.metadata}
             for which, path in (("second", options.second_token_file), ("admin", options.admin_token_file)):
                 if path is not None:
-                    tokens[which] = Credentials(token=_text(path).strip(), insecure=True).metadata
+                    tokens[which] = Credentials(token=_token(f"--{which}-token-file", path), insecure=True).metadata
             wanted = server_session.ServerOptions(
                 target=name, host=options.host, accept=options.accept, tokens=tokens, plain=credentials.tls is None
             )
@@ -149,6 +154,14 @@ def _reported(options: ConformanceOptions, out: Records, results: Sequence[Any],
     if options.junit:
         Path(options.junit).write_text(report.as_junit(results, seconds, name), encoding="utf-8")
     return 1 if any(result.bad for result in results) else 0
+
+
+def _token(option: str, path: str) -> str:
+    try:
+        return _text(path).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        usage_error("conformance", printable(f"{option}: {path} cannot be used: {reason}"))
 
 
 def _text(path: str) -> str:

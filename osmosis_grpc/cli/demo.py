@@ -73,18 +73,18 @@ class _DemoError(Exception):
     """The demo failed. The message is the reason."""
 
 
-def run_demo(as_json: bool, agent: Sequence[str] = (), state_dir: str | None = None) -> int:
+def run_demo(as_json: bool, agent: Sequence[str] = (), state_dir: str | None = None, workers: int = 1) -> int:
     """Run the rollouts, print them, and return the exit code.
 
     `agent` has the options of `serve` that name the agent. Without them, the agent is the calculator. The journal is in
-    `state_dir`, or else in a temporary folder.
+    `state_dir`, or else in a temporary folder. The server has `workers` processes.
     """
     with records(as_json) as out:
         if not as_json:
             say_error("starting an agent server in a separate process ...")
         tasks = ((QUESTION, ANSWER),) * len(TASKS) if agent else TASKS
         try:
-            outcomes = _outcomes(agent, tasks, state_dir)
+            outcomes = _outcomes(agent, tasks, state_dir, workers)
         except _DemoError as error:
             say_error(f"demo: {error}")
             return 1
@@ -106,7 +106,9 @@ def run_demo(as_json: bool, agent: Sequence[str] = (), state_dir: str | None = N
     return 0 if done == len(outcomes) else 1
 
 
-def _outcomes(agent: Sequence[str], tasks: Sequence[tuple[str, str]], state_dir: str | None) -> list[RolloutOutcome]:
+def _outcomes(
+    agent: Sequence[str], tasks: Sequence[tuple[str, str]], state_dir: str | None, workers: int
+) -> list[RolloutOutcome]:
     """Run the rollouts on a server with a temporary folder, and delete the folder at the end."""
     for number in STOPS[1:]:
         signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
@@ -117,13 +119,19 @@ def _outcomes(agent: Sequence[str], tasks: Sequence[tuple[str, str]], state_dir:
         raise _DemoError(
             f"no folder for the server's journal: {error.strerror}; set TMPDIR to a writable folder"
         ) from None
-    with temporary as folder, _server(folder, token, agent, state_dir) as server:
+    more = (
+        "--workers",
+        str(workers),
+        "--state-dir",
+        os.path.abspath(state_dir or os.path.join(temporary.name, "state")),
+    )
+    with temporary as folder, _server(folder, token, agent, more) as server:
         return asyncio.run(_train(_address(server), server, _Trainer(token, tasks, every_tool=bool(agent))))
 
 
 @contextlib.contextmanager
-def _server(folder: str, token: str, agent: Sequence[str], state_dir: str | None) -> Iterator[subprocess.Popen[str]]:
-    """Start the agent server with its files in `folder`, and stop it at the end.
+def _server(folder: str, token: str, agent: Sequence[str], more: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
+    """Start the agent server with its files in `folder` and more options of `serve`, and stop it at the end.
 
     The server gets no OSMOSIS_ variables from this process. The calculator runs in `folder` and reads no .env
     file; an agent of the user runs in the current folder. The server has its own process group, so Ctrl-C stops only
@@ -142,10 +150,9 @@ def _server(folder: str, token: str, agent: Sequence[str], state_dir: str | None
         "warning",
         "--token-file",
         secret,
-        "--state-dir",
-        os.path.join(folder, "state") if state_dir is None else os.path.abspath(state_dir),
         "--drain-timeout",
         "0",
+        *more,
     ]
     env = {name: value for name, value in os.environ.items() if not name.startswith("OSMOSIS_")}
     env["PYTHONPATH"] = os.pathsep.join(os.path.abspath(path) for path in ("", *sys.path))

@@ -36,6 +36,10 @@ class EngineConfig:
     """How long a trainer may be away. After this time, its chats fail and the rollouts of its attachment end."""
     chat_silence: float = 50.0
     """The timeout of one try of a chat. After the timeout, the chat is sent again under the same number."""
+    heartbeat_interval: float = 15.0
+    """A side of an attachment sends a heartbeat after this time without a frame."""
+    heartbeat_timeout: float = 45.0
+    """A stream of an attachment ends after this time without a frame of the trainer. The trainer does the same."""
     retry_delay: tuple[float, float] = (0.5, 5.0)
     """The first and the longest pause between tries of a chat."""
     outbox_delay: tuple[float, float] = (0.5, 30.0)
@@ -57,6 +61,8 @@ class EngineConfig:
                 raise ValueError("max_concurrent_per_owner and max_attachments_per_owner are at least 1")
         if not self.stalled_after > 0 or (self.agent_timeout is not None and not self.agent_timeout > 0):
             raise ValueError("agent_timeout and stalled_after are greater than 0")
+        if not 0 < self.heartbeat_interval < self.heartbeat_timeout:
+            raise ValueError("heartbeat_interval is greater than 0 and less than heartbeat_timeout")
 
     @property
     def queue_limit(self) -> int:

@@ -103,6 +103,10 @@ class FrameStream:
         self._machine.end(error, self._time())
         self._notice()
 
+    def pace(self, interval: float, timeout: float) -> None:
+        """Sets the seconds until this side sends a heartbeat, and those until a silent stream ends."""
+        self._machine.pace(interval, timeout, self._time())
+
     async def hello(self, *, opener: bool) -> Any:
         """Reads the first message, and returns the other side's hello.
 

@@ -7,7 +7,7 @@ the next timer, and its state. FrameStream connects it to a call. A test can con
 | state | received frames | frames to send | at the timer | when the other side closes its direction |
 |---|---|---|---|---|
 | HELLO | the first must be a hello | are sent | the stream ends with an error | the stream ends with an error |
-| OPEN | are handled | are sent | a check of silence and heartbeat, every CHECK_EVERY | the stream ends |
+| OPEN | are handled | are sent | a check of silence and heartbeat, CHECKS times in an interval | the stream ends |
 | FINISHING | are handled | are sent; then HALF_CLOSED or ENDED | the stream ends | frames are still sent |
 | HALF_CLOSED | are dropped | are dropped | the stream ends | the stream ends |
 | BROKEN | are handled | are dropped | the stream ends with the write's error | the same |
@@ -20,7 +20,7 @@ The other side can ask for answers without end, so ANSWER_LIMIT and MAX_ANSWERS 
 The trainer stops reading while more than ANSWER_LIMIT bytes of its answers wait. If the server also stopped reading,
 both sides would wait for each other for ever. So the server always reads. It ends the stream when more than MAX_ANSWERS
 bytes of its answers wait. A trainer that respects its windows never asks for so many answers. A stream also ends when
-the other side reads nothing for SILENCE seconds.
+the other side reads nothing for the time of pace(), SILENCE seconds by default.
 """
 
 from collections.abc import Container, Sequence
@@ -39,15 +39,15 @@ ANSWER_LIMIT = 4 * 1024 * 1024
 MAX_ANSWERS = 64 * 1024 * 1024
 """When more than this many bytes of answers wait to be sent, a side without `waits` ends the stream."""
 HEARTBEAT = 15.0
-"""When this side has sent nothing for this many seconds, it sends a heartbeat."""
+"""When this side has sent nothing for this many seconds, it sends a heartbeat. pace() changes the time."""
 SILENCE = 45.0
-"""When the other side sends nothing or reads nothing for this many seconds, the stream ends."""
+"""When the other side sends nothing or reads nothing for this many seconds, the stream ends. pace() changes it."""
 HELLO_TIMEOUT = 10.0
 """The other side's hello comes within this many seconds."""
 SLICE = 16
 """next_frames() returns at most this many frames, so that the first answers do not wait for the last frame."""
-CHECK_EVERY = 5.0
-"""The stream checks every this many seconds whether a heartbeat is due and whether the other side is silent."""
+CHECKS = 3
+"""In each interval of heartbeats, the stream checks so often whether one is due and how long the other is silent."""
 LEAVE_TIMEOUT = 5.0
 """After end(None), the stream has this many seconds to send the last frames.
 
@@ -91,10 +91,12 @@ class StreamMachine:
         "_half_closes",
         "_heartbeat",
         "_hello_alone",
+        "_interval",
         "_other_closed",
         "_position",
         "_received_at",
         "_sent_at",
+        "_timeout",
         "_waits",
         "_writing",
         "error",
@@ -109,8 +111,9 @@ class StreamMachine:
         self._heartbeat = heartbeat
         self._waits = waits
         self._half_closes = half_closes
+        self._interval, self._timeout = HEARTBEAT, SILENCE
         self.state = State.OPEN
-        self.timer = now + CHECK_EVERY
+        self.timer = now + self._interval / CHECKS
         """Call tick() at this time. Infinite after the end."""
         self.error: CallError | None = None
         """The argument of end(), also for a silent peer. None before end()."""
@@ -126,6 +129,15 @@ class StreamMachine:
         self._position = 0
         self._received_at = self._sent_at = now
         self._writing = self._other_closed = False
+
+    def pace(self, interval: float, timeout: float, now: float) -> None:
+        """Sets the seconds until this side sends a heartbeat, and those until a silent stream ends.
+
+        They are `heartbeat_interval` and `heartbeat_timeout` of the server's Limits.
+        """
+        self._interval, self._timeout = interval, timeout
+        if self.state is State.OPEN:
+            self.timer = now + interval / CHECKS
 
     # Frames to send.
 
@@ -280,12 +292,12 @@ class StreamMachine:
 
     def _check(self, now: float) -> None:
         """Sends a heartbeat if it is due. Ends the stream when the other side is silent or does not read."""
-        self.timer = now + CHECK_EVERY
-        if now - self._received_at > SILENCE:
-            self.end(Unavailable(f"the other side sent nothing for {SILENCE:g} s"), now)
-        elif self._writing and now - self._sent_at > SILENCE:
-            self.end(Unavailable(f"the other side read nothing for {SILENCE:g} s"), now)
-        elif not self._writing and now - self._sent_at >= HEARTBEAT:
+        self.timer = now + self._interval / CHECKS
+        if now - self._received_at > self._timeout:
+            self.end(Unavailable(f"the other side sent nothing for {self._timeout:g} s"), now)
+        elif self._writing and now - self._sent_at > self._timeout:
+            self.end(Unavailable(f"the other side read nothing for {self._timeout:g} s"), now)
+        elif not self._writing and now - self._sent_at >= self._interval:
             self.send(self._heartbeat)
 
     def _all_sent(self, now: float) -> None:
@@ -311,5 +323,5 @@ class StreamMachine:
                 "hello", "is not alone in its message; send the other frames after the other side's hello"
             )
         self.hello = frames[0].hello
-        self.state, self.timer = State.OPEN, now + CHECK_EVERY
+        self.state, self.timer = State.OPEN, now + self._interval / CHECKS
         return frames[1:]

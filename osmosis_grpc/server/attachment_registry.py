@@ -19,7 +19,6 @@ from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.link.dialled_stream import DialledStream, redial
 from osmosis_grpc.link.frame_stream import Duplex, FrameStream
 from osmosis_grpc.link.network import GRPC, Network
-from osmosis_grpc.link.stream_machine import HEARTBEAT, SILENCE
 from osmosis_grpc.server.attachment import Attachment
 from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.types.outcome import clip, describe
@@ -133,6 +132,8 @@ class Attachments:
         grace = self._graces.pop(attachment.attachment_id, None)
         if grace is not None:
             grace.cancel()
+        config = self._engine.config
+        stream.pace(config.heartbeat_interval, config.heartbeat_timeout)
         try:
             attachment.take(stream, hello, granted=granted)
             attachment.address, attachment.version = address, clip(hello.version, 64)
@@ -240,8 +241,8 @@ class Attachments:
             chat_retry_max=config.retry_delay[1],
             outcome_retry_min=config.outbox_delay[0],
             outcome_retry_max=config.outbox_delay[1],
-            heartbeat_interval=HEARTBEAT,
-            heartbeat_timeout=SILENCE,
+            heartbeat_interval=config.heartbeat_interval,
+            heartbeat_timeout=config.heartbeat_timeout,
             min_ping_interval=MIN_PING_INTERVAL,
         )
 

@@ -1,5 +1,11 @@
-"""Builds the clients of clients/ as their READMEs say, in a copy of the folder. Each function returns a command."""
+"""Builds the clients of clients/ as their READMEs say, in a copy of the folder. Each function returns a command.
 
+A build stays in build/clients until its sources change, so the tests of several commands share it.
+"""
+
+import fcntl
+import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -70,17 +76,45 @@ BUILDS: Mapping[str, tuple[Callable[[Path], list[str]], str]] = {
 """For each language: its build, and how the names of its programs end."""
 
 
-def program(language: str, folder: Path) -> Callable[[str], list[str]]:
-    """Builds a client. Returns a function from the name of a program, such as `calculator`, to its command."""
+BUILT = ROOT / "build" / "clients"
+"""Has one folder for each client, and a file NAME.json with the digest of its sources and its command."""
+NOT_SOURCES = ("node_modules", "gen", "build", "rollout", "venv", "__pycache__")
+
+
+def program(language: str) -> Callable[[str], list[str]]:
+    """Builds a client, if it is not built yet.
+
+    Returns a function from the name of a program, such as `calculator`, to its command.
+    """
     build, suffix = BUILDS[language]
-    *interpreter, programs = build(folder)
+    folder, record = BUILT / language, BUILT / f"{language}.json"
+    BUILT.mkdir(parents=True, exist_ok=True)
+    with (BUILT / f"{language}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # other workers of pytest wait for the build
+        digest = _digest(language)
+        if not record.exists() or json.loads(record.read_text())["sources"] != digest:
+            record.unlink(missing_ok=True)
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            record.write_text(json.dumps({"sources": digest, "command": build(folder)}))
+        *interpreter, programs = json.loads(record.read_text())["command"]
     return lambda name: [*interpreter, f"{programs}/{name}{suffix}"]
+
+
+def _digest(language: str) -> str:
+    """Returns a digest of the client, the proto files, this file, and this Python."""
+    digest = hashlib.sha256(f"{sys.version} {ROOT}".encode())
+    for root in (CLIENTS / language, ROOT / "proto", Path(__file__)):
+        for path in sorted(root.rglob("*") if root.is_dir() else [root]):
+            if path.is_file() and not set(path.relative_to(ROOT).parts) & set(NOT_SOURCES):
+                digest.update(f"{path} {path.stat().st_size} ".encode() + path.read_bytes())
+    return digest.hexdigest()
 
 
 def copy(language: str, folder: Path) -> Path:
     """Copies a client, without what was built in it, and the proto files. Returns the folder of the client."""
-    built = shutil.ignore_patterns("node_modules", "gen", "build", "rollout", "venv", "__pycache__")
     shutil.copytree(ROOT / "proto", folder / "proto")
+    built = shutil.ignore_patterns(*NOT_SOURCES)
     return Path(shutil.copytree(CLIENTS / language, folder / "clients" / language, ignore=built))
 
 

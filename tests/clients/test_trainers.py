@@ -22,9 +22,9 @@ Program = Callable[[str], list[str]]
 
 
 @pytest.fixture(scope="module", params=list(BUILDS))
-def client(request, tmp_path_factory) -> Program:
+def client(request) -> Program:
     """The programs of one client."""
-    return program(request.param, tmp_path_factory.mktemp(request.param))
+    return program(request.param)
 
 
 @pytest.fixture

@@ -32,7 +32,20 @@ def served(*arguments: str, module: str = "osmosis_grpc.serve"):
     """An agent server with the agent `conformance` in a process: yields its address."""
     command = [sys.executable, "-m", module, *arguments, "-m", AGENT, "--grpc-port", "0", "--no-http", "--no-journal"]
     command += ["--json", "--log-level", "error"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+    with _serving(command) as target:
+        yield target
+
+
+@contextlib.contextmanager
+def hasty_server(accept: str):
+    """The same with short times of silence, so that no case waits long. It dials the trainer at `accept`."""
+    with _serving([sys.executable, "-m", "tests.conformance.hasty_server", accept]) as target:
+        yield target
+
+
+@contextlib.contextmanager
+def _serving(command: Sequence[str]):
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT) as process:
         try:
             yield json.loads(process.stdout.readline())["grpc"]
         finally:
@@ -54,7 +67,7 @@ async def check_server(
 
 
 async def check_trainer(
-    command: str, names: Sequence[str] = (), *, modes: Sequence[str] = MODES, jobs: int = 4
+    command: str, names: Sequence[str] = (), *, modes: Sequence[str] = MODES, jobs: int = 6
 ) -> list[Result]:
     """Returns the results of cases against a trainer; all cases without names."""
     chosen = chosen_cases(load("trainer", TRAINER_KINDS), names, modes)

@@ -1,14 +1,20 @@
 """`osmosis-grpc conformance`, as a user runs it: options, wrong targets, own cases, reports."""
 
 import json
+import signal
 import socket
+import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from pathlib import Path
 
+from osmosis_grpc.link.server_security import ServerSecurity
+from osmosis_grpc.server import AgentServer
 from osmosis_grpc.testing.conformance import ConformanceAgent, server_session
 from osmosis_grpc.trainer import RolloutClient
 from tests.cli.in_process import command
 from tests.ports import quiet_port
+from tests.waiting import until
 
 FEW = ("--case", "init-is-idempotent", "--case", "rollout-one-chat", "--case", "credential-is-required")
 
@@ -60,6 +66,13 @@ async def test_wrong_options(serve, tmp_path):
             "no case runs",
         ),
         (("--trainer", "no-such-program-here"), "there is no program 'no-such-program-here'"),
+        (("--trainer", "'python"), "No closing quotation"),
+        (("--server", server.address, "--junit", str(tmp_path / "no" / "j.xml")), "in a folder that does not exist"),
+        (("--server", server.address, "--report", str(tmp_path)), "is a folder"),
+        (("--server", server.address, "--cases", str(tmp_path / "no")), "there is no file"),
+        (("--server", server.address, "--admin-token-file", str(tmp_path / "no")), "--admin-token-file: "),
+        (("--server", server.address, "--accept", server.address), "the port is in use"),
+        (("--server", server.address, "--accept", "50061"), "'50061': it is not HOST:PORT"),
     ):
         done = await command("conformance", *arguments)
         assert done.exit_code == 2, done.output
@@ -104,6 +117,50 @@ async def test_cases_of_ones_own_and_known_failures(serve, tmp_path):
     done = await command(*mine, "--known-failures", str(tmp_path / "known"))
     assert done.exit_code == 1
     assert "take mine@call out of the file of known failures" in done.output
+
+
+async def test_a_case_that_does_not_fit_the_protocol_is_named(serve, tmp_path):
+    server = await serve(ConformanceAgent())
+    (tmp_path / "server").mkdir()
+    for steps, says in (
+        ("[{start: {scrpt: []}}]", 'mine.yaml: mine: step 1 (start): TrainerFrame: Message type "osmosis.rollout'),
+        ("[{start: {}}, {chat: {numer: 1}}]", "mine.yaml: mine: step 2 (chat): ChatRequest has no field numer; it has"),
+        ("[{start: {script: [{cht: a}]}}]", "mine.yaml: mine: step 1 (start): script: step 1 has none of"),
+        ("[{start: {}, wait: soon}]", "mine.yaml: mine: step 1 (start): wait: 'soon' is no number of seconds"),
+        ("[{start: {}}, {end: OKAY}]", "mine.yaml: mine: step 2 (end): OKAY is not the name of a status"),
+    ):
+        (tmp_path / "server" / "mine.yaml").write_text(f"- {{case: mine, attacks: x, kind: frames, steps: {steps}}}\n")
+        done = await command("conformance", "--server", server.address, "--cases", str(tmp_path))
+        assert done.exit_code == 2
+        assert says in done.output.replace("\n", " ")
+
+
+async def test_the_token_of_a_server_is_asked_for():
+    security = ServerSecurity(tokens=["one=a-token-of-this-test"])
+    async with AgentServer([ConformanceAgent()], port=0, security=security) as server:
+        done = await command("conformance", "--server", server.address)
+    assert done.exit_code == 2
+    assert "UNAUTHENTICATED" in done.output
+    assert "--token-file has the token" in done.output
+
+
+async def test_an_interrupted_run_leaves_no_trainer(tmp_path):
+    """Ctrl-C ends the suite, which ends the trainer that it has started."""
+    (tmp_path / "trainer.py").write_text(
+        "import os, pathlib, time\npathlib.Path('pid').write_text(f'{os.getpid()} ')\ntime.sleep(600)\n"
+    )
+    pid = tmp_path / "pid"
+    trainer = ("--trainer", f"{sys.executable} trainer.py", "--case", "rollout-one-chat@attach")
+    arguments = (sys.executable, "-m", "osmosis_grpc", "conformance", *trainer)
+    with subprocess.Popen(
+        arguments, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as suite:
+        await until(lambda: pid.exists() and " " in pid.read_text(), "the trainer has started")
+        suite.send_signal(signal.SIGINT)
+        output, _ = suite.communicate(timeout=40)
+    assert suite.returncode == 130
+    assert "Traceback" not in output
+    assert not Path("/proc", pid.read_text().strip()).exists()
 
 
 async def test_a_trainer_that_crashes_fails_at_once_with_its_error(tmp_path):

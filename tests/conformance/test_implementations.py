@@ -1,10 +1,14 @@
-"""This project's server, its trainer and the HTTP side of its gateway pass the whole conformance suite."""
+"""The conformance suite holds all implementations: this project's server and trainer, the HTTP side of its gateway, and
+the trainers of clients/. No case may fail.
+"""
 
+import shlex
 import sys
 
 import pytest
 
-from tests.conformance.suite import AGENT, MODES, check_server, check_trainer, failed, served
+from tests.clients.builds import BUILDS, program
+from tests.conformance.suite import AGENT, MODES, check_server, check_trainer, failed, hasty_server, served
 from tests.ports import quiet_port
 from tests.processes import serving
 
@@ -14,7 +18,7 @@ TRAINER = f"{sys.executable} -m osmosis_grpc.testing.conformance.trainer"
 
 async def test_the_server_without_tokens_in_all_modes():
     accept = f"127.0.0.1:{quiet_port()}"
-    with served("--connect", accept) as target:
+    with hasty_server(accept) as target:
         results = await check_server(target, accept=accept)
     assert not failed(results)
     assert {result.mode for result in results} == set(MODES)
@@ -46,6 +50,15 @@ async def test_the_trainer(mode):
     results = await check_trainer(TRAINER, modes=[mode])
     assert not failed(results)
     assert all(result.verdict == "passed" for result in results)
+
+
+@pytest.mark.parametrize("client", BUILDS)
+async def test_a_trainer_in_another_language(client):
+    """It has callbacks and Attach, and lacks Accept."""
+    results = await check_trainer(shlex.join(program(client)("trainer")))
+    assert not failed(results)
+    assert {result.mode for result in results if result.verdict == "skipped"} == {"accept"}
+    assert {result.mode for result in results if result.verdict == "passed"} == {"callback", "attach"}
 
 
 LEGACY = """

@@ -17,7 +17,7 @@ SILENCE = 310
 
 async def test_p09_a_stock_grpc_go_trainer_sends_no_goaway_in_five_minutes_of_a_silent_chat(serve, tmp_path):
     """GOAWAY ends a connection. The proxy before the trainer counts connections, and would see another one."""
-    command = program("go", tmp_path)("trainer")
+    command = program("go")("trainer")
     script = tmp_path / "script.json"
     reply = {"content": "#### 5", "seconds": SILENCE}
     script.write_text(json.dumps({"silent": {"question": "What is 2 + 3?", "label": "5", "replies": [reply]}}))

@@ -197,10 +197,9 @@ async def test_two_sides_under_load_do_not_wait_for_one_another(watched):
 @pytest.mark.slow
 async def test_what_is_never_taken_ends_the_stream(monkeypatch, watched):
     """Signs of life do not make up for reading nothing: what is asked again and again would pile up."""
-    monkeypatch.setattr(stream_machine, "SILENCE", 0.6)
-    monkeypatch.setattr(stream_machine, "CHECK_EVERY", 0.1)
     monkeypatch.setattr(stream_machine, "MAX_ANSWERS", 2**40)
-    async with AgentServer([Talk()], port=0) as server, RawTrainer(server.address) as trainer:
+    config = ServerConfig(heartbeat_interval=0.3, heartbeat_timeout=0.6)
+    async with AgentServer([Talk()], port=0, config=config) as server, RawTrainer(server.address) as trainer:
         async with Unread(server.address, ATTACH, services_pb2.AttachRequest) as unread:
             await unread.send(trainer.hello())
             await unread.flood(cancels(trainer), 20)

@@ -42,6 +42,7 @@ class Player:
         self._inputs = {
             "opener's hello": lambda: machine.expect_hello(self._now, alone=True),
             "second hello": lambda: machine.expect_hello(self._now, alone=False),
+            "pace": lambda interval, timeout: machine.pace(interval, timeout, self._now),
             "receive": lambda *kinds: machine.receive(message(*kinds), self._now),
             "other closes": machine.received_end,
             "send": lambda *words: [machine.send(f"{word} ".encode()) for word in words],
@@ -178,6 +179,17 @@ TABLE = {
             "50 handles heartbeat",
             "55 writes beat",
             "60 handles heartbeat",
+        ],
+    ),
+    "other times of heartbeats and silence": (
+        {},
+        [(0, "pace", 3, 6), (4, "receive", "heartbeat"), (20, "wait")],
+        [
+            "3 writes beat",
+            "4 handles heartbeat",
+            "6 writes beat",
+            "9 writes beat",
+            "11 ended: the other side sent nothing for 6 s",
         ],
     ),
     "silence": (

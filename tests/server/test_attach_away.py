@@ -5,7 +5,6 @@ import re
 from typing import Any
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import outcome_pb2
-from osmosis_grpc.link import stream_machine
 from osmosis_grpc.testing.raw import RawTrainer
 from osmosis_grpc.testing.raw.trainer_frames import HEARTBEAT, subscribe
 from tests.server.attached import Talk, bystander_watcher, kinds_until
@@ -14,10 +13,8 @@ from tests.waiting import until
 COMPLETED, FAILED = outcome_pb2.OUTCOME_STATUS_COMPLETED, outcome_pb2.OUTCOME_STATUS_FAILED
 
 
-async def test_heartbeats_keep_a_stream_alive(serve, monkeypatch):
-    for name, seconds in (("CHECK_EVERY", 0.02), ("HEARTBEAT", 0.05), ("SILENCE", 0.8)):
-        monkeypatch.setattr(stream_machine, name, seconds)
-    server = await serve(Talk())
+async def test_heartbeats_keep_a_stream_alive(serve):
+    server = await serve(Talk(), heartbeat_interval=0.05, heartbeat_timeout=0.8)
     async with RawTrainer(server.address) as trainer:
         stream = await trainer.attach()
         until = asyncio.get_running_loop().time() + 1.0
@@ -28,16 +25,13 @@ async def test_heartbeats_keep_a_stream_alive(serve, monkeypatch):
         assert (await trainer.finish()).status == COMPLETED
 
 
-async def test_a_stream_on_which_nothing_is_heard_ends_and_its_rollouts_wait(serve, monkeypatch):
-    monkeypatch.setattr(stream_machine, "CHECK_EVERY", 0.02)
-    server = await serve(Talk())
+async def test_a_stream_on_which_nothing_is_heard_ends_and_its_rollouts_wait(serve):
+    server = await serve(Talk(), heartbeat_interval=0.1, heartbeat_timeout=0.5)
     async with RawTrainer(server.address) as trainer:
         stream = await trainer.attach()
         await trainer.start("r")
         chat = await trainer.chat()
-        with monkeypatch.context() as patch:
-            patch.setattr(stream_machine, "SILENCE", 0.2)
-            assert await stream.ended() == "UNAVAILABLE"
+        assert await stream.ended() == "UNAVAILABLE"
         assert "the other side sent nothing" in stream.details
         await trainer.attach()
         assert await trainer.chat() == chat

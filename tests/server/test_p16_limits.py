@@ -5,7 +5,6 @@ import pytest
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2
 from osmosis_grpc._gen.osmosis.rollout.v1.services_pb2_grpc import RolloutServiceStub
-from osmosis_grpc.link.stream_machine import HEARTBEAT, SILENCE
 from osmosis_grpc.testing.raw import RawTrainer
 from osmosis_grpc.testing.raw.trainer_frames import init
 from tests.server.attached import Talk
@@ -18,6 +17,8 @@ CONFIG = {
     "outbox_delay": (0.5, 12.0),
     "agent_timeout": 89.0,
     "max_metadata_bytes": 5000,
+    "heartbeat_interval": 11.0,
+    "heartbeat_timeout": 33.0,
 }
 WANTED = {
     "outcome_ttl": 1234.0,
@@ -34,8 +35,8 @@ WANTED = {
     "max_reply_bytes": 32 * 2**20,
     "max_json_depth": 256,
     "max_rollout_id_chars": 256,
-    "heartbeat_interval": HEARTBEAT,
-    "heartbeat_timeout": SILENCE,
+    "heartbeat_interval": 11.0,
+    "heartbeat_timeout": 33.0,
     "min_ping_interval": 10.0,
 }
 

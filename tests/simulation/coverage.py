@@ -40,8 +40,12 @@ FAULTS = (
     *("unnamed", "fewer workers"),
 )
 """The faults that are counted by the phases of the rollouts that they meet."""
-SETS = ("named", "named again", "unnamed", "more workers", "fewer workers", "rolling restart", "run of a worker")
-"""Changes of the set of servers. The last one is a run of an agent on another worker than the first."""
+SETS = (
+    *("named", "named again", "unnamed", "more workers", "fewer workers", "rolling restart"),
+    *("run of a worker", "run of a passed call"),
+)
+"""Changes of the set of servers. The last two are runs of an agent on another worker than the first: those of all
+trainers, and those of callback trainers, whose Init another worker has passed on."""
 KNOWN: Mapping[str, Sequence[str]] = {
     "answer to Init": ("OK created", "OK found", "ABORTED", "ALREADY_EXISTS"),
     "answer to Cancel": (
@@ -117,8 +121,12 @@ def _met(records: Iterable[Record]) -> Iterator[tuple[str, str]]:
     phases: dict[tuple[str, int], str] = {}
     highest: dict[str, int] = {}
     runs: set[tuple[str, int]] = set()
+    asked: dict[str, set[str]] = {}
+    """The processes to which the Inits of each rollout were sent."""
     for record in records:
         key = record.rollout, record.attempt
+        if record.op == "called" and record["method"] == "Init":
+            asked.setdefault(record.rollout, set()).add(record["to"])
         if record.op == "answered":
             yield f"answer to {record['method']}", _answer(record)
         elif record.op == "applied":
@@ -133,6 +141,8 @@ def _met(records: Iterable[Record]) -> Iterator[tuple[str, str]]:
             runs.add(key)
             if "-w" in record.who:
                 yield "set of servers", "run of a worker"
+                if record.rollout in asked and record.who not in asked[record.rollout]:
+                    yield "set of servers", "run of a passed call"
             highest[record.rollout] = max(highest.get(record.rollout, 0), record.attempt)
         elif record.op in FAULTS:
             yield from (("fault", f"{record.op} while {phase}") for phase in set(phases.values()))

@@ -45,6 +45,8 @@ SERVER_FAULTS: Mapping[str, tuple[float, float]] = {
 """Faults of worlds whose servers have workers, and come and go. They are drawn from a stream of their own."""
 SERVERS_CHANGE = 0.3
 """The share of such worlds."""
+ROUTED = 0.7
+"""The share of them whose workers pass calls on to each other."""
 CONDITIONS = (
     "lossy calls",
     "slow network",
@@ -102,6 +104,8 @@ class ServerPlan:
     config: Mapping[str, Any]
     workers: int = 1
     """The number of its processes."""
+    routed: bool = False
+    """Whether the workers pass calls on to each other. Otherwise each answers for itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +144,8 @@ def plan_of(seed: int, randomness: Randomness, *, rollouts: int = 32) -> Plan:
     if coming.random() < SERVERS_CHANGE:
         servers = tuple(replace(server, workers=coming.choice((1, 2, 3))) for server in servers)
         faults |= {name: coming.uniform(*means) for name, means in SERVER_FAULTS.items() if coming.random() < 0.6}
+        if randomness("calls between workers").random() < ROUTED:
+            servers = tuple(replace(server, routed=server.workers > 1) for server in servers)
     faults |= {name: more.uniform(*means) for name, means in NEW_FAULTS.items() if more.random() < 0.3}
     conditions |= {name for name in NEW_CONDITIONS if more.random() < 0.3}
     return Plan(seed, servers, trainers, faults, conditions, faults_until=duration + draw.uniform(1.0, 20.0))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from osmosis_grpc.errors import CallError, LedgerError, TrainerFailed
 from osmosis_grpc.server.app import AgentServer
 from osmosis_grpc.server.config import ServerConfig
+from osmosis_grpc.server.workers.config import WorkersConfig
 from osmosis_grpc.storage import JournalError
 from osmosis_grpc.storage.journal.schema import FILE
 from osmosis_grpc.supervise import OnFailure, job
@@ -198,6 +199,7 @@ class ServerProgram(Program):
             ("owners", len(self.connect) + 1),
             ("trainer_grace", self.plan.config["trainer_grace"]),
             ("retry_delay", self.plan.config["retry_delay"]),
+            ("routed", self.plan.name if self.plan.routed else ""),
         )
 
     def record_left(self) -> None:
@@ -219,10 +221,12 @@ class ServerProgram(Program):
             state_dir=self.folder if self.plan.journal else None,
             connect=self.connect,
             config=ServerConfig(**self.plan.config, reflection=False),
+            workers=self._place(),
             system=self.system,
         )
         server.attachments.workers = lambda: workers
         async with server:
+            server.attachments.workers = lambda: workers
             self.server = server
             server.supervisor.every(WATCH, 0.5, partial(self._note_capacity, server))
             failed = asyncio.Event()
@@ -232,6 +236,15 @@ class ServerProgram(Program):
             if server.supervisor.failure is not None:
                 raise server.supervisor.failure
             await server.stop(self.drain_limit)
+
+    def _place(self) -> WorkersConfig | None:
+        """Returns the place of this worker, if the workers pass calls on. The folder of sockets is a name only."""
+        if not self.plan.routed:
+            return None
+        count = self.plan.workers
+        ports = {number: SERVER_PORT + number for number in range(count)}
+        sockets = Path("sockets of", self.plan.name)
+        return WorkersConfig(index=self.worker, ports=ports, accepting=count, secret="s", sockets=sockets)
 
     def _note_capacity(self, server: AgentServer) -> None:
         now = server.engine.capacity()
@@ -334,7 +347,11 @@ class TrainerProgram(Program):
 
     @property
     def settings(self) -> tuple[tuple[str, Any], ...]:
-        return (("ledger", self.plan.ledger), ("ttl", TrainerConfig(**self.plan.config).ttl))
+        return (
+            ("ledger", self.plan.ledger),
+            ("ttl", TrainerConfig(**self.plan.config).ttl),
+            ("transport", self.plan.transport),
+        )
 
     def record_left(self) -> None:
         if self.ledger is not None and self.ledger.exists():

@@ -44,6 +44,11 @@ class SimulatedServer:
         """Adds handlers."""
         self._handlers += handlers
 
+    def add_insecure_port(self, address: str) -> None:
+        """Listens for the other workers, at the name of a socket."""
+        self.address = address
+        self._network.listeners[address] = self
+
     async def start(self) -> None:
         """Answers calls from now on."""
         self.started = True

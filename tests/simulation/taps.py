@@ -90,8 +90,8 @@ class Taps:
         `call` identifies the RPC, `request` says whether the RPC's caller sends.
         """
         message_type = MESSAGES.get((method, request))
-        if message_type is None:
-            return None
+        if message_type is None or (sender.startswith("server-") and receiver.startswith("server-")):
+            return None  # a call that one worker passes on to another is no call of a trainer
         message = message_type.FromString(data)
         stream = self._streams.setdefault(call, _Stream())
         if hasattr(message, "frames"):

@@ -40,6 +40,8 @@ FOUND = {
     40006242: "the answer to a cancel was taken for that to its first frame, whose effect came before",
     50007169: "an attempt that was replaced before its first commit kept its place at its server for ever",
     80003064: "a server refused a lower attempt for a higher one, and a crash undid the higher one",
+    122: "an Init for a worker that restarts was refused, and its attempt ran at another server, too",
+    1047: "a callback trainer did not notice that another worker than its own had lost its rollouts",
     40016136: "a server went on with a rollout that its trainer had lost, begun anew and dropped",
 }
 """What a seed has found, by seed."""

@@ -9,6 +9,9 @@ from osmosis_grpc.storage.sqlite.committer import Committer
 class Reporting(Committer):
     """Reports once for each commit."""
 
+    def _new(self):
+        return []
+
     def _commit(self, items):
         self._on_loop(print, "committed")
 
@@ -45,7 +48,7 @@ async def test_the_thread_waits_for_the_end_of_the_constructor():
 
     file = SimpleNamespace(database=None, lock=SimpleNamespace(check=lambda: None))
     supervisor = SimpleNamespace(system=SimpleNamespace(consumer=consumer))
-    Reporting(file, None, supervisor)
+    Reporting(file, None, None, supervisor)
     (hasty,) = made
     hasty.thread.join(10)
     assert hasty.error is None

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, rollout_pb2, services_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, control_pb2, rollout_pb2, services_pb2
 from osmosis_grpc.link import stream_machine
 from osmosis_grpc.testing.raw import listen_as_agent_server
 from osmosis_grpc.testing.raw.server_frames import HEARTBEAT, accepted, chat, complete, hello, referring
@@ -103,18 +103,18 @@ async def test_p14_a_frame_of_an_unknown_kind_is_answered_and_the_stream_goes_on
     assert server.stream.over is None
 
 
-async def test_the_trainer_shows_signs_of_life_and_wants_some(listening, monkeypatch):
-    for name, seconds in (("CHECK_EVERY", 0.02), ("HEARTBEAT", 0.05)):
-        monkeypatch.setattr(stream_machine, name, seconds)
+async def test_the_trainer_shows_signs_of_life_and_wants_some(listening):
+    """As often as the server's limits say."""
     deployment = await listening()
     server = await deployment.server()
-    before = await server.attach()
+    limits = control_pb2.Limits()
+    limits.heartbeat_interval.FromMilliseconds(100)
+    limits.heartbeat_timeout.FromMilliseconds(500)
+    before = await server.attach(limits=limits)
     done = deployment.run("r")
     request = await server.accept()
     await server.stream.next("heartbeat")
-    with monkeypatch.context() as patch:
-        patch.setattr(stream_machine, "SILENCE", 0.2)
-        assert await server.stream.ended() == "UNAVAILABLE"
+    assert await server.stream.ended() == "UNAVAILABLE"
     assert "the other side sent nothing" in server.stream.details
     assert (await server.attach()).attachment_id == before.attachment_id
     await server.complete(request)

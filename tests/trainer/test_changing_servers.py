@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("quick_sources")
 
 BOTH = pytest.mark.parametrize("transport", ["attach", "callback"])
 IN_FLIGHT = 36
-THINK = 0.15, 0.35
+THINK = 0.08, 0.18
 """Seconds that a rollout thinks, at least and at most."""
 
 
@@ -129,8 +129,13 @@ class Load:
             await asyncio.sleep(0.005)  # a mean over time
 
 
-@pytest.mark.parametrize("kind", ["file", pytest.param("dns", marks=pytest.mark.slow)])
-@BOTH
+@pytest.mark.parametrize(
+    ("kind", "transport"),
+    [
+        ("file", "attach"),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("file", "callback"), ("dns", "attach"))),
+    ],
+)
 async def test_three_servers_then_four_then_two_share_300_rollouts_evenly(started, tmp_path, transport, kind):
     servers = await started(4, Thinker)
     names = Names(kind, tmp_path)
@@ -255,15 +260,15 @@ async def test_groups_stay_on_one_server_unless_it_is_removed(started, tmp_path,
     names.set(*servers[:3])
     outcomes = []
     async with names.trainer(transport) as trainer, asyncio.timeout(60):
-        run = trainer.run(requests(30), group_size=4, max_in_flight=IN_FLIGHT, colocate_groups=True)
+        run = trainer.run(requests(20), group_size=4, max_in_flight=24, colocate_groups=True)
         async with aclosing(run):
             async for outcome in run:
                 outcomes.append(outcome)
-                if len(outcomes) == 40:
+                if len(outcomes) == 24:
                     names.set(*servers[2:])
                     await until(lambda: any(server.retired for server in trainer.servers))
                     unfinished = {rollout.request.group.id for rollout in trainer.scheduler.rollouts.values()}
-    assert Counter(outcome.status for outcome in outcomes) == {OutcomeStatus.COMPLETED: 120}
+    assert Counter(outcome.status for outcome in outcomes) == {OutcomeStatus.COMPLETED: 80}
     split = {group for group, agents in where.items() if len(agents) > 1}
     assert split <= unfinished  # only groups that ran while their server was removed
     assert all(len(agents) <= 2 for agents in where.values())
@@ -300,8 +305,7 @@ async def test_a_trainer_attaches_to_the_workers_that_a_hello_names(stack):
         await stream.send(hello(journal_id="j1"))  # a second hello is a breach, and the trainer connects again
         await attached_to(first, "j1", first, second)
         await until(lambda: [s.retired for s in trainer.servers] == [False, False, True])
-        for task in done:
-            task.cancel()
+    await asyncio.gather(*done, return_exceptions=True)  # the trainer was closed
 
 
 async def test_a_worker_that_names_others_adds_none(stack):

@@ -425,6 +425,7 @@ async def endless():
     yield RolloutRequest(rollout_id="never")
 
 
+@scenario("ledger.flush")
 @scenario("ledger.commit")
 async def commit(tools, name):
     for transport in ("attach", "callback"):

@@ -3,13 +3,16 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from osmosis_gateway.viewer.curves import Cell, Step, histogram, steps_of
+from osmosis_gateway.viewer.live import stream
 from osmosis_gateway.viewer.pages import Pages
+from osmosis_gateway.viewer.reads import Listed, Paced
 from osmosis_gateway.viewer.rollouts import ROWS
 from osmosis_grpc.reading.list_filter import FilterError, ListOptions, options_of, pairs_of
 from osmosis_grpc.types import FailureReason, RolloutInfo, RolloutState
@@ -39,77 +42,17 @@ READ = {True: 400, False: 40}
 """The calls of at most this many rollouts are read for the curves: of a folder, of a server."""
 
 
-def router(pages: Pages) -> APIRouter:
-    """Return the routes of the page."""
-    routes = APIRouter()
-
-    async def with_calls(steps: list[Step]) -> list[Step]:
-        """Return the steps with the rates that need calls."""
-        if not steps:
-            return steps
-        most = max(1, READ[pages.reads.is_folder] // len(steps))
-        rows = [info for step in steps for info in step.sample(most)]
-        calls = await pages.reads.calls(rows)
-        return [step.with_calls(calls) for step in steps]
-
-    @routes.get("/curves")
-    async def show(request: Request) -> Response:
-        asked = _Asked.of(request)
-        options, own = asked.options, asked.own
-        found = await pages.reads.newest(options)
-        steps = asked.steps_of(found.rows)
-        usual = replace(options, limit=ROWS)
-
-        def link(step: Step | None, cell: Cell | None = None, path: str = "/", **more: str) -> str:
-            """Return the address of the rollouts of a step, or of all steps, with the rewards of a cell."""
-            first, last = (step, step) if step is not None else (steps[0], steps[-1])
-            exact = {"since": f"@{first.begin:.3f}", "before": f"@{last.end:.3f}"}
-            if cell is not None:
-                exact |= {"min-reward": f"{cell.low!r}", "max-reward": f"{cell.high!r}"}
-            exact |= more
-            kept = [pair for pair in pairs_of(usual) if pair[0] not in (*exact, "limit")]
-            return f"{path}?" + urlencode([*kept, *exact.items()])
-
-        return pages.page(
-            "curves.html",
-            found=found,
-            steps=steps,
-            bins=histogram(steps),
-            curves=CURVES,
-            rates=RATES,
-            drawn={name: [getattr(step, name) for step in steps] for name, _, _ in CURVES},
-            query=urlencode([*pairs_of(options), *own.items()]),
-            links=[link(step) for step in steps],
-            link=link,
-            own=own,
-            filters=[pair for pair in pairs_of(options) if pair != ("limit", "0")],
-            at="curves",
-        )
-
-    @routes.get("/curves/calls")
-    async def show_calls(request: Request) -> Response:
-        asked = _Asked.of(request)
-        found = await pages.reads.newest(asked.options)
-        steps = await with_calls(asked.steps_of(found.rows))
-        drawn = {name: [getattr(step, name) for step in steps] for name, _, _ in CALL_CURVES}
-        read = sum(step.read for step in steps)
-        return pages.page("curves_calls.html", curves=CALL_CURVES, drawn=drawn, rates=RATES, read=read)
-
-    return routes
-
-
-@dataclass(slots=True)
-class _Asked:
+@dataclass(frozen=True, slots=True)
+class Asked:
     """What the address of the page asks for."""
 
     options: ListOptions
-    own: dict[str, str]
     passing: float
     steps: int | None
     """None if the address does not say how many steps there are."""
 
     @classmethod
-    def of(cls, request: Request) -> "_Asked":
+    def of(cls, request: Request) -> "Asked":
         """Return what an address asks for. Raises FilterError."""
         pairs = list(request.query_params.multi_items())
         own = OWN | {name: text for name, text in pairs if name in OWN and text}
@@ -122,14 +65,100 @@ class _Asked:
             raise FilterError("steps", f"{own['steps']!r} is not a number of steps; name one from 1 to {MOST_STEPS}")
         if passing is math.inf or math.isnan(passing):
             raise FilterError("pass", f"{own['pass']!r} is not a reward; name one, for example 0.5")
-        return cls(options, own, passing, int(count) if "steps" in request.query_params else None)
+        return cls(options, passing, int(count) if "steps" in request.query_params else None)
 
     def steps_of(self, rows: Sequence[RolloutInfo]) -> list[Step]:
         """Divide rollouts into steps."""
-        if self.steps is None:
-            self.steps = max(1, min(int(OWN["steps"]), len(rows) // FULL))
-            self.own["steps"] = f"{self.steps}"
-        return steps_of(rows, self.steps, self.passing)
+        count = self.steps or max(1, min(int(OWN["steps"]), len(rows) // FULL))
+        return steps_of(rows, count, self.passing)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The values of the page."""
+
+    listed: Listed
+    steps: list[Step]
+    called: bool = False
+    """Whether the steps have the rates that need calls."""
+
+
+def router(pages: Pages) -> APIRouter:
+    """Return the routes of the page."""
+    routes = APIRouter()
+
+    reads = pages.reads
+
+    async def read(asked: Asked) -> Found:
+        listed = await reads.newest(asked.options)
+        return Found(listed, asked.steps_of(listed.rows))
+
+    async def read_calls(asked: Asked) -> Found:
+        """Return the same with the rates that need calls."""
+        found = await paced.get(asked)
+        if not found.steps:
+            return found
+        most = max(1, READ[reads.is_folder] // len(found.steps))
+        calls = await reads.calls([info for step in found.steps for info in step.sample(most)])
+        return Found(found.listed, [step.with_calls(calls) for step in found.steps], True)
+
+    paced, with_calls = Paced(read), Paced(read_calls)
+
+    def shown(asked: Asked, found: Found) -> dict[str, Any]:
+        options, steps = asked.options, found.steps
+        usual = replace(options, limit=ROWS)
+
+        def link(step: Step | None, cell: Cell | None = None, path: str = "/", **more: str) -> str:
+            """Return the address of the rollouts of a step, or of all steps, with the rewards of a cell."""
+            first, last = (step, step) if step is not None else (steps[0], steps[-1])
+            exact = {"since": f"@{first.begin:.3f}", "before": f"@{last.end:.3f}"}
+            if cell is not None:
+                exact |= {"min-reward": f"{cell.low!r}", "max-reward": f"{cell.high!r}"}
+            exact |= more
+            kept = [pair for pair in pairs_of(usual) if pair[0] not in (*exact, "limit")]
+            return f"{path}?" + urlencode([*kept, *exact.items()])
+
+        given = [("steps", f"{asked.steps}")] if asked.steps is not None else []
+        return {
+            "found": found.listed,
+            "steps": steps,
+            "bins": histogram(steps),
+            "curves": CURVES,
+            "call_curves": CALL_CURVES,
+            "called": found.called,
+            "read": sum(step.read for step in steps),
+            "rates": RATES,
+            "drawn": {name: [getattr(step, name) for step in steps] for name, _, _ in (*CURVES, *CALL_CURVES)},
+            "query": urlencode([*pairs_of(options), *given, ("pass", f"{asked.passing:g}")]),
+            "links": [link(step) for step in steps],
+            "link": link,
+            "own": {"steps": asked.steps or len(steps) or OWN["steps"], "pass": f"{asked.passing:g}"},
+            "filters": [pair for pair in pairs_of(options) if pair != ("limit", "0")],
+            "at": "curves",
+        }
+
+    @routes.get("/curves")
+    async def show(request: Request) -> Response:
+        asked = Asked.of(request)
+        return pages.page("curves.html", **shown(asked, await paced.get(asked)))
+
+    @routes.get("/curves/calls")
+    async def show_calls(request: Request) -> Response:
+        asked = Asked.of(request)
+        return pages.page("curves_calls.html", **shown(asked, await with_calls.get(asked)))
+
+    @routes.get("/curves/stream")
+    async def follow(request: Request) -> Response:
+        asked = Asked.of(request)
+        return stream(
+            lambda: with_calls.get(asked),
+            lambda found: found.listed.rows,
+            lambda found: [("curves", pages.text("curves_part.html", **shown(asked, found)))],
+            pages.stopping,
+            ended=lambda found: found.listed.stopped,
+        )
+
+    return routes
 
 
 def _number(name: str, text: str) -> float:

@@ -25,6 +25,8 @@ EVERY = 5.0
 """Seconds for which a page is shown again."""
 RECENT = 60.0
 """Recent numbers are those of this many seconds."""
+LAGS = 240
+"""A chart of the event-loop lag has at most this many points."""
 TIMEOUT = 5.0
 """Seconds for one read."""
 MOST_BYTES = 4_000_000
@@ -57,6 +59,16 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
+class Lag:
+    """The lag of the event loop between two reads of the page, in seconds."""
+
+    time: float
+    """The time of the later read, in Unix seconds."""
+    p50: float
+    p99: float
+
+
+@dataclass(frozen=True, slots=True)
 class Calls:
     """The calls of one method that the server answers."""
 
@@ -80,6 +92,8 @@ class Numbers:
     """The time that `recent_lag` and the recent codes cover; 0 for the first read."""
     lag: Spread | None
     recent_lag: Spread | None
+    lags: tuple[Lag, ...]
+    """The lag between the reads so far, at most LAGS, the oldest first."""
     chats: Spread | None
     tools: tuple[tuple[str, Spread], ...]
     attempts: int
@@ -138,7 +152,7 @@ class Metrics:
         self._lock = asyncio.Lock()
         self._pages: deque[tuple[float, Samples]] = deque()
         """The reads of the last RECENT seconds with their times, the oldest first."""
-        self._error = ""
+        self._lags: deque[Lag] = deque(maxlen=LAGS)
 
     async def numbers(self) -> Numbers:
         """Return the newest numbers. Raises MetricsError."""
@@ -146,10 +160,13 @@ class Metrics:
             now = time.monotonic()
             if not self._pages or now - self._pages[-1][0] >= EVERY:
                 samples = _samples(await self._read())
+                lag = _spread(_difference(samples, self._pages[-1][1]), LAG) if self._pages else None
+                if lag is not None:
+                    self._lags.append(Lag(time.time(), lag.p50, lag.p99))
                 while self._pages and now - self._pages[0][0] > RECENT + EVERY:
                     self._pages.popleft()
                 self._pages.append((now, samples))
-            return _numbers(self.where, *self._pages[0], *self._pages[-1])
+            return _numbers(self.where, *self._pages[0], *self._pages[-1], tuple(self._lags))
 
 
 def scraped(address: str, token: str = "", ca: str | None = None) -> Metrics:
@@ -218,9 +235,13 @@ def _samples(page: str) -> Samples:
         raise MetricsError(f"the page has no metrics: {printable(str(error))[:200]}") from None
 
 
-def _numbers(where: str, then: float, old: Samples, now: float, new: Samples) -> Numbers:
+def _difference(new: Samples, old: Samples) -> Samples:
+    return {name: value - old.get(name, 0.0) for name, value in new.items()}
+
+
+def _numbers(where: str, then: float, old: Samples, now: float, new: Samples, lags: tuple[Lag, ...]) -> Numbers:
     """Return the numbers of the newest page; recent ones are the difference from the old page."""
-    recent = {name: value - old.get(name, 0.0) for name, value in new.items()}
+    recent = _difference(new, old)
     tools = sorted({dict(labels).get("tool", "") for name, labels in new if name == f"{TOOLS}_count"})
     spreads = ((tool, _spread(new, TOOLS, tool=tool)) for tool in tools)
     return Numbers(
@@ -228,6 +249,7 @@ def _numbers(where: str, then: float, old: Samples, now: float, new: Samples) ->
         seconds=now - then,
         lag=_spread(new, LAG),
         recent_lag=_spread(recent, LAG) if now > then else None,
+        lags=lags,
         chats=_spread(new, CHATS),
         tools=tuple((tool, spread) for tool, spread in spreads if spread is not None),
         attempts=int(_sum(new, "osmosis_callback_attempts_total")),

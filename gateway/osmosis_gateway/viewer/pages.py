@@ -4,6 +4,7 @@ import asyncio
 import json
 import shlex
 import time
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -64,11 +65,12 @@ class Pages:
         )
         self._templates.filters |= {
             "span": duration,
-            "ticked": span,
+            "ticked": spaced,
             "number": number,
             "count": lambda value: f"{value:,}",
-            "ago": lambda then, now: f"{span(now - then)} ago",
+            "ago": lambda then, now: f"{spaced(now - then)} ago",
             "date": date,
+            "when": when,
             "size": size,
             "clock": lambda seconds: time.strftime("%H:%M:%S", time.gmtime(seconds)),
             "shown": shown,
@@ -97,7 +99,9 @@ class Pages:
     def problem(self, request: Request, text: str, status: int) -> HTMLResponse:
         """Return a page, or a part of one, that says what is wrong."""
         template = "problem_part.html" if is_part(request) else "problem.html"
-        return HTMLResponse(self.text(template, problem=text, status=status, at=""), status)
+        return HTMLResponse(
+            self.text(template, problem=text, status=status, phrase=HTTPStatus(status).phrase, at=""), status
+        )
 
     async def numbers(self) -> tuple[Numbers | None, str]:
         """Return the newest metrics of the server, None without any, and why they cannot be read."""
@@ -133,7 +137,12 @@ def duration(seconds: float) -> str:
     """Return a duration: milliseconds below a second, else as the commands show it."""
     if seconds < 1:
         return "<1 ms" if 0 < seconds < 0.0005 else f"{max(0.0, 1000 * seconds):.0f} ms"
-    return span(seconds)
+    return spaced(seconds)
+
+
+def spaced(seconds: float) -> str:
+    """Return a duration as the commands show it, with a space before its unit."""
+    return span(seconds).replace("s", " s")
 
 
 def size(count: float) -> str:
@@ -148,6 +157,11 @@ def size(count: float) -> str:
 def date(seconds: float) -> str:
     """Return a time in UTC."""
     return time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(seconds))
+
+
+def when(seconds: float, now: float) -> str:
+    """Return a time in UTC, without its date if that is the date of `now`."""
+    return date(seconds)[11:] if date(seconds)[:10] == date(now)[:10] else date(seconds)
 
 
 def shown(text: Any) -> str:

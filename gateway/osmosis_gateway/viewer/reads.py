@@ -22,6 +22,7 @@ from osmosis_grpc.reading.source_port import Source
 from osmosis_grpc.types import RolloutInfo, TrajectoryEvent
 
 T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 READS = 2
 """At most this many reads of a source at once. A folder is read on as many threads."""
 PAUSE = 1.0
@@ -31,6 +32,10 @@ ENDED_FOR = 10.0
 LISTS = 8
 ROLLOUTS = 4
 """At most this many lists and rollouts are in memory."""
+SAME_FOR, SHARE = 5.0, 0.1
+"""The least seconds between two reads of what takes long, and the largest share of the time for such reads."""
+KEPT = 4
+"""At most this many such values of a page are in memory. One may have 10,000 rollouts."""
 CALLS = 2_000
 """The calls of at most about this many rollouts are in memory."""
 MOST_ROWS = 500
@@ -197,6 +202,30 @@ class Recent(Generic[T]):
         self._found[key] = time.monotonic(), value
         if len(self._found) > self._most:
             del self._found[next(iter(self._found))]
+
+
+class Paced(Generic[K, T]):
+    """Reads what takes long, for pages that follow it.
+
+    A value is shown again for at least SAME_FOR seconds, and for so long that reads take at most SHARE of the time.
+    """
+
+    def __init__(self, read: Callable[[K], Awaitable[T]]) -> None:
+        self._read = read
+        self._found: Recent[tuple[float, T]] = Recent(KEPT)
+        """The seconds for which a value is shown again, and the value."""
+        self._locks: weakref.WeakValueDictionary[K, asyncio.Lock] = weakref.WeakValueDictionary()
+
+    async def get(self, key: K) -> T:
+        """Return the newest value of a key. Raises what `read` raises."""
+        async with self._locks.setdefault(key, asyncio.Lock()):
+            known = self._found.get(key, lambda it: it[0])
+            if known is None:
+                began = time.monotonic()
+                value = await self._read(key)
+                known = max(SAME_FOR, (time.monotonic() - began) / SHARE), value
+                self._found.put(key, known)
+            return known[1]
 
 
 async def _list(source: Source, options: ListOptions, search: str, token: str) -> Listed:

@@ -1,6 +1,5 @@
 """The page of the throughput: rates over time as charts and as a table, latencies, and the load of a server."""
 
-import time
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 from urllib.parse import urlencode
@@ -11,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 from osmosis_gateway.viewer.live import stream
 from osmosis_gateway.viewer.metrics import Numbers
 from osmosis_gateway.viewer.pages import Pages
-from osmosis_gateway.viewer.reads import MOST_ROWS, SEARCHED, Recent
+from osmosis_gateway.viewer.reads import MOST_ROWS, SEARCHED, Paced
 from osmosis_gateway.viewer.throughput import Throughput, throughput
 from osmosis_grpc.reading.list_filter import ListOptions, options_of, pairs_of
 from osmosis_grpc.reading.server_source import ServerSource
@@ -20,12 +19,6 @@ from osmosis_grpc.types.rollout_info import Capacity
 
 TIMED = {True: 200, False: 20}
 """The calls of this many of the newest ended rollouts are read: of a folder, of a server."""
-PAUSE = 5.0
-"""At least for this many seconds, the same values are shown again."""
-SHARE = 0.1
-"""An open page reads for at most this share of the time."""
-KEPT = 4
-"""The values of this many addresses are in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +36,6 @@ class Found:
     """The metrics of the server; None without any."""
     problem: str
     """Why the metrics cannot be read."""
-    lasts: float
-    """Seconds for which the values are shown again."""
 
 
 def router(pages: Pages) -> APIRouter:
@@ -52,13 +43,8 @@ def router(pages: Pages) -> APIRouter:
     routes = APIRouter()
     reads = pages.reads
     source = reads.source
-    recent: Recent[Found] = Recent(KEPT)
 
     async def read(options: ListOptions) -> Found:
-        known = recent.get(options, lambda it: it.lasts)
-        if known is not None:
-            return known
-        began = time.monotonic()
         rows: list[RolloutInfo] = []
         token, most = "", options.limit or SEARCHED[reads.is_folder]
         while True:
@@ -72,18 +58,9 @@ def router(pages: Pages) -> APIRouter:
         capacity = (await source.server_info()).capacity if isinstance(source, ServerSource) else None
         values = throughput(rows, calls, listed.now)
         numbers, problem = await pages.numbers()
-        found = Found(
-            values,
-            capacity,
-            listed.now,
-            listed.stopped,
-            bool(token),
-            numbers,
-            problem,
-            max(PAUSE, (time.monotonic() - began) / SHARE),
-        )
-        recent.put(options, found)
-        return found
+        return Found(values, capacity, listed.now, listed.stopped, bool(token), numbers, problem)
+
+    paced = Paced(read)
 
     def shown(options: ListOptions, found: Found) -> dict[str, Any]:
         filters = [pair for pair in pairs_of(options) if pair != ("limit", "0")]
@@ -100,11 +77,11 @@ def router(pages: Pages) -> APIRouter:
     @routes.get("/throughput")
     async def show(request: Request) -> Response:
         options = _options(request)
-        return pages.page("throughput.html", **shown(options, await read(options)))
+        return pages.page("throughput.html", **shown(options, await paced.get(options)))
 
     @routes.get("/throughput.json")
     async def data(request: Request) -> Response:
-        found = await read(_options(request))
+        found = await paced.get(_options(request))
         capacity = None if found.capacity is None else asdict(found.capacity)
         numbers = None if found.numbers is None else asdict(found.numbers)
         return JSONResponse({"now": found.now, "capacity": capacity, "metrics": numbers, **asdict(found.values)})
@@ -113,11 +90,9 @@ def router(pages: Pages) -> APIRouter:
     async def follow(request: Request) -> Response:
         options = _options(request)
         return stream(
-            lambda: read(options),
+            lambda: paced.get(options),
             lambda found: (found.now, found.values.rollouts, found.values.ended),
-            lambda found: [
-                (name, pages.text(f"throughput_{name}.html", **shown(options, found))) for name in ("facts", "points")
-            ],
+            lambda found: [("throughput", pages.text("throughput_part.html", **shown(options, found)))],
             pages.stopping,
             ended=lambda found: found.stopped,
         )

@@ -78,6 +78,9 @@ def demo(
         str | None,
         typer.Option("--state-dir", metavar="DIR", help="Keep the rollouts in this folder.", show_default=False),
     ] = None,
+    workers: Annotated[
+        int, typer.Option("--workers", metavar="N", min=1, max=128, help="Processes of the server, as in serve.")
+    ] = 1,
     json: Annotated[bool, typer.Option("--json", help="Eight JSON records instead of a table.")] = False,
 ) -> None:
     """Run eight rollouts of a calculator agent or of your own, with a mock for a model, over real sockets.
@@ -90,6 +93,5 @@ def demo(
         typer.echo("demo: -m and --command name two agents; give one of them", err=True)
         raise typer.Exit(2)
     given = {"-m": module, "--command": command, "--config": config}
-    raise typer.Exit(
-        run_demo(json, [word for name, value in given.items() if value for word in (name, value)], state_dir)
-    )
+    agent = [word for name, value in given.items() if value for word in (name, value)]
+    raise typer.Exit(run_demo(json, agent, state_dir, workers))

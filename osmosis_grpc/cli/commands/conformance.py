@@ -49,7 +49,7 @@ def conformance(
     cases: Annotated[
         str | None, typer.Option("--cases", metavar="DIR", help="Take the cases from DIR/server and DIR/trainer.")
     ] = None,
-    jobs: Annotated[int, typer.Option("--jobs", metavar="N", min=1, max=64, help="Cases at once.")] = 16,
+    jobs: Annotated[int, typer.Option("--jobs", metavar="N", min=1, max=64, help="Cases at once.")] = 8,
     report: Annotated[str | None, typer.Option("--report", metavar="FILE", help="Write the report as JSON.")] = None,
     junit: Annotated[str | None, typer.Option("--junit", metavar="FILE", help="Write the report as JUnit XML.")] = None,
     json: Json = False,

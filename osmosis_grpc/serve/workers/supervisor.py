@@ -29,12 +29,19 @@ PAUSES = 0.2, 30.0
 """The first and the longest pause, in seconds, before an ended worker starts again."""
 STABLE = 60.0
 """After so many seconds, a worker that ends is started after the first pause again."""
+STARTS = 5
+"""A worker that was never ready may die this many times before the server gives up its first start."""
+SAID_WHY = (1, 2)
+"""The exit codes of a worker that has found a mistake, such as a wrong option, and has printed it."""
 KILL_AFTER = 10.0
 """Workers that still run so many seconds after the drain limit, or after the second signal, are killed."""
 
 
 class Workers:
-    """The workers of one server. run() ends after a signal, or if a worker cannot start at the beginning."""
+    """The workers of one server. run() ends after a signal, or if a worker cannot start at the beginning.
+
+    A worker that is killed during the first start starts again, at most STARTS times.
+    """
 
     def __init__(self, plan: Plan, options: "RolloutServerSettings", env: Mapping[str, str], out: Records) -> None:
         self._plan = plan
@@ -68,10 +75,11 @@ class Workers:
         loop.add_signal_handler(signal.SIGHUP, self._on_restart)
         tasks: list[asyncio.Task[None]] = []
         try:
-            for group in (self._workers[:1], self._workers[1:]):  # an error of the options is said once, by the first
-                tasks += [self._supervisor.start(KEEP, partial(self._keep, worker)) for worker in group]
-                for worker in group:
-                    await self._either(worker.ready)
+            for group in (self._workers[:1], self._workers):  # an error of the options is said once, by the first
+                new = group[len(tasks) :]
+                tasks += [self._supervisor.start(KEEP, partial(self._keep, worker)) for worker in new]
+                while not self._stop.is_set() and (missing := [each for each in group if not each.ready.is_set()]):
+                    await self._either(missing[0].ready)
             if not self._stop.is_set():
                 self.started = True
                 self._say_ready()
@@ -91,6 +99,7 @@ class Workers:
         """Run a worker, and start it again when it ends."""
         backoff = Backoff(*PAUSES, system=SYSTEM)
         clock = asyncio.get_running_loop().time
+        deaths = 0
         while not self._stop.is_set():
             began = clock()
             code = await worker.run(self._command, self._env, self._place(worker), self._heard)
@@ -100,9 +109,9 @@ class Workers:
             if worker.settled:
                 self._forget(worker)
                 return
-            if not self.started:  # it has said why
-                self._code = code or 1
-                self._stop.set()
+            deaths = 0 if worker.said_ready else deaths + 1
+            if deaths and not self.started and (code in SAID_WHY or deaths == STARTS):
+                self._give_up(worker, code, deaths)
                 return
             if worker.restarting:
                 worker.restarting = False
@@ -113,6 +122,16 @@ class Workers:
             log.warning("worker %d ended with exit code %d; it starts again in %.1f s", worker.index, code, pause)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), pause)
+
+    def _give_up(self, worker: WorkerProcess, code: int, deaths: int) -> None:
+        """End the server, because a worker cannot start. If the worker has found a mistake, it has printed it."""
+        if code not in SAID_WHY:
+            log.error(
+                "worker %d ended %d times before it was ready, at last with exit code %d; the server ends",
+                *(worker.index, deaths, code),
+            )
+        self._code = code or 1
+        self._stop.set()
 
     def _place(self, worker: WorkerProcess) -> dict[str, Any]:
         return {

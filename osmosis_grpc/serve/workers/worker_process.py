@@ -33,7 +33,7 @@ class WorkerProcess:
         self.ready = asyncio.Event()
         """Set while it serves."""
         self.said_ready: dict[str, Any] = {}
-        """Its last record `ready`."""
+        """Its record `ready`, if the last process has sent one."""
         self.banner = ""
         self.said_stopped: dict[str, Any] = {}
         """Its record `stopped`, if the last process has sent one."""
@@ -56,7 +56,7 @@ class WorkerProcess:
                 pass_fds=descriptors,
                 process_group=0,  # otherwise a terminal would send each signal to the workers, too
             )
-        self.said_stopped = {}
+        self.said_ready, self.said_stopped = {}, {}
         reader, self._writer = await asyncio.open_connection(sock=ours, limit=MAX_LINE)
         self.tell(**place)
 

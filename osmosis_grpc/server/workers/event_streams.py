@@ -26,11 +26,12 @@ async def merged_events(
     """Yield the events of all workers. `read` opens the stream of one of them.
 
     Events of one worker come in its order. The first answer comes when all workers have answered, so that each cursor
-    has the positions of all. Raises the first CallError of a worker.
+    has the positions of all. Until then no worker's events are read. Raises the first CallError of a worker.
     """
     numbers = list(workers)
     cursors = parse_cursors(request.cursor)
     found: asyncio.Queue[tuple[int, Any]] = asyncio.Queue(WAITING)
+    begun = asyncio.Event()
 
     async def pump(worker: int) -> None:
         part = pb.StreamEventsRequest(cursor=cursors.get(worker, ""), from_now=request.from_now)
@@ -38,6 +39,7 @@ async def merged_events(
             async with aclosing(read(worker, part)) as stream:
                 async for response in stream:
                     await found.put((worker, response))
+                    await begun.wait()  # the first answer has no event
         except CallError as error:
             await found.put((worker, error))
 
@@ -50,23 +52,16 @@ async def merged_events(
 
     tasks = [supervisor.start(PUMP, partial(pump, worker), fail) for worker in numbers]
     known: dict[int, str] = {}
-    early: list[tuple[int, pb.StreamEventsResponse]] = []
     try:
         while True:
             worker, response = await found.get()
             if failed or isinstance(response, BaseException):
                 raise failed[0] if failed else response
-            if len(known) < len(numbers):
-                if worker not in known and not response.HasField("event"):
-                    known[worker] = response.cursor
-                else:
-                    early.append((worker, response))
-                if len(known) == len(numbers):
-                    yield pb.StreamEventsResponse(idle=pb.Idle(), cursor=positions_text(known))
-                    for worker, response in early:
-                        yield _placed(known, worker, response)
-                continue
-            yield _placed(known, worker, response)
+            known[worker] = response.cursor
+            if len(known) == len(numbers):
+                begun.set()
+                response.cursor = positions_text(known)
+                yield response
     finally:
         for task in tasks:
             task.cancel()
@@ -82,10 +77,3 @@ def parse_cursors(cursor: str) -> dict[int, str]:
             raise InvalidArgument("cursor", "is not one of this server's")
         found[int(match[1])] = match[2]
     return found
-
-
-def _placed(known: dict[int, str], worker: int, response: pb.StreamEventsResponse) -> pb.StreamEventsResponse:
-    """Return an answer with a cursor of all workers."""
-    known[worker] = response.cursor
-    response.cursor = positions_text(known)
-    return response

@@ -12,12 +12,12 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2_grpc
 from osmosis_grpc._gen.osmosis.rollout.v1.rollout_pb2 import InitRequest
 from osmosis_grpc.engine import Engine
-from osmosis_grpc.errors import CallError
+from osmosis_grpc.errors import CallError, DeadlineExceeded
 from osmosis_grpc.server.servicer import RolloutServicer
 from osmosis_grpc.server.workers.event_streams import merged_events
 from osmosis_grpc.server.workers.pages import merged_page
 from osmosis_grpc.server.workers.sibling_methods import find, numbered_page
-from osmosis_grpc.server.workers.siblings import Siblings
+from osmosis_grpc.server.workers.siblings import Siblings, WorkerAway, patient
 from osmosis_grpc.server.workers.together import raise_first, results
 from osmosis_grpc.wire import control as wire
 
@@ -67,28 +67,38 @@ class Workers:
     async def holder(self, owner: str, rollout_id: str, attempt: int = 0) -> int:
         """Return the worker with a rollout of the owner; this worker if no worker has it.
 
-        Raises Unavailable if a worker restarts that possibly has it.
+        Waits for a worker that restarts and possibly has it. Raises Unavailable if it does not come back.
         """
-        found = await self.find(owner, rollout_id, attempt)
-        worker = _highest(found)
-        if worker is None:
-            raise_first(found)
-        return self.siblings.config.index if worker is None else worker
+
+        async def look() -> int:
+            found = await self.find(owner, rollout_id, attempt)
+            worker = _highest(found)
+            if worker is None:
+                raise_first(found)
+            return self.siblings.config.index if worker is None else worker
+
+        return await patient(look)
 
     async def placed(self, owner: str, rollout_id: str, key: str, fork: str = "") -> int:
         """Return the worker for an Init.
 
         It is the worker that has the rollout, or else the worker that has the original of a fork, or else the one that
-        the hash of `key` chooses: equal keys give the same worker.
+        the hash of `key` chooses: equal keys give the same worker. Waits for this worker if it restarts. Raises
+        WorkerAway if it does not come back.
         """
-        found = await self.find(owner, rollout_id)
-        known = {worker: abs(value) for worker, value in found.items() if isinstance(value, int)}
-        worker = _highest(known)
-        if worker is None and fork:
-            worker = await self.holder(owner, fork)
-        if worker is None:
-            worker = hashed(key, self.siblings.config.accepting)
-        return worker
+
+        async def look() -> int:
+            found = await self.find(owner, rollout_id)
+            known = {worker: abs(value) for worker, value in found.items() if isinstance(value, int)}
+            worker = _highest(known)
+            if worker is None and fork:
+                worker = await self.holder(owner, fork)
+            if worker is None:
+                worker = hashed(key, self.siblings.config.accepting)
+            raise_first({worker: found[worker]})
+            return worker
+
+        return await patient(look)
 
     async def page(self, worker: int, owner: str, request: pb.ListRolloutsRequest) -> pb.ListRolloutsResponse:
         """Return a page of one worker, with the positions of its rows."""
@@ -110,11 +120,18 @@ async def at_its_worker(workers: Workers, name: str, request: Any, context: Any)
 
 
 async def place(workers: Workers, name: str, request: InitRequest, context: Any) -> Any:
-    """Start a rollout. The rollouts of a group run at one worker, because their grader needs all of them."""
+    """Start a rollout. The rollouts of a group run at one worker, because their grader needs all of them.
+
+    If this worker does not answer, raises DeadlineExceeded and not Unavailable: it possibly has the rollout, so the
+    caller must not start it at another server. The Init is not repeated here, because only its caller may know of that.
+    """
     spec = request.spec
     key = spec.group.id or spec.idempotency_key or request.rollout_id
-    worker = await workers.placed(workers.owner_of(context), request.rollout_id, key, spec.fork.rollout_id)
-    return await workers.at(worker, name, request, context)
+    try:
+        worker = await workers.placed(workers.owner_of(context), request.rollout_id, key, spec.fork.rollout_id)
+        return await workers.at(worker, name, request, context)
+    except WorkerAway as error:
+        raise DeadlineExceeded(f"{error}; it possibly has the rollout") from None
 
 
 async def cancel(workers: Workers, name: str, request: pb.CancelRequest, context: Any) -> pb.CancelResponse:
@@ -132,7 +149,11 @@ async def cancel(workers: Workers, name: str, request: pb.CancelRequest, context
 
 
 async def server_info(workers: Workers, name: str, request: Any, context: Any) -> pb.GetServerInfoResponse:
-    """Describe this worker, with the load and the capacity of all. A worker that leaves accepts no rollouts."""
+    """Describe this worker, with the load and the capacity of all. A worker that leaves accepts no rollouts.
+
+    The process id changes with the process of any worker. So a callback trainer, which knows this worker only, looks
+    again for its rollouts when another worker has restarted and has possibly lost them.
+    """
     here, *others = (await workers.each(name, request, context)).items()
     workers.last_infos |= {worker: info for worker, info in others if not isinstance(info, CallError)}
     whole: pb.GetServerInfoResponse = here[1]
@@ -142,6 +163,9 @@ async def server_info(workers: Workers, name: str, request: Any, context: Any) -
             if worker < workers.siblings.config.accepting or not field.name.startswith("max_"):
                 setattr(whole.capacity, field.name, getattr(whole.capacity, field.name) + value)
         whole.draining = whole.draining and (info is None or info.draining)
+    known = workers.last_infos | {here[0]: whole}
+    processes = "/".join(known[worker].process_id for worker in sorted(known))
+    whole.process_id = hashlib.blake2b(processes.encode(), digest_size=16).hexdigest()
     return whole
 
 

@@ -1,7 +1,8 @@
 """Calls the other workers of the same server, over sockets that only this user can reach."""
 
-from collections.abc import AsyncGenerator
-from typing import Any
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any, TypeVar
 
 import grpc
 
@@ -19,11 +20,33 @@ SECRET_KEY, OWNER_KEY = "osmosis-worker-secret", "osmosis-owner-bin"
 """The metadata of a call between workers: the secret of the workers, and the owner of the rollouts for the caller."""
 RETRY_AFTER = 1.0
 """The RetryInfo of a call to a worker that restarts, in seconds."""
+PATIENCE = 5.0
+"""A question about rollouts waits so many seconds for a worker that restarts. A restart takes about one."""
+PAUSE = 0.1
+"""Seconds between two looks whether a worker is there again."""
 TIMEOUT = 60.0
 """A call between workers has this many seconds, unless the caller has set fewer."""
+Answer = TypeVar("Answer")
 _OPTIONS = client_options(
     grpc__enable_retries=0, grpc__initial_reconnect_backoff_ms=100, grpc__max_reconnect_backoff_ms=1000
 )
+
+
+class WorkerAway(Unavailable):
+    """A worker does not answer, because it restarts."""
+
+
+async def patient(call: Callable[[], Awaitable[Answer]]) -> Answer:
+    """Make a call that changes nothing. Repeat it while a worker restarts. Raises WorkerAway after PATIENCE seconds."""
+    clock = asyncio.get_running_loop().time
+    until = clock() + PATIENCE
+    while True:
+        try:
+            return await call()
+        except WorkerAway:
+            if clock() > until:
+                raise
+        await asyncio.sleep(PAUSE)
 
 
 class Siblings:
@@ -56,16 +79,23 @@ class Siblings:
         return int((await self._call(worker, FIND, request, owner, TIMEOUT)).value)
 
     async def rows(self, worker: int, request: pb.ListRolloutsRequest, owner: str) -> pb.ListRolloutsResponse:
-        """Return a page of another worker, see numbered_page() of sibling_methods.py. Raises CallError."""
-        page: pb.ListRolloutsResponse = await self._call(worker, LIST, request, owner, TIMEOUT)
-        return page
+        """Return a page of another worker, see numbered_page() of sibling_methods.py. Raises CallError.
+
+        A list without one worker's rollouts would be wrong, so this waits for a worker that restarts.
+        """
+
+        async def page() -> pb.ListRolloutsResponse:
+            return await self._call(worker, LIST, request, owner, TIMEOUT)  # type: ignore[no-any-return]
+
+        return await patient(page)
 
     async def stream(self, worker: int, name: str, request: Any, owner: str) -> AsyncGenerator[Any, None]:
         """Yield the answers of a method of RolloutService at another worker. Raises CallError."""
         method = rollout_method(name)
-        call = self._channel(worker).unary_stream(method.path, method.write, method.read)(
-            request, metadata=self._metadata(owner)
+        make: Any = self._channel(worker).unary_stream(
+            method.path, request_serializer=method.write, response_deserializer=method.read
         )
+        call = make(request, metadata=self._metadata(owner))
         try:
             async for response in call:
                 yield response
@@ -82,7 +112,9 @@ class Siblings:
     async def _call(
         self, worker: int, method: Method, request: Any, owner: str, timeout: float, more: tuple[Any, ...] = ()
     ) -> Any:
-        make: Any = self._channel(worker).unary_unary(method.path, method.write, method.read)
+        make: Any = self._channel(worker).unary_unary(
+            method.path, request_serializer=method.write, response_deserializer=method.read
+        )
         try:
             return await make(request, timeout=timeout, metadata=(*self._metadata(owner), *more))
         except grpc.aio.AioRpcError as error:
@@ -105,10 +137,10 @@ class Siblings:
             return self.away(worker)
         return error_of(error, hide=self.config.secret)
 
-    def away(self, worker: int) -> Unavailable:
+    def away(self, worker: int) -> "WorkerAway":
         """Return the error of a call to a worker that does not answer."""
         port = self.config.ports.get(worker, 0)
-        return Unavailable(
+        return WorkerAway(
             f"worker {worker} of this server, with the port {port}, is restarting", retry_after=RETRY_AFTER
         )
 

@@ -1,11 +1,5 @@
-"""The journal's thread. It commits all waiting writes in one transaction, and shrinks the file.
+"""The journal's thread. It commits all waiting writes in one transaction, and shrinks the file."""
 
-While the thread commits one batch, new writes go to the next batch. The thread starts the next commit after the present
-commit has ended, and at least GATHER seconds after the present commit has started. The pause makes larger batches.
-Larger batches are better, because a commit costs the same for one event and for a hundred events.
-"""
-
-import asyncio
 import contextlib
 import logging
 import sqlite3
@@ -28,8 +22,6 @@ BARRIER = job("journal.barrier", OnFailure.REPORT, "callback")
 
 RETRY = 1.0
 """While writing fails and no batch comes, the thread tests every this many seconds whether writing works again."""
-GATHER = 0.004
-"""Two transactions start at least this many seconds apart."""
 MEASURE_INTERVAL = 0.05
 """Two measurements of the file are at least this many seconds apart, except after a batch that deletes rollouts."""
 IDLE = 0.25
@@ -87,6 +79,9 @@ class Batch:
     done: bool = False
     """Whether the tokens were reported and the barriers were called."""
 
+    def __len__(self) -> int:
+        return len(self.tokens) + len(self.statements) + len(self.latest) + len(self.barriers)
+
 
 class Writer(Committer[Batch]):
     """Commits one batch at a time, over the only connection that writes to the file.
@@ -115,10 +110,6 @@ class Writer(Committer[Batch]):
         self._shrinking = True
         """Whether the file possibly has free pages to release, or a write-ahead log to empty."""
         self._idle = False
-        self._batch = Batch()
-        self._busy = False
-        self._flushed = 0.0
-        self._timer: asyncio.TimerHandle | None = None
         self._broken: set[int] = set()
         """The `sequence` numbers of rollouts with an event that could not be committed.
 
@@ -131,24 +122,14 @@ class Writer(Committer[Batch]):
         """The time that all commits together took."""
         self._system = supervisor.system
         self._monotonic = supervisor.system.monotonic
-        super().__init__(file, COMMIT, supervisor)
+        super().__init__(file, COMMIT, FLUSH, supervisor)
 
-    @property
-    def idle(self) -> bool:
-        """Whether no batch waits and no transaction runs."""
-        return not self._busy and self._timer is None
-
-    def batch(self) -> Batch:
-        """Return the batch of the next transaction. The caller must add to it at once, and must not keep it."""
-        if self.idle:
-            self._arm()
-        return self._batch
+    def _new(self) -> Batch:
+        return Batch()
 
     def close(self) -> None:
         """Commit the last batch and end the thread."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._put(self._batch)
+        self.flush()
         self._end()
 
     def broken(self, error: BaseException) -> None:
@@ -158,25 +139,9 @@ class Writer(Committer[Batch]):
         """
         self._supervisor.failed(COMMIT, error, self.died)
 
-    def _arm(self) -> None:
-        pause = self._flushed + GATHER - self._loop.time()
-        self._timer = self._supervisor.call_later(FLUSH, pause, self.flush, report=self.died)
-
-    def flush(self) -> None:
-        """Give the waiting batch to the thread."""
-        self._timer = None
-        self._busy = True
-        self._flushed = self._loop.time()
-        batch, self._batch = self._batch, Batch()
-        self._put(batch)
-
     def _fail(self, items: Sequence[Batch], error: BaseException) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        waiting, self._batch = self._batch, Batch()
         self._report_problem(f"its thread has ended: {error!r}")
-        for batch in (*items, waiting):
+        for batch in items:
             self._finish(batch, False)
 
     def _finish(self, batch: Batch, ok: bool) -> None:
@@ -184,13 +149,10 @@ class Writer(Committer[Batch]):
         if batch.done:
             return
         batch.done = True
-        self._busy = False
-        waiting = self._batch
         if not ok:
-            batch.barriers += waiting.barriers
-            waiting.barriers.clear()
-        if self._timer is None and (waiting.tokens or waiting.statements or waiting.latest or waiting.barriers):
-            self._arm()
+            batch.barriers += self._batch.barriers
+            self._batch.barriers.clear()
+        self._next()
         if batch.tokens:
             self._report(batch.tokens, ok)
         for then in batch.barriers:

@@ -16,7 +16,7 @@ from osmosis_grpc.errors import LedgerError
 from osmosis_grpc.storage.ledger.ledger_port import ChatRow, Ledger, LedgerRollout, Then
 from osmosis_grpc.storage.ledger.rows import Found, end_sum, read_rollout, restore
 from osmosis_grpc.storage.ledger.schema import LEDGER
-from osmosis_grpc.storage.ledger.writer import COMMIT, Statement, Writer
+from osmosis_grpc.storage.ledger.writer import Statement, Writer
 from osmosis_grpc.storage.sqlite.checksum import row_sum, with_sum
 from osmosis_grpc.storage.sqlite.database import LockedFile, explained
 from osmosis_grpc.supervise import Supervisor
@@ -70,7 +70,7 @@ class SqliteLedger(Ledger):
         """The position of the newest chat."""
         self.unconfirmed = {r.rollout_id: r.attempt for r in self._rollouts if r.result_id and r.confirmed is None}
         self._system = supervisor.system
-        self.writer = Writer(file, COMMIT, supervisor)
+        self.writer = Writer(file, supervisor)
 
     @classmethod
     async def open(cls, path: str | Path, ttl: float, supervisor: Supervisor | None = None) -> "SqliteLedger":

@@ -1,4 +1,4 @@
-"""The ledger's thread. It commits all queued writes in one transaction, and then calls the event loop once."""
+"""The ledger's thread. It commits all waiting writes in one transaction, and then calls the event loop once."""
 
 import sqlite3
 from collections.abc import Callable, Sequence
@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 from osmosis_grpc.errors import LedgerError
 from osmosis_grpc.storage.ledger.ledger_port import Then
 from osmosis_grpc.storage.sqlite.committer import Committer, disk_failed
-from osmosis_grpc.supervise import OnFailure, job
+from osmosis_grpc.storage.sqlite.database import LockedFile
+from osmosis_grpc.supervise import OnFailure, Supervisor, job
 
 COMMIT = job("ledger.commit", OnFailure.FAIL_OWNER, "thread")
+FLUSH = job("ledger.flush", OnFailure.FAIL_OWNER, "timer")
 AFTER = job("ledger.after_commit", OnFailure.REPORT, "callback")
 
 Statement = tuple[str, Sequence[Any]]
@@ -29,37 +31,43 @@ class _Job(NamedTuple):
         return self.read(connection) if self.read is not None else None
 
 
-class Writer(Committer[_Job]):
+class Writer(Committer[list[_Job]]):
     """Executes statements and reads in the order of the calls, over one connection."""
 
-    _closed = False
+    def __init__(self, file: LockedFile, supervisor: Supervisor) -> None:
+        self._closed = False
+        super().__init__(file, COMMIT, FLUSH, supervisor)
 
     def write(self, statements: Sequence[Statement], then: Then | None = None) -> None:
         """Commit statements after all earlier calls, then call `then`."""
-        self._put(_Job(statements, None, then))
+        self._add(_Job(statements, None, then))
 
     def read(self, read: Callable[[sqlite3.Connection], Any], then: Then) -> None:
         """Call `then` with the result of `read`. The function `read` sees all earlier writes."""
-        self._put(_Job((), read, then))
+        self._add(_Job((), read, then))
 
     async def close(self) -> None:
-        """Commit all queued writes, end the thread, and close the file. Idempotent."""
+        """Commit all waiting writes, end the thread, and close the file. Idempotent."""
         if not self._closed:
             self._closed = True
+            self.flush()
             await self._supervisor.system.run(self._end)
             self.file.close()
 
-    def _put(self, job: _Job) -> None:
+    def _add(self, job: _Job) -> None:
         if not self._closed:
-            super()._put(job)
+            self.batch().append(job)
         elif job.then is not None:
             self._loop.call_soon(job.then, None, LedgerError(f"the ledger {self.file.path} is closed"))
 
+    def _new(self) -> list[_Job]:
+        return []
+
     # On the thread.
 
-    def _commit(self, items: Sequence[_Job]) -> None:
-        if items:
-            self._on_loop(self._answer, self._answers(items))
+    def _commit(self, items: Sequence[list[_Job]]) -> None:
+        if jobs := [job for batch in items for job in batch]:
+            self._on_loop(self._committed, self._answers(jobs))
 
     def _answers(self, jobs: Sequence[_Job]) -> list[Answer]:
         try:
@@ -79,8 +87,13 @@ class Writer(Committer[_Job]):
 
     # On the loop.
 
-    def _fail(self, items: Sequence[_Job], error: BaseException) -> None:
-        self._answer([(job.then, None, OSError(f"{COMMIT.name} has ended: {error}")) for job in items])
+    def _committed(self, answers: Sequence[Answer]) -> None:
+        self._next()
+        self._answer(answers)
+
+    def _fail(self, items: Sequence[list[_Job]], error: BaseException) -> None:
+        ended = OSError(f"{COMMIT.name} has ended: {error}")
+        self._committed([(job.then, None, ended) for batch in items for job in batch])
 
     def _answer(self, answers: Sequence[Answer]) -> None:
         problem = next((error for _, _, error in answers if error is not None), None)

@@ -1,11 +1,17 @@
-"""The group commit of the journal and of the ledger. One thread commits all queued items over one connection."""
+"""The group commit of the journal and of the ledger. One thread commits all waiting writes in one transaction.
+
+While the thread commits one batch, new writes go to the next batch. The thread starts the next commit after the present
+commit has ended, and perhaps after a pause. The pause makes larger batches: a commit costs the same for one write and
+for a hundred writes. But a caller waits for it. So the pause after a batch grows with the size of the batch, and writes
+that come slowly are committed at once.
+"""
 
 import asyncio
 import logging
 import sqlite3
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import contextmanager, suppress
 from typing import Any, Generic, TypeVar
 
@@ -14,59 +20,119 @@ from osmosis_grpc.supervise import Consumer, Job, Supervisor
 
 log = logging.getLogger(__name__)
 
-Item = TypeVar("Item")
+Batch = TypeVar("Batch", bound=Sized)
 
+PAUSE = 0.000125
+"""Seconds between the starts of two commits, for each write of the first one.
+
+If fewer than 8 writes come in a millisecond, each batch is smaller than the one before, until there is no pause."""
+LONGEST_PAUSE = 0.004
+"""The most seconds between the starts of two commits, unless the first one takes longer."""
 CHECK_EVERY = 2.0
-"""While no item comes, the thread checks the lock again after this many seconds at most."""
+"""While no batch comes, the thread checks the lock again after this many seconds at most."""
 
 
-class Committer(ABC, Generic[Item]):
-    """Commits items on the thread of a Consumer. The constructor starts it. Belongs to the running event loop.
+class Committer(ABC, Generic[Batch]):
+    """Commits one batch at a time on the thread of a Consumer. Belongs to the running event loop.
 
-    `job` is the job of the thread, and declares OnFailure.FAIL_OWNER. The thread ends if the lock is lost, or if a
-    subclass does not handle an error. Then the supervisor's owner fails, and all waiting and later items fail.
+    The constructor starts the thread. `commit` is the job of the thread, and `flush` is the job that gives it a batch.
+    Both declare OnFailure.FAIL_OWNER. The thread ends if the lock is lost, or if a subclass does not handle an error.
+    Then the supervisor's owner fails, and all waiting and later batches fail.
     """
 
-    def __init__(self, file: LockedFile, job: Job, supervisor: Supervisor) -> None:
+    def __init__(self, file: LockedFile, commit: Job, flush: Job, supervisor: Supervisor) -> None:
         self.problem = ""
         """Why the newest transaction was not committed, or empty if it was committed."""
         self.file = file
         self._database = file.database
         self._loop = asyncio.get_running_loop()
-        self._job = job
+        self._job = commit
+        self._flush_job = flush
         self._supervisor = supervisor
+        self._batch = self._new()
+        self._busy = False
+        """Whether the thread has a batch whose end is not reported."""
+        self._earliest = 0.0
+        """The earliest start of the next commit, by the loop's clock."""
+        self._timer: asyncio.TimerHandle | None = None
         self._error: BaseException | None = None
         """The error that has ended the thread, or None."""
         self._made = threading.Event()
         """Set when `_queue` is set. The thread may run before that."""
-        self._queue: Consumer[Item] = supervisor.system.consumer(supervisor, job, self)
+        self._queue: Consumer[Batch] = supervisor.system.consumer(supervisor, commit, self)
         self._made.set()
 
     @abstractmethod
-    def _commit(self, items: Sequence[Item]) -> None:
-        """Commit items in their order, on the thread. `items` is empty after a timeout, and perhaps at the end."""
+    def _new(self) -> Batch:
+        """Return an empty batch. The length of a batch is the number of its writes."""
 
     @abstractmethod
-    def _fail(self, items: Sequence[Item], error: BaseException) -> None:
-        """Report on the event loop that the thread has ended before it committed these items."""
+    def _commit(self, items: Sequence[Batch]) -> None:
+        """Commit batches in their order, on the thread. `items` is empty after a timeout, and perhaps at the end.
+
+        Schedules a call of `_next` on the event loop.
+        """
+
+    @abstractmethod
+    def _fail(self, items: Sequence[Batch], error: BaseException) -> None:
+        """Report on the event loop that the thread has ended before it committed these batches."""
 
     def _timeout(self) -> float | None:
-        """Return how many seconds the thread waits for an item before it calls _commit without items.
+        """Return how many seconds the thread waits for a batch before it calls _commit without batches.
 
         None means CHECK_EVERY, which is also the upper limit. Called on the thread.
         """
         return None
 
-    def _put(self, item: Item) -> None:
-        """Queue an item. Fails the item if the thread has ended."""
+    # The event loop.
+
+    @property
+    def idle(self) -> bool:
+        """Whether no batch waits and no transaction runs."""
+        return not self._busy and self._timer is None
+
+    def batch(self) -> Batch:
+        """Return the batch of the next transaction. The caller must add to it at once, and must not keep it."""
+        if self.idle:
+            self._arm()
+        return self._batch
+
+    def flush(self) -> None:
+        """Give the waiting batch to the thread. Fail it if the thread has ended."""
+        self._busy = True
+        batch = self._take()
+        self._earliest = self._loop.time() + min(LONGEST_PAUSE, PAUSE * len(batch))
         if self._error is None:
-            self._queue.put(item)
+            self._queue.put(batch)
         else:
-            self._loop.call_soon(self._fail, [item], self._error)
+            self._loop.call_soon(self._fail, [batch], self._error)
+
+    def _arm(self) -> None:
+        pause = self._earliest - self._loop.time()
+        self._timer = self._supervisor.call_later(self._flush_job, pause, self.flush, report=self.died)
+
+    def _take(self) -> Batch:
+        """Return the waiting batch. The next write begins another one."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        batch, self._batch = self._batch, self._new()
+        return batch
+
+    def _next(self) -> None:
+        """Arrange the next commit. A subclass calls it on the event loop at the end of each commit."""
+        self._busy = False
+        if self._timer is None and self._batch:
+            self._arm()
 
     def _end(self) -> None:
-        """Commit all queued items, and end the thread. The caller must not queue another item."""
+        """Commit all queued batches, and end the thread. The caller flushes before, and writes nothing afterwards."""
         self._queue.end()
+
+    def died(self, error: BaseException) -> None:
+        """Fail all batches, after an error on the thread or in a call that the thread has scheduled."""
+        self._error = error
+        self._fail([*self._queue.take_left(), self._take()], error)
 
     # The thread.
 
@@ -75,19 +141,11 @@ class Committer(ABC, Generic[Item]):
         timeout = self._timeout()
         return CHECK_EVERY if timeout is None else min(timeout, CHECK_EVERY)
 
-    def consume(self, items: Sequence[Item]) -> None:
-        """Commit items on the thread. Raises LockLost."""
+    def consume(self, items: Sequence[Batch]) -> None:
+        """Commit batches on the thread. Raises LockLost."""
         self._made.wait()
         self.file.lock.check()
         self._commit(items)
-
-    def died(self, error: BaseException) -> None:
-        """Fail all queued items, after an error on the thread or in a call that the thread has scheduled.
-
-        Called on the event loop.
-        """
-        self._error = error
-        self._fail(self._queue.take_left(), error)
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:

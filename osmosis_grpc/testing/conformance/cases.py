@@ -4,6 +4,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import UnionType
 from typing import Any, NamedTuple
 
 import osmosis_grpc
@@ -28,6 +29,8 @@ class Kind(NamedTuple):
 
     keys: frozenset[str]
     """The keys of its body."""
+    lists: tuple[str, ...]
+    """The keys that a body has to have, with a list each."""
     run: Callable[[Any], Awaitable[None]]
     """Runs a case of the kind. Raises Failed."""
     check: Callable[[Mapping[str, Any]], None] = lambda _body: None
@@ -43,6 +46,7 @@ class Case:
     kind: str
     side: str
     """The side under test."""
+    file: str
     over: tuple[str, ...] = ("attach",)
     """The modes in which the case runs."""
     shows: Mapping[str, list[str]] = field(default_factory=dict)
@@ -67,7 +71,10 @@ def folder() -> Path:
 def load(side: str, kinds: Mapping[str, Kind], path: Path | None = None) -> list[Case]:
     """Return the cases for a side in the order of their files. Raises CaseError naming the file and the case."""
     found: dict[str, Case] = {}
-    for file in sorted((path or folder()).joinpath(side).glob("*.yaml")):
+    files = sorted((path or folder()).joinpath(side).glob("*.yaml"))
+    if not files:
+        raise CaseError(f"there is no file {(path or folder()) / side}/*.yaml")
+    for file in files:
         for case in read(file.read_text(encoding="utf-8"), side, kinds, file.name):
             if case.name in found:
                 raise CaseError(f"{file.name}: there are two cases {case.name}")
@@ -77,13 +84,14 @@ def load(side: str, kinds: Mapping[str, Kind], path: Path | None = None) -> list
 
 def read(text: str, side: str, kinds: Mapping[str, Kind], file: str = "cases") -> Iterator[Case]:
     """Yield the cases of one file. Raises CaseError."""
-    for number, entry in enumerate(parse(text, file) or (), 1):
-        where = f"{file}: {entry.get('case', f'case {number}') if isinstance(entry, dict) else f'case {number}'}"
+    entries = parse(text, file)
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise CaseError(f"{file}: is no list of cases; each case begins with `- case: NAME`")
+    for number, entry in enumerate(entries, 1):
         try:
-            yield _case(entry, side, kinds)
-        except (KeyError, TypeError, ValueError, CaseError) as error:
-            said = f"{error.args[0]} is missing" if isinstance(error, KeyError) else error
-            raise CaseError(f"{where}: {said}") from None
+            yield _case(entry, side, kinds, file)
+        except CaseError as error:
+            raise CaseError(f"{file}: {entry.get('case', f'case {number}')}: {error}") from None
 
 
 def parse(text: str, file: str) -> Any:
@@ -98,8 +106,26 @@ def parse(text: str, file: str) -> Any:
         raise CaseError(f"{file}: {error}") from None
 
 
-def _case(entry: dict[str, Any], side: str, kinds: Mapping[str, Kind]) -> Case:
+_TYPES: Mapping[str, tuple[type | UnionType, str]] = {
+    "case": (str, "a text"),
+    "attacks": (str, "a text"),
+    "kind": (str, "a text"),
+    "over": (list, "a list"),
+    "needs": (list, "a list"),
+    "limit": (int | float, "a number"),
+    "wait": (int | float, "a number"),
+    "shows": (dict, "an object"),
+}
+"""The types of the keys that all kinds have, and their names."""
+
+
+def _case(entry: dict[str, Any], side: str, kinds: Mapping[str, Kind], file: str) -> Case:
     own = dict(entry)
+    for key, (type_, called) in _TYPES.items():
+        if key in own and not isinstance(own[key], type_):
+            raise CaseError(f"{key}: is not {called}: {own[key]!r}")
+        if key not in own and key in ("case", "attacks", "kind"):
+            raise CaseError(f"{key} is missing")
     name, attacks, kind = own.pop("case"), own.pop("attacks"), own.pop("kind")
     if not _NAME.fullmatch(name):
         raise CaseError("the name of a case has lower-case letters, digits and hyphens")
@@ -119,5 +145,8 @@ def _case(entry: dict[str, Any], side: str, kinds: Mapping[str, Kind]) -> Case:
         raise CaseError(f"a case of the kind {kind} has no key {', '.join(sorted(wrong))}")
     if wrong_needs := [need for need in common["needs"] if not _NEED.fullmatch(need)]:
         raise CaseError(f"needs: {', '.join(wrong_needs)} is nothing that a case can need")
+    for key in kinds[kind].lists:
+        if not isinstance(own.get(key), list) or not own[key]:
+            raise CaseError(f"{key}: is no list with elements" if key in own else f"{key} is missing")
     kinds[kind].check(own)
-    return Case(name=name, attacks=attacks, kind=kind, side=side, over=over, body=own, **common)
+    return Case(name=name, attacks=attacks, kind=kind, side=side, file=file, over=over, body=own, **common)

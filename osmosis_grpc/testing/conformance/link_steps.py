@@ -1,22 +1,62 @@
 """The steps that are the same for both sides, and what all steps share."""
 
 import asyncio
-from collections.abc import Container, Mapping
+import re
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from osmosis_grpc.testing.conformance.links import Failed, Link
-from osmosis_grpc.testing.conformance.protobuf_data import CaseError
+from osmosis_grpc.testing.conformance.protobuf_data import CaseError, code_number
 
 Step = Mapping[str, Any]
+Verbs = Mapping[str, Callable[[Any, Any, Step], Awaitable[None]]]
+"""The function of each verb: it gets the run, the verb's value, and the whole step."""
 MODIFIERS = frozenset({"link", "wait", "token", "as", "to", "for", "only"})
 """Keys that a step may have besides its verb."""
+TIMES = ("wait", "for", "stays", "sleep", "no_stream")
+"""Keys with seconds: a number, a duration such as 45s, or a multiple of one such as 0.7 * 45s."""
+_TIME = re.compile(r"(?:([\d.]+) \* )?([\d.]+)s")
 
 
-def verb_of(step: Step, verbs: Container[str], number: int) -> str:
+async def run_steps(run: Any, steps: Sequence[Step], verbs: Verbs) -> None:
+    """Do the steps in order. Raises Failed naming the step, and CaseError for a step that is none."""
+    for number, step in enumerate(steps, 1):
+        if run.mode not in step.get("only", run.mode):
+            continue
+        verb = verb_of(step, verbs, number)
+        try:
+            whole = run.filled(step)
+            whole |= {key: seconds(whole[key], key) for key in TIMES if key in whole}
+            await run.guard(verbs[verb](run, whole[verb], whole))
+        except (Failed, CaseError) as error:
+            raise type(error)(f"step {number} ({verb}): {error}") from None
+
+
+def check_steps(steps: Any, verbs: Collection[str]) -> None:
+    """Check the verbs of the steps. Raises CaseError."""
+    for number, step in enumerate(steps, 1):
+        if not isinstance(step, Mapping):
+            raise CaseError(f"step {number} is no object with one verb")
+        verb_of(step, verbs, number)
+
+
+def seconds(value: Any, where: str) -> float:
+    """Return a time of a step in seconds. Raises CaseError."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    found = _TIME.fullmatch(str(value))
+    if found is None:
+        raise CaseError(f"{where}: {value!r} is no number of seconds, no duration (45s), and no multiple (0.7 * 45s)")
+    return float(found[1] or 1) * float(found[2])
+
+
+def verb_of(step: Step, verbs: Collection[str], number: int) -> str:
     """Return the verb of a step. Raises CaseError for a step with none or several."""
     found = [str(key) for key in step if key not in MODIFIERS]
-    if len(found) != 1 or found[0] not in verbs:
+    if len(found) != 1:
         raise CaseError(f"step {number} needs one verb, and has {', '.join(found) or 'none'}")
+    if found[0] not in verbs:
+        raise CaseError(f"step {number}: there is no verb {found[0]}; there are {', '.join(sorted(verbs))}")
     return found[0]
 
 
@@ -36,6 +76,9 @@ async def expect(run: Any, value: Any, step: Step) -> None:
 async def end(run: Any, value: Any, step: Step) -> None:
     """Expect the end of the stream with this status; [A, B] permits several."""
     expected = {"$in": value} if isinstance(value, list) else value if isinstance(value, Mapping) else {"code": value}
+    for code in value if isinstance(value, list) else [value]:
+        if isinstance(code, str):
+            code_number(code)
     got = await link_of(run, step).ended(step.get("wait"))
     run.expect("end", expected, got["code"] if isinstance(value, list) else got)
 

@@ -11,7 +11,14 @@ from typing import Any, Protocol
 from google.protobuf.message import Message
 
 from osmosis_grpc.testing.conformance.patterns import differences
-from osmosis_grpc.testing.conformance.protobuf_data import CaseError, Data, from_data, status_data, to_data
+from osmosis_grpc.testing.conformance.protobuf_data import (
+    CaseError,
+    Data,
+    check_fields,
+    from_data,
+    status_data,
+    to_data,
+)
 from osmosis_grpc.testing.conformance.trace import Trace
 from osmosis_grpc.testing.raw import RawStream
 
@@ -102,6 +109,7 @@ class Link:
             raise Failed(f"the stream ended before a {kind}{self._wanted(chosen)}: {self.end_text()}")
         self._taken.add(found)
         message = getattr(self.inbox.frames[found], kind)
+        check_fields(message.DESCRIPTOR, fields)
         lines = list(differences(fields, to_data(message), saved))
         if lines:
             raise Failed("\n".join(f"{kind}.{line}" if line[0] not in ":[" else f"{kind}{line}" for line in lines))

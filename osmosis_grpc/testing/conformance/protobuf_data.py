@@ -30,6 +30,22 @@ def from_data(kind: type[Message], data: Mapping[str, Any]) -> Any:
         raise CaseError(f"{kind.DESCRIPTOR.name}: {error}") from None
 
 
+def check_fields(kind: Any, expected: Mapping[str, Any]) -> None:
+    """Check that a kind of message has the fields that are expected. Raises CaseError naming the others."""
+    for name, value in expected.items():
+        if name.startswith("$") or kind.full_name == error_pb2.Status.DESCRIPTOR.full_name:
+            return
+        field = kind.fields_by_name.get(name)
+        if field is None:
+            names = ", ".join(kind.fields_by_name)
+            raise CaseError(f"{kind.name} has no field {name}; it has {names}")
+        inner = field.message_type
+        if inner is not None and inner.file.package == kind.file.package and not inner.GetOptions().map_entry:
+            for each in value if isinstance(value, list) else [value]:
+                if isinstance(each, Mapping):
+                    check_fields(inner, each)
+
+
 def to_data(message: Message, *, defaults: bool = True) -> Data:
     """Return a message as data. With `defaults`, unset fields without presence are there, too."""
     made: Data = json_format.MessageToDict(

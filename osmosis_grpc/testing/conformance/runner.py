@@ -60,6 +60,7 @@ async def run_cases(
     finally:
         for task in tasks:
             task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)  # each case stops what it has started
     return [results[index] for index in sorted(results)]
 
 
@@ -76,7 +77,7 @@ async def _result(case: Case, mode: str, play: Play, prefix: str, known: Mapping
     except TimeoutError:
         verdict, reason = Verdict.FAILED, f"the case did not end within its limit of {case.limit:g} s"
     except CaseError as error:
-        raise CaseError(f"{case.name}: {error}") from None
+        raise CaseError(f"{case.file}: {case.name}: {error}") from None
     except Exception as error:
         verdict, reason = Verdict.FAILED, f"the suite itself failed: {type(error).__name__}: {error}"
         log.debug("case %s", case.name, exc_info=True)

@@ -5,11 +5,13 @@ from typing import Any
 
 from osmosis_grpc.testing.conformance import http2
 from osmosis_grpc.testing.conformance.cases import Kind
+from osmosis_grpc.testing.conformance.link_steps import check_steps
 from osmosis_grpc.testing.conformance.links import Failed
 from osmosis_grpc.testing.conformance.paths import put
+from osmosis_grpc.testing.conformance.protobuf_data import CaseError
 from osmosis_grpc.testing.conformance.server_run import ServerRun
-from osmosis_grpc.testing.conformance.server_steps import call, check_steps, frames
-from osmosis_grpc.testing.conformance.vectors import pairs
+from osmosis_grpc.testing.conformance.server_steps import VERBS, call, frames
+from osmosis_grpc.testing.conformance.vectors import check_pairs, pairs
 
 
 async def calls(run: ServerRun) -> None:
@@ -17,8 +19,8 @@ async def calls(run: ServerRun) -> None:
     for number, each in enumerate(run.case.body["calls"], 1):
         try:
             await call(run, run.filled(each), "first")
-        except Failed as error:
-            raise Failed(f"call {number}: {error}") from None
+        except (Failed, CaseError) as error:
+            raise type(error)(f"call {number}: {error}") from None
 
 
 async def rollout(run: ServerRun) -> None:
@@ -34,9 +36,9 @@ async def rollout(run: ServerRun) -> None:
         expected = {"rollout_id": run.rollout_id} | reply.pop("chat", {})
         try:
             chat = await link.take({"chat": expected}, run.saved)
-        except Failed as error:
-            raise Failed(f"chat {number}: {error}") from None
-        await run.reply(link, chat, reply)
+            await run.reply(link, chat, reply)
+        except (Failed, CaseError) as error:
+            raise type(error)(f"chat {number}: {error}") from None
     fields = {"rollout_id": run.rollout_id} | run.filled(body.get("outcome", {}))
     outcome = (await link.take({"complete": {"outcome": fields}}, run.saved)).outcome
     await run.receipt(link, outcome)
@@ -96,10 +98,12 @@ async def raw_http2(run: ServerRun) -> None:
 
 
 KINDS: Mapping[str, Kind] = {
-    "calls": Kind(frozenset({"calls", "link"}), calls),
-    "frames": Kind(frozenset({"steps", "link"}), frames, check_steps),
-    "rollout": Kind(frozenset({"script", "init", "replies", "outcome", "segments", "link"}), rollout),
-    "equality": Kind(frozenset({"field", "vector", "equal", "different", "link"}), equality),
-    "http2": Kind(frozenset({"http2", "ends"}), raw_http2),
+    "calls": Kind(frozenset({"calls", "link"}), ("calls",), calls),
+    "frames": Kind(frozenset({"steps", "link"}), ("steps",), frames, lambda body: check_steps(body["steps"], VERBS)),
+    "rollout": Kind(
+        frozenset({"script", "init", "replies", "outcome", "segments", "link"}), ("script", "replies"), rollout
+    ),
+    "equality": Kind(frozenset({"field", "vector", "equal", "different", "link"}), (), equality, check_pairs),
+    "http2": Kind(frozenset({"http2", "ends"}), ("http2", "ends"), raw_http2),
 }
 """The kinds by their names."""

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,12 +14,14 @@ from osmosis_grpc.testing.conformance.cases import Case
 from osmosis_grpc.testing.conformance.links import Failed, Link
 from osmosis_grpc.testing.conformance.patterns import differences
 from osmosis_grpc.testing.conformance.protobuf_data import CaseError, Data, to_data
-from osmosis_grpc.testing.conformance.server_links import AcceptLink, AttachLink, CallbackLink, Listener
+from osmosis_grpc.testing.conformance.server_links import AcceptLink, AttachLink, CallbackLink, TrainerListener
 from osmosis_grpc.testing.conformance.trace import Trace
 from osmosis_grpc.testing.conformance.variables import filled
 
 AGENT = "conformance"
 """The agent loop that the server under test hosts."""
+AGENT_STEPS = frozenset({"chat", "message", "back_to", "at_once", "sleep", "reward", "log", "raise", "end"})
+"""The steps of this agent."""
 QUESTION = {"role": "user", "text": "start"}
 
 
@@ -32,7 +34,7 @@ class ServerUnderTest:
     """For calls."""
     new_channel: Callable[[], grpc.aio.Channel]
     """Makes a channel with a connection of its own, for a stream."""
-    listener: Listener
+    listener: TrainerListener
     tokens: Mapping[str, Metadata]
     """The headers of each credential: `first`, `second`, `admin`, `none` and `wrong`."""
     has: frozenset[str] = frozenset()
@@ -69,6 +71,10 @@ class ServerRun:
         """Return a caller with a credential."""
         return Calls(self.server.channel, self.server.tokens[credential], self.trace)
 
+    async def guard(self, work: Awaitable[None]) -> None:
+        """Await work of a step."""
+        await work
+
     def link(self, name: str = "main") -> Link:
         """Return a link of the case by its name. Raises CaseError."""
         if name not in self.links:
@@ -104,6 +110,9 @@ class ServerRun:
         own = dict(given)
         suffix, metadata = own.pop("id", None), own.pop("metadata", {})
         metadata |= {key: own.pop(key) for key in ("script", "tools") if key in own}
+        for number, step in enumerate(metadata.get("script", ()), 1):
+            if not AGENT_STEPS & step.keys():
+                raise CaseError(f"script: step {number} has none of {', '.join(sorted(AGENT_STEPS))}")
         spec = {"agent_loop": AGENT, "messages": [QUESTION], "metadata_json": json.dumps(metadata)}
         rollout_id = self.prefix if suffix is None else f"{self.prefix}-{suffix}"
         spec |= own.pop("spec", {})

@@ -13,7 +13,7 @@ from osmosis_grpc.testing.conformance.protobuf_data import Data
 from osmosis_grpc.testing.conformance.results import Result, Skipped, Unusable
 from osmosis_grpc.testing.conformance.runner import run_cases
 from osmosis_grpc.testing.conformance.server_kinds import KINDS
-from osmosis_grpc.testing.conformance.server_links import FEATURES, Listener
+from osmosis_grpc.testing.conformance.server_links import FEATURES, TrainerListener
 from osmosis_grpc.testing.conformance.server_run import AGENT, ServerRun, ServerUnderTest
 from osmosis_grpc.testing.conformance.trace import Trace
 
@@ -61,7 +61,7 @@ async def server_under_test(
     silence = float(info["limits"].get("chat_silence", "inf").rstrip("s"))
     has |= {SHORT_SILENCE} if silence <= 60 else set()
     has |= {"one_agent"} if len(names) == 1 else set()
-    async with channel, Listener(options.host, options.accept) as listener:
+    async with channel, TrainerListener(options.host, options.accept) as listener:
         yield ServerUnderTest(
             target=options.target,
             channel=channel,
@@ -102,8 +102,7 @@ async def _info(calls: Calls, target: str) -> Data:
     except TimeoutError:
         raise Unusable(f"the server {target} does not answer GetServerInfo within {REACH:g} s") from None
     if answer["code"] != "OK":
-        raise Unusable(
-            f"the server {target} answers GetServerInfo with {answer['code']}: {answer['status']['message']}"
-        )
+        said = f"the server {target} answers GetServerInfo with {answer['code']}: {answer['status']['message']}"
+        raise Unusable(f"{said}; --token-file has the token" if answer["code"] == "UNAUTHENTICATED" else said)
     found: Data = answer["response"]
     return found

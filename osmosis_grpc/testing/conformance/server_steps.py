@@ -5,35 +5,18 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from osmosis_grpc.testing.conformance.link_steps import GENERIC, Step, link_of, verb_of
+from osmosis_grpc.testing.conformance.link_steps import GENERIC, Step, link_of, run_steps
 from osmosis_grpc.testing.conformance.links import Failed
 from osmosis_grpc.testing.conformance.patterns import differences
-from osmosis_grpc.testing.conformance.protobuf_data import CaseError, to_data
+from osmosis_grpc.testing.conformance.protobuf_data import CaseError, check_fields, code_number, to_data
 from osmosis_grpc.testing.conformance.results import Skipped
 from osmosis_grpc.testing.conformance.server_run import ServerRun
+from osmosis_grpc.wire.methods import METHODS
 
 MOST_INITS = 3000
 """`flood` starts at most so many rollouts."""
 POLL = 0.05
 """Seconds between two looks of `eventually`."""
-
-
-async def run_steps(run: ServerRun, steps: list[Step]) -> None:
-    """Do the steps in order. Raises Failed naming the step, and CaseError for a step that is none."""
-    for number, step in enumerate(steps, 1):
-        if run.mode not in step.get("only", run.mode):
-            continue
-        verb = verb_of(step, VERBS, number)
-        try:
-            await VERBS[verb](run, run.filled(step[verb]), step)
-        except Failed as error:
-            raise Failed(f"step {number} ({verb}): {error}") from None
-
-
-def check_steps(body: Mapping[str, Any]) -> None:
-    """Check the verbs of the steps. Raises CaseError."""
-    for number, step in enumerate(body["steps"], 1):
-        verb_of(step, VERBS, number)
 
 
 async def frames(run: ServerRun) -> None:
@@ -43,7 +26,7 @@ async def frames(run: ServerRun) -> None:
         await run.open({})
         if run.mode != "callback":
             await run.link().take({"hello": {}}, run.saved)
-    await run_steps(run, steps)
+    await run_steps(run, steps, VERBS)
 
 
 async def _open(run: ServerRun, value: Any, step: Step) -> None:
@@ -188,6 +171,8 @@ async def _eventually(run: ServerRun, value: Any, step: Step) -> None:
 
 async def call(run: ServerRun, value: Mapping[str, Any], token: str) -> None:
     """Make a call and compare its answer. Raises Failed."""
+    if not isinstance(value, Mapping):
+        raise CaseError("a call is an object with a method and its request")
     given = dict(value)
     expected = given.pop("expect", {"code": "OK"})
     timeout = given.pop("within", 10)
@@ -201,8 +186,13 @@ async def call(run: ServerRun, value: Mapping[str, Any], token: str) -> None:
         run.rollout_id = run.rollout_id or request["rollout_id"]
         request.setdefault("callback", {"target": run.server.listener.address})
         request = {key: each for key, each in request.items() if each is not None}
+    whole: dict[str, Any] = {"code": expected} if isinstance(expected, str) else {"code": "OK"} | expected
+    if isinstance(whole["code"], str) and whole["code"] != "OPEN":
+        code_number(whole["code"])
     answer = await run.calls(token).data(method, request or {}, timeout)
-    run.expect(method, {"code": expected} if isinstance(expected, str) else {"code": "OK"} | expected, answer)
+    if isinstance(whole.get("response"), Mapping):
+        check_fields(METHODS[method].response.DESCRIPTOR, whole["response"])
+    run.expect(method, whole, answer)
 
 
 async def _messages(run: ServerRun, value: Any, step: Step) -> None:

@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from osmosis_grpc.testing.conformance.cases import Kind
+from osmosis_grpc.testing.conformance.link_steps import check_steps, run_steps
 from osmosis_grpc.testing.conformance.links import Failed
 from osmosis_grpc.testing.conformance.paths import put
 from osmosis_grpc.testing.conformance.trainer_run import START, TrainerRun
-from osmosis_grpc.testing.conformance.trainer_steps import VERBS, check_steps, frames, run_steps
-from osmosis_grpc.testing.conformance.vectors import pairs
+from osmosis_grpc.testing.conformance.trainer_steps import VERBS, frames
+from osmosis_grpc.testing.conformance.vectors import check_pairs, pairs
 
 
 async def rollout(run: TrainerRun) -> None:
@@ -23,7 +24,7 @@ async def rollout(run: TrainerRun) -> None:
     steps.append({"recorded": {"chats": chats, **body.get("prints", {})}})
     await run.start(body.get("start", {}))
     await VERBS["open"](run, {}, {})
-    await run_steps(run, steps)
+    await run_steps(run, steps, VERBS)
 
 
 async def equality(run: TrainerRun) -> None:
@@ -31,7 +32,7 @@ async def equality(run: TrainerRun) -> None:
     path = run.case.body["field"]
     await run.start({})
     await VERBS["open"](run, {}, {})
-    await run_steps(run, [{"accept": {}}])
+    await run_steps(run, [{"accept": {}}], VERBS)
     for number, (one, other, equal) in enumerate(pairs(run.case.body), 1):
         key = run.rollout_id, "main", number
         run.histories[key], run.parents[key] = [START], 0
@@ -41,15 +42,16 @@ async def equality(run: TrainerRun) -> None:
             if not expected and "messages[0]" in path and isinstance(value, Mapping):
                 run.histories[key] = [dict(value)]
             try:
-                await run_steps(run, [{"ask": {"number": number, **chat}}, {"answer": {"number": number, **expected}}])
+                steps = [{"ask": {"number": number, **chat}}, {"answer": {"number": number, **expected}}]
+                await run_steps(run, steps, VERBS)
             except Failed as error:
                 words = "equal" if equal else "different"
                 raise Failed(f"the {words} values {one!r} and {other!r}: {error}") from None
 
 
 KINDS: Mapping[str, Kind] = {
-    "frames": Kind(frozenset({"steps", "start"}), frames, check_steps),
-    "rollout": Kind(frozenset({"start", "chats", "outcome", "prints"}), rollout),
-    "equality": Kind(frozenset({"field", "vector", "equal", "different"}), equality),
+    "frames": Kind(frozenset({"steps", "start"}), ("steps",), frames, lambda body: check_steps(body["steps"], VERBS)),
+    "rollout": Kind(frozenset({"start", "chats", "outcome", "prints"}), ("chats",), rollout),
+    "equality": Kind(frozenset({"field", "vector", "equal", "different"}), (), equality, check_pairs),
 }
 """The kinds by their names."""

@@ -6,20 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import grpc
-from google.rpc import status_pb2
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, control_pb2, error_pb2, services_pb2
-from osmosis_grpc.supervise import OnFailure, child, job
+from osmosis_grpc.testing.conformance.call_link import CallLink
 from osmosis_grpc.testing.conformance.calls import Calls
-from osmosis_grpc.testing.conformance.links import Failed, Link, StreamLink
-from osmosis_grpc.testing.conformance.protobuf_data import CaseError, from_data, status_message
+from osmosis_grpc.testing.conformance.links import Failed, StreamLink
+from osmosis_grpc.testing.conformance.listener import Listener, refuse
+from osmosis_grpc.testing.conformance.protobuf_data import CaseError, from_data
 from osmosis_grpc.testing.conformance.trace import Trace
 from osmosis_grpc.testing.raw import RawStream
 from osmosis_grpc.testing.raw.connections import ACCEPT, OPTIONS, OWN_CONNECTION
-from osmosis_grpc.wire.methods import METHODS
 
-CALLED = job("testing.conformance.called", OnFailure.RAISE)
-SERVICE = "osmosis.rollout.v1.RolloutService"
 START = 20.0
 """Seconds in which a trainer has started: it has opened its stream, or listens."""
 SOON = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 500))
@@ -44,8 +41,6 @@ LIMITS = {
     "heartbeat_timeout": "45s",
     "min_ping_interval": "10s",
 }
-REASONS = {"ABORTED": {"code": "ABORTED", "reason": "ATTACHMENT_REPLACED", "message": "another stream has this id"}}
-"""The statuses with a reason of their own with which the suite ends a stream."""
 _METHODS = {"chat": "Chat", "complete": "Complete", "abandon_chat": "AbandonChat"}
 
 
@@ -62,64 +57,22 @@ def server_hello(journal_id: str, given: Mapping[str, Any]) -> dict[str, Any]:
         "features": FEATURES,
         "limits": LIMITS,
     }
-    return {name: value for name, value in (default | dict(given)).items() if value is not None}
+    own = dict(given)
+    if "limits" in own:
+        own["limits"] = LIMITS | own["limits"]
+    return {name: value for name, value in (default | own).items() if value is not None}
 
 
-class PlayedServer:
-    """Serves RolloutService on a free port of loopback: Attach, Init, GetServerInfo and Cancel."""
+class PlayedServer(Listener):
+    """Serves RolloutService on a free port: Attach, Init, GetServerInfo and Cancel."""
 
-    def __init__(self) -> None:
-        self.address = ""
+    def __init__(self, host: str) -> None:
+        super().__init__("Attach", f"{host}:0")
         self.callbacks: CallbackLink | None = None
         """Gets the Inits that come as calls."""
-        self._streams: asyncio.Queue[RawStream] = asyncio.Queue()
-        self._ends: dict[RawStream, asyncio.Future[str]] = {}
-        options = (*OPTIONS, ("grpc.so_reuseport", 0), ("grpc.http2.min_ping_interval_without_data_ms", 1000))
-        self._server = grpc.aio.server(options=options)
 
-    async def __aenter__(self) -> "PlayedServer":
-        calls = {"Init": self._init, "GetServerInfo": self._info, "Cancel": self._cancel}
-        handlers: dict[str, Any] = {
-            name: grpc.unary_unary_rpc_method_handler(call, METHODS[name].request.FromString, _serialized)
-            for name, call in calls.items()
-        }
-        handlers["Attach"] = grpc.stream_stream_rpc_method_handler(
-            self._attach, services_pb2.AttachRequest.FromString, None
-        )
-        self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, handlers)])
-        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
-        await self._server.start()
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self._server.stop(0)
-
-    async def next_stream(self) -> RawStream:
-        """Return the next live stream."""
-        while (stream := await self._streams.get()).over is not None:
-            pass
-        return stream
-
-    def finish(self, stream: RawStream, status: str) -> None:
-        """End a stream with a status."""
-        end = self._ends.get(stream)
-        if end is not None and not end.done():
-            end.set_result(status)
-
-    async def _attach(self, _requests: Any, context: Any) -> None:
-        stream = RawStream(context, services_pb2.AttachResponse)
-        end = self._ends[stream] = asyncio.get_running_loop().create_future()
-        await self._streams.put(stream)
-        try:
-            await asyncio.wait({end, stream.reader}, return_when=asyncio.FIRST_COMPLETED)
-            if end.done() and end.result() != "OK":
-                status = status_message(REASONS.get(end.result(), end.result()))
-                context.set_trailing_metadata((("grpc-status-details-bin", status.SerializeToString()),))
-                context.set_code(grpc.StatusCode[end.result()])
-                context.set_details(status.message)
-        finally:
-            stream.reader.cancel()
-            del self._ends[stream]
+    def calls(self) -> Mapping[str, Any]:
+        return {"Init": self._init, "GetServerInfo": self._info, "Cancel": self._cancel}
 
     async def _init(self, request: Any, context: Any) -> Any:
         if self.callbacks is None:
@@ -203,42 +156,21 @@ class AcceptLink(StreamLink):
         await self._channel.close()
 
 
-class CallbackLink(Link):
-    """Init comes as a call; Chat, Complete and AbandonChat are calls to the trainer's callback."""
+class CallbackLink(CallLink):
+    """Init is a call to the suite; Chat, Complete and AbandonChat are calls to the trainer's callback."""
 
     def __init__(self, server: PlayedServer, trace: Trace) -> None:
-        super().__init__(attach_pb2.ServerFrame, trace, "callback")
-        self.frames: list[Any] = []
-        self.over: str | None = None
-        self.details, self.status = "", status_pb2.Status()
-        self._news = asyncio.Condition()
-        self._open: dict[tuple[str, int], list[asyncio.Future[Any]]] = {}
+        super().__init__(attach_pb2.ServerFrame, trace)
         self._callbacks: dict[str, Any] = {}
         self._channels: dict[str, grpc.aio.Channel] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
         server.callbacks = self
-        self.use(self)
-
-    async def open(self, hello: Mapping[str, Any] | None) -> None:
-        """There is nothing to open."""
-
-    async def until(self, condition: Any, what: str = "", wait: float | None = None) -> None:
-        if what:
-            await super().until(condition, what, wait)
-        else:
-            async with self._news:
-                await self._news.wait_for(condition)
 
     async def init(self, request: Any, context: Any) -> Any:
         """Serve an Init: wait until the case answers it."""
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._open.setdefault((request.rollout_id, request.attempt or 1), []).append(answer)
         self._callbacks[request.rollout_id] = request.callback
-        await self._came(attach_pb2.TrainerFrame(init=request))
-        result = await answer
+        result = await self.served((request.rollout_id, request.attempt or 1), attach_pb2.TrainerFrame(init=request))
         if isinstance(result, error_pb2.Status):
-            context.set_trailing_metadata((("grpc-status-details-bin", result.SerializeToString()),))
-            await context.abort(next(each for each in grpc.StatusCode if each.value[0] == result.code), result.message)
+            await refuse(context, result)
         return result
 
     async def write(self, frames: Sequence[Any]) -> None:
@@ -246,21 +178,16 @@ class CallbackLink(Link):
             kind = frame.WhichOneof("frame")
             if kind == "init_reply":
                 reply = frame.init_reply
-                for waiting in self._open.pop((reply.rollout_id, reply.attempt or 1), ()):
-                    if not waiting.done():
-                        waiting.set_result(getattr(reply, reply.WhichOneof("result")))
+                self.answer((reply.rollout_id, reply.attempt or 1), getattr(reply, reply.WhichOneof("result")))
             elif kind in _METHODS:
-                task = child(CALLED, self._call(kind, getattr(frame, kind)))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                self.call(self._ask(kind, getattr(frame, kind)))
             else:
                 raise CaseError(f"a server cannot send {kind} to a callback; leave callback out of `over`")
 
     async def cut(self) -> None:
-        """Cancel all open calls of the trainer."""
+        """Cancel all open calls of the suite."""
         self.trace.add("->", "all open calls cancelled")
-        for task in self._tasks:
-            task.cancel()
+        self.cancel_calls()
 
     def calls(self, rollout_id: str, credential: str | None = None) -> Calls:
         """Return a caller of the callback of a rollout, with its credential or another one."""
@@ -280,7 +207,7 @@ class CallbackLink(Link):
             with contextlib.suppress(Exception):
                 await channel.close()
 
-    async def _call(self, kind: str, message: Any) -> None:
+    async def _ask(self, kind: str, message: Any) -> None:
         outcome = getattr(message, "outcome", None)
         whole = outcome if outcome is not None else message
         callback = self._callbacks.get(whole.rollout_id)
@@ -289,17 +216,8 @@ class CallbackLink(Link):
         result = await self.calls(whole.rollout_id).result(_METHODS[kind], message, 60)
         if kind == "chat":
             names = {name: getattr(whole, name) for name in ("rollout_id", "attempt", "sample", "chat_number")}
-            await self._came(attach_pb2.TrainerFrame(chat_reply=attach_pb2.ChatReply(**names, **result)))
+            await self.came(attach_pb2.TrainerFrame(chat_reply=attach_pb2.ChatReply(**names, **result)))
         elif kind == "complete":
             names = {name: getattr(whole, name) for name in ("rollout_id", "attempt", "result_id")}
             made = {"receipt": result["response"].receipt} if "response" in result else result
-            await self._came(attach_pb2.TrainerFrame(complete_reply=attach_pb2.CompleteReply(**names, **made)))
-
-    async def _came(self, frame: Any) -> None:
-        async with self._news:
-            self.frames.append(frame)
-            self._news.notify_all()
-
-
-def _serialized(message: Any) -> bytes:
-    return bytes(message.SerializeToString())
+            await self.came(attach_pb2.TrainerFrame(complete_reply=attach_pb2.CompleteReply(**names, **made)))

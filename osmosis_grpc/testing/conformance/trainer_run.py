@@ -3,11 +3,12 @@
 import asyncio
 import contextlib
 import json
-import socket
+import secrets
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from osmosis_grpc.link.free_ports import check_free
 from osmosis_grpc.supervise import OnFailure, child, job
 from osmosis_grpc.testing.conformance.cases import Case
 from osmosis_grpc.testing.conformance.links import Failed, Link
@@ -34,7 +35,7 @@ class TrainerRun:
         self.mode = mode
         self.trace = trace
         self.prefix = prefix
-        self.server = PlayedServer()
+        self.server = PlayedServer("127.0.0.1")
         self.process: TrainerProcess | None = None
         self.may_end = False
         """Whether the trainer may have ended: it was asked to leave, or its stream was replaced."""
@@ -103,13 +104,10 @@ class TrainerRun:
         step, end = child(STEP, work), child(STEP, self.process.ended())
         try:
             await asyncio.wait({step, end}, return_when=asyncio.FIRST_COMPLETED)
-            if not step.done() and not self.may_end:
-                self.check_exit("")
+            why = str(step.exception()) if step.done() and isinstance(step.exception(), Failed) else ""
+            if (why or not step.done()) and not self.may_end:
+                self.check_exit(why)
             return await step
-        except Failed as error:
-            if not self.may_end:
-                self.check_exit(str(error))
-            raise
         finally:
             step.cancel()
             end.cancel()
@@ -119,12 +117,11 @@ class TrainerRun:
         process = self.process
         if process is None or process.exit_code is None:
             return
-        why = f"{why}\n" if why else ""
         if process.exit_code == LACKS:
             raise Skipped(f"the trainer lacks the mode {self.mode} or an option of this case")
-        raise Failed(
-            f"{why}the trainer ended with exit code {process.exit_code}; its stderr ends with:\n{process.errors}"
-        )
+        said = f"its stderr ends with:\n{process.errors}" if process.errors.strip() else "it wrote nothing to stderr"
+        lines = [why, f"the trainer ended with exit code {process.exit_code} before its stdin had ended; {said}"]
+        raise Failed("\n".join(filter(None, lines)))
 
     def expect(self, what: str, expected: Any, got: Any) -> None:
         """Compare data. Raises Failed with the differences."""
@@ -216,5 +213,9 @@ def _text(messages: list[Data]) -> str:
 
 
 def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
+    """Return a free port below those that systems give to connections, so that no other case gets it meanwhile."""
+    while True:
+        port = 10_000 + secrets.randbelow(20_000)
+        with contextlib.suppress(OSError):
+            check_free("127.0.0.1", port)
+            return port

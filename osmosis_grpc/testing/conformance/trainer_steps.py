@@ -2,10 +2,10 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from osmosis_grpc.testing.conformance.link_steps import GENERIC, Step, link_of, verb_of
+from osmosis_grpc.testing.conformance.link_steps import GENERIC, Step, link_of, run_steps
 from osmosis_grpc.testing.conformance.links import Failed
 from osmosis_grpc.testing.conformance.protobuf_data import CaseError, to_data
 from osmosis_grpc.testing.conformance.trainer_links import CallbackLink
@@ -21,27 +21,9 @@ async def frames(run: TrainerRun) -> None:
     """Run a case of the kind `frames`. The trainer starts and its link is opened before the first step."""
     steps = list(run.case.body["steps"])
     await run.start(run.case.body.get("start", {}))
-    if "open" not in steps[0] and "dial" not in steps[0]:
+    if "open" not in steps[0]:
         await _open(run, {}, {})
-    await run_steps(run, steps)
-
-
-async def run_steps(run: TrainerRun, steps: Sequence[Step]) -> None:
-    """Do the steps in order. Raises Failed naming the step."""
-    for number, step in enumerate(steps, 1):
-        if run.mode not in step.get("only", run.mode):
-            continue
-        verb = verb_of(step, VERBS, number)
-        try:
-            await run.guard(VERBS[verb](run, run.filled(step[verb]), step))
-        except Failed as error:
-            raise Failed(f"step {number} ({verb}): {error}") from None
-
-
-def check_steps(body: Mapping[str, Any]) -> None:
-    """Check the verbs of the steps. Raises CaseError."""
-    for number, step in enumerate(body["steps"], 1):
-        verb_of(step, VERBS, number)
+    await run_steps(run, steps, VERBS)
 
 
 async def _open(run: TrainerRun, value: Any, step: Step) -> None:

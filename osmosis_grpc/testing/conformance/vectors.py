@@ -23,5 +23,15 @@ def pairs(body: Mapping[str, Any]) -> Iterator[tuple[Any, Any, bool]]:
     sources = [body, *([vector(body["vector"])] if "vector" in body else [])]
     for source in sources:
         for key, equal in (("equal", True), ("different", False)):
-            for one, other in source.get(key, ()):
-                yield one, other, equal
+            for pair in source.get(key, ()):
+                if not isinstance(pair, list) or len(pair) != 2:
+                    raise CaseError(f"{key}: {pair!r} is no pair of values")
+                yield pair[0], pair[1], equal
+
+
+def check_pairs(body: Mapping[str, Any]) -> None:
+    """Check that a case has a field and pairs. Raises CaseError."""
+    if "field" not in body:
+        raise CaseError("field is missing")
+    if not list(pairs(body)):
+        raise CaseError("a case of the kind equality has a `vector`, or a list `equal` or `different`")

@@ -1,55 +1,67 @@
 """Faults that are planted in this project's server and trainer for tests of the conformance suite.
 
 A fault changes the frames that one side sends or gets, or replaces one function. Nothing in the package knows of them:
-`server.py` and `trainer.py` of this folder switch one on with `--fault NAME`.
+`server.py` and `trainer.py` of this folder switch one on with `--fault NAME`. To add a fault, add a row to a table.
 """
 
+import importlib
+import json
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import outcome_pb2, services_pb2
 from osmosis_grpc.link.stream_machine import StreamMachine
 
-Frame = Any
-Change = Callable[[Frame], Iterator[Frame]]
+Edit = Callable[[Any], int | None]
+"""Changes the content of a frame. It may return how many times the frame is sent or handled, in place of once."""
+SENT = {"server": services_pb2.AttachResponse, "trainer": services_pb2.AttachRequest}
+"""The messages that each side sends."""
 
 
-@dataclass(frozen=True)
-class Fault:
-    """A planted fault. `found_by` is a case that finds it, as CASE@MODE."""
+class Fault(NamedTuple):
+    """A planted fault. Its name says what the side does."""
 
-    does: str
-    plant: Callable[[], None]
     found_by: str
+    """The case that finds it, over Attach."""
+    plant: Callable[[str], None]
+    """Switches it on in this process, which is a `server` or a `trainer`."""
 
 
-def sent(messages: Any, change: Change) -> Callable[[], None]:
-    """Change each frame that this side sends; a change yields the frames to send instead."""
+# How a fault is planted.
 
-    def plant() -> None:
+
+def sends(kind: str, edit: Edit) -> Callable[[str], None]:
+    """Change each frame of a kind that this side sends."""
+
+    def plant(side: str) -> None:
+        messages = SENT[side]
         for name in ("send", "answer", "send_event"):
             original = getattr(StreamMachine, name)
 
-            def changed(self: Any, frame: bytes, original: Any = original) -> None:
-                for each in change(messages.FromString(frame).frames[0]):
-                    original(self, messages(frames=[each]).SerializeToString())
+            def changed(self: Any, data: bytes, original: Any = original) -> None:
+                frame = messages.FromString(data).frames[0]
+                times = edit(getattr(frame, kind)) if frame.WhichOneof("frame") == kind else None
+                for _ in range(1 if times is None else times):
+                    original(self, messages(frames=[frame]).SerializeToString())
 
             setattr(StreamMachine, name, changed)
 
     return plant
 
 
-def got(change: Callable[[str, Any], Iterator[tuple[str, Any]]]) -> Callable[[], None]:
-    """Change each frame that this side gets: a change yields (kind, content) pairs to handle instead."""
+def gets(kind: str, edit: Edit) -> Callable[[str], None]:
+    """Change each frame of a kind that this side gets. The kind of an unknown frame is ""."""
 
-    def plant() -> None:
+    def plant(_side: str) -> None:
         original = StreamMachine.next_frames
 
         def changed(self: Any, accepted: Any) -> list[Any]:
             while frames := original(self, accepted):
-                kept = [new for kind, content in frames for new in change(kind, content)]
+                kept = []
+                for each, content in frames:
+                    times = edit(content) if each == kind else None
+                    kept += [(each, content)] * (1 if times is None else times)
                 if kept:
                     return kept
             return []
@@ -59,13 +71,12 @@ def got(change: Callable[[str, Any], Iterator[tuple[str, Any]]]) -> Callable[[],
     return plant
 
 
-def replaced(module: str, path: str, new: Callable[[Any], Any]) -> Callable[[], None]:
-    """Replace a function or a constant of a module; `new` gets the original."""
+def replaced(place: str, new: Callable[[Any], Any]) -> Callable[[str], None]:
+    """Replace a function or a constant, MODULE:NAME in the package; `new` gets the original."""
 
-    def plant() -> None:
-        import importlib
-
-        owner: Any = importlib.import_module(module)
+    def plant(_side: str) -> None:
+        module, path = place.split(":")
+        owner: Any = importlib.import_module(f"osmosis_grpc.{module}")
         *parents, name = path.split(".")
         for parent in parents:
             owner = getattr(owner, parent)
@@ -74,52 +85,19 @@ def replaced(module: str, path: str, new: Callable[[Any], Any]) -> Callable[[], 
     return plant
 
 
-def server_sends(change: Change) -> Callable[[], None]:
-    return sent(services_pb2.AttachResponse, change)
-
-
-def trainer_sends(change: Change) -> Callable[[], None]:
-    return sent(services_pb2.AttachRequest, change)
-
-
-# Changes of frames.
-
-
-def dropped(kind: str) -> Change:
-    def change(frame: Frame) -> Iterator[Frame]:
-        if frame.WhichOneof("frame") != kind:
-            yield frame
-
-    return change
-
-
-def changed(kind: str, edit: Callable[[Any], None]) -> Change:
-    def change(frame: Frame) -> Iterator[Frame]:
-        if frame.WhichOneof("frame") == kind:
-            edit(getattr(frame, kind))
-        yield frame
-
-    return change
-
-
-def doubled(kind: str) -> Change:
-    def change(frame: Frame) -> Iterator[Frame]:
-        yield frame
-        if frame.WhichOneof("frame") == kind:
-            yield frame
-
-    return change
-
-
-def not_got(*kinds: str) -> Callable[[str, Any], Iterator[tuple[str, Any]]]:
-    def change(kind: str, content: Any) -> Iterator[tuple[str, Any]]:
-        if kind not in kinds:
-            yield kind, content
-
-    return change
-
-
 # Edits.
+
+
+def _dropped(_content: Any) -> int:
+    return 0
+
+
+def _twice(_content: Any) -> int:
+    return 2
+
+
+def _raises(_content: Any) -> None:
+    raise RuntimeError("a planted fault: an unknown frame")
 
 
 def _always_created(reply: Any) -> None:
@@ -140,6 +118,12 @@ def _wrong_parent(chat: Any) -> None:
 def _one_message_more(chat: Any) -> None:
     if chat.HasField("delta"):
         chat.delta.messages.insert(0, chat.delta.messages[0])
+
+
+def _never_in_full(chat: Any) -> None:
+    if chat.HasField("full") and chat.chat_number > 1:
+        messages = list(chat.full.messages)[-1:]
+        chat.delta.CopyFrom(type(chat.delta)(parent_chat=chat.chat_number - 1, messages=messages))
 
 
 def _shifted_mask(complete: Any) -> None:
@@ -168,12 +152,16 @@ def _own_temperature(chat: Any) -> None:
     chat.sampling.temperature = chat.sampling.temperature or 1.0
 
 
+def _with_tools(chat: Any) -> None:
+    chat.tools.SetInParent()
+
+
 def _always_recorded(reply: Any) -> None:
     if reply.HasField("receipt"):
         reply.receipt = outcome_pb2.RECEIPT_RECORDED
 
 
-def _code(code: int, instead: int) -> Callable[[Any], None]:
+def _code(code: int, instead: int) -> Edit:
     def edit(reply: Any) -> None:
         if reply.HasField("status") and reply.status.code == code:
             reply.status.code = instead
@@ -181,7 +169,7 @@ def _code(code: int, instead: int) -> Callable[[Any], None]:
     return edit
 
 
-def _longer_prefix(reply: Any) -> None:
+def _shorter_prefix(reply: Any) -> None:
     if reply.HasField("response") and reply.response.prompt_prefix:
         reply.response.prompt_prefix -= 1
 
@@ -190,190 +178,83 @@ def _other_attachment(hello: Any) -> None:
     hello.attachment_id = f"{hello.attachment_id}{time.monotonic_ns()}"[-200:]
 
 
-def _forgetful_tools(chat: Any) -> None:
-    chat.tools.SetInParent()
+# Replacements.
+
+CHAT = "trainer.chats.attempt_cache:AttemptCache.chat"
 
 
-def _delta_never_in_full(frame: Frame) -> Iterator[Frame]:
-    if frame.WhichOneof("frame") == "chat" and frame.chat.HasField("full") and frame.chat.chat_number > 1:
-        messages = list(frame.chat.full.messages)[-1:]
-        frame.chat.delta.CopyFrom(type(frame.chat.delta)(parent_chat=frame.chat.chat_number - 1, messages=messages))
-    yield frame
+def _unsorted(_canonical: Any) -> Callable[[Any], str]:
+    return json.dumps
 
 
-def _shorter_length(_original: Any) -> Callable[[Any, Any], int]:
+def _length_only(_common: Any) -> Callable[[Any, Any], int]:
     return lambda one, other: min(len(one), len(other))
 
 
-def _unknown_frames_end_the_stream(kind: str, content: Any) -> Iterator[tuple[str, Any]]:
-    if not kind:
-        raise RuntimeError("a planted fault: an unknown frame")
-    yield kind, content
+def _endless(_limit: int) -> int:
+    return 10**9
 
 
-SERVER: Mapping[str, Fault] = {
-    "created-twice": Fault(
-        "says `created` in each answer to an equal Init",
-        server_sends(changed("init_reply", _always_created)),
-        "another-attachment-takes-over@attach",
-    ),
-    "no-details": Fault(
-        "refuses an Init without naming the field",
-        server_sends(changed("init_reply", _without_details)),
-        "mistakes-in-one-request@attach",
-    ),
-    "wrong-parent": Fault(
-        "names the wrong chat that a delta continues",
-        server_sends(changed("chat", _wrong_parent)),
-        "delta-names-its-parent@attach",
-    ),
-    "delta-repeats-a-message": Fault(
-        "repeats a message in a delta",
-        server_sends(changed("chat", _one_message_more)),
-        "delta-names-its-parent@attach",
-    ),
-    "never-in-full": Fault(
-        "does not send a chat again in full",
-        server_sends(_delta_never_in_full),
-        "unknown-chat-comes-again-in-full@attach",
-    ),
-    "shifted-mask": Fault(
-        "counts a token of the prompt as sampled",
-        server_sends(changed("complete", _shifted_mask)),
-        "segment-grows@attach",
-    ),
-    "unset-reward-is-zero": Fault(
-        "reports 0 where there is no reward", server_sends(changed("complete", _zero_reward)), "chat-rewards@attach"
-    ),
-    "new-result-id": Fault(
-        "makes a new result id for each report",
-        server_sends(changed("complete", _new_result_id)),
-        "outcome-is-reported-until-a-receipt@attach",
-    ),
-    "event-numbers": Fault(
-        "numbers events from 2", server_sends(changed("event", _number_plus_one)), "subscription-to-events@attach"
-    ),
-    "adds-a-temperature": Fault(
-        "adds a temperature to chats that have none",
-        server_sends(changed("chat", _own_temperature)),
-        "sampling-is-complete@attach",
-    ),
-    "repeats-the-tools": Fault(
-        "sends tools with each chat of an attachment",
-        server_sends(changed("chat", _forgetful_tools)),
-        "tools-over-an-attachment@attach",
-    ),
-    "no-abandon": Fault(
-        "does not say that a reply is no longer wanted",
-        server_sends(dropped("abandon_chat")),
-        "cancel-ends-the-rollout@attach",
-    ),
-    "no-unknown-rollouts": Fault(
-        "does not answer a list of open rollouts",
-        server_sends(dropped("unknown_rollouts")),
-        "open-rollouts-are-listed-and-taken-over@attach",
-    ),
-    "chats-twice": Fault("asks each chat twice", server_sends(doubled("chat")), "chat-window@attach"),
-    "ignores-windows": Fault("ignores the trainer's windows", got(not_got("window")), "chat-window@attach"),
-    "ignores-goodbye": Fault("ignores Goodbye", got(not_got("goodbye")), "goodbye@attach"),
-    "dies-of-unknown-frames": Fault(
-        "breaks at an unknown frame", got(_unknown_frames_end_the_stream), "unknown-frame@attach"
-    ),
-    "json-as-text": Fault(
-        "compares JSON without sorting its keys",
-        replaced(
-            "osmosis_grpc.types.requests",
-            "jsontext.canonical",
-            lambda original: lambda value: __import__("json").dumps(value),
-        ),
-        "json-is-compared-by-value@attach",
-    ),
-    "drift-is-ignored": Fault(
-        "extends a segment whose tokens differ",
-        replaced(
-            "osmosis_grpc.types.segment_assembly",
-            "_common",
-            lambda _original: lambda one, other: min(len(one), len(other)),
-        ),
-        "segment-drifts@attach",
-    ),
-    "too-many-frames": Fault(
-        "takes messages of any number of frames",
-        replaced("osmosis_grpc.link.stream_machine", "MAX_FRAMES", lambda _original: 10**9),
-        "too-many-frames@attach",
-    ),
+def _deaf(original: Any) -> Any:
+    return lambda self, interval, timeout, now: original(self, interval, 3600.0, now)
+
+
+def _sampled_again(original: Any) -> Any:
+    def chat(self: Any, request: Any, sampler: Any) -> Any:
+        for sample in self.samples.values():
+            sample.asked.clear()
+        return original(self, request, sampler)
+
+    return chat
+
+
+def _first_reply_for_all(original: Any) -> Any:
+    def chat(self: Any, request: Any, sampler: Any) -> Any:
+        asked = self.samples[request.sample].asked if request.sample in self.samples else {}
+        return asked[request.chat_number] if request.chat_number in asked else original(self, request, sampler)
+
+    return chat
+
+
+SERVER = {
+    "created-twice": Fault("another-attachment-takes-over", sends("init_reply", _always_created)),
+    "no-details": Fault("mistakes-in-one-request", sends("init_reply", _without_details)),
+    "wrong-parent": Fault("delta-names-its-parent", sends("chat", _wrong_parent)),
+    "delta-repeats-a-message": Fault("delta-names-its-parent", sends("chat", _one_message_more)),
+    "never-in-full": Fault("unknown-chat-comes-again-in-full", sends("chat", _never_in_full)),
+    "shifted-mask": Fault("segment-grows", sends("complete", _shifted_mask)),
+    "unset-reward-is-zero": Fault("chat-rewards", sends("complete", _zero_reward)),
+    "new-result-id": Fault("outcome-is-reported-until-a-receipt", sends("complete", _new_result_id)),
+    "event-numbers": Fault("subscription-to-events", sends("event", _number_plus_one)),
+    "adds-a-temperature": Fault("sampling-is-complete", sends("chat", _own_temperature)),
+    "repeats-the-tools": Fault("tools-over-an-attachment", sends("chat", _with_tools)),
+    "no-abandon": Fault("cancel-ends-the-rollout", sends("abandon_chat", _dropped)),
+    "no-unknown-rollouts": Fault("open-rollouts-are-listed-and-taken-over", sends("unknown_rollouts", _dropped)),
+    "chats-twice": Fault("chat-window", sends("chat", _twice)),
+    "ignores-windows": Fault("chat-window", gets("window", _dropped)),
+    "ignores-goodbye": Fault("goodbye", gets("goodbye", _dropped)),
+    "dies-of-unknown-frames": Fault("unknown-frame", gets("", _raises)),
+    "json-as-text": Fault("json-is-compared-by-value", replaced("types.requests:jsontext.canonical", _unsorted)),
+    "drift-is-ignored": Fault("segment-drifts", replaced("types.segment_assembly:_common", _length_only)),
+    "too-many-frames": Fault("too-many-frames", replaced("link.stream_machine:MAX_FRAMES", _endless)),
 }
 """Faults of the server, by name."""
-
-TRAINER: Mapping[str, Fault] = {
-    "applies-outcomes-twice": Fault(
-        "answers each report of an outcome with RECORDED",
-        trainer_sends(changed("complete_reply", _always_recorded)),
-        "outcome-is-applied-once@attach",
+TRAINER = {
+    "applies-outcomes-twice": Fault("outcome-is-applied-once", sends("complete_reply", _always_recorded)),
+    "unknown-rollout-is-invalid": Fault("unknown-rollout", sends("chat_reply", _code(5, 3))),
+    "unknown-chat-without-detail": Fault("unknown-chat", sends("chat_reply", _without_details)),
+    "ended-rollout-is-unknown": Fault("chat-after-the-outcome", sends("chat_reply", _code(9, 5))),
+    "prefix-off-by-one": Fault("rollout-of-three-chats", sends("chat_reply", _shorter_prefix)),
+    "new-attachment-each-time": Fault("break-and-resume", sends("hello", _other_attachment)),
+    "no-open-rollouts": Fault("break-and-resume", sends("open_rollouts", _dropped)),
+    "leaves-without-goodbye": Fault("goodbye", sends("goodbye", _dropped)),
+    "no-heartbeats": Fault("heartbeats-of-the-trainer", sends("heartbeat", _dropped)),
+    "waits-for-a-silent-server": Fault(
+        "silent-server-is-dead", replaced("link.stream_machine:StreamMachine.pace", _deaf)
     ),
-    "unknown-rollout-is-invalid": Fault(
-        "answers a chat of an unknown rollout with INVALID_ARGUMENT",
-        trainer_sends(changed("chat_reply", _code(5, 3))),
-        "unknown-rollout@attach",
-    ),
-    "unknown-chat-without-detail": Fault(
-        "refuses a delta without UnknownChat",
-        trainer_sends(changed("chat_reply", _without_details)),
-        "unknown-chat@attach",
-    ),
-    "ended-rollout-is-unknown": Fault(
-        "answers a chat after the outcome with NOT_FOUND",
-        trainer_sends(changed("chat_reply", _code(9, 5))),
-        "chat-after-the-outcome@attach",
-    ),
-    "prefix-off-by-one": Fault(
-        "leaves out one token more than it says",
-        trainer_sends(changed("chat_reply", _longer_prefix)),
-        "rollout-of-three-chats@attach",
-    ),
-    "new-attachment-each-time": Fault(
-        "makes a new attachment id for each stream",
-        trainer_sends(changed("hello", _other_attachment)),
-        "break-and-resume@attach",
-    ),
-    "no-open-rollouts": Fault(
-        "does not list its open rollouts after a break",
-        trainer_sends(dropped("open_rollouts")),
-        "break-and-resume@attach",
-    ),
-    "leaves-without-goodbye": Fault("leaves without Goodbye", trainer_sends(dropped("goodbye")), "goodbye@attach"),
-    "ignores-abandon": Fault(
-        "samples on after AbandonChat", got(not_got("abandon_chat")), "abandoned-chat-stops-the-sampler@attach"
-    ),
-    "ignores-windows": Fault("ignores the server's windows", got(not_got("window")), "window-of-zero-pauses@attach"),
-    "samples-twice": Fault(
-        "samples a chat again when it comes again",
-        replaced(
-            "osmosis_grpc.trainer.chats.attempt_cache",
-            "AttemptCache.chat",
-            lambda original: (
-                lambda self, request, sampler: (
-                    [sample.asked.clear() for sample in self.samples.values()],
-                    original(self, request, sampler),
-                )[1]
-            ),
-        ),
-        "chat-is-sampled-once@attach",
-    ),
-    "answers-different-chats": Fault(
-        "gives a different chat the reply of the first one",
-        replaced(
-            "osmosis_grpc.trainer.chats.attempt_cache",
-            "AttemptCache.chat",
-            lambda original: (
-                lambda self, request, sampler: (
-                    self.samples[request.sample].asked[request.chat_number]
-                    if request.sample in self.samples and request.chat_number in self.samples[request.sample].asked
-                    else original(self, request, sampler)
-                )
-            ),
-        ),
-        "different-chat-is-refused@attach",
-    ),
+    "ignores-abandon": Fault("abandoned-chat-stops-the-sampler", gets("abandon_chat", _dropped)),
+    "ignores-windows": Fault("window-of-zero-pauses", gets("window", _dropped)),
+    "samples-twice": Fault("chat-is-sampled-once", replaced(CHAT, _sampled_again)),
+    "answers-different-chats": Fault("different-chat-is-refused", replaced(CHAT, _first_reply_for_all)),
 }
 """Faults of the trainer, by name."""

@@ -7,6 +7,6 @@ from tests.conformance.mutants.faults import TRAINER
 
 if __name__ == "__main__":
     at = sys.argv.index("--fault")
-    TRAINER[sys.argv[at + 1]].plant()
+    TRAINER[sys.argv[at + 1]].plant("trainer")
     del sys.argv[at : at + 2]
     sys.exit(main())

@@ -2,11 +2,13 @@
 
 import asyncio
 import shutil
-from contextlib import asynccontextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
 
 import httpx
 import pytest
 
+from osmosis_gateway.viewer import live, reads
 from osmosis_gateway.viewer.app import serve_viewer
 from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.link.server_security import ServerSecurity
@@ -25,6 +27,8 @@ CANARY = "canary-6b1f0c"
 """A secret of the server: the token that its callers show."""
 TURNS = {"good": 3, "bad": 2, "hostile": 2, f"id{MARKUP}": 1, "long": 120}
 """The rollouts, and their turns."""
+FEW_TURNS = TURNS | {"long": 4}
+"""Those of a server that a test runs for itself."""
 
 
 @tool
@@ -98,13 +102,38 @@ def source_of(server):
 @asynccontextmanager
 async def browsing(source, **options):
     """A client of a viewer over a source."""
-    async with source, serve_viewer(source, **options) as http:
-        address = f"http://{http.address}"
-        async with httpx.AsyncClient(base_url=address, timeout=20, trust_env=False) as client:
-            yield client
+    async with source, serve_viewer(source, **options) as http, client_of(f"http://{http.address}") as client:
+        yield client
 
 
-@pytest.fixture(scope="module")
+def client_of(address):
+    """A client of a viewer. It loads no certificates, which takes longer than most tests."""
+    return httpx.AsyncClient(base_url=address, timeout=20, trust_env=False, verify=False)
+
+
+@contextmanager
+def on_thread(source):
+    """Serve a viewer over a source on a thread, and yield its address. So it serves several tests."""
+    ready = Future()
+
+    async def run():
+        async with source, serve_viewer(source) as http:
+            stop = asyncio.Event()
+            ready.set_result((f"http://{http.address}", asyncio.get_running_loop(), stop))
+            await stop.wait()
+
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(asyncio.run, run())
+        running.add_done_callback(lambda it: ready.done() or ready.set_exception(it.exception()))
+        address, loop, stop = ready.result()
+        try:
+            yield address
+        finally:
+            loop.call_soon_threadsafe(stop.set)
+            running.result()
+
+
+@pytest.fixture(scope="session")
 def folder(tmp_path_factory):
     """The state folder of a server that has ended."""
 
@@ -117,17 +146,32 @@ def folder(tmp_path_factory):
     return path
 
 
+@pytest.fixture(scope="module")
+def viewed(folder):
+    """The address of a viewer over the folder. A module may have another folder."""
+    with on_thread(FolderSource(folder)) as address:
+        yield address
+
+
 @pytest.fixture
-async def viewer(folder):
+async def viewer(viewed):
     """A client of a viewer over the folder."""
-    async with browsing(FolderSource(folder)) as client:
+    async with client_of(viewed) as client:
         yield client
 
 
 @pytest.fixture
-async def following(tmp_path):
+def hasty(monkeypatch):
+    """Viewers ask for lists, and look for changes, without the pauses between."""
+    for module in (live, reads):
+        monkeypatch.setattr(module, "PAUSE", 0.02)
+    monkeypatch.setattr(reads, "SAME_FOR", 0.02)
+
+
+@pytest.fixture
+async def following(tmp_path, hasty):
     """A server, and a client of a viewer that follows it."""
-    async with serving(tmp_path) as server, browsing(source_of(server)) as client:
+    async with serving(tmp_path, FEW_TURNS) as server, browsing(source_of(server)) as client:
         yield server, client
 
 

@@ -8,25 +8,16 @@ import re
 import pytest
 
 from benchmarks.full_journal import fill
-from osmosis_grpc.reading.folder_source import FolderSource
-from tests.gateway.viewer.conftest import browsing
 
 ROLLOUTS = 700
 
 
 @pytest.fixture(scope="module")
-def filled(tmp_path_factory):
+def folder(tmp_path_factory):
     """A state folder with rollouts of four agents, a fifth of which failed."""
     path = tmp_path_factory.mktemp("filled")
     asyncio.run(fill(path, ROLLOUTS, 1, 2))
     return path
-
-
-@pytest.fixture
-async def viewer(filled):
-    """A client of a viewer over the folder."""
-    async with browsing(FolderSource(filled)) as client:
-        yield client
 
 
 async def landed(viewer, address):

@@ -11,7 +11,8 @@ from osmosis_grpc.cli.view_demo import CUT, DRIFTING, write_demo
 from osmosis_grpc.reading.folder_source import FolderSource
 from osmosis_grpc.types import Group, RolloutInfo, RolloutState
 from osmosis_grpc.types.rollout_info import Activity
-from tests.gateway.viewer.conftest import MARKUP, browsing
+from tests.callback_trainer import CallbackTrainer
+from tests.gateway.viewer.conftest import MARKUP, browsing, calling
 
 
 def row(name, reward=None, *, group="g", state=RolloutState.COMPLETED, reason="", progress=0.0):
@@ -84,6 +85,27 @@ async def test_the_demo_has_something_of_each_kind(demo):
         assert re.findall(r">(demo-[^<]+)</a>", cut) == [CUT]
         assert "No running rollout" in stalled
         assert "demo-equal" not in (await client.get("/findings?group=demo-mixed")).text
+
+
+async def test_the_findings_follow_a_server_and_are_read_once_in_a_while(following):
+    server, client = following
+
+    async def fails(request):
+        raise LookupError("the model has gone")
+
+    async with client.stream("GET", "/findings/stream") as stream:
+        lines = stream.aiter_lines()
+        async for line in lines:
+            if "1</span> failed" in line:
+                break
+        async with CallbackTrainer(fails) as trainer, calling(server) as rollouts:
+            messages = [{"role": "user", "content": "Hi"}]
+            await rollouts.init(rollout_id="newest", messages=messages, callback=trainer.callback())
+            async for line in lines:
+                if "2</span> failed" in line:
+                    break
+            else:
+                raise AssertionError("the stream has ended")
 
 
 async def test_the_whole_prompt_of_a_turn_is_what_the_model_saw(demo):

@@ -74,18 +74,11 @@ async def run(path):
 
 
 @pytest.fixture(scope="module")
-def grouped(tmp_path_factory):
+def folder(tmp_path_factory):
     """The state folder of the groups."""
     path = tmp_path_factory.mktemp("grouped")
     asyncio.run(run(path))
     return path
-
-
-@pytest.fixture
-async def viewer(grouped):
-    """A client of a viewer over the folder."""
-    async with browsing(FolderSource(grouped)) as client:
-        yield client
 
 
 def row(text, rollout_id):
@@ -148,7 +141,7 @@ async def test_v4_an_unknown_group_is_named(viewer):
     assert "there is no rollout of group nothing" in page.text
 
 
-async def test_v4_a_group_is_followed_until_its_end(tmp_path):
+async def test_v4_a_group_is_followed_until_its_end(tmp_path, hasty):
     release = asyncio.Event()
 
     async def waits(request):

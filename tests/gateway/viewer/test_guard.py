@@ -101,10 +101,9 @@ async def test_a_wrong_page_or_a_very_long_time_is_named(viewer, following):
             assert "is no page of this list" in await anext(lines)
 
 
-async def test_streams_are_bounded_and_pages_are_still_shown(following):
-    _, client = following
+async def test_streams_are_bounded_and_pages_are_still_shown(viewer):
     limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=client.base_url, limits=limits, timeout=60, trust_env=False) as browser:
+    async with httpx.AsyncClient(base_url=viewer.base_url, limits=limits, timeout=60, verify=False) as browser:
         async with AsyncExitStack() as stack:
             for _ in range(MOST_STREAMS):
                 stream = await stack.enter_async_context(browser.stream("GET", "/stream"))
@@ -187,7 +186,7 @@ async def test_over_tls_the_cookie_is_sent_over_tls_only(folder):
     async with FolderSource(folder) as source:
         for scheme in ("http", "https"):
             transport = httpx.ASGITransport(viewer_app(source, token=TOKEN))
-            async with httpx.AsyncClient(transport=transport, base_url=f"{scheme}://127.0.0.1") as client:
+            async with httpx.AsyncClient(transport=transport, base_url=f"{scheme}://127.0.0.1", verify=False) as client:
                 cookie = (await client.get("/", params={"token": TOKEN})).headers["set-cookie"]
             assert "SameSite=strict" in cookie
             assert ("Secure" in cookie) == (scheme == "https")
@@ -197,7 +196,7 @@ async def test_two_viewers_on_one_host_have_cookies_of_their_own(folder):
     async with (
         browsing(FolderSource(folder), token=TOKEN) as one,
         browsing(FolderSource(folder), token="other") as two,
-        httpx.AsyncClient(trust_env=False) as browser,
+        httpx.AsyncClient(trust_env=False, verify=False) as browser,
     ):
         for client, token in ((one, TOKEN), (two, "other")):
             await browser.get(str(client.base_url), params={"token": token})
@@ -210,7 +209,7 @@ async def test_a_host_that_other_machines_reach_needs_a_token(folder):
         with pytest.raises(ValueError, match="needs a token: --token-file FILE"):
             async with serve_viewer(source, host="0.0.0.0"):
                 raise AssertionError
-        async with serve_viewer(source, host="0.0.0.0", token=TOKEN) as http, httpx.AsyncClient() as client:
+        async with serve_viewer(source, host="0.0.0.0", token=TOKEN) as http, httpx.AsyncClient(verify=False) as client:
             address = f"http://127.0.0.1:{http.port}/"
             assert (await client.get(address)).status_code == 401
             assert (await client.get(address, params={"token": TOKEN}, follow_redirects=True)).status_code == 200

@@ -6,13 +6,15 @@ from contextlib import asynccontextmanager
 import pytest
 
 from osmosis_gateway.http_server import serve_metrics
+from osmosis_gateway.viewer import metrics, reads
 from osmosis_gateway.viewer.metrics import Metrics, MetricsError, metrics_of, scraped
 from osmosis_grpc.policies.scripted import EchoPolicy
 from osmosis_grpc.reading.folder_source import FolderSource
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.trainer import Trainer
-from tests.gateway.viewer.conftest import TURNS, Traveller, browsing, serving, source_of
+from tests.gateway.viewer.conftest import FEW_TURNS, TURNS, Traveller, browsing, serving, source_of
 from tests.observability.scrape import scrape
+from tests.waiting import until
 
 PAGE = """
 # TYPE osmosis_event_loop_lag_seconds histogram
@@ -51,6 +53,23 @@ async def test_v6_percentiles_are_interpolated_within_their_buckets():
     assert (await numbers_of("")).lag is None
 
 
+async def test_v6_the_lag_has_a_point_for_each_two_reads_and_a_restart_of_the_server_has_none(monkeypatch):
+    monkeypatch.setattr(metrics, "EVERY", 0.0)
+    pages = iter([(0, 0), (10, 0), (10, 10), (0, 0), (0, 10)])
+
+    async def read():
+        fast, slow = next(pages)
+        name = f"{metrics.LAG}_bucket"
+        counts = {"0.01": fast, "0.1": fast + slow, "+Inf": fast + slow}
+        buckets = "\n".join(f'{name}{{le="{bound}"}} {count}' for bound, count in counts.items())
+        return f"# TYPE {metrics.LAG} histogram\n{buckets}\n{metrics.LAG}_count {fast + slow}\n{metrics.LAG}_sum 1.0\n"
+
+    server = Metrics("here", read)
+    lags = [(await server.numbers()).lags for _ in range(5)]
+    assert [len(each) for each in lags] == [0, 1, 2, 2, 3]
+    assert [each.p50 for each in lags[-1]] == pytest.approx([0.005, 0.055, 0.055])
+
+
 async def test_v7_status_codes_are_counted_by_method_and_open_calls_are_the_rest():
     found = await numbers_of(PAGE)
     (calls,) = found.calls
@@ -58,21 +77,32 @@ async def test_v7_status_codes_are_counted_by_method_and_open_calls_are_the_rest
     assert found.codes == (("OK", 4, 0), ("NOT_FOUND", 2, 0))
 
 
-async def test_v6_v7_the_pages_have_the_numbers_of_the_scraped_page(tmp_path):
+async def test_v6_v7_the_pages_have_the_numbers_of_the_scraped_page(tmp_path, monkeypatch):
+    monkeypatch.setattr(metrics, "EVERY", 0.0)
+    monkeypatch.setattr(reads, "SAME_FOR", 0.0)
+    monkeypatch.setattr(reads, "SHARE", 1e9)
     async with (
-        serving(tmp_path) as server,
+        serving(tmp_path, FEW_TURNS) as server,
         serve_metrics(server) as http,
         browsing(source_of(server), metrics=scraped(str(http.address))) as client,
     ):
         found = (await client.get("/throughput.json")).json()["metrics"]
         page = scrape(server.metrics)
-        assert found["chats"]["count"] == page.value("osmosis_llm_call_duration_seconds_count") == sum(TURNS.values())
+        assert (
+            found["chats"]["count"] == page.value("osmosis_llm_call_duration_seconds_count") == sum(FEW_TURNS.values())
+        )
         assert dict(found["tools"])["weather"]["count"] == page.value(
             "osmosis_tool_call_duration_seconds_count", tool="weather"
         )
         assert found["ended"] == len(TURNS)
         assert found["attempts"] == page.value("osmosis_callback_attempts_total")
-        assert "event-loop lag p50, p99" in (await client.get("/throughput")).text
+        text = (await client.get("/throughput")).text
+        assert "event-loop lag p50, p99" in text
+
+        async def has_chart():
+            return 'data-table="lags"' in (await client.get("/throughput")).text
+
+        await until(has_chart)
         text = (await client.get("/server")).text
         assert "Calls that the server answers" in text
         assert '<th scope="row">Init</th>' in text

@@ -68,10 +68,11 @@ class Started:
 
 
 @contextlib.contextmanager
-def started(folder: Path, *arguments: str, workers: int = 2, **options) -> Iterator[Started]:
+def started(folder: Path, *arguments: str, workers: int = 2, module: bool = True, **options) -> Iterator[Started]:
     """Start a server with workers in a folder, and wait at the end until no process of it is left."""
     (folder / "agents.py").write_text(AGENT)
-    command = ("--workers", str(workers), "-m", "agents:agent_loop", "--state-dir", "state", *arguments)
+    served = ("-m", "agents:agent_loop") if module else ()
+    command = ("--workers", str(workers), *served, "--state-dir", "state", *arguments)
     pids: set[int] = set()
     with serving(*command, cwd=folder, **options) as (process, ready):
         server = Started(process, ready)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import re
 import signal
 import socket
@@ -187,6 +188,39 @@ def test_what_cannot_start_is_said_once_before_anything_starts(tmp_path):
     assert "--legacy-listen needs the port 0" in refused(tmp_path, *module, "--legacy-listen", "127.0.0.1:7000")
     assert "there is nothing to host" in refused(tmp_path, "--grpc-port", "0")
     assert "no_such" in refused(tmp_path, "--grpc-port", "0", "-m", "agents:no_such")
+
+
+DYING = """
+import os, signal
+with open("starts", "a+") as file:
+    file.write("x")
+    file.flush()
+    if file.seek(0, 1) in range(*map(int, os.environ["DEATHS"].split())):
+        os.kill(os.getpid(), signal.SIGKILL)
+from agents import agent_loop
+"""
+"""The processes whose starts have these numbers are killed before they are ready."""
+
+
+async def test_a_worker_that_is_killed_before_it_is_ready_starts_again(tmp_path):
+    (tmp_path / "dying.py").write_text(DYING)
+    with started(tmp_path, "-m", "dying:agent_loop", module=False, env=os.environ | {"DEATHS": "2 4"}) as server:
+        async with Trainer(server.targets, Policy()) as trainer:
+            await finished(trainer, IDS[:8])
+        server.process.send_signal(signal.SIGTERM)
+        _, err = await asyncio.to_thread(server.process.communicate)
+    assert server.process.returncode == 0
+    assert err.count("worker 1 ended with exit code 137; it starts again") == 2
+    assert (tmp_path / "starts").read_text() == "xxxx"
+
+
+def test_a_worker_that_is_killed_at_every_start_ends_the_server(tmp_path):
+    (tmp_path / "agents.py").write_text(AGENT)
+    (tmp_path / "dying.py").write_text(DYING)
+    command = ("-m", "osmosis_grpc.serve", "-m", "dying:agent_loop", "--workers", "2", "--grpc-port", "0", "--no-http")
+    done = run(*command, "--state-dir", "state", cwd=tmp_path, env=os.environ | {"DEATHS": "1 99"})
+    assert (done.returncode, done.stdout) == (137, "")
+    assert "worker 0 ended 5 times before it was ready, at last with exit code 137; the server ends" in done.stderr
 
 
 async def test_a_folder_belongs_to_one_server_and_every_command_reads_all_of_it(tmp_path):

@@ -9,14 +9,33 @@ import pytest
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, services_pb2_grpc
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from osmosis_grpc.errors import (
+    AlreadyExists,
+    DeadlineExceeded,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    Unavailable,
+)
 from osmosis_grpc.policies.scripted import EchoPolicy
 from osmosis_grpc.server import AgentServer, ServerSecurity
+from osmosis_grpc.server.workers import siblings
 from osmosis_grpc.server.workers.routing import hashed
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.testing.raw import RawTrainer
 from osmosis_grpc.trainer import RolloutClient, Trainer
-from osmosis_grpc.types import Annotation, Group, OutcomeStatus, RolloutFilter, RolloutState, events
+from osmosis_grpc.types import (
+    Annotation,
+    Fork,
+    Group,
+    InitRequest,
+    OutcomeStatus,
+    RolloutFilter,
+    RolloutRequest,
+    RolloutState,
+    events,
+)
+from osmosis_grpc.wire.rollout import init_to_wire
 from tests.callback_trainer import CallbackTrainer
 from tests.security.conftest import Files
 from tests.server.workers.cluster import SECRET, workers
@@ -24,6 +43,7 @@ from tests.waiting import ended, until
 
 QUESTION = [{"role": "user", "content": "What is 1 + 2?"}]
 IDS = [f"r{number}" for number in range(12)]
+LATE = RolloutRequest(rollout_id="late", messages=QUESTION)
 
 
 class Waiter(RolloutAgentLoop):
@@ -40,6 +60,23 @@ class Waiter(RolloutAgentLoop):
     async def run(self, ctx):
         await self.go.wait()
         return ctx.complete([], reward=1.0)
+
+
+class Replayable(RolloutAgentLoop):
+    """Asks once, and waits for its gate if it has one."""
+
+    name = "replayable"
+    replayable = True
+    gate = None
+
+    def get_tools(self, request):
+        return []
+
+    async def run(self, ctx):
+        reply = await ctx.chat(ctx.request.messages)
+        if self.gate is not None:
+            await self.gate.wait()
+        return ctx.complete([*ctx.request.messages, reply.message], reward=1.0)
 
 
 @pytest.fixture
@@ -194,7 +231,7 @@ async def test_the_server_describes_all_workers_and_drains_them(waiting):
     assert all(server.engine.shutdown.draining for server in cluster.servers)
     assert (await first.info()).draining
     with pytest.raises(Unavailable):
-        await first.init(rollout_id="late", messages=QUESTION, callback=trainer.callback())
+        await cluster.call(0, "Init", init_to_wire(InitRequest(request=LATE, callback=trainer.callback())))
     await first.drain(cancel=True)
     assert not any(server.engine.shutdown.draining for server in cluster.servers)
 
@@ -206,25 +243,88 @@ async def test_an_attachment_learns_of_the_workers_and_its_rollouts_run_where_it
             assert [worker.port for worker in hello.workers] == [server.port for server in cluster.servers]
         targets = [server.address for server in cluster.servers]
         async with Trainer(targets, EchoPolicy()) as trainer, cluster.client(0) as client:
-            await asyncio.gather(*(trainer.rollout(rollout_id=name, messages=QUESTION) for name in IDS))
+            outcomes = await asyncio.gather(*(trainer.rollout(rollout_id=name, messages=QUESTION) for name in IDS))
             assert {row.rollout_id async for row in client.rollouts()} == {*IDS}
+            assert len({cluster.holders(name)[0] for name in IDS}) == 3
+            for outcome in outcomes:
+                assert (await trainer.annotate(outcome, id="a", labels=("good",)))[1]
 
 
-async def test_a_worker_that_restarts_is_named(waiting):
-    _, cluster, _, first, last = waiting
+async def test_a_trainer_finds_the_worker_for_each_frame(stack):
+    """A trainer that has not started the rollouts tries all workers: their events, and forks of them."""
+    agent = Replayable()
+    cluster = await stack.enter_async_context(workers([agent]))
+    first, second = [Trainer([cluster.servers[0].address], EchoPolicy()) for _ in range(2)]
+    await stack.enter_async_context(first)
+    await first.wait_for_server(count=3)
+    await asyncio.gather(*(first.rollout(rollout_id=name, messages=QUESTION) for name in IDS))
+    await stack.enter_async_context(second)
+    await second.wait_for_server(count=3)
+    for name in IDS[:6]:
+        async with aclosing(second.events(name)) as trail:
+            assert (await anext(trail)).rollout_id == name
+        forked = f"{name}-fork"
+        fork = await second.rollout(rollout_id=forked, messages=QUESTION, fork=Fork(name, 1))
+        assert fork.status is OutcomeStatus.COMPLETED
+        assert cluster.holders(forked) == cluster.holders(name)
+    assert len({cluster.holders(name)[0] for name in IDS[:6]}) > 1
+    agent.gate = asyncio.Event()
+    running = [asyncio.create_task(second.rollout(rollout_id=f"late-{n}", messages=QUESTION)) for n in range(6)]
+    await until(lambda: sum(server.engine.capacity().running for server in cluster.servers) == 6)
+    assert all(row.cancelled for row in await second.cancel(prefix="late-"))
+    assert {outcome.status for outcome in await asyncio.gather(*running)} == {OutcomeStatus.CANCELLED}
+
+
+async def test_a_worker_that_restarts_is_named(waiting, monkeypatch):
+    monkeypatch.setattr(siblings, "PATIENCE", 0.0)
+    _, cluster, trainer, first, last = waiting
     away = cluster.holders("r0")[0]
-    if away == 0:
-        first = last
+    here = 2 if away == 0 else 0
     name = f"worker {away} of this server, with the port {cluster.servers[away].port}, is restarting"
     await cluster.stop(away)
-    calls = (first.get("r0"), first.cancel("r0"), first.cancel(everything=True), first.drain(), anext(first.rollouts()))
-    for call in calls:
+    for method, request in (
+        ("GetRollout", control_pb2.GetRolloutRequest(rollout_id="r0")),
+        ("Cancel", control_pb2.CancelRequest(rollout_id="r0")),
+        ("Cancel", control_pb2.CancelRequest(all=control_pb2.AllRollouts())),
+        ("Drain", control_pb2.DrainRequest()),
+        ("ListRollouts", control_pb2.ListRolloutsRequest()),
+    ):
         with pytest.raises(Unavailable, match=name) as refused:
-            await call
+            await cluster.call(here, method, request)
         assert refused.value.retry_after == 1.0
+    again = RolloutRequest(rollout_id="r0", messages=QUESTION, group=Group("g0", 0, 3))
+    with pytest.raises(DeadlineExceeded, match=f"{name}; it possibly has the rollout"):
+        await cluster.call(here, "Init", init_to_wire(InitRequest(request=again, callback=trainer.callback())))
+    client = last if away == 0 else first
     (other,) = [name for name in IDS if cluster.holders(name) != [away]][:1]
-    assert (await first.get(other)).rollout_id == other
-    assert (await first.info()).capacity.running < len(IDS)
+    assert (await client.get(other)).rollout_id == other
+    assert (await client.info()).capacity.running < len(IDS)
+
+
+async def test_lists_and_questions_wait_for_a_worker_that_restarts(tmp_path):
+    agent = Waiter()
+    agent.go.set()
+    async with (
+        CallbackTrainer(EchoPolicy()) as trainer,
+        workers([agent], 2, state=tmp_path) as cluster,
+        cluster.client(0) as client,
+    ):
+        for name in IDS:
+            await client.init(rollout_id=name, messages=QUESTION, callback=trainer.callback())
+            await trainer.outcome(name, timeout=20)
+        (away,) = [name for name in IDS if cluster.holders(name) == [1]][:1]
+        await cluster.stop(1)
+        questions = control_pb2.ListRolloutsRequest(), control_pb2.GetRolloutRequest(rollout_id=away)
+        calls = [
+            asyncio.ensure_future(cluster.call(0, method, request))
+            for method, request in zip(("ListRollouts", "GetRollout"), questions, strict=True)
+        ]
+        await asyncio.wait(calls, timeout=0.3)
+        assert not any(call.done() for call in calls)
+        await cluster.start(1)
+        page, found = await asyncio.gather(*calls)
+        assert [row.rollout_id for row in page.rollouts] == IDS
+        assert found.rollout.rollout_id == away
 
 
 MINE, YOURS, ADMIN = "token-of-mine", "token-of-yours", "token-of-the-admin"

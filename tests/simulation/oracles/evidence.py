@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tests.simulation.history import Record
 
@@ -33,7 +33,7 @@ class Evidence:
     """The records of a run, by what the oracles ask for."""
 
     def __init__(self, records: Iterable[Record]) -> None:
-        self.records = list(records)
+        self.records = _at_their_workers(list(records))
         self.by_op: dict[str, list[Record]] = defaultdict(list)
         self.of: dict[str, list[Record]] = defaultdict(list)
         """The records of each rollout."""
@@ -136,3 +136,28 @@ class Evidence:
 def chat_name(record: Record) -> ChatName:
     """Returns which chat a record is about."""
     return record.rollout, record.attempt, record["sample"], record["chat"]
+
+
+def _at_their_workers(records: list[Record]) -> list[Record]:
+    """Return the records with each Init and Cancel at the worker that has its rollout.
+
+    A callback trainer calls one worker, which passes the call on. The rollout is at the worker that runs it or sends
+    its outcome; all calls for it reach this worker. An attachment's calls are at its own worker.
+    """
+    settings = {record.who: dict(record["settings"]) for record in records if record.op == "configured"}
+    routed = {who: own["routed"] for who, own in settings.items() if own.get("routed")}
+    attached = {who for who, own in settings.items() if own.get("transport", "callback") != "callback"}
+    if not routed:
+        return records
+    holders: dict[tuple[str, str], str] = {}
+    for record in records:
+        if record.who in routed and (record.op == "run" or (record.op == "called" and record["method"] == "Complete")):
+            holders.setdefault((routed[record.who], record.rollout), record.who)
+
+    def placed(record: Record) -> Record:
+        if record.op != "called" or record["to"] not in routed or record.who in attached:
+            return record
+        holder = holders.get((routed[record["to"]], record.rollout), record["to"])
+        return replace(record, details={**record.details, "to": holder})
+
+    return [placed(record) for record in records]

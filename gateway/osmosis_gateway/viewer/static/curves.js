@@ -1,6 +1,5 @@
 // Draws the curves of a page over its steps. A click on a point opens the rollouts of its step.
 
-const all = document.getElementById("curves");
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 let drawn = [];
 
@@ -11,11 +10,12 @@ function draw(chart, links) {
   const plot = new window.uPlot({
     width: chart.clientWidth,
     height: 150,
+    padding: [8, 14, 0, 0],
     legend: { show: false },
     cursor: { drag: { x: false, y: false }, y: false },
     scales: { x: { time: false }, ...(rate ? { y: { range: (_, low, high) => [0, high > 0 ? Math.min(1, 1.2 * high) : 1] } } : {}) },
     axes: [
-      { ...axis, size: 24, incrs: [1, 2, 5, 10] },
+      { ...axis, size: 24, incrs: [1, 2, 5, 10], values: (_, ticks) => ticks.map((tick, at) => (at ? `${tick}` : `step ${tick}`)) },
       { ...axis, size: 48, ...(rate ? { values: (_, ticks) => ticks.map((tick) => `${+(100 * tick).toFixed(1)} %`) } : {}) },
     ],
     series: [{}, { stroke: colour("--model"), width: 2, points: { show: true, size: 5 }, spanGaps: false }],
@@ -36,19 +36,21 @@ function draw(chart, links) {
 
 function redraw() {
   for (const plot of drawn) plot.destroy();
+  drawn = [];
+  const all = document.getElementById("curves");
+  if (!all) return;  // there is no rollout yet
   const links = JSON.parse(all.dataset.links);
   drawn = [...all.querySelectorAll(".chart")].map((chart) => draw(chart, links));
 }
 
-if (all) {
+redraw();
+document.body.addEventListener("htmx:load", (event) => { if (event.detail.elt.closest?.("#curves")) redraw(); });
+document.body.addEventListener("htmx:sseMessage", redraw);
+new MutationObserver(redraw).observe(document.documentElement, { attributeFilter: ["data-theme"] });
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+let width = innerWidth;
+addEventListener("resize", () => {
+  if (innerWidth === width) return;
+  width = innerWidth;
   redraw();
-  document.body.addEventListener("htmx:load", (event) => { if (event.detail.elt.closest?.("#curves")) redraw(); });
-  new MutationObserver(redraw).observe(document.documentElement, { attributeFilter: ["data-theme"] });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
-  let width = innerWidth;
-  addEventListener("resize", () => {
-    if (innerWidth === width) return;
-    width = innerWidth;
-    redraw();
-  });
-}
+});

@@ -9,14 +9,14 @@ const shift = new WeakMap();
 
 export function span(seconds) {
   const s = Math.max(0, seconds);
-  if (s < 60) return s < 9.95 ? `${s.toFixed(1)}s` : `${s.toFixed(0)}s`;
+  if (s < 60) return s < 9.95 ? `${s.toFixed(1)} s` : `${s.toFixed(0)} s`;
   const minutes = Math.floor(s / 60), rest = String(Math.floor(s) % 60).padStart(2, "0");
   if (minutes < 60) return `${minutes}:${rest}`;
   return `${Math.floor(minutes / 60)}:${String(minutes % 60).padStart(2, "0")}:${rest}`;
 }
 
 function written(text) {
-  const parts = text.replace(/s$| ago$|s ago$/, "").split(":").map(Number);
+  const parts = text.replace(/( s)?( ago)?$/, "").split(":").map(Number);
   return parts.reduce((sum, part) => 60 * sum + part, 0);
 }
 
@@ -39,6 +39,7 @@ setInterval(tick, 1000);
 let paused = false, waiting = 0;
 const pause = one("pause");
 if (document.querySelector("[sse-connect]")) pause.hidden = false;
+document.querySelector(".top nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
 
 function say() {
   one("missed").textContent = paused && waiting ? `${waiting} update${waiting > 1 ? "s" : ""} not shown` : "";
@@ -106,6 +107,20 @@ document.addEventListener("htmx:sseBeforeMessage", (event) => {
   waiting += 1;
   say();
 });
+// A part that is replaced keeps what a person has opened and how far a table is scrolled.
+let kept = null;
+document.addEventListener("htmx:sseBeforeMessage", (event) => {
+  const part = event.target;
+  if (paused || !part.matches?.("[sse-swap]")) return;
+  kept = { part, open: all("details[id]", part).filter((each) => each.open).map((each) => each.id), left: all(".scroll", part).map((each) => each.scrollLeft) };
+});
+document.addEventListener("htmx:sseMessage", () => {
+  if (!kept) return;
+  const { part, open, left } = kept;
+  kept = null;
+  for (const id of open) if (one(id)) one(id).open = true;
+  all(".scroll", part).forEach((each, at) => { each.scrollLeft = left[at] ?? 0; });
+});
 const heard = new WeakSet();  // a stream is opened again after an error
 document.addEventListener("htmx:sseOpen", (event) => {
   const source = event.detail.source;
@@ -149,6 +164,13 @@ document.addEventListener("click", (event) => {
   if (button) copy(button);
 });
 
+// -- filters -----------------------------------------------------------------------------------------------------
+// The address of a filter can be shared, so it has no fields that are empty.
+document.addEventListener("formdata", (event) => {
+  if (!event.target.matches(".filters")) return;
+  for (const [field, value] of [...event.formData]) if (value === "") event.formData.delete(field);
+});
+
 // -- theme -------------------------------------------------------------------------------------------------------
 function turnTheme() {
   const dark = matchMedia("(prefers-color-scheme: dark)").matches;
@@ -161,9 +183,10 @@ one("theme").addEventListener("click", turnTheme);
 one("help-button").addEventListener("click", () => one("help").showModal());
 
 // -- keys --------------------------------------------------------------------------------------------------------
-// The rows that j and k go through: rollouts, or turns. The chosen one stays chosen when its row is replaced.
+// The rows that j and k go through: rollouts, turns, or findings. The chosen one stays chosen when its row is replaced.
 let chosen = null;
-const rows = () => all(".rollouts tbody tr, details.turn");
+const rows = () => all(".rollouts tbody tr, details.turn, .findings [data-id]");
+const target = (row) => row.querySelector("summary, th a") ?? row.querySelector("a:not(.reason)") ?? row.querySelector("a");
 const name = (row) => row.dataset.id ?? row.dataset.name;
 
 export function choose(row, scroll = true) {
@@ -172,7 +195,7 @@ export function choose(row, scroll = true) {
   chosen = name(row);
   row.classList.add("chosen");
   if (scroll) row.scrollIntoView({ block: "nearest" });
-  row.querySelector("summary, th a")?.focus({ preventScroll: true });
+  target(row)?.focus({ preventScroll: true });
 }
 
 function move(step) {
@@ -189,7 +212,7 @@ document.addEventListener("htmx:afterSwap", () => {
 function open() {
   const row = rows().find((each) => name(each) === chosen);
   if (row?.matches("details")) row.open = !row.open;
-  else row?.querySelector("th a")?.click();
+  else if (row) target(row)?.click();
 }
 
 const keys = {

@@ -79,14 +79,23 @@ async function follow() {
 }
 addEventListener("hashchange", follow);
 
-// The turns above a turn grow when their bodies arrive. It stays at the top until the reader moves.
+// The turns above a turn grow when their bodies arrive. It stays at the top until the reader moves, or until no body has
+// been on its way for QUIET milliseconds.
+const QUIET = 3000;
 let held = null, release = 0;
 function hold(turn) {
   held = turn;
-  clearTimeout(release);
-  release = setTimeout(() => { held = null; }, 3000);
+  releaseLater();
   turn.scrollIntoView({ block: "start" });
 }
+function releaseLater() {
+  clearTimeout(release);
+  release = setTimeout(() => {
+    if (timeline.querySelector(".htmx-request")) releaseLater();
+    else held = null;
+  }, QUIET);
+}
+timeline.addEventListener("htmx:afterSwap", () => { if (held) releaseLater(); });
 for (const moved of ["wheel", "touchstart", "keydown", "pointerdown"])
   addEventListener(moved, () => { held = null; }, { passive: true });
 new ResizeObserver(() => held?.scrollIntoView({ block: "start" })).observe(timeline);

@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, services_pb2, services_pb2_grpc
+from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, control_pb2, services_pb2, services_pb2_grpc
 from osmosis_grpc.errors import CallError, FailedPrecondition, ResourceExhausted, Unauthenticated, Unimplemented
 from osmosis_grpc.link.dialled_stream import DialledStream
 from osmosis_grpc.link.frame_stream import FrameStream
@@ -31,6 +31,8 @@ MAX_DIALLED = 1024
 """How many agent servers may dial in."""
 MAX_WORKERS = 1024
 """How many workers of one server are used."""
+SHORTEST_HEARTBEAT = 0.1
+"""The trainer sends heartbeats no more often than every this many seconds, even if the server asks for more."""
 _HEARTBEAT = trainer_frame("heartbeat", attach_pb2.Heartbeat())
 
 
@@ -117,6 +119,7 @@ class AttachTransport(Transport[AttachedServer], services_pb2_grpc.TrainerServic
         self, server: AttachedServer, stream: FrameStream, hello: attach_pb2.ServerHello, granted: int
     ) -> CallError | None:
         check_protocol(hello)
+        _pace(stream, hello.limits)
         problem: CallError | None = None
         loops, version = ", ".join(hello.agent_loops), hello.version
         try:
@@ -134,6 +137,14 @@ class AttachTransport(Transport[AttachedServer], services_pb2_grpc.TrainerServic
             server.leave(stream, problem)
             self._scheduler.servers.left(server)
         return problem
+
+
+def _pace(stream: FrameStream, limits: control_pb2.Limits) -> None:
+    """Takes the times of heartbeats from the server's limits. Without both of them, the default ones remain."""
+    interval = limits.heartbeat_interval.ToTimedelta().total_seconds()
+    timeout = limits.heartbeat_timeout.ToTimedelta().total_seconds()
+    if interval > 0 and timeout > 0:
+        stream.pace(max(interval, SHORTEST_HEARTBEAT), max(timeout, SHORTEST_HEARTBEAT))
 
 
 def _other_workers(address: str, hello: attach_pb2.ServerHello) -> list[str]:

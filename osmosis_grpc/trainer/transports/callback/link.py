@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import annotation_pb2, control_pb2, rollout_pb2
-from osmosis_grpc.errors import CallError, NotFound, Unavailable
+from osmosis_grpc.errors import CallError, DeadlineExceeded, NotFound, Unavailable
 from osmosis_grpc.link.channel_options import client_options
 from osmosis_grpc.link.client_calls import error_of
 from osmosis_grpc.link.credentials import Credentials
@@ -203,7 +203,7 @@ class CalledServer(AgentServerLink):
                     callback = self._make_callback(key[0], self.features)
                     init = InitRequest(request=rollout.request, callback=callback, trace=rollout.trace)
                     answer = await self._init(init)
-                except NoAnswer:
+                except (NoAnswer, DeadlineExceeded):  # perhaps the server, or a worker of it, has the rollout
                     self._in_doubt.set()
                     if not await self._is_reached_again():
                         return

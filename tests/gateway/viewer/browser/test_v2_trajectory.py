@@ -85,6 +85,23 @@ def test_v2_the_address_of_a_turn_opens_it(browse, viewed):
     expect(opened.locator(".call h4", has_text="result")).to_be_in_viewport()
 
 
+def test_v2_a_page_stays_at_its_turn_while_the_bodies_above_are_slow(browse, viewed):
+    page = browse(viewed)
+    page.clock.install()
+    held = []
+    page.route("**/turn?turn=1&*", lambda route: held.append(route))
+    page.goto(f"{viewed}rollout?id=good#turn=3")
+    turns = page.locator("details.turn")
+    expect(turns.nth(2).locator(".message.assistant")).to_be_visible()
+    wait_until(page, lambda: held)
+    page.clock.fast_forward(10_000)
+    held[0].continue_()
+    expect(turns.first.locator(".call")).to_be_visible()
+    bottom = "document.documentElement.scrollHeight - innerHeight - scrollY < 2"
+    top = "document.querySelectorAll('details.turn')[2].getBoundingClientRect().top < 120"
+    wait_until(page, f"{bottom} || {top}")
+
+
 def test_v2_reasoning_is_folded_and_a_call_has_its_result(browse, viewed):
     page = browse(f"{viewed}rollout?id=good#turn=1")
     body = turn(page, 1).locator(".body")

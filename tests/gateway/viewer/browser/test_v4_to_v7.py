@@ -57,6 +57,43 @@ def test_v5_a_click_on_a_bin_leads_to_exactly_its_rollouts(browse, many):
     expect(page.locator(".rollouts tbody tr")).to_have_count(count)
 
 
+def test_v5_curves_and_findings_follow_a_server_and_can_be_paused(browse, followed):
+    address, url = followed
+    apart(run_rollouts(address, "before"))
+    curves, findings = browse(f"{url}curves?steps=1&pass=1"), browse(f"{url}findings")
+    count = re.compile(r"([\d,]+) rollouts")
+    for page in (curves, findings):
+        page.evaluate("window.same = true")
+        expect(page.locator(".facts").first).to_contain_text(count)
+    curves.get_by_text("Numbers of the steps").click()
+    findings.keyboard.press("p")
+    shown = [int(count.search(page.locator(".facts").first.inner_text())[1]) for page in (curves, findings)]
+    apart(run_rollouts(address, "after"))
+    expect(curves.locator(".facts").first).to_contain_text(f"{shown[0] + 1} rollouts")
+    expect(curves.locator("#numbers tbody tr")).to_be_visible()
+    assert curves.locator("#curves canvas").count() == curves.locator("#curves figure").count() == 8
+    assert curves.evaluate("window.same")
+    expect(findings.locator("#missed")).to_have_text(re.compile("not shown"))
+    expect(findings.locator(".facts").first).to_contain_text(f"{shown[1]} rollouts")
+    findings.keyboard.press("p")
+    expect(findings.locator(".facts").first).to_contain_text(f"{shown[1] + 1} rollouts")
+
+
+def test_keys_go_through_the_findings_and_a_shared_address_has_no_empty_fields(browse, demo):
+    page = browse(f"{demo}findings")
+    for key in "jjk":
+        page.keyboard.press(key)
+    expect(page.locator(".findings .chosen")).to_contain_text("AGENT_EXCEPTION")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/rollout?id=demo-failing-*#failed")
+    page.keyboard.press("g")
+    page.wait_for_url(demo)
+    page.keyboard.press("/")
+    page.keyboard.type("mixed")
+    page.keyboard.press("Enter")
+    page.wait_for_url(f"{demo}?q=mixed")
+
+
 def test_v6_the_charts_of_the_throughput_have_a_table(browse, many):
     page = browse(f"{many}throughput")
     assert page.locator("canvas").count() >= 2
