@@ -70,8 +70,10 @@ export function toResponse({ message, finishReason, prompt, ids, logprobs }: Rep
 /** Puts in the tokens and messages that the server left out of a sample, and checks the masks. */
 export function fillIn(sample: v1.Sample, answered: Lookup): void {
   const prefix = answered(sample.prefixChat);
-  if (prefix) sample.messages = [...prefix.messages, ...replyOf(prefix), ...sample.messages];
-  sample.prefixChat = 0;
+  if (prefix) {
+    sample.messages = [...prefix.messages, ...replyOf(prefix), ...sample.messages];
+    sample.prefixChat = 0;
+  }
   for (const segment of sample.segments) {
     const chats = segment.chats.map((chatNumber) => answered(chatNumber));
     if (!segment.ids.length && !chats.includes(undefined)) {

@@ -20,9 +20,9 @@ export function isNamed(
   return isOfAttempt && [chat.sample, ""].includes(sample) && [chat.chatNumber, 0].includes(chatNumber);
 }
 
-/** Returns the parts of HOST:PORT. */
+/** Returns the parts of HOST:PORT. The host may be empty. */
 export function hostAndPort(address: string): { host: string; port: number } {
-  const [, host, port] = /^(.+):(\d+)$/.exec(address) ?? [];
-  if (!host) throw new Error(`${address} is not HOST:PORT`);
+  const [, host, port] = /^(.*):(\d+)$/.exec(address) ?? [];
+  if (host === undefined) throw new Error(`${address} is not HOST:PORT`);
   return { host, port: Number(port) };
 }
