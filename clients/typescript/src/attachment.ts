@@ -3,15 +3,19 @@
 import { randomUUID } from "node:crypto";
 import { PassThrough } from "node:stream";
 import { setTimeout as sleep } from "node:timers/promises";
-import { create, type MessageInitShape } from "@bufbuild/protobuf";
+import { create } from "@bufbuild/protobuf";
 import { durationMs } from "@bufbuild/protobuf/wkt";
 import { Code, ConnectError } from "@connectrpc/connect";
-import { Deferred, isNamed, type Rollout } from "./rollout.js";
-import { FEATURES, type Trainer } from "./trainer.js";
-import * as v1 from "./v1.js";
-import { fromStatus, isAnswer, retryAfter, toStatus } from "./wire.js";
+import type { Rollout } from "./rollout.js";
+import type { Trainer } from "./trainer.js";
+import { Deferred } from "./wire/deferred.js";
+import { chatReply, completeReply, newHello, type Frame } from "./wire/frames.js";
+import { isNamed, nameOf } from "./wire/names.js";
+import { fromStatus, isAnswer, retryAfter } from "./wire/status.js";
+import * as v1 from "./wire/v1.js";
 
-type Frame = NonNullable<MessageInitShape<typeof v1.TrainerFrameSchema>["frame"]>;
+type ServerFrame = Exclude<v1.ServerFrame["frame"], { case: undefined }>;
+type Handlers = { [Kind in ServerFrame as Kind["case"]]?: (value: Kind["value"]) => void };
 
 const FIRST_PAUSE = 100;
 const LONGEST_PAUSE = 5_000;
@@ -32,16 +36,7 @@ export class Attachment {
   private chats = new Map<string, v1.ChatRequest>(); // chats of the stream without an answer
 
   constructor(private readonly trainer: Trainer) {
-    this.hello = create(v1.TrainerHelloSchema, {
-      attachmentId: randomUUID(),
-      processId: randomUUID(),
-      version: "osmosis-typescript 1",
-      protocolMin: 1,
-      protocolMax: 1,
-      maxOpenChats: trainer.options.maxOpenChats ?? 256,
-      history: trainer.options.history,
-      features: FEATURES,
-    });
+    this.hello = newHello(trainer.options.maxOpenChats ?? 256, trainer.options.history);
   }
 
   async open(signal: AbortSignal): Promise<void> {
@@ -109,15 +104,15 @@ export class Attachment {
     try {
       for await (const { frames } of this.trainer.client.attach(requests, { signal })) {
         silence.refresh();
-        for (const { frame, $unknown } of frames) {
-          if (this.stream) this.handle(frame, $unknown?.[0]?.no);
-          else if (frame.case !== "hello") throw new Error("the first frame of the server is no hello");
+        for (const each of frames) {
+          if (this.stream) this.handle(each);
+          else if (each.frame.case !== "hello") throw new Error("the first frame of the server is no hello");
           else {
-            const { heartbeatInterval, heartbeatTimeout } = frame.value.limits!;
+            const { heartbeatInterval, heartbeatTimeout } = each.frame.value.limits!;
             clearTimeout(silence);
             silence = setTimeout(() => silent.abort(), durationMs(heartbeatTimeout!));
             heartbeats = setInterval(() => this.send({ case: "heartbeat", value: {} }), durationMs(heartbeatInterval!));
-            this.begin(requests, frame.value);
+            this.begin(requests, each.frame.value);
           }
         }
       }
@@ -146,7 +141,7 @@ export class Attachment {
 
   /** Sends a frame. It is lost in a break: the next stream begins with what was not answered. */
   private send(frame: Frame): void {
-    this.stream?.write({ frames: [{ frame }] });
+    if (this.stream?.writable) this.stream.write({ frames: [{ frame }] });
   }
 
   /** Sends Inits as far as the server's window allows. An Init is open until the outcome arrives. */
@@ -161,17 +156,22 @@ export class Attachment {
     }
   }
 
-  private handle(frame: v1.ServerFrame["frame"], unknown: number | undefined): void {
-    if (frame.case === "chat") this.chat(frame.value);
-    else if (frame.case === "abandonChat") this.abandon(frame.value);
-    else if (frame.case === "complete") this.complete(frame.value.outcome);
-    else if (frame.case === "initReply") this.initAnswered(frame.value);
-    else if (frame.case === "window") this.window = frame.value.maxOpenRollouts;
-    else if (frame.case === "draining") this.window = 0;
-    else if (frame.case === "cancelReply") this.cancels.delete(frame.value.id);
-    else if (frame.case === "unknownRollouts") {
-      for (const { rolloutId, attempt } of frame.value.rollouts) this.trainer.restart(rolloutId, attempt);
-    } else if (unknown !== undefined) this.send({ case: "unknownFrame", value: { frameNumber: unknown } });
+  /** What the trainer does with a frame, by its kind. It ignores the other kinds of the protocol. */
+  private readonly handlers: Handlers = {
+    chat: (request) => this.chat(request),
+    abandonChat: (request) => this.abandon(request),
+    complete: ({ outcome }) => this.send(completeReply(outcome, () => this.trainer.record(outcome))),
+    initReply: (reply) => this.initAnswered(reply),
+    cancelReply: ({ id }) => this.cancels.delete(id),
+    unknownRollouts: ({ rollouts }) => rollouts.forEach((each) => this.trainer.restart(each.rolloutId, each.attempt)),
+    window: ({ maxOpenRollouts }) => (this.window = maxOpenRollouts),
+    draining: () => (this.window = 0),
+  };
+
+  private handle({ frame, $unknown }: v1.ServerFrame): void {
+    const handler = frame.case && (this.handlers[frame.case] as ((value: unknown) => void) | undefined);
+    handler?.(frame.value);
+    if (!frame.case && $unknown) this.send({ case: "unknownFrame", value: { frameNumber: $unknown[0]?.no } });
     this.sendInits();
   }
 
@@ -191,39 +191,19 @@ export class Attachment {
 
   /** Answers a chat on the stream that asked. If the stream breaks before that, the server asks again. */
   private chat(request: v1.ChatRequest): void {
-    const { rolloutId, attempt, sample, chatNumber } = request;
-    const name = { rolloutId, attempt, sample, chatNumber };
-    const key = JSON.stringify(name);
-    if (this.chats.has(key)) return; // the server gets one answer
+    const name = nameOf(request, request.sample, request.chatNumber);
+    if (this.chats.has(name)) return; // the server gets one answer
     if (this.chats.size >= this.hello.maxOpenChats!) throw new Error("the server asks a chat beyond the window");
-    this.chats.set(key, request);
-    const answer = (result: MessageInitShape<typeof v1.ChatReplySchema>["result"]): void => {
-      if (this.chats.get(key) !== request) return; // a break, or abandoned
-      this.chats.delete(key);
-      this.send({ case: "chatReply", value: { ...name, result } });
-    };
-    this.trainer.answer(request).then(
-      (value) => answer({ case: "response", value }),
-      (error: unknown) => answer({ case: "status", value: toStatus(error) }),
-    );
+    this.chats.set(name, request);
+    void chatReply(request, this.trainer.answer(request)).then((frame) => {
+      if (this.chats.get(name) !== request) return; // a break, or abandoned
+      this.chats.delete(name);
+      this.send(frame);
+    });
   }
 
   private abandon(request: v1.AbandonChatRequest): void {
-    for (const [key, chat] of this.chats) {
-      const same = chat.rolloutId === request.rolloutId && chat.attempt === request.attempt;
-      if (same && isNamed(chat, request.sample, request.chatNumber)) this.chats.delete(key);
-    }
+    for (const [name, chat] of this.chats) if (isNamed(chat, request)) this.chats.delete(name);
     this.trainer.abandon(request);
-  }
-
-  private complete(outcome: v1.RolloutOutcome | undefined): void {
-    const { rolloutId, attempt, resultId } = outcome ?? {};
-    let result: MessageInitShape<typeof v1.CompleteReplySchema>["result"];
-    try {
-      result = { case: "receipt", value: this.trainer.record(outcome) };
-    } catch (error) {
-      result = { case: "status", value: toStatus(error) };
-    }
-    this.send({ case: "completeReply", value: { rolloutId, attempt, resultId, result } });
   }
 }

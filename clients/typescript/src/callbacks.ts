@@ -4,13 +4,15 @@ import { randomUUID } from "node:crypto";
 import * as http2 from "node:http2";
 import type { AddressInfo } from "node:net";
 import { setTimeout as sleep } from "node:timers/promises";
-import { create } from "@bufbuild/protobuf";
 import { Code, ConnectError, type ConnectRouter, type HandlerContext } from "@connectrpc/connect";
 import { connectNodeAdapter } from "@connectrpc/connect-node";
 import type { Rollout } from "./rollout.js";
-import { FEATURES, type Trainer } from "./trainer.js";
-import * as v1 from "./v1.js";
-import { hash, isAnswer, refusal, retryAfter } from "./wire.js";
+import type { Trainer } from "./trainer.js";
+import { hash } from "./wire/equality.js";
+import { newCallback } from "./wire/frames.js";
+import { hostAndPort } from "./wire/names.js";
+import { isAnswer, refusal, retryAfter } from "./wire/status.js";
+import * as v1 from "./wire/v1.js";
 
 const CALL_TIMEOUT = { timeoutMs: 30_000 };
 const CHECK_INTERVAL = 10_000; // between two questions whether the server still has a rollout
@@ -30,19 +32,12 @@ export class Callbacks {
   async open(signal: AbortSignal): Promise<void> {
     const { client, options } = this.trainer;
     const { features } = await client.getServerInfo({}, { signal });
-    const [, host, port] = /^(.*):(\d+)$/.exec(options.listen!) ?? [];
+    const { host, port } = hostAndPort(options.listen!);
     await new Promise<void>((resolve, reject) => {
-      this.server.once("error", reject).listen(Number(port), host, resolve);
+      this.server.once("error", reject).listen(port, host, resolve);
     });
     const { address, port: taken } = this.server.address() as AddressInfo;
-    this.callback = create(v1.CallbackSchema, {
-      target: options.advertise ?? `${address}:${taken}`,
-      history: options.history,
-      runId: randomUUID(),
-      protocol: 1,
-      features: FEATURES,
-      outcomeByReference: features.includes("outcome_by_reference"),
-    });
+    this.callback = newCallback(options.advertise ?? `${address}:${taken}`, options.history, features);
   }
 
   /** Sends the Init until it is answered. Then asks from time to time whether the server still has the rollout. */

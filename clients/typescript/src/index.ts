@@ -1,2 +1,3 @@
 export { Trainer, type TrainerOptions } from "./trainer.js";
-export type { Chat, Policy, Reply } from "./rollout.js";
+export type { Policy } from "./rollout.js";
+export type { Chat, Reply } from "./wire/chats.js";

@@ -7,10 +7,9 @@ import { createGrpcTransport } from "@connectrpc/connect-node";
 import { Attachment } from "./attachment.js";
 import { Callbacks } from "./callbacks.js";
 import { Rollout, type Policy } from "./rollout.js";
-import * as v1 from "./v1.js";
-import { refusal } from "./wire.js";
+import { refusal, superseded } from "./wire/status.js";
+import * as v1 from "./wire/v1.js";
 
-export const FEATURES = ["abandon_chat", "goodbye"];
 const CONNECT_TIMEOUT = 30_000;
 const REMEMBERED = 3_600_000; // how long an ended rollout recognizes its outcome; Limits.outcome_ttl
 
@@ -93,11 +92,11 @@ export class Trainer {
   }
 
   /** Stops the sampling of chats whose replies are no longer wanted. */
-  abandon({ rolloutId, attempt, sample, chatNumber, reason }: v1.AbandonChatRequest): void {
-    const rollout = this.rollouts.get(rolloutId);
-    if (rollout?.request.attempt !== (attempt || 1)) return;
-    rollout.abandon(sample, chatNumber);
-    if (reason === "SUPERSEDED") this.fail(rollout, new Error("a higher attempt replaced the rollout"));
+  abandon(request: v1.AbandonChatRequest): void {
+    const rollout = this.rollouts.get(request.rolloutId);
+    if (rollout?.request.attempt !== (request.attempt || 1)) return;
+    rollout.abandon(request);
+    if (request.reason === "SUPERSEDED") this.fail(rollout, new Error("a higher attempt replaced the rollout"));
   }
 
   /** Records an outcome and returns its receipt. */
@@ -148,13 +147,9 @@ export class Trainer {
   private find(rolloutId: string, attempt: number, unknown: Code): Rollout {
     const rollout = this.rollouts.get(rolloutId);
     const newest = rollout?.request.attempt ?? 0;
-    if (!rollout || (attempt || 1) > newest) {
-      throw refusal(unknown, "ROLLOUT_UNKNOWN", `attempt ${attempt || 1} of ${rolloutId} was not started here`);
-    }
-    if ((attempt || 1) < newest) {
-      const detail = { desc: v1.CurrentAttemptSchema, value: { rolloutId, attempt: newest } };
-      throw refusal(Code.Aborted, "ATTEMPT_SUPERSEDED", `rollout ${rolloutId} is at attempt ${newest}`, detail);
-    }
-    return rollout;
+    const asked = attempt || 1;
+    if (asked < newest) throw superseded(rolloutId, newest);
+    if (rollout && asked === newest) return rollout;
+    throw refusal(unknown, "ROLLOUT_UNKNOWN", `attempt ${asked} of ${rolloutId} was not started here`);
   }
 }
