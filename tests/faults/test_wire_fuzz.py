@@ -51,7 +51,7 @@ SINGLY = {code.value[0] for code in grpc.StatusCode} - {
 }
 TRAINER_FRAMES = [field.name for field in attach_pb2.TrainerFrame.DESCRIPTOR.oneofs_by_name["frame"].fields]
 SERVER_FRAMES = [field.name for field in attach_pb2.ServerFrame.DESCRIPTOR.oneofs_by_name["frame"].fields]
-QUICK, LONG = 5, 500
+QUICK, LONG = 12, 500
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ def repeat(test: Any, examples: int) -> None:
     )(given(st.data())(test))()
 
 
-EXAMPLES = [QUICK, pytest.param(LONG, marks=[pytest.mark.long, pytest.mark.timeout(900)])]
+EXAMPLES = [pytest.param(QUICK, marks=pytest.mark.slow), pytest.param(LONG, marks=[pytest.mark.long, pytest.mark.timeout(900)])]
 
 
 def test_every_method_is_tried_and_says_what_it_answers():

@@ -426,6 +426,15 @@ async def endless():
 
 
 @scenario("ledger.flush")
+async def flush(tools, name):
+    trainer = await tools.attach_to(reply, await tools.serve(talker()), ledger=tools.path / "ledger")
+    inject(name)
+    with pytest.raises((LedgerError, TrainerFailed), match="injected on purpose"):
+        await within(trainer.rollout(rollout_id="r"))
+    with failed(name):
+        await within(trainer.rollout(rollout_id="s"))
+
+
 @scenario("ledger.commit")
 async def commit(tools, name):
     for transport in ("attach", "callback"):
