@@ -27,8 +27,6 @@ from grpclib.server import Server
 
 FEATURES = ["abandon_chat", "goodbye"]
 CALL_TIMEOUT = 30.0
-CHECK_INTERVAL = 10.0
-"""Seconds between two questions whether the server still has a rollout."""
 REMEMBERED = 3600
 """Seconds in which an ended rollout recognizes its outcome when it comes again; Limits.outcome_ttl."""
 SHOWN: ContextVar[str] = ContextVar("authorization", default="")
@@ -65,6 +63,8 @@ class Reply:
     ids: list[int] | None = None
     """The sampled ids."""
     logprobs: list[float] = field(default_factory=list)
+    versions: list[v1.VersionSpan] = field(default_factory=list)
+    """The versions of the policy that sampled the ids."""
 
 
 Policy = Callable[[Chat], Awaitable[Reply]]
@@ -146,8 +146,12 @@ class Trainer:
         advertise: str = "",
         history: v1.HistoryForm = v1.HistoryForm.UNSPECIFIED,
         max_open_chats: int = 256,
+        poll: float = 10.0,
     ) -> None:
-        """`on_outcome` stores an outcome. It gets each outcome once, before the server gets its receipt."""
+        """`on_outcome` stores an outcome. It gets each outcome once, before the server gets its receipt.
+
+        `poll` is the pause in seconds between two questions whether the server still has a rollout, with callbacks.
+        """
         host, _, port = target.rpartition(":")
         self._target = target
         self.problem: object = "no answer"
@@ -157,6 +161,7 @@ class Trainer:
         self.stub = v1.RolloutServiceStub(self.channel, metadata=metadata)
         self.rollouts: dict[str, Rollout] = {}
         self.history = history
+        self.poll = poll
         self.failure: BaseException | None = None
         self._policy = policy
         self._on_outcome = on_outcome
@@ -299,6 +304,7 @@ class Trainer:
             finish_reason=reply.finish_reason,
             tokens=None if reply.ids is None else v1.TokenBlock(ids=reply.ids, logprobs=reply.logprobs),
             prompt=None if reply.prompt is None else v1.TokenBlock(ids=reply.prompt),
+            versions=reply.versions,
         )
 
     async def _sample(self, rollout: Rollout, chat: Chat, history: str) -> Answered:
@@ -386,7 +392,7 @@ class Callbacks(v1.TrainerServiceBase):
         callback = replace(self._callback, credential=digest_of(self._secret, request.rollout_id))
         which = v1.GetRolloutRequest(rollout_id=request.rollout_id, attempt=request.attempt)
         while rollout.result_id is None:
-            pause = CHECK_INTERVAL
+            pause = self._trainer.poll
             try:
                 if rollout.accepted.done():
                     await stub.get_rollout(which, timeout=CALL_TIMEOUT)

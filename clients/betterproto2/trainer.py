@@ -24,6 +24,7 @@ arguments.add_argument("--advertise", default="")
 arguments.add_argument("--rollouts", type=int, default=1)
 arguments.add_argument("--prefix", default="betterproto2")
 arguments.add_argument("--history", default="unspecified")
+arguments.add_argument("--poll", type=float, default=10.0)
 arguments.add_argument("--script", type=Path)
 OPTIONS = arguments.parse_args()
 SCRIPTS: dict[str, Any] = json.loads(OPTIONS.script.read_text()) if OPTIONS.script else {}
@@ -43,6 +44,7 @@ async def policy(chat: Chat) -> Reply:
     show("sampled", **name)
     newest = (chat.messages[-1].text or "") if chat.messages else ""
     wait = re.match(r"wait ([\d.]+)", newest)
+    version = re.match(r"version (\S+)", newest)
     text, calls, seconds = f"echo: {newest}", [], float(wait[1]) if wait else 0.0
     if request.rollout_id in SCRIPTS:
         step = SCRIPTS[request.rollout_id]["replies"][request.chat_number - 1]
@@ -62,6 +64,7 @@ async def policy(chat: Chat) -> Reply:
         prompt=[*chat.parent_ids, *(1000 + size(message.text) for message in chat.messages[chat.known :])],
         ids=[request.chat_number, 2000 + size(text)],
         logprobs=[-0.5, -0.25],
+        versions=[v1.VersionSpan(version=version[1], tokens=2)] if version else [],
     )
 
 
@@ -101,7 +104,7 @@ def specs() -> dict[str, v1.RolloutSpec]:
 async def main() -> None:
     listen = OPTIONS.listen if OPTIONS.mode == "callback" else ""
     history = v1.HistoryForm[OPTIONS.history.upper()]
-    options: dict[str, Any] = {"listen": listen, "advertise": OPTIONS.advertise, "history": history}
+    options: dict[str, Any] = {"listen": listen, "advertise": OPTIONS.advertise, "history": history, "poll": OPTIONS.poll}
     async with Trainer(OPTIONS.target, policy, on_outcome=on_outcome, **options) as trainer:
         rollouts = [run(trainer, *each) for each in specs().items()]
         await asyncio.gather(*rollouts, asyncio.to_thread(sys.stdin.read))
