@@ -27,6 +27,8 @@ from grpclib.server import Server
 
 FEATURES = ["abandon_chat", "goodbye"]
 CALL_TIMEOUT = 30.0
+CHECK_INTERVAL = 10.0
+"""Seconds between two questions whether the server still has a rollout."""
 REMEMBERED = 3600
 """Seconds in which an ended rollout recognizes its outcome when it comes again; Limits.outcome_ttl."""
 SHOWN: ContextVar[str] = ContextVar("authorization", default="")
@@ -146,12 +148,8 @@ class Trainer:
         advertise: str = "",
         history: v1.HistoryForm = v1.HistoryForm.UNSPECIFIED,
         max_open_chats: int = 256,
-        poll: float = 10.0,
     ) -> None:
-        """`on_outcome` stores an outcome. It gets each outcome once, before the server gets its receipt.
-
-        `poll` is the pause in seconds between two questions whether the server still has a rollout, with callbacks.
-        """
+        """`on_outcome` stores an outcome. It gets each outcome once, before the server gets its receipt."""
         host, _, port = target.rpartition(":")
         self._target = target
         self.problem: object = "no answer"
@@ -161,7 +159,6 @@ class Trainer:
         self.stub = v1.RolloutServiceStub(self.channel, metadata=metadata)
         self.rollouts: dict[str, Rollout] = {}
         self.history = history
-        self.poll = poll
         self.failure: BaseException | None = None
         self._policy = policy
         self._on_outcome = on_outcome
@@ -392,7 +389,7 @@ class Callbacks(v1.TrainerServiceBase):
         callback = replace(self._callback, credential=digest_of(self._secret, request.rollout_id))
         which = v1.GetRolloutRequest(rollout_id=request.rollout_id, attempt=request.attempt)
         while rollout.result_id is None:
-            pause = self._trainer.poll
+            pause = CHECK_INTERVAL
             try:
                 if rollout.accepted.done():
                     await stub.get_rollout(which, timeout=CALL_TIMEOUT)

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import osmosis_trainer
 from gen.osmosis.rollout import v1
 from google.rpc import error_details_pb2
 from grpclib import GRPCError, Status
@@ -24,9 +25,10 @@ arguments.add_argument("--advertise", default="")
 arguments.add_argument("--rollouts", type=int, default=1)
 arguments.add_argument("--prefix", default="betterproto2")
 arguments.add_argument("--history", default="unspecified")
-arguments.add_argument("--poll", type=float, default=10.0)
+arguments.add_argument("--poll", type=float, default=osmosis_trainer.CHECK_INTERVAL)
 arguments.add_argument("--script", type=Path)
 OPTIONS = arguments.parse_args()
+osmosis_trainer.CHECK_INTERVAL = OPTIONS.poll
 SCRIPTS: dict[str, Any] = json.loads(OPTIONS.script.read_text()) if OPTIONS.script else {}
 
 
@@ -104,7 +106,7 @@ def specs() -> dict[str, v1.RolloutSpec]:
 async def main() -> None:
     listen = OPTIONS.listen if OPTIONS.mode == "callback" else ""
     history = v1.HistoryForm[OPTIONS.history.upper()]
-    options: dict[str, Any] = {"listen": listen, "advertise": OPTIONS.advertise, "history": history, "poll": OPTIONS.poll}
+    options: dict[str, Any] = {"listen": listen, "advertise": OPTIONS.advertise, "history": history}
     async with Trainer(OPTIONS.target, policy, on_outcome=on_outcome, **options) as trainer:
         rollouts = [run(trainer, *each) for each in specs().items()]
         await asyncio.gather(*rollouts, asyncio.to_thread(sys.stdin.read))

@@ -26,10 +26,11 @@ const (
 	MaxMessageBytes = 64 << 20
 	maxEnded        = 10000            // ended attempts whose outcomes the trainer recognizes when they come again
 	callTimeout     = 30 * time.Second // of Init and Cancel
-	defaultPoll     = 10 * time.Second
 )
 
 var (
+	// PollInterval is the pause between two questions whether the server still has a rollout, with callbacks.
+	PollInterval = 10 * time.Second
 	// ErrClosed is the error of a rollout that is open when its trainer closes.
 	ErrClosed = errors.New("the trainer is closed")
 	// ErrSuperseded is the error of an attempt that a higher attempt replaced.
@@ -50,8 +51,6 @@ type Config struct {
 	Callback *pb.Callback
 	// History is the form of histories over a stream. Unset: deltas.
 	History pb.HistoryForm
-	// Poll is the pause between two questions whether the server still has a rollout. Unset: 10 seconds.
-	Poll time.Duration
 }
 
 // Trainer runs rollouts on one agent server. All methods may be called from any goroutine.
@@ -91,9 +90,6 @@ func New(conn grpc.ClientConnInterface, config Config) *Trainer {
 		t.streams.Add(1)
 		go t.attach()
 		return t
-	}
-	if config.Poll == 0 {
-		t.config.Poll = defaultPoll
 	}
 	t.config.Callback = &pb.Callback{RunId: wire.NewID(), Protocol: 1, Features: features}
 	proto.Merge(t.config.Callback, config.Callback)
@@ -136,7 +132,7 @@ func (t *Trainer) Rollout(ctx context.Context, given *pb.InitRequest) (*pb.Rollo
 	which := &pb.GetRolloutRequest{RolloutId: request.RolloutId, Attempt: request.Attempt}
 	for t.config.Callback != nil && r.ctx.Err() == nil {
 		wait(r.ctx, r.accepted)
-		wait(r.ctx, time.After(t.config.Poll))
+		wait(r.ctx, time.After(PollInterval))
 		if _, err := t.client.GetRollout(r.ctx, which); status.Code(err) == codes.NotFound {
 			r.end(errForgotten)
 		}

@@ -33,7 +33,7 @@ var (
 	count     = flag.Int("rollouts", 1, "the number of rollouts")
 	prefix    = flag.String("prefix", "go", "the beginning of the rollout ids")
 	history   = flag.String("history", "", "full or delta")
-	poll      = flag.Float64("poll", 0, "the seconds between two GetRollouts; 0: those of the trainer")
+	poll      = flag.Float64("poll", trainer.PollInterval.Seconds(), "the seconds between two GetRollouts")
 	script    = flag.String("script", "", "the file calculator.json")
 )
 
@@ -154,6 +154,7 @@ func report(id string, err error) {
 
 func main() {
 	flag.Parse()
+	trainer.PollInterval = time.Duration(*poll * float64(time.Second))
 	if *mode != "callback" && *mode != "attach" {
 		os.Exit(3)
 	}
@@ -171,8 +172,7 @@ func main() {
 		log.Fatal(err)
 	}
 	form := pb.HistoryForm(pb.HistoryForm_value["HISTORY_FORM_"+strings.ToUpper(*history)])
-	config := trainer.Config{Policy: policy, OnOutcome: onOutcome, History: form,
-		Poll: time.Duration(*poll * float64(time.Second))}
+	config := trainer.Config{Policy: policy, OnOutcome: onOutcome, History: form}
 	server := grpc.NewServer(grpc.MaxRecvMsgSize(trainer.MaxMessageBytes))
 	listener, err := net.Listen("tcp", *listen)
 	if err != nil {
