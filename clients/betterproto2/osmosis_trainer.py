@@ -65,6 +65,8 @@ class Reply:
     ids: list[int] | None = None
     """The sampled ids."""
     logprobs: list[float] = field(default_factory=list)
+    versions: list[v1.VersionSpan] = field(default_factory=list)
+    """The versions of the policy that sampled the ids."""
 
 
 Policy = Callable[[Chat], Awaitable[Reply]]
@@ -299,6 +301,7 @@ class Trainer:
             finish_reason=reply.finish_reason,
             tokens=None if reply.ids is None else v1.TokenBlock(ids=reply.ids, logprobs=reply.logprobs),
             prompt=None if reply.prompt is None else v1.TokenBlock(ids=reply.prompt),
+            versions=reply.versions,
         )
 
     async def _sample(self, rollout: Rollout, chat: Chat, history: str) -> Answered:

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import osmosis_trainer
 from gen.osmosis.rollout import v1
 from google.rpc import error_details_pb2
 from grpclib import GRPCError, Status
@@ -24,8 +25,10 @@ arguments.add_argument("--advertise", default="")
 arguments.add_argument("--rollouts", type=int, default=1)
 arguments.add_argument("--prefix", default="betterproto2")
 arguments.add_argument("--history", default="unspecified")
+arguments.add_argument("--poll", type=float, default=osmosis_trainer.CHECK_INTERVAL)
 arguments.add_argument("--script", type=Path)
 OPTIONS = arguments.parse_args()
+osmosis_trainer.CHECK_INTERVAL = OPTIONS.poll
 SCRIPTS: dict[str, Any] = json.loads(OPTIONS.script.read_text()) if OPTIONS.script else {}
 
 
@@ -43,6 +46,7 @@ async def policy(chat: Chat) -> Reply:
     show("sampled", **name)
     newest = (chat.messages[-1].text or "") if chat.messages else ""
     wait = re.match(r"wait ([\d.]+)", newest)
+    version = re.match(r"version (\S+)", newest)
     text, calls, seconds = f"echo: {newest}", [], float(wait[1]) if wait else 0.0
     if request.rollout_id in SCRIPTS:
         step = SCRIPTS[request.rollout_id]["replies"][request.chat_number - 1]
@@ -62,6 +66,7 @@ async def policy(chat: Chat) -> Reply:
         prompt=[*chat.parent_ids, *(1000 + size(message.text) for message in chat.messages[chat.known :])],
         ids=[request.chat_number, 2000 + size(text)],
         logprobs=[-0.5, -0.25],
+        versions=[v1.VersionSpan(version=version[1], tokens=2)] if version else [],
     )
 
 

@@ -132,7 +132,7 @@ async def _tested(
             async with server_session.server_under_test(wanted, new_channel) as under_test:
                 results = await server_session.test_server(under_test, chosen, **kwargs)
     except (Unusable, SourceError) as error:
-        say_error(f"conformance: {printable(str(error))}")
+        say_error(f"conformance: {printable(str(error), keep=chr(10))}")
         return 2
     return _reported(options, out, results, name, time.monotonic() - began)
 

@@ -4,7 +4,8 @@ import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import grpc
 
@@ -19,6 +20,7 @@ from tests.processes import ROOT
 
 AGENT = "osmosis_grpc.testing.conformance:agent"
 MODES = ("callback", "attach", "accept", "call")
+NONE: Mapping[str, str] = MappingProxyType({})
 OWN = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
@@ -67,11 +69,16 @@ async def check_server(
 
 
 async def check_trainer(
-    command: str, names: Sequence[str] = (), *, modes: Sequence[str] = MODES, jobs: int = 6
+    command: str,
+    names: Sequence[str] = (),
+    *,
+    modes: Sequence[str] = MODES,
+    jobs: int = 6,
+    known: Mapping[str, str] = NONE,
 ) -> list[Result]:
     """Returns the results of cases against a trainer; all cases without names."""
     chosen = chosen_cases(load("trainer", TRAINER_KINDS), names, modes)
-    return await test_trainer(command, chosen, jobs=jobs, known={}, on_result=lambda _result: None)
+    return await test_trainer(command, chosen, jobs=jobs, known=known, on_result=lambda _result: None)
 
 
 def failed(results: Sequence[Result]) -> list[str]:

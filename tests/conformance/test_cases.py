@@ -135,6 +135,7 @@ CASES = list(
 async def play(case, mode, prefix, trace):
     assert prefix.startswith(f"{case.name}-{mode}-")
     trace.add("->", "hello", {"a": "\x1b[1m"})
+    trace.step = "step 2 (answer)"
     if case.name == "bad":
         raise Failed("expected 1, got 2")
     if case.name == "lacks":
@@ -176,14 +177,17 @@ async def test_the_reports_show_what_failed():
     text = "\n".join(report.failures(results))
     for part in (
         "bad@attach: failed",
-        'attacks: <&> and "quotes"',
+        'would catch: <&> and "quotes"',
         "Message.role: “Any other role”",
         "expected 1, got 2",
         "-> hello",
     ):
         assert part in text
     assert "hangs@attach" in text
-    assert "the case did not end within its limit of 0.05 s" in text
+    assert "the case did not end within its limit of 0.05 s; it was at step 2 (answer)" in text
+    assert text.count("would catch: <&>") == 1, "both modes failed for the same reason"
+    assert "1 more failed for the same reason: bad@callback" in text
+    assert text.count("--jobs 1") == 1
     data = json.loads(json.dumps(report.as_json(results, 1.5, "127.0.0.1:1")))
     assert data["counts"] == {"passed": 1, "failed": 3, "skipped": 1, "known": 0, "unexpected": 0}
     suite = ET.fromstring(report.as_junit(results, 1.5, "127.0.0.1:1"))

@@ -163,14 +163,27 @@ async def test_an_interrupted_run_leaves_no_trainer(tmp_path):
     assert not Path("/proc", pid.read_text().strip()).exists()
 
 
-async def test_a_trainer_that_crashes_fails_at_once_with_its_error(tmp_path):
+async def test_a_trainer_that_does_not_start_ends_the_run_with_one_message(tmp_path):
     (tmp_path / "trainer.py").write_text("raise SystemExit('no weights')")
-    done = await command(
-        "conformance", "--trainer", f"{sys.executable} {tmp_path / 'trainer.py'}", "--case", "rollout-one-chat"
+    for trainer, says in (
+        (f"{sys.executable} {tmp_path / 'trainer.py'}", "its stderr ends with:\nno weights"),
+        ("/bin/false", "it wrote nothing to stderr"),
+    ):
+        done = await command("conformance", "--trainer", trainer, *FEW[2:4], "--case", "unknown-frame")
+        assert done.exit_code == 2
+        assert "does not start: it ended at once with exit code 1; " + says in done.output
+        assert done.output.count("exit code 1") == 1
+
+
+async def test_a_trainer_that_crashes_in_one_mode_fails_its_cases(tmp_path):
+    (tmp_path / "trainer.py").write_text(
+        "import sys\nif 'accept' in sys.argv: raise SystemExit('no listener')\n"
+        "from osmosis_grpc.testing.conformance.trainer import main\nsys.exit(main())"
     )
+    done = await command("conformance", "--trainer", f"{sys.executable} {tmp_path / 'trainer.py'}", *FEW[2:4])
     assert done.exit_code == 1
-    assert "3 cases in" in done.output
-    assert "no weights" in done.output
+    assert "2 passed, 1 failed" in done.output
+    assert done.output.count("its stderr ends with:\n  no listener") == 1
 
 
 async def test_a_trainer_without_the_mode_is_skipped(tmp_path):

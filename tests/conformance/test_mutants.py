@@ -17,7 +17,7 @@ def test_there_are_at_least_25_faults():
 @pytest.mark.parametrize("name", SERVER)
 async def test_a_fault_of_the_server_is_found(name):
     with served("--fault", name, module="tests.conformance.mutants.server") as target:
-        results = await check_server(target, [f"{SERVER[name].found_by}@attach"])
+        results = await check_server(target, [f"{SERVER[name].found_by}@{SERVER[name].mode}"])
     assert len(failed(results)) == 1
     assert results[0].trace
 
@@ -25,6 +25,6 @@ async def test_a_fault_of_the_server_is_found(name):
 @pytest.mark.parametrize("name", TRAINER)
 async def test_a_fault_of_the_trainer_is_found(name):
     command = f"{sys.executable} -m tests.conformance.mutants.trainer --fault {name}"
-    results = await check_trainer(command, [f"{TRAINER[name].found_by}@attach"])
+    results = await check_trainer(command, [f"{TRAINER[name].found_by}@{TRAINER[name].mode}"])
     assert len(failed(results)) == 1
     assert "the trainer ended with exit code" not in results[0].reason

@@ -26,10 +26,11 @@ const (
 	MaxMessageBytes = 64 << 20
 	maxEnded        = 10000            // ended attempts whose outcomes the trainer recognizes when they come again
 	callTimeout     = 30 * time.Second // of Init and Cancel
-	checkInterval   = 10 * time.Second // between two questions whether the server still has a rollout
 )
 
 var (
+	// PollInterval is the pause between two questions whether the server still has a rollout, with callbacks.
+	PollInterval = 10 * time.Second
 	// ErrClosed is the error of a rollout that is open when its trainer closes.
 	ErrClosed = errors.New("the trainer is closed")
 	// ErrSuperseded is the error of an attempt that a higher attempt replaced.
@@ -131,7 +132,7 @@ func (t *Trainer) Rollout(ctx context.Context, given *pb.InitRequest) (*pb.Rollo
 	which := &pb.GetRolloutRequest{RolloutId: request.RolloutId, Attempt: request.Attempt}
 	for t.config.Callback != nil && r.ctx.Err() == nil {
 		wait(r.ctx, r.accepted)
-		wait(r.ctx, time.After(checkInterval))
+		wait(r.ctx, time.After(PollInterval))
 		if _, err := t.client.GetRollout(r.ctx, which); status.Code(err) == codes.NotFound {
 			r.end(errForgotten)
 		}

@@ -26,10 +26,11 @@ const options = {
   rollouts: { type: "string", default: "1" },
   prefix: { type: "string", default: "typescript" },
   history: { type: "string" },
+  poll: { type: "string" },
   script: { type: "string" },
 } as const;
 const { values } = parseArgs({ options });
-if (values.mode !== "callback" && values.mode !== "attach") process.exit(3);
+if ((values.mode !== "callback" && values.mode !== "attach") || values.poll) process.exit(3); // it lacks these
 const scripts: Record<string, Scripted> = values.script ? JSON.parse(readFileSync(values.script, "utf8")) : {};
 
 function print(line: object): void {

@@ -1,6 +1,7 @@
 """The steps that are the same for both sides, and what all steps share."""
 
 import asyncio
+import json
 import re
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ from osmosis_grpc.testing.conformance.protobuf_data import CaseError, code_numbe
 Step = Mapping[str, Any]
 Verbs = Mapping[str, Callable[[Any, Any, Step], Awaitable[None]]]
 """The function of each verb: it gets the run, the verb's value, and the whole step."""
-MODIFIERS = frozenset({"link", "wait", "token", "as", "to", "for", "only"})
+MODIFIERS = frozenset({"link", "wait", "token", "as", "to", "for", "only", "named"})
 """Keys that a step may have besides its verb."""
 TIMES = ("wait", "for", "stays", "sleep", "no_stream")
 """Keys with seconds: a number, a duration such as 45s, or a multiple of one such as 0.7 * 45s."""
@@ -24,12 +25,14 @@ async def run_steps(run: Any, steps: Sequence[Step], verbs: Verbs) -> None:
         if run.mode not in step.get("only", run.mode):
             continue
         verb = verb_of(step, verbs, number)
+        what = f"step {number} ({verb}{', ' + step['named'] if 'named' in step else ''})"
+        run.trace.step = f"{what}: {json.dumps(step[verb], default=str)[:200]}"
         try:
             whole = run.filled(step)
             whole |= {key: seconds(whole[key], key) for key in TIMES if key in whole}
             await run.guard(verbs[verb](run, whole[verb], whole))
         except (Failed, CaseError) as error:
-            raise type(error)(f"step {number} ({verb}): {error}") from None
+            raise type(error)(f"{what}: {error}") from None
 
 
 def check_steps(steps: Any, verbs: Collection[str]) -> None:

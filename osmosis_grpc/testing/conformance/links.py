@@ -32,6 +32,10 @@ class Failed(Exception):
     """The side under test does not do what a case expects."""
 
 
+class OutOfTime(Failed):
+    """Something did not come in time. A busy machine may be the reason."""
+
+
 class Inbox(Protocol):
     """What came over a link."""
 
@@ -103,7 +107,7 @@ class Link:
         try:
             await self._until(lambda: self.find(kind, chosen) is not None or self.inbox.over is not None, wait)
         except TimeoutError:
-            raise Failed(f"no {kind} came within {wait or self.wait:g} s{self._wanted(chosen)}") from None
+            raise OutOfTime(f"no {kind} came within {wait or self.wait:g} s{self._wanted(chosen)}") from None
         found = self.find(kind, chosen)
         if found is None:
             raise Failed(f"the stream ended before a {kind}{self._wanted(chosen)}: {self.end_text()}")
@@ -120,7 +124,7 @@ class Link:
         try:
             await self._until(condition, wait)
         except TimeoutError:
-            raise Failed(f"not within {wait or self.wait:g} s: {what}") from None
+            raise OutOfTime(f"not within {wait or self.wait:g} s: {what}") from None
 
     def fresh(self, kind: str) -> list[Any]:
         """Return the frames of a kind that no step has taken."""

@@ -48,6 +48,8 @@ def check_fields(kind: Any, expected: Mapping[str, Any]) -> None:
 
 def to_data(message: Message, *, defaults: bool = True) -> Data:
     """Return a message as data. With `defaults`, unset fields without presence are there, too."""
+    if message.DESCRIPTOR.full_name == error_pb2.Status.DESCRIPTOR.full_name:
+        return status_data(message)
     made: Data = json_format.MessageToDict(
         message, preserving_proto_field_name=True, always_print_fields_with_no_presence=defaults
     )

@@ -25,13 +25,18 @@ def line(result: Result) -> str:
 
 
 def failures(results: Sequence[Result]) -> Iterator[str]:
-    """Yield the lines about each failed case: what it attacks and rests on, what differs, what was sent and got."""
+    """Yield the lines about failed cases: what each would catch and rests on, what differs, what was sent and got.
+
+    Cases that failed for the same reason are shown once.
+    """
+    groups: dict[str, list[Result]] = {}
     for result in results:
-        if not result.bad:
-            continue
+        if result.bad:
+            groups.setdefault(_cause(result), []).append(result)
+    for result, *same in groups.values():
         yield ""
         yield f"{result.name}: {result.verdict.value}"
-        yield f"  attacks: {result.case.attacks}"
+        yield f"  would catch: {result.case.attacks}"
         for name, sentences in result.case.shows.items():
             for sentence in sentences:
                 yield f"  {name}: “{sentence}”"
@@ -40,6 +45,17 @@ def failures(results: Sequence[Result]) -> Iterator[str]:
         if result.trace:
             yield "  sent (->) and received (<-), with seconds since the beginning:"
             yield from (f"    {each}" for each in result.trace)
+        if same:
+            yield f"  {len(same)} more failed for the same reason: {', '.join(each.name for each in same)}"
+    if any(result.out_of_time and result.bad for result in results):
+        yield ""
+        yield "Some of these cases waited in vain. A busy machine may be the reason: run them again with --jobs 1."
+
+
+def _cause(result: Result) -> str:
+    """Return the reason of a failure without the number of its step and the ids of its rollouts."""
+    text = re.sub(r"^step \d+ \(([^)]*)\)", r"step (\1)", result.reason)
+    return re.sub(rf"{re.escape(result.case.name)}-{result.mode}-[0-9a-f]+", "ROLLOUT", text)
 
 
 def summary(results: Sequence[Result], seconds: float) -> str:

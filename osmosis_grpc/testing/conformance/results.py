@@ -38,6 +38,8 @@ class Result:
     reason: str = ""
     """Why it failed or was skipped."""
     trace: Sequence[str] = field(default=())
+    out_of_time: bool = False
+    """Whether it failed because something did not come in time."""
 
     @property
     def name(self) -> str:

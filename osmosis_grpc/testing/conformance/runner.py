@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 from osmosis_grpc.supervise import OnFailure, child, job
 from osmosis_grpc.testing.conformance.cases import Case
-from osmosis_grpc.testing.conformance.links import Failed
+from osmosis_grpc.testing.conformance.links import Failed, OutOfTime
 from osmosis_grpc.testing.conformance.protobuf_data import CaseError
-from osmosis_grpc.testing.conformance.results import Result, Skipped, Verdict
+from osmosis_grpc.testing.conformance.results import Result, Skipped, Unusable, Verdict
 from osmosis_grpc.testing.conformance.trace import Trace
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,9 @@ async def run_cases(
     on_result: Callable[[Result], None],
     in_turn: Sequence[str],
 ) -> list[Result]:
-    """Run (case, mode) pairs and return their results in order. Raises CaseError for a case that is wrong.
+    """Run (case, mode) pairs and return their results in order.
+
+    Raises CaseError for a case that is wrong, and Unusable for a side under test that cannot be tested.
 
     At most `jobs` run at a time. Cases of the modes `in_turn` run one after the other: a server that dials has one
     stream. Cases that must be alone run at the end.
@@ -66,16 +68,20 @@ async def run_cases(
 
 async def _result(case: Case, mode: str, play: Play, prefix: str, known: Mapping[str, str]) -> Result:
     began, trace = time.monotonic(), Trace()
-    verdict, reason = Verdict.PASSED, ""
+    verdict, reason, out_of_time = Verdict.PASSED, "", False
     try:
         async with asyncio.timeout(case.limit):
             await play(case, mode, prefix, trace)
     except Skipped as error:
         verdict, reason = Verdict.SKIPPED, str(error)
     except Failed as error:
-        verdict, reason = Verdict.FAILED, str(error)
+        verdict, reason, out_of_time = Verdict.FAILED, str(error), isinstance(error, OutOfTime)
     except TimeoutError:
-        verdict, reason = Verdict.FAILED, f"the case did not end within its limit of {case.limit:g} s"
+        verdict, out_of_time = Verdict.FAILED, True
+        reason = f"the case did not end within its limit of {case.limit:g} s"
+        reason += f"; it was at {trace.step}" if trace.step else ""
+    except Unusable:
+        raise
     except CaseError as error:
         raise CaseError(f"{case.file}: {case.name}: {error}") from None
     except Exception as error:
@@ -87,7 +93,7 @@ async def _result(case: Case, mode: str, play: Play, prefix: str, known: Mapping
         verdict, reason = Verdict.KNOWN, f"{listed}\n{reason}".strip()
     elif listed is not None and verdict is Verdict.PASSED:
         verdict, reason = Verdict.UNEXPECTED, f"take {name} out of the file of known failures"
-    return Result(case, mode, verdict, time.monotonic() - began, reason, trace.shown())
+    return Result(case, mode, verdict, time.monotonic() - began, reason, trace.shown(), out_of_time)
 
 
 def known_failures(text: str) -> dict[str, str]:

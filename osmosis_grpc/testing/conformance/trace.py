@@ -15,6 +15,8 @@ class Trace:
 
     def __init__(self) -> None:
         self.lines: list[str] = []
+        self.step = ""
+        """The step that the case is at."""
         self._began = time.monotonic()
         self._left_out = 0
 

@@ -16,7 +16,8 @@ from osmosis_grpc.errors import Aborted, CallError
 from osmosis_grpc.supervise import OnFailure, child, job
 from osmosis_grpc.testing.conformance.protobuf_data import code_name
 from osmosis_grpc.trainer import Trainer, TrainerConfig
-from osmosis_grpc.types import ChatRequest, ChatResponse, RolloutOutcome, RolloutRequest, TokenBlock
+from osmosis_grpc.trainer.transports.callback import link
+from osmosis_grpc.types import ChatRequest, ChatResponse, RolloutOutcome, RolloutRequest, TokenBlock, VersionSpan
 
 ROLLOUT = job("testing.conformance.rollout", OnFailure.RAISE)
 
@@ -41,8 +42,10 @@ async def policy(chat: ChatRequest) -> ChatResponse:
     reply = f"echo: {text}"
     known = [] if chat.known_ids is None else list(chat.known_ids)
     new = [1000 + len(_text(message).encode()) for message in chat.messages[chat.prefix_len :]]
+    version = re.match(r"version (\S+)", text)
     return ChatResponse(
         message={"role": "assistant", "content": reply},
+        versions=(VersionSpan(version[1], 2),) if version else (),
         finish_reason="stop",
         prompt_ids=np.array([*known, *new], dtype="<u4"),
         tokens=TokenBlock.of([chat.chat_number, 2000 + len(reply.encode())], [-0.5, -0.25]),
@@ -86,7 +89,9 @@ async def run(options: argparse.Namespace) -> int:
     """Run the rollouts and stay until the standard input ends. Return the exit code."""
     callback = options.mode == "callback"
     servers = [options.target] if options.target else []
-    config = TrainerConfig() if options.history is None else TrainerConfig(delta=options.history == "delta")
+    config = TrainerConfig(max_open_chats=256, delta=options.history != "full")
+    if options.poll is not None:
+        link.PING_PERIOD = options.poll
     listen = options.listen or ("127.0.0.1:0" if callback else "")
     trainer = Trainer(servers, policy, transport="callback" if callback else "attach", listen=listen, config=config)
     async with trainer:
@@ -122,6 +127,7 @@ def main() -> int:
     parser.add_argument("--rollouts", type=int, default=1)
     parser.add_argument("--prefix", default="rollout")
     parser.add_argument("--history", choices=["full", "delta"])
+    parser.add_argument("--poll", type=float)
     return asyncio.run(run(parser.parse_args()))
 
 

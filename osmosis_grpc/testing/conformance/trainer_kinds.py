@@ -46,7 +46,7 @@ async def equality(run: TrainerRun) -> None:
                 await run_steps(run, steps, VERBS)
             except Failed as error:
                 words = "equal" if equal else "different"
-                raise Failed(f"the {words} values {one!r} and {other!r}: {error}") from None
+                raise type(error)(f"the {words} values {one!r} and {other!r}: {error}") from None
 
 
 KINDS: Mapping[str, Kind] = {

@@ -10,9 +10,9 @@ import grpc
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, control_pb2, error_pb2, services_pb2
 from osmosis_grpc.testing.conformance.call_link import CallLink
 from osmosis_grpc.testing.conformance.calls import Calls
-from osmosis_grpc.testing.conformance.links import Failed, StreamLink
+from osmosis_grpc.testing.conformance.links import OutOfTime, StreamLink
 from osmosis_grpc.testing.conformance.listener import Listener, refuse
-from osmosis_grpc.testing.conformance.protobuf_data import CaseError, from_data
+from osmosis_grpc.testing.conformance.protobuf_data import CaseError, from_data, status_message, to_data
 from osmosis_grpc.testing.conformance.trace import Trace
 from osmosis_grpc.testing.raw import RawStream
 from osmosis_grpc.testing.raw.connections import ACCEPT, OPTIONS, OWN_CONNECTION
@@ -70,21 +70,38 @@ class PlayedServer(Listener):
         super().__init__("Attach", f"{host}:0")
         self.callbacks: CallbackLink | None = None
         """Gets the Inits that come as calls."""
+        self._known: set[tuple[str, int]] = set()
+        self._lives = 1
 
     def calls(self) -> Mapping[str, Any]:
-        return {"Init": self._init, "GetServerInfo": self._info, "Cancel": self._cancel}
+        return {"Init": self._init, "GetServerInfo": self._info, "GetRollout": self._rollout, "Cancel": self._cancel}
+
+    def forget(self) -> None:
+        """Go on as a new process with a new journal, which has no rollout."""
+        self._known.clear()
+        self._lives += 1
 
     async def _init(self, request: Any, context: Any) -> Any:
         if self.callbacks is None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this case expects no Init as a call")
+        self._known.add((request.rollout_id, request.attempt or 1))
         return await self.callbacks.init(request, context)  # type: ignore[union-attr]
 
     async def _info(self, _request: Any, _context: Any) -> Any:
-        hello = server_hello("journal of the suite", {})
+        hello = server_hello(f"journal {self._lives} of the suite", {"process_id": f"process {self._lives}"})
         loops = [{"name": name} for name in hello.pop("agent_loops")]
         del hello["max_open_rollouts"]
         capacity = {"max_concurrent": 100, "max_queued": 100}
         return from_data(control_pb2.GetServerInfoResponse, hello | {"agent_loops": loops, "capacity": capacity})
+
+    async def _rollout(self, request: Any, context: Any) -> Any:
+        if self.callbacks is not None:
+            self.callbacks.trace.add("<-", "GetRollout", to_data(request))
+        attempts = [attempt for rollout_id, attempt in self._known if rollout_id == request.rollout_id]
+        if not attempts or request.attempt not in (0, *attempts):
+            await refuse(context, status_message({"code": "NOT_FOUND", "reason": "ROLLOUT_UNKNOWN"}))
+        found = {"rollout_id": request.rollout_id, "attempt": request.attempt or max(attempts)}
+        return from_data(control_pb2.GetRolloutResponse, {"rollout": found | {"state": "ROLLOUT_STATE_RUNNING"}})
 
     async def _cancel(self, request: Any, _context: Any) -> Any:
         row = control_pb2.CancelResult(
@@ -107,7 +124,7 @@ class AttachLink(StreamLink):
             async with asyncio.timeout(START):
                 self.started(await self._server.next_stream())
         except TimeoutError:
-            raise Failed(f"the trainer opened no stream within {START:g} s") from None
+            raise OutOfTime(f"the trainer opened no stream within {START:g} s") from None
         self.trace.add("<-", "attach opened")
         await self.until(lambda: self.inbox.frames or self.inbox.over, "the trainer's hello")
         if hello is not None:
@@ -143,7 +160,7 @@ class AcceptLink(StreamLink):
             async with asyncio.timeout(START):
                 await self._channel.channel_ready()
         except TimeoutError:
-            raise Failed(f"the trainer did not listen within {START:g} s") from None
+            raise OutOfTime(f"the trainer did not listen within {START:g} s") from None
         self.started(RawStream(self._call(wait_for_ready=True), services_pb2.AcceptRequest))
         if hello is not None:
             await self.send([{"hello": server_hello(self.journal_id, hello)}])

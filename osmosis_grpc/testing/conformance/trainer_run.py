@@ -11,7 +11,7 @@ from typing import Any
 from osmosis_grpc.link.free_ports import check_free
 from osmosis_grpc.supervise import OnFailure, child, job
 from osmosis_grpc.testing.conformance.cases import Case
-from osmosis_grpc.testing.conformance.links import Failed, Link
+from osmosis_grpc.testing.conformance.links import Failed, Link, OutOfTime
 from osmosis_grpc.testing.conformance.patterns import differences
 from osmosis_grpc.testing.conformance.protobuf_data import CaseError, Data
 from osmosis_grpc.testing.conformance.results import Skipped
@@ -21,6 +21,12 @@ from osmosis_grpc.testing.conformance.trainer_process import LACKS, TrainerProce
 from osmosis_grpc.testing.conformance.variables import filled
 
 STEP = job("testing.conformance.step", OnFailure.RAISE)
+
+
+class EndedAtOnce(Failed):
+    """The trainer ended with an error before it did anything."""
+
+
 START: Data = {"role": "user", "text": "start"}
 TOOLS: list[Data] = []
 """The tools of the rollouts, in the answer to the Init and in chats over a callback."""
@@ -48,13 +54,14 @@ class TrainerRun:
         self.parents: dict[tuple[str, str, int], int] = {}
         self._printed: set[int] = set()
         self._listen = ""
+        self._stderr_shown = False
 
     def filled(self, data: Any) -> Any:
         """Return data of the case with its variables filled."""
         return filled(data, self.saved)
 
     async def start(self, given: Mapping[str, Any]) -> None:
-        """Start the trainer. `given`: rollouts, history."""
+        """Start the trainer. `given`: rollouts, history, poll."""
         await self.server.__aenter__()
         options: Data = {"mode": self.mode}
         if self.mode == "accept":
@@ -65,11 +72,11 @@ class TrainerRun:
         if self.mode == "callback":
             self._made("main")
         options |= {"rollouts": given.get("rollouts", 1), "prefix": self.prefix}
-        options |= {"history": given["history"]} if "history" in given else {}
+        options |= {name: given[name] for name in ("history", "poll") if name in given}
         try:
             self.process = await TrainerProcess.start(self.command, options, self.trace)
         except OSError as error:
-            raise Failed(f"the trainer cannot be started: {error}") from None
+            raise EndedAtOnce(f"the trainer cannot be started: {error}") from None
 
     def link(self, name: str = "main") -> Link:
         """Return a link of the case. Raises CaseError."""
@@ -119,9 +126,16 @@ class TrainerRun:
             return
         if process.exit_code == LACKS:
             raise Skipped(f"the trainer lacks the mode {self.mode} or an option of this case")
-        said = f"its stderr ends with:\n{process.errors}" if process.errors.strip() else "it wrote nothing to stderr"
-        lines = [why, f"the trainer ended with exit code {process.exit_code} before its stdin had ended; {said}"]
-        raise Failed("\n".join(filter(None, lines)))
+        ended = f"the trainer ended with exit code {process.exit_code} before its stdin had ended; {self.stderr()}"
+        done_nothing = not any("<-" in line for line in self.trace.lines) and not self.case.body.get("start")
+        kind = EndedAtOnce if done_nothing and process.exit_code else Failed
+        raise kind("\n".join(filter(None, [why, ended])))
+
+    def stderr(self) -> str:
+        """Return the end of the trainer's stderr as a clause."""
+        errors = self.process.errors if self.process is not None else ""
+        self._stderr_shown = True
+        return f"its stderr ends with:\n{errors}" if errors.strip() else "it wrote nothing to stderr"
 
     def expect(self, what: str, expected: Any, got: Any) -> None:
         """Compare data. Raises Failed with the differences."""
@@ -151,7 +165,7 @@ class TrainerRun:
         index = found()
         if index is None:
             self.check_exit(f"the trainer did not print {json.dumps(names)}")
-            raise Failed(f"the trainer did not print {json.dumps(names)} within {wait:g} s")
+            raise OutOfTime(f"the trainer did not print {json.dumps(names)} within {wait:g} s")
         self._printed.add(index)
         self.expect("printed", expected, process.lines[index])
 
@@ -194,7 +208,7 @@ class TrainerRun:
         """Stop the trainer and close the links."""
         if self.process is not None:
             await self.process.stop()
-            if self.process.errors.strip():
+            if self.process.errors.strip() and not self._stderr_shown:
                 self.trace.add("<-", "stderr", self.process.errors[-600:])
         for link in self.links.values():
             with contextlib.suppress(Exception):

@@ -6,8 +6,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from osmosis_grpc.testing.conformance.link_steps import GENERIC, Step, link_of, run_steps
-from osmosis_grpc.testing.conformance.links import Failed
+from osmosis_grpc.testing.conformance.links import Failed, OutOfTime
 from osmosis_grpc.testing.conformance.protobuf_data import CaseError, to_data
+from osmosis_grpc.testing.conformance.results import Skipped
 from osmosis_grpc.testing.conformance.trainer_links import CallbackLink
 from osmosis_grpc.testing.conformance.trainer_run import START, TOOLS, TrainerRun
 
@@ -15,6 +16,10 @@ START_LIMIT = 20.0
 """Seconds in which a trainer has started and sends its first Init."""
 PRINT_WAIT = 5.0
 """Seconds in which a trainer prints an expected line."""
+DEFAULT_WINDOW = 1024
+"""The window of a trainer whose hello has no max_open_chats."""
+MOST_CHATS = 4096
+"""No case asks more chats at once."""
 
 
 async def frames(run: TrainerRun) -> None:
@@ -88,25 +93,28 @@ async def _answer(run: TrainerRun, value: Any, step: Step) -> None:
         return
     reply = await link.take({"chat_reply": names}, run.saved, step.get("wait"))
     if reply.WhichOneof("result") != "response":
-        raise Failed(f"expected a reply to chat {number}, got {json.dumps(to_data(reply.status))}")
+        raise Failed(f"expected a reply to chat {number}, got the status {json.dumps(to_data(reply.status))}")
     got, (prompt, ids) = reply.response, run.ids(sample, number)
     parent = run.parents[run.rollout_id, sample, number]
     before = [id_ for part in run.ids(sample, parent) for id_ in part] if parent else []
     if got.prompt_prefix > len(before):
         raise Failed(f"prompt_prefix is {got.prompt_prefix}, and chat {parent} has {len(before)} tokens")
+    whole = [*before[: got.prompt_prefix], *got.prompt.ids]
+    if whole != prompt:
+        left_out = f"the first {got.prompt_prefix} ids of chat {parent} (prompt_prefix)"
+        got_as = f"{whole}: {left_out}, then {list(got.prompt.ids)} (prompt)"
+        raise Failed(f"the prompt of chat {number} has the ids {prompt}; got {got_as}")
     run.expect(
         "reply",
         {
             "text": run.history(sample, number)[-1]["text"],
             "role": "assistant",
-            "prompt": prompt,
             "tokens": ids,
             "logprobs": [-0.5, -0.25],
         },
         {
             "text": got.message.text,
             "role": got.message.role,
-            "prompt": [*before[: got.prompt_prefix], *got.prompt.ids],
             "tokens": list(got.tokens.ids),
             "logprobs": list(got.tokens.logprobs),
         },
@@ -155,7 +163,10 @@ async def _recorded(run: TrainerRun, value: Any, step: Step) -> None:
     expected: dict[str, Any] = {"event": "outcome", "rollout_id": run.rollout_id, "attempt": run.attempt, **given}
     if chats:
         expected["samples"] = [{"name": "main", "trainable": True, "segments": [run.segments("main", chats)]}]
-    await run.printed(expected, step.get("wait", PRINT_WAIT))
+    try:
+        await run.printed(expected, step.get("wait", PRINT_WAIT))
+    except Failed as error:
+        raise type(error)(f"the trainer answered RECORDED, so it has stored the outcome; {error}") from None
 
 
 async def _printed(run: TrainerRun, value: Any, step: Step) -> None:
@@ -220,9 +231,9 @@ async def _exit(run: TrainerRun, value: Any, step: Step) -> None:
         async with asyncio.timeout(limit):
             code = await run.process.ended()
     except TimeoutError:
-        raise Failed(f"the trainer did not end within {limit:g} s") from None
+        raise OutOfTime(f"the trainer did not end within {limit:g} s") from None
     if code != value:
-        raise Failed(f"expected the exit code {value}, got {code}; stderr ends with:\n{run.process.errors}")
+        raise Failed(f"expected the exit code {value}, got {code}; {run.stderr()}")
 
 
 async def _call(run: TrainerRun, value: Any, step: Step) -> None:
@@ -237,6 +248,26 @@ async def _call(run: TrainerRun, value: Any, step: Step) -> None:
         raise CaseError(f"a call has one method, not {', '.join(given)}")
     answer = await link.calls(run.rollout_id, credential).data(method, request or {}, 10)
     run.expect(method, {"code": expected} if isinstance(expected, str) else {"code": "OK"} | expected, answer)
+
+
+async def _forget(run: TrainerRun, _value: Any, _step: Step) -> None:
+    """Lose the journal: over callbacks, the suite's server is a new process that knows no rollout."""
+    run.trace.add("->", "the server forgets its rollouts: from now on GetRollout answers NOT_FOUND")
+    run.server.forget()
+
+
+async def _flood(run: TrainerRun, value: Any, step: Step) -> None:
+    """Send chats: as many as the trainer's hello permits, and this number more. Their policy waits for 30 seconds."""
+    link = link_of(run, step)
+    hello = link.inbox.frames[0].hello
+    window = hello.max_open_chats if hello.HasField("max_open_chats") else DEFAULT_WINDOW
+    if window > MOST_CHATS:
+        raise Skipped(f"the trainer's max_open_chats is more than {MOST_CHATS}")
+    messages = [START, {"role": "user", "text": "wait 30"}]
+    names = {"rollout_id": run.rollout_id, "attempt": run.attempt, "sample": "main"}
+    chats = [{"chat": names | {"chat_number": n + 1, "full": {"messages": messages}}} for n in range(window + value)]
+    for first in range(0, len(chats), 1000):
+        await link.send(chats[first : first + 1000])
 
 
 async def _rollout(run: TrainerRun, value: Any, _step: Step) -> None:
@@ -263,5 +294,7 @@ VERBS: dict[str, Callable[[TrainerRun, Any, Step], Awaitable[None]]] = {
     "exit": _exit,
     "call": _call,
     "rollout": _rollout,
+    "forget": _forget,
+    "flood": _flood,
 }
 """The verbs of a step."""

@@ -10,7 +10,11 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import grpc
+from google.rpc import error_details_pb2
+
 from osmosis_grpc._gen.osmosis.rollout.v1 import outcome_pb2, services_pb2
+from osmosis_grpc.errors import Aborted
 from osmosis_grpc.link.stream_machine import StreamMachine
 
 Edit = Callable[[Any], int | None]
@@ -23,9 +27,11 @@ class Fault(NamedTuple):
     """A planted fault. Its name says what the side does."""
 
     found_by: str
-    """The case that finds it, over Attach."""
+    """The case that finds it."""
     plant: Callable[[str], None]
     """Switches it on in this process, which is a `server` or a `trainer`."""
+    mode: str = "attach"
+    """The mode in which the case finds it."""
 
 
 # How a fault is planted.
@@ -178,9 +184,31 @@ def _other_attachment(hello: Any) -> None:
     hello.attachment_id = f"{hello.attachment_id}{time.monotonic_ns()}"[-200:]
 
 
+def _without_versions(reply: Any) -> None:
+    del reply.response.versions[:]
+
+
+def _without_pause(reply: Any) -> None:
+    for detail in reply.status.details:
+        if detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR):
+            detail.Pack(error_details_pb2.RetryInfo())
+
+
+def _without_reason(abandon: Any) -> None:
+    abandon.reason = "ENDED"
+
+
+def _lower_attempt_recorded(reply: Any) -> None:
+    if reply.status.code == grpc.StatusCode.ABORTED.value[0]:
+        reply.receipt = outcome_pb2.RECEIPT_RECORDED
+
+
 # Replacements.
 
 CHAT = "trainer.chats.attempt_cache:AttemptCache.chat"
+KNOWS = "trainer.transports.callback.link:CalledServer._knows"
+LISTENER = "trainer.transports.callback.listener:CallbackListener"
+TAKE = "trainer.transports.attach.open_chats:OpenChats.take"
 
 
 def _unsorted(_canonical: Any) -> Callable[[Any], str]:
@@ -214,6 +242,27 @@ def _first_reply_for_all(original: Any) -> Any:
         return asked[request.chat_number] if request.chat_number in asked else original(self, request, sampler)
 
     return chat
+
+
+def _any_window(original: Any) -> Any:
+    return lambda self, stream, granted: original(self, stream, 10**6)
+
+
+def _never_forgotten(_original: Any) -> Any:
+    async def knows(_self: Any, _key: Any) -> bool:
+        return True
+
+    return knows
+
+
+def _aborted_is_recorded(original: Any) -> Any:
+    async def complete(self: Any, request: Any, context: Any) -> Any:
+        try:
+            return await original(self, request, context)
+        except Aborted:
+            return outcome_pb2.CompleteResponse(receipt=outcome_pb2.RECEIPT_RECORDED)
+
+    return complete
 
 
 SERVER = {
@@ -256,5 +305,18 @@ TRAINER = {
     "ignores-windows": Fault("window-of-zero-pauses", gets("window", _dropped)),
     "samples-twice": Fault("chat-is-sampled-once", replaced(CHAT, _sampled_again)),
     "answers-different-chats": Fault("different-chat-is-refused", replaced(CHAT, _first_reply_for_all)),
+    "answers-twice": Fault("chat-twice-on-one-stream", sends("chat_reply", _twice)),
+    "drops-the-version": Fault("versions-of-the-policy", sends("chat_reply", _without_versions)),
+    "sends-an-init-again-too-early": Fault(
+        "init-is-sent-again-when-the-server-is-busy", gets("init_reply", _without_pause)
+    ),
+    "ignores-draining": Fault("draining-server-gets-no-init", gets("draining", _dropped)),
+    "waits-for-a-superseded-attempt": Fault("superseded-attempt-is-over", gets("abandon_chat", _without_reason)),
+    "records-a-lower-attempt": Fault("lower-attempt", sends("complete_reply", _lower_attempt_recorded)),
+    "records-a-lower-attempt-over-callbacks": Fault(
+        "lost-server", replaced(f"{LISTENER}.Complete", _aborted_is_recorded), "callback"
+    ),
+    "waits-for-a-lost-server": Fault("lost-server", replaced(KNOWS, _never_forgotten), "callback"),
+    "ignores-its-own-window": Fault("window-of-the-trainer", replaced(TAKE, _any_window)),
 }
 """Faults of the trainer, by name."""

@@ -33,6 +33,7 @@ var (
 	count     = flag.Int("rollouts", 1, "the number of rollouts")
 	prefix    = flag.String("prefix", "go", "the beginning of the rollout ids")
 	history   = flag.String("history", "", "full or delta")
+	poll      = flag.Float64("poll", trainer.PollInterval.Seconds(), "the seconds between two GetRollouts")
 	script    = flag.String("script", "", "the file calculator.json")
 )
 
@@ -72,6 +73,10 @@ func policy(ctx context.Context, chat *trainer.Chat) (*pb.ChatResponse, error) {
 	reply := &pb.ChatResponse{FinishReason: "stop", Message: &pb.Message{Role: "assistant"}}
 	seconds := 0.0
 	fmt.Sscanf(text, "wait %f", &seconds)
+	var version string
+	if _, err := fmt.Sscanf(text, "version %s", &version); err == nil {
+		reply.Versions = []*pb.VersionSpan{{Version: version, Tokens: 2}}
+	}
 	text = "echo: " + text
 	if rollout, is := scripts[chat.RolloutId]; is {
 		step := rollout.Replies[chat.ChatNumber-1]
@@ -149,6 +154,7 @@ func report(id string, err error) {
 
 func main() {
 	flag.Parse()
+	trainer.PollInterval = time.Duration(*poll * float64(time.Second))
 	if *mode != "callback" && *mode != "attach" {
 		os.Exit(3)
 	}

@@ -24,7 +24,8 @@ Inits need not wait for the answer. The trainer starts each rollout that
 the server does not know again, with a higher attempt.
 
 Windows limit open requests. An Init is open until its outcome frame
-arrives; its slot is free from then on. A chat is open until it is
+arrives; its slot is free from then on. The slot of an Init that is refused
+or superseded (AbandonChat says so) is free, too. A chat is open until it is
 answered or abandoned. A side sends its window again when it changes. 0 pauses. A lower
 window does not affect open requests. A request beyond the newest window is
 refused with RESOURCE_EXHAUSTED, because it may have crossed a lower window
@@ -32,7 +33,8 @@ on its way. A request beyond the largest window of the stream ends the
 attachment.
 
 Chats. A chat that was sent again on a newer stream is answered on the
-newer stream. An answer to a chat whose rollout has ended is dropped.
+newer stream. A chat that comes twice on one stream before it is answered
+gets one answer. An answer to a chat whose rollout has ended is dropped.
 AbandonChat says that a reply is no longer wanted.
 
 Backpressure. A server always reads. A trainer may stop reading while its
@@ -316,7 +318,7 @@ class TrainerHello(google.protobuf.message.Message):
     """A unique id that the process makes at its start."""
     journal_id: builtins.str
     """The journal id of the server when the trainer last had contact. Empty at
-    first.
+    first, also if the server's hello came before.
     """
     version: builtins.str
     """The version of osmosis_grpc, or the name and version of another
@@ -394,7 +396,7 @@ class ServerHello(google.protobuf.message.Message):
     max_open_rollouts: builtins.int
     """The number of rollouts that may be open. Unset means 1,024. 0 pauses."""
     draining: builtins.bool
-    """Whether the server accepts no new work."""
+    """Whether the server accepts no new work. Its window is then 0."""
     @property
     def limits(self) -> osmosis_grpc._gen.osmosis.rollout.v1.control_pb2.Limits:
         """The limits of the server."""
@@ -899,7 +901,9 @@ global___Heartbeat = Heartbeat
 
 @typing.final
 class Draining(google.protobuf.message.Message):
-    """The server accepts no new work and finishes its rollouts."""
+    """The server accepts no new work and finishes its rollouts. Its window is 0
+    until its next ServerWindow.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -148,6 +148,10 @@ class RolloutServiceServicer(object):
         """Returns a rollout, and its outcome once there is one. The call fails with
         NOT_FOUND if the rollout is unknown or forgotten, or belongs to another
         owner.
+
+        A trainer with callbacks asks from time to time, and when it reaches the
+        server again, because a server that has lost its journal sends no outcome.
+        After NOT_FOUND it starts the rollout again, with a higher attempt.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -627,7 +631,8 @@ class TrainerServiceServicer(object):
 
         A trainer answers the outcome of an unknown rollout with UNAVAILABLE and
         RetryInfo while one of its callers may still claim the rollout, and with
-        INVALID_ARGUMENT if it never started it.
+        INVALID_ARGUMENT if it never started it. It answers the outcome of a lower
+        attempt with ABORTED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -99,6 +99,10 @@ class RolloutServiceStub:
     """Returns a rollout, and its outcome once there is one. The call fails with
     NOT_FOUND if the rollout is unknown or forgotten, or belongs to another
     owner.
+
+    A trainer with callbacks asks from time to time, and when it reaches the
+    server again, because a server that has lost its journal sends no outcome.
+    After NOT_FOUND it starts the rollout again, with a higher attempt.
     """
 
     ListRollouts: grpc.UnaryUnaryMultiCallable[
@@ -229,6 +233,10 @@ class RolloutServiceAsyncStub:
     """Returns a rollout, and its outcome once there is one. The call fails with
     NOT_FOUND if the rollout is unknown or forgotten, or belongs to another
     owner.
+
+    A trainer with callbacks asks from time to time, and when it reaches the
+    server again, because a server that has lost its journal sends no outcome.
+    After NOT_FOUND it starts the rollout again, with a higher attempt.
     """
 
     ListRollouts: grpc.aio.UnaryUnaryMultiCallable[
@@ -365,6 +373,10 @@ class RolloutServiceServicer(metaclass=abc.ABCMeta):
         """Returns a rollout, and its outcome once there is one. The call fails with
         NOT_FOUND if the rollout is unknown or forgotten, or belongs to another
         owner.
+
+        A trainer with callbacks asks from time to time, and when it reaches the
+        server again, because a server that has lost its journal sends no outcome.
+        After NOT_FOUND it starts the rollout again, with a higher attempt.
         """
 
     @abc.abstractmethod
@@ -509,7 +521,8 @@ class TrainerServiceStub:
 
     A trainer answers the outcome of an unknown rollout with UNAVAILABLE and
     RetryInfo while one of its callers may still claim the rollout, and with
-    INVALID_ARGUMENT if it never started it.
+    INVALID_ARGUMENT if it never started it. It answers the outcome of a lower
+    attempt with ABORTED.
     """
 
     AbandonChat: grpc.UnaryUnaryMultiCallable[
@@ -587,7 +600,8 @@ class TrainerServiceAsyncStub:
 
     A trainer answers the outcome of an unknown rollout with UNAVAILABLE and
     RetryInfo while one of its callers may still claim the rollout, and with
-    INVALID_ARGUMENT if it never started it.
+    INVALID_ARGUMENT if it never started it. It answers the outcome of a lower
+    attempt with ABORTED.
     """
 
     AbandonChat: grpc.aio.UnaryUnaryMultiCallable[
@@ -669,7 +683,8 @@ class TrainerServiceServicer(metaclass=abc.ABCMeta):
 
         A trainer answers the outcome of an unknown rollout with UNAVAILABLE and
         RetryInfo while one of its callers may still claim the rollout, and with
-        INVALID_ARGUMENT if it never started it.
+        INVALID_ARGUMENT if it never started it. It answers the outcome of a lower
+        attempt with ABORTED.
         """
 
     @abc.abstractmethod
