@@ -4,8 +4,7 @@ import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 
 import grpc
 
@@ -20,7 +19,6 @@ from tests.processes import ROOT
 
 AGENT = "osmosis_grpc.testing.conformance:agent"
 MODES = ("callback", "attach", "accept", "call")
-NONE: Mapping[str, str] = MappingProxyType({})
 OWN = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
@@ -69,16 +67,11 @@ async def check_server(
 
 
 async def check_trainer(
-    command: str,
-    names: Sequence[str] = (),
-    *,
-    modes: Sequence[str] = MODES,
-    jobs: int = 6,
-    known: Mapping[str, str] = NONE,
+    command: str, names: Sequence[str] = (), *, modes: Sequence[str] = MODES, jobs: int = 6
 ) -> list[Result]:
     """Returns the results of cases against a trainer; all cases without names."""
     chosen = chosen_cases(load("trainer", TRAINER_KINDS), names, modes)
-    return await test_trainer(command, chosen, jobs=jobs, known=known, on_result=lambda _result: None)
+    return await test_trainer(command, chosen, jobs=jobs, known={}, on_result=lambda _result: None)
 
 
 def failed(results: Sequence[Result]) -> list[str]:

@@ -96,7 +96,10 @@ def repeat(test: Any, examples: int) -> None:
     )(given(st.data())(test))()
 
 
-EXAMPLES = [pytest.param(QUICK, marks=pytest.mark.slow), pytest.param(LONG, marks=[pytest.mark.long, pytest.mark.timeout(900)])]
+EXAMPLES = [
+    pytest.param(QUICK, marks=pytest.mark.slow),
+    pytest.param(LONG, marks=[pytest.mark.long, pytest.mark.timeout(900)]),
+]
 
 
 def test_every_method_is_tried_and_says_what_it_answers():

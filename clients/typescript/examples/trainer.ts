@@ -30,7 +30,7 @@ const options = {
   script: { type: "string" },
 } as const;
 const { values } = parseArgs({ options });
-if ((values.mode !== "callback" && values.mode !== "attach") || values.poll) process.exit(3); // it lacks these
+if (values.mode !== "callback" && values.mode !== "attach") process.exit(3); // it lacks Accept
 const scripts: Record<string, Scripted> = values.script ? JSON.parse(readFileSync(values.script, "utf8")) : {};
 
 function print(line: object): void {
@@ -53,6 +53,7 @@ async function policy({ request, messages, parentIds, known }: Chat, signal: Abo
     print({ event: "stopped", rollout_id, attempt, sample, chat_number });
     throw error;
   }
+  const version = /^version (\S+)/.exec(newest)?.[1];
   const value = step ? step.content : `echo: ${newest}`;
   const toolCalls = (step?.tool_calls ?? []).map((call, n) => ({
     id: `call_${chat_number}_${n}`,
@@ -65,6 +66,7 @@ async function policy({ request, messages, parentIds, known }: Chat, signal: Abo
     prompt: [...parentIds, ...messages.slice(known).map((message) => 1000 + Buffer.byteLength(text(message)))],
     ids: [chat_number, 2000 + Buffer.byteLength(value)],
     logprobs: [-0.5, -0.25],
+    versions: version ? [{ version, tokens: 2 }] : [],
   };
 }
 
@@ -104,6 +106,7 @@ const trainer = await Trainer.connect({
   policy,
   onOutcome,
   history: { full: HistoryForm.FULL, delta: HistoryForm.DELTA }[values.history ?? ""],
+  ...(values.poll && { pollInterval: 1000 * Number(values.poll) }),
   ...(values.mode === "callback" && { listen: values.listen, advertise: values.advertise }),
 });
 const all = specs().map(([rolloutId, spec]) => trainer.rollout({ rolloutId, spec }).catch((error) => refused(rolloutId, error)));

@@ -15,7 +15,7 @@ import { isAnswer, refusal, retryAfter } from "./wire/status.js";
 import * as v1 from "./wire/v1.js";
 
 const CALL_TIMEOUT = { timeoutMs: 30_000 };
-const CHECK_INTERVAL = 10_000; // between two questions whether the server still has a rollout
+const POLL_INTERVAL = 10_000;
 
 export class Callbacks {
   private readonly secret = randomUUID();
@@ -42,11 +42,11 @@ export class Callbacks {
 
   /** Sends the Init until it is answered. Then asks from time to time whether the server still has the rollout. */
   async start(rollout: Rollout): Promise<void> {
-    const { client } = this.trainer;
+    const { client, options } = this.trainer;
     const { rolloutId, attempt } = rollout.request;
     const callback = { ...this.callback, credential: hash(this.secret, rolloutId) };
     while (rollout.isOpen) {
-      let pause: number | undefined = CHECK_INTERVAL;
+      let pause: number | undefined = options.pollInterval ?? POLL_INTERVAL;
       try {
         if (rollout.accepted.settled) await client.getRollout({ rolloutId, attempt }, CALL_TIMEOUT);
         else rollout.accepted.resolve((await client.init({ ...rollout.request, callback }, CALL_TIMEOUT)).tools);

@@ -26,6 +26,8 @@ export interface TrainerOptions {
   listen?: string;
   /** HOST:PORT at which the agent server reaches `listen`. The default is the address of the listener. */
   advertise?: string;
+  /** Milliseconds between two questions whether the server still has a rollout, with callbacks. The default is 10,000. */
+  pollInterval?: number;
   /** The form of histories. The default is full with callbacks, and delta over a stream. */
   history?: v1.HistoryForm;
   /** The number of chats that may be open over a stream. The default is 256. */

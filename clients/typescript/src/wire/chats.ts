@@ -25,6 +25,8 @@ export interface Reply {
   prompt?: number[];
   ids?: number[];
   logprobs?: number[];
+  /** The versions of the policy that sampled the ids. */
+  versions?: MessageInitShape<typeof v1.VersionSpanSchema>[];
 }
 
 /** A chat as a rollout keeps it. Its digests are the same for equal chats. */
@@ -62,9 +64,9 @@ export function askedBy(request: v1.ChatRequest, tools: v1.Tool[], answered: Loo
   return { request, messages, tools, parentIds, known, history, digest };
 }
 
-export function toResponse({ message, finishReason, prompt, ids, logprobs }: Reply): v1.ChatResponse {
+export function toResponse({ message, finishReason, prompt, ids, logprobs, versions }: Reply): v1.ChatResponse {
   const [tokens, promptTokens] = [ids && { ids, logprobs }, prompt && { ids: prompt }];
-  return create(v1.ChatResponseSchema, { message, finishReason, tokens, prompt: promptTokens });
+  return create(v1.ChatResponseSchema, { message, finishReason, tokens, prompt: promptTokens, versions });
 }
 
 /** Puts in the tokens and messages that the server left out of a sample, and checks the masks. */
