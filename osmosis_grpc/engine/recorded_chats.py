@@ -21,7 +21,8 @@ class Diverged(Exception):
             f"{name} is not what rollout {original} asked, from which this rollout forks: the two requests differ, "
             "or the agent does not do the same when it is run again"
             if original
-            else f"{name} is not what was asked before: the agent does not do the same when it is run again"
+            else f"{name} is not what was asked before: the agent's code has changed, or the agent does not do the "
+            "same when it is run again"
         )
 
 

@@ -296,7 +296,7 @@ async def _view(
 
 
 def _stop_on_signals(limit: float, servers: Sequence[AgentServer]) -> asyncio.Event:
-    """Return an event that the first SIGTERM or SIGINT sets. A second signal ends the process at once.
+    """Return an event that the first SIGTERM, SIGINT or SIGHUP sets. A second signal ends the process at once.
 
     Without a second signal, end_after(limit) ends the process. The log line about the second signal has the number of
     unfinished rollouts of `servers`.
@@ -316,7 +316,7 @@ def _stop_on_signals(limit: float, servers: Sequence[AgentServer]) -> asyncio.Ev
         loop.call_soon_threadsafe(stop.set)
         end_after(limit)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, handle)
     return stop
 

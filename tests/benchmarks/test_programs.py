@@ -20,7 +20,10 @@ def figures(name: str, *options: str) -> dict:
     return figures_of(f"benchmarks.{name}", *options)
 
 
-@pytest.mark.parametrize("mode", ["attach", "callback", "http", "sdk", "tuned"])
+LONG = [pytest.param(mode, marks=pytest.mark.long) for mode in ("callback", "http", "sdk", "tuned")]
+
+
+@pytest.mark.parametrize("mode", ["attach", *LONG])
 def test_every_mode_makes_its_rollouts(mode):
     shown = figures("rollouts", "--mode", mode, *WORK)
     assert (shown["mode"], shown["rollouts"], shown["lost"]) == (mode, 24, 0)
@@ -55,6 +58,7 @@ def test_a_burden_leaves_two_trainers_a_rate(burden):
     assert shown["rollouts_per_s_with_burden"] > 0
 
 
+@pytest.mark.long
 def test_c09_lists_are_measured_beside_rollouts():
     few = ("--rollouts", "300", "--starts", "1", "--calls", "2", "--alternations", "1", "--seconds", "1")
     shown = figures("list_rollouts", *few, "--every", "0.5", "--command-every", "1", "--in-flight", "8")

@@ -245,11 +245,12 @@ async def test_sigterm_ends_the_process_whatever_the_agent_does(folder, agent_lo
         assert (outcome.failure.boundary, outcome.failure.retryable) == ("server", True)
 
 
-async def test_a_second_signal_stops_at_once(folder):
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGHUP])
+async def test_a_second_signal_stops_at_once(folder, first):
     with server_process("-m", "agents:agents", "--drain-timeout", "600", cwd=folder) as (process, address):
         async with CallbackTrainer(ToolCallingMock()) as trainer, RolloutClient(address) as client:
             await client.init(rollout_id="r", agent_loop="hanging", callback=trainer.callback())
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(first)
         assert json.loads(process.stdout.readline())["event"] == "draining"
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 128 + signal.SIGTERM

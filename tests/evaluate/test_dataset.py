@@ -240,7 +240,9 @@ def test_f1_a_json_row_may_be_longer_than_what_is_read_at_once(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["d.jsonl", "d.json", "d.csv", "d.parquet"])
+@pytest.mark.parametrize(
+    "name", ["d.jsonl", *(pytest.param(name, marks=pytest.mark.long) for name in ("d.json", "d.csv", "d.parquet"))]
+)
 def test_f1_a_million_rows_take_less_than_200_mib(tmp_path, name):
     count, path = 1_000_000, tmp_path / name
     line = json.dumps({"user_prompt": "What is 2 + 3? " * 8, "ground_truth": "5"})

@@ -227,7 +227,7 @@ async def fuzz(gateway, *options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("token", [None, "t"])
+@pytest.mark.parametrize("token", ["t", pytest.param(None, marks=pytest.mark.long)])
 async def test_nothing_is_found_by_fuzzing(start, trainer, token):
     """positive_data_acceptance is left out: nearly every server_url is refused by the target policy."""
     gateway = await start(token=token)
