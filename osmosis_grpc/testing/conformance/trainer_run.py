@@ -227,7 +227,7 @@ def _text(messages: list[Data]) -> str:
 
 
 def _free_port() -> int:
-    """Return a free port below those that systems give to connections, so that no other case gets it meanwhile."""
+    """Return a free port that no other case gets: it is below the ports that systems give to connections."""
     while True:
         port = 10_000 + secrets.randbelow(20_000)
         with contextlib.suppress(OSError):
