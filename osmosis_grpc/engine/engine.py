@@ -209,9 +209,10 @@ class Engine:
         self.recovery.passed(record.rollout_id, record.attempt)
         self.shutdown.changed.set()
         self._completed += 1
+        ended = replace(record.info(), outcome=record.delivery.outcome)
         for sink in self.end_sinks:
             try:
-                sink(replace(record.info(), outcome=record.delivery.outcome))
+                sink(ended)
             except Exception:
                 log.exception("a sink of ended rollouts failed; the rollout has ended nevertheless")
 
