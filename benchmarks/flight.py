@@ -31,6 +31,8 @@ class Work:
     """The trainer waits this many seconds before it answers a chat."""
     ledger: str = ""
     """The trainer's ledger file; empty for none."""
+    confirm_each: bool = False
+    """Whether the trainer waits for the confirmation of an outcome before it takes the next one."""
 
     @property
     def stalled_after(self) -> float:

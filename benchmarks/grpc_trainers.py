@@ -1,5 +1,6 @@
 """The scripted trainers over gRPC, with callbacks and with attachments."""
 
+import asyncio
 import socket
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
@@ -49,13 +50,23 @@ class GrpcTrainer:
         await self._stack.aclose()
 
     async def run(self, names: Iterable[str], done: Done) -> None:
-        """Run rollouts to their end, `in_flight` at a time."""
+        """Run rollouts to their end, `in_flight` at a time.
+
+        Takes the next outcome while an earlier one is confirmed, unless the work says `confirm_each`. If the trainer
+        waits for each confirmation, one rollout ends with each commit, and most of those in flight have ended and wait.
+        """
         turns = self._work.turns
         requests = (RolloutRequest(rollout_id=name, messages=begin(), max_turns=turns) for name in names)
-        async for outcome in self.trainer.run(requests, max_in_flight=self._work.in_flight):
-            check(outcome, self._work)
-            await outcome.confirm()
-            done()
+        async with asyncio.TaskGroup() as confirmations:
+            async for outcome in self.trainer.run(requests, max_in_flight=self._work.in_flight):
+                check(outcome, self._work)
+                confirmation = confirmations.create_task(self._confirm(outcome, done))
+                if self._work.confirm_each:
+                    await confirmation
+
+    async def _confirm(self, outcome: RolloutOutcome, done: Done) -> None:
+        await outcome.confirm()
+        done()
 
 
 def check(outcome: RolloutOutcome, work: Work) -> None:

@@ -1,7 +1,8 @@
 """Measures a mode: rate, processor time of both sides, bytes between them, the server's memory.
 
 python -m benchmarks.rollouts --mode attach|callback|http|sdk|tuned [--rollouts 1000] [--turns 8] [--tokens 256]
-    [--in-flight 64] [--latency 0] [--state-dir DIR|:memory: | --no-journal] [--ledger PATH] [--json]
+    [--in-flight 64] [--latency 0] [--state-dir DIR|:memory: | --no-journal] [--ledger PATH [--confirm-each]]
+    [--json]
 
 Server and trainer are separate processes, with one core each. attach, callback and http (our gateway) run against the
 real `osmosis_grpc.serve`, sdk and tuned against benchmarks.http_baseline. Every rollout is checked: one that is lost,
@@ -26,6 +27,7 @@ def main() -> None:
     either.add_argument("--state-dir", metavar="DIR", help="where the server's journal is, or :memory:")
     either.add_argument("--no-journal", action="store_true", help="run the server without a journal")
     parser.add_argument("--ledger", metavar="PATH", help="let the trainer keep a ledger, and confirm every outcome")
+    parser.add_argument("--confirm-each", action="store_true", help="take an outcome when the last one is confirmed")
     parser.add_argument("--no-bytes", action="store_true", help="leave out the pass that counts bytes")
     parser.add_argument("--profile", type=Path, metavar="FILE", help="run the server under cProfile")
     parser.add_argument("--profile-trainer", type=Path, metavar="FILE", help="run the trainer under cProfile")
@@ -34,7 +36,9 @@ def main() -> None:
     if given.ledger:
         if given.mode not in ("attach", "callback"):
             parser.error(f"--ledger: --mode {given.mode} has no ledger")
-        work = replace(work, ledger=str(Path(given.ledger).resolve()))
+        work = replace(work, ledger=str(Path(given.ledger).resolve()), confirm_each=given.confirm_each)
+    elif given.confirm_each:
+        parser.error("--confirm-each: goes with --ledger")
     serve = ["--no-journal"] if given.no_journal else []
     if given.state_dir:
         serve = [

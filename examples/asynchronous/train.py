@@ -120,8 +120,7 @@ async def train(target: str, folder: Path, *, pause: bool) -> None:
             checkpoint.save(path)  # first the checkpoint, then the confirmations
             generator.load(checkpoint.weights, checkpoint.version)
             trainer.resume(version=checkpoint.version)
-            for each in ready:
-                await each.confirm()
+            await asyncio.gather(*(each.confirm() for each in ready))
             ready.clear()
             print(
                 f"version {checkpoint.version:2}  mean reward {checkpoint.updates[-1]['mean_reward']:.3f}  "

@@ -4,6 +4,7 @@ A group is yielded when its last member ends. Until then, GroupRun keeps its out
 most the number of rollouts in flight plus one.
 """
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
@@ -80,9 +81,8 @@ class OutcomeGroup:
         return all(equal(rewards) for rewards in compared_rewards(self.outcomes))
 
     async def confirm(self) -> None:
-        """Confirm every outcome of the group, see RolloutOutcome.confirm(). Raises LedgerError."""
-        for outcome in (*self.outcomes, *self.failed):
-            await outcome.confirm()
+        """Confirm all outcomes of the group together, see RolloutOutcome.confirm(). Raises LedgerError."""
+        await asyncio.gather(*(outcome.confirm() for outcome in (*self.outcomes, *self.failed)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,8 +172,7 @@ class GroupRun(Run):
             hint if self._hints else "",
         )
         self._hints = False
-        for outcome in (*group.values(), *untaken):
-            await outcome.confirm()
+        await asyncio.gather(*(outcome.confirm() for outcome in (*group.values(), *untaken)))
 
     def _close(self, name: str) -> None:
         del self._open[name], self._requests[name]

@@ -80,6 +80,8 @@ class ChatRequest(ArrayEquality):
     """The caller waits this many seconds for the reply; None for no limit."""
     version: str = ""
     """The policy version that the trainer got when it was resumed; empty if it got none."""
+    wire: bytes = field(default=b"", repr=False, compare=False)
+    """The serialized chat, if the receiver keeps it; otherwise empty."""
 
 
 @fast_init

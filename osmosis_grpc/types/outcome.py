@@ -188,6 +188,7 @@ class RolloutOutcome:
     async def confirm(self) -> None:
         """Records in the trainer's ledger that this outcome has been used. The trainer does not yield it again.
 
+        Waits for a commit. Calls that wait at the same time share one, so confirm many outcomes with asyncio.gather().
         Idempotent. Does nothing without a ledger. Raises LedgerError if the ledger cannot be written. The caller can
         then try again later.
         """

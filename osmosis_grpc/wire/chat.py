@@ -101,8 +101,13 @@ def _name(rollout_id: str, attempt: int, sample: str, purpose: ChatPurpose, poli
     return name.SerializeToString()
 
 
-def chat_from_wire(message: pb.ChatRequest, timeout: float | None = None, credential: str = "") -> ChatRequest:
-    """Returns a checked chat. A delta has only the new messages. Raises InvalidArgument naming the field."""
+def chat_from_wire(
+    message: pb.ChatRequest, timeout: float | None = None, credential: str = "", *, keep: bool = False
+) -> ChatRequest:
+    """Returns a checked chat. A delta has only the new messages. With `keep` the chat also has its bytes.
+
+    Raises InvalidArgument naming the field.
+    """
     check_id(message.rollout_id, "rollout_id")
     check_id(message.sample, "sample")
     if message.chat_number == 0:
@@ -143,6 +148,7 @@ def chat_from_wire(message: pb.ChatRequest, timeout: float | None = None, creden
         state=message.state,
         credential=credential,
         timeout=timeout,
+        wire=message.SerializeToString() if keep else b"",
     )
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from osmosis_grpc.errors import Aborted, AlreadyExists, InvalidArgument
-from osmosis_grpc.trainer import GroupCounts, RolloutRequest, Trainer, advantages, pad
-from osmosis_grpc.types import Group, OutcomeStatus
+from osmosis_grpc.trainer import GroupCounts, OutcomeGroup, RolloutRequest, Trainer, advantages, pad
+from osmosis_grpc.types import Group, OutcomeStatus, RolloutOutcome
 from tests.trainer.conftest import PATIENCE, USER, Talker, reply
 from tests.waiting import until
 
@@ -311,6 +311,19 @@ async def test_u01_a_ledger_forgets_what_was_confirmed_or_dropped(serve, tmp_pat
     async with Trainer([server.address], reply, ledger=ledger) as trainer:
         left = [outcome.rollout_id for outcome in await collect(trainer.unconfirmed())]
         assert sorted(left) == ["h1-0", "h1-1", "h1-2"]
+
+
+async def test_u01_the_outcomes_of_a_group_are_confirmed_together():
+    """They share the commits of the ledger. None waits for another one."""
+
+    class Confirmation:
+        confirm = staticmethod(asyncio.Barrier(3).wait)
+
+    names = ("g-0", "g-1", "g-2")
+    *completed, failed = (RolloutOutcome(rollout_id=n, status=COMPLETED, confirmation=Confirmation()) for n in names)
+    group = OutcomeGroup(id="g", size=3, outcomes=tuple(completed), failed=(failed,))
+    async with asyncio.timeout(PATIENCE):
+        await group.confirm()
 
 
 async def test_u01_members_that_end_while_their_group_is_dropped_are_confirmed(serve, tmp_path):

@@ -38,6 +38,7 @@ class Listening(ChatCache):
 
 TRAINERS = {
     "attach": {},
+    "attach full": {"config": TrainerConfig(delta=False)},
     "full": {"transport": "callback", "config": TrainerConfig(delta=False)},
     "deltas": {"transport": "callback"},
 }
@@ -160,6 +161,7 @@ async def stopped_and_not(requests, replies, stop, folder):
 @given(LOOPS, ODDITIES, WAYS, st.integers(0, 9))
 @example([A, A, A, A], {2: "drift"}, "attach", 2)
 @example([A, A, Rewind("main", 2), A, Ask("main", ("y",)), A], {}, "attach", 3)
+@example([A, A, Rewind("main", 2), A, Ask("second", (), tools_overridden=True), A], {}, "attach full", 3)
 @example([A, Ask("second", ("y",)), A, Ask("second", (), tools_overridden=True)], {2: "no logprobs"}, "full", 2)
 def test_a_trainer_that_was_stopped_answers_like_one_that_was_not(deployment, tmp_path, plan, odd, way, stop):
     runner, home = deployment

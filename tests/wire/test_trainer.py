@@ -71,6 +71,8 @@ def test_a_chat_survives(chat):
     back = chat_from_wire(over_the_wire(pb.ChatRequest.FromString(chat_bytes(chat))))
     assert back == replace(chat, tools_overridden=chat.tools is not None)
     assert chat_from_wire(over_the_wire(pb.ChatRequest.FromString(chat_bytes(chat))), 1.5).timeout == 1.5
+    kept = chat_from_wire(pb.ChatRequest.FromString(chat_bytes(chat)), keep=True).wire
+    assert pb.ChatRequest.FromString(kept) == pb.ChatRequest.FromString(chat_bytes(chat))
 
 
 HISTORY = [

@@ -26,7 +26,7 @@ from osmosis_grpc.errors import (
 from osmosis_grpc.link.channel_options import MAX_REPLY_BYTES
 from osmosis_grpc.link.throttled_log import Throttled
 from osmosis_grpc.storage.ledger import ChatRow, Ledger
-from osmosis_grpc.trainer.chats.ledger_codec import kept_chat
+from osmosis_grpc.trainer.chats.ledger_codec import kept_chat, question_of
 from osmosis_grpc.trainer.chats.sample import PendingChat, SampleState, tools_digest
 from osmosis_grpc.trainer.chats.sampler import Sampler, versioned
 from osmosis_grpc.types import ChatRequest, ChatResponse, RolloutOutcome, ToolDict, TrajectoryEvent, events, jsontext
@@ -121,6 +121,7 @@ class AttemptCache:
             credential=request.credential,
             timeout=request.timeout,
             version=sampler.version,
+            wire=question_of(request, position.parent_chat),
         )
         asked = sample.asked[request.chat_number] = PendingChat(sample, request.chat_number, body, position.parent_chat)
         try:

@@ -102,6 +102,11 @@ class ChatCache:
         return rollout_id in self._rollouts
 
     @property
+    def has_ledger(self) -> bool:
+        """Whether answered chats are recorded."""
+        return self._ledger is not None
+
+    @property
     def open(self) -> int:
         """How many rollouts have no result. Any thread may read it."""
         return sum(entry.result_id is None for entry in list(self._rollouts.values()))

@@ -16,13 +16,18 @@ from osmosis_grpc.wire.rollout import init_from_wire, init_to_wire
 Samples = dict[str, SampleState]
 
 
+def question_of(received: ChatRequest, parent_chat: int) -> bytes:
+    """Returns the bytes of a received chat if they are the question of its row; otherwise no bytes.
+
+    They are if they have the messages after the reply of `parent_chat`, which the chat continues, and nothing that the
+    row leaves out.
+    """
+    more = received.prefix_len or received.tools_overridden or received.state
+    return b"" if more or received.parent_chat != parent_chat else received.wire
+
+
 def kept_chat(request: ChatRequest, asked: PendingChat) -> ChatRow:
     """Returns the row of an answered chat: its question as a delta, its reply in wire form."""
-    question = request
-    if request.state or request.tools_overridden:
-        question = replace(request, state=b"", tools=None, tools_overridden=False)
-    if request.prefix_len and not request.parent_chat:  # the prompt has the tokens of the original
-        question = replace(question, prefix_len=0, known_ids=None)
     return ChatRow(
         request.rollout_id,
         request.attempt,
@@ -30,9 +35,18 @@ def kept_chat(request: ChatRequest, asked: PendingChat) -> ChatRow:
         request.chat_number,
         asked.parent_chat,
         asked.body[2],
-        chat_bytes(question, delta=True, all_tools=False, blobs=True),
+        request.wire or _question(request),
         reply_bytes(asked.kept()),
     )
+
+
+def _question(request: ChatRequest) -> bytes:
+    """Returns the serialized question of a chat's row."""
+    if request.state or request.tools_overridden:
+        request = replace(request, state=b"", tools=None, tools_overridden=False)
+    if request.prefix_len and not request.parent_chat:  # the prompt has the tokens of the original
+        request = replace(request, prefix_len=0, known_ids=None)
+    return chat_bytes(request, delta=True, all_tools=False, blobs=True)
 
 
 def learn(samples: Samples, chats: Iterable[ChatRow]) -> None:

@@ -96,7 +96,7 @@ class OpenChats:
             self._reply(key, error)
             return
         try:
-            request = chat_from_wire(message)
+            request = chat_from_wire(message, keep=self._cache.has_ledger)
             self._cache.check_known(request.rollout_id)
             asked = self._cache.chat(request, self._cache.now())
         except CallError as error:
