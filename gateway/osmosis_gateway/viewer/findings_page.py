@@ -8,9 +8,9 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from osmosis_gateway.viewer.findings import Findings, findings
-from osmosis_gateway.viewer.live import stream
+from osmosis_gateway.viewer.live import Feed
 from osmosis_gateway.viewer.pages import Pages
-from osmosis_gateway.viewer.reads import MOST_ROWS, Listed, Paced
+from osmosis_gateway.viewer.reads import MOST_ROWS, Listed, Shared
 from osmosis_grpc.reading.list_filter import ListOptions, options_of, pairs_of
 
 READ = {True: 200, False: 40}
@@ -36,9 +36,10 @@ def router(pages: Pages) -> APIRouter:
         listed = await reads.listed(options)
         ended = [info for info in listed.rows if info.end_time is not None]
         calls = await reads.calls(ended[: READ[reads.is_folder]])
-        return Found(listed, findings(listed.rows, calls, listed.now), len(calls))
+        found = await reads.aside(lambda: findings(listed.rows, calls, listed.now))
+        return Found(listed, found, len(calls))
 
-    paced = Paced(read)
+    shared = Shared(read)
 
     def shown(options: ListOptions, found: Found) -> dict[str, Any]:
         filters = [pair for pair in pairs_of(options) if pair[0] != "limit"]
@@ -54,18 +55,18 @@ def router(pages: Pages) -> APIRouter:
     @routes.get("/findings")
     async def show(request: Request) -> Response:
         options = _options(request)
-        return pages.page("findings.html", **shown(options, await paced.get(options)))
+        return pages.page("findings.html", **shown(options, await shared.get(options)))
 
     @routes.get("/findings/stream")
     async def follow(request: Request) -> Response:
         options = _options(request)
-        return stream(
-            lambda: paced.get(options),
+        feed = Feed(
+            lambda: shared.get(options),
             lambda found: (found.listed.rows, len(found.findings.stalled)),
             lambda found: [("findings", pages.text("findings_part.html", **shown(options, found)))],
-            pages.stopping,
-            ended=lambda found: found.listed.stopped,
+            lambda found: found.listed.stopped,
         )
+        return pages.feeds.stream(("findings", options), feed)
 
     return routes
 

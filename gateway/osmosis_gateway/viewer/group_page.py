@@ -11,7 +11,7 @@ from fastapi import APIRouter, HTTPException, Request
 from starlette.responses import Response
 
 from osmosis_gateway.viewer.groups import MOST_CELLS, MOST_LANES, Comparison, read_lanes
-from osmosis_gateway.viewer.live import stream
+from osmosis_gateway.viewer.live import Feed
 from osmosis_gateway.viewer.pages import Pages
 from osmosis_gateway.viewer.reads import MOST_ROWS, Recent
 from osmosis_grpc.reading.list_filter import ListOptions, options_of, pairs_of
@@ -80,13 +80,13 @@ def router(pages: Pages) -> APIRouter:
     @routes.get("/batch/stream")
     async def follow_batch(request: Request) -> Response:
         options = _options(request)
-        return stream(
+        feed = Feed(
             lambda: read_batch(options),
             lambda found: (found.lanes, found.stopped),
             lambda found: [("batch", pages.text("batch_part.html", **of_batch(options, found)))],
-            pages.stopping,
-            ended=lambda found: found.stopped,
+            lambda found: found.stopped,
         )
+        return pages.feeds.stream(("batch", options), feed)
 
     @routes.get("/group")
     async def show(id: str, first: int = 0) -> Response:  # noqa: A002
@@ -97,15 +97,15 @@ def router(pages: Pages) -> APIRouter:
 
     @routes.get("/group/stream")
     async def follow(id: str, first: int = 0) -> Response:  # noqa: A002
-        return stream(
+        feed = Feed(
             lambda: read(id),
             lambda found: (found.lanes, found.stopped),
             lambda found: (
                 [("group", pages.text("group_part.html", **values(id, found, max(0, first))))] if found.lanes else []
             ),
-            pages.stopping,
-            ended=lambda found: not found.open,
+            lambda found: not found.open,
         )
+        return pages.feeds.stream(("group", id, max(0, first)), feed)
 
     return routes
 

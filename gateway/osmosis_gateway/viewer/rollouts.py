@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from osmosis_gateway.viewer.live import stream
+from osmosis_gateway.viewer.live import Feed
 from osmosis_gateway.viewer.pages import Pages, is_part
 from osmosis_gateway.viewer.reads import Listed
 from osmosis_grpc.reading.list_filter import FilterError, ListOptions, options_of, pairs_of
@@ -130,11 +130,11 @@ def router(pages: Pages) -> APIRouter:
     @routes.get("/stream")
     async def follow(request: Request) -> Response:
         asked = Asked.of(request)
-        return stream(
+        feed = Feed(
             lambda: pages.reads.listed(asked.options, asked.search, asked.page),
             lambda found: (found.rows, found.stopped),
             lambda found: [("rows", pages.text("rollouts_table.html", **values(asked, found)))],
-            pages.stopping,
         )
+        return pages.feeds.stream(("rollouts", asked), feed)
 
     return routes

@@ -7,10 +7,10 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from osmosis_gateway.viewer.live import stream
+from osmosis_gateway.viewer.live import Feed
 from osmosis_gateway.viewer.metrics import Numbers
 from osmosis_gateway.viewer.pages import Pages
-from osmosis_gateway.viewer.reads import MOST_ROWS, SEARCHED, Paced
+from osmosis_gateway.viewer.reads import MOST_ROWS, SEARCHED, Shared
 from osmosis_gateway.viewer.throughput import Throughput, throughput
 from osmosis_grpc.reading.list_filter import ListOptions, options_of, pairs_of
 from osmosis_grpc.reading.server_source import ServerSource
@@ -55,12 +55,13 @@ def router(pages: Pages) -> APIRouter:
                 break
         settled = [info for info in rows if info.end_time is not None and not info.undelivered]
         calls = await reads.calls(settled[: TIMED[reads.is_folder]])
-        capacity = (await source.server_info()).capacity if isinstance(source, ServerSource) else None
-        values = throughput(rows, calls, listed.now)
+        server = source if isinstance(source, ServerSource) else None
+        capacity = (await reads.run(lambda _: server.server_info())).capacity if server is not None else None
+        values = await reads.aside(lambda: throughput(rows, calls, listed.now))
         numbers, problem = await pages.numbers()
         return Found(values, capacity, listed.now, listed.stopped, bool(token), numbers, problem)
 
-    paced = Paced(read)
+    shared = Shared(read)
 
     def shown(options: ListOptions, found: Found) -> dict[str, Any]:
         filters = [pair for pair in pairs_of(options) if pair != ("limit", "0")]
@@ -77,11 +78,11 @@ def router(pages: Pages) -> APIRouter:
     @routes.get("/throughput")
     async def show(request: Request) -> Response:
         options = _options(request)
-        return pages.page("throughput.html", **shown(options, await paced.get(options)))
+        return pages.page("throughput.html", **shown(options, await shared.get(options)))
 
     @routes.get("/throughput.json")
     async def data(request: Request) -> Response:
-        found = await paced.get(_options(request))
+        found = await shared.get(_options(request))
         capacity = None if found.capacity is None else asdict(found.capacity)
         numbers = None if found.numbers is None else asdict(found.numbers)
         return JSONResponse({"now": found.now, "capacity": capacity, "metrics": numbers, **asdict(found.values)})
@@ -89,13 +90,13 @@ def router(pages: Pages) -> APIRouter:
     @routes.get("/throughput/stream")
     async def follow(request: Request) -> Response:
         options = _options(request)
-        return stream(
-            lambda: paced.get(options),
+        feed = Feed(
+            lambda: shared.get(options),
             lambda found: (found.now, found.values.rollouts, found.values.ended),
             lambda found: [("throughput", pages.text("throughput_part.html", **shown(options, found)))],
-            pages.stopping,
-            ended=lambda found: found.stopped,
+            lambda found: found.stopped,
         )
+        return pages.feeds.stream(("throughput", options), feed)
 
     return routes
 
