@@ -20,6 +20,7 @@ from osmosis_gateway.viewer.pace import aside, counted, spending
 from osmosis_grpc.reading.folder_source import FolderSource
 from osmosis_grpc.reading.history import History
 from osmosis_grpc.reading.list_filter import ListOptions, rollout_filter
+from osmosis_grpc.reading.seen_rollouts import Seen
 from osmosis_grpc.reading.source_port import Source
 from osmosis_grpc.types import RolloutInfo, TrajectoryEvent
 
@@ -92,6 +93,7 @@ class Reads:
         self._listed_at = float("-inf")
         self._lists = Shared(self._list, LISTS)
         self._rollouts: Recent[Loaded] = Recent(ROLLOUTS)
+        self._seen = Seen()
         self._calls: dict[Key, Calls] = {}
         """The calls of settled rollouts."""
 
@@ -108,8 +110,8 @@ class Reads:
                     return await read(self.source)
         folder = self.source.folder
 
-        async def of_folder() -> T:
-            return await read(FolderSource(folder))  # it remembers its last read, so each thread has its own
+        async def of_folder() -> T:  # a source remembers its last read, so each thread has its own
+            return await read(FolderSource(folder, self._seen))
 
         return await self.aside(lambda: asyncio.run(of_folder()))
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 from urllib.parse import urlencode
 
@@ -118,7 +119,14 @@ def router(pages: Pages) -> APIRouter:
     routes = APIRouter()
 
     def values(asked: Asked, found: Listed) -> dict[str, Any]:
-        return {"asked": asked, "found": found, "counters": Counters.of(found.rows, found.now), "at": "rollouts"}
+        return {
+            "asked": asked,
+            "also": cache(asked.also),  # most rows have the same states and agents
+            "exactly": cache(asked.exactly),
+            "found": found,
+            "counters": Counters.of(found.rows, found.now),
+            "at": "rollouts",
+        }
 
     @routes.get("/")
     async def show(request: Request) -> Response:
