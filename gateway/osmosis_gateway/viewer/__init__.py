@@ -2,5 +2,6 @@
 
 app.py puts the pages together. guard.py checks each request. reads.py reads the source, live.py follows it, and pace.py
 says how often. Each page has a module with its routes (rollouts.py, trajectory.py, server_page.py), and templates in
-templates/. annotations.py has the labels and notes on the page of a rollout. docs/architecture.md says how a page is added.
+templates/. annotations.py has the labels and notes on the page of a rollout. docs/architecture.md says how a page is
+added.
 """

@@ -1,17 +1,17 @@
 """The page of findings: failures, slow tools, drifted tokens, groups without variance, and cut replies, with links."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlencode
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from osmosis_gateway.viewer.filters import filter_values, options_in
 from osmosis_gateway.viewer.findings import Findings, findings
 from osmosis_gateway.viewer.live import Feed
 from osmosis_gateway.viewer.pages import Pages
 from osmosis_gateway.viewer.reads import MOST_ROWS, Listed, Shared
-from osmosis_grpc.reading.list_filter import ListOptions, options_of, pairs_of
+from osmosis_grpc.reading.list_filter import ListOptions
 
 READ = {True: 200, False: 40}
 """The calls of this many of the newest ended rollouts are read: of a folder, of a server."""
@@ -42,24 +42,22 @@ def router(pages: Pages) -> APIRouter:
     shared = Shared(read)
 
     def shown(options: ListOptions, found: Found) -> dict[str, Any]:
-        filters = [pair for pair in pairs_of(options) if pair[0] != "limit"]
         return {
             "found": found.findings,
             "listed": found.listed,
             "read": found.read,
-            "filters": filters,
-            "query": urlencode(filters),
+            **filter_values(options, MOST_ROWS),
             "at": "findings",
         }
 
     @routes.get("/findings")
     async def show(request: Request) -> Response:
-        options = _options(request)
+        options = options_in(request, MOST_ROWS)
         return pages.page("findings.html", **shown(options, await shared.get(options)))
 
     @routes.get("/findings/stream")
     async def follow(request: Request) -> Response:
-        options = _options(request)
+        options = options_in(request, MOST_ROWS)
         feed = Feed(
             lambda: shared.get(options),
             lambda found: (found.listed.rows, len(found.findings.stalled)),
@@ -69,9 +67,3 @@ def router(pages: Pages) -> APIRouter:
         return pages.feeds.stream(("findings", options), feed)
 
     return routes
-
-
-def _options(request: Request) -> ListOptions:
-    """Return the filters of an address. They are those of `list`. Raises FilterError."""
-    options = options_of(request.query_params.multi_items())
-    return options if "limit" in request.query_params else replace(options, limit=MOST_ROWS)
