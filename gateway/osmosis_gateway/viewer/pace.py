@@ -18,7 +18,7 @@ PAUSE = 1.0
 """The least seconds between two looks of a page."""
 SHARE = 0.04
 """The pages of `view` take at most this share of the time of one processor, and of the server that they follow."""
-AGENTS_SHARE = 0.02
+AGENTS_SHARE = 0.015
 """The same for the pages of `serve --view`, which has agents in its process."""
 
 
