@@ -155,6 +155,7 @@ def router(pages: Pages) -> APIRouter:
             lambda found: found.listed.rows,
             lambda found: [("curves", pages.text("curves_part.html", **shown(asked, found)))],
             lambda found: found.listed.stopped,
+            calm=True,
         )
         return pages.feeds.stream(("curves", asked), feed)
 

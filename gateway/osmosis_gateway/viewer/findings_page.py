@@ -63,6 +63,7 @@ def router(pages: Pages) -> APIRouter:
             lambda found: (found.listed.rows, len(found.findings.stalled)),
             lambda found: [("findings", pages.text("findings_part.html", **shown(options, found)))],
             lambda found: found.listed.stopped,
+            calm=True,
         )
         return pages.feeds.stream(("findings", options), feed)
 

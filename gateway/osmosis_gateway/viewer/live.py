@@ -24,6 +24,8 @@ PING = 15
 
 Sent = Iterable[tuple[str, str]]
 """Names of events with their data."""
+Wait = Callable[[float, float, bool], Awaitable[bool]]
+"""Waits for the next look; see Feeds._wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +42,14 @@ class Update:
 class Feed(Generic[T]):
     """What a page shows. `shown` renders what `look` returns, each time that its `key` changes.
 
-    There is no further look after something that has `ended`.
+    There is no further look after something that has `ended`. `calm` is that of pace.pause().
     """
 
     look: Callable[[], Awaitable[T]]
     key: Callable[[T], Hashable]
     shown: Callable[[T], Sent]
     ended: Callable[[T], bool] = lambda found: False
+    calm: bool = False
 
 
 class Feeds:
@@ -85,11 +88,11 @@ class Feeds:
                 return
             seen = update.number
 
-    async def _wait(self, began: float, cost: float) -> bool:
+    async def _wait(self, began: float, cost: float, calm: bool) -> bool:
         """Wait for the next look after one that began then. Return whether there is one."""
         if self._stopping.is_set():
             return False
-        left = began + pace.pause(cost, len(self._open), self._share) - time.monotonic()
+        left = began + pace.pause(cost, len(self._open), self._share, calm=calm) - time.monotonic()
         try:
             await asyncio.wait_for(self._stopping.wait(), max(0.0, left))
         except TimeoutError:
@@ -109,13 +112,15 @@ class _Followed(Generic[T]):
         self._problem = ""
         self._newest = Update(0, b"", False)
 
-    async def update(self, seen: int, since: float, wait: Callable[[float, float], Awaitable[bool]]) -> Update | None:
+    async def update(
+        self, seen: int, since: float, wait: Callable[[float, float, bool], Awaitable[bool]]
+    ) -> Update | None:
         """Return the newest update after the one that was seen, from a look since then. None if there is no more."""
         while True:
             async with self._turn:
                 if self._newest.number > seen and self._began >= since:
                     return self._newest
-                if not await wait(self._began, self._cost):
+                if not await wait(self._began, self._cost, self._feed.calm):
                     return None
                 await self._look()
 

@@ -16,6 +16,8 @@ import anyio
 T = TypeVar("T")
 PAUSE = 1.0
 """The least seconds between two looks of a page."""
+CALM = 5.0
+"""The same for a page that people read or point at for long, such as one with charts."""
 SHARE = 0.04
 """The pages of `view` take at most this share of the time of one processor, and of the server that they follow."""
 AGENTS_SHARE = 0.015
@@ -70,6 +72,6 @@ async def aside(compute: Callable[[], T], limiter: anyio.CapacityLimiter | None 
     return await anyio.to_thread.run_sync(run, limiter=limiter)
 
 
-def pause(cost: float, pages: int, share: float) -> float:
+def pause(cost: float, pages: int, share: float, *, calm: bool = False) -> float:
     """Return the seconds from one look to the next, if each of so many pages has looks with this cost."""
-    return max(PAUSE, cost * pages / share)
+    return max(CALM if calm else PAUSE, cost * pages / share)

@@ -93,6 +93,7 @@ def router(pages: Pages) -> APIRouter:
             lambda found: (found.now, found.values.rollouts, found.values.ended),
             lambda found: [("throughput", pages.text("throughput_part.html", **shown(options, found)))],
             lambda found: found.stopped,
+            calm=True,
         )
         return pages.feeds.stream(("throughput", options), feed)
 

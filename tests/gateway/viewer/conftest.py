@@ -163,7 +163,8 @@ async def viewer(viewed):
 @pytest.fixture
 def hasty(monkeypatch):
     """Viewers ask for lists, and look for changes, without the pauses between."""
-    monkeypatch.setattr(pace, "PAUSE", 0.02)
+    for name in ("PAUSE", "CALM"):
+        monkeypatch.setattr(pace, name, 0.02)
     monkeypatch.setattr(reads, "LASTS", 0.01)
 
 

@@ -46,7 +46,7 @@ def pauses(monkeypatch):
     """Pages look without pauses. The cost, the pages and the share of each pause."""
     found = []
 
-    def pause(cost, pages, share):
+    def pause(cost, pages, share, *, calm):
         found.append((round(cost, 1), pages, share))
         return 0.0
 
@@ -67,6 +67,7 @@ def test_all_looks_take_at_most_the_share_of_the_time(cost, pages, seconds):
     found = pace.pause(cost, pages, SHARE)
     assert found == pytest.approx(seconds)
     assert pages * cost / found <= SHARE + 1e-9
+    assert pace.pause(cost, pages, SHARE, calm=True) == max(found, pace.CALM)
 
 
 async def test_the_cost_of_a_block_has_inner_blocks_and_work_on_other_threads():
