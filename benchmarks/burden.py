@@ -1,10 +1,13 @@
-"""The rate of a server with and without a burden: phases alternate, and a ratio is of neighbouring phases."""
+"""The rate of a server, and its processor time for a rollout, with and without a burden.
+
+Phases alternate, and a ratio is of neighbouring phases. Other work on the machine changes the rate more than the time.
+"""
 
 import asyncio
 import itertools
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -29,29 +32,37 @@ class Ratios:
         self._done += 1
 
     async def measure(self, name: str, burden: Callable[[], Awaitable[None]]) -> dict[str, Any]:
-        """Return the rate without the burden, and the ratio of both rates."""
+        """Return the rate without the burden, and the ratios of both rates and of both times for a rollout."""
         rates: list[float] = []
+        costs: list[float] = []
         async with GrpcTrainer(self._work, self._started, straight) as trainer:
             running = asyncio.ensure_future(trainer.run(_names(), self._count))
             await asyncio.sleep(self._seconds / 2)
             for phase in range(2 * self._alternations + 1):
                 progress(f"rates: {name}, phase {phase} of {2 * self._alternations}")
                 burdens = [asyncio.ensure_future(burden())] if phase % 2 else []
-                before, began = self._done, time.perf_counter()
+                before, began, used = self._done, time.perf_counter(), self._started.cpu_seconds
                 done, _ = await asyncio.wait([running, *burdens], timeout=self._seconds, return_when="FIRST_COMPLETED")
                 rates.append((self._done - before) / (time.perf_counter() - began))
+                costs.append((self._started.cpu_seconds - used) / max(1, self._done - before))
                 for task in done:
                     task.result()  # the end of a task is its failure
                 for task in burdens:
                     await _ended(task)
             await _ended(running)
-        quiet, listing = rates[::2], rates[1::2]
-        ratios = [rate / ((before + after) / 2) for rate, before, after in zip(listing, quiet, quiet[1:], strict=False)]
+        ratios = _ratios(rates)
         return {
             f"{name}_ratio": round(statistics.median(ratios), 3),
             f"{name}_ratios": [round(ratio, 3) for ratio in ratios],
-            f"{name}_rollouts_per_s": round(statistics.median(quiet), 1),
+            f"{name}_cpu_ratio": round(statistics.median(_ratios(costs)), 3),
+            f"{name}_rollouts_per_s": round(statistics.median(rates[::2]), 1),
         }
+
+
+def _ratios(values: Sequence[float]) -> list[float]:
+    """Return the value of each phase with the burden, over the mean of the phases before and after it."""
+    quiet = values[::2]
+    return [value / ((before + after) / 2) for value, before, after in zip(values[1::2], quiet, quiet[1:], strict=True)]
 
 
 async def _ended(task: "asyncio.Future[None]") -> None:

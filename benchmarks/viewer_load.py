@@ -5,7 +5,9 @@ python -m benchmarks.viewer_load [--alternations 5] [--seconds 10] [--in-flight 
 A trainer runs rollouts over Attach. In every second phase a page is open: a program reads the stream of the live table,
 as a browser does, and renders nothing. `follow_ratio` is the rate with a page of `view --follow SERVER`, over the mean
 rate of the phases before and after it; `serve_ratio` is that with a page of `serve --view`, whose pages are made in
-the server's process. The viewer of `--follow` may use both cores, which server and trainer have, too.
+the server's process. `follow_cpu_ratio` and `serve_cpu_ratio` are those of the server's processor time for a rollout,
+which other work on the machine changes less. The viewer of `--follow` may use both cores, which server and trainer
+have, too.
 """
 
 import os

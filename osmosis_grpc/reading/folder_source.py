@@ -14,6 +14,7 @@ from pathlib import Path
 from osmosis_grpc.reading.journal_folder import LOOKED_AT, unknown_rollout
 from osmosis_grpc.reading.journal_source import POLL, FolderInfo, JournalSource
 from osmosis_grpc.reading.list_filter import FilterError
+from osmosis_grpc.reading.seen_rollouts import Seen
 from osmosis_grpc.reading.source_port import Events, Source
 from osmosis_grpc.storage.journal.schema import FILE
 from osmosis_grpc.storage.worker_folders import worker_folders
@@ -24,10 +25,12 @@ from osmosis_grpc.types.worker_positions import parse_positions, positions_text
 class FolderSource(Source):
     """Reads a state folder, which a server may be using. It shows the rollouts of all owners and of all workers."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, seen: Seen | None = None) -> None:
+        """`seen` is that of JournalSource."""
         self.where = f"the state folder {folder}"
         self.folder = folder
-        self._first = JournalSource(folder)
+        self._seen = seen if seen is not None else Seen()
+        self._first = JournalSource(folder, self._seen)
         self._others: dict[int, JournalSource] = {}
 
     def journals(self) -> dict[int, JournalSource]:
@@ -35,7 +38,7 @@ class FolderSource(Source):
         found = {worker: folder for worker, folder in worker_folders(self.folder).items() if (folder / FILE).exists()}
         for worker, folder in found.items():
             if worker not in self._others:
-                self._others[worker] = JournalSource(folder)
+                self._others[worker] = JournalSource(folder, self._seen)
         return {0: self._first} | {worker: self._others[worker] for worker in found}
 
     def holder(self, rollout_id: str, attempt: int = 0) -> JournalSource:

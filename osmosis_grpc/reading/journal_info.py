@@ -7,6 +7,8 @@ from osmosis_grpc.storage.journal.rows import RolloutRow
 from osmosis_grpc.types import (
     Activity,
     ChatResponse,
+    Fork,
+    Group,
     JournaledRollout,
     RolloutInfo,
     RolloutState,
@@ -25,8 +27,8 @@ def ended_info(entry: JournaledRollout) -> RolloutInfo:
     )
 
 
-def settled_header(row: RolloutRow) -> RolloutInfo:
-    """Return the state of a settled rollout from its sound row alone, without its group and its fork."""
+def settled_header(row: RolloutRow, group: Group | None = None, fork: Fork | None = None) -> RolloutInfo:
+    """Return the state of a settled rollout from its sound row. The row does not have its group and its fork."""
     summary = row.summary
     return RolloutInfo(
         rollout_id=row.rollout_id,
@@ -34,6 +36,7 @@ def settled_header(row: RolloutRow) -> RolloutInfo:
         agent_loop=row.agent_loop,
         state=RolloutState(row.state),
         activity=Activity("ended", row.end_time or row.accept_time),
+        group=group,
         accept_time=row.accept_time,
         start_time=row.start_time,
         end_time=row.end_time,
@@ -45,26 +48,74 @@ def settled_header(row: RolloutRow) -> RolloutInfo:
         response_tokens=summary.response_tokens,
         prompt_tokens=summary.prompt_tokens,
         finish_reason=summary.finish_reason,
+        fork=fork,
     )
 
 
 def unfinished_info(entry: JournaledRollout, trail: Iterable[TrajectoryEvent]) -> RolloutInfo:
     """Return the state of an unfinished rollout in a journal. Its row does not have it, so it comes from its events."""
-    known = list(trail)
-    starts = [event.time for event in known if isinstance(event.kind, events.Started | events.Resumed)]
-    state = RolloutState.RUNNING if starts else RolloutState.QUEUED
-    info = _info(entry, state, activity_of(known, entry.accept_time))
-    kinds = [event.kind for event in known if isinstance(event.kind, events.ChatAnswered)]
-    answered = [kind.response for kind in kinds if not kind.forked]
-    return replace(
-        info,
-        chats=len(answered),
-        response_tokens=sum(map(_tokens, answered)),
-        prompt_tokens=sum(map(_prompt_tokens, answered)),
-        progress_time=known[-1].time if known else entry.accept_time,
-        start_time=starts[0] if starts else None,
-        last_event_number=known[-1].event_number if known else entry.last_event_number,
-    )
+    progress = Progress()
+    for event in trail:
+        progress.add(event)
+    return progress.of(header(entry))
+
+
+class Progress:
+    """What an unfinished rollout has done so far, in the words of the engine. It grows with the events."""
+
+    def __init__(self) -> None:
+        self._start: float | None = None
+        self._doing: dict[tuple[object, ...], Activity] = {}
+        self._latest: Activity | None = None
+        self._chats = self._response_tokens = self._prompt_tokens = 0
+        self._time: float | None = None
+        self._number = 0
+
+    def add(self, event: TrajectoryEvent) -> None:
+        """Add the next event."""
+        kind = event.kind
+        if isinstance(kind, events.Started | events.Resumed):
+            self._start = event.time if self._start is None else self._start
+            self._doing.clear()
+            self._latest = Activity("agent", event.time)
+        elif isinstance(kind, events.ChatRequested):
+            words = f"chat {kind.sample} {kind.chat_number}"
+            self._doing["chat", kind.sample, kind.chat_number] = Activity(words, event.time)
+        elif isinstance(kind, events.ChatAnswered | events.ChatFailed):
+            if isinstance(kind, events.ChatAnswered) or not kind.will_retry:
+                self._doing.pop(("chat", kind.sample, kind.chat_number), None)
+                self._latest = Activity("agent", event.time)
+        elif isinstance(kind, events.ToolCalled):
+            name = str((kind.call.get("function") or {}).get("name"))
+            self._doing["tool", kind.sample, kind.call.get("id")] = Activity(f"tool {name}", event.time)
+        elif isinstance(kind, events.ToolReturned):
+            self._doing.pop(("tool", kind.sample, kind.tool_call_id), None)
+            self._latest = Activity("agent", event.time)
+        if isinstance(kind, events.ChatAnswered) and not kind.forked:
+            self._chats += 1
+            self._response_tokens += _tokens(kind.response)
+            self._prompt_tokens += _prompt_tokens(kind.response)
+        self._time, self._number = event.time, event.event_number
+
+    def of(self, header: RolloutInfo) -> RolloutInfo:
+        """Return the state of the rollout with this header."""
+        latest = self._latest or Activity("queued", header.accept_time)
+        return replace(
+            header,
+            state=RolloutState.QUEUED if self._start is None else RolloutState.RUNNING,
+            activity=next(reversed(self._doing.values()), latest),
+            chats=self._chats,
+            response_tokens=self._response_tokens,
+            prompt_tokens=self._prompt_tokens,
+            progress_time=header.accept_time if self._time is None else self._time,
+            start_time=self._start,
+            last_event_number=self._number or header.last_event_number,
+        )
+
+
+def header(entry: JournaledRollout) -> RolloutInfo:
+    """Return what is known of an unfinished rollout without its events."""
+    return _info(entry, RolloutState.QUEUED, Activity("queued", entry.accept_time))
 
 
 def damaged_info(entry: JournaledRollout, hint: str) -> RolloutInfo:
@@ -111,28 +162,3 @@ def _info(
         finish_reason=summary.finish_reason,
         fork=request.fork,
     )
-
-
-def activity_of(trail: Iterable[TrajectoryEvent], accept_time: float) -> Activity:
-    """Return what an unfinished rollout does, in the words of the engine, from its events."""
-    doing: dict[tuple[object, ...], Activity] = {}
-    latest = Activity("queued", accept_time)
-    for event in trail:
-        kind = event.kind
-        if isinstance(kind, events.Started | events.Resumed):
-            doing.clear()
-            latest = Activity("agent", event.time)
-        elif isinstance(kind, events.ChatRequested):
-            words = f"chat {kind.sample} {kind.chat_number}"
-            doing["chat", kind.sample, kind.chat_number] = Activity(words, event.time)
-        elif isinstance(kind, events.ChatAnswered | events.ChatFailed):
-            if isinstance(kind, events.ChatAnswered) or not kind.will_retry:
-                doing.pop(("chat", kind.sample, kind.chat_number), None)
-                latest = Activity("agent", event.time)
-        elif isinstance(kind, events.ToolCalled):
-            name = str((kind.call.get("function") or {}).get("name"))
-            doing["tool", kind.sample, kind.call.get("id")] = Activity(f"tool {name}", event.time)
-        elif isinstance(kind, events.ToolReturned):
-            doing.pop(("tool", kind.sample, kind.tool_call_id), None)
-            latest = Activity("agent", event.time)
-    return next(reversed(doing.values()), latest)

@@ -9,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from osmosis_grpc.reading.journal_folder import doctor_hint, find_attempt, opened
-from osmosis_grpc.reading.journal_info import damaged_info, ended_info, settled_header, unfinished_info
+from osmosis_grpc.reading.journal_folder import find_attempt, opened
+from osmosis_grpc.reading.journal_info import ended_info, settled_header, unfinished_info
+from osmosis_grpc.reading.seen_rollouts import Seen
 from osmosis_grpc.reading.source_port import LARGE_PAGE, Events, Source
 from osmosis_grpc.storage import Reader
 from osmosis_grpc.storage.journal.rollout_folders import rollout_folder
@@ -52,9 +53,11 @@ class FolderInfo(NamedTuple):
 class JournalSource(Source):
     """Reads the journal in a folder, which a process may be using. It shows the rollouts of all owners."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, seen: Seen | None = None) -> None:
+        """`seen` is what earlier lists have read. Several sources can share it, also on several threads."""
         self.where = f"the state folder {folder}"
         self.folder = folder
+        self._seen = seen if seen is not None else Seen()
         self._kept: Reader | None = None
         self._read: _Read | None = None
         """The unfinished rollout that get() returned last. To find its events takes a look at all later events."""
@@ -123,9 +126,9 @@ class JournalSource(Source):
         """Return a page after a position, with the position of each row, and whether there are more rows."""
         rows: list[tuple[int, RolloutInfo]] = []
         with self._opened() as reader:
-            while entries := reader.entries(None, after, limit + 1, where, newest_first=newest_first):
-                for entry, info in zip(entries, _infos(reader, entries, doctor_hint(self.folder)), strict=True):
-                    after = entry.sequence
+            while found := reader.rows(None, after, limit + 1, where, newest_first=newest_first):
+                for row, info in zip(found, self._seen.infos(reader, found, self.folder), strict=True):
+                    after = row.sequence
                     if not where.matches(info, time.time()):
                         continue
                     if len(rows) == limit:
@@ -143,9 +146,9 @@ class JournalSource(Source):
             while rows := reader.rows(None, after, LARGE_PAGE, where, newest_first=newest_first):
                 after = rows[-1].sequence
                 settled = {row.sequence: settled_header(row) for row in rows if row.settled and not row.wrong()}
-                entries = [reader.entry(row, row.wrong(), outcome=False) for row in rows if row.sequence not in settled]
-                infos = _infos(reader, entries, doctor_hint(self.folder))
-                others = {entry.sequence: info for entry, info in zip(entries, infos, strict=True)}
+                open_rows = [row for row in rows if row.sequence not in settled]
+                infos = self._seen.infos(reader, open_rows, self.folder)
+                others = {row.sequence: info for row, info in zip(open_rows, infos, strict=True)}
                 matching = {at for at, info in others.items() if where.matches(info, time.time())}
                 known = settled | {at: others[at] for at in matching}
                 found += [known[row.sequence] for row in rows if row.sequence in known]
@@ -210,19 +213,3 @@ class JournalSource(Source):
                 yield event
             if not found:
                 await asyncio.sleep(POLL)
-
-
-def _infos(reader: Reader, entries: Sequence[JournaledRollout], hint: str) -> list[RolloutInfo]:
-    """Return the states of rollouts in a journal. `hint` says what to do about a damaged one."""
-    trails = reader.open_trails([entry.sequence for entry in entries if entry.end_time is None])
-    found = []
-    for entry in entries:
-        if entry.end_time is not None:
-            found.append(ended_info(entry))
-        elif entry.damage:
-            found.append(damaged_info(entry, hint))
-        else:
-            trail = trails[entry.sequence]
-            info = unfinished_info(entry, trail.events)
-            found.append(replace(info, progress_time=max(info.progress_time or 0.0, trail.read_from)))
-    return found

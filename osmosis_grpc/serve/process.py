@@ -280,10 +280,17 @@ async def _view(
 ) -> str:
     """Serve the viewer over the state folder and return the address. Raises NotStarted naming the option."""
     metrics = importlib.import_module("osmosis_gateway.viewer.metrics").metrics_of(server)
+    share = importlib.import_module("osmosis_gateway.viewer.pace").AGENTS_SHARE
     serve_viewer = importlib.import_module("osmosis_gateway.viewer.app").serve_viewer
     state = _state_dir(options)
     assert state is not None  # the command has checked it
-    given = {"host": options.host, "token": security.admin_tokens, "tls": security.tls, "metrics": metrics}
+    given = {
+        "host": options.host,
+        "token": security.admin_tokens,
+        "tls": security.tls,
+        "metrics": metrics,
+        "share": share,
+    }
     words = f"--state-dir {shlex.quote(str(state))}"
     ports = [options.view_port] if "view_port" in options.model_fields_set else [options.view_port, 0]
     for port in ports:

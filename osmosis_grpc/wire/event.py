@@ -8,7 +8,7 @@ from typing import Any
 from osmosis_grpc._gen.osmosis.rollout.v1 import event_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import outcome_pb2
 from osmosis_grpc.errors import InvalidArgument
-from osmosis_grpc.types import EndedBy, events, jsontext
+from osmosis_grpc.types import EndedBy, Fork, Group, events, jsontext
 from osmosis_grpc.types.events import TrajectoryEvent
 from osmosis_grpc.wire import times
 from osmosis_grpc.wire.annotation import ANNOTATION
@@ -28,7 +28,7 @@ from osmosis_grpc.wire.message import (
 )
 from osmosis_grpc.wire.outcome import fit, outcome_from_wire, outcome_to_wire, referring_bytes
 from osmosis_grpc.wire.protobuf_encoding import head, repeated, varint
-from osmosis_grpc.wire.rollout import init_from_wire, init_to_wire
+from osmosis_grpc.wire.rollout import init_from_wire, init_to_wire, origin_from_wire
 
 
 def event_to_wire(event: TrajectoryEvent, *, tokens: bool = True) -> pb.TrajectoryEvent:
@@ -76,6 +76,14 @@ def kind_from_bytes(number: int, data: bytes) -> events.EventKind:
     message = getattr(pb.TrajectoryEvent(), field)
     message.MergeFromString(data)
     return _FROM_WIRE[field](message)
+
+
+def origin_from_bytes(data: bytes) -> tuple[Group | None, Fork | None]:
+    """Returns the group and the fork of a rollout from the journal's form of its event Accepted.
+
+    The rest of its request is not converted. Raises InvalidArgument.
+    """
+    return origin_from_wire(pb.AcceptedEvent.FromString(data).request)
 
 
 def kind_number(kind: type[events.EventKind]) -> int:

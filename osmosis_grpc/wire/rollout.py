@@ -14,6 +14,7 @@ from osmosis_grpc.types.requests import (
     Callback,
     CallbackTls,
     Fork,
+    Group,
     InitRequest,
     RolloutRequest,
     TraceContext,
@@ -55,6 +56,7 @@ def init_from_wire(message: pb.InitRequest, *, any_role: bool = False) -> InitRe
     spec = message.spec
     if spec.idempotency_key:
         check_id(spec.idempotency_key, "spec.idempotency_key")
+    group, fork = origin_from_wire(message)
     request = RolloutRequest(
         rollout_id=message.rollout_id,
         attempt=message.attempt or 1,
@@ -65,7 +67,7 @@ def init_from_wire(message: pb.InitRequest, *, any_role: bool = False) -> InitRe
         max_tokens_total=spec.max_tokens_total if spec.HasField("max_tokens_total") else DEFAULT_MAX_TOKENS_TOTAL,
         metadata=_metadata_from_wire(spec.metadata_json),
         label=spec.label if spec.HasField("label") else None,
-        group=checked_group(spec.group, "spec.group") if spec.HasField("group") else None,
+        group=group,
         priority=spec.priority,
         agent_timeout=(
             times.checked_seconds(spec.agent_timeout, "spec.agent_timeout") if spec.HasField("agent_timeout") else None
@@ -78,12 +80,21 @@ def init_from_wire(message: pb.InitRequest, *, any_role: bool = False) -> InitRe
         tool_server_url=spec.tool_server_url or None,
         idempotency_key=spec.idempotency_key or None,
         evaluation=spec.evaluation,
-        fork=_fork_from_wire(spec.fork, "spec.fork") if spec.HasField("fork") else None,
+        fork=fork,
     )
     callback = _CALLBACK.field_of(message, "callback")
     trace = _TRACE.field_of(message, "trace_context")
     return InitRequest(
         request=request, callback=callback, trace=trace, digest=spec_digest(request), size=message.ByteSize()
+    )
+
+
+def origin_from_wire(message: pb.InitRequest) -> tuple[Group | None, Fork | None]:
+    """Returns the group and the fork of a request. Raises InvalidArgument naming the field."""
+    spec = message.spec
+    return (
+        checked_group(spec.group, "spec.group") if spec.HasField("group") else None,
+        _fork_from_wire(spec.fork, "spec.fork") if spec.HasField("fork") else None,
     )
 
 

@@ -225,6 +225,11 @@ def test_c09_an_old_unfinished_rollout_is_read_in_part(looked_at, monkeypatch):
         monkeypatch.setattr(open_trails, "NEWEST", newest - before_last)
         monkeypatch.setattr(open_trails, "FIRST", 0)
         part = open_trails.open_trails(database, [sequence])[sequence]
+        assert open_trails.open_trails(database, [sequence], {sequence: before_last - 1})[sequence] == part
+        rest = open_trails.open_trails(database, [sequence], {sequence: before_last})[sequence]
+        none = open_trails.open_trails(database, [sequence], {sequence: newest})[sequence]
     assert [event.event_number for event in whole.events] == list(range(1, len(whole.events) + 1))
     assert [event.event_number for event in part.events] == [1, len(whole.events)]
+    assert (rest.events, rest.after, rest.read_to) == (whole.events[-1:], before_last, newest)
+    assert none.events == []
     assert whole.events[-2].time <= part.read_from <= whole.events[-1].time

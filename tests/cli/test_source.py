@@ -13,6 +13,7 @@ from osmosis_grpc.evaluate.run_folder import RunFolder
 from osmosis_grpc.reading.folder_source import FolderSource
 from osmosis_grpc.reading.server_source import ServerSource
 from osmosis_grpc.reading.source_port import SourceError
+from osmosis_grpc.storage import Reader
 from osmosis_grpc.types import RolloutFilter, RolloutState, events
 from osmosis_grpc.types.rollout_filter import EVERY
 from tests.cli.looked_at import recorded
@@ -127,6 +128,56 @@ async def test_one_rollout_is_followed_to_its_end(written, kind):
                 await client.cancel(name)
     assert (found[0], found[-1]) == ("Accepted", "Delivered")
     assert "Ended" in found
+
+
+async def test_lists_of_one_source_are_those_of_a_new_source_and_read_only_new_events(written, monkeypatch):
+    def options():
+        return options_of(written, "folder")
+
+    events_read = []
+    read = Reader.open_trails
+
+    def counted(reader, sequences, known=None):
+        found = read(reader, sequences, known)
+        events_read.append(sum(len(trail.events) for trail in found.values()))
+        return found
+
+    monkeypatch.setattr(Reader, "open_trails", counted)
+
+    async def both(kept):
+        """The rows of a source that has read before, and of one that has not, at the same commit."""
+        while True:
+            async with open_source("list", options()) as new:
+                before, rows, after = [
+                    (await source.page(EVERY, limit=20, newest_first=True))[0] for source in (kept, new, kept)
+                ]
+                headers = [await source.headers(EVERY, limit=20, newest_first=True) for source in (kept, new)]
+            if before == after and headers[0] == headers[1]:
+                return {info.rollout_id: info for info in before}, {info.rollout_id: info for info in rows}
+
+    async with open_source("list", options()) as kept:
+        async with recorded(written.address, "stuck-seen") as client:
+
+            async def has_tool():
+                return (await both(kept))[0]["stuck-seen"].activity.description == "tool forever"
+
+            await until(has_tool)
+            found, wanted = await both(kept)
+            assert found == wanted
+            assert found["stuck-seen"].chats > 0
+            events_read.clear()
+            await kept.page(EVERY)
+            assert events_read == [0]
+            await client.cancel("stuck-seen")
+
+            async def is_settled():
+                info = (await both(kept))[0]["stuck-seen"]
+                return info.end_time is not None and not info.undelivered
+
+            await until(is_settled)
+        found, wanted = await both(kept)
+        assert found == wanted
+        assert found["stuck-seen"].state == RolloutState.CANCELLED
 
 
 def test_the_default_is_the_state_folder_if_it_has_a_journal_else_the_usual_server(looked_at, monkeypatch):

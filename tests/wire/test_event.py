@@ -20,6 +20,8 @@ from osmosis_grpc.types import (
     EndedBy,
     EventKind,
     Failure,
+    Fork,
+    Group,
     InitRequest,
     OutcomeStatus,
     RaggedTensor,
@@ -36,7 +38,7 @@ from osmosis_grpc.types import (
     VersionSpan,
     events,
 )
-from osmosis_grpc.wire.event import event_from_wire, event_to_wire
+from osmosis_grpc.wire.event import event_from_wire, event_to_wire, kind_to_bytes, origin_from_bytes
 from osmosis_grpc.wire.rollout import MAX_METADATA_BYTES, init_from_wire
 
 USER = {"role": "user", "content": [{"type": "text", "text": "2+3?"}], "vendor": None}
@@ -237,6 +239,13 @@ def test_every_kind_can_be_compared():
         assert replace(kind) == kind
         assert all(kind != other for other in FIXTURES if other is not kind)
     assert trip(FIXTURES[4]) != replace(FIXTURES[4], response=replace(RESPONSE, prompt_ids=np.zeros(3, "<u4")))
+
+
+def test_the_group_and_the_fork_are_read_without_the_rest_of_the_request():
+    for group, fork in ((Group("g", 1, 4), Fork("original", 2)), (None, None)):
+        request = replace(INIT.request, group=group, fork=fork)
+        _, body = kind_to_bytes(events.Accepted(replace(INIT, request=request), [TOOL]))
+        assert origin_from_bytes(body) == (group, fork)
 
 
 def test_secrets_are_in_no_event():

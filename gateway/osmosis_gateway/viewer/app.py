@@ -28,7 +28,9 @@ from osmosis_gateway.viewer import (
     trajectory,
 )
 from osmosis_gateway.viewer.guard import ViewGuard
+from osmosis_gateway.viewer.live import Feeds
 from osmosis_gateway.viewer.metrics import Metrics
+from osmosis_gateway.viewer.pace import SHARE
 from osmosis_gateway.viewer.pages import Pages
 from osmosis_gateway.viewer.reads import Reads
 from osmosis_grpc.link.bearer_tokens import Tokens
@@ -64,6 +66,7 @@ def viewer_app(
     words: str = "",
     texts: TokenTexts | None = None,
     metrics: Metrics | None = None,
+    share: float = SHARE,
     whole: bool = False,
 ) -> FastAPI:
     """Return the application over an open source.
@@ -71,14 +74,14 @@ def viewer_app(
     `host` is the host that it will be bound to. With a `token`, callers have to show it, or one of several tokens.
     `words` are the options with which the other commands read the same source; pages show them in commands to copy.
     `texts` decodes tokens; without it, the page of tokens shows ids. `metrics` are those of the server.
-    With `whole`, a page loads nothing later.
+    The pages that follow take at most a `share` of the time of one processor. With `whole`, a page loads nothing later.
     """
     names = {host} if is_loopback(host) else {host, socket.gethostname()}
     tokens = token if isinstance(token, Tokens) else Tokens(token or ())
     guards = [Middleware(OneBody), Middleware(ViewGuard, names=names, tokens=tokens)]
     app = FastAPI(title="osmosis-grpc view", middleware=guards, docs_url=None, redoc_url=None, openapi_url=None)
     stopping = asyncio.Event()
-    pages = Pages(Reads(source), words, stopping, texts, metrics, whole=whole)
+    pages = Pages(Reads(source), words, Feeds(share, stopping), texts, metrics, whole=whole)
     app.state.stopping = stopping
     for page in PAGES:
         app.include_router(page.router(pages))
@@ -109,6 +112,7 @@ async def serve_viewer(
     words: str = "",
     texts: TokenTexts | None = None,
     metrics: Metrics | None = None,
+    share: float = SHARE,
     tls: ServerTls | None = None,
 ) -> AsyncIterator[HttpServer]:
     """Serve the viewer of an open source, with `tls` over TLS. The other parameters are those of viewer_app.
@@ -119,7 +123,7 @@ async def serve_viewer(
     """
     if not is_loopback(host) and not token:
         raise ValueError(f"--host {host} can be reached from other machines, so it needs a token: --token-file FILE")
-    app = viewer_app(source, host=host, token=token, words=words, texts=texts, metrics=metrics)
+    app = viewer_app(source, host=host, token=token, words=words, texts=texts, metrics=metrics, share=share)
     async with HttpServer(app, host=host, port=port, tls=tls, connections=default_connections()) as http:
         try:
             yield http

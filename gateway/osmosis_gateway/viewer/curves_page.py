@@ -10,9 +10,9 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from osmosis_gateway.viewer.curves import Cell, Step, histogram, steps_of
-from osmosis_gateway.viewer.live import stream
+from osmosis_gateway.viewer.live import Feed
 from osmosis_gateway.viewer.pages import Pages
-from osmosis_gateway.viewer.reads import Listed, Paced
+from osmosis_gateway.viewer.reads import Listed, Shared
 from osmosis_gateway.viewer.rollouts import ROWS
 from osmosis_grpc.reading.list_filter import FilterError, ListOptions, options_of, pairs_of
 from osmosis_grpc.types import FailureReason, RolloutInfo, RolloutState
@@ -91,18 +91,18 @@ def router(pages: Pages) -> APIRouter:
 
     async def read(asked: Asked) -> Found:
         listed = await reads.newest(asked.options)
-        return Found(listed, asked.steps_of(listed.rows))
+        return Found(listed, await reads.aside(lambda: asked.steps_of(listed.rows)))
 
     async def read_calls(asked: Asked) -> Found:
         """Return the same with the rates that need calls."""
-        found = await paced.get(asked)
+        found = await shared.get(asked)
         if not found.steps:
             return found
         most = max(1, READ[reads.is_folder] // len(found.steps))
         calls = await reads.calls([info for step in found.steps for info in step.sample(most)])
-        return Found(found.listed, [step.with_calls(calls) for step in found.steps], True)
+        return Found(found.listed, await reads.aside(lambda: [step.with_calls(calls) for step in found.steps]), True)
 
-    paced, with_calls = Paced(read), Paced(read_calls)
+    shared, with_calls = Shared(read), Shared(read_calls)
 
     def shown(asked: Asked, found: Found) -> dict[str, Any]:
         options, steps = asked.options, found.steps
@@ -140,7 +140,7 @@ def router(pages: Pages) -> APIRouter:
     @routes.get("/curves")
     async def show(request: Request) -> Response:
         asked = Asked.of(request)
-        return pages.page("curves.html", **shown(asked, await paced.get(asked)))
+        return pages.page("curves.html", **shown(asked, await shared.get(asked)))
 
     @routes.get("/curves/calls")
     async def show_calls(request: Request) -> Response:
@@ -150,13 +150,14 @@ def router(pages: Pages) -> APIRouter:
     @routes.get("/curves/stream")
     async def follow(request: Request) -> Response:
         asked = Asked.of(request)
-        return stream(
+        feed = Feed(
             lambda: with_calls.get(asked),
             lambda found: found.listed.rows,
             lambda found: [("curves", pages.text("curves_part.html", **shown(asked, found)))],
-            pages.stopping,
-            ended=lambda found: found.listed.stopped,
+            lambda found: found.listed.stopped,
+            calm=True,
         )
+        return pages.feeds.stream(("curves", asked), feed)
 
     return routes
 

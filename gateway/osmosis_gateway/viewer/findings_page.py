@@ -1,17 +1,17 @@
 """The page of findings: failures, slow tools, drifted tokens, groups without variance, and cut replies, with links."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlencode
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from osmosis_gateway.viewer.filters import filter_values, options_in
 from osmosis_gateway.viewer.findings import Findings, findings
-from osmosis_gateway.viewer.live import stream
+from osmosis_gateway.viewer.live import Feed
 from osmosis_gateway.viewer.pages import Pages
-from osmosis_gateway.viewer.reads import MOST_ROWS, Listed, Paced
-from osmosis_grpc.reading.list_filter import ListOptions, options_of, pairs_of
+from osmosis_gateway.viewer.reads import MOST_ROWS, Listed, Shared
+from osmosis_grpc.reading.list_filter import ListOptions
 
 READ = {True: 200, False: 40}
 """The calls of this many of the newest ended rollouts are read: of a folder, of a server."""
@@ -36,41 +36,35 @@ def router(pages: Pages) -> APIRouter:
         listed = await reads.listed(options)
         ended = [info for info in listed.rows if info.end_time is not None]
         calls = await reads.calls(ended[: READ[reads.is_folder]])
-        return Found(listed, findings(listed.rows, calls, listed.now), len(calls))
+        found = await reads.aside(lambda: findings(listed.rows, calls, listed.now))
+        return Found(listed, found, len(calls))
 
-    paced = Paced(read)
+    shared = Shared(read)
 
     def shown(options: ListOptions, found: Found) -> dict[str, Any]:
-        filters = [pair for pair in pairs_of(options) if pair[0] != "limit"]
         return {
             "found": found.findings,
             "listed": found.listed,
             "read": found.read,
-            "filters": filters,
-            "query": urlencode(filters),
+            **filter_values(options, MOST_ROWS),
             "at": "findings",
         }
 
     @routes.get("/findings")
     async def show(request: Request) -> Response:
-        options = _options(request)
-        return pages.page("findings.html", **shown(options, await paced.get(options)))
+        options = options_in(request, MOST_ROWS)
+        return pages.page("findings.html", **shown(options, await shared.get(options)))
 
     @routes.get("/findings/stream")
     async def follow(request: Request) -> Response:
-        options = _options(request)
-        return stream(
-            lambda: paced.get(options),
+        options = options_in(request, MOST_ROWS)
+        feed = Feed(
+            lambda: shared.get(options),
             lambda found: (found.listed.rows, len(found.findings.stalled)),
             lambda found: [("findings", pages.text("findings_part.html", **shown(options, found)))],
-            pages.stopping,
-            ended=lambda found: found.listed.stopped,
+            lambda found: found.listed.stopped,
+            calm=True,
         )
+        return pages.feeds.stream(("findings", options), feed)
 
     return routes
-
-
-def _options(request: Request) -> ListOptions:
-    """Return the filters of an address. They are those of `list`. Raises FilterError."""
-    options = options_of(request.query_params.multi_items())
-    return options if "limit" in request.query_params else replace(options, limit=MOST_ROWS)

@@ -5,16 +5,16 @@ The page of a batch has the same lanes for any rollouts that filters select, for
 
 from dataclasses import replace
 from typing import Any
-from urllib.parse import urlencode
 
 from fastapi import APIRouter, HTTPException, Request
 from starlette.responses import Response
 
+from osmosis_gateway.viewer.filters import filter_values, options_in
 from osmosis_gateway.viewer.groups import MOST_CELLS, MOST_LANES, Comparison, read_lanes
-from osmosis_gateway.viewer.live import stream
+from osmosis_gateway.viewer.live import Feed
 from osmosis_gateway.viewer.pages import Pages
 from osmosis_gateway.viewer.reads import MOST_ROWS, Recent
-from osmosis_grpc.reading.list_filter import ListOptions, options_of, pairs_of
+from osmosis_grpc.reading.list_filter import ListOptions
 
 GROUPS = 4
 """The comparisons of at most this many groups are in memory."""
@@ -61,11 +61,9 @@ def router(pages: Pages) -> APIRouter:
         return found
 
     def of_batch(options: ListOptions, found: Comparison) -> dict[str, Any]:
-        filters = [pair for pair in pairs_of(options) if pair != ("limit", "0")]
         return {
             "found": found,
-            "filters": filters,
-            "query": urlencode(filters),
+            **filter_values(options, 0),
             "consumed": sum(lane.consumed is not None and not lane.dropped for lane in found.lanes),
             "dropped": sum(bool(lane.dropped) for lane in found.lanes),
             "batch": True,
@@ -74,19 +72,19 @@ def router(pages: Pages) -> APIRouter:
 
     @routes.get("/batch")
     async def show_batch(request: Request) -> Response:
-        options = _options(request)
+        options = options_in(request, 0)
         return pages.page("batch.html", **of_batch(options, await read_batch(options)))
 
     @routes.get("/batch/stream")
     async def follow_batch(request: Request) -> Response:
-        options = _options(request)
-        return stream(
+        options = options_in(request, 0)
+        feed = Feed(
             lambda: read_batch(options),
             lambda found: (found.lanes, found.stopped),
             lambda found: [("batch", pages.text("batch_part.html", **of_batch(options, found)))],
-            pages.stopping,
-            ended=lambda found: found.stopped,
+            lambda found: found.stopped,
         )
+        return pages.feeds.stream(("batch", options), feed)
 
     @routes.get("/group")
     async def show(id: str, first: int = 0) -> Response:  # noqa: A002
@@ -97,20 +95,14 @@ def router(pages: Pages) -> APIRouter:
 
     @routes.get("/group/stream")
     async def follow(id: str, first: int = 0) -> Response:  # noqa: A002
-        return stream(
+        feed = Feed(
             lambda: read(id),
             lambda found: (found.lanes, found.stopped),
             lambda found: (
                 [("group", pages.text("group_part.html", **values(id, found, max(0, first))))] if found.lanes else []
             ),
-            pages.stopping,
-            ended=lambda found: not found.open,
+            lambda found: not found.open,
         )
+        return pages.feeds.stream(("group", id, max(0, first)), feed)
 
     return routes
-
-
-def _options(request: Request) -> ListOptions:
-    """Return the filters of an address. They are those of `list`. Raises FilterError."""
-    options = options_of(request.query_params.multi_items())
-    return options if "limit" in request.query_params else replace(options, limit=0)

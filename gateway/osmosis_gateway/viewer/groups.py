@@ -7,6 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
+from osmosis_gateway.viewer.throughput import round_step
 from osmosis_gateway.viewer.turns import WIDTH, Bar, calls_of
 from osmosis_grpc.reading.history import MAIN, Chat, History
 from osmosis_grpc.reading.message_text import mapping, mappings, reasoning_of, text_of
@@ -17,6 +18,8 @@ MOST_LANES = 64
 """A page compares at most this many rollouts."""
 MOST_CELLS = 1000
 """A page has at most this many turns of all rollouts together, but at least 8 of each."""
+MOST_TICKS = 4
+"""A time axis has at most this many steps."""
 SLIVER = 2.0
 """A part of a bar has at least this many units. It is narrow, because the lane of a long rollout has many parts."""
 MARK = 6.0
@@ -138,6 +141,13 @@ class Comparison:
         """The end of the time axis, in Unix seconds."""
         ends = [time for lane in self.lanes for time in _times(lane, self.now)]
         return max([self.begin + 1e-3, *ends])
+
+    @property
+    def ticks(self) -> list[tuple[float, float]]:
+        """Return the round times on the time axis: where they are, in percent of its length, and their seconds."""
+        length = self.end - self.begin
+        step = round_step(length, MOST_TICKS)
+        return [(round(100 * count * step / length, 2), count * step) for count in range(int(length / step) + 1)]
 
     @property
     def versions(self) -> list[str]:

@@ -26,7 +26,7 @@ SAFE = frozenset(("GET", "HEAD"))
 MOST_QUERY = 8192
 """The most bytes of a query. A page repeats its filters in its links."""
 MOST_STREAMS = 64
-"""At most this many pages follow at once. Each needs a look at its rollouts every one to two seconds."""
+"""At most this many pages follow at once. They share the time for their looks (pace.py)."""
 MOST_REQUESTS = 64
 """At most this many other requests are answered at once."""
 HEADERS = {

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
+from osmosis_gateway.viewer.pace import aside
 from osmosis_grpc.link.target_policy import is_loopback
 from osmosis_grpc.observability.exposition import render
 from osmosis_grpc.server import AgentServer
@@ -159,14 +160,16 @@ class Metrics:
         async with self._lock:
             now = time.monotonic()
             if not self._pages or now - self._pages[-1][0] >= EVERY:
-                samples = _samples(await self._read())
+                page = await self._read()
+                samples = await aside(lambda: _samples(page))
                 lag = _spread(_difference(samples, self._pages[-1][1]), LAG) if self._pages else None
                 if lag is not None:
                     self._lags.append(Lag(time.time(), lag.p50, lag.p99))
                 while self._pages and now - self._pages[0][0] > RECENT + EVERY:
                     self._pages.popleft()
                 self._pages.append((now, samples))
-            return _numbers(self.where, *self._pages[0], *self._pages[-1], tuple(self._lags))
+            first, last, lags = self._pages[0], self._pages[-1], tuple(self._lags)
+            return await aside(lambda: _numbers(self.where, *first, *last, lags))
 
 
 def scraped(address: str, token: str = "", ca: str | None = None) -> Metrics:
@@ -205,7 +208,7 @@ def metrics_of(server: AgentServer) -> Metrics:
     """Return the metrics of a server in this process, with its attached trainers."""
 
     async def read() -> str:
-        return render(server.metrics.read())[0].decode()
+        return await aside(lambda: render(server.metrics.read())[0].decode())
 
     def trainers() -> Iterable[ConnectedTrainer]:
         for each in server.attachments.attached:

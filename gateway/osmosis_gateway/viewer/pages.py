@@ -1,6 +1,5 @@
 """Renders the templates, with what all pages share: formats of numbers and times, addresses, commands to copy."""
 
-import asyncio
 import json
 import shlex
 import time
@@ -13,6 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
+from osmosis_gateway.viewer.live import Feeds
 from osmosis_gateway.viewer.metrics import Metrics, MetricsError, Numbers
 from osmosis_gateway.viewer.reads import Reads
 from osmosis_grpc import __version__
@@ -37,13 +37,13 @@ KINDS = {
 
 
 class Pages:
-    """The templates, and what each page needs: the reads, and the event that ends its streams."""
+    """The templates, and what each page needs: the reads, and the feeds that it follows."""
 
     def __init__(
         self,
         reads: Reads,
         words: str,
-        stopping: asyncio.Event,
+        feeds: Feeds,
         texts: TokenTexts | None,
         metrics: Metrics | None = None,
         *,
@@ -52,7 +52,7 @@ class Pages:
         self.reads = reads
         self.texts = texts
         self.metrics = metrics
-        self.stopping = stopping
+        self.feeds = feeds
         self.whole = whole
         """Whether a page has all that it would load later, because it becomes a file."""
         self._words = words

@@ -1,10 +1,11 @@
 """Reads rollouts for the pages, off the event loop and not more often than needed.
 
 A state folder is read on other threads. A server is asked for at most one list a second, whatever number of pages is
-open: a list that is younger is shown again.
+open: a list that is younger is shown again. pace.py counts what the reads cost.
 """
 
 import asyncio
+import math
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Hashable, Sequence
@@ -15,9 +16,11 @@ from typing import Generic, TypeVar
 import anyio
 
 from osmosis_gateway.viewer.calls import Calls, Key, read_all
+from osmosis_gateway.viewer.pace import aside, counted, spending
 from osmosis_grpc.reading.folder_source import FolderSource
 from osmosis_grpc.reading.history import History
 from osmosis_grpc.reading.list_filter import ListOptions, rollout_filter
+from osmosis_grpc.reading.seen_rollouts import Seen
 from osmosis_grpc.reading.source_port import Source
 from osmosis_grpc.types import RolloutInfo, TrajectoryEvent
 
@@ -25,17 +28,17 @@ T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 READS = 2
 """At most this many reads of a source at once. A folder is read on as many threads."""
-PAUSE = 1.0
-"""Seconds between two lists of a server, and the age up to which a list or an unfinished rollout is shown again."""
+LASTS = 0.9
+"""The age up to which a list, or an unfinished rollout, is shown again. A page that follows has longer pauses."""
 ENDED_FOR = 10.0
 """Seconds for which an ended rollout is shown again. Annotations may follow its end."""
 LISTS = 8
 ROLLOUTS = 4
 """At most this many lists and rollouts are in memory."""
-SAME_FOR, SHARE = 5.0, 0.1
-"""The least seconds between two reads of what takes long, and the largest share of the time for such reads."""
+SHARE = 0.1
+"""A value that is dear is shown again for so long that its reads take at most this share of the time."""
 KEPT = 4
-"""At most this many such values of a page are in memory. One may have 10,000 rollouts."""
+"""At most this many values of a page are in memory. One may have 10,000 rollouts."""
 CALLS = 2_000
 """The calls of at most about this many rollouts are in memory."""
 MOST_ROWS = 500
@@ -86,10 +89,11 @@ class Reads:
         self._reading = anyio.CapacityLimiter(READS)
         self._turn = asyncio.Lock()
         self._locks: weakref.WeakValueDictionary[Hashable, asyncio.Lock] = weakref.WeakValueDictionary()
-        """A lock for each list and rollout that is being read, so that pages which show the same read it once."""
+        """A lock for each rollout that is being read, so that pages which show the same read it once."""
         self._listed_at = float("-inf")
-        self._lists: Recent[Listed] = Recent(LISTS)
+        self._lists = Shared(self._list, LISTS)
         self._rollouts: Recent[Loaded] = Recent(ROLLOUTS)
+        self._seen = Seen()
         self._calls: dict[Key, Calls] = {}
         """The calls of settled rollouts."""
 
@@ -102,26 +106,23 @@ class Reads:
         """Return the result of a read. The reads of a folder run on other threads. Raises SourceError."""
         if not isinstance(self.source, FolderSource):
             async with self._reading:
-                return await read(self.source)
+                with spending(time.monotonic):
+                    return await read(self.source)
         folder = self.source.folder
 
-        async def of_folder() -> T:
-            return await read(FolderSource(folder))  # it remembers its last read, so each thread has its own
+        async def of_folder() -> T:  # a source remembers its last read, so each thread has its own
+            return await read(FolderSource(folder, self._seen))
 
-        return await anyio.to_thread.run_sync(lambda: asyncio.run(of_folder()), limiter=self._reading)
+        return await self.aside(lambda: asyncio.run(of_folder()))
+
+    async def aside(self, compute: Callable[[], T]) -> T:
+        """Return the result of a function that takes long. It runs on another thread, as a read of a folder does."""
+        return await aside(compute, self._reading)
 
     async def listed(self, options: ListOptions, search: str = "", token: str = "") -> Listed:
         """Return the rollouts that match. Raises FilterError for a wrong option and SourceError."""
         rollout_filter(options, 0.0)  # a wrong option needs no read
-        key = options, search, token
-        async with self._lock(key):
-            known = self._lists.get(key, lambda found: PAUSE)
-            if known is not None:
-                return known
-            await self._wait_for_server()
-            found = await self.run(lambda source: _list(source, options, search, token))
-            self._lists.put(key, found)
-            return found
+        return await self._lists.get((options, search, token))
 
     async def newest(self, options: ListOptions) -> Listed:
         """Return all rollouts that match, as far as a search looks. Raises FilterError and SourceError."""
@@ -138,12 +139,16 @@ class Reads:
         self._calls.update((key, found[key]) for key in settled)
         return found
 
+    async def _list(self, asked: tuple[ListOptions, str, str]) -> Listed:
+        await self._wait_for_server()
+        return await self.run(lambda source: _list(source, *asked))
+
     async def _wait_for_server(self) -> None:
         """Wait until a server may be asked for its next list."""
         if self.is_folder:
             return
         async with self._turn:
-            await asyncio.sleep(max(0.0, self._listed_at + PAUSE - time.monotonic()))
+            await asyncio.sleep(max(0.0, self._listed_at + LASTS - time.monotonic()))
             self._listed_at = time.monotonic()
 
     async def rollout(self, rollout_id: str, attempt: int = 0, *, fresh: bool = False) -> Loaded:
@@ -204,28 +209,28 @@ class Recent(Generic[T]):
             del self._found[next(iter(self._found))]
 
 
-class Paced(Generic[K, T]):
-    """Reads what takes long, for pages that follow it.
+class Shared(Generic[K, T]):
+    """Reads a value once for all who ask at nearly the same time. It keeps `most` values.
 
-    A value is shown again for at least SAME_FOR seconds, and for so long that reads take at most SHARE of the time.
+    A value is shown again until it has the age LASTS, and for so long that reads take at most SHARE of the time.
     """
 
-    def __init__(self, read: Callable[[K], Awaitable[T]]) -> None:
+    def __init__(self, read: Callable[[K], Awaitable[T]], most: int = KEPT) -> None:
         self._read = read
-        self._found: Recent[tuple[float, T]] = Recent(KEPT)
-        """The seconds for which a value is shown again, and the value."""
+        self._found: Recent[tuple[float, T]] = Recent(most)
+        """The time until which a value is shown again, and the value."""
         self._locks: weakref.WeakValueDictionary[K, asyncio.Lock] = weakref.WeakValueDictionary()
 
     async def get(self, key: K) -> T:
         """Return the newest value of a key. Raises what `read` raises."""
         async with self._locks.setdefault(key, asyncio.Lock()):
-            known = self._found.get(key, lambda it: it[0])
-            if known is None:
-                began = time.monotonic()
-                value = await self._read(key)
-                known = max(SAME_FOR, (time.monotonic() - began) / SHARE), value
-                self._found.put(key, known)
-            return known[1]
+            until, value = self._found.get(key, lambda it: math.inf) or (-math.inf, None)
+            began = time.monotonic()
+            if value is None or until <= began:
+                with counted() as cost:
+                    value = await self._read(key)
+                self._found.put(key, (began + max(LASTS, cost.seconds / SHARE), value))
+            return value
 
 
 async def _list(source: Source, options: ListOptions, search: str, token: str) -> Listed:
@@ -264,7 +269,7 @@ def _has(info: RolloutInfo, words: list[str]) -> bool:
 
 
 def _lasts(loaded: Loaded) -> float:
-    return PAUSE if loaded.info.end_time is None else ENDED_FOR
+    return LASTS if loaded.info.end_time is None else ENDED_FOR
 
 
 async def _load(

@@ -2,13 +2,14 @@
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from osmosis_gateway.viewer.live import stream
+from osmosis_gateway.viewer.live import Feed
 from osmosis_gateway.viewer.pages import Pages, is_part
 from osmosis_gateway.viewer.reads import Listed
 from osmosis_grpc.reading.list_filter import FilterError, ListOptions, options_of, pairs_of
@@ -118,7 +119,14 @@ def router(pages: Pages) -> APIRouter:
     routes = APIRouter()
 
     def values(asked: Asked, found: Listed) -> dict[str, Any]:
-        return {"asked": asked, "found": found, "counters": Counters.of(found.rows, found.now), "at": "rollouts"}
+        return {
+            "asked": asked,
+            "also": cache(asked.also),  # most rows have the same states and agents
+            "exactly": cache(asked.exactly),
+            "found": found,
+            "counters": Counters.of(found.rows, found.now),
+            "at": "rollouts",
+        }
 
     @routes.get("/")
     async def show(request: Request) -> Response:
@@ -130,11 +138,11 @@ def router(pages: Pages) -> APIRouter:
     @routes.get("/stream")
     async def follow(request: Request) -> Response:
         asked = Asked.of(request)
-        return stream(
+        feed = Feed(
             lambda: pages.reads.listed(asked.options, asked.search, asked.page),
             lambda found: (found.rows, found.stopped),
             lambda found: [("rows", pages.text("rollouts_table.html", **values(asked, found)))],
-            pages.stopping,
         )
+        return pages.feeds.stream(("rollouts", asked), feed)
 
     return routes

@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import APIRouter, HTTPException, Request
 from starlette.responses import RedirectResponse, Response
 
-from osmosis_gateway.viewer.live import stream
+from osmosis_gateway.viewer.live import Feed
 from osmosis_gateway.viewer.pages import Pages
 from osmosis_grpc.reading.folder_source import FolderSource
 from osmosis_grpc.reading.record_values import plain
@@ -27,7 +27,7 @@ def router(pages: Pages) -> APIRouter:
         return {"numbers": numbers, "problem": problem, "trainers": trainers, "now": time.time()}
 
     async def of_server(server: ServerSource) -> dict[str, Any]:
-        info = await server.server_info()
+        info = await pages.reads.run(lambda _: server.server_info())
         capacity, limits = plain(info.capacity), plain(info.limits)
         return {**await measured(), "info": info, "capacity": capacity, "limits": limits, "at": "server"}
 
@@ -44,12 +44,12 @@ def router(pages: Pages) -> APIRouter:
     async def follow(request: Request) -> Response:
         if not isinstance(source, ServerSource):
             raise HTTPException(404, f"{source.where} is no server")
-        return stream(
+        feed = Feed(
             lambda: of_server(source),
             lambda found: (repr(found["capacity"]), found["numbers"]),
             lambda found: [("load", pages.text("server_load.html", **found))],
-            pages.stopping,
         )
+        return pages.feeds.stream("server", feed)
 
     @routes.post("/server/drain")
     async def drain(request: Request) -> Response:

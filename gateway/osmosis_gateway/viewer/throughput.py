@@ -8,8 +8,19 @@ from osmosis_grpc.types import RolloutInfo
 
 MOST_POINTS = 120
 """A series has at most this many points, whatever time it covers."""
-STEPS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600, 86400)
-"""The times between two points, in seconds. Beyond the last, a step has a whole number of days."""
+LEAST = 0.1
+"""The least time between two points, in seconds."""
+STEPS = (
+    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30),
+    *(60, 120, 300, 600, 900, 1800, 3600, 7200, 21600, 86400),
+)
+"""Round times in seconds. Beyond the last, a round time is a whole number of days."""
+
+
+def round_step(seconds: float, most: int) -> float:
+    """Return the least round time, in seconds, of which at most `most` cover these seconds."""
+    days = STEPS[-1] * (1 + seconds // (STEPS[-1] * most))
+    return next((step for step in STEPS if seconds <= step * most), days)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +111,9 @@ def throughput(rows: Sequence[RolloutInfo], calls: Mapping[Key, Calls], now: flo
 def _points(rows: Sequence[RolloutInfo], now: float) -> tuple[float, tuple[Point, ...]]:
     """Return the seconds of a step, and the points from the first acceptance until `now`."""
     if not rows:
-        return STEPS[0], ()
-    time = max(STEPS[0], now - min(info.accept_time for info in rows))
-    days = STEPS[-1] * (1 + time // (STEPS[-1] * MOST_POINTS))
-    step = next((step for step in STEPS if time <= step * MOST_POINTS), days)
+        return LEAST, ()
+    time = max(LEAST, now - min(info.accept_time for info in rows))
+    step = max(LEAST, round_step(time, MOST_POINTS))
     steps = min(MOST_POINTS, int(time // step) + 1)
     begin = now - steps * step
     running, queued = _Means(steps, step), _Means(steps, step)

@@ -2,17 +2,17 @@
 
 from dataclasses import asdict, dataclass, replace
 from typing import Any
-from urllib.parse import urlencode
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from osmosis_gateway.viewer.live import stream
+from osmosis_gateway.viewer.filters import filter_values, options_in
+from osmosis_gateway.viewer.live import Feed
 from osmosis_gateway.viewer.metrics import Numbers
 from osmosis_gateway.viewer.pages import Pages
-from osmosis_gateway.viewer.reads import MOST_ROWS, SEARCHED, Paced
+from osmosis_gateway.viewer.reads import MOST_ROWS, SEARCHED, Shared
 from osmosis_gateway.viewer.throughput import Throughput, throughput
-from osmosis_grpc.reading.list_filter import ListOptions, options_of, pairs_of
+from osmosis_grpc.reading.list_filter import ListOptions
 from osmosis_grpc.reading.server_source import ServerSource
 from osmosis_grpc.types import RolloutInfo
 from osmosis_grpc.types.rollout_info import Capacity
@@ -55,52 +55,46 @@ def router(pages: Pages) -> APIRouter:
                 break
         settled = [info for info in rows if info.end_time is not None and not info.undelivered]
         calls = await reads.calls(settled[: TIMED[reads.is_folder]])
-        capacity = (await source.server_info()).capacity if isinstance(source, ServerSource) else None
-        values = throughput(rows, calls, listed.now)
+        server = source if isinstance(source, ServerSource) else None
+        capacity = (await reads.run(lambda _: server.server_info())).capacity if server is not None else None
+        values = await reads.aside(lambda: throughput(rows, calls, listed.now))
         numbers, problem = await pages.numbers()
         return Found(values, capacity, listed.now, listed.stopped, bool(token), numbers, problem)
 
-    paced = Paced(read)
+    shared = Shared(read)
 
     def shown(options: ListOptions, found: Found) -> dict[str, Any]:
-        filters = [pair for pair in pairs_of(options) if pair != ("limit", "0")]
         return {
             "found": found,
             "values": found.values,
             "capacity": found.capacity,
             "numbers": found.numbers,
-            "query": urlencode(filters),
-            "filters": filters,
+            **filter_values(options, 0),
             "at": "throughput",
         }
 
     @routes.get("/throughput")
     async def show(request: Request) -> Response:
-        options = _options(request)
-        return pages.page("throughput.html", **shown(options, await paced.get(options)))
+        options = options_in(request, 0)
+        return pages.page("throughput.html", **shown(options, await shared.get(options)))
 
     @routes.get("/throughput.json")
     async def data(request: Request) -> Response:
-        found = await paced.get(_options(request))
+        found = await shared.get(options_in(request, 0))
         capacity = None if found.capacity is None else asdict(found.capacity)
         numbers = None if found.numbers is None else asdict(found.numbers)
         return JSONResponse({"now": found.now, "capacity": capacity, "metrics": numbers, **asdict(found.values)})
 
     @routes.get("/throughput/stream")
     async def follow(request: Request) -> Response:
-        options = _options(request)
-        return stream(
-            lambda: paced.get(options),
+        options = options_in(request, 0)
+        feed = Feed(
+            lambda: shared.get(options),
             lambda found: (found.now, found.values.rollouts, found.values.ended),
             lambda found: [("throughput", pages.text("throughput_part.html", **shown(options, found)))],
-            pages.stopping,
-            ended=lambda found: found.stopped,
+            lambda found: found.stopped,
+            calm=True,
         )
+        return pages.feeds.stream(("throughput", options), feed)
 
     return routes
-
-
-def _options(request: Request) -> ListOptions:
-    """Return the filters of an address. They are those of `list`. Raises FilterError."""
-    options = options_of(request.query_params.multi_items())
-    return options if "limit" in request.query_params else replace(options, limit=0)

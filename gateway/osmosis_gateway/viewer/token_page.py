@@ -6,7 +6,7 @@ import anyio
 from fastapi import APIRouter, HTTPException
 from starlette.responses import JSONResponse, Response
 
-from osmosis_gateway.viewer.live import stream
+from osmosis_gateway.viewer.live import Feed
 from osmosis_gateway.viewer.pages import Pages
 from osmosis_gateway.viewer.reads import Loaded
 from osmosis_gateway.viewer.sample_tokens import WINDOW, SampleTokens, layout, segment_facts, tokens_of
@@ -61,13 +61,13 @@ def router(pages: Pages) -> APIRouter:
             except HTTPException as error:  # its first chat is not open yet
                 raise SourceError(str(error.detail)) from None
 
-        return stream(
+        feed = Feed(
             look,
             lambda found: (found[0].info.last_event_number, found[0].info.state),
             lambda found: [("head", pages.text("tokens_head.html", **values(*found, sample)))],
-            pages.stopping,
-            ended=lambda found: found[0].stopped or found[0].info.end_time is not None,
+            lambda found: found[0].stopped or found[0].info.end_time is not None,
         )
+        return pages.feeds.stream(("tokens", id, attempt, sample), feed)
 
     @routes.get("/rollout/tokens.json")
     async def about(id: str, attempt: int = 0, sample: str = MAIN) -> Response:  # noqa: A002

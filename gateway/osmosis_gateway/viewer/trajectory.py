@@ -15,7 +15,7 @@ from osmosis_gateway.viewer import turns
 from osmosis_gateway.viewer.annotations import fate_of, remarks_of
 from osmosis_gateway.viewer.images import image as find_image
 from osmosis_gateway.viewer.images import parts_of
-from osmosis_gateway.viewer.live import stream
+from osmosis_gateway.viewer.live import Feed
 from osmosis_gateway.viewer.pages import Pages, is_part
 from osmosis_gateway.viewer.reads import Loaded
 from osmosis_grpc.reading.event_text import failure_text, one_line
@@ -158,13 +158,13 @@ def router(pages: Pages) -> APIRouter:
             newest = pages.text("turn_rows.html", **common(loaded), window=part, opened=opened_at_first(rows))
             return [("head", pages.text("trajectory_head.html", **head(loaded))), ("turns", newest)]
 
-        return stream(
+        feed = Feed(
             lambda: pages.reads.rollout(id, attempt, fresh=True),
             lambda loaded: (loaded.info.last_event_number, loaded.info.state, loaded.info.undelivered),
             changed,
-            pages.stopping,
-            ended=lambda loaded: loaded.stopped or (loaded.info.end_time is not None and not loaded.info.undelivered),
+            lambda loaded: loaded.stopped or (loaded.info.end_time is not None and not loaded.info.undelivered),
         )
+        return pages.feeds.stream(("rollout", id, attempt), feed)
 
     return routes
 

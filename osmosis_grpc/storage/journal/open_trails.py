@@ -1,12 +1,13 @@
 """Reads what unsettled rollouts do from a journal that another process writes.
 
 The row of a rollout has its positions only after its end, and the table of events is ordered by position. So this reads
-a limited number of positions: the newest ones, and for an older rollout those after its acceptance.
+a limited number of positions: the newest ones, and for an older rollout those after its acceptance. A caller that looks
+again gets the events since its last look.
 """
 
 import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import NamedTuple
 
@@ -30,28 +31,41 @@ class OpenTrail(NamedTuple):
     events: list[TrajectoryEvent]
     read_from: float
     """All events since this time are here, in Unix seconds. 0 if all events are here."""
+    after: int = 0
+    """The events have positions above this one, and the caller knows those before. 0 if it knows none."""
+    read_to: int = 0
+    """The position of the newest event of the journal."""
 
 
-def open_trails(database: sqlite3.Connection, sequences: Sequence[int]) -> dict[int, OpenTrail]:
-    """Return events of unsettled rollouts, by sequence. Leaves damaged events out."""
+def open_trails(
+    database: sqlite3.Connection, sequences: Sequence[int], known: Mapping[int, int] | None = None
+) -> dict[int, OpenTrail]:
+    """Return events of unsettled rollouts, by sequence. Leaves damaged events out.
+
+    `known` has the position up to which the caller knows the events of a sequence.
+    """
     rows = database.execute(_ACCEPTED, (json.dumps(list(sequences)),)).fetchall()
     if not rows:
         return {}
     (last,) = database.execute("SELECT max(position) FROM main.events").fetchone()
-    newest = max((last or 0) - NEWEST, 0)
+    last = last or 0
+    newest = max(last - NEWEST, 0)
     first = database.execute(_TIME, (newest,)).fetchone()
     found, names, spans = {}, {}, []
     for sequence, rollout_id, attempt, accepted in rows:
-        older = accepted <= newest
-        found[sequence] = OpenTrail([], first[0] if older and first else 0.0)
+        after = (known or {}).get(sequence, 0)
+        after = after if after >= newest else 0
+        older = accepted <= newest and not after
+        found[sequence] = OpenTrail([], first[0] if older and first else 0.0, after, last)
         names[sequence] = rollout_id, attempt
         if older:
             spans.append((accepted - 1, min(accepted + FIRST, newest)))
+        spans.append((newest if older else after or accepted - 1, last))
     wanted = json.dumps(list(names))
-    for after, until in (*_joined(spans), (newest, last or 0)):
-        with closing(database.execute(_BETWEEN, (after, until, wanted))) as between:
+    for begin, until in _joined(spans):
+        with closing(database.execute(_BETWEEN, (begin, until, wanted))) as between:
             for row in map(EventRow._make, between):
-                if row.sound:
+                if row.sound and row.position > found[row.sequence].after:
                     event = TrajectoryEvent(*names[row.sequence], row.event_number, row.time, row.read())
                     found[row.sequence].events.append(event)
     return found

@@ -4,7 +4,7 @@ import json
 import logging
 import sqlite3
 from array import array
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +22,8 @@ from osmosis_grpc.supervise import System
 from osmosis_grpc.types import (
     Callback,
     EndedBy,
+    Fork,
+    Group,
     InitRequest,
     JournaledRollout,
     OutcomeSummary,
@@ -32,7 +34,7 @@ from osmosis_grpc.types import (
     events,
 )
 from osmosis_grpc.types.failure_reasons import DATA_LOSS
-from osmosis_grpc.wire.event import ANNOTATED
+from osmosis_grpc.wire.event import ANNOTATED, origin_from_bytes
 from osmosis_grpc.wire.rollout import callback_from_bytes
 
 log = logging.getLogger(__name__)
@@ -183,9 +185,14 @@ class Reader:
         query, values = selection(owner, after, where, newest_first=newest_first)
         return [*map(RolloutRow._make, self._database.execute(query, (*values, limit)).fetchall())]
 
-    def open_trails(self, sequences: Sequence[int]) -> dict[int, OpenTrail]:
+    def open_trails(self, sequences: Sequence[int], known: Mapping[int, int] | None = None) -> dict[int, OpenTrail]:
         """Return events of unsettled rollouts, by sequence; see open_trails.py."""
-        return open_trails(self._database, sequences)
+        return open_trails(self._database, sequences, known)
+
+    def origin(self, row: RolloutRow) -> tuple[Group | None, Fork | None]:
+        """Return the group and the fork of a rollout. Raises Damaged if its first event is damaged."""
+        event = self._event(row.accepted)
+        return (None, None) if row.group_id is None and row.forked_from is None else origin_from_bytes(event.body)
 
     def unsettled(self) -> list[tuple[RolloutRow, Trail]]:
         """Return the unsettled rollouts in order of acceptance, with the positions of their events."""

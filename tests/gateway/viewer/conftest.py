@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, contextmanager
 import httpx
 import pytest
 
-from osmosis_gateway.viewer import live, reads
+from osmosis_gateway.viewer import pace, reads
 from osmosis_gateway.viewer.app import serve_viewer
 from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.link.server_security import ServerSecurity
@@ -163,9 +163,9 @@ async def viewer(viewed):
 @pytest.fixture
 def hasty(monkeypatch):
     """Viewers ask for lists, and look for changes, without the pauses between."""
-    for module in (live, reads):
-        monkeypatch.setattr(module, "PAUSE", 0.02)
-    monkeypatch.setattr(reads, "SAME_FOR", 0.02)
+    for name in ("PAUSE", "CALM"):
+        monkeypatch.setattr(pace, name, 0.02)
+    monkeypatch.setattr(reads, "LASTS", 0.01)
 
 
 @pytest.fixture

@@ -73,6 +73,13 @@ def demo(tmp_path_factory):
     return folder
 
 
+async def test_a_page_follows_with_the_filters_of_its_address(demo):
+    async with browsing(FolderSource(demo)) as client:
+        for address, query in (("/findings", ""), ("/findings?limit=3&agent=a", "agent=a&amp;limit=3")):
+            text = (await client.get(address)).text
+            assert f'href="/?{query}"' in text
+
+
 async def test_the_demo_has_something_of_each_kind(demo):
     async with browsing(FolderSource(demo)) as client:
         text = (await client.get("/findings")).text

@@ -5,12 +5,13 @@ import re
 
 import pytest
 
+from osmosis_gateway.viewer.groups import Comparison, Lane
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.reading.folder_source import FolderSource
 from osmosis_grpc.rollout import RolloutAgentLoop, tool
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.trainer import RolloutClient
-from osmosis_grpc.types import Annotation, Group
+from osmosis_grpc.types import Activity, Annotation, Group, RolloutInfo, RolloutState
 from tests.callback_trainer import CallbackTrainer
 from tests.gateway.viewer.conftest import browsing
 
@@ -118,6 +119,32 @@ async def test_v4_a_sample_that_nothing_uses_is_marked(viewer):
     text = (await viewer.get("/group?id=a")).text
     assert "sample main unused: no reward and no advantage" in row(text, "a3")
     assert "unused" not in row(text, "a0")
+
+
+@pytest.mark.parametrize(
+    ("length", "seconds"),
+    [
+        (0.0123, [0, 0.005, 0.01]),
+        (3.7, [0, 1, 2, 3]),
+        (12.0, [0, 5, 10]),
+        (50.0, [0, 15, 30, 45]),
+        (86_400.0 * 9, [0, 86_400 * 3, 86_400 * 6, 86_400 * 9]),
+    ],
+)
+def test_v4_the_time_axis_has_round_times_where_they_are(length, seconds):
+    info = RolloutInfo(
+        rollout_id="r",
+        attempt=1,
+        agent_loop="a",
+        state=RolloutState.COMPLETED,
+        activity=Activity("ended", length),
+        accept_time=0.0,
+        end_time=length,
+    )
+    lane = Lane(info, (), (), None, None, "", "", None, None, ())
+    ticks = Comparison((lane,), length, True).ticks
+    assert [tick for _, tick in ticks] == pytest.approx(seconds)
+    assert [at for at, _ in ticks] == pytest.approx([100 * tick / length for tick in seconds], abs=0.01)
 
 
 async def test_v4_a_lane_has_the_policy_versions_and_its_delivery(viewer):

@@ -79,7 +79,7 @@ async def test_v7_status_codes_are_counted_by_method_and_open_calls_are_the_rest
 
 async def test_v6_v7_the_pages_have_the_numbers_of_the_scraped_page(tmp_path, monkeypatch):
     monkeypatch.setattr(metrics, "EVERY", 0.0)
-    monkeypatch.setattr(reads, "SAME_FOR", 0.0)
+    monkeypatch.setattr(reads, "LASTS", 0.0)
     monkeypatch.setattr(reads, "SHARE", 1e9)
     async with (
         serving(tmp_path, FEW_TURNS) as server,
