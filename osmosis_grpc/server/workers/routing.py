@@ -131,7 +131,13 @@ async def place(workers: Workers, name: str, request: InitRequest, context: Any)
         worker = await workers.placed(workers.owner_of(context), request.rollout_id, key, spec.fork.rollout_id)
         return await workers.at(worker, name, request, context)
     except WorkerAway as error:
-        raise DeadlineExceeded(f"{error}; it possibly has the rollout") from None
+        raise possibly_started(error) from None
+
+
+def possibly_started(error: WorkerAway) -> DeadlineExceeded:
+    """Return the error for an Init whose worker does not answer."""
+    text = f"{error}; it possibly has the rollout: send the same request to this server again"
+    return DeadlineExceeded(text, retry_after=error.retry_after)
 
 
 async def cancel(workers: Workers, name: str, request: pb.CancelRequest, context: Any) -> pb.CancelResponse:
