@@ -25,10 +25,7 @@ class Cluster:
     """The workers, and the address of worker 0 for HTTP. stop() ends one worker as a crash does."""
 
     def __init__(
-        self,
-        start: Callable[[int], Awaitable[AgentServer]],
-        stacks: dict[int, AsyncExitStack],
-        ports: dict[int, int],
+        self, start: Callable[[int], Awaitable[AgentServer]], stacks: dict[int, AsyncExitStack], ports: dict[int, int]
     ) -> None:
         self.servers: list[AgentServer] = []
         self._ports = ports

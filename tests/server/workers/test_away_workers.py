@@ -1,6 +1,7 @@
 """Workers that restart, that never come back, and that have left for good, as trainers see them."""
 
 import asyncio
+from contextlib import AsyncExitStack
 
 import httpx
 import pytest
@@ -63,15 +64,16 @@ async def test_a_rollout_runs_once_when_its_worker_returns(monkeypatch, tmp_path
 
 
 async def test_a_worker_that_has_left_for_good_is_forgotten_by_trainers():
-    async with workers([CalculatorAgent()], 3) as cluster:
-        async with Trainer([cluster.servers[0].address], EchoPolicy()) as trainer:
-            await trainer.wait_for_server(count=3)
-            await cluster.leave(2)
-            await until(lambda: len(trainer.servers) == 2)
-            await cluster.stop(1)
-            await until(lambda: [server.attached for server in trainer.servers] == [True, False])
-            await cluster.start(1)
-            await until(lambda: [server.attached for server in trainer.servers] == [True, True], timeout=30)
+    async with AsyncExitStack() as stack:
+        cluster = await stack.enter_async_context(workers([CalculatorAgent()], 3))
+        trainer = await stack.enter_async_context(Trainer([cluster.servers[0].address], EchoPolicy()))
+        await trainer.wait_for_server(count=3)
+        await cluster.leave(2)
+        await until(lambda: len(trainer.servers) == 2)
+        await cluster.stop(1)
+        await until(lambda: [server.attached for server in trainer.servers] == [True, False])
+        await cluster.start(1)
+        await until(lambda: [server.attached for server in trainer.servers] == [True, True], timeout=30)
 
 
 def body(name):
