@@ -26,12 +26,14 @@ def example(monkeypatch):
 
 
 @pytest.mark.timeout(280)
-def test_recomputed_logprobs_equal_the_recorded_ones(tmp_path):
+@pytest.mark.parametrize(("batches", "workers"), [(2, 1), (1, 2)])
+def test_recomputed_logprobs_equal_the_recorded_ones(tmp_path, batches, workers):
     pytest.importorskip("torch")
-    done = run(str(FOLDER / "learn.py"), "--batches", "2", "--warm-up", "40", cwd=tmp_path, timeout=250)
+    options = ("--batches", str(batches), "--warm-up", "40", "--workers", str(workers))
+    done = run(str(FOLDER / "learn.py"), *options, cwd=tmp_path, timeout=250)
     assert done.returncode == 0, done.stdout + done.stderr
     found = re.findall(r"batch +\d+  mean reward [\d.]+  greatest difference of logprobs (\S+)", done.stdout)
-    assert len(found) == 2
+    assert len(found) == batches
     assert all(float(difference) <= 1e-4 for difference in found)
     assert (tmp_path / "learn.png").read_bytes().startswith(b"\x89PNG")
     assert [path.name for path in tmp_path.iterdir()] == ["learn.png"], "it leaves nothing else behind"

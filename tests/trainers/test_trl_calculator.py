@@ -10,11 +10,13 @@ pytestmark = pytest.mark.trainers
 
 
 @pytest.mark.timeout(300)
-def test_recomputed_logprobs_equal_the_recorded_ones(tmp_path):
+@pytest.mark.parametrize(("steps", "workers"), [(2, 1), (1, 2)])
+def test_recomputed_logprobs_equal_the_recorded_ones(tmp_path, steps, workers):
     pytest.importorskip("trl")
     program = ROOT / "examples" / "trl_calculator" / "train.py"
-    done = run(str(program), "--steps", "2", "--warm-up", "40", cwd=tmp_path, timeout=280)
+    options = ("--steps", str(steps), "--warm-up", "40", "--workers", str(workers))
+    done = run(str(program), *options, cwd=tmp_path, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     assert float(re.search(r"greatest difference of logprobs (\S+),", done.stdout)[1]) <= 1e-4
-    assert "'rollouts': 128, 'failed': 0, 'segments_left_out': 0" in done.stdout
+    assert f"'rollouts': {64 * steps}, 'failed': 0, 'segments_left_out': 0" in done.stdout
     assert (tmp_path / "trl.png").read_bytes().startswith(b"\x89PNG")
