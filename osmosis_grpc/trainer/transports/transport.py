@@ -191,7 +191,8 @@ class Transport(ABC, Generic[Link]):
 
     def _retire(self, server: Dialled[Link]) -> None:
         link = server.link
-        log.info("server %s is no longer named; its %d rollouts may end there", link.name, len(link.rollouts))
+        rollouts = f"; its {len(link.rollouts)} rollouts may end there" if link.rollouts else ""
+        log.info("server %s is no longer named%s", link.name, rollouts)
         self._scheduler.servers.retire(link)
         self._start_retiring(server, of_ledger=False)
 

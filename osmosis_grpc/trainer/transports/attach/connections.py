@@ -22,7 +22,7 @@ from osmosis_grpc.storage.ledger import LedgerRollout
 from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.trainer.target_sources import Target
 from osmosis_grpc.trainer.transports.attach.link import AttachedServer
-from osmosis_grpc.trainer.transports.callback.calls import Calls
+from osmosis_grpc.trainer.transports.calls import Calls
 from osmosis_grpc.trainer.transports.transport import Dialled, Transport
 from osmosis_grpc.types.outcome import clip
 from osmosis_grpc.wire.attach import check_protocol, trainer_frame

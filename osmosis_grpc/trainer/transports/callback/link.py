@@ -32,7 +32,7 @@ from osmosis_grpc.trainer.agent_server_state import (
     job_failed,
 )
 from osmosis_grpc.trainer.config import TrainerConfig
-from osmosis_grpc.trainer.transports.callback.calls import Calls, NoAnswer, raise_if_cancelled
+from osmosis_grpc.trainer.transports.calls import Calls, NoAnswer, raise_if_cancelled
 from osmosis_grpc.types import Callback, CancelResult, InitRequest, TrajectoryEvent, events
 from osmosis_grpc.types.jsontext import NOTHING
 from osmosis_grpc.wire.attach import check_protocol
