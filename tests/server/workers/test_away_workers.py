@@ -9,12 +9,14 @@ import pytest
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.errors import Unavailable
 from osmosis_grpc.policies.scripted import EchoPolicy
-from osmosis_grpc.server.workers import siblings
+from osmosis_grpc.server.workers import routing, siblings
 from osmosis_grpc.server.workers.routing import hashed
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.trainer import Trainer, TrainerConfig
+from osmosis_grpc.trainer.transports.callback import link
 from osmosis_grpc.types import OutcomeStatus
 from tests.server.workers.cluster import workers
+from tests.server.workers.test_routing import Replayable
 from tests.waiting import until
 
 QUESTION = [{"role": "user", "content": "What is 1 + 2?"}]
@@ -47,7 +49,24 @@ async def test_a_rollout_whose_worker_never_returns_ends_with_an_error_that_name
             with pytest.raises(Unavailable) as lost:
                 await asyncio.wait_for(trainer.rollout(rollout_id=THERE, messages=QUESTION), 60)
     assert str(lost.value).startswith(f"rollout {THERE} was lost 2 times: attempt 1: server ")
-    assert "has not accepted it for 0.3 s: worker 1 of this server, with the port" in str(lost.value)
+    assert "has not answered for it for 0.3 s: worker 1 of this server, with the port" in str(lost.value)
+
+
+async def test_a_running_rollout_whose_worker_never_returns_ends_too(monkeypatch, tmp_path):
+    monkeypatch.setattr(siblings, "PATIENCE", 0.0)
+    monkeypatch.setattr(routing, "AWAY", 0.1)
+    monkeypatch.setattr(link, "PING_PERIOD", 0.3)
+    agent = Replayable()
+    agent.gate = asyncio.Event()
+    async with AsyncExitStack() as stack:
+        cluster = await stack.enter_async_context(workers([agent], 2, state=tmp_path))
+        trainer = await stack.enter_async_context(calling(cluster, lost_after=0.3, max_attempts=2))
+        running = asyncio.ensure_future(trainer.rollout(rollout_id=THERE, messages=QUESTION))
+        await until(lambda: cluster.servers[1].engine.capacity().running)
+        await until(lambda: trainer.servers[0].open)
+        await cluster.stop(1)
+        with pytest.raises(Unavailable, match=f"rollout {THERE} was lost 2 times: .*worker 1 of this server"):
+            await asyncio.wait_for(running, 60)
 
 
 async def test_a_rollout_runs_once_when_its_worker_returns(monkeypatch, tmp_path):

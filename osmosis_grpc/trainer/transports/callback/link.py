@@ -240,18 +240,25 @@ class CalledServer(AgentServerLink):
     def _lose(self, rollout: Rollout, error: CallError) -> None:
         """Run a rollout again with a higher attempt, because its worker is away for too long."""
         if self.rollouts.get(rollout.key) is rollout:
-            why = f"server {self.name} has not accepted it for {self._lost_after:g} s: {error}"
+            why = f"server {self.name} has not answered for it for {self._lost_after:g} s: {error}"
             log.warning("rollout %s is lost: %s", rollout.key[0], why)
             self.abandon(rollout)
             self.owner.lost(rollout, why)
 
     async def _knows(self, key: RolloutKey) -> bool:
-        """Returns whether the server still has an attempt that it has accepted."""
+        """Returns whether the server still has an attempt that it has accepted.
+
+        Raises NoAnswer, and DeadlineExceeded if the worker that possibly has it is away.
+        """
         request = control_pb2.GetRolloutRequest(rollout_id=key[0], attempt=key[1])
         try:
             await self._calls.ask("GetRollout", request, control_pb2.GetRolloutResponse)
         except NotFound:
             return False
+        except NoAnswer:
+            raise
+        except Unavailable as error:
+            raise DeadlineExceeded(str(error)) from None
         return True
 
     async def _is_reached_again(self) -> bool:
