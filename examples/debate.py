@@ -1,13 +1,16 @@
 """A debate of two policies, with a third one as its judge: the agent, its server and a trainer in one program.
 
 python examples/debate.py
+python examples/debate.py 127.0.0.1:50051   uses a server: osmosis-grpc serve -m debate:Debate --workers 2
 
 Each side is a sample of its own, with its own policy and its own reward. The judge's sample is not to be trained on.
 The policies toss coins; replace them with your models.
 """
 
 import asyncio
+import contextlib
 import random
+import sys
 import uuid
 
 from osmosis_grpc.rollout import RolloutAgentLoop, RolloutContext, RolloutRequest, RolloutResult
@@ -48,11 +51,12 @@ def coin(*words: str) -> Policy:
     return policy
 
 
-async def main() -> None:
+async def main(target: str) -> None:
     policies = {"proposer": coin("yes", "of course"), "critic": coin("no", "never"), "judge": coin("for", "against")}
     motion = [{"role": "user", "content": "Tests are worth their time."}]
     request = RolloutRequest(rollout_id=uuid.uuid4().hex, messages=motion)
-    async with AgentServer([Debate()], port=0) as server, Trainer([server.address], policies) as trainer:
+    own = AgentServer([Debate()], port=0)
+    async with contextlib.nullcontext() if target else own, Trainer([target or own.address], policies) as trainer:
         async for group in trainer.groups([request], group_size=4):
             batch = pad(group, advantages=advantages(group))
             assert batch.advantages is not None  # pad() has got advantages
@@ -62,4 +66,4 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    asyncio.run(main("".join(sys.argv[1:2])))

@@ -37,10 +37,10 @@ ENDS, RISE = 10, 0.3
 """The mean reward of the last ENDS batches is greater than that of the first ENDS batches by at least RISE."""
 
 
-def learn_alone(seed: int, batches: int, warm_up_updates: int) -> list[float]:
+def learn_alone(seed: int, batches: int, warm_up_updates: int, workers: int) -> list[float]:
     """Train a new model with an agent server of its own. Returns the mean reward of each batch."""
     torch.set_num_threads(1)  # the model is too small for more
-    with agent_server() as target:
+    with agent_server(workers) as target:
         return asyncio.run(learn(target, seed, batches=batches, warm_up_updates=warm_up_updates))
 
 
@@ -98,10 +98,11 @@ def batch_of(groups: Sequence[OutcomeGroup]) -> Batch:
 
 
 @contextlib.contextmanager
-def agent_server() -> Iterator[str]:
-    """Serve the calculator agent in a process and a folder of its own. Yields HOST:PORT."""
+def agent_server(workers: int) -> Iterator[str]:
+    """Serve the calculator agent in one or several processes and a folder of its own. Yields HOST:PORT."""
     command = [sys.executable, "-m", "osmosis_grpc", "serve", "-m", "osmosis_grpc.testing.calculator:agent_loop"]
-    options = ["--grpc-port", "0", "--no-http", "--json", "--log-level", "warning", "--state-dir"]
+    options = ["--grpc-port", "0", "--no-http", "--json", "--log-level", "warning"]
+    options += ["--workers", str(workers), "--state-dir"]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("OSMOSIS_")}
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -145,11 +146,13 @@ def main() -> None:
     )
     parser.add_argument("--batches", type=positive, default=BATCHES, help="how many batches, each of 64 rollouts")
     parser.add_argument("--warm-up", type=positive, default=WARM_UP, help="how many updates teach the format")
+    parser.add_argument("--workers", type=positive, default=1, help="how many processes each agent server has")
     parser.add_argument("--picture", type=Path, default=Path("learn.png"), help="the PNG with the mean rewards")
     options = parser.parse_args()
     processes = ProcessPoolExecutor(min(2, len(options.seeds)), get_context("spawn"))
     with processes:
-        jobs = {seed: processes.submit(learn_alone, seed, options.batches, options.warm_up) for seed in options.seeds}
+        given = options.batches, options.warm_up, options.workers
+        jobs = {seed: processes.submit(learn_alone, seed, *given) for seed in options.seeds}
     curves, risen = {seed: job.result() for seed, job in jobs.items()}, True
     draw_curves(curves, options.picture)
     for seed, rewards in curves.items():

@@ -1,12 +1,14 @@
-"""Runs 8 rollouts of the calculator agent on SmolLM2-135M-Instruct in this process, and prints what may be trained on.
+"""Runs 8 rollouts of the calculator agent on SmolLM2-135M-Instruct, and prints what may be trained on.
 
     python rollouts.py
+    python rollouts.py 127.0.0.1:50051   uses a server that serves the calculator
 
-The agent runs in a server of its own, over a real socket. The model is the trainer's policy: token ids in, token ids
-out, with the logprob of each token.
+The agent runs in a server, over a real socket; by default the server is in this process. The model is the trainer's
+policy: token ids in, token ids out, with the logprob of each token.
 """
 
 import asyncio
+import contextlib
 import sys
 import time
 import uuid
@@ -62,7 +64,7 @@ def requests(run: str) -> list[RolloutRequest]:
     return made
 
 
-async def main() -> int:
+async def main(target: str) -> int:
     print(f"loading {SmolLM2.name}", file=sys.stderr, flush=True)
     smollm2 = SmolLM2()
     smollm2.tokenizer.chat_template = TEMPLATE
@@ -72,7 +74,8 @@ async def main() -> int:
         TokenPolicyConfig(seed=1),
     )
     began, outcomes = time.monotonic(), []
-    async with AgentServer([CalculatorAgent()], port=0) as server, Trainer([server.address], policy) as trainer:
+    own = AgentServer([CalculatorAgent()], port=0)
+    async with contextlib.nullcontext() if target else own, Trainer([target or own.address], policy) as trainer:
         async for outcome in trainer.run(requests(uuid.uuid4().hex[:6])):
             outcomes.append(outcome)
     for outcome in sorted(outcomes, key=lambda outcome: outcome.rollout_id):
@@ -96,4 +99,4 @@ def line(outcome: RolloutOutcome) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(main()))
+    sys.exit(asyncio.run(main("".join(sys.argv[1:2]))))

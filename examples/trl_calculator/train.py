@@ -94,10 +94,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=positive, default=STEPS, help="how many steps of TRL, each of 64 rollouts")
     parser.add_argument("--warm-up", type=positive, default=WARM_UP, help="how many updates teach the format")
+    parser.add_argument("--workers", type=positive, default=1, help="how many processes the agent server has")
     parser.add_argument("--picture", type=Path, default=Path("trl.png"), help="the PNG with the mean rewards")
     options = parser.parse_args()
     torch.set_num_threads(1)  # the model is too small for more
-    with agent_server() as target, tempfile.TemporaryDirectory() as folder:
+    with agent_server(options.workers) as target, tempfile.TemporaryDirectory() as folder:
         rewards = train(target, folder, seed=options.seed, steps=options.steps, warm_up_updates=options.warm_up)
     draw_curves({options.seed: rewards}, options.picture)
     if len(rewards) >= 2 * ENDS:

@@ -22,7 +22,8 @@ from osmosis_gateway.bounded_json import Bounds, parse_body, read_body, refusal
 from osmosis_grpc.errors import CallError
 from osmosis_grpc.link.bearer_tokens import WRONG
 from osmosis_grpc.server.workers.config import WorkersConfig
-from osmosis_grpc.server.workers.routing import Workers
+from osmosis_grpc.server.workers.routing import Workers, possibly_started
+from osmosis_grpc.server.workers.siblings import WorkerAway, patient
 from osmosis_grpc.supervise import OnFailure, child, job
 
 FORWARD = job("gateway.forward_to_worker", OnFailure.RAISE)
@@ -118,12 +119,22 @@ class WorkerRoutes:
         if answer is not None:
             await answer(scope, receive, send)
 
-    async def at(self, worker: int, scope: Scope, body: bytes) -> Response:
-        """Return the answer of a worker to a request. Raises Unavailable naming a worker that restarts."""
+    async def at(self, worker: int, scope: Scope, body: bytes, *, wait: bool = False) -> Response:
+        """Return the answer of a worker to a request. Raises WorkerAway naming a worker that restarts.
+
+        With `wait`, waits for a worker that does not listen yet. It has not got the request.
+        """
         if self.routes.is_local(worker):
             return await self._here(scope, body)
+
+        async def send() -> Response:
+            try:
+                return await self._calls.send(worker, scope, body)
+            except aiohttp.ClientConnectorError:
+                raise self.routes.siblings.away(worker) from None
+
         try:
-            return await self._calls.send(worker, scope, body)
+            return await (patient(send) if wait else send())
         except (aiohttp.ClientError, OSError, TimeoutError):
             raise self.routes.siblings.away(worker) from None
 
@@ -193,7 +204,10 @@ Rule = Callable[[WorkerRoutes, Scope, str, bytes], Awaitable[Response]]
 
 
 async def _place(routes: WorkerRoutes, scope: Scope, name: str, body: bytes) -> Response:
-    """Start a rollout at its worker. A body that cannot be read is refused by this worker."""
+    """Start a rollout at its worker. A body that cannot be read is refused by this worker.
+
+    As for an Init over gRPC, the error for a worker that does not answer is DeadlineExceeded.
+    """
     try:
         given = parse_body(body)
     except CallError:
@@ -203,14 +217,17 @@ async def _place(routes: WorkerRoutes, scope: Scope, name: str, body: bytes) -> 
         return await routes.at(routes.routes.siblings.config.index, scope, body)
     key = given.get("idempotency_key") if isinstance(given, Mapping) else None
     owner = scope.get("state", {}).get("owner") or ""
-    worker = await routes.routes.placed(owner, rollout_id, key if isinstance(key, str) and key else rollout_id)
-    return await routes.at(worker, scope, body)
+    try:
+        worker = await routes.routes.placed(owner, rollout_id, key if isinstance(key, str) and key else rollout_id)
+        return await routes.at(worker, scope, body, wait=True)
+    except WorkerAway as error:
+        raise possibly_started(error) from None
 
 
 async def _at_its_worker(routes: WorkerRoutes, scope: Scope, name: str, body: bytes) -> Response:
     """Pass a request about one rollout on to the worker that has it."""
     owner = scope.get("state", {}).get("owner") or ""
-    return await routes.at(await routes.routes.holder(owner, name), scope, body)
+    return await routes.at(await routes.routes.holder(owner, name), scope, body, wait=True)
 
 
 def _merged(merge: Callable[[list[Any]], Any], *, complete: bool) -> Rule:

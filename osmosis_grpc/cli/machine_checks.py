@@ -14,13 +14,20 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from osmosis_grpc.cli.certificate_time import expiry
 from osmosis_grpc.cli.environment import sets_options
 from osmosis_grpc.console.server_options import ServerOptions
 from osmosis_grpc.errors import DISTRIBUTION, install
+from osmosis_grpc.storage.lock_file import is_held
+
+if TYPE_CHECKING:
+    from osmosis_grpc.settings import RolloutServerSettings
 
 GIB = 1024**3
+LOCK = "lock"
+"""The lock in a state folder. It has the id of the process that uses the folder."""
 SOON = 7 * 86_400.0
 """A certificate that expires within so many seconds is a problem."""
 FOR_DEVELOPMENT = ("adapters", "dev")
@@ -46,7 +53,8 @@ def checks(folder: Path | None) -> Iterator[Check]:
     yield from _versions()
     if folder is not None:
         yield _folder(folder)
-    ports = ServerOptions.grpc_port, ServerOptions.http_port
+        yield from _server(folder)
+    ports = [("gRPC", ServerOptions.grpc_port), ("HTTP", ServerOptions.http_port)]
     if sets_options():
         from pydantic import ValidationError
 
@@ -57,10 +65,37 @@ def checks(folder: Path | None) -> Iterator[Check]:
         except ValidationError as error:
             yield Check("settings", problems(error), True)
         else:
-            ports = server.grpc_port, server.http_port
+            ports = list(_ports(server))
             yield from (_certificate(path) for path in (server.tls_cert, server.trainer_cert) if path is not None)
-    yield _port("gRPC", ports[0])
-    yield _port("HTTP", ports[1])
+    for what, port in ports:
+        yield _port(what, port)
+
+
+def _ports(server: "RolloutServerSettings") -> Iterator[tuple[str, int]]:
+    """Yield what each port of the settings is for, and the port. Port 0 is a free one, so there is nothing to check."""
+    if server.grpc_port:
+        yield from (
+            (f"gRPC of worker {worker}" if server.workers > 1 else "gRPC", server.grpc_port + worker)
+            for worker in range(server.workers)
+        )
+    if server.http_port and not server.no_http:
+        yield "HTTP", server.http_port
+    if server.metrics_port:
+        yield "metrics", server.metrics_port
+    if server.view and server.view_port:
+        yield "viewer", server.view_port
+
+
+def _server(folder: Path) -> Iterator[Check]:
+    """Yield the process that uses the state folder, with the ports on which it and its workers listen."""
+    lock = folder / LOCK
+    if not is_held(lock):
+        return
+    with suppress(OSError, ValueError):
+        process = int(lock.read_text())
+        ports = ", ".join(map(str, sorted(_ports_of(process))))
+        listens = f", which listens on the ports {ports}" if ports else ""
+        yield Check("server of the state folder", f"process {process}{listens}")
 
 
 def _versions() -> Iterator[Check]:
@@ -166,12 +201,22 @@ def _port(what: str, port: int) -> Check:
     return Check(name, "free")
 
 
+def _ports_of(process: int) -> set[int]:
+    """Return the ports on which a process and its children listen; none for a process of another user."""
+    children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    files: set[str] = set()
+    for each in (str(process), *children):
+        with suppress(OSError):
+            files |= {os.readlink(link) for link in Path(f"/proc/{each}/fd").iterdir()}
+    return {port for inode, port in _listening() if f"socket:[{inode}]" in files}
+
+
 def _listener(port: int) -> str:
     """Return the process that listens on a port, or an empty string if it cannot be found.
 
     A command line may have secrets, so only the name of the program is shown.
     """
-    wanted = {f"socket:[{inode}]" for inode in _inodes(port)}
+    wanted = {f"socket:[{inode}]" for inode, listening in _listening() if listening == port}
     with suppress(OSError):  # there is no /proc
         for process in Path("/proc").iterdir():
             if not process.name.isdecimal():
@@ -182,11 +227,11 @@ def _listener(port: int) -> str:
     return ""
 
 
-def _inodes(port: int) -> Iterator[str]:
-    """Yield the inodes of the sockets that listen on a port."""
+def _listening() -> Iterator[tuple[str, int]]:
+    """Yield the inode and the port of each socket that listens."""
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with suppress(OSError):
             for line in Path(table).read_text().splitlines()[1:]:
                 fields = line.split()
-                if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
-                    yield fields[9]
+                if fields[3] == "0A":
+                    yield fields[9], int(fields[1].rpartition(":")[2], 16)

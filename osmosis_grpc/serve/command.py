@@ -26,20 +26,22 @@ def run(line: Line) -> None:
     that cannot be used, 130 or 143 a second signal.
     """
     from osmosis_grpc.console import logs
-    from osmosis_grpc.serve.json_output import records
+    from osmosis_grpc.serve.json_output import records, send_errors
     from osmosis_grpc.serve.workers import VARIABLE
     from osmosis_grpc.settings import forget_secrets, otel_content, take_variable, without_grpc_fork_handlers
 
     without_grpc_fork_handlers()
     descriptor = take_variable(VARIABLE)
-    settings = read_settings("serve", line)
     place = None
     if descriptor is not None:
         from osmosis_grpc.serve.workers.place import place_of
 
         place = place_of(descriptor)
+        send_errors(place.send_error)
+    settings = read_settings("serve", line)
+    if place is not None:
         settings = place.settings(settings)
-    elif (beyond := _beyond(settings.server)) or settings.server.workers > 1:
+    elif not settings.server.ray and ((beyond := _beyond(settings.server)) or settings.server.workers > 1):
         raise typer.Exit(_supervise(line, settings, beyond))
     with usage_errors("serve", line, settings):
         security, credentials = _checked(line, settings)
@@ -168,6 +170,11 @@ def _checked(line: Line, settings: "RolloutSettings") -> "tuple[ServerSecurity, 
     for name in ("reload", "view", "connect"):
         if options.ray and getattr(options, name):
             raise ValueError(f"--{name} does not go with --ray")
+    if options.ray and options.workers > 1:
+        raise ValueError(
+            "--workers does not go with --ray, where each server is one process: leave it out; --ray-servers N "
+            "places N servers, also several on one node"
+        )
     _check_view(options, security)
     return security, credentials
 

@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
 import typer
@@ -46,8 +46,19 @@ class Records:
 
 
 def say_error(text: str) -> None:
-    """Print text to stderr. Control characters are escaped."""
-    typer.echo(harmless(text), err=True)
+    """Print text to stderr, with escapes for control characters. After send_errors() the text is sent instead."""
+    if _send_error:
+        _send_error[0](text)
+    else:
+        typer.echo(harmless(text), err=True)
+
+
+def send_errors(send: Callable[[str], None]) -> None:
+    """Let say_error() call `send` from now on until the process ends."""
+    _send_error[:] = [send]
+
+
+_send_error: list[Callable[[str], None]] = []
 
 
 def harmless(text: str) -> str:

@@ -19,7 +19,7 @@ from osmosis_grpc.link.credentials import Credentials, channel
 from osmosis_grpc.link.tls import ClientTls
 from osmosis_grpc.supervise import SYSTEM, Backoff, Supervisor, System
 from osmosis_grpc.trainer.request_check import RolloutFields, check_selection, checked
-from osmosis_grpc.trainer.transports.callback.calls import raise_if_cancelled
+from osmosis_grpc.trainer.transports.calls import raise_if_cancelled
 from osmosis_grpc.trainer.unreachable_warnings import Unreached
 from osmosis_grpc.types import (
     Callback,

@@ -271,8 +271,10 @@ def check_id(value: str, name: str) -> None:
     jsontext.check_text(value, name)
     if not value.strip():
         raise InvalidArgument(name, "is blank")
-    if value in (".", "..") or "/" in value or "\\" in value:
-        raise InvalidArgument(name, "is not one path segment")
+    if value in (".", ".."):
+        raise InvalidArgument(name, f"is {value}, which is a folder in paths and URLs: choose another one")
+    if "/" in value or "\\" in value:
+        raise InvalidArgument(name, "has a / or a \\, which separate parts of paths and URLs: write - or _ instead")
     if not value.isprintable() and _CONTROL.search(value):
         raise InvalidArgument(name, "has a control character")
 

@@ -1,5 +1,6 @@
 """C13: doctor checks versions, extras, the state folder and the ports of this machine."""
 
+import asyncio
 import datetime
 import json
 import os
@@ -10,6 +11,8 @@ import pytest
 import trustme
 
 from osmosis_grpc.cli.machine_checks import checks
+from osmosis_grpc.server import AgentServer
+from osmosis_grpc.testing.calculator import CalculatorAgent
 
 
 @pytest.fixture
@@ -52,6 +55,27 @@ def test_c07_c13_a_used_port_has_its_process(doctor):
     assert done.returncode == 0
     assert {record["event"] for record in records.values()} == {"checked"}
     assert records[f"port {port} (gRPC)"]["found"].startswith(f"used by process {os.getpid()} (")
+
+
+def test_c13_the_ports_are_those_of_the_settings(doctor):
+    done = doctor(
+        "--json",
+        OSMOSIS_ROLLOUT_SERVER_GRPC_PORT="24001",
+        OSMOSIS_ROLLOUT_SERVER_WORKERS="2",
+        OSMOSIS_ROLLOUT_SERVER_NO_HTTP="1",
+        OSMOSIS_ROLLOUT_SERVER_METRICS_PORT="24009",
+    )
+    ports = [record["name"] for record in map(json.loads, done.stdout.splitlines()) if record["name"][:4] == "port"]
+    assert ports == ["port 24001 (gRPC of worker 0)", "port 24002 (gRPC of worker 1)", "port 24009 (metrics)"]
+
+
+async def test_c13_a_state_folder_in_use_has_the_ports_of_its_server(doctor, tmp_path):
+    async with AgentServer([CalculatorAgent()], port=0, state_dir=tmp_path / "state") as server:
+        done = await asyncio.to_thread(doctor, "--json", "--state-dir", "state")
+    records = {record.get("name"): record for record in map(json.loads, done.stdout.splitlines())}
+    found = records["server of the state folder"]["found"]
+    assert found.startswith(f"process {os.getpid()}, which listens on the ports ")
+    assert str(server.port) in found.rpartition("ports ")[2].split(", ")
 
 
 @pytest.mark.parametrize(

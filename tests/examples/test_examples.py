@@ -21,14 +21,24 @@ def test_the_minimal_trainer_drives_the_calculator(forked):
 
 
 def test_p18_p19_the_debate_trains_two_policies(forked, tmp_path):
-    result = forked.run(str(EXAMPLES / "debate.py"), cwd=tmp_path)
+    check_debate(forked.run(str(EXAMPLES / "debate.py"), cwd=tmp_path))
+    assert list(tmp_path.iterdir()) == [], "it leaves nothing behind"
+
+
+@pytest.mark.slow
+def test_the_debate_uses_a_server_with_two_workers():
+    with server_process("-m", "debate:Debate", "--workers", "2", cwd=EXAMPLES) as (_, address):
+        for _ in range(2):
+            check_debate(run(str(EXAMPLES / "debate.py"), address))
+
+
+def check_debate(result):
     assert (result.returncode, result.stderr) == (0, "")
     lines = result.stdout.splitlines()
     assert [line.split()[0] for line in lines] == ["proposer", "critic"]
     rewards = [[float(found) for found in re.findall(r"-?\d\.", line.partition("advantages")[0])] for line in lines]
     assert rewards[0] == [-reward for reward in rewards[1]], "the critic wins what the proposer loses"
     assert len(rewards[0]) == 4
-    assert list(tmp_path.iterdir()) == [], "it leaves nothing behind"
 
 
 @pytest.mark.slow

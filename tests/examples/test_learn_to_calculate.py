@@ -3,6 +3,7 @@
 `make learn` runs all of it.
 """
 
+import os
 import re
 import sys
 
@@ -12,6 +13,7 @@ from tests.processes import ROOT, run
 
 pytestmark = pytest.mark.adapters
 FOLDER = ROOT / "examples" / "learn_to_calculate"
+WORKERS = os.environ.get("OSMOSIS_ROLLOUT_SERVER_WORKERS", "1")
 NAMES = ("grpo", "model", "vocabulary", "questions", "warm_up")
 
 
@@ -28,7 +30,8 @@ def example(monkeypatch):
 @pytest.mark.timeout(280)
 def test_recomputed_logprobs_equal_the_recorded_ones(tmp_path):
     pytest.importorskip("torch")
-    done = run(str(FOLDER / "learn.py"), "--batches", "2", "--warm-up", "40", cwd=tmp_path, timeout=250)
+    options = ("--batches", "2", "--warm-up", "40", "--workers", WORKERS)
+    done = run(str(FOLDER / "learn.py"), *options, cwd=tmp_path, timeout=250)
     assert done.returncode == 0, done.stdout + done.stderr
     found = re.findall(r"batch +\d+  mean reward [\d.]+  greatest difference of logprobs (\S+)", done.stdout)
     assert len(found) == 2

@@ -36,6 +36,7 @@ def test_without_ray_a_trainer_s_source_names_the_extra():
         (("--ray", "--reload"), "--reload does not go with --ray"),
         (("--ray", "--view"), "--view does not go with --ray"),
         (("--ray", "--connect", "127.0.0.1:1"), "--connect does not go with --ray"),
+        (("--ray", "--workers", "2"), "--workers does not go with --ray, where each server is one process"),
         (("--ray", "--targets-file", "no/such/folder/servers.txt"), "there is no folder no/such/folder"),
     ],
 )

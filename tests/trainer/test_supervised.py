@@ -22,6 +22,7 @@ from osmosis_grpc.trainer.loop_thread import LoopThread
 from osmosis_grpc.trainer.progress_bar import Progress
 from osmosis_grpc.trainer.transports.callback.recorder import CallbackRecorder
 from osmosis_grpc.types import OutcomeStatus
+from tests.server.workers.cluster import workers
 from tests.trainer.conftest import PATIENCE, USER, reply, talker
 from tests.waiting import until
 
@@ -164,6 +165,17 @@ async def retire_server(tools, name):
         await until(lambda: restarted(tools, name))
         await until(lambda: [server.name for server in trainer.servers] == [second.address])
         assert (await within(trainer.rollout(rollout_id="r"))).status is COMPLETED
+
+
+@scenario("trainer.ask_workers")
+async def ask_workers(tools, name):
+    cluster = await tools.stack.enter_async_context(workers([talker()], 2))
+    async with Trainer([cluster.servers[0].address], reply) as trainer:
+        await trainer.wait_for_server(count=2)
+        inject(name)
+        await cluster.leave(1)
+        await until(lambda: restarted(tools, name))
+        await until(lambda: len(trainer.servers) == 1)
 
 
 @scenario("trainer.draw_progress")

@@ -202,6 +202,12 @@ def test_a_bad_id_is_refused(bad):
     assert named(check_id, bad, "rollout_id") == "rollout_id"
 
 
+@pytest.mark.parametrize("bad", ["a/b", "a\\b"])
+def test_a_refused_id_has_what_to_write_instead(bad):
+    with pytest.raises(InvalidArgument, match=r"^rollout_id: has a / or a \\, .*: write - or _ instead$"):
+        check_id(bad, "rollout_id")
+
+
 @pytest.mark.parametrize("good", ["a", "x" * 256, "...", "a b", "字", "a.b:c-d_e"], ids=ascii)
 def test_a_good_id_passes(good):
     check_id(good, "rollout_id")

@@ -174,9 +174,9 @@ def doctor(
 ) -> None:
     """Check this machine, and report the damage in a journal or a ledger.
 
-    It checks the versions of packages, the extras, the state folder and the ports. Without options it also examines
-    the journal of the state folder if there is one, and with --ledger alone no journal. It changes nothing, and a
-    server or trainer may be using the files.
+    It checks the versions of packages, the extras, the state folder, the process that uses it, and the ports of the
+    settings with those of all workers. Without options it also examines the journal of the state folder if there is
+    one, and with --ledger alone no journal. It changes nothing, and a server or trainer may be using the files.
 
     Exit codes: 0 no problem, 1 a wrong version, a folder that cannot be written, or damage, 2 a file cannot be read.
     """

@@ -106,6 +106,10 @@ class Place:
             own["log"] = options.log / f"worker-{self.index}"
         return settings.model_copy(update={"server": options.model_copy(update=own)})
 
+    def send_error(self, text: str) -> None:
+        """Send a problem of the start to the supervisor, which prints or logs it."""
+        self.connection.send("problem", text=text)
+
     def listen(self, heard: Callable[[dict[str, Any] | None], None]) -> None:
         """Call `heard` with each message of the supervisor, and with None after its end. A thread calls it.
 

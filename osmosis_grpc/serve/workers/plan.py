@@ -128,9 +128,11 @@ def _ports(options: "RolloutServerSettings", workers: list[int]) -> dict[int, in
             try:
                 check_free(options.host, port)
             except OSError as error:
-                raise ValueError(
-                    f"{error}; worker {worker} needs it: --grpc-port chooses the first of {len(workers)} ports"
-                ) from None
+                needs = f"worker {worker} needs it"
+                if worker >= options.workers:
+                    folder = worker_folder(Path(options.state_dir), worker)
+                    needs += f" to finish the rollouts of an earlier run, which are in {folder}"
+                raise ValueError(f"{error}; {needs}: --grpc-port chooses the first of {len(workers)} ports") from None
     except OSError as error:
         raise ValueError(f"--host {options.host}: {error}") from None
     return ports

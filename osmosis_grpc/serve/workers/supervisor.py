@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from osmosis_grpc.serve.json_output import Records
+from osmosis_grpc.serve.json_output import Records, say_error
 from osmosis_grpc.serve.workers.plan import Plan
 from osmosis_grpc.serve.workers.worker_process import WorkerProcess
 from osmosis_grpc.supervise import SYSTEM, Backoff, OnFailure, Supervisor, job
@@ -57,6 +57,7 @@ class Workers:
         self._signals: list[int] = []
         self.started = False
         """Whether all workers have been ready."""
+        self._one_was_ready = False
         self._code = 0
         self._draining = False
         """Whether an administrator drains the server."""
@@ -155,9 +156,14 @@ class Workers:
         elif event == "ready":
             worker.said_ready = message
             worker.ready.set()
+            self._one_was_ready = True
             log.info("worker %d is ready", worker.index, extra={"port": worker.port, "pid": worker.pid})
         elif event == "stopped":
             worker.said_stopped = message
+        elif event == "problem" and self._one_was_ready:
+            log.error("worker %d does not start: %s", worker.index, message["text"].removeprefix("serve: "))
+        elif event == "problem":
+            say_error(message["text"])
         elif event == "drain":
             self._draining = message["on"]
         elif event == "settled":

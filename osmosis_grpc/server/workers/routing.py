@@ -21,6 +21,9 @@ from osmosis_grpc.server.workers.siblings import Siblings, WorkerAway, patient
 from osmosis_grpc.server.workers.together import raise_first, results
 from osmosis_grpc.wire import control as wire
 
+AWAY = 30.0
+"""A worker that does not answer for so many seconds possibly never comes back. A restart takes a few seconds."""
+
 
 class Workers:
     """All workers, as one of them sees them. `local` answers for this one; `owner_of` identifies a caller."""
@@ -32,13 +35,22 @@ class Workers:
         self.siblings = siblings
         self.local = local
         self.owner_of = owner_of
-        self.last_infos: dict[int, pb.GetServerInfoResponse] = {}
-        """The last description of each other worker. It counts while the worker restarts, which ends no rollout."""
+        self._last_infos: dict[int, tuple[float, pb.GetServerInfoResponse]] = {}
+        """The last description of each other worker, and its time."""
 
     @property
     def all(self) -> list[int]:
         """The numbers of all workers; this one is the first, so that its checks of a request come first."""
         return [self.siblings.config.index, *self.siblings.others]
+
+    def infos(self, answers: dict[int, Any]) -> dict[int, pb.GetServerInfoResponse]:
+        """Return the answers of other workers to GetServerInfo.
+
+        The last answer of a worker counts while it restarts, which ends no rollout, but no longer than AWAY seconds.
+        """
+        now = self.engine.supervisor.system.monotonic()
+        self._last_infos |= {worker: (now, info) for worker, info in answers.items() if not isinstance(info, CallError)}
+        return {worker: info for worker, (since, info) in self._last_infos.items() if now - since < AWAY}
 
     def is_local(self, worker: int) -> bool:
         """Return whether a worker is this one."""
@@ -131,7 +143,13 @@ async def place(workers: Workers, name: str, request: InitRequest, context: Any)
         worker = await workers.placed(workers.owner_of(context), request.rollout_id, key, spec.fork.rollout_id)
         return await workers.at(worker, name, request, context)
     except WorkerAway as error:
-        raise DeadlineExceeded(f"{error}; it possibly has the rollout") from None
+        raise possibly_started(error) from None
+
+
+def possibly_started(error: WorkerAway) -> DeadlineExceeded:
+    """Return the error for an Init whose worker does not answer."""
+    text = f"{error}; it possibly has the rollout: send the same request to this server again"
+    return DeadlineExceeded(text, retry_after=error.retry_after)
 
 
 async def cancel(workers: Workers, name: str, request: pb.CancelRequest, context: Any) -> pb.CancelResponse:
@@ -151,19 +169,19 @@ async def cancel(workers: Workers, name: str, request: pb.CancelRequest, context
 async def server_info(workers: Workers, name: str, request: Any, context: Any) -> pb.GetServerInfoResponse:
     """Describe this worker, with the load and the capacity of all. A worker that leaves accepts no rollouts.
 
-    The process id changes with the process of any worker. So a callback trainer, which knows this worker only, looks
-    again for its rollouts when another worker has restarted and has possibly lost them.
+    The process id changes with the process of any worker, and when a worker does not come back. So a callback trainer,
+    which knows this worker only, looks again for its rollouts when another worker has possibly lost them.
     """
     here, *others = (await workers.each(name, request, context)).items()
-    workers.last_infos |= {worker: info for worker, info in others if not isinstance(info, CallError)}
+    infos = workers.infos(dict(others))
     whole: pb.GetServerInfoResponse = here[1]
     for worker, _ in others:
-        info = workers.last_infos.get(worker)
+        info = infos.get(worker)
         for field, value in info.capacity.ListFields() if info is not None else ():
             if worker < workers.siblings.config.accepting or not field.name.startswith("max_"):
                 setattr(whole.capacity, field.name, getattr(whole.capacity, field.name) + value)
         whole.draining = whole.draining and (info is None or info.draining)
-    known = workers.last_infos | {here[0]: whole}
+    known = infos | {here[0]: whole}
     processes = "/".join(known[worker].process_id for worker in sorted(known))
     whole.process_id = hashlib.blake2b(processes.encode(), digest_size=16).hexdigest()
     return whole

@@ -105,6 +105,9 @@ class Transport(ABC, Generic[Link]):
     async def _connect(self, server: Dialled[Link], on_answer: Callable[[], None]) -> CallError | None:
         """Connect, and wait until the connection ends. Calls `on_answer` when the server answers. Raises CallError."""
 
+    def _not_reached(self, server: Dialled[Link]) -> None:
+        """Do what is necessary after a named server was not reached."""
+
     async def find_servers(self) -> None:
         """Look at all sources for the first time. Raises WrongList."""
         await asyncio.gather(*(source.first_look() for source in self._sources))
@@ -188,7 +191,8 @@ class Transport(ABC, Generic[Link]):
 
     def _retire(self, server: Dialled[Link]) -> None:
         link = server.link
-        log.info("server %s is no longer named; its %d rollouts may end there", link.name, len(link.rollouts))
+        rollouts = f"; its {len(link.rollouts)} rollouts may end there" if link.rollouts else ""
+        log.info("server %s is no longer named%s", link.name, rollouts)
         self._scheduler.servers.retire(link)
         self._start_retiring(server, of_ledger=False)
 
@@ -276,6 +280,7 @@ class Transport(ABC, Generic[Link]):
             if not self._scheduler.servers.parting and not link.retired:
                 unreached.failed(error)
                 self._scheduler.servers.not_reached(link, error)
+                self._not_reached(server)
                 self._scheduler.changed()
 
         try:

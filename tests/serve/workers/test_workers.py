@@ -111,6 +111,23 @@ async def test_sighup_restarts_the_workers_one_by_one_under_load(tmp_path):
     assert {json.loads(line).get("worker") for line in err.splitlines() if line.startswith("{")} >= {0, 1, None}
 
 
+async def test_new_code_that_does_not_start_is_a_record_of_the_log(tmp_path):
+    with (tmp_path / "log").open("w") as log, started(tmp_path, stderr=log) as server:
+
+        def problems():
+            records = map(json.loads, (tmp_path / "log").read_text().splitlines())
+            return [record["event"] for record in records if record["level"] == "error"]
+
+        (tmp_path / "agents.py").write_text("def broken(:\n")
+        server.process.send_signal(signal.SIGHUP)
+        (problem, *_) = await until(problems, timeout=60)
+        assert re.match(r"worker 0 does not start: agents:agent_loop: SyntaxError: .* at \S*agents.py:1$", problem)
+        async with RolloutClient(server.targets[1]) as client:
+            assert (await client.info()).agent_loops, "worker 1 has the old code"
+        (tmp_path / "agents.py").write_text(AGENT)
+        await until(lambda: "all workers have restarted" in (tmp_path / "log").read_text(), timeout=60)
+
+
 async def test_workers_stop_when_their_supervisor_is_killed(tmp_path):
     with started(tmp_path) as server:
         pids = server.pids()

@@ -24,8 +24,11 @@ SECRET = "canary-secret-of-the-workers"
 class Cluster:
     """The workers, and the address of worker 0 for HTTP. stop() ends one worker as a crash does."""
 
-    def __init__(self, start: Callable[[int], Awaitable[AgentServer]], stacks: dict[int, AsyncExitStack]) -> None:
+    def __init__(
+        self, start: Callable[[int], Awaitable[AgentServer]], stacks: dict[int, AsyncExitStack], ports: dict[int, int]
+    ) -> None:
         self.servers: list[AgentServer] = []
+        self._ports = ports
         self.http = ""
         self._start = start
         self._stacks = stacks
@@ -41,6 +44,11 @@ class Cluster:
 
     async def stop(self, worker: int) -> None:
         await self._stacks[worker].aclose()
+
+    async def leave(self, worker: int) -> None:
+        """End a worker for good, as one beyond --workers does: the others no longer know it."""
+        del self._ports[worker]
+        await self.stop(worker)
 
     async def start(self, worker: int) -> None:
         """Start a worker again that was stopped."""
@@ -81,7 +89,7 @@ async def workers(
                     cluster.http = cluster.http or f"http://{served.address}"
                 return server
 
-            cluster = Cluster(start, stacks)
+            cluster = Cluster(start, stacks, ports)
             for index in range(count):
                 cluster.servers.append(await start(index))
             yield cluster

@@ -3,21 +3,26 @@
 Other servers may dial in: they open streams to the trainer.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import grpc
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, control_pb2, services_pb2, services_pb2_grpc
 from osmosis_grpc.errors import CallError, FailedPrecondition, ResourceExhausted, Unauthenticated, Unimplemented
+from osmosis_grpc.link.channel_options import client_options
 from osmosis_grpc.link.dialled_stream import DialledStream
 from osmosis_grpc.link.frame_stream import FrameStream
 from osmosis_grpc.link.handlers import Registrar
 from osmosis_grpc.link.listen import start
 from osmosis_grpc.storage.ledger import LedgerRollout
+from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.trainer.target_sources import Target
 from osmosis_grpc.trainer.transports.attach.link import AttachedServer
+from osmosis_grpc.trainer.transports.calls import Calls
 from osmosis_grpc.trainer.transports.transport import Dialled, Transport
 from osmosis_grpc.types.outcome import clip
 from osmosis_grpc.wire.attach import check_protocol, trainer_frame
@@ -33,6 +38,7 @@ MAX_WORKERS = 1024
 """How many workers of one server are used."""
 SHORTEST_HEARTBEAT = 0.1
 """The trainer sends heartbeats no more often than every this many seconds, even if the server asks for more."""
+ASK_WORKERS = job("trainer.ask_workers", OnFailure.RESTART)
 _HEARTBEAT = trainer_frame("heartbeat", attach_pb2.Heartbeat())
 
 
@@ -40,6 +46,7 @@ class AttachTransport(Transport[AttachedServer], services_pb2_grpc.TrainerServic
     """The streams of one trainer. The RPC Accept is for agent servers that dial in."""
 
     _server: grpc.aio.Server | None = None
+    _asking: "asyncio.Task[None] | None" = None
 
     def listen(self) -> None:
         if not self.address:
@@ -71,6 +78,8 @@ class AttachTransport(Transport[AttachedServer], services_pb2_grpc.TrainerServic
         await super().begin()
 
     async def close(self) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
         await super().close()
         if self._server is not None:
             await self._server.stop(0.25)
@@ -115,6 +124,34 @@ class AttachTransport(Transport[AttachedServer], services_pb2_grpc.TrainerServic
             self._name_workers(server, _other_workers(server.target.address, hello))
             return await self._live(link, stream, hello, granted)
 
+    def _not_reached(self, server: Dialled[AttachedServer]) -> None:
+        """Ask for the workers of the server that has named an unreached worker. Perhaps the worker has left for good.
+
+        A hello is sent once, so without this question the trainer would try such a worker until its next stream.
+        """
+        naming = [self._dialled[each] for each, workers in self._workers.items() if server.target.address in workers]
+        attached = [each for each in naming if each.link.attached]
+        if attached and (self._asking is None or self._asking.done()):
+            self._asking = self._scheduler.supervisor.start(ASK_WORKERS, partial(self._ask_workers, attached[0]))
+
+    async def _ask_workers(self, server: Dialled[AttachedServer]) -> None:
+        credentials = self._credentials_for(server.target)
+        calls = Calls(credentials, self._scheduler.cache.metrics.made_calls)
+        try:
+            channel = self._network.channel(server.link.name, credentials.tls, client_options(grpc__enable_retries=0))
+        except ValueError:  # a file of TLS cannot be read now
+            return
+        calls.channel = channel
+        try:
+            info = await calls.ask(
+                "GetServerInfo", control_pb2.GetServerInfoRequest(), control_pb2.GetServerInfoResponse
+            )
+        except CallError:  # the next attempt to reach the worker asks again
+            return
+        finally:
+            await channel.close()
+        self._name_workers(server, _other_workers(server.target.address, info))
+
     async def _live(
         self, server: AttachedServer, stream: FrameStream, hello: attach_pb2.ServerHello, granted: int
     ) -> CallError | None:
@@ -147,8 +184,8 @@ def _pace(stream: FrameStream, limits: control_pb2.Limits) -> None:
         stream.pace(max(interval, SHORTEST_HEARTBEAT), max(timeout, SHORTEST_HEARTBEAT))
 
 
-def _other_workers(address: str, hello: attach_pb2.ServerHello) -> list[str]:
-    """Returns the addresses of the other workers of a server. They have the host of its own address."""
+def _other_workers(address: str, hello: attach_pb2.ServerHello | control_pb2.GetServerInfoResponse) -> list[str]:
+    """Returns the addresses of the other workers that a server names. They have the host of its own address."""
     host, _, own = address.rpartition(":")
     rows = hello.workers[:MAX_WORKERS]
     others = [row for row in rows if 0 < row.port < 65_536 and str(row.port) != own]

@@ -31,7 +31,8 @@ from osmosis_grpc.trainer.agent_server_state import (
     ServerIdentity,
     job_failed,
 )
-from osmosis_grpc.trainer.transports.callback.calls import Calls, NoAnswer, raise_if_cancelled
+from osmosis_grpc.trainer.config import TrainerConfig
+from osmosis_grpc.trainer.transports.calls import Calls, NoAnswer, raise_if_cancelled
 from osmosis_grpc.types import Callback, CancelResult, InitRequest, TrajectoryEvent, events
 from osmosis_grpc.types.jsontext import NOTHING
 from osmosis_grpc.wire.attach import check_protocol
@@ -74,8 +75,10 @@ class CalledServer(AgentServerLink):
         credentials: Credentials,
         make_callback: Callable[[str, frozenset[str]], Callback],
         network: Network,
+        config: TrainerConfig,
     ) -> None:
         super().__init__(target, owner, server_key=server_key)
+        self._lost_after = config.lost_after
         self.credentials = credentials
         """What the next connection shows."""
         self._network = network
@@ -193,6 +196,13 @@ class CalledServer(AgentServerLink):
         return await self._calls.ask("Init", message, rollout_pb2.InitResponse)
 
     async def _send_init(self, rollout: Rollout, key: RolloutKey) -> None:
+        """Send an Init until the server answers, or its connection has ended.
+
+        The worker of the rollout can be away, although the server answers. After `lost_after` seconds the rollout is
+        lost. If the worker comes back, the attempt is cancelled there.
+        """
+        monotonic = self.owner.supervisor.system.monotonic
+        away_since: float | None = None
         async with self._slots:
             while self.rollouts.get(key) is rollout:
                 try:
@@ -203,7 +213,14 @@ class CalledServer(AgentServerLink):
                     callback = self._make_callback(key[0], self.features)
                     init = InitRequest(request=rollout.request, callback=callback, trace=rollout.trace)
                     answer = await self._init(init)
-                except (NoAnswer, DeadlineExceeded):  # perhaps the server, or a worker of it, has the rollout
+                except (NoAnswer, DeadlineExceeded) as error:  # perhaps the server, or a worker of it, has the rollout
+                    if isinstance(error, NoAnswer):
+                        away_since = None
+                    else:
+                        away_since = away_since or monotonic()
+                        if monotonic() - away_since > self._lost_after:
+                            self._lose(rollout, error)
+                            return
                     self._in_doubt.set()
                     if not await self._is_reached_again():
                         return
@@ -220,13 +237,28 @@ class CalledServer(AgentServerLink):
                         self.init_answered(rollout, answer.tools)
                     return
 
+    def _lose(self, rollout: Rollout, error: CallError) -> None:
+        """Run a rollout again with a higher attempt, because its worker is away for too long."""
+        if self.rollouts.get(rollout.key) is rollout:
+            why = f"server {self.name} has not answered for it for {self._lost_after:g} s: {error}"
+            log.warning("rollout %s is lost: %s", rollout.key[0], why)
+            self.abandon(rollout)
+            self.owner.lost(rollout, why)
+
     async def _knows(self, key: RolloutKey) -> bool:
-        """Returns whether the server still has an attempt that it has accepted."""
+        """Returns whether the server still has an attempt that it has accepted.
+
+        Raises NoAnswer, and DeadlineExceeded if the worker that possibly has it is away.
+        """
         request = control_pb2.GetRolloutRequest(rollout_id=key[0], attempt=key[1])
         try:
             await self._calls.ask("GetRollout", request, control_pb2.GetRolloutResponse)
         except NotFound:
             return False
+        except NoAnswer:
+            raise
+        except Unavailable as error:
+            raise DeadlineExceeded(str(error)) from None
         return True
 
     async def _is_reached_again(self) -> bool:

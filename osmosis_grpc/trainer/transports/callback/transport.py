@@ -46,6 +46,7 @@ class CallbackTransport(Transport[CalledServer], Receiver):
             credentials=self._credentials_for(target),
             make_callback=self._callback,
             network=self._network,
+            config=self._config,
         )
 
     async def begin(self) -> None:
