@@ -97,7 +97,7 @@ faults: .venv/.dev ## Break everything: all fault tests, 900 kills of server, tr
 	$(BIN)/pytest -m hypothesis -n 2 --timeout 600 --hypothesis-profile thorough
 	$(BIN)/python -m tests.faults.kill_loop --who server --kills 200 --rollouts 1000 --seed $(SEED)
 	$(BIN)/python -m tests.faults.kill_loop --who server --replies random --kills 200 --rollouts 1000 --seed $(SEED)
-	$(BIN)/python -m tests.faults.kill_loop --who trainer --replies random --kills 200 --rollouts 1000 --seed $(SEED)
+	$(BIN)/python -m tests.faults.kill_loop --who trainer --replies random --kills 200 --rollouts 1400 --seed $(SEED)
 	$(BIN)/python -m tests.faults.kill_loop --who both --replies random --kills 200 --rollouts 1000 --seed $(SEED)
 	$(BIN)/python -m tests.faults.kill_loop --who both --replies random --mode callback --kills 100 --rollouts 500 --seed $(SEED)
 	$(BIN)/python -m tests.faults.soak

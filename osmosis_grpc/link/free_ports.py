@@ -1,7 +1,11 @@
-"""Finds out whether addresses are free. It does not import grpc, because the supervisor of several workers needs it."""
+"""Finds out whether addresses are free, and holds ports.
+
+This module does not import grpc, because the supervisor of several workers needs it.
+"""
 
 import errno
 import socket
+from collections.abc import Sequence
 from contextlib import ExitStack
 
 _REASONS = {
@@ -37,12 +41,30 @@ def check_free(host: str, port: int) -> None:
         raise OSError(f"cannot listen on {shown}:{port}: {reason}")
 
 
-def free_ports(host: str, count: int) -> list[int]:
-    """Returns different ports that are free now. Raises OSError if the host is not an address of this machine."""
-    found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    family, kind, protocol, _, place = found[0]
+def hold_ports(host: str, ports: Sequence[int]) -> list[socket.socket]:
+    """Returns a bound socket for each port. Port 0 means any free port. Raises OSError if a port cannot be bound.
+
+    The sockets do not listen, so a server can listen on these ports. While they are open, no outgoing connection of
+    this machine gets one of the ports, not even while its server restarts.
+    """
     with ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket(family, kind, protocol)) for _ in range(count)]
-        for probe in probes:
-            probe.bind(place)
-        return [int(probe.getsockname()[1]) for probe in probes]
+        held = [stack.enter_context(_bound(host, port)) for port in ports]
+        stack.pop_all()
+        return held
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """Returns a socket that is bound to one address of the host, and does not listen."""
+    problem: OSError | None = None
+    for family, kind, protocol, _, place in socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    ):
+        holder = socket.socket(family, kind, protocol)
+        try:
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a server binds the port, too
+            holder.bind(place)
+            return holder
+        except OSError as error:
+            holder.close()
+            problem = error
+    raise problem or OSError(f"{host} has no address")

@@ -1,13 +1,14 @@
 """Plans the workers of a server before anything starts: ports, state folders and their locks."""
 
 import shutil
+import socket
 import tempfile
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from osmosis_grpc.link.free_ports import check_free, free_ports
+from osmosis_grpc.link.free_ports import check_free, hold_ports
 from osmosis_grpc.storage import JournalError
 from osmosis_grpc.storage.lock_file import Lock
 from osmosis_grpc.storage.worker_folders import worker_folder, worker_folders
@@ -21,11 +22,13 @@ LONGEST = 80
 
 @dataclass
 class Plan:
-    """What the supervisor starts. close() releases the locks and removes the sockets."""
+    """What the supervisor starts. close() releases the locks and the ports, and removes the sockets."""
 
     accepting: int
     """The workers from 0 to this number, without it, accept rollouts. The others only finish what they have."""
     ports: dict[int, int]
+    held: list[socket.socket]
+    """The sockets that hold the ports, also while a worker restarts."""
     locks: dict[int, Lock] = field(default_factory=dict)
     """The locks of the state folders, by worker; empty without a journal."""
     sockets: Path = field(default_factory=lambda: _socket_folder())
@@ -33,7 +36,9 @@ class Plan:
     """The state folders that this process has made."""
 
     def close(self, *, started: bool) -> None:
-        """Release the locks and remove the sockets. If nothing has started, remove new state folders."""
+        """Release the locks and the ports, and remove the sockets. If nothing has started, remove new state folders."""
+        for holder in self.held:
+            holder.close()
         for lock in self.locks.values():
             lock.close()
         if not started:
@@ -82,9 +87,10 @@ def plan(options: "RolloutServerSettings", leaving: list[int]) -> Plan:
     if not options.legacy_listen.endswith(":0"):
         raise ValueError("--legacy-listen needs the port 0 with --workers, because each worker has its own port")
     workers = [*range(options.workers), *leaving]
-    ports = _ports(options, workers)
+    held = _held(options, workers)
+    ports = {worker: int(holder.getsockname()[1]) for worker, holder in zip(workers, held, strict=True)}
     with ExitStack() as stack:
-        made = Plan(options.workers, ports)
+        made = Plan(options.workers, ports, held)
         stack.callback(made.close, started=False)
         state = state_of(options)
         if state is not None:
@@ -108,12 +114,12 @@ def _lock(made: Plan, worker: int, folder: Path) -> None:
         raise ValueError(f"{error}; --state-dir chooses another folder, --no-journal keeps no journal") from None
 
 
-def _ports(options: "RolloutServerSettings", workers: list[int]) -> dict[int, int]:
-    """Return the port of each worker. Raises ValueError if one is not free."""
+def _held(options: "RolloutServerSettings", workers: list[int]) -> list[socket.socket]:
+    """Return a socket for each worker that holds its port. Raises ValueError if one is not free."""
     first = options.grpc_port
     try:
         if not first:
-            return dict(zip(workers, free_ports(options.host, len(workers)), strict=True))
+            return hold_ports(options.host, [0] * len(workers))
         ports = {worker: first + worker for worker in workers}
         if max(ports.values()) > 65535:
             raise ValueError(f"--grpc-port {first} with --workers {len(workers)} needs ports above 65535")
@@ -133,9 +139,9 @@ def _ports(options: "RolloutServerSettings", workers: list[int]) -> dict[int, in
                     folder = worker_folder(Path(options.state_dir), worker)
                     needs += f" to finish the rollouts of an earlier run, which are in {folder}"
                 raise ValueError(f"{error}; {needs}: --grpc-port chooses the first of {len(workers)} ports") from None
+        return hold_ports(options.host, [*ports.values()])
     except OSError as error:
         raise ValueError(f"--host {options.host}: {error}") from None
-    return ports
 
 
 def _socket_folder() -> Path:
