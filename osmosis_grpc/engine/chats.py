@@ -280,7 +280,7 @@ class RolloutSession:
                 position.parent_chat,
                 response,
                 purpose,
-                refer=record.peer.accepts_references and not forked,
+                refer=record.peer.accepts_references and record.trail.journaled and not forked,
                 forked=forked,
             )
         except (asyncio.CancelledError, RolloutEndedError):

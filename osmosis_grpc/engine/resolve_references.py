@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from osmosis_grpc.engine.journal_port import Journal
 from osmosis_grpc.engine.recorded_chats import ChatName
-from osmosis_grpc.types import Message, PrefixChat, RolloutOutcome, TrajectoryEvent, events
+from osmosis_grpc.types import Message, PrefixChat, RolloutOutcome, Sample, Segment, TrajectoryEvent, events
 from osmosis_grpc.types.segment_assembly import Assembler
 
 
@@ -35,7 +35,7 @@ def resolve_references(
         begins, messages = _resolved(sample.begins, sample.messages, asked, answered)
         made[name] = replace(sample, begins=begins, messages=messages)
         if referred:
-            made[name] = replace(made[name], segments=_assembled(name, asked, answered).segments())
+            made[name] = _with_tokens(made[name], _assembled(name, asked, answered).segments())
     return replace(outcome, samples=made)
 
 
@@ -73,6 +73,14 @@ def _resolved(
     for number in reversed(line):
         known += [*asked[begins.sample, number].messages, answered[begins.sample, number].response.message]
     return PrefixChat(begins.sample, begins.chat_number, len(known)), [*known, *messages]
+
+
+def _with_tokens(sample: Sample, segments: tuple[Segment, ...]) -> Sample:
+    """Return a sample with the segments of its chats in the log. It is not trainable if the log lacks a chat."""
+    if [segment.chats for segment in segments] == [segment.chats for segment in sample.segments]:
+        return replace(sample, segments=segments)
+    reason = "the journal does not have all of its chats, and this trainer did not answer them"
+    return replace(sample, segments=(), trainable=False, not_trainable_reason=reason)
 
 
 def _assembled(

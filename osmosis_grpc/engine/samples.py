@@ -25,7 +25,7 @@ class SampleState:
 
     __slots__ = (
         "_assembler",
-        "_lacks_extras",
+        "_refers",
         "_removed",
         "_skipped",
         "chats",
@@ -43,8 +43,8 @@ class SampleState:
         self.policy, self.parent, self.train = policy, parent, train
         self.conversation = Conversation(any_role)
         self._assembler = Assembler()
-        self._lacks_extras = False
-        """Whether extras of replies were left out, because the trainer has them."""
+        self._refers = False
+        """Whether logprobs and extras of replies are not kept here, because the trainer has them."""
         self.chats = 0
         """The number of the newest chat."""
         self.forked = _NO_CHATS
@@ -73,16 +73,17 @@ class SampleState:
     ) -> int:
         """Add the tokens of a reply. Returns the length of the prompt. `forked` is that of Assembler.add().
 
-        With `refer`, the outcome is going to refer to the chat, and the extras of the reply are not kept here. Raises
-        ReplyUnreadable if the tokens do not fit the earlier chats.
+        With `refer`, the outcome is going to refer to the chat, and the logprobs and extras of the reply are not kept
+        here. Raises ReplyUnreadable if the tokens do not fit the earlier chats.
         """
         tokens = response.tokens
-        if refer and (response.prompt_extras or (tokens is not None and tokens.extras)):
-            self._lacks_extras = True
-            bare = None if tokens is None else replace(tokens, extras=jsontext.NOTHING)
-            response = replace(response, tokens=bare, prompt_extras=jsontext.NOTHING)
+        if refer:
+            self._refers = True
+            if response.prompt_extras or (tokens is not None and tokens.extras):
+                bare = None if tokens is None else replace(tokens, extras=jsontext.NOTHING)
+                response = replace(response, tokens=bare, prompt_extras=jsontext.NOTHING)
         try:
-            length = self._assembler.add(number, parent_chat, response, purpose, forked=forked)
+            length = self._assembler.add(number, parent_chat, response, purpose, forked=forked, refer=refer)
         except InvalidArgument as error:
             raise ReplyUnreadable(f"the trainer's reply cannot be used: {error}") from None
         if forked:
@@ -133,12 +134,12 @@ class SampleState:
     def assembled(self, conversation: ConversationStart, *, refer: bool) -> Sample:
         """Return the sample with these messages. With `refer`, its segments refer to chats and have no tokens.
 
-        If extras were left out, its segments refer to chats, too. Before the outcome goes to a trainer without these
-        chats, the tokens and extras are read from the journal.
+        If logprobs and extras are not kept here, its segments refer to chats, too. Before the outcome goes to a trainer
+        without these chats, they are read from the journal.
         """
         messages, begins = conversation
         reason = self._assembler.reason
-        refer = refer or self._lacks_extras
+        refer = refer or self._refers
         segments = self._assembler.references() if refer else self._assembler.segments()
         if self.forked and not segments and not reason:
             reason = "all its replies are recorded ones of the rollout from which this rollout forks"

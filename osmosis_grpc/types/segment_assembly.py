@@ -26,7 +26,7 @@ from osmosis_grpc.types.extras import Extras
 from osmosis_grpc.types.jsontext import NOTHING
 from osmosis_grpc.types.samples import Segment
 from osmosis_grpc.types.segment_extras import Part, bare_parts, cut, gather, join
-from osmosis_grpc.types.tokens import Ids, Logprobs, VersionSpan
+from osmosis_grpc.types.tokens import Ids, Logprobs, TokenBlock, VersionSpan
 
 _NO_IDS: Ids = np.empty(0, dtype="<u4")
 _NO_LOGPROBS: Logprobs = np.empty(0, dtype="<f4")
@@ -42,6 +42,7 @@ class _Growing:
     pieces: list[Ids] = field(default_factory=list)
     length: int = 0
     logprobs: list[Logprobs] = field(default_factory=list)
+    """The logprobs of each chat; an empty array if they are not kept."""
     runs: list[int] = field(default_factory=list)
     versions: list[tuple[VersionSpan, ...]] = field(default_factory=list)
     """The versions of each chat; an empty tuple if they are unknown."""
@@ -196,12 +197,21 @@ class Assembler:
         return _common(self.tokens(parent_chat), prompt)
 
     def add(
-        self, number: int, parent_chat: int, response: ChatResponse, purpose: ChatPurpose, *, forked: bool = False
+        self,
+        number: int,
+        parent_chat: int,
+        response: ChatResponse,
+        purpose: ChatPurpose,
+        *,
+        forked: bool = False,
+        refer: bool = False,
     ) -> int | None:
         """Adds an answered chat to the segments. A chat with the purpose JUDGE is in no segment of the outcome.
 
         Neither is a `forked` chat, whose reply is recorded in another rollout: that rollout is trained on it. A chat
         that continues a forked chat begins a segment, in which all tokens before its reply have mask 0.
+
+        With `refer`, the logprobs of the reply are not kept. references() may be called then, but segments() may not.
 
         If the reply came without ids or logprobs, the sample is not trainable, and `reason` says why. Returns the
         result of prompt_length(). Raises InvalidArgument as prompt_length() does.
@@ -234,8 +244,7 @@ class Assembler:
             segment.append(new_ids, mask=0, extras=response.prompt_extras)
         prompt_end = segment.length
         segment.append(tokens.ids, mask=1, extras=tokens.extras)
-        logprobs = np.full(len(tokens.ids), np.nan, dtype="<f4") if tokens.logprobs is None else tokens.logprobs
-        segment.logprobs.append(logprobs)
+        segment.logprobs.append(_NO_LOGPROBS if refer else _logprobs(tokens))
         spans = response.versions
         if len(spans) == 1:  # a single span counts for all tokens of the reply
             spans = (VersionSpan(spans[0].version, len(tokens.ids)),)
@@ -302,6 +311,10 @@ def _lacks(response: ChatResponse) -> str:
     if not response.tokens.complete:
         return "one or more logprobs of the reply are missing"
     return ""
+
+
+def _logprobs(tokens: TokenBlock) -> Logprobs:
+    return np.full(len(tokens.ids), np.nan, dtype="<f4") if tokens.logprobs is None else tokens.logprobs
 
 
 def _common(one: Ids, other: Ids) -> int:
