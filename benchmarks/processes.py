@@ -50,6 +50,11 @@ class Server:
         """The peak memory of each process, in the order of `pids`."""
         return [_peak_rss_mb(pid) for pid in self.pids]
 
+    @property
+    def shared_once_mb(self) -> float:
+        """The memory of all processes now, in MB. Of a page that N processes share, each has the N-th part (PSS)."""
+        return sum(_pss_mb(pid) for pid in self.pids)
+
 
 def _cpu_seconds(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -59,6 +64,11 @@ def _cpu_seconds(pid: int) -> float:
 def _peak_rss_mb(pid: int) -> float:
     rows = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(row.split()[1]) for row in rows if row.startswith("VmHWM:")) * 1024 / 1e6
+
+
+def _pss_mb(pid: int) -> float:
+    rows = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return next(int(row.split()[1]) for row in rows if row.startswith("Pss:")) * 1024 / 1e6
 
 
 def serve_command(max_concurrent: int, more: Sequence[str] = (), *, http: bool = False) -> list[str]:

@@ -188,6 +188,33 @@ async def test_p20_extras_come_from_the_journal_when_another_trainer_takes_over(
     running.add_done_callback(lambda done: done.exception())  # its trainer closes without the outcome
 
 
+async def test_logprobs_come_from_the_journal_when_another_trainer_takes_over(serve, stack):
+    """The server keeps no logprobs of a trainer that keeps its replies. A trainer without these replies gets them."""
+    agent, reported, sampled = Waits(), [], []
+    server = await serve(agent, trainer_grace=PATIENCE)
+
+    def bare_policy(request):
+        sampled.append(answer(request, f"reply {request.chat_number}", tokens=4).tokens)
+        return answer(request, f"reply {request.chat_number}", tokens=4)
+
+    async def record(outcome, state, credential):
+        reported.append(outcome)
+
+    attached = await stack.enter_async_context(Trainer([server.address], bare_policy))
+    running = asyncio.ensure_future(attached.rollout(rollout_id="r", messages=[USER]))
+    await agent.asked.wait()
+    trainer = await stack.enter_async_context(CallbackTrainer(bare_policy, recorder=record))
+    client = await stack.enter_async_context(RolloutClient(server.address))
+    await client.init(rollout_id="r", messages=[USER], callback=trainer.callback())
+    agent.may.set()
+    await until(lambda: reported)
+    segments = reported[0].samples["main"].segments
+    logprobs = np.concatenate([segment.logprobs for segment in segments])
+    np.testing.assert_array_equal(logprobs, np.concatenate([tokens.logprobs for tokens in sampled]))
+    assert sum(segment.sampled for segment in segments) == len(logprobs)
+    running.add_done_callback(lambda done: done.exception())  # its trainer closes without the outcome
+
+
 LARGE = 5 << 20
 
 
