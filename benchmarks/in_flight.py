@@ -6,7 +6,7 @@ python -m benchmarks.in_flight [--mode attach] [--rollouts 10000] [--turns 8] [-
 All rollouts start at once, and the server has a slot for each. `ideal_s` is turns x latency: the time if only the
 trainer took time. `server_rss_mb` is the peak memory of the server; with workers, it is the sum of the peaks of the
 supervisor and all workers, and `rss_mb_of_each` has each of them. Pages that processes share count for each.
-`server_pss_mb` is the highest sum of one moment, read once a second, in which shared pages count once.
+`shared_once_mb` is the highest sum of one moment, read once a second, in which the pages of libraries count once.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class Highest:
 
     async def _read(self) -> None:
         while True:
-            self.mb = max(self.mb, await asyncio.to_thread(lambda: self._server.shared_once_mb))
+            self.mb = max(self.mb, self._server.shared_once_mb)
             await asyncio.sleep(1)
 
 
@@ -61,7 +61,7 @@ async def measure(work: Work, workers: int) -> dict[str, Any]:
             "workers": workers,
             "server_rss_mb": round(started.peak_rss_mb),
             "rss_mb_of_each": [round(peak) for peak in started.peaks_mb],
-            "server_pss_mb": round(highest.mb),
+            "shared_once_mb": round(highest.mb),
             "idle_rss_mb": round(idle),
             "lost": lost,
             "took_s": round(took, 1),

@@ -52,8 +52,12 @@ class Server:
 
     @property
     def shared_once_mb(self) -> float:
-        """The memory of all processes now, in MB. Of a page that N processes share, each has the N-th part (PSS)."""
-        return sum(_pss_mb(pid) for pid in self.pids)
+        """The memory now, in MB, in which files that all processes have in memory, such as libraries, count once.
+
+        It is the sum of the anonymous memory of all processes, and the largest file memory of a process.
+        """
+        anonymous, files = zip(*((_now_mb(pid, "RssAnon"), _now_mb(pid, "RssFile")) for pid in self.pids), strict=True)
+        return sum(anonymous) + max(files)
 
 
 def _cpu_seconds(pid: int) -> float:
@@ -62,13 +66,14 @@ def _cpu_seconds(pid: int) -> float:
 
 
 def _peak_rss_mb(pid: int) -> float:
+    return _now_mb(pid, "VmHWM")
+
+
+def _now_mb(pid: int, name: str) -> float:
+    """Return a row of /proc/PID/status in MB."""
     rows = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(row.split()[1]) for row in rows if row.startswith("VmHWM:")) * 1024 / 1e6
-
-
-def _pss_mb(pid: int) -> float:
-    rows = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return next(int(row.split()[1]) for row in rows if row.startswith("Pss:")) * 1024 / 1e6
+    kib: int = next(int(row.split()[1]) for row in rows if row.startswith(f"{name}:"))
+    return kib * 1024 / 1e6
 
 
 def serve_command(max_concurrent: int, more: Sequence[str] = (), *, http: bool = False) -> list[str]:
