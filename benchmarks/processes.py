@@ -56,8 +56,8 @@ class Server:
 
         It is the sum of the anonymous memory of all processes, and the largest file memory of a process.
         """
-        anonymous, files = zip(*((_now_mb(pid, "RssAnon"), _now_mb(pid, "RssFile")) for pid in self.pids), strict=True)
-        return sum(anonymous) + max(files)
+        anonymous = sum(_now_mb(pid, "RssAnon") for pid in self.pids)
+        return anonymous + max(_now_mb(pid, "RssFile") for pid in self.pids)
 
 
 def _cpu_seconds(pid: int) -> float:
@@ -72,8 +72,7 @@ def _peak_rss_mb(pid: int) -> float:
 def _now_mb(pid: int, name: str) -> float:
     """Return a row of /proc/PID/status in MB."""
     rows = Path(f"/proc/{pid}/status").read_text().splitlines()
-    kib: int = next(int(row.split()[1]) for row in rows if row.startswith(f"{name}:"))
-    return kib * 1024 / 1e6
+    return float(next(row.split()[1] for row in rows if row.startswith(f"{name}:"))) * 1024 / 1e6
 
 
 def serve_command(max_concurrent: int, more: Sequence[str] = (), *, http: bool = False) -> list[str]:

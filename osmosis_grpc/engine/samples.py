@@ -25,6 +25,7 @@ class SampleState:
 
     __slots__ = (
         "_assembler",
+        "_keeps",
         "_refers",
         "_removed",
         "_skipped",
@@ -44,7 +45,9 @@ class SampleState:
         self.conversation = Conversation(any_role)
         self._assembler = Assembler()
         self._refers = False
-        """Whether logprobs and extras of replies are not kept here, because the trainer has them."""
+        """Whether logprobs, extras and ids of earlier chats are not kept here, because the trainer has them."""
+        self._keeps = False
+        """Whether all of them are kept, because a chat needed ids that were not."""
         self.chats = 0
         """The number of the newest chat."""
         self.forked = _NO_CHATS
@@ -57,9 +60,35 @@ class SampleState:
         """The number of messages at the beginning of the newest history that `_removed` takes the place of."""
 
     def known_ids(self, parent_chat: int) -> Ids | None:
-        """Return the tokens of the chat with the number `parent_chat`, or None if it has no tokens."""
+        """Return the tokens of the chat with the number `parent_chat`, or None if it has no tokens.
+
+        lacks_ids(parent_chat) must be False.
+        """
         ids = self._assembler.tokens(parent_chat)
         return ids if len(ids) else None
+
+    def lacks_ids(self, parent_chat: int, response: ChatResponse | None = None) -> bool:
+        """Return whether ids of the chat `parent_chat` must be read from the journal, and given to restore().
+
+        Without `response`, all its ids are needed. assemble() needs those that the prompt of the response repeats.
+        """
+        if response is None:
+            return self._assembler.lacks(parent_chat)
+        if response.prompt_ids is None or response.tokens is None:
+            return False
+        return self._assembler.lacks(parent_chat, response.prompt_prefix)
+
+    def tokens_of(self) -> set[int]:
+        """Return the numbers of the chats with tokens."""
+        return self._assembler.chats
+
+    def restore(self, assembler: Assembler) -> None:
+        """Use an assembler with all tokens, and keep all tokens from now on.
+
+        Do nothing if a chat of this sample is not in the assembler, because it was answered in the meantime.
+        """
+        if assembler.chats == self._assembler.chats:
+            self._assembler, self._keeps, self._refers = assembler, True, False
 
     def assemble(
         self,
@@ -73,10 +102,11 @@ class SampleState:
     ) -> int:
         """Add the tokens of a reply. Returns the length of the prompt. `forked` is that of Assembler.add().
 
-        With `refer`, the outcome is going to refer to the chat, and the logprobs and extras of the reply are not kept
-        here. Raises ReplyUnreadable if the tokens do not fit the earlier chats.
+        With `refer`, the outcome is going to refer to the chat. The logprobs and extras of the reply are then not kept
+        here, and neither are the ids of earlier chats. lacks_ids(parent_chat, response) must be False. Raises
+        ReplyUnreadable if the tokens do not fit the earlier chats.
         """
-        tokens = response.tokens
+        tokens, refer = response.tokens, refer and not self._keeps
         if refer:
             self._refers = True
             if response.prompt_extras or (tokens is not None and tokens.extras):
@@ -134,8 +164,8 @@ class SampleState:
     def assembled(self, conversation: ConversationStart, *, refer: bool) -> Sample:
         """Return the sample with these messages. With `refer`, its segments refer to chats and have no tokens.
 
-        If logprobs and extras are not kept here, its segments refer to chats, too. Before the outcome goes to a trainer
-        without these chats, they are read from the journal.
+        If tokens are not kept here, its segments refer to chats, too. Before the outcome goes to a trainer without
+        these chats, the tokens are read from the journal.
         """
         messages, begins = conversation
         reason = self._assembler.reason

@@ -50,7 +50,10 @@ class _Growing:
     chats: list[int] = field(default_factory=list)
     parts: list[Part] | None = None
     """The extras of all tokens; None while no token has extras. freeze() joins them."""
+    start: int = 0
+    """The number of leading tokens whose ids are not kept."""
     _array: Ids = field(default_factory=lambda: _NO_IDS)
+    """Ids from `start` on. There is space for more."""
     _filled: int = 0
 
     def append(self, ids: Ids, mask: int, extras: Extras = NOTHING, first: int = 0) -> None:
@@ -66,16 +69,31 @@ class _Growing:
         self.length += count
         _add_run(runs, count, mask)
 
+    def skip(self, count: int) -> None:
+        """Appends tokens of a prompt whose ids are not kept."""
+        self.length += count
+        _add_run(self.runs, count, 0)
+        self.forget()
+
+    def forget(self) -> None:
+        """Drops the ids of all tokens so far."""
+        self.pieces.clear()
+        self._array, self._filled, self.start = _NO_IDS, 0, self.length
+
     def split(self, chat: int, end: int) -> "_Growing":
         """Removes the chats after `chat`, whose tokens end at `end`. Returns a segment with the removed chats.
 
         In the returned segment, all tokens before `end` belong to a prompt.
         """
         kept, at, runs = self.chats.index(chat) + 1, 0, self.runs
-        self.ids(0, 0)  # joins the pieces
         rest = _Growing(None, self.outside, length=self.length)
-        rest._array, rest._filled = self._array, self._filled
-        self._array, self._filled, self.length = self._array[:end].copy(), end, end
+        if self.start:
+            rest.forget()
+            self.length = end
+            self.forget()
+        else:
+            rest._array, rest._filled = self.ids(0, self.length), self.length
+            self._array, self._filled, self.length = rest._array[:end].copy(), end, end
         self.runs = []
         _add_run(rest.runs, end, 0)
         for number, count in enumerate(runs):
@@ -94,16 +112,18 @@ class _Growing:
         return rest
 
     def ids(self, start: int, end: int) -> Ids:
-        """Returns a view of the ids from `start` to `end`. The array doubles when it is full."""
+        """Returns a view of the ids from `start` to `end`, which are kept. The array doubles when it is full."""
+        assert start >= self.start
         if self.pieces:
-            if self.length > len(self._array):
-                grown = np.empty(max(self.length, 2 * len(self._array)), dtype="<u4")
+            count = self.length - self.start
+            if count > len(self._array):
+                grown = np.empty(max(count, 2 * len(self._array)), dtype="<u4")
                 grown[: self._filled] = self._array[: self._filled]
                 self._array = grown
-            self._array[self._filled : self.length] = np.frombuffer(b"".join(self.pieces), "<u4")
-            self._filled = self.length
+            self._array[self._filled : count] = np.frombuffer(b"".join(self.pieces), "<u4")
+            self._filled = count
             self.pieces.clear()
-        return self._array[start:end]
+        return self._array[start - self.start : end - self.start]
 
     def freeze(self) -> Segment:
         ids = self.ids(0, self.length).copy()
@@ -170,6 +190,16 @@ class Assembler:
             return NOTHING
         return join(cut(place.segment.parts, first, place.prompt_end))
 
+    @property
+    def chats(self) -> set[int]:
+        """The numbers of the chats that have been added with tokens."""
+        return set(self._ends)
+
+    def lacks(self, parent_chat: int, first: int = 0) -> bool:
+        """Returns whether ids of a chat from token `first` on are not kept, so that they must be read again."""
+        place = self._ends.get(parent_chat)
+        return place is not None and first < place.end and first < place.segment.start
+
     def prompt_length(self, parent_chat: int, response: ChatResponse) -> int | None:
         """Returns the number of ids in the whole prompt of a reply; None if the reply came without its prompt.
 
@@ -211,6 +241,8 @@ class Assembler:
         that continues a forked chat begins a segment, in which all tokens before its reply have mask 0.
 
         With `refer`, the logprobs of the reply are not kept. references() may be called then, but segments() may not.
+        A reply that leaves out all tokens of the earlier chat needs only their number, so their ids are dropped.
+        Another reply perhaps needs them: lacks(parent_chat, response.prompt_prefix) must be False when it is added.
 
         If the reply came without ids or logprobs, the sample is not trainable, and `reason` says why. Returns the
         result of prompt_length(). Raises InvalidArgument as prompt_length() does.
@@ -230,6 +262,8 @@ class Assembler:
             shared += _common(before.segment.ids(prefix, end), new_ids)
         if before is not None and shared == end and self._extends(number, parent_chat, before, outside=outside):
             segment = before.segment
+            if refer and prefix == end and not outside:
+                segment.forget()
             known = end - prefix
             segment.append(new_ids[known:] if known else new_ids, mask=0, extras=response.prompt_extras, first=known)
         else:
@@ -237,7 +271,10 @@ class Assembler:
             if not outside:
                 self._segments.append(segment)
             if before is not None and prefix:
-                segment.append(before.segment.ids(0, prefix), mask=0)
+                if before.segment.start:
+                    segment.skip(prefix)
+                else:
+                    segment.append(before.segment.ids(0, prefix), mask=0)
                 if before.segment.parts is not None:
                     segment.parts = cut(before.segment.parts, 0, prefix)
             segment.append(new_ids, mask=0, extras=response.prompt_extras)
