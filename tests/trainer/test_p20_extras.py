@@ -215,6 +215,29 @@ async def test_logprobs_come_from_the_journal_when_another_trainer_takes_over(se
     running.add_done_callback(lambda done: done.exception())  # its trainer closes without the outcome
 
 
+@pytest.mark.parametrize("options", TRANSPORTS.values(), ids=TRANSPORTS)
+async def test_a_prompt_that_repeats_earlier_ids_makes_the_server_read_them_from_the_journal(serve, stack, options):
+    """The server drops ids that the trainer leaves out of its prompts. Chat 5 differs in the middle of its prompt."""
+    agent = Planned()
+    agent.plans["r"] = [A] * 7
+    server = await serve(agent)
+
+    def drifting_policy(request):
+        response = answer(request, f"reply {request.chat_number}", tokens=4)
+        if request.chat_number < DRIFT:
+            return response
+        prompt = response.prompt_ids.copy()
+        prompt[len(prompt) // 2] += request.chat_number == DRIFT
+        return replace(response, prompt_ids=prompt)
+
+    async with Trainer([server.address], drifting_policy, **options) as trainer, asyncio.timeout(PATIENCE):
+        outcome = await trainer.rollout(rollout_id="r", messages=[USER])
+    client = await stack.enter_async_context(RolloutClient(server.address))
+    segments = outcome.samples["main"].segments
+    assert [segment.chats for segment in segments] == [(1, 2, 3, 4), (5, 6, 7)]
+    assert (await client.get("r")).outcome.samples["main"].segments == segments
+
+
 LARGE = 5 << 20
 
 
