@@ -325,7 +325,7 @@ class RolloutSession:
         A trainer that leaves out the tokens of the earlier chat seldom makes that necessary. Raises Unavailable.
         """
         record, state = self._record, self.samples[sample]
-        answered = state.tokens_of()
+        answered = state.with_tokens()
         await self._context.log.flush()
         assembler = await assembler_from_journal(record.rollout_id, record.attempt, sample, self._context.journal)
         self.check_open()

@@ -78,8 +78,8 @@ class SampleState:
             return False
         return self._assembler.lacks(parent_chat, response.prompt_prefix)
 
-    def tokens_of(self) -> set[int]:
-        """Return the numbers of the chats with tokens."""
+    def with_tokens(self) -> set[int]:
+        """Return the numbers of the answered chats that have tokens."""
         return self._assembler.chats
 
     def restore(self, assembler: Assembler) -> None:
