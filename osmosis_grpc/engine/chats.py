@@ -279,6 +279,7 @@ class RolloutSession:
             response = await self._chats.ask(request) if recorded is None else recorded.response
             self.check_open()
             while state.lacks_ids(position.parent_chat, response):
+                record.tenant.repeats_ids = True
                 await self._read_ids(sample)
             forked = recorded is not None and recorded.forked
             prompt_length = state.assemble(
@@ -287,6 +288,7 @@ class RolloutSession:
                 response,
                 purpose,
                 refer=record.peer.accepts_references and record.trail.journaled and not forked,
+                keep_ids=record.tenant.repeats_ids,
                 forked=forked,
             )
         except (asyncio.CancelledError, RolloutEndedError):

@@ -98,13 +98,14 @@ class SampleState:
         purpose: ChatPurpose,
         *,
         refer: bool = False,
+        keep_ids: bool = False,
         forked: bool = False,
     ) -> int:
         """Add the tokens of a reply. Returns the length of the prompt. `forked` is that of Assembler.add().
 
         With `refer`, the outcome is going to refer to the chat. The logprobs and extras of the reply are then not kept
-        here, and neither are the ids of earlier chats. lacks_ids(parent_chat, response) must be False. Raises
-        ReplyUnreadable if the tokens do not fit the earlier chats.
+        here, and without `keep_ids` neither are the ids of earlier chats. lacks_ids(parent_chat, response) must be
+        False. Raises ReplyUnreadable if the tokens do not fit the earlier chats.
         """
         tokens, refer = response.tokens, refer and not self._keeps
         if refer:
@@ -113,7 +114,9 @@ class SampleState:
                 bare = None if tokens is None else replace(tokens, extras=jsontext.NOTHING)
                 response = replace(response, tokens=bare, prompt_extras=jsontext.NOTHING)
         try:
-            length = self._assembler.add(number, parent_chat, response, purpose, forked=forked, refer=refer)
+            length = self._assembler.add(
+                number, parent_chat, response, purpose, forked=forked, refer=refer, keep_ids=keep_ids
+            )
         except InvalidArgument as error:
             raise ReplyUnreadable(f"the trainer's reply cannot be used: {error}") from None
         if forked:

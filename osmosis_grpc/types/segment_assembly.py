@@ -234,6 +234,7 @@ class Assembler:
         *,
         forked: bool = False,
         refer: bool = False,
+        keep_ids: bool = False,
     ) -> int | None:
         """Adds an answered chat to the segments. A chat with the purpose JUDGE is in no segment of the outcome.
 
@@ -241,7 +242,8 @@ class Assembler:
         that continues a forked chat begins a segment, in which all tokens before its reply have mask 0.
 
         With `refer`, the logprobs of the reply are not kept. references() may be called then, but segments() may not.
-        A reply that leaves out all tokens of the earlier chat needs only their number, so their ids are dropped.
+        A reply that leaves out all tokens of the earlier chat needs only their number, so without `keep_ids` their ids
+        are dropped.
         Another reply perhaps needs them: lacks(parent_chat, response.prompt_prefix) must be False when it is added.
 
         If the reply came without ids or logprobs, the sample is not trainable, and `reason` says why. Returns the
@@ -262,7 +264,7 @@ class Assembler:
             shared += _common(before.segment.ids(prefix, end), new_ids)
         if before is not None and shared == end and self._extends(number, parent_chat, before, outside=outside):
             segment = before.segment
-            if refer and prefix == end and not outside:
+            if refer and not keep_ids and prefix == end and not outside:
                 segment.forget()
             known = end - prefix
             segment.append(new_ids[known:] if known else new_ids, mask=0, extras=response.prompt_extras, first=known)

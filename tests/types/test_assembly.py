@@ -315,7 +315,8 @@ def test_an_assembler_without_earlier_ids_refers_to_the_same_segments(chats, ran
             assert bare.chats == whole.chats
         added.append((chat, chat.response(prefix)))
         whole.add(chat.chat_number, chat.parent_chat, added[-1][1], chat.purpose)
-        bare.add(chat.chat_number, chat.parent_chat, added[-1][1], chat.purpose, refer=refer)
+        keep_ids = random.random() < 0.3
+        bare.add(chat.chat_number, chat.parent_chat, added[-1][1], chat.purpose, refer=refer, keep_ids=keep_ids)
         assert bare.references() == whole.references()
         assert refer or bare.segments() == whole.segments()
 
