@@ -50,6 +50,15 @@ class Server:
         """The peak memory of each process, in the order of `pids`."""
         return [_peak_rss_mb(pid) for pid in self.pids]
 
+    @property
+    def shared_once_mb(self) -> float:
+        """The memory now, in MB, in which files that all processes have in memory, such as libraries, count once.
+
+        It is the sum of the anonymous memory of all processes, and the largest file memory of a process.
+        """
+        anonymous = sum(_now_mb(pid, "RssAnon") for pid in self.pids)
+        return anonymous + max(_now_mb(pid, "RssFile") for pid in self.pids)
+
 
 def _cpu_seconds(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -57,8 +66,13 @@ def _cpu_seconds(pid: int) -> float:
 
 
 def _peak_rss_mb(pid: int) -> float:
+    return _now_mb(pid, "VmHWM")
+
+
+def _now_mb(pid: int, name: str) -> float:
+    """Return a row of /proc/PID/status in MB."""
     rows = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(row.split()[1]) for row in rows if row.startswith("VmHWM:")) * 1024 / 1e6
+    return float(next(row.split()[1] for row in rows if row.startswith(f"{name}:"))) * 1024 / 1e6
 
 
 def serve_command(max_concurrent: int, more: Sequence[str] = (), *, http: bool = False) -> list[str]:

@@ -5,6 +5,7 @@ further records are dropped and counted.
 """
 
 import contextlib
+import json
 import logging
 import os
 import queue
@@ -13,8 +14,6 @@ import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
-
-import structlog
 
 from osmosis_grpc.supervise import OnFailure, job, thread
 from osmosis_grpc.types.outcome import printable
@@ -127,31 +126,60 @@ class _Numbered(logging.Filter):
         return True
 
 
+class _JsonLines(logging.Formatter):
+    """Formats a record as a line of JSON: event, level, logger, the fields of `extra`, timestamp, exception.
+
+    Tracebacks are logged without local variables, because local variables may hold secrets.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        line: dict[str, Any] = {"event": record.getMessage(), "level": record.levelname.lower(), "logger": record.name}
+        line |= {key: value for key, value in vars(record).items() if key not in _STANDARD}
+        line["timestamp"] = _when(record)
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=repr)
+
+
+_STANDARD = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
+"""The attributes of each record. The other ones are the fields of `extra`."""
+
+
 def _formatter(terminal: bool) -> logging.Formatter:
-    shared: list[structlog.typing.Processor] = [
-        structlog.stdlib.add_log_level,
-        structlog.stdlib.add_logger_name,
-        structlog.stdlib.ExtraAdder(),
-        _when,
-    ]
-    finish: list[structlog.typing.Processor] = [structlog.processors.JSONRenderer()]
-    if terminal:
-        renderer = structlog.dev.ConsoleRenderer(
-            sort_keys=False, pad_event_to=0, exception_formatter=structlog.dev.plain_traceback
-        )
-        finish = [_readable, renderer]
-    # Tracebacks are logged without local variables, because local variables may hold secrets.
-    errors = structlog.processors.format_exc_info
+    """Return the formatter. Only on a terminal it imports structlog, which takes 6 MB with Rich and Pygments."""
+    return _for_terminal() if terminal else _JsonLines()
+
+
+def _for_terminal() -> logging.Formatter:
+    import structlog
+
+    renderer = structlog.dev.ConsoleRenderer(
+        sort_keys=False, pad_event_to=0, exception_formatter=structlog.dev.plain_traceback
+    )
     return structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=shared,
-        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, errors, *finish],
+        foreign_pre_chain=[
+            structlog.stdlib.add_log_level,
+            structlog.stdlib.add_logger_name,
+            structlog.stdlib.ExtraAdder(),
+            _add_timestamp,
+        ],
+        processors=[
+            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+            structlog.processors.format_exc_info,  # without local variables
+            _readable,
+            renderer,
+        ],
     )
 
 
-def _when(logger: Any, method: str, event: Any) -> Any:
-    """Add the time at which the record was created."""
-    made = datetime.fromtimestamp(event["_record"].created, UTC)
-    event["timestamp"] = made.isoformat().replace("+00:00", "Z")
+def _when(record: logging.LogRecord) -> str:
+    """Return the time at which a record was made, in UTC."""
+    return datetime.fromtimestamp(record.created, UTC).isoformat().replace("+00:00", "Z")
+
+
+def _add_timestamp(logger: Any, method: str, event: Any) -> Any:
+    event["timestamp"] = _when(event["_record"])
     return event
 
 

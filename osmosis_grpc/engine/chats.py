@@ -17,8 +17,9 @@ from osmosis_grpc.engine.chat_calls import ChatCalls
 from osmosis_grpc.engine.context import EngineContext
 from osmosis_grpc.engine.record import Record, Run
 from osmosis_grpc.engine.recorded_chats import Diverged, Reply
+from osmosis_grpc.engine.resolve_references import assembler_from_journal
 from osmosis_grpc.engine.samples import Samples, SampleState, plain
-from osmosis_grpc.errors import Aborted, AlreadyExists, CallError, InvalidArgument, RolloutEndedError
+from osmosis_grpc.errors import Aborted, AlreadyExists, CallError, InvalidArgument, RolloutEndedError, Unavailable
 from osmosis_grpc.supervise.system import System
 from osmosis_grpc.types import (
     ChatPurpose,
@@ -233,6 +234,9 @@ class RolloutSession:
             params = own_params(params, "params") if params else jsontext.NOTHING
         except InvalidArgument as error:  # the agent's arguments are wrong, so the agent gets a ValueError
             raise ValueError(str(error)) from error
+        needs_ids = position.parent_chat in state.forked or not record.peer.has_tokens
+        while needs_ids and state.lacks_ids(position.parent_chat):
+            await self._read_ids(sample)
         state.chats += 1
         number = state.chats
         history = state.conversation.messages(position.node)
@@ -274,13 +278,17 @@ class RolloutSession:
                 raise recorded
             response = await self._chats.ask(request) if recorded is None else recorded.response
             self.check_open()
+            while state.lacks_ids(position.parent_chat, response):
+                record.tenant.repeats_ids = True
+                await self._read_ids(sample)
             forked = recorded is not None and recorded.forked
             prompt_length = state.assemble(
                 number,
                 position.parent_chat,
                 response,
                 purpose,
-                refer=record.peer.accepts_references and not forked,
+                refer=record.peer.accepts_references and record.trail.journaled and not forked,
+                keep_ids=record.tenant.repeats_ids,
                 forked=forked,
             )
         except (asyncio.CancelledError, RolloutEndedError):
@@ -312,6 +320,20 @@ class RolloutSession:
         self._context.log.append(record, answered)
         run.called = _called(response.message)
         return number, response
+
+    async def _read_ids(self, sample: str) -> None:
+        """Read the tokens of a sample from the journal, because a chat needs ids that are not kept in memory.
+
+        A trainer that leaves out the tokens of the earlier chat seldom makes that necessary. Raises Unavailable.
+        """
+        record, state = self._record, self.samples[sample]
+        answered = state.with_tokens()
+        await self._context.log.flush()
+        assembler = await assembler_from_journal(record.rollout_id, record.attempt, sample, self._context.journal)
+        self.check_open()
+        if not answered <= assembler.chats:
+            raise Unavailable("the journal does not have all chats of this rollout")
+        state.restore(assembler)
 
     def _recorded(self, asked: events.ChatRequested) -> Reply | CallError | None:
         """Return the reply that this chat got before the restart of the server, or in the original of a fork.

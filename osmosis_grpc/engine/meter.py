@@ -21,7 +21,8 @@ class Meter:
         "_llm_latency",
         "_max_context",
         "_model_time",
-        "_open",
+        "_open_chats",
+        "_open_tools",
         "_prompt_tokens",
         "_response_tokens",
         "_run_latency",
@@ -36,7 +37,7 @@ class Meter:
         self._accepted = accepted
         self._started: float | None = None
         self._last = accepted
-        self._open = {"chat": 0, "tool": 0}
+        self._open_chats = self._open_tools = 0
         self._model_time = self._tool_time = 0.0
         self._llm_latency = self._tool_latency = 0.0
         self._llm_calls = self._tool_calls = 0
@@ -52,7 +53,10 @@ class Meter:
     def count_open(self, kind: str, by: int, now: float) -> None:
         """Note that a "chat" or a "tool" began (`by` is 1) or ended (-1)."""
         self._tick(now)
-        self._open[kind] += by
+        if kind == "chat":
+            self._open_chats += by
+        else:
+            self._open_tools += by
 
     def tool_ran(self, call_id: str, latency: float) -> None:
         """Count a tool that execute_tool_calls ran; `call_id` is the id of the tool call."""
@@ -116,9 +120,9 @@ class Meter:
         )
 
     def _tick(self, now: float) -> None:
-        if self._open["chat"]:
+        if self._open_chats:
             self._model_time += now - self._last
-        elif self._open["tool"]:
+        elif self._open_tools:
             self._tool_time += now - self._last
         self._last = now
 

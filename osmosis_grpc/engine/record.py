@@ -57,6 +57,10 @@ class Tenant:
     running: int = 0
     """The number of used slots."""
     undelivered: int = 0
+    repeats_ids: bool = False
+    """Whether a prompt of the trainer has repeated ids of a chat before the newest one, so that they had to be read.
+
+    From then on, the ids of all chats are kept."""
     lost: bool = False
     """Whether the trainer was away for longer than the grace period."""
     away_since: float | None = None

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from osmosis_grpc.engine.journal_port import Journal
 from osmosis_grpc.engine.recorded_chats import ChatName
-from osmosis_grpc.types import Message, PrefixChat, RolloutOutcome, TrajectoryEvent, events
+from osmosis_grpc.types import Message, PrefixChat, RolloutOutcome, Sample, Segment, TrajectoryEvent, events
 from osmosis_grpc.types.segment_assembly import Assembler
 
 
@@ -19,23 +19,13 @@ def resolve_references(
     if not has_references(outcome):
         return outcome
     referred = _has_referred_segments(outcome)
-    asked: dict[ChatName, events.ChatRequested] = {}
-    answered: dict[ChatName, events.ChatAnswered] = {}
-    for event in trajectory(outcome.rollout_id, outcome.attempt):
-        kind = event.kind
-        if isinstance(kind, events.Resumed):  # the following events repeat all chats
-            asked.clear()
-            answered.clear()
-        elif isinstance(kind, events.ChatRequested):
-            asked[kind.sample, kind.chat_number] = kind
-        elif isinstance(kind, events.ChatAnswered):
-            answered[kind.sample, kind.chat_number] = kind
+    asked, answered = _chats(trajectory(outcome.rollout_id, outcome.attempt))
     made = {}
     for name, sample in outcome.samples.items():
         begins, messages = _resolved(sample.begins, sample.messages, asked, answered)
         made[name] = replace(sample, begins=begins, messages=messages)
         if referred:
-            made[name] = replace(made[name], segments=_assembled(name, asked, answered).segments())
+            made[name] = _with_tokens(made[name], _assembled(name, asked, answered).segments())
     return replace(outcome, samples=made)
 
 
@@ -46,6 +36,11 @@ async def resolve_from_journal(outcome: RolloutOutcome, store: Journal) -> Rollo
     return await store.read_apart(lambda trajectories: resolve_references(outcome, trajectories))
 
 
+async def assembler_from_journal(rollout_id: str, attempt: int, sample: str, store: Journal) -> Assembler:
+    """Return an assembler with the tokens of a sample's answered chats. They are read outside the event loop."""
+    return await store.read_apart(lambda trajectories: _assembled(sample, *_chats(trajectories(rollout_id, attempt))))
+
+
 def has_references(outcome: RolloutOutcome) -> bool:
     """Return whether an outcome refers to chats instead of having their messages or tokens."""
     begins = (sample.begins for sample in outcome.samples.values())
@@ -54,6 +49,24 @@ def has_references(outcome: RolloutOutcome) -> bool:
 
 def _has_referred_segments(outcome: RolloutOutcome) -> bool:
     return any(segment.referred for sample in outcome.samples.values() for segment in sample.segments)
+
+
+def _chats(
+    trajectory: Iterable[TrajectoryEvent],
+) -> tuple[dict[ChatName, events.ChatRequested], dict[ChatName, events.ChatAnswered]]:
+    """Return the questions and the replies of the newest run of the agent."""
+    asked: dict[ChatName, events.ChatRequested] = {}
+    answered: dict[ChatName, events.ChatAnswered] = {}
+    for event in trajectory:
+        kind = event.kind
+        if isinstance(kind, events.Resumed):  # the following events repeat all chats
+            asked.clear()
+            answered.clear()
+        elif isinstance(kind, events.ChatRequested):
+            asked[kind.sample, kind.chat_number] = kind
+        elif isinstance(kind, events.ChatAnswered):
+            answered[kind.sample, kind.chat_number] = kind
+    return asked, answered
 
 
 def _resolved(
@@ -73,6 +86,14 @@ def _resolved(
     for number in reversed(line):
         known += [*asked[begins.sample, number].messages, answered[begins.sample, number].response.message]
     return PrefixChat(begins.sample, begins.chat_number, len(known)), [*known, *messages]
+
+
+def _with_tokens(sample: Sample, segments: tuple[Segment, ...]) -> Sample:
+    """Return a sample with the segments of its chats in the log. It is not trainable if the log lacks a chat."""
+    if [segment.chats for segment in segments] == [segment.chats for segment in sample.segments]:
+        return replace(sample, segments=segments)
+    reason = "the journal does not have all of its chats, and this trainer did not answer them"
+    return replace(sample, segments=(), trainable=False, not_trainable_reason=reason)
 
 
 def _assembled(

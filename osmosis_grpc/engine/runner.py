@@ -193,7 +193,7 @@ class Runner:
         variables = contextvars.copy_context()
         variables.run(current_session.set, session)
         variables.run(current_rollout.set, context)
-        outcome = _outcome(self._context.runnables[record.agent_loop], context, partial(self._stopped, record))
+        outcome = _outcome(self._context.runnables[record.agent_loop], context, self._stopped, record)
         record.run.task = task = child(AGENT, outcome, context=variables, name=f"agent {record.rollout_id}"[:80])
         task.add_done_callback(partial(self._agent_ended, record))
         failpoints.reach("rollout.started")
@@ -338,18 +338,20 @@ class Runner:
                 self._begin(following)
 
 
-async def _outcome(agent: Runnable, context: RolloutContext, stopped: Callable[[BaseException], None]) -> Termination:
+async def _outcome(
+    agent: Runnable, context: RolloutContext, stopped: Callable[[Record, BaseException], None], record: Record
+) -> Termination:
     """Run an agent. Returns the termination for its result or its exception. Raises only a cancellation.
 
-    `stopped` gets the exception of a cancellation. The log has the traceback of an error in the agent's own code. It
-    has one line for a chat that failed, a rollout that is over, and a snapshot that is gone.
+    `stopped` gets the record and the exception of a cancellation. The log has the traceback of an error in the agent's
+    own code. It has one line for a chat that failed, a rollout that is over, and a snapshot that is gone.
     """
     try:
         with BaseUrls() as base_urls:
             context.belong(base_urls)
             return Termination.returned(await agent.run(context))
     except asyncio.CancelledError as error:
-        stopped(error)
+        stopped(record, error)
         raise
     except BaseException as error:
         termination = Termination.raised(error)

@@ -25,7 +25,8 @@ class SampleState:
 
     __slots__ = (
         "_assembler",
-        "_lacks_extras",
+        "_keeps",
+        "_refers",
         "_removed",
         "_skipped",
         "chats",
@@ -43,8 +44,10 @@ class SampleState:
         self.policy, self.parent, self.train = policy, parent, train
         self.conversation = Conversation(any_role)
         self._assembler = Assembler()
-        self._lacks_extras = False
-        """Whether extras of replies were left out, because the trainer has them."""
+        self._refers = False
+        """Whether logprobs, extras and ids of earlier chats are not kept here, because the trainer has them."""
+        self._keeps = False
+        """Whether all of them are kept, because a chat needed ids that were not."""
         self.chats = 0
         """The number of the newest chat."""
         self.forked = _NO_CHATS
@@ -57,9 +60,35 @@ class SampleState:
         """The number of messages at the beginning of the newest history that `_removed` takes the place of."""
 
     def known_ids(self, parent_chat: int) -> Ids | None:
-        """Return the tokens of the chat with the number `parent_chat`, or None if it has no tokens."""
+        """Return the tokens of the chat with the number `parent_chat`, or None if it has no tokens.
+
+        lacks_ids(parent_chat) must be False.
+        """
         ids = self._assembler.tokens(parent_chat)
         return ids if len(ids) else None
+
+    def lacks_ids(self, parent_chat: int, response: ChatResponse | None = None) -> bool:
+        """Return whether ids of the chat `parent_chat` must be read from the journal, and given to restore().
+
+        Without `response`, all its ids are needed. assemble() needs those that the prompt of the response repeats.
+        """
+        if response is None:
+            return self._assembler.lacks(parent_chat)
+        if response.prompt_ids is None or response.tokens is None:
+            return False
+        return self._assembler.lacks(parent_chat, response.prompt_prefix)
+
+    def with_tokens(self) -> set[int]:
+        """Return the numbers of the answered chats that have tokens."""
+        return self._assembler.chats
+
+    def restore(self, assembler: Assembler) -> None:
+        """Use an assembler with all tokens, and keep all tokens from now on.
+
+        Do nothing if a chat of this sample is not in the assembler, because it was answered in the meantime.
+        """
+        if assembler.chats == self._assembler.chats:
+            self._assembler, self._keeps, self._refers = assembler, True, False
 
     def assemble(
         self,
@@ -69,20 +98,25 @@ class SampleState:
         purpose: ChatPurpose,
         *,
         refer: bool = False,
+        keep_ids: bool = False,
         forked: bool = False,
     ) -> int:
         """Add the tokens of a reply. Returns the length of the prompt. `forked` is that of Assembler.add().
 
-        With `refer`, the outcome is going to refer to the chat, and the extras of the reply are not kept here. Raises
-        ReplyUnreadable if the tokens do not fit the earlier chats.
+        With `refer`, the outcome is going to refer to the chat. The logprobs and extras of the reply are then not kept
+        here, and without `keep_ids` neither are the ids of earlier chats. lacks_ids(parent_chat, response) must be
+        False. Raises ReplyUnreadable if the tokens do not fit the earlier chats.
         """
-        tokens = response.tokens
-        if refer and (response.prompt_extras or (tokens is not None and tokens.extras)):
-            self._lacks_extras = True
-            bare = None if tokens is None else replace(tokens, extras=jsontext.NOTHING)
-            response = replace(response, tokens=bare, prompt_extras=jsontext.NOTHING)
+        tokens, refer = response.tokens, refer and not self._keeps
+        if refer:
+            self._refers = True
+            if response.prompt_extras or (tokens is not None and tokens.extras):
+                bare = None if tokens is None else replace(tokens, extras=jsontext.NOTHING)
+                response = replace(response, tokens=bare, prompt_extras=jsontext.NOTHING)
         try:
-            length = self._assembler.add(number, parent_chat, response, purpose, forked=forked)
+            length = self._assembler.add(
+                number, parent_chat, response, purpose, forked=forked, refer=refer, keep_ids=keep_ids
+            )
         except InvalidArgument as error:
             raise ReplyUnreadable(f"the trainer's reply cannot be used: {error}") from None
         if forked:
@@ -133,12 +167,12 @@ class SampleState:
     def assembled(self, conversation: ConversationStart, *, refer: bool) -> Sample:
         """Return the sample with these messages. With `refer`, its segments refer to chats and have no tokens.
 
-        If extras were left out, its segments refer to chats, too. Before the outcome goes to a trainer without these
-        chats, the tokens and extras are read from the journal.
+        If tokens are not kept here, its segments refer to chats, too. Before the outcome goes to a trainer without
+        these chats, the tokens are read from the journal.
         """
         messages, begins = conversation
         reason = self._assembler.reason
-        refer = refer or self._lacks_extras
+        refer = refer or self._refers
         segments = self._assembler.references() if refer else self._assembler.segments()
         if self.forked and not segments and not reason:
             reason = "all its replies are recorded ones of the rollout from which this rollout forks"

@@ -9,7 +9,7 @@ Two histories are equal exactly if they end in the same node. This is also true 
 a delta. The server uses the tree to find the new messages. The trainer uses the tree to find the known messages.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from osmosis_grpc.types.messages import Message, copy_message
@@ -21,16 +21,40 @@ _SCALARS = (str, int, float, type(None))
 class Node:
     """One message at its position in the tree. The message belongs to the tree and must not change."""
 
-    __slots__ = ("chat", "children", "depth", "message", "numeric", "parent")
+    __slots__ = ("_elder", "_newest", "chat", "depth", "message", "numeric", "parent")
 
     def __init__(self, message: Message, parent: "Node | None") -> None:
         self.message = message
         self.parent = parent
         self.depth: int = parent.depth + 1 if parent else 0
-        self.children: Sequence[Node] = ()
+        self._newest: Node | None = None
+        """The child that was added last. Each child has the child before it; a tuple of children takes more memory."""
+        self._elder: Node | None = None
+        """The child of the same parent that was added before this one."""
         self.chat = 0
         """The number of the newest chat that has this message as its reply; 0 for none."""
         self.numeric = _has_numbers(message)
+
+    @property
+    def children(self) -> Iterator["Node"]:
+        """The messages that follow this one. The message that was added last comes first."""
+        child = self._newest
+        while child is not None:
+            yield child
+            child = child._elder
+
+    def child(self, message: Message) -> "Node | None":
+        """Returns the child with an equal message; None if there is none."""
+        child = self._newest
+        while child is not None and not child.matches(message):
+            child = child._elder
+        return child
+
+    def add(self, message: Message) -> "Node":
+        """Adds a child and returns it."""
+        child = Node(message, self)
+        child._elder, self._newest = self._newest, child
+        return child
 
     def matches(self, message: Message) -> bool:
         """Returns whether `message` equals the message of this node. 1 and 1.0 are equal; 1 and true differ."""
@@ -79,10 +103,8 @@ class Conversation:
         if self._continues_line(messages):
             node, known = self._end, len(self._line)
         for message in messages[known:]:
-            for child in node.children:
-                if child.matches(message):
-                    break
-            else:
+            child = node.child(message)
+            if child is None:
                 break
             node, known = child, known + 1
         new = messages[known:]
@@ -131,10 +153,11 @@ class Conversation:
             node, counts = branches.pop()
             while True:
                 count_tool_message(node.message, counts)
-                if not node.children:
+                children = list(node.children)
+                if not children:
                     break
-                branches += [(child, counts.copy()) for child in node.children[1:]]
-                node = node.children[0]
+                node, *others = children
+                branches += [(child, counts.copy()) for child in others]
             for call_id, count in counts.items():
                 most[call_id] = max(count, most.get(call_id, 0))
         return most
@@ -176,12 +199,7 @@ class Conversation:
 
     @staticmethod
     def _child(node: Node, message: Message) -> Node:
-        for child in node.children:
-            if child.matches(message):
-                return child
-        child = Node(message, node)
-        node.children = (*node.children, child)
-        return child
+        return node.child(message) or node.add(message)
 
 
 def count_tool_message(message: Message, counts: dict[str, int]) -> None:

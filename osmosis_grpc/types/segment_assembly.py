@@ -26,7 +26,7 @@ from osmosis_grpc.types.extras import Extras
 from osmosis_grpc.types.jsontext import NOTHING
 from osmosis_grpc.types.samples import Segment
 from osmosis_grpc.types.segment_extras import Part, bare_parts, cut, gather, join
-from osmosis_grpc.types.tokens import Ids, Logprobs, VersionSpan
+from osmosis_grpc.types.tokens import Ids, Logprobs, TokenBlock, VersionSpan
 
 _NO_IDS: Ids = np.empty(0, dtype="<u4")
 _NO_LOGPROBS: Logprobs = np.empty(0, dtype="<f4")
@@ -34,21 +34,26 @@ _NO_LOGPROBS: Logprobs = np.empty(0, dtype="<f4")
 
 @dataclass(slots=True)
 class _Growing:
-    """A segment under construction. New ids are kept as separate pieces, and ids() joins the pieces."""
+    """A segment under construction. New ids are kept as the bytes of separate pieces, and ids() joins the pieces."""
 
     drift_index: int | None
     outside: bool = False
     """Whether the segment is not in the outcome. Its chats are a judge's, or the original of a fork has them."""
-    pieces: list[Ids] = field(default_factory=list)
+    pieces: list[bytes] = field(default_factory=list)
+    """Bytes, because each array would take 112 bytes more."""
     length: int = 0
     logprobs: list[Logprobs] = field(default_factory=list)
+    """The logprobs of each chat; an empty array if they are not kept."""
     runs: list[int] = field(default_factory=list)
     versions: list[tuple[VersionSpan, ...]] = field(default_factory=list)
     """The versions of each chat; an empty tuple if they are unknown."""
     chats: list[int] = field(default_factory=list)
     parts: list[Part] | None = None
     """The extras of all tokens; None while no token has extras. freeze() joins them."""
+    start: int = 0
+    """The number of leading tokens whose ids are not kept."""
     _array: Ids = field(default_factory=lambda: _NO_IDS)
+    """Ids from `start` on. There is space for more."""
     _filled: int = 0
 
     def append(self, ids: Ids, mask: int, extras: Extras = NOTHING, first: int = 0) -> None:
@@ -60,9 +65,20 @@ class _Growing:
             self.parts = bare_parts(runs)
         if self.parts is not None and count:
             self.parts.append(Part(extras, first, first + count, mask))
-        self.pieces.append(ids)
+        self.pieces.append(_bytes_of(ids))
         self.length += count
         _add_run(runs, count, mask)
+
+    def skip(self, count: int) -> None:
+        """Appends tokens of a prompt whose ids are not kept."""
+        self.length += count
+        _add_run(self.runs, count, 0)
+        self.forget()
+
+    def forget(self) -> None:
+        """Drops the ids of all tokens so far."""
+        self.pieces.clear()
+        self._array, self._filled, self.start = _NO_IDS, 0, self.length
 
     def split(self, chat: int, end: int) -> "_Growing":
         """Removes the chats after `chat`, whose tokens end at `end`. Returns a segment with the removed chats.
@@ -70,10 +86,14 @@ class _Growing:
         In the returned segment, all tokens before `end` belong to a prompt.
         """
         kept, at, runs = self.chats.index(chat) + 1, 0, self.runs
-        self.ids(0, 0)  # joins the pieces
         rest = _Growing(None, self.outside, length=self.length)
-        rest._array, rest._filled = self._array, self._filled
-        self._array, self._filled, self.length = self._array[:end].copy(), end, end
+        if self.start:
+            rest.forget()
+            self.length = end
+            self.forget()
+        else:
+            rest._array, rest._filled = self.ids(0, self.length), self.length
+            self._array, self._filled, self.length = rest._array[:end].copy(), end, end
         self.runs = []
         _add_run(rest.runs, end, 0)
         for number, count in enumerate(runs):
@@ -92,21 +112,21 @@ class _Growing:
         return rest
 
     def ids(self, start: int, end: int) -> Ids:
-        """Returns a view of the ids from `start` to `end`. The array doubles when it is full."""
+        """Returns a view of the ids from `start` to `end`, which are kept. The array doubles when it is full."""
+        assert start >= self.start
         if self.pieces:
-            if self.length > len(self._array):
-                grown = np.empty(max(self.length, 2 * len(self._array)), dtype="<u4")
+            count = self.length - self.start
+            if count > len(self._array):
+                grown = np.empty(max(count, 2 * len(self._array)), dtype="<u4")
                 grown[: self._filled] = self._array[: self._filled]
                 self._array = grown
-            for piece in self.pieces:
-                self._array[self._filled : self._filled + len(piece)] = piece
-                self._filled += len(piece)
+            self._array[self._filled : count] = np.frombuffer(b"".join(self.pieces), "<u4")
+            self._filled = count
             self.pieces.clear()
-        return self._array[start:end]
+        return self._array[start - self.start : end - self.start]
 
     def freeze(self) -> Segment:
-        known = self._array[: self._filled]
-        ids = np.concatenate([known, *self.pieces]) if self.pieces else known.copy()
+        ids = self.ids(0, self.length).copy()
         logprobs = np.concatenate(self.logprobs) if self.logprobs else np.empty(0, dtype="<f4")
         ids.flags.writeable = logprobs.flags.writeable = False
         versions = tuple(chain.from_iterable(self.versions)) if all(self.versions) else ()
@@ -170,6 +190,16 @@ class Assembler:
             return NOTHING
         return join(cut(place.segment.parts, first, place.prompt_end))
 
+    @property
+    def chats(self) -> set[int]:
+        """The numbers of the chats that have been added with tokens."""
+        return set(self._ends)
+
+    def lacks(self, parent_chat: int, first: int = 0) -> bool:
+        """Returns whether ids of a chat from token `first` on are not kept, so that they must be read again."""
+        place = self._ends.get(parent_chat)
+        return place is not None and first < place.end and first < place.segment.start
+
     def prompt_length(self, parent_chat: int, response: ChatResponse) -> int | None:
         """Returns the number of ids in the whole prompt of a reply; None if the reply came without its prompt.
 
@@ -196,12 +226,25 @@ class Assembler:
         return _common(self.tokens(parent_chat), prompt)
 
     def add(
-        self, number: int, parent_chat: int, response: ChatResponse, purpose: ChatPurpose, *, forked: bool = False
+        self,
+        number: int,
+        parent_chat: int,
+        response: ChatResponse,
+        purpose: ChatPurpose,
+        *,
+        forked: bool = False,
+        refer: bool = False,
+        keep_ids: bool = False,
     ) -> int | None:
         """Adds an answered chat to the segments. A chat with the purpose JUDGE is in no segment of the outcome.
 
         Neither is a `forked` chat, whose reply is recorded in another rollout: that rollout is trained on it. A chat
         that continues a forked chat begins a segment, in which all tokens before its reply have mask 0.
+
+        With `refer`, the logprobs of the reply are not kept. references() may be called then, but segments() may not.
+        A reply that leaves out all tokens of the earlier chat needs only their number, so without `keep_ids` their ids
+        are dropped.
+        Another reply perhaps needs them: lacks(parent_chat, response.prompt_prefix) must be False when it is added.
 
         If the reply came without ids or logprobs, the sample is not trainable, and `reason` says why. Returns the
         result of prompt_length(). Raises InvalidArgument as prompt_length() does.
@@ -221,6 +264,8 @@ class Assembler:
             shared += _common(before.segment.ids(prefix, end), new_ids)
         if before is not None and shared == end and self._extends(number, parent_chat, before, outside=outside):
             segment = before.segment
+            if refer and not keep_ids and prefix == end and not outside:
+                segment.forget()
             known = end - prefix
             segment.append(new_ids[known:] if known else new_ids, mask=0, extras=response.prompt_extras, first=known)
         else:
@@ -228,14 +273,16 @@ class Assembler:
             if not outside:
                 self._segments.append(segment)
             if before is not None and prefix:
-                segment.append(before.segment.ids(0, prefix), mask=0)
+                if before.segment.start:
+                    segment.skip(prefix)
+                else:
+                    segment.append(before.segment.ids(0, prefix), mask=0)
                 if before.segment.parts is not None:
                     segment.parts = cut(before.segment.parts, 0, prefix)
             segment.append(new_ids, mask=0, extras=response.prompt_extras)
         prompt_end = segment.length
         segment.append(tokens.ids, mask=1, extras=tokens.extras)
-        logprobs = np.full(len(tokens.ids), np.nan, dtype="<f4") if tokens.logprobs is None else tokens.logprobs
-        segment.logprobs.append(logprobs)
+        segment.logprobs.append(_NO_LOGPROBS if refer else _logprobs(tokens))
         spans = response.versions
         if len(spans) == 1:  # a single span counts for all tokens of the reply
             spans = (VersionSpan(spans[0].version, len(tokens.ids)),)
@@ -302,6 +349,16 @@ def _lacks(response: ChatResponse) -> str:
     if not response.tokens.complete:
         return "one or more logprobs of the reply are missing"
     return ""
+
+
+def _bytes_of(ids: Ids) -> bytes:
+    """Returns the bytes of ids. Arrays from the wire are views of their own bytes, which need no copy."""
+    base: object = ids.base
+    return base if isinstance(base, bytes) and len(base) == ids.nbytes else ids.tobytes()
+
+
+def _logprobs(tokens: TokenBlock) -> Logprobs:
+    return np.full(len(tokens.ids), np.nan, dtype="<f4") if tokens.logprobs is None else tokens.logprobs
 
 
 def _common(one: Ids, other: Ids) -> int:

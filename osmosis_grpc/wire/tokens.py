@@ -2,7 +2,7 @@
 
 In protobuf, a packed field of fixed width is a tag, a length, and the raw little-endian array. To write an array, this
 module passes these bytes to protobuf's parser. To read an array, it serializes the block, and computes the position of
-the array from the arrays' lengths. Both ways copy the array once and convert no elements. This needs protobuf 6.31 or
+the array from the arrays' lengths. Both ways copy bytes and convert no elements. This needs protobuf 6.31 or
 later.
 """
 
@@ -32,7 +32,7 @@ def block_to_wire(block: TokenBlock) -> pb.TokenBlock:
 def block_from_wire(message: pb.TokenBlock, field: str) -> TokenBlock:
     """Returns a checked token block. Its arrays are read-only views. Raises InvalidArgument."""
     extras = extras_from_wire(message.extras, len(message.ids), f"{field}.extras") if message.extras else NOTHING
-    ids, logprobs = _read(message, alone=not extras)
+    ids, logprobs = _read(message)
     block = TokenBlock(ids, logprobs if len(logprobs) else None, extras)
     block.check(field)
     return block
@@ -61,7 +61,7 @@ def extra_bytes(extras: Extras) -> bytes:
 def prompt_from_wire(message: pb.TokenBlock, field: str) -> tuple[Ids, Extras]:
     """Returns the ids and the extras of a block that needs no logprobs. Raises InvalidArgument."""
     extras = extras_from_wire(message.extras, len(message.ids), f"{field}.extras") if message.extras else NOTHING
-    ids, logprobs = _read(message, alone=not extras)
+    ids, logprobs = _read(message)
     if len(logprobs):
         check_logprobs(logprobs, len(ids), "ids", field)
     if extras:
@@ -96,7 +96,7 @@ def segment_to_wire(segment: Segment) -> pb.Segment:
 
 def segment_from_wire(message: pb.Segment, field: str) -> Segment:
     """Returns a checked segment. Raises InvalidArgument."""
-    ids, logprobs = _read(message, alone=not (message.sampled_extras or message.token_extras))
+    ids, logprobs = _read(message)
     versions = spans_from_wire(message.versions)
     if len(versions) == 1 and len(ids):  # the count of a single span is ignored
         versions = (VersionSpan(versions[0].version, sum(message.mask_runs[1::2])),)
@@ -187,19 +187,16 @@ _CHAT_REWARD = Converter(
 )
 
 
-def _read(message: pb.TokenBlock | pb.Segment, *, alone: bool = True) -> tuple[Ids, Logprobs]:
-    """Returns ids and logprobs. If they are `alone`, they are views of the serialized message, otherwise copies.
-
-    A view would keep the bytes of all extras in memory.
-    """
+def _read(message: pb.TokenBlock | pb.Segment) -> tuple[Ids, Logprobs]:
+    """Returns ids and logprobs. Each is a view of its own bytes, so one is freed while the other is in use."""
     count, known = len(message.ids), len(message.logprobs)
     if not count and not known:
         return np.empty(0, "<u4"), np.empty(0, "<f4")
     data = message.SerializeToString()  # fields are in the order of their numbers, so these two come first
     at = len(head(_IDS, 4 * count)) if count else 0
-    if not alone:
-        data = data[: at + 4 * count + (len(head(_LOGPROBS, 4 * known)) + 4 * known if known else 0)]
-    ids = np.frombuffer(data, "<u4", count, at)
+    end = at + 4 * count
+    ids = np.frombuffer(data[at:end], "<u4")
     if not known:
         return ids, np.empty(0, "<f4")
-    return ids, np.frombuffer(data, "<f4", known, at + 4 * count + len(head(_LOGPROBS, 4 * known)))
+    at = end + len(head(_LOGPROBS, 4 * known))
+    return ids, np.frombuffer(data[at : at + 4 * known], "<f4")

@@ -201,6 +201,19 @@ async def test_an_end_is_shown_after_its_commit(folder):
         assert state is RolloutState.COMPLETED
 
 
+async def test_segments_whose_chats_the_journal_does_not_have_are_not_trained_on(folder):
+    async with keeping(folder, Talker()) as h:
+        h.trainer.peer = Peer(h.trainer.chat, h.trainer.complete, accepts_references=True)
+        outcome = await h.run()
+        assert outcome.samples["main"].segments[0].referred
+        whole = resolve_references(outcome, h.engine.log.trajectory).samples["main"]
+        assert whole.trainable
+        assert len(whole.segments[0].logprobs) == whole.segments[0].sampled
+        lost = resolve_references(outcome, lambda rollout_id, attempt: []).samples["main"]
+        assert (lost.trainable, lost.segments) == (False, ())
+        assert "does not have all of its chats" in lost.not_trainable_reason
+
+
 # Over and delivered
 
 

@@ -188,6 +188,56 @@ async def test_p20_extras_come_from_the_journal_when_another_trainer_takes_over(
     running.add_done_callback(lambda done: done.exception())  # its trainer closes without the outcome
 
 
+async def test_logprobs_come_from_the_journal_when_another_trainer_takes_over(serve, stack):
+    """The server keeps no logprobs of a trainer that keeps its replies. A trainer without these replies gets them."""
+    agent, reported, sampled = Waits(), [], []
+    server = await serve(agent, trainer_grace=PATIENCE)
+
+    def bare_policy(request):
+        sampled.append(answer(request, f"reply {request.chat_number}", tokens=4).tokens)
+        return answer(request, f"reply {request.chat_number}", tokens=4)
+
+    async def record(outcome, state, credential):
+        reported.append(outcome)
+
+    attached = await stack.enter_async_context(Trainer([server.address], bare_policy))
+    running = asyncio.ensure_future(attached.rollout(rollout_id="r", messages=[USER]))
+    await agent.asked.wait()
+    trainer = await stack.enter_async_context(CallbackTrainer(bare_policy, recorder=record))
+    client = await stack.enter_async_context(RolloutClient(server.address))
+    await client.init(rollout_id="r", messages=[USER], callback=trainer.callback())
+    agent.may.set()
+    await until(lambda: reported)
+    segments = reported[0].samples["main"].segments
+    logprobs = np.concatenate([segment.logprobs for segment in segments])
+    np.testing.assert_array_equal(logprobs, np.concatenate([tokens.logprobs for tokens in sampled]))
+    assert sum(segment.sampled for segment in segments) == len(logprobs)
+    running.add_done_callback(lambda done: done.exception())  # its trainer closes without the outcome
+
+
+@pytest.mark.parametrize("options", TRANSPORTS.values(), ids=TRANSPORTS)
+async def test_a_prompt_that_repeats_earlier_ids_makes_the_server_read_them_from_the_journal(serve, stack, options):
+    """The server drops ids that the trainer leaves out of its prompts. Chat 5 differs in the middle of its prompt."""
+    agent = Planned()
+    agent.plans["r"] = [A] * 7
+    server = await serve(agent)
+
+    def drifting_policy(request):
+        response = answer(request, f"reply {request.chat_number}", tokens=4)
+        if request.chat_number < DRIFT:
+            return response
+        prompt = response.prompt_ids.copy()
+        prompt[len(prompt) // 2] += request.chat_number == DRIFT
+        return replace(response, prompt_ids=prompt)
+
+    async with Trainer([server.address], drifting_policy, **options) as trainer, asyncio.timeout(PATIENCE):
+        outcome = await trainer.rollout(rollout_id="r", messages=[USER])
+    client = await stack.enter_async_context(RolloutClient(server.address))
+    segments = outcome.samples["main"].segments
+    assert [segment.chats for segment in segments] == [(1, 2, 3, 4), (5, 6, 7)]
+    assert (await client.get("r")).outcome.samples["main"].segments == segments
+
+
 LARGE = 5 << 20
 
 

@@ -298,6 +298,40 @@ def test_s01_the_order_of_the_replies_makes_no_difference(chats, random):
     assert build(chats) == build(order) == build(order, fewer)
 
 
+@given(samples(), st.randoms())
+def test_an_assembler_without_earlier_ids_refers_to_the_same_segments(chats, random):
+    """The ids are given to it again when a prompt repeats ids that it does not keep."""
+    whole, bare, left, answered, added, refer = Assembler(), Assembler(), list(chats), {0}, [], True
+    while left:
+        chat = random.choice([chat for chat in left if chat.parent_chat in answered])
+        left.remove(chat)
+        answered.add(chat.chat_number)
+        shared = whole.shared_prefix(chat.parent_chat, np.array(chat.prompt, dtype="<u4"))
+        prefix = random.choice((shared, shared, shared, random.randint(0, shared)))
+        if bare.lacks(chat.parent_chat, prefix):
+            bare, refer = Assembler(), False
+            for earlier, reply in added:
+                bare.add(earlier.chat_number, earlier.parent_chat, reply, earlier.purpose)
+            assert bare.chats == whole.chats
+        added.append((chat, chat.response(prefix)))
+        whole.add(chat.chat_number, chat.parent_chat, added[-1][1], chat.purpose)
+        keep_ids = random.random() < 0.3
+        bare.add(chat.chat_number, chat.parent_chat, added[-1][1], chat.purpose, refer=refer, keep_ids=keep_ids)
+        assert bare.references() == whole.references()
+        assert refer or bare.segments() == whole.segments()
+
+
+def test_an_assembler_that_refers_keeps_the_ids_of_the_newest_chat_only():
+    assembler = Assembler()
+    assembler.add(1, 0, response([1], [2]), POLICY, refer=True)
+    assert not assembler.lacks(1)
+    assembler.add(2, 1, response([3], [4], prefix=2), POLICY, refer=True)
+    assert assembler.lacks(2)
+    assert assembler.lacks(1, 1)
+    assert not assembler.lacks(1, 2), "all tokens of the chat are left out"
+    assert not assembler.lacks(2, 2), "those of the newest chat are kept"
+
+
 def test_s01_the_lower_of_two_chats_grows_the_segment_although_it_came_later():
     assembler = Assembler()
     replies = {

@@ -30,7 +30,7 @@ def chat(tree: Conversation, number: int, history: list, reply: dict) -> tuple[i
 
 def outline(node: Node) -> list:
     """A tree as plain values, to compare."""
-    return [node.message, node.chat, [outline(child) for child in node.children]]
+    return [node.message, node.chat, [outline(child) for child in reversed(list(node.children))]]
 
 
 def test_a_linear_conversation_continues_the_newest_chat():

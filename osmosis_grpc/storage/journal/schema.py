@@ -7,8 +7,6 @@ from typing import Any
 from osmosis_grpc.errors import DataLoss
 from osmosis_grpc.storage.sqlite.checksum import row_sum, with_sum
 from osmosis_grpc.storage.sqlite.file_schema import Schema
-from osmosis_grpc.types import events
-from osmosis_grpc.wire.event import kind_from_bytes
 
 
 class JournalError(Exception):
@@ -142,6 +140,9 @@ SEQUENCES = {ACCEPT: 0, EVENT: 1, END: 0, SETTLE: 0, ANNOTATE: 0}
 
 def _clean(database: sqlite3.Connection) -> list[str]:
     """Delete the events of each rollout that has no row. Returns the names of these rollouts."""
+    from osmosis_grpc.types import events  # the supervisor of several workers needs this module without protobuf
+    from osmosis_grpc.wire.event import kind_from_bytes
+
     orphans = "FROM events WHERE sequence NOT IN (SELECT sequence FROM rollouts)"
     names = []
     for kind, body in database.execute(f"SELECT kind, body {orphans} AND number = 1").fetchall():
