@@ -61,8 +61,8 @@ class Ratios:
 
 def _ratios(values: Sequence[float]) -> list[float]:
     """Return the value of each phase with the burden, over the mean of the phases before and after it."""
-    quiet = values[::2]
-    return [value / ((before + after) / 2) for value, before, after in zip(values[1::2], quiet, quiet[1:], strict=True)]
+    before, burdened, after = values[:-1:2], values[1::2], values[2::2]
+    return [value / ((one + other) / 2) for one, value, other in zip(before, burdened, after, strict=True)]
 
 
 async def _ended(task: "asyncio.Future[None]") -> None:
