@@ -687,7 +687,7 @@ async def test_a_sample_is_added_once(hosting):
         await ctx.chat([user("a")])
         with pytest.raises(ValueError, match="main"):
             ctx.add_sample("main")
-        with pytest.raises(ValueError, match="segment"):
+        with pytest.raises(ValueError, match="write - or _"):
             ctx.add_sample("a/b")
         return ctx.complete([])
 
