@@ -6,6 +6,7 @@ writes the new chat to the log, and then sends the chat to the trainer (chat_cal
 
 import asyncio
 import itertools
+import logging
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -37,6 +38,8 @@ from osmosis_grpc.types.messages import copy_messages
 from osmosis_grpc.types.outcome import clip
 from osmosis_grpc.types.requests import check_id, check_policy_name, own_params
 from osmosis_grpc.types.tool_dicts import tool_dicts
+
+log = logging.getLogger(__name__)
 
 
 class RunControl(Protocol):
@@ -234,9 +237,8 @@ class RolloutSession:
             params = own_params(params, "params") if params else jsontext.NOTHING
         except InvalidArgument as error:  # the agent's arguments are wrong, so the agent gets a ValueError
             raise ValueError(str(error)) from error
-        needs_ids = position.parent_chat in state.forked or not record.peer.has_tokens
-        while needs_ids and state.lacks_ids(position.parent_chat):
-            await self._read_ids(sample)
+        if position.parent_chat in state.forked or not record.peer.has_tokens:
+            await self._read_ids(sample, position.parent_chat)
         state.chats += 1
         number = state.chats
         history = state.conversation.messages(position.node)
@@ -278,9 +280,9 @@ class RolloutSession:
                 raise recorded
             response = await self._chats.ask(request) if recorded is None else recorded.response
             self.check_open()
-            while state.lacks_ids(position.parent_chat, response):
+            if state.lacks_ids(position.parent_chat, response):
                 record.tenant.repeats_ids = True
-                await self._read_ids(sample)
+                await self._read_ids(sample, position.parent_chat, response)
             forked = recorded is not None and recorded.forked
             prompt_length = state.assemble(
                 number,
@@ -321,19 +323,25 @@ class RolloutSession:
         run.called = _called(response.message)
         return number, response
 
-    async def _read_ids(self, sample: str) -> None:
-        """Read the tokens of a sample from the journal, because a chat needs ids that are not kept in memory.
+    async def _read_ids(self, sample: str, parent_chat: int, response: ChatResponse | None = None) -> None:
+        """Read the tokens of a sample from the journal if state.lacks_ids(parent_chat, response).
 
-        A trainer that leaves out the tokens of the earlier chat seldom makes that necessary. Raises Unavailable.
+        If the journal does not have them, or cannot be read, the sample is not trainable. The rollout goes on.
         """
         record, state = self._record, self.samples[sample]
-        answered = state.with_tokens()
-        await self._context.log.flush()
-        assembler = await assembler_from_journal(record.rollout_id, record.attempt, sample, self._context.journal)
+        while state.lacks_ids(parent_chat, response):
+            answered = state.with_tokens()
+            try:
+                await self._context.log.flush()
+                journal = self._context.journal
+                assembler = await assembler_from_journal(record.rollout_id, record.attempt, sample, journal)
+                if not answered <= assembler.chats:
+                    raise Unavailable("the journal does not have all chats of the rollout")
+            except Unavailable as error:
+                log.warning("rollout %s: the tokens of earlier chats are lost: %s", record.rollout_id, error)
+                break
+            state.restore(assembler)
         self.check_open()
-        if not answered <= assembler.chats:
-            raise Unavailable("the journal does not have all chats of this rollout")
-        state.restore(assembler)
 
     def _recorded(self, asked: events.ChatRequested) -> Reply | CallError | None:
         """Return the reply that this chat got before the restart of the server, or in the original of a fork.

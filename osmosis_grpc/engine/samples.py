@@ -60,10 +60,9 @@ class SampleState:
         """The number of messages at the beginning of the newest history that `_removed` takes the place of."""
 
     def known_ids(self, parent_chat: int) -> Ids | None:
-        """Return the tokens of the chat with the number `parent_chat`, or None if it has no tokens.
-
-        lacks_ids(parent_chat) must be False.
-        """
+        """Return the tokens of the chat with the number `parent_chat`, or None if it has no tokens here."""
+        if self._assembler.lacks(parent_chat):
+            return None
         ids = self._assembler.tokens(parent_chat)
         return ids if len(ids) else None
 
@@ -104,8 +103,8 @@ class SampleState:
         """Add the tokens of a reply. Returns the length of the prompt. `forked` is that of Assembler.add().
 
         With `refer`, the outcome is going to refer to the chat. The logprobs and extras of the reply are then not kept
-        here, and without `keep_ids` neither are the ids of earlier chats. lacks_ids(parent_chat, response) must be
-        False. Raises ReplyUnreadable if the tokens do not fit the earlier chats.
+        here, and without `keep_ids` neither are the ids of earlier chats. If lacks_ids(parent_chat, response), the
+        sample is not trainable. Raises ReplyUnreadable if the tokens do not fit the earlier chats.
         """
         tokens, refer = response.tokens, refer and not self._keeps
         if refer:

@@ -244,10 +244,10 @@ class Assembler:
         With `refer`, the logprobs of the reply are not kept. references() may be called then, but segments() may not.
         A reply that leaves out all tokens of the earlier chat needs only their number, so without `keep_ids` their ids
         are dropped.
-        Another reply perhaps needs them: lacks(parent_chat, response.prompt_prefix) must be False when it is added.
+        Another reply perhaps needs them; lacks(parent_chat, response.prompt_prefix) returns that.
 
-        If the reply came without ids or logprobs, the sample is not trainable, and `reason` says why. Returns the
-        result of prompt_length(). Raises InvalidArgument as prompt_length() does.
+        If the reply came without ids or logprobs, or needs dropped ids, the sample is not trainable, and `reason` says
+        why. Returns the result of prompt_length(). Raises InvalidArgument as prompt_length() does.
         """
         length = self.prompt_length(parent_chat, response)
         outside = forked or purpose is ChatPurpose.JUDGE
@@ -260,7 +260,9 @@ class Assembler:
         before = self._ends.get(parent_chat)
         end = before.end if before else 0
         shared = prefix
-        if before is not None and prefix < end:
+        if self.lacks(parent_chat, prefix):
+            self.reason = self.reason or f"chat {number}: the ids of chat {parent_chat} are lost"
+        elif before is not None and prefix < end:
             shared += _common(before.segment.ids(prefix, end), new_ids)
         if before is not None and shared == end and self._extends(number, parent_chat, before, outside=outside):
             segment = before.segment

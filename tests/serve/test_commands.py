@@ -153,7 +153,7 @@ async def in_the_middle(tmp_path, *arguments):
             rollout = asyncio.create_task(trainer.rollout(rollout_id="r1", messages=[USER]))
             await until((tmp_path / "asked").exists)
             folder = Path((tmp_path / "asked").read_text()).parent
-            assert len(marked(marker(folder))) == 2
+            await until(lambda: len(marked(marker(folder))) == 2)
             yield process, rollout, folder
             rollout.cancel()
             await asyncio.wait({rollout})

@@ -332,6 +332,16 @@ def test_an_assembler_that_refers_keeps_the_ids_of_the_newest_chat_only():
     assert not assembler.lacks(2, 2), "those of the newest chat are kept"
 
 
+def test_a_reply_that_needs_dropped_ids_makes_the_sample_not_trainable():
+    assembler = Assembler()
+    assembler.add(1, 0, response([1], [2]), POLICY, refer=True)
+    assembler.add(2, 1, response([3], [4], prefix=2), POLICY, refer=True)
+    assert assembler.add(3, 2, response([2, 3, 4, 5], [6], prefix=1), POLICY, refer=True) == 5
+    assert assembler.reason == "chat 3: the ids of chat 2 are lost"
+    assert assembler.references() == ()
+    assert assembler.add(4, 3, response([7], [8], prefix=6), POLICY, refer=True) == 7
+
+
 def test_s01_the_lower_of_two_chats_grows_the_segment_although_it_came_later():
     assembler = Assembler()
     replies = {
