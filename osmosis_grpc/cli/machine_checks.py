@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from osmosis_grpc.settings import RolloutServerSettings
 
 GIB = 1024**3
-LOCK = "lock"
-"""The lock in a state folder. It has the id of the process that uses the folder."""
 SOON = 7 * 86_400.0
 """A certificate that expires within so many seconds is a problem."""
 FOR_DEVELOPMENT = ("adapters", "dev")
@@ -88,7 +86,9 @@ def _ports(server: "RolloutServerSettings") -> Iterator[tuple[str, int]]:
 
 def _server(folder: Path) -> Iterator[Check]:
     """Yield the process that uses the state folder, with the ports on which it and its workers listen."""
-    lock = folder / LOCK
+    from osmosis_grpc.storage.journal.schema import LOCK
+
+    lock = folder / LOCK  # it has the id of the process
     if not is_held(lock):
         return
     with suppress(OSError, ValueError):

@@ -69,7 +69,8 @@ class SampleState:
     def lacks_ids(self, parent_chat: int, response: ChatResponse | None = None) -> bool:
         """Return whether ids of the chat `parent_chat` must be read from the journal, and given to restore().
 
-        Without `response`, all its ids are needed. assemble() needs those that the prompt of the response repeats.
+        Without `response`, the caller needs all ids of the chat. With `response`, assemble() needs the ids that the
+        prompt of the response repeats.
         """
         if response is None:
             return self._assembler.lacks(parent_chat)
