@@ -82,7 +82,7 @@ def transcript(script: dict[str, Any]) -> dict[str, Any]:
             message = got()
             for name in step["gets"] * step.get("times", 1):
                 json_format.ParseDict(HELLO[side] if name == "hello" else {name: {}}, message.frames.add())
-            machine.receive(message, now)
+            machine.receive(message, message.ByteSize(), now)
             handled = []
             while frames := machine.next_frames(set(ACCEPTED[side])):
                 handled += [kind for kind, _ in frames]

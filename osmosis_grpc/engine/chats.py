@@ -105,6 +105,10 @@ class RolloutSession:
         """Refuse every further call, and cancel the open chats."""
         self._chats.close()
 
+    def release(self) -> None:
+        """Free the conversations. Call it after close(), when the outcome is built."""
+        self.samples.release()
+
     def newest_chat(self, sample: str) -> int:
         self.check_open()
         return self.samples[sample].chats if sample in self.samples else 0

@@ -210,7 +210,12 @@ class Runner:
         return _timed_out(record, self._context.blocked_at(task.get_name()) if task is not None else "")
 
     def _agent_ended(self, record: Record, task: "asyncio.Task[Termination]") -> None:
-        self._context.supervisor.call(AGENT_OVER, self._over, record, task, report=partial(self.fail, record))
+        """Refuse further calls of the agent's own tasks at once. End the rollout a little later: see Backlog."""
+        if record.run.session is not None and record.run.task is task:
+            record.run.session.close()
+        call = self._context.supervisor.call
+        over = partial(call, AGENT_OVER, self._over, record, task, report=partial(self.fail, record))
+        self._context.supervisor.later(over)
 
     def _over(self, record: Record, task: "asyncio.Task[Termination]") -> None:
         """End the rollout of an agent whose task has ended."""
@@ -314,6 +319,8 @@ class Runner:
         if record.delivery.ended is None:
             failpoints.reach("result.committed")
             outcome, by = record.delivery.report
+            if record.run.session is not None:
+                record.run.session.release()
             record.run.session = record.run.task = None
             record.run.doing.clear()
             record.state = advance(record.state, RolloutState(outcome.status))

@@ -252,6 +252,12 @@ class Samples(dict[str, SampleState]):
         begins = state.begins(name, position.parent_chat, position.prefix_len)
         self._final = name, (state.conversation.messages(position.node), begins)
 
+    def release(self) -> None:
+        """Free all conversations, see Conversation.release()."""
+        for state in (*self.values(), self._unsampled):
+            if state is not None:
+                state.conversation.release()
+
     def turns(self) -> int:
         """Return the largest number of chats in one sample."""
         return max((state.chats for state in self.values()), default=0)

@@ -1,7 +1,7 @@
 """One stream of an attachment over a call. FrameStream reads, writes and waits for timers.
 
 All rules are in StreamMachine (stream_machine.py): batches, limits, hellos, heartbeats and the end of a stream.
-No timer delays a message.
+While frames wait to be handled, the next message is already read, because its chats are handled first.
 """
 
 import asyncio
@@ -16,8 +16,21 @@ from osmosis_grpc.link.stream_machine import State, StreamMachine
 from osmosis_grpc.supervise import OnFailure, child, job
 
 READ = job("link.read_stream", OnFailure.RAISE)
+HANDLE = job("link.handle_frames", OnFailure.RAISE)
 WRITE = job("link.write_stream", OnFailure.RAISE)
 WATCH = job("link.watch_stream", OnFailure.RAISE)
+
+PAUSE = 0.00025
+"""Seconds until the next message, for each frame of a message except the first.
+
+Each message takes the other side two to three iterations of its event loop. If both sides are busy, a few large
+messages arrive sooner than many small messages. A message of one frame has no pause after it.
+"""
+LONGEST_PAUSE = 0.002
+"""The most seconds until the next message."""
+
+Handlers = Mapping[str, Callable[[Any], None]]
+"""For each kind of frame, the function that gets the received frames of this kind."""
 
 
 class Duplex(Protocol):
@@ -53,8 +66,14 @@ class FrameStream:
         self._done_writing = getattr(call, "done_writing", None)
         half_closes = self._done_writing is not None
         self._machine = StreamMachine(heartbeat, waits=waits, half_closes=half_closes, now=self._time())
+        self._counted = 0
+        """The value of `received` at the newest message that the machine has."""
+        self._earliest = 0.0
+        """The earliest time of the next message."""
         self._batch_taken = asyncio.Event()
         self._frames_added = asyncio.Event()
+        self._frames_wait = asyncio.Event()
+        self._handled = asyncio.Event()
         self._state_changed = asyncio.Event()
         self._ended = asyncio.Event()
 
@@ -133,17 +152,17 @@ class FrameStream:
             await self._call.write(message)
             self._machine.written(self._time())
 
-    async def run(self, handlers: Mapping[str, Callable[[Any], None]]) -> CallError | None:
+    async def run(self, handlers: Handlers) -> CallError | None:
         """Sends and receives frames until the stream ends.
 
-        `handlers` maps each kind of frame to the function that gets the received frames of this kind. The function for
-        the kind "" gets the whole frame, which has no kind or a kind of a later version. An exception of a handler ends
-        the stream, and run() raises it. Returns the argument of end(), or None when the other side half-closed. Raises
-        a CallError when the other side or the connection ended the stream with an error.
+        The handler of the kind "" gets the whole frame, which has no kind or a kind of a later version. An exception of
+        a handler ends the stream, and run() raises it. Returns the argument of end(), or None when the other side
+        half-closed. Raises a CallError when the other side or the connection ended the stream with an error.
         """
         machine = self._machine
         failed = (
             (child(READ, self._read(handlers)), machine.fail),
+            (child(HANDLE, self._handle(handlers)), machine.fail),
             (child(WRITE, self._write()), lambda error: machine.write_failed(error, self._time())),
             (child(WATCH, self._watch()), machine.fail),
         )
@@ -181,26 +200,64 @@ class FrameStream:
         await self._batch_taken.wait()
 
     def _received(self, message: Any) -> None:
+        """Passes a message, or the end of the call, to the machine."""
         if message is grpc.aio.EOF:
             self._machine.received_end()
         else:
-            self._machine.receive(message, self._time())
+            size, self._counted = self._call.received - self._counted, self._call.received
+            self._machine.receive(message, size, self._time())
 
-    async def _read(self, handlers: Mapping[str, Callable[[Any], None]]) -> None:
+    async def _read(self, handlers: Handlers) -> None:
+        """Reads messages, and handles the first frames of each message at once."""
         machine, message = self._machine, None
-        while message is not grpc.aio.EOF:
-            frames = machine.next_frames(handlers)
-            for kind, content in frames:
-                handlers[kind](content)
-            if machine.state is State.ENDED:
-                return
-            if frames and machine.frames_wait:
-                await asyncio.sleep(0)  # other tasks run, and the answers to these frames are sent
-            elif machine.paused:
+        while message is not grpc.aio.EOF and machine.state is not State.ENDED:
+            if machine.paused:
                 await self._next_batch()
+            elif machine.incoming.full:
+                await self._next_handled()
             else:
-                message = await self._call.read()
+                message = await self._next_message()
                 self._received(message)
+                self._handle_some(handlers)
+
+    async def _next_message(self) -> Any:
+        """Returns the next message, or EOF. The end or the error of the call comes after all received frames."""
+        try:
+            message = await self._call.read()
+        except Exception:
+            await self._all_handled()
+            raise
+        if message is grpc.aio.EOF:
+            await self._all_handled()
+        return message
+
+    async def _handle(self, handlers: Handlers) -> None:
+        """Handles the frames that _read() has left. Other tasks run in between, and the first answers are sent."""
+        machine = self._machine
+        while machine.state is not State.ENDED:
+            if machine.paused:
+                await self._next_batch()
+            elif machine.frames_wait:
+                self._handle_some(handlers)
+                await asyncio.sleep(0)
+            else:
+                self._frames_wait.clear()
+                await self._frames_wait.wait()
+
+    def _handle_some(self, handlers: Handlers) -> None:
+        for kind, content in self._machine.next_frames(handlers):
+            handlers[kind](content)
+        self._handled.set()
+        if self._machine.frames_wait:
+            self._frames_wait.set()
+
+    async def _next_handled(self) -> None:
+        self._handled.clear()
+        await self._handled.wait()
+
+    async def _all_handled(self) -> None:
+        while self._machine.frames_wait:
+            await self._next_handled()
 
     async def _write(self) -> None:
         machine = self._machine
@@ -210,7 +267,12 @@ class FrameStream:
                 await self._frames_added.wait()
                 continue
             await asyncio.sleep(0)  # tasks that are ready can add frames to this message
-            message = machine.next_message(self._time())
+            pause = self._earliest - self._time()
+            if pause > 0 and machine.state is State.OPEN:
+                await asyncio.sleep(pause)
+            now = self._time()
+            self._earliest = now + min(LONGEST_PAUSE, PAUSE * (len(machine.outgoing) - 1))
+            message = machine.next_message(now)
             if message is not None:
                 self._batch_taken.set()
                 await self._call.write(message)

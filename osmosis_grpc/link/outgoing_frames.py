@@ -25,6 +25,9 @@ class OutgoingFrames:
     def __bool__(self) -> bool:
         return bool(self._frames or self._events)
 
+    def __len__(self) -> int:
+        return len(self._frames) + len(self._events)
+
     def add(self, frame: bytes, *, answer: bool = False) -> None:
         """Queues a frame that is sent before all events. With `answer`, the frame counts in `answer_bytes`."""
         size = len(frame) + _ANSWER_OVERHEAD if answer else 0

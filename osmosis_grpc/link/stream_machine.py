@@ -30,6 +30,7 @@ from typing import Any
 
 from osmosis_grpc.errors import CallError, InvalidArgument, ResourceExhausted, Unavailable
 from osmosis_grpc.link.outgoing_frames import MAX_FRAMES, OutgoingFrames
+from osmosis_grpc.link.received_frames import ReceivedFrames
 from osmosis_grpc.link.undecodable import decoded
 
 EVENT_LIMIT = 4 * 1024 * 1024
@@ -44,8 +45,6 @@ SILENCE = 45.0
 """When the other side sends nothing or reads nothing for this many seconds, the stream ends. pace() changes it."""
 HELLO_TIMEOUT = 10.0
 """The other side's hello comes within this many seconds."""
-SLICE = 16
-"""next_frames() returns at most this many frames, so that the first answers do not wait for the last frame."""
 CHECKS = 3
 """In each interval of heartbeats, the stream checks so often whether one is due and how long the other is silent."""
 LEAVE_TIMEOUT = 5.0
@@ -87,13 +86,11 @@ class StreamMachine:
     """
 
     __slots__ = (
-        "_frames",
         "_half_closes",
         "_heartbeat",
         "_hello_alone",
         "_interval",
         "_other_closed",
-        "_position",
         "_received_at",
         "_sent_at",
         "_timeout",
@@ -102,6 +99,7 @@ class StreamMachine:
         "error",
         "failure",
         "hello",
+        "incoming",
         "outgoing",
         "state",
         "timer",
@@ -123,10 +121,9 @@ class StreamMachine:
         """The other side's hello, after it has arrived."""
         self.outgoing = OutgoingFrames()
         """The frames that wait to be sent."""
+        self.incoming = ReceivedFrames()
+        """The frames that wait to be handled."""
         self._hello_alone = False
-        self._frames: Sequence[Any] = ()
-        """The frames of the newest message. Those before `_position` were returned by next_frames()."""
-        self._position = 0
         self._received_at = self._sent_at = now
         self._writing = self._other_closed = False
 
@@ -204,8 +201,8 @@ class StreamMachine:
         """
         self.state, self.timer, self._hello_alone = State.HELLO, now + HELLO_TIMEOUT, alone
 
-    def receive(self, message: Any, now: float) -> None:
-        """Takes a message. Call next_frames() until it returns nothing, and read no message while `paused`.
+    def receive(self, message: Any, size: int, now: float) -> None:
+        """Takes a message of `size` bytes. Read no message while `paused`, or while `incoming` is full.
 
         Ends the stream with InvalidArgument if the message breaks a rule.
         """
@@ -222,31 +219,32 @@ class StreamMachine:
         except InvalidArgument as error:
             self.fail(error)
         else:
-            self._frames, self._position = frames, 0
+            self.incoming.add(frames, size)
 
     def next_frames(self, accepted: Container[str]) -> list[tuple[str, Any]]:
-        """Returns the kinds and contents of the next frames to handle, at most SLICE. Returns none while `paused`.
+        """Returns the kinds and contents of the next frames to handle. Returns none while `paused`.
 
-        The kind of an unknown frame is "", and its content is the whole frame. If a kind is not in `accepted`, the
-        stream ends with InvalidArgument.
+        They are so few that the first answers do not wait for the last frame. The kind of an unknown frame is "", and
+        its content is the whole frame. If a kind is not in `accepted`, the stream ends with InvalidArgument.
         """
-        if self._position >= len(self._frames) or self.state not in _HANDLES or self.paused:
+        if self.state not in _HANDLES:
+            self.incoming.clear()
+        if not self.incoming or self.paused:
             return []
         found: list[tuple[str, Any]] = []
-        for frame in self._frames[self._position : self._position + SLICE]:
+        for frame in self.incoming.take():
             kind = frame.WhichOneof("frame")
             if (kind or "") not in accepted:
                 name = kind or "frame"
                 self.fail(InvalidArgument(f"frames.{name}", "is not a kind of frame that this side accepts"))
                 break
             found.append((kind, getattr(frame, kind)) if kind else ("", frame))
-        self._position += SLICE
         return found
 
     @property
     def frames_wait(self) -> bool:
         """Whether received frames wait to be handled."""
-        return self._position < len(self._frames)
+        return bool(self.incoming)
 
     @property
     def paused(self) -> bool:

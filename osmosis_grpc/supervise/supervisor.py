@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
+from osmosis_grpc.supervise.backlog import Backlog
 from osmosis_grpc.supervise.backoff import Backoff
 from osmosis_grpc.supervise.consumer import StartedThread
 from osmosis_grpc.supervise.jobs import Job, OnFailure, raise_injected
@@ -42,6 +43,7 @@ class Supervisor:
         self._tasks: dict[asyncio.Task[Any], None] = {}
         """The tasks that have not ended, in the order of their starts. close() cancels them in this order."""
         self._closed = False
+        self._backlog = Backlog()
 
     def add_listener(self, on_failed: Report) -> None:
         """Call `on_failed` when the owner fails. Calls it at once if the owner has failed already."""
@@ -123,6 +125,13 @@ class Supervisor:
             raise
         except BaseException as error:
             self.failed(job, error, report)
+
+    def later(self, callback: Callable[..., None], *args: Any) -> None:
+        """Call a function soon. The functions are called in their order, and handle their errors.
+
+        Many calls together do not delay other work for long: see Backlog.
+        """
+        self._backlog.add(callback, *args)
 
     # Threads.
 

@@ -162,6 +162,21 @@ class Conversation:
                 most[call_id] = max(count, most.get(call_id, 0))
         return most
 
+    def release(self) -> None:
+        """Cuts the links from each message to the messages that follow it. Call it when the tree is no longer used.
+
+        Without the links, the messages and their nodes are freed at once. With them, they wait for the garbage
+        collector, which stops the process for a longer time the more objects there are.
+        """
+        branches = [self.root]
+        while branches:
+            node: Node | None = branches.pop()
+            while node is not None:
+                child, node._newest = node._newest, None
+                if child is not None and child._elder is not None:
+                    branches += _cut_elders(child)
+                node = child
+
     def _continues_line(self, messages: Sequence[Message]) -> bool:
         """Returns whether a history begins with the newest history."""
         line = self._line
@@ -207,6 +222,16 @@ def count_tool_message(message: Message, counts: dict[str, int]) -> None:
     if message.get("role") == "tool":
         call_id = str(message.get("tool_call_id") or "")
         counts[call_id] = counts.get(call_id, 0) + 1
+
+
+def _cut_elders(child: Node) -> list[Node]:
+    """Cuts the links from a child to the children before it, and returns these."""
+    elders = []
+    while child._elder is not None:
+        elder, child._elder = child._elder, None
+        elders.append(elder)
+        child = elder
+    return elders
 
 
 def path(node: Node) -> list[Message]:

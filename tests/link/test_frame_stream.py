@@ -9,10 +9,10 @@ import grpc
 import pytest
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
-from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import chat_pb2, services_pb2
 from osmosis_grpc.errors import InvalidArgument, ResourceExhausted, Unavailable
-from osmosis_grpc.link import stream_machine
-from osmosis_grpc.link.frame_stream import FrameStream
+from osmosis_grpc.link import received_frames, stream_machine
+from osmosis_grpc.link.frame_stream import LONGEST_PAUSE, FrameStream
 from osmosis_grpc.link.outgoing_frames import MAX_BATCH_BYTES, MAX_FRAMES, OutgoingFrames
 from osmosis_grpc.link.stream_machine import (
     ANSWER_LIMIT,
@@ -32,6 +32,7 @@ from tests.link.virtual_time import elapse, run_virtually
 HELLO = trainer_frame("hello", pb.TrainerHello(attachment_id="a"))
 REPLY_HELLO = server_frame("hello", pb.ServerHello())
 WINDOW = trainer_frame("window", pb.TrainerWindow())
+REPLY = trainer_frame("chat_reply", pb.ChatReply(response=chat_pb2.ChatResponse()))
 TRAINER_BEAT, SERVER_BEAT = trainer_frame("heartbeat", pb.Heartbeat()), server_frame("heartbeat", pb.Heartbeat())
 
 
@@ -225,9 +226,69 @@ def test_answers_go_out_while_a_long_message_is_handled():
         received = Received(lambda kind: stream.answer(SERVER_BEAT))
         async with running(stream, received):
             await trainer.write(WINDOW * 64)
-            await settled()
+            await elapse(10 * LONGEST_PAUSE)
         assert len(received.frames) == 64
         assert len(server.written) > 1, "the first answers do not wait for the last frame"
+
+    run_virtually(main())
+
+
+@pytest.mark.parametrize(("ahead", "first"), [(received_frames.READ_AHEAD, True), (1, False)])
+def test_a_reply_overtakes_the_other_frames_of_earlier_messages(ahead, first, monkeypatch):
+    monkeypatch.setattr(received_frames, "READ_AHEAD", ahead)
+
+    async def main():
+        trainer, server = joined(capacity=100)
+        received = Received()
+        async with running(server_stream(server), received):
+            await trainer.write(WINDOW * 64)
+            await trainer.write(REPLY)
+            await trainer.write(WINDOW)
+            await settled()
+        assert len(received.frames) == 66
+        assert (received.kinds.index("chat_reply") < 63) is first, "a full queue reads nothing ahead"
+
+    run_virtually(main())
+
+
+def test_a_large_message_is_followed_by_a_pause_and_a_small_one_is_not():
+    async def main():
+        trainer, _ = joined(capacity=100)
+        stream = trainer_stream(trainer)
+        async with running(stream, {}):
+            for frames, messages in ((1, 1), (100, 2)):
+                for _ in range(frames):
+                    stream.send(WINDOW)
+                await elapse(LONGEST_PAUSE / 2)
+                assert len(trainer.written) == messages
+            stream.send(WINDOW)
+            await elapse(LONGEST_PAUSE / 4)
+            assert len(trainer.written) == 2
+            await elapse(LONGEST_PAUSE)
+            assert len(trainer.written) == 3
+
+    run_virtually(main())
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_all_frames_are_handled_before_the_end_of_the_stream(failed):
+    async def main():
+        trainer, server = joined(capacity=100)
+        received = Received()
+        async with running(server_stream(server), received) as task:
+            await trainer.write(WINDOW * 64)
+            if failed:
+                while not received.frames:
+                    await asyncio.sleep(0)
+                trainer.cut()
+            else:
+                await trainer.done_writing()
+            await asyncio.wait([task])
+            assert len(received.frames) == 64
+            if failed:
+                assert isinstance(task.exception(), Unavailable)
+            else:
+                assert task.result() is None
 
     run_virtually(main())
 

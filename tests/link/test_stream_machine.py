@@ -43,7 +43,7 @@ class Player:
             "opener's hello": lambda: machine.expect_hello(self._now, alone=True),
             "second hello": lambda: machine.expect_hello(self._now, alone=False),
             "pace": lambda interval, timeout: machine.pace(interval, timeout, self._now),
-            "receive": lambda *kinds: machine.receive(message(*kinds), self._now),
+            "receive": lambda *kinds: machine.receive(message(*kinds), 100 * len(kinds), self._now),
             "other closes": machine.received_end,
             "send": lambda *words: [machine.send(f"{word} ".encode()) for word in words],
             "answer": lambda *words: [machine.answer(f"{word} ".encode()) for word in words],
@@ -150,8 +150,8 @@ TABLE = {
     "no message": ({}, [(1, "receive", "bad")], ["1 ended: the bytes are not a message"]),
     "slices": (
         {},
-        [(1, "receive", *["window"] * 40)],
-        ["1 handles" + " window" * 16, "1 handles" + " window" * 16, "1 handles" + " window" * 8],
+        [(1, "receive", *["window"] * 10)],
+        ["1 handles" + " window" * 4, "1 handles" + " window" * 4, "1 handles" + " window" * 2],
     ),
     # Frames to send.
     "one message for all that waits": (
@@ -347,7 +347,7 @@ def test_the_hello_is_kept():
     machine = StreamMachine(b"", waits=False, half_closes=False, now=0)
     machine.expect_hello(0, alone=True)
     hello = trainer_frame("hello", pb.TrainerHello(attachment_id="a"))
-    machine.receive(DECODE(hello), 1)
+    machine.receive(DECODE(hello), len(hello), 1)
     assert machine.hello.attachment_id == "a"
 
 
@@ -411,8 +411,9 @@ class Joined:
             self.pipes[other].append(self.writing[side])
             self.writing[side] = None
             machine.written(self.now)
-        elif name == "deliver" and self.pipes[side] and not machine.frames_wait and not machine.paused:
-            machine.receive(DECODE(self.pipes[side].pop(0)), self.now)
+        elif name == "deliver" and self.pipes[side] and not machine.incoming.full and not machine.paused:
+            data = self.pipes[side].pop(0)
+            machine.receive(DECODE(data), len(data), self.now)
         elif name == "handle":
             for kind, frame in machine.next_frames({"window", "unsubscribe", "heartbeat"}):
                 if kind == "window":

@@ -8,13 +8,13 @@ from tests.simulation.ablations.search import found_by
 from tests.simulation.ablations.table import TABLE
 
 FOUND = {
-    "idempotency of Init": 2,
+    "idempotency of Init": 3,
     "attempts of Init": 3,
     "tombstones": 4,
-    "commit before an outcome is sent": 20,
+    "commit before an outcome is sent": 12,
     "end without the agent": 16,
     "joining of chats": 1,
-    "result ids": 18,
+    "result ids": 133,
 }
 """A seed that finds the fault, by the name of the safeguard."""
 

@@ -238,6 +238,7 @@ SCENARIOS = {
     "journal.commit": fails_the_writer,
     "journal.flush": fails_the_writer,
     "journal.sweep_folders": goes_on,
+    "link.handle_frames": breaks_the_stream,
     "link.read_stream": breaks_the_stream,
     "link.start_server": start_server,
     "link.watch_stream": breaks_the_stream,

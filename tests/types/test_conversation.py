@@ -1,6 +1,7 @@
 """The tree of a sample: which earlier chat a history continues."""
 
 import copy
+import gc
 from decimal import Decimal
 
 import numpy as np
@@ -221,3 +222,26 @@ def test_placing_in_full_equals_placing_after_the_chat(turns):
         histories[number] = [*full, said(reply)]
         assert path(tree.reply(number)) == histories[number]
     assert outline(tree.root) == outline(twin.root)
+
+
+def test_a_released_tree_is_freed_without_garbage_collection():
+    tree = Conversation()
+    first = tree.insert([user("a"), user("b")]).node
+    tree.answer(first, {"role": "assistant", "content": "c"}, 1)
+    for other in "xyz":
+        tree.insert([user("a"), user(other), user("d")])
+        tree.insert([user("a"), user(other), user("e")])
+
+    def nodes():
+        return sum(type(each) is Node for each in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = nodes()
+        tree.release()
+        assert path(first) == [user("a"), user("b")], "a history can still be read"
+        del tree, first
+        assert before - nodes() == 13
+    finally:
+        gc.enable()

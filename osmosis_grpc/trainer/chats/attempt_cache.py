@@ -263,6 +263,7 @@ class AttemptCache:
             for asked in list(sample.asked.values()):
                 if asked.task is not None:
                     asked.task.cancel()
+            sample.release()
         self.samples.clear()
 
 

@@ -171,6 +171,11 @@ class SampleState:
         self.assembler = Assembler()
         self.asked: dict[int, PendingChat] = {}
 
+    def release(self) -> None:
+        """Drop the chats and the links of the conversation, so that their memory is free without garbage collection."""
+        self.asked.clear()
+        self.tree.release()
+
     def holds(self, numbers: Iterable[int]) -> bool:
         """Returns whether all these chats are answered."""
         return all(number in self.asked and self.asked[number].response is not None for number in numbers)

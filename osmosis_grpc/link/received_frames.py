@@ -1,0 +1,74 @@
+"""The frames of a stream that have arrived and wait to be handled. No I/O and no clock.
+
+When many rollouts begin and end together, their Inits and outcomes take most of the time of both sides. A chat must not
+wait for them, because its agent waits for the reply. So chats and replies are handled before all other frames.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+FIRST_AT_ONCE = 16
+"""take() returns at most this many chats and replies."""
+OTHERS_AT_ONCE = 4
+"""take() returns at most this many other frames."""
+READ_AHEAD = 1024 * 1024
+"""While this many bytes wait, or more, no further message is read."""
+
+
+class ReceivedFrames:
+    """The frames that wait to be handled. Chats and replies keep their order, and so do all other frames."""
+
+    __slots__ = ("_first", "_others", "bytes")
+
+    def __init__(self) -> None:
+        self._first: deque[tuple[Any, float]] = deque()
+        """Each frame, and the number that the frame adds to `bytes`."""
+        self._others: deque[tuple[Any, float]] = deque()
+        self.bytes = 0.0
+        """About how many bytes wait. All frames of a message count the same."""
+
+    def __bool__(self) -> bool:
+        return bool(self._first or self._others)
+
+    @property
+    def full(self) -> bool:
+        """Whether READ_AHEAD bytes wait, or more."""
+        return self.bytes >= READ_AHEAD
+
+    def add(self, frames: Sequence[Any], size: int) -> None:
+        """Queues the frames of a message of `size` bytes."""
+        share = size / max(len(frames), 1)
+        for frame in frames:
+            (self._first if _goes_first(frame) else self._others).append((frame, share))
+        self.bytes += size if frames else 0
+
+    def take(self) -> list[Any]:
+        """Removes the next frames to handle, and returns them."""
+        taken: list[Any] = []
+        for queue, at_once in ((self._first, FIRST_AT_ONCE), (self._others, OTHERS_AT_ONCE)):
+            for _ in range(min(at_once, len(queue))):
+                frame, share = queue.popleft()
+                taken.append(frame)
+                self.bytes -= share
+        if not self:
+            self.bytes = 0.0
+        return taken
+
+    def clear(self) -> None:
+        """Drops all frames."""
+        self._first.clear()
+        self._others.clear()
+        self.bytes = 0.0
+
+
+def _goes_first(frame: Any) -> bool:
+    """Returns whether a frame is handled before other frames.
+
+    A refusal of a chat is not. The trainer sends it after a Cancel, and the cancel must be handled first. AbandonChat
+    keeps its order among the chats.
+    """
+    kind = frame.WhichOneof("frame")
+    if kind == "chat_reply":
+        return bool(frame.chat_reply.WhichOneof("result") == "response")
+    return kind in ("chat", "abandon_chat")

@@ -1,0 +1,68 @@
+"""Which frames are handled first, and how many messages are read ahead."""
+
+from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
+from osmosis_grpc._gen.osmosis.rollout.v1 import chat_pb2, error_pb2, rollout_pb2
+from osmosis_grpc.link.received_frames import FIRST_AT_ONCE, OTHERS_AT_ONCE, READ_AHEAD, ReceivedFrames
+
+REPLY = pb.TrainerFrame(chat_reply=pb.ChatReply(response=chat_pb2.ChatResponse()))
+REFUSAL = pb.TrainerFrame(chat_reply=pb.ChatReply(status=error_pb2.Status()))
+INIT = pb.TrainerFrame(init=rollout_pb2.InitRequest())
+CANCEL = pb.TrainerFrame(cancel={})
+CHAT = pb.ServerFrame(chat=chat_pb2.ChatRequest())
+ABANDON = pb.ServerFrame(abandon_chat=chat_pb2.AbandonChatRequest())
+COMPLETE = pb.ServerFrame(complete={})
+LATER = pb.TrainerFrame()
+
+
+def taken(*frames):
+    received = ReceivedFrames()
+    received.add(frames, 100)
+    return [frame.WhichOneof("frame") for frame in received.take()]
+
+
+def test_a_reply_is_handled_before_inits_and_cancels():
+    assert taken(INIT, CANCEL, REPLY) == ["chat_reply", "init", "cancel"]
+
+
+def test_a_refusal_of_a_chat_is_handled_after_the_cancel_before_it():
+    assert taken(CANCEL, REFUSAL) == ["cancel", "chat_reply"]
+
+
+def test_chats_are_handled_before_outcomes_and_in_order_with_their_abandonment():
+    assert taken(COMPLETE, CHAT, ABANDON, CHAT) == ["chat", "abandon_chat", "chat", "complete"]
+
+
+def test_a_frame_of_a_later_version_keeps_its_place():
+    assert taken(LATER, INIT) == [None, "init"]
+
+
+def test_both_kinds_are_taken_each_time_and_few_at_once():
+    received = ReceivedFrames()
+    received.add([REPLY] * 20 + [INIT] * 20, 4000)
+    sizes = []
+    while received:
+        kinds = [frame.WhichOneof("frame") for frame in received.take()]
+        sizes.append((kinds.count("chat_reply"), kinds.count("init")))
+    assert sizes == [(FIRST_AT_ONCE, OTHERS_AT_ONCE), (20 - FIRST_AT_ONCE, OTHERS_AT_ONCE), *[(0, OTHERS_AT_ONCE)] * 3]
+
+
+def test_it_is_full_until_enough_frames_are_taken():
+    received = ReceivedFrames()
+    received.add([INIT] * 8, READ_AHEAD - 1)
+    assert not received.full
+    received.add([REPLY], 1)
+    assert received.full
+    received.take()
+    assert not received.full
+    assert received.bytes > 0
+    received.take()
+    assert received.bytes == 0
+
+
+def test_an_empty_message_and_a_cleared_queue_count_nothing():
+    received = ReceivedFrames()
+    received.add([], READ_AHEAD)
+    assert (received.bytes, bool(received)) == (0, False)
+    received.add([INIT, REPLY], READ_AHEAD)
+    received.clear()
+    assert (received.bytes, bool(received), received.take()) == (0, False, [])
