@@ -22,9 +22,9 @@ class ReceivedFrames:
     __slots__ = ("_first", "_others", "bytes")
 
     def __init__(self) -> None:
-        self._first: deque[tuple[Any, float]] = deque()
-        """Each frame, and the number that the frame adds to `bytes`."""
-        self._others: deque[tuple[Any, float]] = deque()
+        self._first: deque[tuple[str, Any, float]] = deque()
+        """The kind of each frame, the frame, and the number that the frame adds to `bytes`."""
+        self._others: deque[tuple[str, Any, float]] = deque()
         self.bytes = 0.0
         """About how many bytes wait. All frames of a message count the same."""
 
@@ -40,16 +40,18 @@ class ReceivedFrames:
         """Queues the frames of a message of `size` bytes."""
         share = size / max(len(frames), 1)
         for frame in frames:
-            (self._first if _goes_first(frame) else self._others).append((frame, share))
+            kind = frame.WhichOneof("frame") or ""
+            queue = self._first if _goes_first(kind, frame) else self._others
+            queue.append((kind, frame, share))
         self.bytes += size if frames else 0
 
-    def take(self) -> list[Any]:
-        """Removes the next frames to handle, and returns them."""
-        taken: list[Any] = []
+    def take(self) -> list[tuple[str, Any]]:
+        """Removes the next frames to handle, and returns their kinds and themselves. The kind "" is unknown."""
+        taken: list[tuple[str, Any]] = []
         for queue, at_once in ((self._first, FIRST_AT_ONCE), (self._others, OTHERS_AT_ONCE)):
             for _ in range(min(at_once, len(queue))):
-                frame, share = queue.popleft()
-                taken.append(frame)
+                kind, frame, share = queue.popleft()
+                taken.append((kind, frame))
                 self.bytes -= share
         if not self:
             self.bytes = 0.0
@@ -62,13 +64,12 @@ class ReceivedFrames:
         self.bytes = 0.0
 
 
-def _goes_first(frame: Any) -> bool:
+def _goes_first(kind: str, frame: Any) -> bool:
     """Returns whether a frame is handled before other frames.
 
     A refusal of a chat is not. The trainer sends it after a Cancel, and the cancel must be handled first. AbandonChat
     keeps its order among the chats.
     """
-    kind = frame.WhichOneof("frame")
     if kind == "chat_reply":
         return bool(frame.chat_reply.WhichOneof("result") == "response")
     return kind in ("chat", "abandon_chat")

@@ -232,9 +232,8 @@ class StreamMachine:
         if not self.incoming or self.paused:
             return []
         found: list[tuple[str, Any]] = []
-        for frame in self.incoming.take():
-            kind = frame.WhichOneof("frame")
-            if (kind or "") not in accepted:
+        for kind, frame in self.incoming.take():
+            if kind not in accepted:
                 name = kind or "frame"
                 self.fail(InvalidArgument(f"frames.{name}", "is not a kind of frame that this side accepts"))
                 break
