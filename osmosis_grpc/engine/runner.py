@@ -210,15 +210,10 @@ class Runner:
         return _timed_out(record, self._context.blocked_at(task.get_name()) if task is not None else "")
 
     def _agent_ended(self, record: Record, task: "asyncio.Task[Termination]") -> None:
-        """Refuse further calls of the agent's own tasks at once. End the rollout a little later: see Backlog."""
-        if record.run.session is not None and record.run.task is task:
-            record.run.session.close()
-        call = self._context.supervisor.call
-        over = partial(call, AGENT_OVER, self._over, record, task, report=partial(self.fail, record))
-        self._context.supervisor.later(over)
+        self._context.supervisor.call(AGENT_OVER, self._over, record, task, report=partial(self.fail, record))
 
     def _over(self, record: Record, task: "asyncio.Task[Termination]") -> None:
-        """End the rollout of an agent whose task has ended."""
+        """Decide how the rollout of an agent ends whose task has ended. Build its outcome a little later."""
         if task in self.abandoned or record.run.parked:
             self.abandoned.discard(task)
             record.run.cancel_timers()
@@ -239,7 +234,11 @@ class Runner:
                 record.run.termination = self._timed_out(record)
             else:
                 record.run.termination = task.result()
-        self._end(record, free=True)
+        record.run.cancel_timers()
+        if record.run.session is not None:
+            record.run.session.close()
+        call, failed = self._context.supervisor.call, partial(self.fail, record)
+        self._context.supervisor.later(partial(call, AGENT_OVER, self._end, record, report=failed))
 
     def _stop(self, record: Record) -> None:
         """Cancel the agent, several times if needed. If the agent never stops, its rollout ends without it."""
@@ -270,7 +269,7 @@ class Runner:
         else:
             self._stop(record)
 
-    def _end(self, record: Record, *, free: bool) -> None:
+    def _end(self, record: Record, *, free: bool = True) -> None:
         """Build the outcome and commit it, once. If `free` is True, give back the slot after the commit."""
         assert record.run.termination is not None
         if record.delivery.report is not None:

@@ -245,8 +245,12 @@ class FrameStream:
                 await self._frames_wait.wait()
 
     def _handle_some(self, handlers: Handlers) -> None:
-        for kind, content in self._machine.next_frames(handlers):
-            handlers[kind](content)
+        try:
+            for kind, content in self._machine.next_frames(handlers):
+                handlers[kind](content)
+        except BaseException as error:
+            self._machine.fail(error)
+            raise
         self._handled.set()
         if self._machine.frames_wait:
             self._frames_wait.set()

@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from osmosis_grpc.link.outgoing_frames import MAX_FRAMES
+
 FIRST_AT_ONCE = 16
 """take() returns at most this many chats and replies."""
 OTHERS_AT_ONCE = 4
@@ -33,8 +35,8 @@ class ReceivedFrames:
 
     @property
     def full(self) -> bool:
-        """Whether READ_AHEAD bytes wait, or more."""
-        return self.bytes >= READ_AHEAD
+        """Whether READ_AHEAD bytes wait, or MAX_FRAMES frames, or more."""
+        return self.bytes >= READ_AHEAD or len(self._first) + len(self._others) >= MAX_FRAMES
 
     def add(self, frames: Sequence[Any], size: int) -> None:
         """Queues the frames of a message of `size` bytes."""
@@ -67,9 +69,10 @@ class ReceivedFrames:
 def _goes_first(kind: str, frame: Any) -> bool:
     """Returns whether a frame is handled before other frames.
 
-    A refusal of a chat is not. The trainer sends it after a Cancel, and the cancel must be handled first. AbandonChat
-    keeps its order among the chats.
+    A refusal is not. The trainer refuses a chat after a Cancel, and the cancel must be handled first. Nor is the
+    AbandonChat of all chats: the outcome that was sent before it must be handled first. An Init's response and the
+    AbandonChat of one chat keep their order among the chats.
     """
-    if kind == "chat_reply":
-        return bool(frame.chat_reply.WhichOneof("result") == "response")
-    return kind in ("chat", "abandon_chat")
+    if kind in ("chat_reply", "init_reply"):
+        return bool(getattr(frame, kind).WhichOneof("result") == "response")
+    return kind == "chat" or (kind == "abandon_chat" and frame.abandon_chat.chat_number > 0)

@@ -8,40 +8,47 @@ from typing import Any
 
 SHARE = 0.0005
 """In one iteration of the event loop, the calls of a backlog take about this many seconds."""
-MOST = 64
-"""In one iteration of the event loop, a backlog makes at most this many calls."""
+PART = 0.25
+"""In a long iteration they take more: this part of the time since the last calls. So they always make progress."""
 
 
 class Backlog:
     """Calls functions in the order of add(). Belongs to one event loop.
 
     An agent that waits for a reply gets it after several iterations of the event loop. If many rollouts begin or end
-    together, their work is done in many short iterations, and the reply comes soon.
+    together, their work is done in many short iterations, and the reply comes soon. The number of waiting calls is
+    bounded by the rollouts and the events that are in flight.
     """
 
     def __init__(self) -> None:
         self._calls: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._scheduled = False
-        self._variables = contextvars.Context()
-        """The context of all calls. It is empty, so that no rollout gets the context variables of another one."""
+        self._since = 0.0
+        """When the next calls were scheduled."""
+        self._variables = contextvars.copy_context()
 
     def add(self, call: Callable[..., None], *arguments: Any) -> None:
-        """Call a function soon. The function handles its errors."""
+        """Call a function soon. The function handles its errors.
+
+        It has the context variables of the place that made the backlog, so that no rollout gets those of another one.
+        """
         self._calls.append((call, arguments))
         if not self._scheduled:
             self._schedule()
 
     def _schedule(self) -> None:
-        self._scheduled = True
-        asyncio.get_running_loop().call_soon(self._work, context=self._variables)
+        loop = asyncio.get_running_loop()
+        self._scheduled, self._since = True, loop.time()
+        loop.call_soon(self._work, context=self._variables.copy())
 
     def _work(self) -> None:
         time = asyncio.get_running_loop().time
-        calls, end = self._calls, time() + SHARE
+        calls, began = self._calls, time()
+        end = began + max(SHARE, PART * (began - self._since))
         try:
-            for _ in range(min(MOST, len(calls))):
+            for _ in range(len(calls)):
                 call, arguments = calls.popleft()
-                call(*arguments)
+                self._variables.copy().run(call, *arguments)
                 if time() >= end:
                     break
         finally:

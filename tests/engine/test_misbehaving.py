@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from osmosis_grpc.agent import RolloutResult
 from osmosis_grpc.errors import RolloutEndedError, ToolExecutionError, Unavailable
 from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.supervise import backlog
 from osmosis_grpc.types import OutcomeStatus, Receipt, RolloutState, events, jsontext
 
 USER = {"role": "user", "content": "hello"}
@@ -392,6 +393,25 @@ async def test_a_reply_in_the_moment_of_the_end_is_dropped(hosting):
         h.check_whole(record)
         assert [sample.segments for sample in outcome.samples.values()] == [()]
         assert h.kinds(record, events.ChatAnswered) == []
+
+
+async def test_a_cancel_after_the_result_of_an_agent_does_not_change_it(hosting, monkeypatch):
+    monkeypatch.setattr(backlog, "SHARE", 0.0)
+
+    async def run(ctx):
+        for _ in range(100):  # the outcome is built after these
+            h.engine.context.supervisor.later(int)
+        return ctx.complete([USER], reward=1.0)
+
+    async with hosting(run) as h:
+        record = await h.start()
+        while not record.run.task.done():
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert record.delivery.report is None
+        h.engine.runner.cancel(record, "too late")
+        outcome = await h.settled(record)
+        assert (outcome.status, outcome.reward) == (OutcomeStatus.COMPLETED, 1.0)
 
 
 async def test_a_context_is_of_no_use_after_the_end(hosting):

@@ -2,6 +2,7 @@
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import chat_pb2, error_pb2, rollout_pb2
+from osmosis_grpc.link.outgoing_frames import MAX_FRAMES
 from osmosis_grpc.link.received_frames import FIRST_AT_ONCE, OTHERS_AT_ONCE, READ_AHEAD, ReceivedFrames
 
 REPLY = pb.TrainerFrame(chat_reply=pb.ChatReply(response=chat_pb2.ChatResponse()))
@@ -9,7 +10,10 @@ REFUSAL = pb.TrainerFrame(chat_reply=pb.ChatReply(status=error_pb2.Status()))
 INIT = pb.TrainerFrame(init=rollout_pb2.InitRequest())
 CANCEL = pb.TrainerFrame(cancel={})
 CHAT = pb.ServerFrame(chat=chat_pb2.ChatRequest())
-ABANDON = pb.ServerFrame(abandon_chat=chat_pb2.AbandonChatRequest())
+ABANDON = pb.ServerFrame(abandon_chat=chat_pb2.AbandonChatRequest(chat_number=1))
+ABANDON_ALL = pb.ServerFrame(abandon_chat=chat_pb2.AbandonChatRequest())
+STARTED = pb.ServerFrame(init_reply=pb.InitReply(response=rollout_pb2.InitResponse()))
+REFUSED = pb.ServerFrame(init_reply=pb.InitReply(status=error_pb2.Status()))
 COMPLETE = pb.ServerFrame(complete={})
 LATER = pb.TrainerFrame()
 
@@ -30,6 +34,14 @@ def test_a_refusal_of_a_chat_is_handled_after_the_cancel_before_it():
 
 def test_chats_are_handled_before_outcomes_and_in_order_with_their_abandonment():
     assert taken(COMPLETE, CHAT, ABANDON, CHAT) == ["chat", "abandon_chat", "chat", "complete"]
+
+
+def test_an_outcome_is_handled_before_the_rollout_is_superseded():
+    assert taken(COMPLETE, ABANDON_ALL) == ["complete", "abandon_chat"]
+
+
+def test_a_chat_does_not_overtake_the_response_to_its_init():
+    assert taken(COMPLETE, REFUSED, STARTED, CHAT) == ["init_reply", "chat", "complete", "init_reply"]
 
 
 def test_a_frame_of_a_later_version_keeps_its_place():
@@ -57,6 +69,14 @@ def test_it_is_full_until_enough_frames_are_taken():
     assert received.bytes > 0
     received.take()
     assert received.bytes == 0
+
+
+def test_it_is_full_of_many_small_frames():
+    received = ReceivedFrames()
+    received.add([LATER] * MAX_FRAMES, 4 * MAX_FRAMES)
+    assert received.full
+    received.take()
+    assert not received.full
 
 
 def test_an_empty_message_and_a_cleared_queue_count_nothing():

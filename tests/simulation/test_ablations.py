@@ -11,7 +11,7 @@ FOUND = {
     "idempotency of Init": 3,
     "attempts of Init": 3,
     "tombstones": 4,
-    "commit before an outcome is sent": 12,
+    "commit before an outcome is sent": 18,
     "end without the agent": 16,
     "joining of chats": 1,
     "result ids": 133,

@@ -37,9 +37,9 @@ newer stream. A chat that comes twice on one stream before it is answered
 gets one answer. An answer to a chat whose rollout has ended is dropped.
 AbandonChat says that a reply is no longer wanted.
 
-Order. A side may handle Chat, AbandonChat and replies to chats before other
-frames that came earlier. It handles all other frames, and refusals of
-chats, in the order of their arrival.
+Order. A side may handle chats, the AbandonChat of one chat, and the
+responses to chats and Inits before other frames that came earlier. It
+handles all other frames, and refusals, in the order of their arrival.
 
 Backpressure. A server always reads. A trainer may stop reading while its
 own answers wait to be sent. So neither side waits for the other for ever.
