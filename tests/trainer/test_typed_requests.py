@@ -35,6 +35,6 @@ def test_a_wrong_field_is_a_type_error(tmp_path):
     snippet.write_text(SNIPPET)
     command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", str(snippet)]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.splitlines()
-    errors = [line for line in found if str(snippet) in line and ": error:" in line]
+    errors = [line for line in found if "snippet.py:" in line and ": error:" in line]  # mypy caches the path of a run
     assert [line.split(":")[1] for line in errors] == ["11", "12"], found
     assert 'Unexpected keyword argument "rollout_idd"' in errors[0]
