@@ -21,13 +21,13 @@ WRITE = job("link.write_stream", OnFailure.RAISE)
 WATCH = job("link.watch_stream", OnFailure.RAISE)
 
 PAUSE = 0.00025
-"""Seconds until the next message, for each frame of a message except the first.
+"""After a message, the next one waits this many seconds for each frame except the first.
 
 Each message takes the other side two to three iterations of its event loop. If both sides are busy, a few large
 messages arrive sooner than many small messages. A message of one frame has no pause after it.
 """
 LONGEST_PAUSE = 0.002
-"""The most seconds until the next message."""
+"""The next message waits at most this many seconds."""
 
 Handlers = Mapping[str, Callable[[Any], None]]
 """For each kind of frame, the function that gets the received frames of this kind."""
@@ -245,6 +245,7 @@ class FrameStream:
                 await self._frames_wait.wait()
 
     def _handle_some(self, handlers: Handlers) -> None:
+        """Handles the next frames. If a handler raises, no other frame is handled."""
         try:
             for kind, content in self._machine.next_frames(handlers):
                 handlers[kind](content)

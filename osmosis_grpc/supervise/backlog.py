@@ -26,11 +26,13 @@ class Backlog:
         self._since = 0.0
         """When the next calls were scheduled."""
         self._variables = contextvars.copy_context()
+        """The context of the code that made the backlog. Each call gets a copy."""
 
     def add(self, call: Callable[..., None], *arguments: Any) -> None:
         """Call a function soon. The function handles its errors.
 
-        It has the context variables of the place that made the backlog, so that no rollout gets those of another one.
+        The function has the context variables of the code that made the backlog. So no rollout gets those of another
+        one.
         """
         self._calls.append((call, arguments))
         if not self._scheduled:

@@ -2,28 +2,50 @@
 
 import asyncio
 import contextvars
-import time
 
-from osmosis_grpc.supervise import backlog as backlog_module
 from osmosis_grpc.supervise.backlog import SHARE, Backlog
 from tests.link.virtual_time import run_virtually
 
 WHOSE = contextvars.ContextVar("WHOSE")
 
 
-def test_calls_that_take_the_whole_share_are_spread_over_iterations(monkeypatch):
-    monkeypatch.setattr(backlog_module, "SHARE", 0.0)
+class Clock(asyncio.SelectorEventLoop):
+    """An event loop whose time only a test moves."""
 
-    async def main():
-        backlog, done, seen = Backlog(), [], []
-        for number in range(3):
-            backlog.add(done.append, number)
-        while len(done) < 3:
-            seen.append(len(done))
-            await asyncio.sleep(0)
-        assert (seen, done) == ([0, 1, 2], [0, 1, 2])
+    now = 0.0
 
-    run_virtually(main())
+    def time(self):
+        return self.now
+
+
+async def per_iteration(call_seconds, other_seconds):
+    """Make 40 calls of this length. Returns how many are made in each iteration beside other work."""
+    loop, backlog, done, made = asyncio.get_running_loop(), Backlog(), [], []
+
+    def call(number):
+        loop.now += call_seconds
+        done.append(number)
+
+    for number in range(40):
+        backlog.add(call, number)
+    while len(done) < 40:
+        before = len(done)
+        loop.now += other_seconds
+        await asyncio.sleep(0)
+        made.append(len(done) - before)
+    assert done == list(range(40))
+    return made
+
+
+def test_calls_are_spread_over_iterations():
+    with asyncio.Runner(loop_factory=Clock) as runner:
+        assert runner.run(per_iteration(SHARE, 0.0)) == [1] * 40
+        assert runner.run(per_iteration(SHARE / 4, 0.0)) == [4] * 10
+
+
+def test_long_iterations_do_not_stop_the_progress():
+    with asyncio.Runner(loop_factory=Clock) as runner:
+        assert runner.run(per_iteration(SHARE, 40 * SHARE)) == [10] * 4
 
 
 def test_short_calls_are_made_together_and_a_call_that_they_add_comes_later():
@@ -38,28 +60,6 @@ def test_short_calls_are_made_together_and_a_call_that_they_add_comes_later():
         assert done == list(range(101))
 
     run_virtually(main())
-
-
-async def test_long_iterations_do_not_stop_the_progress():
-    backlog, done, per_iteration = Backlog(), [], []
-
-    def work(seconds):
-        end = time.perf_counter() + seconds
-        while time.perf_counter() < end:
-            pass
-
-    def call():
-        work(SHARE / 2)
-        done.append(None)
-
-    for _ in range(200):
-        backlog.add(call)
-    while len(done) < 200:
-        before = len(done)
-        work(100 * SHARE)
-        await asyncio.sleep(0)
-        per_iteration.append(len(done) - before)
-    assert max(per_iteration) > 10, "more than the share, which two calls fill"
 
 
 def test_a_call_can_add_another_one():
