@@ -5,7 +5,7 @@ import { choose } from "./page.js";
 
 const timeline = document.getElementById("timeline");
 const NEAR = "1200px";   // a window this near to the view is loaded
-const FAR = 3000;        // a window this far from the view is emptied
+const FAR = 1600;        // a window this far from the view is emptied; a screen of 720 pixels has at most four windows
 const AGAIN = 2000;      // a load that failed begins again after this many milliseconds, if the window is still near
 
 function filled(part) {
@@ -16,7 +16,7 @@ function filled(part) {
 const loads = new WeakMap();
 function load(part) {
   if (filled(part)) return Promise.resolve();
-  if (!loads.has(part)) loads.set(part, request(part).finally(() => { loads.delete(part); sweep(); }));
+  if (!loads.has(part)) loads.set(part, request(part).finally(() => { loads.delete(part); requestAnimationFrame(sweep); }));
   return loads.get(part);
 }
 
@@ -46,17 +46,14 @@ function watch(part) {
   near.observe(part);
 }
 
-let asked = false;
+// The browser sends one scroll event a frame. A window that arrives after the view has moved on is emptied before it is
+// drawn.
 function sweep() {
-  if (asked || !timeline.dataset.turns) return;
-  asked = true;
-  requestAnimationFrame(() => {
-    asked = false;
-    for (const part of timeline.children) {
-      const box = part.getBoundingClientRect();
-      if ((box.bottom < -FAR || box.top > innerHeight + FAR) && filled(part)) empty(part);
-    }
-  });
+  if (!timeline.dataset.turns) return;
+  for (const part of timeline.children) {
+    const box = part.getBoundingClientRect();
+    if ((box.bottom < -FAR || box.top > innerHeight + FAR) && filled(part)) empty(part);
+  }
 }
 addEventListener("scroll", sweep, { passive: true });
 
