@@ -20,14 +20,16 @@ HANDLE = job("link.handle_frames", OnFailure.RAISE)
 WRITE = job("link.write_stream", OnFailure.RAISE)
 WATCH = job("link.watch_stream", OnFailure.RAISE)
 
-PAUSE = 0.00025
+PAUSE = 0.0004
 """After a message, the next one waits this many seconds for each frame except the first.
 
 Each message takes the other side two to three iterations of its event loop. If both sides are busy, a few large
 messages arrive sooner than many small messages. A message of one frame has no pause after it.
 """
-LONGEST_PAUSE = 0.002
+LONGEST_PAUSE = 0.003
 """The next message waits at most this many seconds."""
+READ_STEPS = 2
+"""While iterations of the event loop are long, a message that has arrived is usually read within this many of them."""
 
 Handlers = Mapping[str, Callable[[Any], None]]
 """For each kind of frame, the function that gets the received frames of this kind."""
@@ -70,6 +72,8 @@ class FrameStream:
         """The value of `received` at the newest message that the machine has."""
         self._earliest = 0.0
         """The earliest time of the next message."""
+        self._read_steps = 0
+        """_handle() leaves frames that can wait for this many more iterations of the event loop."""
         self._batch_taken = asyncio.Event()
         self._frames_added = asyncio.Event()
         self._frames_wait = asyncio.Event()
@@ -217,6 +221,7 @@ class FrameStream:
                 await self._next_handled()
             else:
                 message = await self._next_message()
+                self._read_steps = READ_STEPS
                 self._received(message)
                 self._handle_some(handlers)
 
@@ -232,13 +237,20 @@ class FrameStream:
         return message
 
     async def _handle(self, handlers: Handlers) -> None:
-        """Handles the frames that _read() has left. Other tasks run in between, and the first answers are sent."""
+        """Handles the frames that _read() has left. Other tasks run in between, and the first answers are sent.
+
+        If no chat is left, it waits for READ_STEPS iterations after each message. The next message perhaps has chats,
+        and they come first.
+        """
         machine = self._machine
         while machine.state is not State.ENDED:
             if machine.paused:
                 await self._next_batch()
             elif machine.frames_wait:
-                self._handle_some(handlers)
+                if self._read_steps and not machine.incoming.chats_wait:
+                    self._read_steps -= 1
+                else:
+                    self._handle_some(handlers)
                 await asyncio.sleep(0)
             else:
                 self._frames_wait.clear()
@@ -271,7 +283,6 @@ class FrameStream:
                 self._frames_added.clear()
                 await self._frames_added.wait()
                 continue
-            await asyncio.sleep(0)  # tasks that are ready can add frames to this message
             pause = self._earliest - self._time()
             if pause > 0 and machine.state is State.OPEN:
                 await asyncio.sleep(pause)

@@ -12,8 +12,13 @@ from osmosis_grpc.link.outgoing_frames import MAX_FRAMES
 
 FIRST_AT_ONCE = 16
 """take() returns at most this many chats and replies."""
-OTHERS_AT_ONCE = 4
-"""take() returns at most this many other frames."""
+OTHERS_AT_ONCE = 8
+"""take() returns about this many other frames if few wait."""
+MOST_OTHERS = 32
+"""take() returns at most this many other frames. It returns one more for each MORE_FOR_EACH that wait."""
+MORE_FOR_EACH = 16
+LONG = {"init": 4, "complete": 4}
+"""An Init or an outcome counts as this many frames, because its work takes longer."""
 READ_AHEAD = 1024 * 1024
 """While this many bytes wait, or more, no further message is read."""
 
@@ -34,6 +39,11 @@ class ReceivedFrames:
         return bool(self._first or self._others)
 
     @property
+    def chats_wait(self) -> bool:
+        """Whether chats or replies wait."""
+        return bool(self._first)
+
+    @property
     def full(self) -> bool:
         """Whether READ_AHEAD bytes wait, or MAX_FRAMES frames, or more."""
         return self.bytes >= READ_AHEAD or len(self._first) + len(self._others) >= MAX_FRAMES
@@ -50,11 +60,13 @@ class ReceivedFrames:
     def take(self) -> list[tuple[str, Any]]:
         """Removes the next frames to handle, and returns their kinds and themselves. The kind "" is unknown."""
         taken: list[tuple[str, Any]] = []
-        for queue, at_once in ((self._first, FIRST_AT_ONCE), (self._others, OTHERS_AT_ONCE)):
-            for _ in range(min(at_once, len(queue))):
+        others_at_once = min(MOST_OTHERS, OTHERS_AT_ONCE + len(self._others) // MORE_FOR_EACH)
+        for queue, room in ((self._first, FIRST_AT_ONCE), (self._others, others_at_once)):
+            while queue and room > 0:
                 kind, frame, share = queue.popleft()
                 taken.append((kind, frame))
                 self.bytes -= share
+                room -= LONG.get(kind, 1)
         if not self:
             self.bytes = 0.0
         return taken

@@ -9,10 +9,10 @@ import grpc
 import pytest
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
-from osmosis_grpc._gen.osmosis.rollout.v1 import chat_pb2, services_pb2
+from osmosis_grpc._gen.osmosis.rollout.v1 import chat_pb2, rollout_pb2, services_pb2
 from osmosis_grpc.errors import InvalidArgument, ResourceExhausted, Unavailable
 from osmosis_grpc.link import received_frames, stream_machine
-from osmosis_grpc.link.frame_stream import LONGEST_PAUSE, FrameStream
+from osmosis_grpc.link.frame_stream import LONGEST_PAUSE, READ_STEPS, FrameStream
 from osmosis_grpc.link.outgoing_frames import MAX_BATCH_BYTES, MAX_FRAMES, OutgoingFrames
 from osmosis_grpc.link.stream_machine import (
     ANSWER_LIMIT,
@@ -32,6 +32,7 @@ from tests.link.virtual_time import elapse, run_virtually
 HELLO = trainer_frame("hello", pb.TrainerHello(attachment_id="a"))
 REPLY_HELLO = server_frame("hello", pb.ServerHello())
 WINDOW = trainer_frame("window", pb.TrainerWindow())
+INIT = trainer_frame("init", rollout_pb2.InitRequest())
 REPLY = trainer_frame("chat_reply", pb.ChatReply(response=chat_pb2.ChatResponse()))
 TRAINER_BEAT, SERVER_BEAT = trainer_frame("heartbeat", pb.Heartbeat()), server_frame("heartbeat", pb.Heartbeat())
 
@@ -93,6 +94,12 @@ async def running(stream, handlers):
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+async def iterations(count):
+    """Returns after so many iterations of the event loop."""
+    for _ in range(count):
+        await asyncio.sleep(0)
 
 
 async def settled():
@@ -247,6 +254,53 @@ def test_a_reply_overtakes_the_other_frames_of_earlier_messages(ahead, first, mo
             await settled()
         assert len(received.frames) == 66
         assert (received.kinds.index("chat_reply") < 63) is first, "a full queue reads nothing ahead"
+
+    run_virtually(main())
+
+
+@pytest.mark.parametrize(
+    ("frame", "of_400"),
+    [(INIT, (40, 200)), (REPLY, (380, 400))],
+    ids=["few inits, because the next message perhaps has chats", "all replies"],
+)
+def test_what_is_handled_while_messages_come(frame, of_400):
+    async def main():
+        trainer, server = joined(capacity=100)
+        received = Received()
+        async with running(server_stream(server), received):
+            for _ in range(20):
+                await trainer.write(frame * 20)
+                await iterations(READ_STEPS)
+            assert of_400[0] <= len(received.frames) <= of_400[1]
+            await settled()
+        assert len(received.frames) == 400
+
+    run_virtually(main())
+
+
+def test_what_is_left_is_handled_soon_after_the_last_message():
+    async def main():
+        trainer, server = joined()
+        received = Received()
+        async with running(server_stream(server), received):
+            await trainer.write(INIT * 10)
+            await iterations(READ_STEPS)
+            assert len(received.frames) == 2
+            await iterations(3)
+            assert len(received.frames) > 2
+
+    run_virtually(main())
+
+
+def test_a_frame_of_an_idle_stream_is_sent_at_once():
+    async def main():
+        trainer, _ = joined()
+        stream = trainer_stream(trainer)
+        async with running(stream, {}):
+            await settled()
+            stream.send(WINDOW)
+            await iterations(1)
+            assert len(trainer.written) == 1
 
     run_virtually(main())
 

@@ -1,9 +1,11 @@
 """Which frames are handled first, and how many messages are read ahead."""
 
+import pytest
+
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
 from osmosis_grpc._gen.osmosis.rollout.v1 import chat_pb2, error_pb2, rollout_pb2
 from osmosis_grpc.link.outgoing_frames import MAX_FRAMES
-from osmosis_grpc.link.received_frames import FIRST_AT_ONCE, OTHERS_AT_ONCE, READ_AHEAD, ReceivedFrames
+from osmosis_grpc.link.received_frames import FIRST_AT_ONCE, MORE_FOR_EACH, OTHERS_AT_ONCE, READ_AHEAD, ReceivedFrames
 
 REPLY = pb.TrainerFrame(chat_reply=pb.ChatReply(response=chat_pb2.ChatResponse()))
 REFUSAL = pb.TrainerFrame(chat_reply=pb.ChatReply(status=error_pb2.Status()))
@@ -48,19 +50,27 @@ def test_a_frame_of_a_later_version_keeps_its_place():
     assert taken(LATER, INIT) == ["", "init"]
 
 
-def test_both_kinds_are_taken_each_time_and_few_at_once():
+@pytest.mark.parametrize(
+    ("other", "at_once"), [(INIT, 2), (COMPLETE, 2), (CANCEL, OTHERS_AT_ONCE)], ids=["init", "complete", "cancel"]
+)
+def test_both_kinds_are_taken_each_time_and_few_at_once(other, at_once):
     received = ReceivedFrames()
-    received.add([REPLY] * 20 + [INIT] * 20, 4000)
+    received.add([REPLY] * 20 + [other] * at_once + [other] * 3, 4000)
     sizes = []
     while received:
         kinds = [kind for kind, _ in received.take()]
-        sizes.append((kinds.count("chat_reply"), kinds.count("init")))
-    assert sizes == [(FIRST_AT_ONCE, OTHERS_AT_ONCE), (20 - FIRST_AT_ONCE, OTHERS_AT_ONCE), *[(0, OTHERS_AT_ONCE)] * 3]
+        sizes.append((kinds.count("chat_reply"), len(kinds) - kinds.count("chat_reply")))
+    assert sizes[:2] == [(FIRST_AT_ONCE, at_once), (20 - FIRST_AT_ONCE, min(at_once, 3))]
+
+
+@pytest.mark.parametrize(("waiting", "at_once"), [(MORE_FOR_EACH - 1, 8), (10 * MORE_FOR_EACH, 18), (MAX_FRAMES, 32)])
+def test_more_of_the_others_are_taken_if_many_wait(waiting, at_once):
+    assert len(taken(*[CANCEL] * waiting)) == at_once
 
 
 def test_it_is_full_until_enough_frames_are_taken():
     received = ReceivedFrames()
-    received.add([INIT] * 8, READ_AHEAD - 1)
+    received.add([CANCEL] * 2 * OTHERS_AT_ONCE, READ_AHEAD - 1)
     assert not received.full
     received.add([REPLY], 1)
     assert received.full

@@ -148,11 +148,7 @@ TABLE = {
         ["1 ended: frames: a message has 4097 frames, more than 4096"],
     ),
     "no message": ({}, [(1, "receive", "bad")], ["1 ended: the bytes are not a message"]),
-    "slices": (
-        {},
-        [(1, "receive", *["window"] * 10)],
-        ["1 handles" + " window" * 4, "1 handles" + " window" * 4, "1 handles" + " window" * 2],
-    ),
+    "slices": ({}, [(1, "receive", *["window"] * 15)], ["1 handles" + " window" * 8, "1 handles" + " window" * 7]),
     # Frames to send.
     "one message for all that waits": (
         {"stuck": True},
