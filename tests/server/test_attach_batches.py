@@ -4,7 +4,7 @@ import asyncio
 from itertools import pairwise
 
 from osmosis_grpc.testing.raw import RawTrainer
-from osmosis_grpc.testing.raw.trainer_frames import cancel, init, subscribe, window
+from osmosis_grpc.testing.raw.trainer_frames import cancel, subscribe, window
 from tests.server.attached import Talk, Wide, asked, plays, user
 
 MIB = 1024 * 1024
@@ -75,8 +75,11 @@ async def test_chats_go_before_events(serve):
         stream = await trainer.attach()
         await trainer.start("long", turns=100)
         await trainer.finish()
+        await trainer.send(window(0))
+        await trainer.start("next", turns=1)
+        await asked(trainer, "next", 1)
         listed = len(stream.frames)
-        await trainer.send(*(subscribe(f"s{n}", "long") for n in range(20)), init("next"))
+        await trainer.send(*(subscribe(f"s{n}", "long") for n in range(20)), window(1))
         await stream.until(lambda: stream.count("unsubscribed") == 20)
         order = [frame.WhichOneof("frame") for frame in stream.frames[listed:]]
         events = [place for place, kind in enumerate(order) if kind == "event"]
