@@ -15,8 +15,9 @@ FIRST_AT_ONCE = 16
 OTHERS_AT_ONCE = 8
 """take() returns about this many other frames if few wait."""
 MOST_OTHERS = 32
-"""take() returns at most this many other frames. It returns one more for each MORE_FOR_EACH that wait."""
+"""take() returns at most this many other frames."""
 MORE_FOR_EACH = 16
+"""take() returns one more of the other frames for each 16 that wait. So a cancel behind many Inits is not late."""
 LONG = {"init": 4, "complete": 4}
 """An Init or an outcome counts as this many frames, because its work takes longer."""
 READ_AHEAD = 1024 * 1024
