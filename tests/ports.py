@@ -1,27 +1,45 @@
 """Ports for servers that end and start again.
 
 They are outside the range from which the system takes ports, so no other process gets one while its server is down.
+Test processes that run at the same time have different ports.
 """
 
-import os
+import fcntl
 import random
 import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
 
-_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-_RANGE = 1_000
-_used: set[int] = set()
+_AT_ONCE = 100
+_locks: list[IO[str]] = []
+"""Each keeps a range of ports from other test processes until this one ends."""
+
+
+def _own_ports() -> Iterator[int]:
+    for start in range(20_000, 32_000, _AT_ONCE):
+        lock = Path(tempfile.gettempdir(), f"osmosis-test-ports-{start}").open("w")  # noqa: SIM115 - see _locks
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+        else:
+            _locks.append(lock)
+            yield from random.SystemRandom().sample(range(start, start + _AT_ONCE), _AT_ONCE)
+
+
+_ports = _own_ports()
 
 
 def quiet_port() -> int:
     """Return a port that nothing listens on. Each call returns another port."""
-    low = 20_000 + _WORKER % 10 * _RANGE
-    for port in random.SystemRandom().sample(range(low, low + _RANGE), _RANGE):
+    for port in _ports:
         with socket.socket() as probe:
-            if port not in _used and probe.connect_ex(("127.0.0.1", port)):
+            if probe.connect_ex(("127.0.0.1", port)):
                 try:
                     probe.bind(("127.0.0.1", port))
                 except OSError:
                     continue
-                _used.add(port)
                 return port
     raise AssertionError("no port is free")

@@ -25,9 +25,13 @@ IDLE_LIMIT = 60
 """Seconds in the files."""
 
 
-def _program(name: str) -> str | None:
+def program(name: str) -> str:
+    """The path of a proxy. The test is skipped if it is not installed."""
     beside = Path(sys.executable).parent / name
-    return str(beside) if beside.exists() else shutil.which(name)
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        pytest.skip(f"needs {name}")
+    return found
 
 
 def _nginx(folder: Path, listen: str, target: str, seconds: float) -> list[str]:
@@ -94,9 +98,7 @@ class RealProxy:
     """Not counted."""
 
     def __init__(self, name: str, target: str, seconds: float) -> None:
-        self.program = _program(name)
-        if self.program is None:
-            pytest.skip(f"needs {name}")
+        self.program = program(name)
         self.name = name
         self.address = f"127.0.0.1:{quiet_port()}"
         self.folder = Path(tempfile.mkdtemp(prefix=f"{name}-"))

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from tests.attach.silent_chats import WAYS, silent_rollout
-from tests.deploy.real_proxies import PROXIES, RealProxy
+from tests.deploy.real_proxies import PROXIES, RealProxy, program
 
 
 @pytest.mark.parametrize("name", PROXIES)
@@ -31,6 +31,8 @@ async def test_f17_a_short_silence(tmp_path, name, way):
 @pytest.mark.timeout(400)
 async def test_f17_a_silence_of_three_minutes(tmp_path):
     """All proxies and all ways at once, with the limits of the files."""
+    for name in PROXIES:
+        program(name)
     ways = (
         silent_rollout(way, 180.0, tmp_path / f"{name}-{way}", 60.0, partial(RealProxy, name))
         for name in PROXIES
