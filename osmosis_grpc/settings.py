@@ -343,12 +343,16 @@ def grpc_tracers() -> str:
     return os.environ.get("GRPC_TRACE", "")
 
 
-def without_grpc_fork_handlers() -> None:
-    """Switch gRPC's fork handlers off, unless the variable sets them. Call it before gRPC is imported.
+def prepare_grpc() -> None:
+    """Set variables that gRPC reads at its import, unless the user has set them. Call it before gRPC is imported.
 
-    The handlers do nothing for a working server, and in the child they sometimes end in a segmentation fault.
+    Without gRPC's fork handlers: they do nothing for a working server, and in the child they sometimes end in a
+    segmentation fault. Without gRPC Core's INFO lines: it writes one for each failed TLS handshake, so every host that
+    reaches the port could fill the log.
     """
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    if "GRPC_TRACE" not in os.environ:
+        os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
 def problems(error: ValidationError, line: Line | None = None, in_file: Mapping[str, str] | None = None) -> str:

@@ -155,7 +155,15 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "percentunit",
             (("process_open_fds{%s} / process_max_fds{%s}", "{{instance}}"),),
         ),
-        Panel("Journal", "Bytes on disk.", "bytes", (("osmosis_journal_bytes{%s}", "{{instance}}"),)),
+        Panel(
+            "Journal",
+            "Bytes on disk, and the budget.",
+            "bytes",
+            (
+                ("osmosis_journal_bytes{%s}", "{{instance}}"),
+                ("osmosis_journal_budget_bytes{%s}", "{{instance}} budget"),
+            ),
+        ),
         Panel(
             "Journal commits",
             "Mean time of a transaction.",

@@ -26,7 +26,7 @@ from osmosis_gateway.routes import HttpAccess, add_metrics, add_routes, gateway_
 from osmosis_gateway.workers import KIND, SiblingGuard, WorkerCalls, WorkerRoutes
 from osmosis_grpc.link import fork_safety
 from osmosis_grpc.link.bearer_tokens import Tokens
-from osmosis_grpc.link.connection_limit import default_connections
+from osmosis_grpc.link.connection_limit import agent_connections, default_connections
 from osmosis_grpc.link.target_policy import is_loopback
 from osmosis_grpc.link.tls import ServerTls, client_context, server_context
 from osmosis_grpc.server import AgentServer
@@ -34,14 +34,19 @@ from osmosis_grpc.settings import RolloutSettings, get_settings
 from osmosis_grpc.supervise import OnFailure, Supervisor, call_later, job
 
 SERVE_HTTP = job("gateway.serve_http", OnFailure.FAIL_OWNER)
+METRICS_CONNECTIONS = 32
+"""The most connections to the port of --metrics-port at once."""
 
 
 class HttpServer:
     """Serves an ASGI application. Used as `async with HttpServer(app, port=0) as http`.
 
-    With `tls`, it uses TLS. `connections` is the most connections at once; without it there is no limit. With `path`,
-    it listens at this Unix socket, and not at a host and a port. If uvicorn ends unexpectedly, `supervisor` records the
-    failure. Without `supervisor`, the server makes its own. Raises ValueError for a TLS file that cannot be used.
+    With `tls`, it uses TLS. `connections` is the most connections at once, and one address has at most half of them.
+    Without it, the server is for agents, and the limit is agent_connections() for all addresses. With `path`, it
+    listens at this Unix socket, and not at a host and a port, and has no limit.
+
+    If uvicorn ends unexpectedly, `supervisor` records the failure. Without `supervisor`, the server makes its own.
+    Raises ValueError for a TLS file that cannot be used.
     Entering the context raises OSError if the port is taken.
     """
 
@@ -80,13 +85,10 @@ class HttpServer:
             listening = listen_on(self._host, self.port, self._connections)
             self.port = listening.getsockname()[1]
             fork_safety.keep_from_children(self, self.port)
-        config = uvicorn_config(self.app)
+        config = uvicorn_config(self.app, listening)
         config.ssl = self._tls
-        if isinstance(listening, LimitedSocket):
-            config.backlog = IN_ONE_PASS
-            if self._tls is not None:
-                listening.on_accept = lambda made: call_later(AWAIT_HEAD, HEAD_SECONDS, made.end_handshake)
-            config.http_protocol_class = partial(BoundedProtocol, listening=listening)  # type: ignore[assignment] # uvicorn only calls it
+        if isinstance(listening, LimitedSocket) and self._tls is not None:
+            listening.on_accept = lambda made: call_later(AWAIT_HEAD, HEAD_SECONDS, made.end_handshake)
         self._server = Uvicorn(config)
         self._task = self.supervisor.start(SERVE_HTTP, lambda: self._serve(listening))
         while not self._server.started:
@@ -108,8 +110,8 @@ class HttpServer:
             raise RuntimeError("the HTTP server has stopped by itself")
 
 
-def uvicorn_config(app: FastAPI) -> uvicorn.Config:
-    """Return the loaded configuration of uvicorn for an application."""
+def uvicorn_config(app: FastAPI, listening: socket.socket) -> uvicorn.Config:
+    """Return the loaded configuration of uvicorn for an application and the socket at which it listens."""
     config = uvicorn.Config(
         app,
         http=BoundedProtocol,
@@ -122,6 +124,9 @@ def uvicorn_config(app: FastAPI) -> uvicorn.Config:
         timeout_keep_alive=75,
     )
     config.load()
+    if isinstance(listening, LimitedSocket):
+        config.backlog = IN_ONE_PASS
+        config.http_protocol_class = partial(BoundedProtocol, listening=listening)  # type: ignore[assignment] # uvicorn only calls it
     return config
 
 
@@ -135,13 +140,14 @@ class Uvicorn(uvicorn.Server):
 
 
 def listen_on(host: str, port: int, connections: int | None = None) -> socket.socket:
-    """Return a listening socket with at most `connections` connections at once. Raises OSError if the port is taken."""
+    """Return a listening socket. Raises OSError if the port is taken.
+
+    It has at most `connections` connections at once, and half of them from one address. Without `connections`, the
+    limit is agent_connections() for all addresses.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening: socket.socket
-    if connections is None:  # asyncio sets TCP_NODELAY only with IPPROTO_TCP
-        listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    else:
-        listening = LimitedSocket(family, connections)
+    most = connections or agent_connections()
+    listening = LimitedSocket(family, most, max(1, most // 2) if connections else most)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # for a port in TIME_WAIT, not for two servers
         listening.bind((host, port))
@@ -232,7 +238,8 @@ async def serve_metrics(server: AgentServer, *, host: str = "127.0.0.1", port: i
     add_metrics(app, access)
     async with AsyncExitStack() as stack:
         await _join_workers(stack, app, server, access)
-        http = HttpServer(app, host=host if is_loopback(host) else "127.0.0.1", port=port)
+        loopback = host if is_loopback(host) else "127.0.0.1"
+        http = HttpServer(app, host=loopback, port=port, connections=METRICS_CONNECTIONS)
         yield await stack.enter_async_context(http)
 
 

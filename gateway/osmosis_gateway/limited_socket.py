@@ -53,15 +53,15 @@ class Accepted(socket.socket):
 
 
 class LimitedSocket(socket.socket):
-    """A listening socket with at most `most` connections, and at most half of them from one address.
+    """A listening socket with at most `most` connections, and at most `most_of_one` from one address.
 
     The addresses of an IPv6 network of 64 bits count as one.
     """
 
-    def __init__(self, family: int, most: int) -> None:
-        super().__init__(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    def __init__(self, family: int, most: int, most_of_one: int) -> None:
+        super().__init__(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio sets TCP_NODELAY only with this
         self._most = most
-        self._most_of_one = max(1, most // 2)
+        self._most_of_one = most_of_one
         self._open: dict[str, dict[tuple[str, int], Accepted]] = {}
         self._log = Throttled(log)
         self.on_accept: Callable[[Accepted], object] = lambda connection: None
@@ -94,11 +94,14 @@ class LimitedSocket(socket.socket):
         """Return whether there is room for a connection of the network. It may close another one."""
         own = self._open.get(network, {})
         if len(own) >= self._most_of_one:
-            return self._end_idle(own, f"{network} has {len(own)} HTTP connections, half of --max-connections")
+            return self._end_idle(own, f"{network} has {len(own)} {self._kind()}, the most of one address")
         count = sum(map(len, self._open.values()))
         if count < self._most:
             return True
-        return self._end_idle(max(self._open.values(), key=len), f"there are {count} HTTP connections")
+        return self._end_idle(max(self._open.values(), key=len), f"there are {count} {self._kind()}")
+
+    def _kind(self) -> str:
+        return f"HTTP connections to port {self.getsockname()[1]}"
 
     def _end_idle(self, connections: dict[tuple[str, int], Accepted], problem: str) -> bool:
         for connection in connections.values():
@@ -106,7 +109,7 @@ class LimitedSocket(socket.socket):
                 self._log.warn(f"{problem}: the oldest idle one is closed for a new one")
                 connection.end()
                 return True
-        self._log.warn(f"{problem}, all in use: a new one is refused; --max-connections allows more")
+        self._log.warn(f"{problem}, all in use: a new one is refused; --max-connections or more open files allow more")
         return False
 
     def _forget(self, network: str, peer: tuple[str, int], left: Accepted) -> None:

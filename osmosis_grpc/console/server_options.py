@@ -438,6 +438,24 @@ class ServerOptions(Declared):
             bounds=(60, 86_400),
         ),
     ] = 3600.0
+    disk_budget_gib: Annotated[
+        float,
+        Option(
+            "Journal",
+            "--disk-budget GIB",
+            "The most of the disk that the journal may use; above it, the oldest delivered rollouts are dropped.",
+            bounds=(0.01, 100_000),
+        ),
+    ] = 10.0
+    memory_budget_mib: Annotated[
+        int,
+        Option(
+            "Journal",
+            "--memory-budget MIB",
+            "The most memory of unfinished rollouts and undelivered outcomes; above it, new rollouts are refused.",
+            bounds=(16, 1_048_576),
+        ),
+    ] = 256
 
     log_level: Annotated[
         str,

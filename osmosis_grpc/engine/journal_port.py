@@ -26,6 +26,8 @@ class Figures:
 
     bytes: int
     """The size of the file and of its write-ahead log."""
+    budget: int
+    """The most bytes that the file may use."""
     commits: int
     commit_seconds: float
     """The time that all commits together took."""
@@ -84,6 +86,13 @@ class Journal(ABC):
     @abstractmethod
     def forget(self, rollout_id: str, attempt: int) -> None:
         """Delete a rollout."""
+
+    def settle_unrecorded(self, rollout_id: str, attempt: int) -> None:
+        """Settle a rollout whose last events could not be committed, so that no other process continues it.
+
+        If its end is committed, the journal keeps the rollout with its outcome. Otherwise close() deletes the rollout.
+        If the disk still fails, this is written when writing works again. Does nothing for a settled rollout.
+        """
 
     def repoint(self, entry: JournaledRollout) -> None:
         """Record the new destination of a rollout's calls."""

@@ -159,6 +159,8 @@ class RecordTable:
         """
         if record.delivery.settled and record in self._ended:
             self._settled.setdefault(record.owner, {})[record] = None
+        if record.delivery.settled and not record.trail.journaled:
+            self._journal.settle_unrecorded(record.rollout_id, record.attempt)
         if self._journal.durable and record.trail.journaled and record.delivery.settled:
             attempts = self._records.get(record.rollout_id, {}).values()
             if all(other.delivery.settled and other.trail.journaled for other in attempts):

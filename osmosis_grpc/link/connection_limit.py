@@ -8,9 +8,19 @@ _SHARE = 4
 
 def default_connections() -> int:
     """Returns how many connections a server accepts at once, from the limit of open files (RLIMIT_NOFILE)."""
+    return max(LEAST, min(MOST, _files() // _SHARE))
+
+
+def agent_connections() -> int:
+    """Returns how many connections of agents a server accepts at once: half of the files."""
+    return max(LEAST, _files() // 2)
+
+
+def _files() -> int:
+    most = MOST * _SHARE
     try:
         import resource
     except ModuleNotFoundError:  # not on Unix
-        return MOST
+        return most
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return MOST if files == resource.RLIM_INFINITY else max(LEAST, min(MOST, files // _SHARE))
+    return most if files == resource.RLIM_INFINITY else files

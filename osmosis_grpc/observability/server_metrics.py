@@ -11,6 +11,7 @@ from osmosis_grpc.observability.rpc_metrics import Calls
 ATTACHMENTS = Family("osmosis_attachments", "gauge", "Trainers that are attached.")
 DRAINING = Family("osmosis_draining", "gauge", "1 while the server drains, else 0.")
 JOURNAL_BYTES = Family("osmosis_journal_bytes", "gauge", "Bytes of the journal's file and of its write-ahead log.")
+JOURNAL_BUDGET = Family("osmosis_journal_budget_bytes", "gauge", "The most bytes that the journal may use.")
 JOURNAL_COMMITS = Family("osmosis_journal_commit_seconds", "summary", "Transactions committed, and the time they took.")
 JOURNAL_FAILING = Family("osmosis_journal_failing", "gauge", "1 while the journal cannot be written, else 0.")
 
@@ -34,5 +35,6 @@ class ServerMetrics:
         yield single(DRAINING, float(self._engine.shutdown.draining))
         figures = self._engine.journal.figures()
         yield JOURNAL_BYTES, [] if figures is None else [((), figures.bytes)]
+        yield JOURNAL_BUDGET, [] if figures is None else [((), figures.budget)]
         yield JOURNAL_COMMITS, [] if figures is None else [((), Summary(figures.commits, figures.commit_seconds))]
         yield JOURNAL_FAILING, [] if figures is None else [((), float(bool(self._engine.journal.problem)))]

@@ -28,9 +28,9 @@ def run(line: Line) -> None:
     from osmosis_grpc.console import logs
     from osmosis_grpc.serve.json_output import records, send_errors
     from osmosis_grpc.serve.workers import VARIABLE
-    from osmosis_grpc.settings import forget_secrets, otel_content, take_variable, without_grpc_fork_handlers
+    from osmosis_grpc.settings import forget_secrets, otel_content, prepare_grpc, take_variable
 
-    without_grpc_fork_handlers()
+    prepare_grpc()
     descriptor = take_variable(VARIABLE)
     place = None
     if descriptor is not None:
@@ -76,6 +76,8 @@ def run(line: Line) -> None:
             max_concurrent_per_owner=options.max_concurrent_per_owner,
             max_attachments_per_owner=options.max_attachments_per_owner,
             record_ttl=options.record_ttl_seconds,
+            disk_budget=int(options.disk_budget_gib * 1024**3),
+            memory_budget=options.memory_budget_mib * 1024**2,
             agent_timeout=options.agent_timeout_seconds,
             allow_targets=options.allow_target,
             reflection=not options.no_reflection,

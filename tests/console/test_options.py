@@ -84,6 +84,8 @@ SERVER = {
     "STATE_DIR": ("x", "x", ""),
     "NO_JOURNAL": ("true", True, "x"),
     "RECORD_TTL_SECONDS": ("61.5", 61.5, "59"),
+    "DISK_BUDGET_GIB": ("0.5", 0.5, "0"),
+    "MEMORY_BUDGET_MIB": ("64", 64, "15"),
     "AGENT_TIMEOUT_SECONDS": ("61.5", 61.5, "0.5"),
     "LOG_LEVEL": ("debug", "debug", "loud"),
     "OTEL": ("true", True, "x"),

@@ -831,6 +831,9 @@ async def test_a_disk_that_fails_and_comes_back(folder, monkeypatch):
         assert (
             await h.engine.rollouts.info(h.engine.rollouts.get("me", "running"))
         ).outcome.result_id == outcome.result_id
+    async with keeping(folder, Talker(3), policy=policy) as h:  # the delivered rollout does not run again
+        assert await ids(h) == ["newer"]
+        assert (await h.run("running")).status is OutcomeStatus.COMPLETED
 
 
 @pytest.mark.slow

@@ -150,7 +150,9 @@ async def test_a_disk_that_fails_is_told(folder, disk):
     await check_cancelled(copy, known=False)
 
 
-async def test_of_a_rollout_whose_events_can_be_written_no_more(folder, disk):
+@pytest.mark.parametrize("delivered", [True, False])
+async def test_of_a_rollout_whose_events_can_be_written_no_more(folder, disk, delivered):
+    """The next process deletes a delivered one. It answers another Init of it, too."""
     async with keeping(folder, Talker(), policy=Until(2)) as h:
         disk.failing = True
         with pytest.raises(Unavailable):
@@ -164,10 +166,14 @@ async def test_of_a_rollout_whose_events_can_be_written_no_more(folder, disk):
         await h.until(lambda: not record.trail.journaled)
         disk.failing = False
         await h.until(lambda: not h.engine.journal.problem)
+        if not delivered:
+            h.trainer.answers = [Unavailable("away")] * 1000
         assert h.engine.cancel("me", rollout_id="r1")[0].cancelled
+        if delivered:
+            await h.until(lambda: record.delivery.settled)
         await h.engine.log.flush()
         copy = h.crash()
-    await check_cancelled(copy, known=True)
+    await check_cancelled(copy, known=not delivered)
 
 
 # How many

@@ -79,6 +79,8 @@ async def test_a_full_disk_takes_nothing_in_and_stops_nothing(stack, disk):
     await server.end(signal.SIGKILL)
     await server.start()
     await healthy(server.address)
+    delivered = {request.rollout_id for request in asked}
+    assert not delivered & {info.rollout_id async for info in client.rollouts()}
     last = list(requests("last", 2))
     await running(trainer, last, outcomes)
     check_run([request.rollout_id for request in asked + more + last], outcomes, policy)

@@ -1,4 +1,4 @@
-"""X14: 300 idle connections to gRPC and 300 to HTTP, against a server that may open 200 files."""
+"""X14: 300 idle connections each to gRPC, HTTP and the metrics, against a server that may open 200 files."""
 
 import asyncio
 import json
@@ -23,17 +23,19 @@ FEW_FILES = ("sh", "-c", 'ulimit -n 200; exec "$@"', "sh")
 @pytest.mark.slow
 async def test_x14_idle_connections_keep_no_one_out(tmp_path):
     log, state = tmp_path / "log", tmp_path / "state"
-    arguments = (*CALCULATOR, "-p", "0", "--state-dir", str(state))
+    arguments = (*CALCULATOR, "-p", "0", "--metrics-port", "0", "--state-dir", str(state))
     with log.open("w") as lines, serving(*arguments, before=FEW_FILES, stderr=lines) as (process, ready):
         async with Trainer(ready["grpc"], ToolCallingMock()) as trainer:
             first = await trainer.rollout(RolloutRequest(rollout_id="before", messages=QUESTION))
             with ExitStack() as stack:
-                for place in (ready["grpc"], ready["http"]) * IDLE:
+                for place in (ready["grpc"], ready["http"], ready["metrics"]) * IDLE:
                     host, _, port = place.rpartition(":")
                     stack.enter_context(socket.create_connection((host, int(port))))
                 during = await trainer.rollout(RolloutRequest(rollout_id="during", messages=QUESTION))
-                async with aiohttp.ClientSession() as session, session.get(f"http://{ready['http']}/health") as answer:
-                    assert answer.status == 200
+                async with aiohttp.ClientSession() as session:
+                    for path in (f"{ready['http']}/health", f"{ready['metrics']}/metrics"):
+                        async with session.get(f"http://{path}") as answer:
+                            assert answer.status == 200
                 async with grpc.aio.insecure_channel(ready["grpc"]) as channel:  # after the handshakes time out
                     info = services_pb2_grpc.RolloutServiceStub(channel).GetServerInfo
                     await asyncio.wait_for(

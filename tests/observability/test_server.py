@@ -194,6 +194,7 @@ async def test_o2_the_journal(stack, tmp_path, attach_to):
     page = scrape(server.metrics)
     assert page.value("osmosis_journal_commit_seconds_count") > before.value("osmosis_journal_commit_seconds_count")
     assert page.value("osmosis_journal_commit_seconds_sum") > 0
+    assert page.value("osmosis_journal_budget_bytes") == 10 * 1024**3
     assert page.value("osmosis_journal_failing") == 0
     assert page.value("osmosis_trajectory_events_dropped_total") == 0
 

@@ -14,7 +14,7 @@ FOUND = {
     "commit before an outcome is sent": 18,
     "end without the agent": 16,
     "joining of chats": 1,
-    "result ids": 133,
+    "result ids": 162,
 }
 """A seed that finds the fault, by the name of the safeguard."""
 

@@ -12,7 +12,7 @@ import pytest
 
 from osmosis_grpc.storage import Reader
 from osmosis_grpc.storage.journal import writer
-from osmosis_grpc.types import events
+from osmosis_grpc.types import OutcomeStatus, events
 from tests.processes import ROOT
 from tests.storage import disk as disks
 from tests.storage.journals import CALLBACK, JournalUser, opened
@@ -331,6 +331,48 @@ async def test_latest_values_are_written_again_after_a_failure(tmp_path, monkeyp
         assert {row[1:3] for row in user.journal.tombstones()} == {("tomb 1", 7), ("tomb 2", 7)}
         entry = user.journal.unsettled()[0]
         assert (entry.init.callback.target, entry.init.callback.credential) == ("127.0.0.1:2", "number 2")
+
+
+NAMES = ("ended", "annotated", "running", "superseded")
+
+
+@pytest.mark.parametrize("fails_while_it_settles", [True, False])
+async def test_a_rollout_with_a_lost_event_is_settled_later(tmp_path, monkeypatch, fails_while_it_settles):
+    """With its outcome if its end is committed. Without it, the next process deletes it."""
+    copy = tmp_path / "copy"
+    async with opened(tmp_path) as user:
+        disk = Disk(user, monkeypatch)
+        for name in (*NAMES, "other"):
+            user.accept(name, callback=CALLBACK)
+        user.end("ended")
+        user.end("annotated")
+        await user.commit()
+        disk.fails = True
+        user.append(BIG, "running")
+        user.deliver("ended")
+        user.append(BIG, "annotated")
+        user.end("superseded", status=OutcomeStatus.CANCELLED, finish_reason="superseded")
+        await user.all_reported()
+        assert not any(ok for _, ok in user.reported[-4:])
+        disk.fails = fails_while_it_settles
+        for name in NAMES:
+            user.journal.settle_unrecorded(name, 1)
+        if fails_while_it_settles:
+            await user.until(lambda: user.journal.problem)
+        disk.fails = False
+        await user.until(lambda: not user.journal.problem)
+        await user.commit()
+        assert [len(user.trajectory(name)) for name in NAMES] == [2, 2, 1, 1]
+        (found,) = user.journal.find("ended")
+        assert (found.settled, found.outcome.status) == (True, OutcomeStatus.COMPLETED)
+        assert len(list((tmp_path / "credentials").iterdir())) == 1
+        shutil.copytree(tmp_path, copy, ignore=shutil.ignore_patterns("copy"))
+    for folder in (tmp_path, copy):  # closed, and as after a crash
+        async with opened(folder) as user:
+            await user.commit()
+            assert [entry.init.request.rollout_id for entry in user.journal.unsettled()] == ["other"]
+            assert [len(user.journal.find(name)) for name in NAMES] == [1, 1, 0, 0]
+            assert len(list((folder / "credentials").iterdir())) == 1
 
 
 async def test_credentials_that_cannot_be_written_are_written_later(tmp_path, monkeypatch):

@@ -46,12 +46,12 @@ class _Server:
 
     async def _serve(self) -> None:
         """Run uvicorn until stop(). Raises RuntimeError if uvicorn ends by itself."""
-        uvicorn = self._uvicorn = Uvicorn(uvicorn_config(self._app))
+        if self._listening.fileno() < 0:
+            self._listening = listen_on(HOST, self._port)
+        uvicorn = self._uvicorn = Uvicorn(uvicorn_config(self._app, self._listening))
         try:
             if self._stopping:
                 return
-            if self._listening.fileno() < 0:
-                self._listening = listen_on(HOST, self._port)
             await uvicorn.serve(sockets=[self._listening])
             if not self._stopping:
                 raise RuntimeError("the HTTP server has stopped by itself")

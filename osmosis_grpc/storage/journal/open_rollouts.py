@@ -75,6 +75,8 @@ class OpenRollout:
     ended: bool = False
     settled: bool = False
     """Whether its last event was appended."""
+    settled_at: int = 0
+    """The position of its last event. 0 if another process has settled it."""
 
 
 class OpenRollouts:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from osmosis_grpc.storage.journal.open_rollouts import OpenRollouts
 from osmosis_grpc.storage.journal.reader import Reader
 from osmosis_grpc.storage.journal.rows import Dropped
-from osmosis_grpc.storage.journal.writer import Writer
+from osmosis_grpc.storage.journal.writer import Row, Writer
 
 log = logging.getLogger(__name__)
 
@@ -91,22 +91,13 @@ class Retention:
         rows = [row for row in rows if row.sequence not in self._dropping]
         if not rows:
             return
-        positions = array("Q")
+        self._dropping |= {row.sequence: row.rollout_id for row in rows}
         batch = self._writer.batch()
-        for row in rows:
-            self._dropping[row.sequence] = row.rollout_id
-            if row.positions is None:
-                batch.statements.append((_DELETE_ALL_EVENTS, (row.sequence,)))
-            else:
-                positions.frombytes(row.positions)
-        sequences = [row.sequence for row in rows]
-        batch.statements += [
-            (_DELETE_EVENTS, (json.dumps(positions.tolist()), json.dumps(sequences))),
-            (_DELETE_ROLLOUTS, (json.dumps(sequences),)),
-        ]
-        batch.after.append(lambda: self._dropped(sequences))
+        statements, position = deletion(rows)
+        batch.statements += statements
+        batch.after.append(lambda: self._dropped([row.sequence for row in rows]))
         batch.shrinks = True
-        self._on_drop([row.rollout_id for row in rows], max(positions, default=0))
+        self._on_drop([row.rollout_id for row in rows], position)
 
     def _dropped(self, sequences: Sequence[int]) -> None:
         """Note that a deletion is committed. Called on the writer's thread."""
@@ -120,3 +111,17 @@ class Retention:
     def close(self) -> None:
         """Begin no further deletion."""
         self._closed = True
+
+
+def deletion(rows: Sequence[Dropped]) -> tuple[list[tuple[str, Row]], int]:
+    """Return the statements that delete rollouts, and the highest position of their events; 0 if unknown."""
+    positions = array("Q")
+    statements: list[tuple[str, Row]] = []
+    for row in rows:
+        if row.positions is None:
+            statements.append((_DELETE_ALL_EVENTS, (row.sequence,)))
+        else:
+            positions.frombytes(row.positions)
+    sequences = json.dumps([row.sequence for row in rows])
+    statements += [(_DELETE_EVENTS, (json.dumps(positions.tolist()), sequences)), (_DELETE_ROLLOUTS, (sequences,))]
+    return statements, max(positions, default=0)

@@ -29,7 +29,7 @@ from osmosis_grpc.storage.journal.credentials import Secrets, has_secrets
 from osmosis_grpc.storage.journal.open_rollouts import End, Key, OpenRollout, OpenRollouts
 from osmosis_grpc.storage.journal.reader import Reader, read_on_thread, unavailable
 from osmosis_grpc.storage.journal.repair import mend
-from osmosis_grpc.storage.journal.retention import Retention
+from osmosis_grpc.storage.journal.retention import Retention, deletion
 from osmosis_grpc.storage.journal.rollout_folders import RolloutFolders
 from osmosis_grpc.storage.journal.rows import EVENT_BYTES, Dropped, accept_row, accepted_columns, end_row, settle_row
 from osmosis_grpc.storage.journal.writer import Batch, Latest, Row, Token, Writer
@@ -89,6 +89,7 @@ class SqliteJournal(Journal):
     ) -> None:
         self._supervisor = supervisor = supervisor or Supervisor("the journal")
         self._system = supervisor.system
+        self._budget = budget
         with explained(schema.JOURNAL, folder, "stop it"), ExitStack() as stack:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             file = LockedFile(folder / schema.FILE, folder / schema.LOCK, schema.JOURNAL)
@@ -102,6 +103,7 @@ class SqliteJournal(Journal):
             self._reader = Reader(self.reads)
             super().__init__(str(self._reader.fact("journal_id")))
             self._restore(created)
+            self._delete_unrecorded(file.database)
             self._folders = RolloutFolders(folder, budget, self.last_sequence)
             self._folder_sweep: asyncio.Task[None] | None = None
             monotonic = self._system.monotonic
@@ -137,9 +139,23 @@ class SqliteJournal(Journal):
         self._clock_written = float(fact("clock"))
         """The journal's time when the clock was last written."""
 
+    def _delete_unrecorded(self, database: sqlite3.Connection) -> None:
+        """Delete the rollouts that the previous process has settled without an end (see settle_unrecorded)."""
+        found = self._reader.unrecorded()
+        if not found:
+            return
+        statements, position = deletion(found)
+        self.forgotten_position = max(self.forgotten_position, position)
+        database.execute("BEGIN IMMEDIATE")
+        for statement, values in [*statements, *self._forgotten()]:
+            database.execute(statement, values)
+        database.execute("COMMIT")
+
     def close(self) -> None:
         if self._folder_sweep is not None:
             self._folder_sweep.cancel()
+        with suppress(sqlite3.Error):  # the next process deletes them
+            self._retention.drop(self._reader.unrecorded())
         self._retention.close()
         self._write_clock(self._now())
         self.writer.batch().latest["closed"] = Latest(schema.FACT, schema.fact("closed", 1))
@@ -148,7 +164,7 @@ class SqliteJournal(Journal):
 
     def figures(self) -> Figures:
         size = sum(file.stat().st_size for file in (self.path, Path(f"{self.path}-wal")) if file.exists())
-        return Figures(size, self.writer.commits, self.writer.commit_seconds)
+        return Figures(size, self._budget, self.writer.commits, self.writer.commit_seconds)
 
     # Writing.
 
@@ -195,6 +211,7 @@ class SqliteJournal(Journal):
         assert isinstance(event.kind, events.Ended)
         outcome = event.kind.outcome
         rollout.settled = (outcome.status, outcome.finish_reason) == (OutcomeStatus.CANCELLED, "superseded")
+        rollout.settled_at = rollout.positions[-1] if rollout.settled else 0
         self.open_rollouts.end(rollout)
         rollout.end = End.of(
             outcome,
@@ -208,7 +225,7 @@ class SqliteJournal(Journal):
             batch.after.append(lambda: self.secrets.drop(*rollout.key))
 
     def _settle(self, batch: Batch, rollout: OpenRollout, event: TrajectoryEvent) -> None:
-        rollout.settled = True
+        rollout.settled, rollout.settled_at = True, rollout.positions[-1]
         batch.rows[schema.ANNOTATE] = _other_rows(batch, rollout)
         batch.rows[schema.SETTLE].append(settle_row(rollout, event.event_number))
         batch.after.append(lambda: self.secrets.drop(*rollout.key))  # runs when the acknowledgement is on disk
@@ -240,6 +257,19 @@ class SqliteJournal(Journal):
         )
         self.open_rollouts.grow(rollout, row.size)
         return rollout
+
+    def settle_unrecorded(self, rollout_id: str, attempt: int) -> None:
+        rollout = self.open_rollouts.by_key.get((rollout_id, attempt))
+        if rollout is None or rollout.settled:
+            return
+        if rollout.end.ended not in rollout.positions:
+            rollout.end = End()
+        rollout.settled = True
+        row = settle_row(rollout, len(rollout.positions))
+        self.writer.batch().latest["settled", rollout.sequence] = Latest(
+            schema.SETTLE.format(rows="(?, ?, ?, ?, ?)"), row, after=lambda: self.secrets.drop(rollout_id, attempt)
+        )
+        self.open_rollouts.close(rollout)
 
     def repoint(self, entry: JournaledRollout) -> None:
         init = entry.init
@@ -315,7 +345,10 @@ class SqliteJournal(Journal):
         self.forgotten_position = max(self.forgotten_position, position)
         for rollout_id in rollout_ids:
             self._found.pop(rollout_id, None)
-        self.writer.batch().statements += [
+        self.writer.batch().statements += self._forgotten()
+
+    def _forgotten(self) -> list[tuple[str, Row]]:
+        return [
             (schema.FACT, schema.fact("forgotten_position", self.forgotten_position)),
             (schema.FACT, schema.fact("last_sequence", self.last_sequence)),
         ]
@@ -338,6 +371,8 @@ class SqliteJournal(Journal):
                 self.last_position = position
             else:
                 del rollout.positions[rollout.committed :]
+                if rollout.settled_at and rollout.settled_at not in rollout.positions:
+                    rollout.settled = False
                 if not rollout.committed:  # the acceptance of the rollout was not committed
                     self.secrets.drop(*rollout.key)
             if rollout.committed == len(rollout.positions) and (rollout.settled or not rollout.committed):
@@ -347,6 +382,7 @@ class SqliteJournal(Journal):
 
     def _report_problem(self, problem: str) -> None:
         self.problem = problem
+        self._found.clear()  # what the journal owes is written with the first transaction that works again
         self._retention.failed()
         self.on_problem(problem)
 

@@ -46,12 +46,14 @@ The writer does not use the value. Journal.on_commit gets it.
 class Latest(NamedTuple):
     """An SQL statement that replaces an earlier one in the batch if both have the same key in Batch.latest.
 
-    The thread first calls the function `before`. Then it begins the transaction that contains the statement.
+    The thread first calls the function `before`. Then it begins the transaction that contains the statement. It calls
+    the function `after` after the commit.
     """
 
     statement: str
     values: Row
     before: Callable[[], None] | None = None
+    after: Callable[[], None] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -199,16 +201,16 @@ class Writer(Committer[Batch]):
         try:
             for call in batch.before:
                 call()
-            for _, _, before in latest.values():
-                if before is not None:
-                    before()
+            for each in latest.values():
+                if each.before is not None:
+                    each.before()
             with self._transaction() as database:
                 for statement, rows in batch.rows.items():
                     execute(database, statement, rows)
                 for statement, values in batch.statements:
                     database.execute(statement, values)
-                for statement, values, _ in latest.values():
-                    database.execute(statement, values)
+                for each in latest.values():
+                    database.execute(each.statement, each.values)
             self.commits += 1
             self.commit_seconds += self._monotonic() - began
             self._owed = {}
@@ -231,6 +233,9 @@ class Writer(Committer[Batch]):
         try:
             for call in batch.after:
                 call()
+            for each in latest.values():
+                if each.after is not None:
+                    each.after()
         except Exception:  # the batch is already committed, so the error is only logged
             log.exception("the journal %s: a step after a commit failed", self.file.path)
 
