@@ -87,7 +87,7 @@ VARIABLES = {
     "COLUMNS": "The width of lines in a pipe, which is 80 by default.",
     "GRPC_TRACE": "What grpc logs. A server refuses to start with tracers that print bearer tokens, unless "
     "`--unsafe-trace` is set.",
-    "GRPC_VERBOSITY": "How much grpc logs. A trainer sets it to ERROR, unless it or `GRPC_TRACE` is set.",
+    "GRPC_VERBOSITY": "How much grpc logs. Servers and trainers set it to ERROR, unless it or `GRPC_TRACE` is set.",
     "GRPC_ENABLE_FORK_SUPPORT": "A server sets it to 0 by default, because a fork would stop grpc's threads.",
     "OTEL_TRACES_EXPORTER": "The exporter of `serve --otel`: `otlp` by default, `console`, `none`, or the name of "
     "another installed exporter. It reads its own variables, such as `OTEL_EXPORTER_OTLP_ENDPOINT`.",

@@ -39,7 +39,7 @@ class BoundedProtocol(H11Protocol):
             self.app_state = self.app_state | {"certificate": owner}  # for the requests of this connection
         super().connection_made(transport)
         if self._listening is not None and self.client is not None:
-            self._listening.attach(self.client, lambda: not self._answering())
+            self._listening.attach(self.client, lambda: not (self._answering() or transport.get_write_buffer_size()))
         self._await_head()
 
     def data_received(self, data: bytes) -> None:

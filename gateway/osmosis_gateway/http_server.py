@@ -34,8 +34,8 @@ from osmosis_grpc.settings import RolloutSettings, get_settings
 from osmosis_grpc.supervise import OnFailure, Supervisor, call_later, job
 
 SERVE_HTTP = job("gateway.serve_http", OnFailure.FAIL_OWNER)
-METRICS_CONNECTIONS = 32
-"""The most connections to the port of --metrics-port at once."""
+METRICS_CONNECTIONS = 16
+"""The most connections to the port of --metrics-port at once. All of them come from loopback."""
 
 
 class HttpServer:
@@ -239,7 +239,7 @@ async def serve_metrics(server: AgentServer, *, host: str = "127.0.0.1", port: i
     async with AsyncExitStack() as stack:
         await _join_workers(stack, app, server, access)
         loopback = host if is_loopback(host) else "127.0.0.1"
-        http = HttpServer(app, host=loopback, port=port, connections=METRICS_CONNECTIONS)
+        http = HttpServer(app, host=loopback, port=port, connections=2 * METRICS_CONNECTIONS)  # half from one address
         yield await stack.enter_async_context(http)
 
 

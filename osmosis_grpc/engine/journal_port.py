@@ -90,8 +90,8 @@ class Journal(ABC):
     def settle_unrecorded(self, rollout_id: str, attempt: int) -> None:
         """Settle a rollout whose last events could not be committed, so that no other process continues it.
 
-        If its end is committed, the journal keeps the rollout with its outcome. Otherwise close() deletes the rollout.
-        If the disk still fails, this is written when writing works again. Does nothing for a settled rollout.
+        If its end is committed, the journal keeps the rollout with its outcome. Otherwise it deletes the rollout. While
+        the disk fails, this waits until writing works again. Does nothing for a settled rollout.
         """
 
     def repoint(self, entry: JournaledRollout) -> None:

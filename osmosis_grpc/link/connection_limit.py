@@ -3,7 +3,7 @@
 LEAST, MOST = 16, 4096
 """The default is never lower and never higher."""
 _SHARE = 4
-"""The default is this part of the files that the process may open, for gRPC and for HTTP each."""
+"""The default is this part of the files that the process may open, for each port."""
 
 
 def default_connections() -> int:
@@ -12,8 +12,8 @@ def default_connections() -> int:
 
 
 def agent_connections() -> int:
-    """Returns how many connections of agents a server accepts at once: half of the files."""
-    return max(LEAST, _files() // 2)
+    """Returns how many connections of agents a port accepts at once: the same part, without a maximum."""
+    return max(LEAST, _files() // _SHARE)
 
 
 def _files() -> int:

@@ -142,6 +142,9 @@ def test_systemd_accepts_the_unit(tmp_path):
     text = re.sub("(?m)^ExecStart=.*$", command, UNIT.read_text())
     unit = tmp_path / UNIT.name
     unit.write_text(text)
+    extra = tmp_path / f"{unit.name}.d"
+    extra.mkdir()
+    shutil.copy(UNIT.parent / "tls.conf", extra)
     done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 

@@ -152,7 +152,7 @@ async def test_a_disk_that_fails_is_told(folder, disk):
 
 @pytest.mark.parametrize("delivered", [True, False])
 async def test_of_a_rollout_whose_events_can_be_written_no_more(folder, disk, delivered):
-    """The next process deletes a delivered one. It answers another Init of it, too."""
+    """A delivered one is deleted. The next process answers another Init of it, too."""
     async with keeping(folder, Talker(), policy=Until(2)) as h:
         disk.failing = True
         with pytest.raises(Unavailable):

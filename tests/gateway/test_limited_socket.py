@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 import trustme
-from fastapi import FastAPI
+from fastapi import FastAPI, Response
 
 from osmosis_gateway.http_server import HttpServer
 from osmosis_gateway.limited_socket import network_of
@@ -29,6 +29,38 @@ async def served(connections: int, tls: ServerTls | None = None):
     async with HttpServer(app, connections=connections, tls=tls) as http:
         yield http, goes_on
         goes_on.set()
+
+
+async def test_agents_have_all_connections_of_their_port_from_one_address(monkeypatch):
+    monkeypatch.setattr("osmosis_gateway.http_server.agent_connections", lambda: 4)
+    async with HttpServer(FastAPI()) as http:
+        idle = [await connect(http) for _ in range(4)]
+        assert b"404" in await get(http, "/")
+        assert await idle[0][0].read() == b""  # the oldest one
+        idle[1][1].write(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+        assert b"404" in await idle[1][0].readline()
+        for _, writer in idle:
+            writer.close()
+
+
+async def test_an_answer_that_is_still_being_sent_is_not_cut():
+    app = FastAPI()
+    size = 20_000_000
+
+    @app.get("/large")
+    async def large() -> Response:
+        return Response(b"x" * size)
+
+    async with HttpServer(app, connections=8) as http:
+        reader, writer = await connect(http)
+        writer.write(b"GET /large HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
+        assert b"200" in await reader.readline()
+        others = [await connect(http) for _ in range(8)]
+        assert b"404" in await get(http, "/")
+        async with asyncio.timeout(20):
+            assert len((await reader.read()).partition(b"\r\n\r\n")[2]) == size
+        for _, other in [*others, (reader, writer)]:
+            other.close()
 
 
 async def connect(http: HttpServer, host: str = "127.0.0.1"):

@@ -338,34 +338,35 @@ NAMES = ("ended", "annotated", "running", "superseded")
 
 @pytest.mark.parametrize("fails_while_it_settles", [True, False])
 async def test_a_rollout_with_a_lost_event_is_settled_later(tmp_path, monkeypatch, fails_while_it_settles):
-    """With its outcome if its end is committed. Without it, the next process deletes it."""
+    """It stays with its outcome if its end is committed. Otherwise it is deleted. Its position is not used again."""
     copy = tmp_path / "copy"
     async with opened(tmp_path) as user:
-        disk = Disk(user, monkeypatch)
-        for name in (*NAMES, "other"):
+        disk = disks.Disk(monkeypatch)
+        for name in ("other", *NAMES):
             user.accept(name, callback=CALLBACK)
-        user.end("ended")
-        user.end("annotated")
+            if name in ("ended", "annotated"):
+                user.end(name)
         await user.commit()
-        disk.fails = True
-        user.append(BIG, "running")
+        disk.failing = True
+        user.append(events.Logged("lost"), "running")
         user.deliver("ended")
-        user.append(BIG, "annotated")
+        user.append(events.Logged("lost"), "annotated")
         user.end("superseded", status=OutcomeStatus.CANCELLED, finish_reason="superseded")
         await user.all_reported()
         assert not any(ok for _, ok in user.reported[-4:])
-        disk.fails = fails_while_it_settles
+        disk.failing = fails_while_it_settles
         for name in NAMES:
             user.journal.settle_unrecorded(name, 1)
         if fails_while_it_settles:
             await user.until(lambda: user.journal.problem)
-        disk.fails = False
+        disk.failing = False
         await user.until(lambda: not user.journal.problem)
         await user.commit()
-        assert [len(user.trajectory(name)) for name in NAMES] == [2, 2, 1, 1]
+        assert [len(user.trajectory(name)) for name in NAMES] == [2, 2, 0, 0]
         (found,) = user.journal.find("ended")
         assert (found.settled, found.outcome.status) == (True, OutcomeStatus.COMPLETED)
-        assert len(list((tmp_path / "credentials").iterdir())) == 1
+        await user.until(lambda: len(list((tmp_path / "credentials").iterdir())) == 1)
+        used = user.journal.last_sequence, user.journal.last_position
         shutil.copytree(tmp_path, copy, ignore=shutil.ignore_patterns("copy"))
     for folder in (tmp_path, copy):  # closed, and as after a crash
         async with opened(folder) as user:
@@ -373,6 +374,9 @@ async def test_a_rollout_with_a_lost_event_is_settled_later(tmp_path, monkeypatc
             assert [entry.init.request.rollout_id for entry in user.journal.unsettled()] == ["other"]
             assert [len(user.journal.find(name)) for name in NAMES] == [1, 1, 0, 0]
             assert len(list((folder / "credentials").iterdir())) == 1
+            assert (user.journal.last_sequence, user.journal.last_position) == used
+            user.accept("running")
+            await user.commit()
 
 
 async def test_credentials_that_cannot_be_written_are_written_later(tmp_path, monkeypatch):

@@ -46,12 +46,13 @@ class _Server:
 
     async def _serve(self) -> None:
         """Run uvicorn until stop(). Raises RuntimeError if uvicorn ends by itself."""
+        if self._stopping:
+            self._listening.close()
+            return
         if self._listening.fileno() < 0:
             self._listening = listen_on(HOST, self._port)
         uvicorn = self._uvicorn = Uvicorn(uvicorn_config(self._app, self._listening))
         try:
-            if self._stopping:
-                return
             await uvicorn.serve(sockets=[self._listening])
             if not self._stopping:
                 raise RuntimeError("the HTTP server has stopped by itself")

@@ -66,8 +66,6 @@ SLICE = 200
 ROLLOUT_BYTES = 1024
 """About how many bytes a rollout takes in the file in addition to its events."""
 
-_UNRECORDED = """SELECT sequence, rollout_id, attempt, positions, size FROM rollouts
-    WHERE settled AND ended_at IS NULL"""
 _OLDEST = """SELECT sequence, rollout_id, attempt, positions, size, ended_at FROM rollouts
     WHERE settled AND ended_at < 9e999 ORDER BY ended_at LIMIT ?"""
 
@@ -205,10 +203,6 @@ class Reader:
                 if event.sequence in found:
                     found[event.sequence][1].add(event)
         return list(found.values())
-
-    def unrecorded(self) -> list[Dropped]:
-        """Return the settled rollouts without an end: the end could not be committed. See Journal.settle_unrecorded."""
-        return [Dropped(*row) for row in self._database.execute(_UNRECORDED)]
 
     def has_unsettled(self) -> bool:
         """Return whether a rollout is not settled."""

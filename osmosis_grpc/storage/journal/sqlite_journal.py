@@ -103,7 +103,6 @@ class SqliteJournal(Journal):
             self._reader = Reader(self.reads)
             super().__init__(str(self._reader.fact("journal_id")))
             self._restore(created)
-            self._delete_unrecorded(file.database)
             self._folders = RolloutFolders(folder, budget, self.last_sequence)
             self._folder_sweep: asyncio.Task[None] | None = None
             monotonic = self._system.monotonic
@@ -133,29 +132,17 @@ class SqliteJournal(Journal):
         (position,) = self.reads.execute("SELECT max(position) FROM events").fetchone()
         (sequence,) = self.reads.execute("SELECT max(sequence) FROM rollouts").fetchone()
         self.forgotten_position = int(fact("forgotten_position") or 0)
-        self.last_position = self._written = max(position or 0, self.forgotten_position)
+        self._deleted_position = int(fact("deleted_position") or 0)
+        """The highest position of a rollout that settle_unrecorded() has deleted."""
+        self.last_position = self._written = max(position or 0, self.forgotten_position, self._deleted_position)
         self.last_sequence = max(sequence or 0, int(fact("last_sequence") or 0))
         self.crashed = not (created or fact("closed"))
         self._clock_written = float(fact("clock"))
         """The journal's time when the clock was last written."""
 
-    def _delete_unrecorded(self, database: sqlite3.Connection) -> None:
-        """Delete the rollouts that the previous process has settled without an end (see settle_unrecorded)."""
-        found = self._reader.unrecorded()
-        if not found:
-            return
-        statements, position = deletion(found)
-        self.forgotten_position = max(self.forgotten_position, position)
-        database.execute("BEGIN IMMEDIATE")
-        for statement, values in [*statements, *self._forgotten()]:
-            database.execute(statement, values)
-        database.execute("COMMIT")
-
     def close(self) -> None:
         if self._folder_sweep is not None:
             self._folder_sweep.cancel()
-        with suppress(sqlite3.Error):  # the next process deletes them
-            self._retention.drop(self._reader.unrecorded())
         self._retention.close()
         self._write_clock(self._now())
         self.writer.batch().latest["closed"] = Latest(schema.FACT, schema.fact("closed", 1))
@@ -262,14 +249,28 @@ class SqliteJournal(Journal):
         rollout = self.open_rollouts.by_key.get((rollout_id, attempt))
         if rollout is None or rollout.settled:
             return
-        if rollout.end.ended not in rollout.positions:
-            rollout.end = End()
         rollout.settled = True
-        row = settle_row(rollout, len(rollout.positions))
-        self.writer.batch().latest["settled", rollout.sequence] = Latest(
-            schema.SETTLE.format(rows="(?, ?, ?, ?, ?)"), row, after=lambda: self.secrets.drop(rollout_id, attempt)
-        )
         self.open_rollouts.close(rollout)
+        self._found.pop(rollout_id, None)
+
+        def drop() -> None:
+            self.secrets.drop(rollout_id, attempt)
+
+        if rollout.end.ended in rollout.positions:
+            row = end_row(rollout, len(rollout.positions))
+            written = [(schema.END.format(rows=f"({', '.join('?' * len(row))})"), row)]
+        else:
+            written, position = deletion(
+                [Dropped(rollout.sequence, rollout_id, attempt, rollout.positions.tobytes(), rollout.size)]
+            )
+            self._deleted_position = max(self._deleted_position, position)
+            written += [
+                (schema.FACT, schema.fact("deleted_position", self._deleted_position)),
+                (schema.FACT, schema.fact("last_sequence", self.last_sequence)),
+            ]
+        latest = self.writer.batch().latest
+        for number, (statement, values) in enumerate(written):
+            latest[rollout.sequence, number] = Latest(statement, values, after=drop if number == 0 else None)
 
     def repoint(self, entry: JournaledRollout) -> None:
         init = entry.init
@@ -345,10 +346,7 @@ class SqliteJournal(Journal):
         self.forgotten_position = max(self.forgotten_position, position)
         for rollout_id in rollout_ids:
             self._found.pop(rollout_id, None)
-        self.writer.batch().statements += self._forgotten()
-
-    def _forgotten(self) -> list[tuple[str, Row]]:
-        return [
+        self.writer.batch().statements += [
             (schema.FACT, schema.fact("forgotten_position", self.forgotten_position)),
             (schema.FACT, schema.fact("last_sequence", self.last_sequence)),
         ]
