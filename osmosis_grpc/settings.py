@@ -346,9 +346,9 @@ def grpc_tracers() -> str:
 def prepare_grpc() -> None:
     """Set variables that gRPC reads at its import, unless the user has set them. Call it before gRPC is imported.
 
-    Without gRPC's fork handlers: they do nothing for a working server, and in the child they sometimes end in a
-    segmentation fault. Without gRPC Core's INFO lines: it writes one for each failed TLS handshake, so every host that
-    reaches the port could fill the log.
+    They switch the fork handlers of gRPC off. The handlers do nothing for a working server, and in the child they
+    sometimes end in a segmentation fault. They also switch off the INFO lines of gRPC Core. Core writes one for each
+    failed TLS handshake, so every host that reaches the port could fill the log.
     """
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     if "GRPC_TRACE" not in os.environ:

@@ -34,8 +34,8 @@ from osmosis_grpc.settings import RolloutSettings, get_settings
 from osmosis_grpc.supervise import OnFailure, Supervisor, call_later, job
 
 SERVE_HTTP = job("gateway.serve_http", OnFailure.FAIL_OWNER)
-METRICS_CONNECTIONS = 16
-"""The most connections to the port of --metrics-port at once. All of them come from loopback."""
+METRICS_CONNECTIONS = 32
+"""The most connections to the port of --metrics-port at once. One address, such as 127.0.0.1, has half of them."""
 
 
 class HttpServer:
@@ -46,8 +46,7 @@ class HttpServer:
     listens at this Unix socket, and not at a host and a port, and has no limit.
 
     If uvicorn ends unexpectedly, `supervisor` records the failure. Without `supervisor`, the server makes its own.
-    Raises ValueError for a TLS file that cannot be used.
-    Entering the context raises OSError if the port is taken.
+    Raises ValueError for a TLS file that cannot be used. Entering the context raises OSError if the port is taken.
     """
 
     def __init__(
@@ -239,7 +238,7 @@ async def serve_metrics(server: AgentServer, *, host: str = "127.0.0.1", port: i
     async with AsyncExitStack() as stack:
         await _join_workers(stack, app, server, access)
         loopback = host if is_loopback(host) else "127.0.0.1"
-        http = HttpServer(app, host=loopback, port=port, connections=2 * METRICS_CONNECTIONS)  # half from one address
+        http = HttpServer(app, host=loopback, port=port, connections=METRICS_CONNECTIONS)
         yield await stack.enter_async_context(http)
 
 

@@ -76,7 +76,7 @@ class OpenRollout:
     settled: bool = False
     """Whether its last event was appended."""
     settled_at: int = 0
-    """The position of its last event. 0 if another process has settled it."""
+    """The position of the event that has settled it. 0 if no event of this process has."""
 
 
 class OpenRollouts:
