@@ -86,14 +86,6 @@ class Rollout:
         return self.request.rollout_id, self.request.attempt
 
 
-@dataclass(slots=True)
-class Pin:
-    """Counts the rollouts with one affinity key on one server: the open rollouts, and all started rollouts."""
-
-    open: int = 0
-    started: int = 0
-
-
 @dataclass(slots=True, eq=False)
 class Report:
     """An outcome that an agent server reports."""
@@ -202,8 +194,6 @@ class AgentServerLink(ABC):
         """Unfinished rollouts that are assigned to this server."""
         self.leaving: dict[RolloutKey, None] = {}
         """Attempts that may still run on this server, although their rollouts now run elsewhere."""
-        self.pinned: dict[str, Pin] = {}
-        """The pins, by affinity key."""
         self.problem: CallError | None = None
         """Why the last connection ended."""
         self.refusal: CallError | None = None
@@ -264,7 +254,6 @@ class AgentServerLink(ABC):
     def lost(self, error: CallError) -> None:
         """Stop waiting for the server. If the server comes back, its earlier rollouts are cancelled on this server."""
         self.leaving.update(dict.fromkeys(self.rollouts))
-        self.pinned.clear()  # their groups go on elsewhere
         self.close(error)
 
     @property
@@ -321,21 +310,10 @@ class AgentServerLink(ABC):
         """Assign a rollout to this server without sending it."""
         rollout.server = self
         self.rollouts[rollout.key] = rollout
-        if rollout.affinity_key:
-            pin = self.pinned.setdefault(rollout.affinity_key, Pin())
-            pin.open += 1
-            pin.started += 1
 
     def release(self, rollout: Rollout) -> None:
         """Forget a rollout that has ended or runs elsewhere."""
-        if self.rollouts.pop(rollout.key, None) is None:
-            return
-        pin = self.pinned.get(rollout.affinity_key)
-        if pin is not None:
-            group = rollout.request.group
-            pin.open -= 1
-            if not pin.open and pin.started >= (group.size if group else 0):
-                del self.pinned[rollout.affinity_key]
+        self.rollouts.pop(rollout.key, None)
 
     def abandon(self, rollout: Rollout) -> None:
         """Release a rollout. Its attempt runs on this server until cancel_leaving() is called."""

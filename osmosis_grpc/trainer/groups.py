@@ -146,7 +146,7 @@ class GroupRun(Run):
         return bool(stale)
 
     def _finish(self, name: str, group: dict[int, RolloutOutcome]) -> OutcomeGroup:
-        self._close(name)
+        del self._open[name], self._requests[name]
         self._hints = False
         self._counts["yielded"] += 1
         completed, failed = _members(group, completed=True), _members(group, completed=False)
@@ -160,7 +160,7 @@ class GroupRun(Run):
     async def _drop(self, name: str, group: dict[int, RolloutOutcome], last: RolloutOutcome) -> None:
         """Drop a group. Cancel its running members, and confirm its outcomes, because no caller gets them."""
         untaken = self.abandon(name)
-        self._close(name)
+        del self._open[name], self._requests[name]
         self._counts["dropped"] += 1
         hint = f'; on_failure="drop_member" yields groups of which at least {MIN_MEMBERS} members complete'
         log.warning(
@@ -173,10 +173,6 @@ class GroupRun(Run):
         )
         self._hints = False
         await asyncio.gather(*(outcome.confirm() for outcome in (*group.values(), *untaken)))
-
-    def _close(self, name: str) -> None:
-        del self._open[name], self._requests[name]
-        self._scheduler.placement.unpin(name)
 
 
 def _members(group: dict[int, RolloutOutcome], *, completed: bool) -> tuple[RolloutOutcome, ...]:

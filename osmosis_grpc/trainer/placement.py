@@ -1,11 +1,14 @@
 """Chooses the agent server of each rollout."""
 
-import sys
+from collections import OrderedDict
 from collections.abc import Mapping
 
 from osmosis_grpc.trainer.agent_server_state import AgentServerLink, Rollout
 from osmosis_grpc.trainer.annotate import RecentServers
 from osmosis_grpc.trainer.server_availability import Servers
+
+MAX_AFFINITY_KEYS = 16_384
+"""The number of affinity keys whose servers are kept. The key whose last rollout is the oldest is forgotten first."""
 
 
 class Placement:
@@ -15,11 +18,13 @@ class Placement:
         self.recent_servers = RecentServers()
         self._servers = servers
         self._rollouts = rollouts
+        self._by_affinity_key: OrderedDict[str, set[AgentServerLink]] = OrderedDict()
+        """The servers that got rollouts with an affinity key."""
 
     def server_for(self, rollout: Rollout) -> AgentServerLink | None:
         """Returns the server with the most free slots; None if all servers are full.
 
-        Only servers that host the rollout's agent loop are considered. If some of these servers already have rollouts
+        Only servers that host the rollout's agent loop are considered. If some of these servers already got rollouts
         with the same affinity key, only they are considered. A fork goes to the server of its original, if it is known.
         Otherwise it goes to one server after the other, until one has the original.
         """
@@ -33,7 +38,8 @@ class Placement:
             # refuses it. The refusal names the agent loops of the server.
             hosts = self._servers.usable
         if rollout.affinity_key:
-            hosts = [server for server in hosts if rollout.affinity_key in server.pinned] or hosts
+            chosen = self._by_affinity_key.get(rollout.affinity_key, ())
+            hosts = [server for server in hosts if server in chosen] or hosts
         best = max(hosts, key=lambda server: server.free, default=None)
         return best if best is not None and best.free > 0 else None
 
@@ -41,14 +47,20 @@ class Placement:
         """Returns whether another server may have the original of a fork."""
         return bool(self._hosts(rollout)) or not self._all_usable
 
-    def unpin(self, affinity_key: str) -> None:
-        """Forget which server runs a group, because the group gets no further rollouts."""
-        for server in self._servers:
-            pin = server.pinned.get(affinity_key)
-            if pin is not None and pin.open:
-                pin.started = sys.maxsize  # so release() removes the pin when it releases the last open rollout
-            elif pin is not None:
-                del server.pinned[affinity_key]
+    def add(self, rollout: Rollout, server: AgentServerLink) -> None:
+        """Record that a server gets a rollout. Later rollouts with the same affinity key go to the same server."""
+        key = rollout.affinity_key
+        if not key:
+            return
+        self._by_affinity_key.setdefault(key, set()).add(server)
+        self._by_affinity_key.move_to_end(key)
+        if len(self._by_affinity_key) > MAX_AFFINITY_KEYS:
+            self._by_affinity_key.popitem(last=False)
+
+    def leave(self, server: AgentServerLink) -> None:
+        """Send no more rollouts to a lost server because of their affinity keys: their groups go on elsewhere."""
+        for servers in self._by_affinity_key.values():
+            servers.discard(server)
 
     @property
     def _all_usable(self) -> bool:

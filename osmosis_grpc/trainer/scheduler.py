@@ -175,6 +175,7 @@ class Scheduler(Owner):
             self.held.left[row.rollout_id] = None
             server = by_key.get(row.server_key)
             if server is not None:
+                self.placement.add(rollout, server)
                 server.adopt(rollout)
             else:
                 name = row.server_key or "the server of the earlier attempt"
@@ -448,6 +449,7 @@ class Scheduler(Owner):
             if rollout.request.fork is not None and FORK not in server.features:
                 self.refused(rollout, Unimplemented(f"agent server {server.name} cannot fork: its version is too old"))
                 return True
+            self.placement.add(rollout, server)
             server.start(rollout)
         except Exception as error:
             problem = job_failed(SEND_AGAIN, error)
@@ -511,12 +513,14 @@ class Scheduler(Owner):
         """Forget a server that is no longer named. Its rollouts run elsewhere at once, with a higher attempt."""
         self.servers.remove(server)
         server.lost(Unavailable(why))
+        self.placement.leave(server)
         for rollout in list(server.rollouts.values()):
             self.restart(rollout, why)
         self.changed()
 
     def _lost(self, server: AgentServerLink, why: str) -> None:
         """Run the rollouts of a lost server again."""
+        self.placement.leave(server)
         for rollout in list(server.rollouts.values()):
             self.lost(rollout, why)
 

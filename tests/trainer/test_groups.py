@@ -259,13 +259,35 @@ async def test_u01_dropped_groups_do_not_use_up_the_slots(serve, attach_to):
     assert trainer.group_counts == GroupCounts(yielded=5, dropped=10)
 
 
-async def test_u01_a_group_stays_on_one_server_over_its_retries(serve, attach_to):
+async def test_u01_a_group_stays_on_one_server(serve, attach_to):
     agents = [fallible(), fallible()]
     trainer = await attach_to(reply, *[await serve(agent) for agent in agents])
     groups = await collect(trainer.groups([*failing(m1=(1,)), *requests(5, "h")], 4, colocate_groups=True))
     assert len(groups) == 6
     places = [{name.partition("-")[0] for name in agent.started} for agent in agents]
     assert not places[0] & places[1]
+
+
+async def test_u01_the_last_member_is_tried_again_on_the_server_of_its_group(serve, attach_to):
+    """When the last member fails, no other member runs, and the other server has more free slots."""
+    first, second = fallible(), fallible()
+    for agent in (first, second):
+        agent.gate("x0", "b0", "b1", "b2", "g0-1")
+    trainer = await attach_to(reply, *[await serve(agent, max_concurrent=8) for agent in (first, second)])
+    begun = [asyncio.ensure_future(trainer.rollout(request)) for request in requests(1, "x")]
+    others = [asyncio.ensure_future(trainer.rollout(each, affinity_key="b")) for each in requests(3, "b")]
+    await until(lambda: (first.started, len(second.started)) == (["x0"], 3))
+    groups = asyncio.ensure_future(collect(trainer.groups(failing(m1=(1,)), 4, colocate_groups=True)))
+    await until(lambda: {"g0-0", "g0-2", "g0-3"} <= set(first.ended_ones) and "g0-1" in first.started)
+    second.release()
+    await asyncio.gather(*others)
+    await until(lambda: [server.open for server in trainer.servers] == [2, 0])
+    first.release("g0-1")
+    (group,) = await groups
+    assert group.complete
+    assert ("g0-1", 2) in first.attempts
+    first.release()
+    await asyncio.gather(*begun)
 
 
 async def test_u01_two_requests_of_one_id_are_refused(serve, attach_to):
