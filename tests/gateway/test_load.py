@@ -42,7 +42,7 @@ async def test_a_thousand_chats_are_in_flight_at_once():
     assert {done["status"] for done in trainer.outcomes} == {"COMPLETED"}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 async def test_a_trainer_that_is_down_for_30_seconds_gets_every_result_once():
     async def counted(session, name, count):
         return (await health(session))[name] == count

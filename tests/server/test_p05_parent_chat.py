@@ -106,7 +106,7 @@ async def test_p05_parent_chat_alone_makes_the_segments_of_the_outcome(serve, wa
     assert any(segment.HasField("drift_index") for segment in segments)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("ways", WAYS, ids=lambda ways: f"{ways[0].__name__}-{ways[1]}")
 async def test_p05_parent_chat_alone_makes_the_segments_of_many_outcomes(serve, ways):
     server = await serve(Walks())
