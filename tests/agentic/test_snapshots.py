@@ -17,6 +17,7 @@ from tests.agentic.repositories import FINISH, OFF_BY_ONE, RUN, TESTS, edit
 from tests.agentic.scripted import Script, calls
 from tests.callback_trainer import CallbackTrainer
 from tests.cli.in_process import command
+from tests.ports import quiet_port
 from tests.processes import ROOT, run, server_process
 from tests.waiting import until
 
@@ -109,7 +110,7 @@ async def killed(tmp_path, name, at, between=lambda: None):
     """
     (tmp_path / "coder.py").write_text(CODER)
     options = {"cwd": tmp_path, "env": os.environ | {"PYTHONPATH": os.pathsep.join([".", str(ROOT)])}}
-    serve = ("-m", "coder:coder", "--state-dir", "state")
+    serve = ("-m", "coder:coder", "--state-dir", "state", "--grpc-port", str(quiet_port()))
     policy, first = Policy(), None
     async with CallbackTrainer(policy) as trainer:
         init = {**REQUEST, "callback": trainer.callback()}
@@ -125,7 +126,7 @@ async def killed(tmp_path, name, at, between=lambda: None):
             await asyncio.to_thread(process.wait)
         policy.may_go_on.set()
         between()
-        with server_process(*serve, "--grpc-port", target.rpartition(":")[2], **options):
+        with server_process(*serve, **options):
             return first, await trainer.outcome(name, timeout=30), policy
 
 

@@ -152,7 +152,6 @@ async def test_commits_that_are_reported_as_failed_have_one_effect(tmp_path, lat
     late.dice, late.probability = random.Random(seed), 0.1
     state, config = tmp_path / "state", ServerConfig(**QUICK)
     async with AgentServer(agents.loops, port=0, config=config, state_dir=state) as server:
-        port = server.port
         if way == "callback":
             outcomes = await called_back(server, policy)
         else:
@@ -163,7 +162,7 @@ async def test_commits_that_are_reported_as_failed_have_one_effect(tmp_path, lat
     check_equal(outcomes, expected, policy)
     assert agents.runs == Counter(dict.fromkeys(expected, 1)), "an Init that is asked again starts nothing more"
     late.probability = 0.0
-    async with AgentServer(agents.loops, port=port, config=config, state_dir=state) as server:
+    async with AgentServer(agents.loops, port=0, config=config, state_dir=state) as server:
         await asyncio.sleep(0.5)  # time for what must not come
         async with RolloutClient(server.address) as client:
             infos = {info.rollout_id: info async for info in client.rollouts()}

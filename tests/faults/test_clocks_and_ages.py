@@ -15,6 +15,7 @@ from tests.faults.kill_loop.agents import Passenger, Traveller
 from tests.faults.kill_loop.trainer import requests
 from tests.faults.pure import Counted, check_equal, gathering, undisturbed
 from tests.faults.soak import held, resident
+from tests.ports import quiet_port
 from tests.waiting import until
 
 COUNT = 20
@@ -97,18 +98,18 @@ TOKEN = "a-token-by-which-a-trainer-knows-its-callbacks"
 
 async def test_a_trainer_that_stops_with_chats_open_ends_no_rollout(tmp_path):
     """grpc cancels a stopping server's handlers; to the agent server that is a cut, and no answer."""
-    policy = Counted(tmp_path)
+    policy, port = Counted(tmp_path), quiet_port()
     async with (
         AgentServer(AGENTS, port=0, config=ServerConfig(**QUICK)) as server,
         RolloutClient(server.address) as client,
     ):
         policy.gate.clear()
-        async with CallbackTrainer(policy, tokens=TOKEN) as trainer:
+        async with CallbackTrainer(policy, tokens=TOKEN, port=port) as trainer:
             (request,) = list(requests(2, {"r0"}))
             await client.init(request, callback=trainer.callback())
             await until(lambda: policy.open)
         policy.gate.set()
-        async with CallbackTrainer(policy, tokens=TOKEN, port=trainer.port) as trainer:
+        async with CallbackTrainer(policy, tokens=TOKEN, port=port) as trainer:
             assert (await trainer.outcome("r1", 20)).status == "COMPLETED"
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from tests.gateway.legacy import LegacyTrainer
 from tests.gateway.test_contract import health, init
+from tests.ports import quiet_port
 from tests.processes import serving
 from tests.waiting import until
 
@@ -47,17 +48,18 @@ async def test_a_trainer_that_is_down_for_30_seconds_gets_every_result_once():
     async def counted(session, name, count):
         return (await health(session))[name] == count
 
+    port = quiet_port()
     _, ready, context = await serve("--log-level", "error")
     try:
         async with aiohttp.ClientSession(f"http://{ready['http']}") as session:
-            async with LegacyTrainer() as trainer:
+            async with LegacyTrainer(port=port) as trainer:
                 trainer.complete_statuses = [503] * 100
                 for i in range(20):
                     await init(session, trainer.init_body(f"r{i}"))
                 await until(lambda: counted(session, "completed_rollouts", 20))
             await asyncio.sleep(30)
             assert (await health(session))["undelivered"] == 20
-            async with LegacyTrainer(port=trainer.port) as back:
+            async with LegacyTrainer(port=port) as back:
                 await back.completed(20, seconds=60)
                 await until(lambda: counted(session, "undelivered", 0))
     finally:

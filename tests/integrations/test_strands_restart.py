@@ -7,6 +7,7 @@ import pytest
 from osmosis_grpc.testing import run_rollout
 from osmosis_grpc.trainer import Trainer
 from osmosis_grpc.types import OutcomeStatus, events
+from tests.ports import quiet_port
 from tests.processes import serving
 from tests.waiting import until
 
@@ -37,7 +38,8 @@ async def test_a_workflow_continues_after_a_kill_in_a_tool_and_no_chat_is_asked_
         asked.append((request.sample, request.chat_number))
         return agents.reply(request)
 
-    options = ("-m", "tests.integrations.strands_replayable", "--state-dir", str(tmp_path / "state"))
+    module = "tests.integrations.strands_replayable"
+    options = ("-m", module, "--state-dir", str(tmp_path / "state"), "--grpc-port", str(quiet_port()))
     with serving(*options) as (process, ready):
         async with Trainer([ready["grpc"]], policy) as trainer:
             rollout = asyncio.create_task(trainer.rollout(rollout_id="r", messages=agents.QUESTION, label="x"))
@@ -45,8 +47,7 @@ async def test_a_workflow_continues_after_a_kill_in_a_tool_and_no_chat_is_asked_
             process.kill()
             await asyncio.to_thread(process.wait, 60)
             (tmp_path / "go").touch()
-            port = ready["grpc"].rpartition(":")[2]
-            with serving(*options, "--grpc-port", port):
+            with serving(*options):
                 outcome = await rollout
                 kinds = [event.kind async for event in trainer.events("r")]
     assert outcome.status is OutcomeStatus.COMPLETED, outcome.failure

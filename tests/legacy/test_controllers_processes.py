@@ -9,6 +9,7 @@ import pytest
 from tests.legacy.old_controller import OldController, answer
 from tests.legacy.polling_client import Admission, PollingClient, Refused
 from tests.legacy.test_controllers import multiplies
+from tests.ports import quiet_port
 from tests.processes import serving
 from tests.waiting import until
 
@@ -31,18 +32,17 @@ async def test_r80_serve_plays_with_a_controller(agent, one_sample):
 @pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 async def test_r69_r80_a_server_that_is_killed_delivers_both_callbacks_once_it_is_started_again(place, tmp_path):
-    state = ("--state-dir", str(tmp_path / "state"))
+    options = ("-p", str(quiet_port()), "--state-dir", str(tmp_path / "state"))
     async with OldController(multiplies) as controller:
         environment = os.environ | {"OSMOSIS_FAILPOINT": place}
-        with serving("-m", LOOP, "-p", "0", *state, env=environment) as (process, ready):
+        with serving("-m", LOOP, *options, env=environment) as (process, ready):
             try:
                 await controller.start(ready["http"])
             except aiohttp.ClientError:
                 assert place in ("init.committed", "rollout.started")
             await asyncio.to_thread(process.wait, 30)
         assert process.returncode == -9
-        port = ready["http"].rpartition(":")[2]
-        with serving("-m", LOOP, "-p", port, *state) as (_, ready):
+        with serving("-m", LOOP, *options) as (_, ready):
             completion, graded = await controller.ended()
             if place == "outcome.before":
                 await until(lambda: len(controller.stale) == 2)
@@ -70,10 +70,10 @@ async def test_gap_s15_serve_plays_with_a_trainer_that_polls(agent):
 @pytest.mark.parametrize("place", [*PLACES[2:], "after"])
 async def test_r69_gap_s15_a_lease_outlives_a_killed_server(place, tmp_path):
     """The kill comes within the rollout, between its end and its delivery, or after the delivery."""
-    state = ("--state-dir", str(tmp_path / "state"))
+    options = ("-p", str(quiet_port()), "--state-dir", str(tmp_path / "state"))
     async with PollingClient(multiplies) as client:
         environment = os.environ if place == "after" else os.environ | {"OSMOSIS_FAILPOINT": place}
-        with serving("-m", LOOP, "-p", "0", *state, env=environment) as (process, ready):
+        with serving("-m", LOOP, *options, env=environment) as (process, ready):
             admission = await client.admit(ready["http"])
             try:
                 await client.result(ready["http"], admission)
@@ -83,8 +83,7 @@ async def test_r69_gap_s15_a_lease_outlives_a_killed_server(place, tmp_path):
                 await until(lambda: _delivered(client, ready["http"]))
                 process.kill()
             await asyncio.to_thread(process.wait, 30)
-        port = ready["http"].rpartition(":")[2]
-        with serving("-m", LOOP, "-p", port, *state) as (_, ready):
+        with serving("-m", LOOP, *options) as (_, ready):
             result = await client.result(ready["http"], admission)
             wrong = Admission(**admission.model_dump() | {"polling_lease_token": "wrong"})
             with pytest.raises(Refused, match="403"):

@@ -10,6 +10,7 @@ from osmosis_grpc.rollout import AgentWorkflow, Grader
 from tests.legacy.old_controller import OldController
 from tests.legacy.polling_client import PollingClient
 from tests.legacy.test_controllers import multiplies, serving
+from tests.ports import quiet_port
 from tests.processes import serving as serve_process
 
 pytestmark = pytest.mark.adapters
@@ -73,11 +74,12 @@ async def test_r53_gap_s15_the_result_has_the_messages_of_strands():
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["chat.open:2", "result.committed"])
 async def test_r53_r80_the_callback_of_a_restarted_server_has_the_messages_of_strands(place, tmp_path):
-    line = ("-m", "tests.legacy.test_strands_callbacks:Solver", "--state-dir", str(tmp_path / "state"))
+    port = str(quiet_port())
+    line = ("-m", "tests.legacy.test_strands_callbacks:Solver", "--state-dir", str(tmp_path / "state"), "-p", port)
     async with OldController(multiplies) as old:
-        with serve_process(*line, "-p", "0", env=os.environ | {"OSMOSIS_FAILPOINT": place}) as (process, ready):
+        with serve_process(*line, env=os.environ | {"OSMOSIS_FAILPOINT": place}) as (process, ready):
             await old.start(ready["http"])
             await asyncio.to_thread(process.wait, 30)
-        with serve_process(*line, "-p", ready["http"].rpartition(":")[2]):
+        with serve_process(*line):
             _, graded = await old.ended()
     check(graded.samples["solver"].messages)

@@ -10,6 +10,7 @@ import pytest
 
 from osmosis_grpc.policies import ToolCallingMock
 from osmosis_grpc.trainer import RolloutClient, Trainer
+from tests.ports import quiet_port
 from tests.processes import serving
 from tests.waiting import until
 
@@ -27,10 +28,10 @@ def port_of(address):
 
 @pytest.mark.slow
 async def test_x15_a_server_that_was_killed_starts_again_while_the_children_of_its_agent_live(tmp_path):
-    state = ("--state-dir", str(tmp_path / "state"))
+    options = ("--state-dir", str(tmp_path / "state"), "--grpc-port", str(quiet_port()), "-p", str(quiet_port()))
     children = []
     try:
-        with serving(*AGENT, *state, "-p", "0") as (process, ready):
+        with serving(*AGENT, *options) as (process, ready):
             ports = {port_of(ready["grpc"]), port_of(ready["http"])}
             async with Trainer([ready["grpc"]], ToolCallingMock()) as trainer:
                 await trainer.rollout(rollout_id="r", messages=[], metadata={"folder": str(tmp_path)})
@@ -46,8 +47,7 @@ async def test_x15_a_server_that_was_killed_starts_again_while_the_children_of_i
         assert "forking_agent.py" in warning
         for pid in children:
             os.kill(pid, 0)
-        again = ("--grpc-port", str(port_of(ready["grpc"])), "-p", str(port_of(ready["http"])))
-        with serving(*AGENT, *state, *again) as (_, ready_again):
+        with serving(*AGENT, *options) as (_, ready_again):
             assert {port_of(ready_again[name]) for name in ("grpc", "http")} == ports
             async with RolloutClient(ready_again["grpc"]) as client:
                 assert (await client.get("r")).state.name == "COMPLETED", "it is the same journal"

@@ -20,6 +20,7 @@ from osmosis_grpc.testing.raw.trainer_frames import cancel, chat_reply, init, re
 from osmosis_grpc.trainer import RolloutClient
 from osmosis_grpc.types import OutcomeStatus, Receipt, events
 from tests.callback_trainer import CallbackTrainer
+from tests.ports import quiet_port
 from tests.processes import server_process
 from tests.server.attached import Talk
 from tests.waiting import until
@@ -54,7 +55,7 @@ async def killed_once(tmp_path, place):
         sampled[request.rollout_id, request.chat_number] += 1
         return answer(request, f"reply {request.chat_number}")
 
-    command = ("-m", "agents:agent_loop", "--state-dir", "state")
+    command = ("-m", "agents:agent_loop", "--state-dir", "state", "--grpc-port", str(quiet_port()))
     environment = os.environ | {"OSMOSIS_FAILPOINT": place}
     async with CallbackTrainer(policy) as trainer:
         init = {"rollout_id": "r1", "messages": QUESTION, "callback": trainer.callback()}
@@ -66,7 +67,7 @@ async def killed_once(tmp_path, place):
                     assert place in ("init.committed", "rollout.started")
             await asyncio.to_thread(process.wait, 30)
         assert process.returncode == -9
-        with server_process(*command, "--grpc-port", address.rpartition(":")[2], cwd=tmp_path) as (_, address):
+        with server_process(*command, cwd=tmp_path) as (_, address):
             async with RolloutClient(address) as client:
                 assert not (await client.init(**init)).created
                 outcome = await trainer.outcome("r1", timeout=30)

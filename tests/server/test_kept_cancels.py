@@ -15,6 +15,7 @@ from osmosis_grpc.testing.raw.trainer_frames import cancel, init
 from osmosis_grpc.trainer import RolloutClient
 from osmosis_grpc.types import OutcomeStatus
 from tests.callback_trainer import CallbackTrainer
+from tests.ports import quiet_port
 from tests.processes import server_process
 from tests.server.attached import Talk
 from tests.storage.disk import Disk
@@ -122,7 +123,7 @@ async def test_killed_right_after_the_answer_it_is_remembered(tmp_path, rollout_
             await asyncio.Event().wait()
         return answer(request, "a reply")
 
-    command = ("-m", "agents:agent_loop", "--state-dir", "state")
+    command = ("-m", "agents:agent_loop", "--state-dir", "state", "--grpc-port", str(quiet_port()))
     async with CallbackTrainer(policy) as trainer:
         request = {"rollout_id": rollout_id, "messages": QUESTION, "callback": trainer.callback()}
         with server_process(*command, cwd=tmp_path, env=os.environ) as (process, address):
@@ -141,7 +142,7 @@ async def test_killed_right_after_the_answer_it_is_remembered(tmp_path, rollout_
                         await starting
             await asyncio.to_thread(process.wait, 30)
         asked.set()
-        with server_process(*command, "--grpc-port", address.rpartition(":")[2], cwd=tmp_path) as (_, address):
+        with server_process(*command, cwd=tmp_path) as (_, address):
             async with RolloutClient(address) as client:
                 assert (await client.init(**request)).created == (rollout_id != "running")
                 outcome = await trainer.outcome(rollout_id, timeout=30)

@@ -13,6 +13,7 @@ from osmosis_grpc.storage import SqliteJournal
 from osmosis_grpc.trainer import RolloutClient
 from osmosis_grpc.types import Fork, OutcomeStatus, events
 from tests.callback_trainer import CallbackTrainer
+from tests.ports import quiet_port
 from tests.processes import server_process
 from tests.server.forking import CHATS, USER, policy, tokens_of, trained
 
@@ -43,7 +44,7 @@ async def killed(tmp_path, place, between=lambda: None):
             await recorded(address)
         return await policy(request)
 
-    command = ("-m", "agents:agent_loop", "--state-dir", "state")
+    command = ("-m", "agents:agent_loop", "--state-dir", "state", "--grpc-port", str(quiet_port()))
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     async with CallbackTrainer(counting) as trainer:
         init = {"messages": [USER], "callback": trainer.callback()}
@@ -58,8 +59,7 @@ async def killed(tmp_path, place, between=lambda: None):
             await asyncio.to_thread(process.wait, 30)
         assert process.returncode == -9
         between()
-        port = address.rpartition(":")[2]
-        with server_process(*command, "--grpc-port", port, cwd=tmp_path, env=environment) as (_, address):
+        with server_process(*command, cwd=tmp_path, env=environment) as (_, address):
             async with RolloutClient(address) as client:
                 assert not (await client.init(**fork)).created
                 outcome = await trainer.outcome("f1", timeout=30)

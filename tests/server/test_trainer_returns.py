@@ -12,6 +12,7 @@ from osmosis_grpc.server.callbacks import Callbacks
 from osmosis_grpc.trainer import RolloutClient
 from osmosis_grpc.types import Callback, InitRequest, OutcomeStatus, RolloutRequest
 from tests.callback_trainer import CallbackTrainer
+from tests.ports import quiet_port
 from tests.waiting import until
 
 QUESTION = [{"role": "user", "content": "hello"}]
@@ -36,8 +37,8 @@ async def test_all_outcomes_come_with_the_first(serve, stack):
     server = await serve(waiter, outbox_delay=(3600.0, 3600.0))
     client = await stack.enter_async_context(RolloutClient(server.address))
     names = [f"r{number}" for number in range(30)]
-    async with CallbackTrainer(EchoPolicy(), tokens="the same in both") as trainer:
-        port = trainer.port
+    port = quiet_port()
+    async with CallbackTrainer(EchoPolicy(), port=port, tokens="the same in both") as trainer:
         for name in names:
             await client.init(rollout_id=name, messages=QUESTION, callback=trainer.callback())
     waiter.go.set()

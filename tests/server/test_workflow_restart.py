@@ -11,6 +11,7 @@ from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.trainer import RolloutClient
 from osmosis_grpc.types import ChatPurpose
 from tests.callback_trainer import CallbackTrainer
+from tests.ports import quiet_port
 from tests.processes import run, server_process
 
 ENTRY = """
@@ -55,12 +56,13 @@ async def test_r69_a_workflow_and_its_judge_continue_after_a_kill_and_can_be_rep
             "label": "x",
             "callback": trainer.callback(),
         }
+        serve = (*SERVE, "--grpc-port", str(quiet_port()))
         environment = os.environ | {"OSMOSIS_FAILPOINT": "chat.open:3"}  # the judge's chat
-        with server_process(*SERVE, cwd=tmp_path, env=environment) as (process, address):
+        with server_process(*serve, cwd=tmp_path, env=environment) as (process, address):
             async with RolloutClient(address) as client:
                 await client.init(**init)
             await asyncio.to_thread(process.wait, 30)
-        with server_process(*SERVE, "--grpc-port", address.rpartition(":")[2], cwd=tmp_path) as (_, address):
+        with server_process(*serve, cwd=tmp_path) as (_, address):
             async with RolloutClient(address) as client:
                 assert not (await client.init(**init)).created
                 outcome = await trainer.outcome("r1", timeout=30)

@@ -8,6 +8,7 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
+from tests.ports import quiet_port
 from tests.processes import run
 from tests.waiting import wait_until
 
@@ -100,7 +101,7 @@ class Folder:
         self.path = path
         (path / "server.py").write_text(AGENT)
         self.set_reward(reward)
-        self._port = "0"
+        self._port = str(quiet_port())
         self._stack = ExitStack()
         self._server: subprocess.Popen[str]
         self._log = path / "server.log"
@@ -127,7 +128,6 @@ class Folder:
         ready = self._server.stdout.readline()
         assert ready, self._log.read_text()
         self.address = json.loads(ready)["grpc"]
-        self._port = self.address.rpartition(":")[2]
 
     def restart(self) -> None:
         """End the server in good order, and start it again."""

@@ -15,6 +15,7 @@ from osmosis_grpc.trainer import RolloutClient, RolloutRequest, Trainer, Trainer
 from osmosis_grpc.types import OutcomeStatus, Tensor, TokenBlock
 from tests.callback_trainer import CallbackTrainer
 from tests.made_extras import MAKERS, made, right
+from tests.ports import quiet_port
 from tests.trainer.loops import Ask, Planned, Rewind
 from tests.waiting import until
 
@@ -149,7 +150,9 @@ async def test_p20_extras_outlive_the_trainers_process(serve, tmp_path, transpor
 async def test_p20_extras_outlive_the_servers_process(tmp_path, options):
     """The agent runs again, and its first reply comes from the journal."""
 
-    def server(agent, port=0):
+    port = quiet_port()
+
+    def server(agent):
         return AgentServer([agent], port=port, config=ServerConfig(retry_delay=(0.05, 0.2)), state_dir=tmp_path)
 
     async with asyncio.timeout(PATIENCE), AsyncExitStack() as stack:
@@ -161,7 +164,7 @@ async def test_p20_extras_outlive_the_servers_process(tmp_path, options):
         await stopping.aclose()
         agent = Waits()
         agent.may.set()
-        second = await stack.enter_async_context(server(agent, int(first.address.rpartition(":")[2])))
+        second = await stack.enter_async_context(server(agent))
         check((await running).samples, segments=1)
         client = await stack.enter_async_context(RolloutClient(second.address))
         check((await client.get("r")).outcome.samples, segments=1)

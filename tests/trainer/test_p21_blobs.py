@@ -17,6 +17,7 @@ from osmosis_grpc.testing.raw.trainer_frames import reply
 from osmosis_grpc.trainer import RolloutClient, RolloutRequest, Trainer, TrainerConfig
 from osmosis_grpc.types import Callback, InitRequest, OutcomeStatus
 from osmosis_grpc.wire.rollout import init_to_wire
+from tests.ports import quiet_port
 from tests.waiting import until
 
 PATIENCE = 15.0
@@ -120,7 +121,9 @@ async def test_p21_images_come_back_from_the_ledger(serve, tmp_path, options):
 async def test_p21_images_come_back_from_the_journal(tmp_path, options):
     """The agent runs again, with the messages of the journal, and asks the recorded question."""
 
-    def server(agent, port=0):
+    port = quiet_port()
+
+    def server(agent):
         return AgentServer([agent], port=port, config=ServerConfig(retry_delay=(0.05, 0.2)), state_dir=tmp_path)
 
     async with asyncio.timeout(PATIENCE), AsyncExitStack() as stack:
@@ -131,7 +134,7 @@ async def test_p21_images_come_back_from_the_journal(tmp_path, options):
         running = asyncio.ensure_future(trainer.rollout(REQUEST))
         await agent.asked.wait()
         await stopping.aclose()
-        await stack.enter_async_context(server(Looks(), int(first.address.rpartition(":")[2])))
+        await stack.enter_async_context(server(Looks()))
         outcome = await running
     assert outcome.status is OutcomeStatus.COMPLETED
     assert (policy.seen, list(outcome.messages)) == ({1: CONVERSATION[:1], 2: CONVERSATION[:3]}, CONVERSATION)

@@ -14,6 +14,7 @@ from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.trainer import RolloutClient
 from osmosis_grpc.types import Group, OutcomeStatus, RolloutState, events
 from tests.callback_trainer import CallbackTrainer
+from tests.ports import quiet_port
 from tests.waiting import ended, until
 
 QUESTION = [{"role": "user", "content": "What is (2 + 3) * 4?"}]
@@ -189,12 +190,13 @@ async def test_a_trainer_that_comes_back_elsewhere_is_found_by_an_equal_init(ser
 async def test_an_outcome_waits_for_its_trainer(serve, train, stack):
     server = await serve(outbox_delay=(0.05, 0.1))
     client = await stack.enter_async_context(RolloutClient(server.address))
-    async with CallbackTrainer(EchoPolicy(), tokens="the same in both") as trainer:
+    port = quiet_port()
+    async with CallbackTrainer(EchoPolicy(), port=port, tokens="the same in both") as trainer:
         await client.init(rollout_id="r", messages=QUESTION, callback=trainer.callback())
         assert [event async for event in client.events("r")], "to its end: it is delivered"
     await client.init(rollout_id="c", messages=QUESTION, callback=trainer.callback())
     await client.cancel("c")
     assert (await ended(client, "c")).status is OutcomeStatus.CANCELLED
     assert [row.rollout_id async for row in client.rollouts(undelivered=True)] == ["c"]
-    again = await train(EchoPolicy(), port=trainer.port, tokens="the same in both")
+    again = await train(EchoPolicy(), port=port, tokens="the same in both")
     assert (await asyncio.wait_for(again.outcome("c"), 30)).status is OutcomeStatus.CANCELLED

@@ -18,6 +18,7 @@ from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.trainer import ClientTls, Credentials, RolloutClient, ServerTls, Trainer, TrainerConfig
 from tests.callback_trainer import CallbackTrainer
+from tests.ports import quiet_port
 from tests.processes import ROOT, run
 from tests.trainer.conftest import talker
 from tests.waiting import ended, until
@@ -185,13 +186,14 @@ async def test_t08_a_server_that_refuses_leaves_the_others_their_rollouts(caplog
 
 async def test_t08_a_refused_server_that_is_mended_is_used():
     async with contextlib.AsyncExitStack() as stack:
-        async with agent_server(TOKEN) as address:
+        port = quiet_port()
+        async with agent_server(TOKEN, port=port) as address:
             trainer = await stack.enter_async_context(
                 Trainer([address], policy, config=TrainerConfig(longest_pause=0.1))
             )
             with pytest.raises(Unauthenticated):
                 await trainer.rollout(rollout_id="r1", messages=MESSAGES)
-        await stack.enter_async_context(agent_server(port=int(address.rpartition(":")[2])))
+        await stack.enter_async_context(agent_server(port=port))
         await until(lambda: trainer.servers[0].attached)
         outcome = await trainer.rollout(rollout_id="r2", messages=MESSAGES)
     assert outcome.reward == 1.0
@@ -199,9 +201,7 @@ async def test_t08_a_refused_server_that_is_mended_is_used():
 
 @pytest.mark.parametrize("behaviour", ["refuses connections", "closes connections"])
 async def test_t08_a_server_that_is_not_there_yet_is_waited_for_and_warned_of(caplog, behaviour):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
+    port = quiet_port()
     address = f"127.0.0.1:{port}"
     async with contextlib.AsyncExitStack() as stack:
         closing = None
@@ -221,12 +221,12 @@ async def test_t08_a_server_that_is_not_there_yet_is_waited_for_and_warned_of(ca
 async def test_t08_a_server_that_was_attached_and_refuses_later_is_waited_for(caplog):
     """Its token is being changed, or it is behind something that is: what worked once is no mistake of the user's."""
     async with contextlib.AsyncExitStack() as stack:
-        async with agent_server() as address:
+        port = quiet_port()
+        async with agent_server(port=port) as address:
             trainer = await stack.enter_async_context(
                 Trainer([address], policy, config=TrainerConfig(longest_pause=0.1))
             )
             await trainer.rollout(rollout_id="r1", messages=MESSAGES)
-        port = int(address.rpartition(":")[2])
         async with agent_server(TOKEN, port=port):
             await until(lambda: "refuses this caller" in caplog.text)
             waiting = asyncio.create_task(trainer.rollout(rollout_id="r2", messages=MESSAGES))
