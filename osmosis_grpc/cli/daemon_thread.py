@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
-from osmosis_grpc.supervise import OnFailure, job, thread
+from osmosis_grpc.supervise import OnFailure, job, result_of, thread
 
 DAEMON_THREAD = job("cli.run_in_daemon_thread", OnFailure.REPORT, "thread")
 
@@ -27,7 +27,7 @@ class Interruptible(Generic[T]):
         Raises concurrent.futures.TimeoutError if it takes longer than `limit` seconds.
         """
         running = thread(DAEMON_THREAD, self._run, self._failed)
-        result = self._future.result(limit)
+        result = result_of(self._future, limit)
         running.join(1.0)
         return result
 

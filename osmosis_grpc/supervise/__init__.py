@@ -7,6 +7,7 @@ not call `create_task`, `ensure_future`, `Thread` or `call_later`. scripts/lint_
 from osmosis_grpc.supervise.backoff import Backoff
 from osmosis_grpc.supervise.consumer import Consumer, Consuming, StartedThread
 from osmosis_grpc.supervise.daemon_threads import DaemonThreads
+from osmosis_grpc.supervise.interruptible import result_of
 from osmosis_grpc.supervise.jobs import Job, OnFailure, declared, inject, job
 from osmosis_grpc.supervise.supervisor import Supervisor
 from osmosis_grpc.supervise.system import SYSTEM, System
@@ -30,5 +31,6 @@ __all__ = [
     "future",
     "inject",
     "job",
+    "result_of",
     "thread",
 ]

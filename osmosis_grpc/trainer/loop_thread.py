@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from typing import Any, Generic, TypeVar
 
 from osmosis_grpc.errors import TrainerFailed, Unavailable
-from osmosis_grpc.supervise import OnFailure, StartedThread, Supervisor, job, thread
+from osmosis_grpc.supervise import OnFailure, StartedThread, Supervisor, job, result_of, thread
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ class LoopThread:
                 raise Unavailable("the trainer is not open: use it inside `with SyncTrainer(...) as trainer:`")
             self._loop.call_soon_threadsafe(begin, self._loop)
         try:
-            return future.result(timeout)
+            return result_of(future, timeout)
         except concurrent.futures.CancelledError:
             raise self._why_closed() from None
         finally:

@@ -195,7 +195,7 @@ def test_u06_a_trainer_that_cannot_open_leaves_no_thread(tmp_path):
 # Ctrl-C
 
 SCRIPT = """
-import asyncio, contextlib, faulthandler, sys, threading, time
+import asyncio, contextlib, faulthandler, signal, sys, threading, time
 from osmosis_grpc.errors import OsmosisRolloutError
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.trainer import RolloutRequest, SyncTrainer
@@ -212,6 +212,11 @@ def blocking(request):
 
 async def waiting(request):
     say("sampling")
+    await asyncio.sleep(3600)
+
+async def signalled(request):
+    say("sampling")
+    signal.pthread_kill(threading.get_ident(), signal.SIGINT)  # the main thread does not wake up
     await asyncio.sleep(3600)
 
 async def first(request):
@@ -235,7 +240,7 @@ faulthandler.dump_traceback_later(15, exit=True)  # shows what hangs
 where, policy, target = sys.argv[1:]
 question = [{"role": "user", "content": "1+2?"}]
 requests = [RolloutRequest(rollout_id=f"{where}-{policy}-{n}", messages=question, label="3") for n in range(3)]
-policy = {"blocking": blocking, "waiting": waiting, "first": first, "deaf": deaf}[policy]
+policy = {"blocking": blocking, "waiting": waiting, "signalled": signalled, "first": first, "deaf": deaf}[policy]
 
 with SyncTrainer([target], policy) as trainer:
     if where == "run":
@@ -263,6 +268,7 @@ say("not reached")
         ("run", "blocking"),
         ("rollout", "waiting"),
         ("rollout", "blocking"),
+        ("rollout", "signalled"),
         ("body", "first"),
         ("pause", "waiting"),
         pytest.param("run", "deaf", marks=pytest.mark.slow),
@@ -277,7 +283,8 @@ async def test_u06_ctrl_c_cancels_closes_and_ends_the_process(target, tmp_path, 
     try:
         while await asyncio.wait_for(process.stdout.readline(), PATIENCE) != last:
             assert process.returncode is None
-        process.send_signal(signal.SIGINT)
+        if policy != "signalled":
+            process.send_signal(signal.SIGINT)
         out, err = await asyncio.wait_for(process.communicate(), PATIENCE)
     finally:
         if process.returncode is None:
