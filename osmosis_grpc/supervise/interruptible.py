@@ -19,11 +19,10 @@ def result_of(future: "concurrent.futures.Future[T]", timeout: float | None = No
     left = float("inf") if timeout is None else timeout
     while True:
         try:
-            future.exception(min(left, _SIGNAL_CHECK))
-            return future.result()
+            future.exception(min(left, _SIGNAL_CHECK))  # raises no error of the future itself
+            break
         except TimeoutError:
-            if future.done():
-                raise
             left -= _SIGNAL_CHECK
             if left <= 0:
                 raise
+    return future.result()

@@ -25,8 +25,10 @@ class Placement:
         """Returns the server with the most free slots; None if all servers are full.
 
         Only servers that host the rollout's agent loop are considered. If some of these servers already got rollouts
-        with the same affinity key, only they are considered. A fork goes to the server of its original, if it is known.
-        Otherwise it goes to one server after the other, until one has the original.
+        with the same affinity key and do not drain, only they are considered.
+
+        A fork goes to the server of its original, if it is known. Otherwise it goes to one server after the other,
+        until one has the original.
         """
         fork = rollout.request.fork
         original = self._server_of(fork.rollout_id) if fork is not None else None
@@ -39,7 +41,7 @@ class Placement:
             hosts = self._servers.usable
         if rollout.affinity_key:
             chosen = self._by_affinity_key.get(rollout.affinity_key, ())
-            hosts = [server for server in hosts if server in chosen] or hosts
+            hosts = [server for server in hosts if server in chosen and server.window] or hosts
         best = max(hosts, key=lambda server: server.free, default=None)
         return best if best is not None and best.free > 0 else None
 

@@ -36,6 +36,17 @@ def test_it_waits_no_longer_than_the_timeout(timeout):
         result_of(Future(), timeout)
 
 
+def test_a_result_that_comes_just_after_a_check_is_returned():
+    class Late(Future):
+        def exception(self, timeout=None):
+            if not self.done():
+                self.set_result(3)
+                raise TimeoutError
+            return super().exception(timeout)
+
+    assert result_of(Late()) == 3
+
+
 def test_a_signal_that_another_thread_gets_ends_the_wait():
     def handler(number, frame):
         raise KeyboardInterrupt

@@ -16,6 +16,7 @@ class Server:
     """A server with free slots that hosts every agent loop."""
 
     free: int
+    window: int = 9
 
     def hosts(self, agent_loop):
         return True
@@ -63,6 +64,14 @@ async def test_a_lost_server_gets_no_more_rollouts_of_its_keys_when_it_comes_bac
     places.leave(first)
     assert place(places, "a") is second
     servers.usable = [first, second]
+    assert place(places, "a") is second
+
+
+async def test_the_next_rollout_of_a_key_does_not_wait_for_a_server_that_drains(servers):
+    first, second = servers.usable
+    places = Placement(servers, {})
+    assert place(places, "a") is first
+    first.free = first.window = 0
     assert place(places, "a") is second
 
 
