@@ -24,8 +24,8 @@ from osmosis_grpc.errors import (
     UnknownChat,
 )
 from osmosis_grpc.link.channel_options import MAX_REPLY_BYTES
-from osmosis_grpc.link.throttled_log import Throttled
 from osmosis_grpc.storage.ledger import ChatRow, Ledger
+from osmosis_grpc.supervise.throttled_log import Throttled
 from osmosis_grpc.trainer.chats.ledger_codec import kept_chat, question_of
 from osmosis_grpc.trainer.chats.sample import PendingChat, SampleState, tools_digest
 from osmosis_grpc.trainer.chats.sampler import Sampler, versioned

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from osmosis_grpc import supervise
 from osmosis_grpc.errors import FailedPrecondition
-from osmosis_grpc.link.throttled_log import Throttled
 from osmosis_grpc.policies import Policy
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
+from osmosis_grpc.supervise.throttled_log import Throttled
 from osmosis_grpc.trainer.chats.policy_table import PolicyTable
 from osmosis_grpc.trainer.metrics import Metrics
 from osmosis_grpc.types import ChatRequest, ChatResponse, TokenBlock, VersionSpan
