@@ -78,7 +78,7 @@ SET_BY_SERVER = ("OPENAI_BASE_URL", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL", "ANT
 
 def commands_of(text: str | None) -> list[str]:
     """Return the commands of the option --command, which has one on each line."""
-    return text.split("\n") if text else []
+    return text.removesuffix("\n").split("\n") if text else []
 
 
 def _commands(text: str) -> str:
