@@ -17,7 +17,8 @@ from osmosis_grpc.supervise import Job, OnFailure, Supervisor, job
 from osmosis_grpc.trainer.agent_server_state import AgentServerLink, Report, Rollout, RolloutKey, job_failed
 from osmosis_grpc.trainer.chats.chat_cache import ChatCache
 from osmosis_grpc.trainer.chats.ledger_codec import all_chats
-from osmosis_grpc.types import Receipt, RolloutOutcome, TrajectoryEvent, events
+from osmosis_grpc.types import OutcomeStatus, Receipt, RolloutOutcome, TrajectoryEvent, events
+from osmosis_grpc.wire.outcome import FAILURE
 
 READ = job("trainer.read_events", OnFailure.REPORT)
 OVERDUE = job("trainer.overdue_outcome", OnFailure.REPORT, "timer")
@@ -107,6 +108,11 @@ class OutcomeRecorder:
         if rollout is not None and rollout.request.evaluation and not report.outcome.evaluation:
             # An older server does not return `evaluation`. The ledger keeps `raw`, so `raw` gets `evaluation`, too.
             report.outcome, report.raw.evaluation = replace(report.outcome, evaluation=True), True
+        failed = rollout.failed_by(report.outcome) if rollout is not None else None
+        if failed is not None and report.outcome.status is OutcomeStatus.FAILED:
+            failure = failed.of_rollout(report.outcome.failure)
+            report.outcome = replace(report.outcome, failure=failure)
+            report.raw.failure.CopyFrom(FAILURE.to_wire(failure))
         abandoned = rollout is not None and rollout.abandoned and not rollout.waiters
         self._cache.record(report.outcome, report.raw, done, abandoned=abandoned, chats=chats)
 

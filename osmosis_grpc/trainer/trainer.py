@@ -7,7 +7,8 @@ from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, Unpack
 
 from osmosis_grpc.errors import NotFound, TrainerFailed, Unavailable
 from osmosis_grpc.link.credentials import Credentials
@@ -15,7 +16,7 @@ from osmosis_grpc.link.network import GRPC, Network
 from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.storage.ledger import SqliteLedger
 from osmosis_grpc.supervise import SYSTEM, Supervisor, System
-from osmosis_grpc.trainer import unreachable_warnings
+from osmosis_grpc.trainer import own_frames, unreachable_warnings
 from osmosis_grpc.trainer.annotate import AnnotationFields, annotate
 from osmosis_grpc.trainer.chats.chat_cache import SWEEP, ChatCache
 from osmosis_grpc.trainer.chats.policy_table import Policies, PolicyTable
@@ -169,7 +170,10 @@ class Trainer:
             self._resources = stack.pop_all()
         return self
 
-    async def __aexit__(self, *exc: Any) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        own_frames.hide(trace)
         try:
             await self.scheduler.settle()
             await self.scheduler.servers.part()
@@ -219,11 +223,15 @@ class Trainer:
         rollout = self.scheduler.submit(checked(request, changes), affinity_key=affinity_key)
         rollout.waiters += 1
         try:
-            return await asyncio.shield(rollout.done)
+            outcome = await asyncio.shield(rollout.done)
         finally:
             rollout.waiters -= 1
             if not rollout.waiters:
                 self.scheduler.abandon(rollout)
+        failure = rollout.failed_by(outcome)
+        if failure is not None:
+            failure.reraise()
+        return outcome
 
     async def run(
         self,
