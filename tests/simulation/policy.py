@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from osmosis_grpc.errors import Unavailable
+from osmosis_grpc.errors import Internal, Unavailable
 from osmosis_grpc.trainer import ChatRequest, ChatResponse, TokenBlock
 from tests.simulation.history import History
 
@@ -54,7 +54,7 @@ class Policy:
             raise
         if fails:
             error = (
-                Unavailable("the engine is busy") if self._random.random() < 0.7 else RuntimeError("the engine broke")
+                Unavailable("the engine is busy") if self._random.random() < 0.7 else Internal("the engine broke")
             )
             self._note(self._trainer, "policy failed", *of, error=type(error).__name__, **name)
             raise error
