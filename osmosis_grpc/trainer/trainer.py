@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Unpack
 
-from osmosis_grpc.errors import NotFound, TrainerFailed, Unavailable
+from osmosis_grpc.errors import InvalidArgument, NotFound, TrainerFailed, Unavailable
 from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.link.network import GRPC, Network
 from osmosis_grpc.link.server_security import ServerSecurity
@@ -329,7 +329,10 @@ class Trainer:
         """
         options = RunOptions(group_size=group_size, max_in_flight=max_in_flight, colocate_groups=colocate_groups)
         async with aclosing(EvaluationRun(self.scheduler, options).ended(requests)) as ended:
-            return Evaluation(outcomes=tuple([outcome async for _, outcome in ended]))
+            outcomes = tuple([outcome async for _, outcome in ended])
+        if not outcomes:
+            raise InvalidArgument("requests", "are none, so there is nothing to measure")
+        return Evaluation(outcomes=outcomes)
 
     async def unconfirmed(self) -> AsyncGenerator[RolloutOutcome, None]:
         """Yield the unconfirmed outcomes of an earlier process, and of the rollouts that it did not finish.
