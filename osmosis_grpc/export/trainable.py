@@ -138,8 +138,8 @@ def no_outcomes(name: str) -> InvalidArgument:
     """Returns the error for a batch or a group without outcomes. `name` is the argument."""
     return InvalidArgument(
         name,
-        "has no outcome, so there is nothing to train on. If groups() yielded nothing, the log and trainer.group_counts "
-        "say why its groups were dropped",
+        "has no outcome, so there is nothing to train on. If groups() yielded nothing, the log says why it dropped "
+        "its groups, and trainer.group_counts has their number",
     )
 
 

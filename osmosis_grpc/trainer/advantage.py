@@ -56,8 +56,8 @@ def advantages(group: Iterable[RolloutOutcome], method: Method = "grpo") -> Adva
     Rewards that differ by a millionth of the largest one at most count as equal: such a difference is the rounding of
     float32.
 
-    Raises InvalidArgument for an unknown method, for no outcome at all, and for a rollout that failed, was an evaluation
-    or has no reward.
+    Raises InvalidArgument for an unknown method, without an outcome, and for a rollout that failed, was an evaluation or
+    has no reward.
     """
     compare = _METHODS.get(method)
     if compare is None:
@@ -75,24 +75,23 @@ def advantages(group: Iterable[RolloutOutcome], method: Method = "grpo") -> Adva
     rows = _rows(outcomes)
     apart, compared = _compared(rows)
     rewards = {name: np.array(list(members.values()), dtype=np.float64) for name, members in compared.items()}
+    alike = {name: all_equal(members.values()) for name, members in compared.items()}
     values = {
-        name: dict(
-            zip(compared[name], np.zeros(len(found)) if all_equal(found.tolist()) else compare(found), strict=True)
-        )
+        name: dict(zip(compared[name], np.zeros(len(found)) if alike[name] else compare(found), strict=True))
         for name, found in rewards.items()
     }
     return Advantages(
         keys=tuple((outcomes[index].rollout_id, name) for index, name, _ in rows),
         values=np.array([values[name if apart else ""][index] for index, name, _ in rows], dtype=np.float32),
         rewards=np.array([reward for _, _, reward in rows], dtype=np.float32),
-        zero_variance=all(all_equal(found.tolist()) for found in rewards.values()),
+        zero_variance=all(alike.values()),
     )
 
 
-def compared_rewards(outcomes: Iterable[RolloutOutcome]) -> list[Floats]:
-    """Returns the rewards that advantages() compares with each other: one array for each comparison, float64."""
+def without_variance(outcomes: Iterable[RolloutOutcome]) -> bool:
+    """Returns whether all rewards that advantages() compares with each other are equal."""
     _, compared = _compared(_rows(outcomes))
-    return [np.array(list(members.values()), dtype=np.float64) for members in compared.values()]
+    return all(all_equal(members.values()) for members in compared.values())
 
 
 def _checked(group: Iterable[RolloutOutcome]) -> tuple[RolloutOutcome, ...]:

@@ -15,11 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from osmosis_grpc.errors import InvalidArgument, RolloutFailed
-from osmosis_grpc.trainer.advantage import compared_rewards
+from osmosis_grpc.trainer.advantage import without_variance
 from osmosis_grpc.trainer.run import Requests, Run, RunOptions, reason_of
 from osmosis_grpc.trainer.scheduler import Scheduler
 from osmosis_grpc.types import OutcomeStatus, RolloutOutcome, RolloutRequest
-from osmosis_grpc.types.score_stats import all_equal
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +78,7 @@ class OutcomeGroup:
         """Whether all compared rewards are equal, see advantages(). Such a group has no learning signal."""
         if any(outcome.mean_reward is None for outcome in self.outcomes):
             return False
-        return all(all_equal(rewards.tolist()) for rewards in compared_rewards(self.outcomes))
+        return without_variance(self.outcomes)
 
     async def confirm(self) -> None:
         """Confirm all outcomes of the group together, see RolloutOutcome.confirm(). Raises LedgerError."""
