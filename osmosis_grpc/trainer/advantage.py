@@ -56,8 +56,8 @@ def advantages(group: Iterable[RolloutOutcome], method: Method = "grpo") -> Adva
     Rewards that differ by a millionth of the largest one at most count as equal: such a difference is the rounding of
     float32.
 
-    Raises InvalidArgument for an unknown method, without an outcome, and for a rollout that failed, was an evaluation or
-    has no reward.
+    Raises InvalidArgument for an unknown method, without an outcome, and for a rollout that failed, was an evaluation
+    or has no reward.
     """
     compare = _METHODS.get(method)
     if compare is None:
