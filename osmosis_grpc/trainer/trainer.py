@@ -15,7 +15,7 @@ from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.link.network import GRPC, Network
 from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.storage.ledger import SqliteLedger
-from osmosis_grpc.supervise import SYSTEM, Supervisor, System
+from osmosis_grpc.supervise import SYSTEM, ForkGuard, Supervisor, System
 from osmosis_grpc.trainer import own_frames, unreachable_warnings
 from osmosis_grpc.trainer.annotate import AnnotationFields, annotate
 from osmosis_grpc.trainer.chats.chat_cache import SWEEP, ChatCache
@@ -125,6 +125,7 @@ class Trainer:
         self._scheduler: Scheduler | None = None
         self._transport: AttachTransport | CallbackTransport
         self._resources: AsyncExitStack
+        self._guard: ForkGuard
         self.address = ""
         """HOST:PORT where the trainer listens, with the bound port. Empty if the trainer does not listen."""
 
@@ -133,10 +134,13 @@ class Trainer:
         """The scheduler of an open trainer, for tests. Its names may change. Raises RuntimeError if it is not open."""
         if self._scheduler is None:
             raise RuntimeError("the trainer is not open: use it inside `async with Trainer(...) as trainer:`")
+        self._guard.check()
         return self._scheduler
 
     async def __aenter__(self) -> "Trainer":
+        self._guard = ForkGuard("this Trainer")
         async with AsyncExitStack() as stack:
+            stack.callback(self._guard.close)
             supervisor = Supervisor("the trainer", system=self._system)
             stack.push_async_callback(supervisor.close)
             ledger = None
