@@ -34,7 +34,13 @@ READING_RETRY = 1.0
 """A server reports a refused outcome again after this many seconds."""
 
 READING_LIMIT = 60.0
-"""When an outcome cannot be recorded within this many seconds, its rollout ends with an error."""
+"""When an outcome cannot be recorded within this many seconds, its rollout ends with an error.
+
+A server reports an outcome again after up to 30 seconds, for example when its events could not be read."""
+READING_SILENCE = 15.0
+"""While events are read, the rollout ends with an error as soon as no event has come for this many seconds."""
+TICK = 0.1
+"""A timer may come so many seconds too early."""
 
 ReadingKey = tuple[AgentServerLink, str, int, str]
 
@@ -62,6 +68,8 @@ class OutcomeRecorder:
         self._reading: dict[ReadingKey, asyncio.Task[None]] = {}
         self._overdue: dict[RolloutKey, asyncio.TimerHandle] = {}
         """One timer for each rollout with an outcome that cannot be recorded yet."""
+        self._last_event: dict[RolloutKey, float] = {}
+        """When the last event of a rollout came, for each rollout whose events are read."""
         self._waiting_bytes: Counter[AgentServerLink] = Counter()
 
     def record(self, report: Report) -> None:
@@ -130,11 +138,13 @@ class OutcomeRecorder:
 
         def read(_: asyncio.Task[None]) -> None:
             del self._reading[key]
+            self._last_event.pop(key[1:3], None)
             self._waiting_bytes[server] -= size
             if not self._waiting_bytes[server]:
                 del self._waiting_bytes[server]
 
         self._waiting_bytes[server] += size
+        self._last_event[key[1:3]] = self._cache.now()
         fail = partial(self.fail, report, READ)
         self._reading[key] = self._supervisor.start(READ, partial(self._recover, server, report), fail)
         self._reading[key].add_done_callback(read)
@@ -146,11 +156,21 @@ class OutcomeRecorder:
         rollout = self._rollouts.get(key[0])
         if rollout is None or key in self._overdue:
             return
+        began = self._cache.now()
+
+        def left() -> float:
+            ends = began + READING_LIMIT
+            if key in self._last_event:
+                ends = min(ends, self._last_event[key] + READING_SILENCE)
+            return ends - self._cache.now()
+
+        def wait() -> None:
+            self._overdue[key] = self._supervisor.call_later(OVERDUE, left(), overdue, report=fail)
 
         def end() -> None:
-            timer.cancel()
-            if self._overdue.get(key) is timer:
-                del self._overdue[key]
+            timer = self._overdue.pop(key, None)
+            if timer is not None:
+                timer.cancel()
 
         def overdue() -> None:
             end()
@@ -159,7 +179,11 @@ class OutcomeRecorder:
             if rollout.server is None or not rollout.server.attached:  # its server may come back, or be lost
                 self._limit(server, report)
                 return
-            problem = f"it refers to chats that are not known here, nor from its events within {READING_LIMIT:g} s"
+            if left() > TICK:
+                wait()
+                return
+            waited = self._cache.now() - began
+            problem = f"it refers to chats that are not known here, nor from its events within {waited:.0f} s"
             for (_, *of, _), task in list(self._reading.items()):
                 if tuple(of) == key:
                     task.cancel()
@@ -170,7 +194,7 @@ class OutcomeRecorder:
             end()
             self._refused(rollout, job_failed(OVERDUE, error))
 
-        timer = self._overdue[key] = self._supervisor.call_later(OVERDUE, READING_LIMIT, overdue, report=fail)
+        wait()
         rollout.done.add_done_callback(lambda _: end())
 
     def fail(self, report: Report, failed: Job, error: BaseException) -> None:
@@ -189,6 +213,7 @@ class OutcomeRecorder:
             async with aclosing(server.events(rollout_id, attempt, 0, tokens=True)) as stream:
                 async for event in stream:
                     trajectory.append(event)
+                    self._last_event[rollout_id, attempt] = self._cache.now()
                     if isinstance(event.kind, events.Ended):
                         break
             cache = self._cache.rollout(rollout_id, attempt, self._cache.now())
