@@ -107,6 +107,7 @@ class GroupRun(Run):
 
     name = "groups"
     raises_known = True
+    yields_refused = False
 
     def __init__(self, scheduler: Scheduler, options: RunOptions, *, on_failure: OnFailure) -> None:
         super().__init__(scheduler, options)

@@ -72,6 +72,8 @@ class Run:
     """The method of Trainer, for error messages."""
     raises_at_once = False
     """Whether the run raises the first exception of the policy."""
+    yields_refused = True
+    """Whether a rollout that no server has accepted is yielded as FAILED."""
     raises_known = False
     """Whether the run raises an error when the rollout of a request has ended before."""
     changes: ClassVar[Mapping[str, Any]] = {}
@@ -89,7 +91,7 @@ class Run:
         self._started: Counter[Rollout] = Counter()
         self._tries: Counter[str] = Counter()
         self._failed: dict[str, int] = {}
-        """How many members of a group the policy has failed, by group. Without groups whose other members ended."""
+        """How many members of a group have failed so, by group. Without groups of which another member has ended."""
         self._feeding = ""
         """The id of the request whose members are being started."""
 
@@ -213,16 +215,23 @@ class Run:
         return True
 
     def _raise_if_all_failed(self, rollout: Rollout, outcome: RolloutOutcome) -> None:
-        """Raise the policy's exception if every member of a rollout's group has failed because of the policy."""
+        """Raise the policy's exception if no member of a rollout's group has got replies of the policy.
+
+        A run that does not yield refused rollouts also raises the error if every member was refused, unless they have
+        run before.
+        """
         size, group = self._options.group_size, rollout.request.group
         name = group.id if group is not None and size > 1 else outcome.rollout_id
-        failure = rollout.failed_by(outcome)
-        if failure is None:
+        failure, refusal = rollout.failed_by(outcome), rollout.done.exception()
+        if failure is None and (refusal is None or self.yields_refused or isinstance(refusal, AlreadyExists | Aborted)):
             self._failed.pop(name, None)
             return
         self._failed[name] = self._failed.get(name, 0) + 1
         if self._failed[name] == size:
-            failure.reraise()
+            if failure is not None:
+                failure.reraise()
+            assert refusal is not None
+            raise refusal.with_traceback(None)
         if len(self._failed) > REMEMBERED:
             del self._failed[next(iter(self._failed))]
 
