@@ -261,9 +261,9 @@ class Trainer:
         `group_counts` counts it as stale. The versions must be numbers.
 
         Raises TypeError and InvalidArgument for a wrong request, and InvalidArgument for two requests with one id. With
-        `max_version_lag`, raises InvalidArgument for tokens without a version. Raises the exception of the policy if all
-        members of a group have failed because of it; without groups, if a rollout has. A CallError of the policy, such
-        as Unavailable, is an answer to the agent and is not raised.
+        `max_version_lag`, raises InvalidArgument for tokens without a version. Raises the exception of the policy if a
+        whole group has failed because of it; without groups, if a rollout has. A CallError of the policy, such as
+        Unavailable, is an answer to the agent and is not raised.
         """
         options = RunOptions(
             group_size=group_size,

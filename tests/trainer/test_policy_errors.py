@@ -11,9 +11,11 @@ import pytest
 
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.errors import CallError, InvalidArgument, ResourceExhausted, RolloutFailed, Unavailable
+from osmosis_grpc.policies import ChatRenderer, TokenPolicy
 from osmosis_grpc.policies.threads import ThreadedPolicy
 from osmosis_grpc.trainer import FailureReason, RolloutRequest, SyncTrainer, Trainer
 from osmosis_grpc.types import OutcomeStatus
+from tests.policies.byte_tokenizer import ByteTokenizer
 from tests.trainer.conftest import PATIENCE, USER, Talker, reply, talker
 from tests.waiting import until
 
@@ -37,11 +39,22 @@ async def raising_later(request):
     raise OutOfMemory("CUDA out of memory")
 
 
+class BrokenGenerator:
+    """A TokenGenerator without memory."""
+
+    async def generate(self, request):
+        raise OutOfMemory("CUDA out of memory")
+
+    async def abort(self, request_id):
+        pass
+
+
 POLICIES = {
     "sync": lambda: raising,
     "async": lambda: raising_later,
     "on a thread": lambda: ThreadedPolicy(raising),
     "by name": lambda: {"": raising_later, "critic": reply},
+    "of tokens": lambda: TokenPolicy(ChatRenderer(ByteTokenizer()), BrokenGenerator()),
 }
 LOOPS = {
     "groups": lambda trainer: trainer.groups(requests(3), 4),

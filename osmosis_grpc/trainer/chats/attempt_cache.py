@@ -162,7 +162,7 @@ class AttemptCache:
             reply = versioned(reply, request.version)
             if self._ledger is None:
                 asked.answer(reply)
-                errors.answered(key_of(request))
+                errors.answered(request)
                 return True
             if self.result_id is not None or self.ended:  # in the ledger, the reply would begin the rollout again
                 asked.fail(FailedPrecondition(f"rollout {request.rollout_id} has ended", kind="ENDED"))
@@ -171,7 +171,7 @@ class AttemptCache:
         except Exception as error:
             asked.fail(errors.failed(key_of(request), request.policy, error))
             return False
-        errors.answered(key_of(request))
+        errors.answered(request)
         self._commit(asked, request)
         return True
 

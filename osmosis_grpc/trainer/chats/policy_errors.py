@@ -85,10 +85,10 @@ class PolicyErrors:
         self.listener(key, failure)
         return self._log(key, failure)
 
-    def answered(self, key: ChatKey) -> None:
+    def answered(self, request: ChatRequest) -> None:
         """Note that a chat has its reply."""
         if self._any:
-            self.listener(key, None)
+            self.listener(key_of(request), None)
 
     def report(self) -> None:
         """Log how many failures were not logged."""
