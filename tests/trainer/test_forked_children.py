@@ -80,7 +80,7 @@ with SyncTrainer(address, ToolCallingMock()) as trainer:
     for name in WORK:
         child = context.Process(target=run, args=(name, results))
         child.start()
-        child.join(5)
+        child.join(20)
         if child.is_alive():
             child.kill()
             found[name] = "it hangs"

@@ -52,7 +52,7 @@ def segments(draw):
 @st.composite
 def outcomes(draw):
     made = []
-    for number in range(draw(st.integers(0, 4))):
+    for number in range(draw(st.integers(1, 4))):
         samples = {
             name: Sample(trainable=True, segments=tuple(draw(st.lists(segments(), min_size=1, max_size=3))))
             for name in draw(st.lists(st.sampled_from(["main", "helper", "critic"]), min_size=1, unique=True))
