@@ -139,6 +139,10 @@ class Recording:
 
 
 def question(asked: events.ChatRequested) -> str:
-    """Return a text for a question. Two texts are equal only if the questions are equal."""
-    body = [asked.parent_chat, list(asked.messages), dict(asked.params), asked.purpose.value, asked.policy]
+    """Return a text for a question of an agent. Two texts are equal only if the questions are equal.
+
+    Pinned parameters are not the agent's, so they are not compared: the trainer or the server may pin others now.
+    """
+    params = asked.params if asked.passed is None else asked.passed
+    body = [asked.parent_chat, list(asked.messages), dict(params), asked.purpose.value, asked.policy]
     return jsontext.canonical([*body, None if asked.tools is None else list(asked.tools)])
