@@ -201,8 +201,11 @@ DIGESTED = (
     "idempotency_key",
     "evaluation",
     "fork",
+    "pin_sampling",
 )
-"""The fields of RolloutSpec that a digest covers. The agent loop is not in it, because its name may be left out."""
+"""The fields of RolloutSpec that a digest covers. The agent loop is not in it, because its name may be left out.
+
+The last one is only in the digest if it is true: earlier versions did not have it."""
 DIGEST_BYTES = 16
 
 
@@ -211,7 +214,7 @@ def spec_digest(request: RolloutRequest) -> bytes:
     metadata, fork = unread_metadata(request), request.fork
     values: tuple[Any, ...] = (
         list(request.messages),
-        [dict(request.completion_params), True] if request.pin_completion_params else dict(request.completion_params),
+        dict(request.completion_params),
         request.max_turns,
         request.max_tokens_total,
         metadata.value() if isinstance(metadata, jsontext.Unparsed) else dict(metadata),
@@ -225,6 +228,8 @@ def spec_digest(request: RolloutRequest) -> bytes:
         request.evaluation,
         None if fork is None else [fork.rollout_id, fork.attempt, fork.sample, fork.chat_number],
     )
+    if request.pin_completion_params:
+        values = *values, True
     return b"".join([_kept_digest(value) if type(value) in _KEPT else _digest(value) for value in values])
 
 
@@ -241,7 +246,9 @@ def differing_fields(one: bytes, other: bytes) -> list[str]:
     """Returns the paths of the fields in which two digests differ. Digests of other forms differ in the whole spec."""
     if one == other:
         return []
-    if not len(one) == len(other) == len(DIGESTED) * DIGEST_BYTES:
+    whole = len(DIGESTED) * DIGEST_BYTES
+    one, other = (each + _kept_digest(False) if len(each) == whole - DIGEST_BYTES else each for each in (one, other))
+    if not len(one) == len(other) == whole:
         return ["spec"]
     parts = (slice(at, at + DIGEST_BYTES) for at in range(0, len(one), DIGEST_BYTES))
     return [f"spec.{name}" for name, part in zip(DIGESTED, parts, strict=True) if one[part] != other[part]]

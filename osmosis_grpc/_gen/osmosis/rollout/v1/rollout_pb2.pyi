@@ -228,8 +228,8 @@ class RolloutSpec(google.protobuf.message.Message):
     trainer does not train on such a rollout.
     """
     pin_sampling: builtins.bool
-    """Whether the parameters of `sampling` replace those that the agent passes
-    with its chats. Chats with the purpose JUDGE keep their own.
+    """Whether `sampling` replaces the parameters that the agent passes with its
+    chats. Chats with the purpose JUDGE keep their own.
     """
     @property
     def messages(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[osmosis_grpc._gen.osmosis.rollout.v1.message_pb2.Message]:
