@@ -50,6 +50,8 @@ def sampling_parameter(text: str) -> tuple[str, Any]:
     from osmosis_grpc.types.requests import own_params
 
     name, _, value = _key_value(text).partition("=")
+    if re.search(r",\s*\w+=", value):
+        raise ValueError(f"{text!r} has several parameters; name each one separately")
     try:
         read = json.loads(value)
     except ValueError:

@@ -21,6 +21,10 @@ BAD_BODY = (KeyError, IndexError, TypeError, ValueError, AttributeError, Invalid
 """The errors of a reply that cannot be read."""
 ID_PREFIX = "token_id:"
 """How vLLM writes a token as its id."""
+_OF_STREAMS = frozenset(("stream_options",))
+"""A server refuses them without a stream. The policy streams as it was told, not as the agent asks."""
+_NOT_TRAINABLE = _OF_STREAMS | {"echo", "use_beam_search"}
+"""Parameters of vLLM that make a reply other than its sampled tokens."""
 ABORT_RETRY = 1.0
 """When the model server aborts a chat, the agent server asks again after this many seconds."""
 
@@ -30,7 +34,7 @@ class OpenAIPolicy:
 
     A trainer closes the policy's connections at its end. Without a trainer, use `async with OpenAIPolicy(url, model)`.
     `token_ids=False` leaves out `return_token_ids`, and `logprobs=False` leaves out `logprobs`, because some servers
-    refuse them. With `stream=True` the server streams each reply, which is returned as a whole. One reply may take
+    refuse them. Otherwise both are always sent, whatever the agent passes. With `stream=True` the server streams each reply, which is returned as a whole. One reply may take
     `timeout` seconds. `version` is kept with every reply. Without `version`, the
     trainer's version is kept.
 
@@ -93,13 +97,17 @@ class OpenAIPolicy:
         return whole
 
     def _body(self, request: ChatRequest) -> dict[str, Any]:
-        asked = {"logprobs": True} if self._logprobs else {}
-        body: dict[str, Any] = {**asked, **request.params, "model": self._model, "stream": self._stream}
+        """Return the body of a request. An agent's parameters cannot switch off what training needs."""
+        left_out = _NOT_TRAINABLE if self._token_ids else _OF_STREAMS
+        body: dict[str, Any] = {name: value for name, value in request.params.items() if name not in left_out}
+        body |= {"model": self._model, "stream": self._stream}
         if self._stream:
             body["stream_options"] = {"include_usage": True}
         body["messages"] = list(request.messages)
         if request.tools:
             body["tools"] = list(request.tools)
+        if self._logprobs:
+            body["logprobs"] = True
         if self._token_ids:
             body["return_token_ids"] = True
         return body
