@@ -1,7 +1,7 @@
 """Makes keys of messages: two messages with the same meaning have the same key.
 
-Client libraries and agents write messages again: they add keys with null, change null content to "", make text a list of
-parts, write arguments with other separators, and leave out the reasoning of replies.
+Client libraries and agents write messages again: they add keys with null, change null content to "", make text a list
+of parts, write arguments with other separators, and leave out the reasoning of replies.
 """
 
 from collections.abc import Mapping, Sequence

@@ -34,9 +34,9 @@ class OpenAIPolicy:
 
     A trainer closes the policy's connections at its end. Without a trainer, use `async with OpenAIPolicy(url, model)`.
     `token_ids=False` leaves out `return_token_ids`, and `logprobs=False` leaves out `logprobs`, because some servers
-    refuse them. Otherwise both are always sent, whatever the agent passes. With `stream=True` the server streams each reply, which is returned as a whole. One reply may take
-    `timeout` seconds. `version` is kept with every reply. Without `version`, the
-    trainer's version is kept.
+    refuse them. Otherwise both are always sent, whatever the agent passes. With `stream=True` the server streams each
+    reply, which is returned as a whole. One reply may take `timeout` seconds. `version` is kept with every reply.
+    Without `version`, the trainer's version is kept.
 
     After 429, 408, 5xx or the finish reason "abort", the policy raises an error. Then the agent server asks again, for
     its `trainer_grace` at most. vLLM and SGLang abort a reply when weights change. Any other 4xx is final. Errors name

@@ -121,10 +121,7 @@ def segment_from_wire(message: pb.Segment, field: str) -> Segment:
 def segment_reference(segment: Segment) -> pb.Segment:
     """Returns a segment without its tokens, for a trainer that answered its chats."""
     return pb.Segment(
-        mask_runs=segment.mask_runs,
-        chats=segment.chats,
-        drift_index=segment.drift_index,
-        split=_split_to_wire(segment),
+        mask_runs=segment.mask_runs, chats=segment.chats, drift_index=segment.drift_index, split=_split_to_wire(segment)
     )
 
 

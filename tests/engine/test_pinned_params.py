@@ -95,10 +95,7 @@ async def test_a_fork_of_a_rollout_may_pin_other_parameters(hosting):
     async with hosting(Agent()) as h:
         await h.run("original", completion_params={"temperature": 0.5}, pin_completion_params=True)
         outcome = await h.run(
-            "fork",
-            completion_params={"temperature": 0.9},
-            pin_completion_params=True,
-            fork=Fork("original", 1),
+            "fork", completion_params={"temperature": 0.9}, pin_completion_params=True, fork=Fork("original", 1)
         )
         assert outcome.failure is None, outcome.failure
         asked = [(chat.rollout_id, chat.params["temperature"]) for chat in h.trainer.chats]

@@ -33,7 +33,10 @@ def without(reply, *names):
 
 RESPELLED = {
     "parts": (TEXT, {**TEXT, "content": [{"type": "text", "text": "It is five."}]}),
-    "several parts": (TEXT, {**TEXT, "content": [{"type": "text", "text": "It is"}, {"type": "text", "text": " five."}]}),
+    "several parts": (
+        TEXT,
+        {**TEXT, "content": [{"type": "text", "text": "It is"}, {"type": "text", "text": " five."}]},
+    ),
     "more null keys": (TEXT, {**TEXT, "audio": None, "function_call": None, "tool_calls": None, "annotations": []}),
     "fewer null keys": (TEXT, without(TEXT, "refusal")),
     "separators": (CALL, called('{"a":2,"b":[1,2.0],"c":null}')),
@@ -49,7 +52,10 @@ RESPELLED = {
 EDITED = {
     "text": (TEXT, {**TEXT, "content": "It is six."}),
     "parts": (TEXT, {**TEXT, "content": [{"type": "text", "text": "It is six."}]}),
-    "part that is no text": (TEXT, {**TEXT, "content": [{"type": "image_url", "image_url": {"url": "http://x/y.png"}}]}),
+    "part that is no text": (
+        TEXT,
+        {**TEXT, "content": [{"type": "image_url", "image_url": {"url": "http://x/y.png"}}]},
+    ),
     "arguments": (CALL, called('{"a": 2, "b": [1, 3], "c": null}')),
     "number to bool": (CALL, called('{"a": 2, "b": [true, 2.0], "c": null}')),
     "call id": (CALL, called(CALL["tool_calls"][0]["function"]["arguments"], id="c2")),
@@ -102,8 +108,7 @@ async def test_a_reply_with_another_meaning_is_sent_as_the_agent_has_it(hosting,
 
 
 @pytest.mark.parametrize(
-    "written",
-    [[{"type": "text", "text": "2+3?"}], [{"type": "text", "text": "2+"}, {"type": "text", "text": "3?"}]],
+    "written", [[{"type": "text", "text": "2+3?"}], [{"type": "text", "text": "2+"}, {"type": "text", "text": "3?"}]]
 )
 async def test_a_users_message_in_parts_is_the_same_message(written):
     async def run(ctx):

@@ -128,13 +128,7 @@ FIXTURES: list[EventKind] = [
     events.Logged("note", {"a": [1, 1.0, True, None]}, "judge", 3),
     events.SampleAdded("judge", "critic", ChatRef("main", 2), False),
     events.SegmentClosed(
-        sample="main",
-        index=1,
-        chats=(1, 3),
-        tokens=9,
-        sampled_tokens=4,
-        drift_index=0,
-        split=SplitReason.TOKENS_DIFFER,
+        sample="main", index=1, chats=(1, 3), tokens=9, sampled_tokens=4, drift_index=0, split=SplitReason.TOKENS_DIFFER
     ),
     events.CancelAsked("because"),
     events.Graded("main", 0.0, 2, "format"),
