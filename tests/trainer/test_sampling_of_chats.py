@@ -66,12 +66,14 @@ async def test_evaluations_and_groups_pin_as_their_requests_say():
 
 
 async def test_two_requests_that_differ_in_the_pin_are_not_the_same():
-    async with AgentServer([Stubborn()], port=0) as server, CallbackTrainer(policy) as trainer:
-        async with RolloutClient(server.address) as client:
-            await client.init(rollout_id="r1", pin_completion_params=True, callback=trainer.callback(), **REQUEST)
-            assert not (
-                await client.init(rollout_id="r1", pin_completion_params=True, callback=trainer.callback(), **REQUEST)
-            ).created
-            with pytest.raises(AlreadyExists) as refusal:
-                await client.init(rollout_id="r1", callback=trainer.callback(), **REQUEST)
+    async with (
+        AgentServer([Stubborn()], port=0) as server,
+        CallbackTrainer(policy) as trainer,
+        RolloutClient(server.address) as client,
+    ):
+        request = {"rollout_id": "r1", "callback": trainer.callback(), **REQUEST}
+        for created in (True, False):
+            assert (await client.init(pin_completion_params=True, **request)).created is created
+        with pytest.raises(AlreadyExists) as refusal:
+            await client.init(**request)
     assert "spec.pin_sampling" in str(refusal.value)
