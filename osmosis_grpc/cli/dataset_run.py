@@ -150,6 +150,7 @@ def prepare(
         RunConfig(
             max_turns=options.max_turns,
             completion_params=params,
+            pin_completion_params=options.pin_sampling,
             concurrency=options.concurrency,
             agent_timeout=options.timeout,
             free=recorded is not None,
@@ -268,7 +269,11 @@ def inputs(options: RunOptions, prepared: Prepared) -> Inputs:
         "configuration": _configuration(options),
         "dataset": {"file": digest_of(prepared.dataset.path), "columns": list(options.columns or ())},
         "model": model,
-        "sampling": {**prepared.config.completion_params, "max_turns": options.max_turns},
+        "sampling": {
+            **prepared.config.completion_params,
+            **({"pinned": True} if options.pin_sampling else {}),
+            "max_turns": options.max_turns,
+        },
     }
 
 

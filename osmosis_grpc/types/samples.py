@@ -178,7 +178,7 @@ class Sample:
     """One conversation of a rollout."""
 
     messages: Sequence[Message] = ()
-    """The conversation as the agent left it."""
+    """The conversation as the agent left it. Replies are spelled as the policy gave them."""
     begins: PrefixChat | None = None
     """The newest answered chat whose messages and reply are the beginning of `messages`; None if there is none."""
     segments: tuple[Segment, ...] = ()

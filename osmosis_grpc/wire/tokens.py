@@ -125,8 +125,8 @@ def segment_reference(segment: Segment) -> pb.Segment:
     )
 
 
-def _split_to_wire(segment: Segment) -> "pb.SplitReason.ValueType | None":
-    return None if segment.split is None else SPLITS.numbers[segment.split]
+def _split_to_wire(segment: Segment) -> "pb.SplitReason.ValueType":
+    return pb.SPLIT_REASON_UNSPECIFIED if segment.split is None else SPLITS.numbers[segment.split]
 
 
 def sample_to_wire(sample: Sample, name: str, *, refer: bool = False, blobs: bool = False) -> pb.Sample:

@@ -131,6 +131,21 @@ async def test_another_key_of_a_users_message_makes_it_another_message():
     assert [segment.chats for segment in outcome.samples["main"].segments] == [(1,), (2,)]
 
 
+async def test_a_new_sample_gets_its_history_as_it_is_written(hosting):
+    """So an agent can ask for a reply to a history without the reasoning."""
+    bare = without(CALL, "reasoning_content")
+
+    async def run(ctx):
+        await ctx.chat([QUESTION])
+        await ctx.chat([QUESTION, bare, RESULT], sample=ctx.add_sample())
+        return ctx.complete()
+
+    async with hosting(run) as h:
+        h.trainer.policy = ScriptedPolicy(lambda chat: CALL if chat.sample == "main" else "done")
+        assert (await h.run()).failure is None
+    assert list(h.trainer.chats[1].messages) == [QUESTION, bare, RESULT]
+
+
 async def test_an_agent_that_writes_all_replies_again_and_shortens_its_history_keeps_its_conversation():
     """The messages that it left out are in the sample, as with replies that are written as they came."""
 

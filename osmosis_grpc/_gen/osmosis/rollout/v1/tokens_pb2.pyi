@@ -540,7 +540,9 @@ class Sample(google.protobuf.message.Message):
     """
     @property
     def messages(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[osmosis_grpc._gen.osmosis.rollout.v1.message_pb2.Message]:
-        """The conversation as the agent left it."""
+        """The conversation as the agent left it. Replies are spelled as the policy
+        gave them.
+        """
 
     @property
     def segments(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Segment]:
