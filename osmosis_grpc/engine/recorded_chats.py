@@ -143,6 +143,5 @@ def question(asked: events.ChatRequested) -> str:
 
     Pinned parameters are not the agent's, so they are not compared: the trainer or the server may pin others now.
     """
-    params = asked.params if asked.passed is None else asked.passed
-    body = [asked.parent_chat, list(asked.messages), dict(params), asked.purpose.value, asked.policy]
+    body = [asked.parent_chat, list(asked.messages), dict(asked.agents_params), asked.purpose.value, asked.policy]
     return jsontext.canonical([*body, None if asked.tools is None else list(asked.tools)])

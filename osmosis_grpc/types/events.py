@@ -57,6 +57,11 @@ class ChatRequested:
     passed: Mapping[str, Any] | None = None
     """The parameters that the agent passed, if pinned ones made `params` differ from them; otherwise None."""
 
+    @property
+    def agents_params(self) -> Mapping[str, Any]:
+        """The parameters that the agent passed. Two runs of an agent have equal ones, whatever was pinned."""
+        return self.params if self.passed is None else self.passed
+
 
 @fast_init
 @dataclass(frozen=True, slots=True, kw_only=True)

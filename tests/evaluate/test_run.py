@@ -111,10 +111,13 @@ async def test_a_run_can_pin_its_parameters(tmp_path, dataset, caplog):
         return await EchoPolicy()(request)
 
     config = {"completion_params": {"temperature": 0.0, "max_tokens": 9}, "pin_completion_params": True}
-    await run(Stubborn(), policy, dataset, tmp_path / "run", **config)
+    first, results, _ = await run(Stubborn(), policy, dataset, tmp_path / "run", **config)
     assert seen
     assert all(params == {"temperature": 0.0, "max_tokens": 9, "top_p": 0.5} for params in seen)
     assert not caplog.records
+    replies = RecordedReplies(RunFolder.open(str(first.path)))
+    _, again, _ = await run(Stubborn(), replies, dataset, tmp_path / "again", **config)
+    assert {row: result.status for row, result in again.items()} == dict.fromkeys(results, "COMPLETED")
 
 
 async def test_c03_rows_run_at_the_same_time_up_to_the_limit(tmp_path):
