@@ -242,12 +242,11 @@ class RolloutSession:
             passed = own_params(params, "params") if params else jsontext.NOTHING
         except InvalidArgument as error:  # the agent's arguments are wrong, so the agent gets a ValueError
             raise ValueError(str(error)) from error
-        pins = self._pinned if purpose is ChatPurpose.POLICY else jsontext.NOTHING
-        params = with_params(passed, pins) if pins else passed
         if position.parent_chat in state.forked or not record.peer.has_tokens:
             await self._read_ids(sample, position.parent_chat)
         state.chats += 1
         number = state.chats
+        params = self._params(sample, number, passed, purpose)
         history = state.conversation.messages(position.node)
         forked = position.parent_chat in state.forked  # the trainer need not have answered the parent chat
         request = ChatRequest(
@@ -330,6 +329,17 @@ class RolloutSession:
         self._context.log.append(record, answered)
         run.called = _called(response.message)
         return number, response
+
+    def _params(self, sample: str, number: int, passed: Mapping[str, Any], purpose: ChatPurpose) -> Mapping[str, Any]:
+        """Return the parameters of a chat: those that the agent passed, and the pinned ones in place of them.
+
+        A chat that was asked before a restart keeps its parameters, because the trainer may be sampling its reply.
+        """
+        recording = self._record.run.recording
+        if recording is not None and (sample, number) in recording.params:
+            return recording.params[sample, number]
+        pins = self._pinned if purpose is ChatPurpose.POLICY else None
+        return with_params(passed, pins) if pins else passed
 
     async def _read_ids(self, sample: str, parent_chat: int, response: ChatResponse | None = None) -> None:
         """Read the tokens of a sample from the journal if state.lacks_ids(parent_chat, response).

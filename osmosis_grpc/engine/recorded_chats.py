@@ -1,8 +1,8 @@
 """The recorded chats of a rollout. When the agent runs again, it gets the recorded replies."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from osmosis_grpc.engine.meter import Meter
 from osmosis_grpc.errors import CLASSES, Aborted, CallError, InvalidArgument, UnknownError
@@ -94,6 +94,8 @@ class Recording:
     def __init__(self, trajectory: Iterable[TrajectoryEvent]) -> None:
         self._questions: dict[ChatName, str] = {}
         self._replies: dict[ChatName, Reply] = {}
+        self.params: dict[ChatName, Mapping[str, Any]] = {}
+        """The parameters with which the chats were asked, pinned ones included."""
         self.began = False
         self.ran = False
         """Whether the agent ran in the last process that had the rollout."""
@@ -109,6 +111,7 @@ class Recording:
                 self.ran = self.progressed = False
             elif isinstance(kind, events.ChatRequested):
                 self._questions[kind.sample, kind.chat_number] = question(kind)
+                self.params[kind.sample, kind.chat_number] = kind.params
             elif isinstance(kind, events.ChatAnswered):
                 self.progressed = self.progressed or not (kind.recorded_event or kind.forked)
                 number = kind.recorded_event or event.event_number

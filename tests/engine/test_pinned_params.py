@@ -6,6 +6,7 @@ from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import ChatPurpose, Fork, events
+from tests.engine.test_journal import Talker, crashed, keeping
 
 QUESTION = [{"role": "user", "content": "hi"}]
 
@@ -100,3 +101,14 @@ async def test_a_fork_of_a_rollout_may_pin_other_parameters(hosting):
         assert outcome.failure is None, outcome.failure
         asked = [(chat.rollout_id, chat.params["temperature"]) for chat in h.trainer.chats]
         assert asked == [("original", 0.5), ("original", 0.5), ("fork", 0.9)]
+
+
+@pytest.mark.parametrize(("pinned", "first"), [({"temperature": 1.0}, 1.0), ({}, 0.5)])
+async def test_an_open_chat_is_asked_again_with_the_parameters_that_it_had(tmp_path, pinned, first):
+    """The trainer may be sampling its reply. Only the chats after it have what the server pins after its restart."""
+    left = await crashed(tmp_path / "state", Talker(), 2, pin_sampling=pinned)
+    async with keeping(left, Talker(), pin_sampling={"temperature": 0.25}) as h:
+        outcome = (await h.get()).outcome
+        assert outcome.failure is None, outcome.failure
+        asked = [(chat.chat_number, chat.params["temperature"]) for chat in h.trainer.chats]
+    assert asked[:2] == [(2, first), (3, 0.25)]
