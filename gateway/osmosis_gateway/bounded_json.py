@@ -19,7 +19,12 @@ _MIB = 1024 * 1024
 MAX_PARTS = 1_000_000
 """The most lists and objects in a body. With more, even a small body takes long to read."""
 
-_KEYS = {"sampling": "completion_params", "metadata_json": "metadata", "label": "metadata"}
+_KEYS = {
+    "sampling": "completion_params",
+    "pin_sampling": "pin_completion_params",
+    "metadata_json": "metadata",
+    "label": "metadata",
+}
 """The keys of an Init's body that are named differently from the field of RolloutSpec that they fill."""
 
 

@@ -154,6 +154,9 @@ class InitBody(Body):
     agent_loop: str | None = Field(
         default=None, max_length=MAX_ID_CHARS, description="Which agent, where a server hosts several."
     )
+    pin_completion_params: bool = Field(
+        default=False, description="Whether completion_params replace the parameters that the agent passes."
+    )
 
 
 class InitAnswer(Body):
@@ -216,6 +219,7 @@ def read_init(body: Any, size: int, max_metadata_bytes: int, trace: TraceContext
         rollout_id=given.rollout_id,
         messages=copy_messages(given.messages, "messages", any_role=True),
         completion_params=own_params(given.completion_params, "completion_params"),
+        pin_completion_params=given.pin_completion_params,
         max_turns=_clamped(given.max_turns),
         max_tokens_total=_clamped(given.max_tokens_total),
         metadata=unparsed,

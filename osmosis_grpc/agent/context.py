@@ -147,7 +147,9 @@ class RolloutContext(RolloutScope):
     ) -> CompletionsResult:
         """Ask the model for a reply to the whole history.
 
-        `params` are sampling parameters under OpenAI's names. Unknown parameters are forwarded. `tools` replaces the
+        A reply in the history may be written in another way, for example as parts or without its reasoning: the model
+        gets it as it was. `params` are sampling parameters under OpenAI's names. Unknown parameters are forwarded, and
+        pinned ones replace those here. `tools` replaces the
         rollout's tools for this chat, and run_tools() runs these, too. `sample` names the conversation of the chat.
         Raises a CallError if the trainer refuses the chat or cannot be reached. Raises ValueError for a history that
         cannot be sent, and RolloutEndedError after the end of the rollout.

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from osmosis_grpc.agent.message_keys import same_meaning
 from osmosis_grpc.engine.rewards import Rewards
 from osmosis_grpc.errors import InvalidArgument, ReplyUnreadable
 from osmosis_grpc.types import ChatPurpose, ChatRef, ChatResponse, Ids, Message, PrefixChat, Sample, jsontext
@@ -42,7 +43,7 @@ class SampleState:
         self, policy: str = "", parent: ChatRef | None = None, train: bool | None = None, any_role: bool = False
     ) -> None:
         self.policy, self.parent, self.train = policy, parent, train
-        self.conversation = Conversation(any_role)
+        self.conversation = Conversation(any_role, same_meaning)
         self._assembler = Assembler()
         self._refers = False
         """Whether logprobs, extras and ids of earlier chats are not kept here, because the trainer has them."""
@@ -140,7 +141,7 @@ class SampleState:
         if node is old:
             return
         messages = path(reply)[:-1]
-        found = next((index for index in reversed(range(len(messages))) if old.matches(messages[index])), None)
+        found = next((n for n in reversed(range(len(messages))) if same_meaning(old.message, messages[n])), None)
         if found is None:  # the agent has gone back, or has begun another conversation
             if self._removed and _common(old, node) < self._skipped:
                 self._removed, self._skipped = [], 0

@@ -22,6 +22,7 @@ class RolloutFields(TypedDict, total=False):
     rollout_id: str
     messages: Sequence[Message]
     completion_params: Mapping[str, Any]
+    pin_completion_params: bool
     max_turns: int
     max_tokens_total: int
     metadata: Mapping[str, Any]
