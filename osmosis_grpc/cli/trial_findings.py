@@ -24,7 +24,8 @@ from osmosis_grpc.errors import ToolExecutionError
 from osmosis_grpc.reading.message_text import mapping
 from osmosis_grpc.reading.phrases import counted
 from osmosis_grpc.types import ChatPurpose, OutcomeStatus
-from osmosis_grpc.types.outcome import describe, is_reward
+from osmosis_grpc.types.json_values import number_of
+from osmosis_grpc.types.outcome import describe
 from osmosis_grpc.types.requests import DEFAULT_MAX_TURNS
 
 HINTS = {
@@ -129,7 +130,7 @@ def _end(trial: Trial) -> Iterator[Row]:
         yield "NO_SAMPLE" if text.startswith("the workflow has no sample") else "BAD_RESULT", text, None
     elif failed and trial.returned and not is_result:
         yield "RESULT_NOT_RETURNED", text, None
-    elif failed and completed and result.reward is not None and not is_reward(result.reward):
+    elif failed and completed and result.reward is not None and number_of(result.reward) is None:
         yield _reward_code(result.reward), text, None
     elif outcome.status is OutcomeStatus.DEADLINE_EXCEEDED:
         yield "MAX_TURNS_IGNORED" if "max_turns" in text else "RUN_TIMED_OUT", text, _place(trial.error)

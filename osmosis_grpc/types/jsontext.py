@@ -18,8 +18,9 @@ from osmosis_grpc.types.arrays import np
 MAX_DEPTH = 256
 """Levels of lists and objects within one value."""
 
-_MAX_DIGITS = 4300  # the most digits that Python parses
-_TOO_LARGE = 10**_MAX_DIGITS
+MAX_DIGITS = 4300
+"""The most digits that Python parses."""
+_TOO_LARGE = 10**MAX_DIGITS
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 """An empty, read-only object. All values with an empty object share it."""
 _ITEM_BYTES = 64
@@ -45,8 +46,8 @@ def copy(value: Any, field: str, levels: int = MAX_DEPTH) -> Any:
     if value is None or kind is bool:
         return value
     if kind is int:
-        if not -_TOO_LARGE < value < _TOO_LARGE:
-            raise InvalidArgument(field, f"a whole number of more than {_MAX_DIGITS} digits cannot be sent")
+        if not is_short(value):
+            raise InvalidArgument(field, f"a whole number of more than {MAX_DIGITS} digits cannot be sent")
         return value
     if kind is float:
         if not math.isfinite(value):
@@ -83,6 +84,13 @@ def check_text(text: str, field: str) -> str:
     except UnicodeEncodeError:
         raise InvalidArgument(field, "has an unpaired surrogate") from None
     return text
+
+
+def repaired(text: str) -> str:
+    """Returns a text that can be written as UTF-8: U+FFFD for each unpaired surrogate, one character for each pair."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def render(value: Any) -> str:
@@ -169,6 +177,11 @@ def parse_object(text: str, field: str, levels: int = MAX_DEPTH) -> dict[str, An
     if not isinstance(value, dict):
         raise InvalidArgument(field, "is not a JSON object")
     return value
+
+
+def is_short(number: int) -> bool:
+    """Returns whether every reader parses a whole number: it has at most MAX_DIGITS digits."""
+    return -_TOO_LARGE < number < _TOO_LARGE
 
 
 def is_finite(number: Any) -> bool:
