@@ -54,6 +54,12 @@ def to_json(value: Any, field: str) -> Any:
     return _placed(_Walk(_refuse), value, field)
 
 
+def text_of(value: Any, field: str) -> str | None:
+    """Return data as a text, such as a label: a text and None unchanged, the rest as JSON. Raises InvalidArgument."""
+    made = to_json(value, field)
+    return made if made is None or isinstance(made, str) else jsontext.render(made)
+
+
 def readable(value: Any, field: str) -> Any:
     """Return a value that a model reads as JSON.
 
