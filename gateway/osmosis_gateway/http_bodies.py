@@ -236,11 +236,12 @@ def read_init(body: Any, size: int, max_metadata_bytes: int, trace: TraceContext
 
 def bounded_metadata(given: dict[str, Any], limit: int) -> tuple[dict[str, Any], Any]:
     """Return a copy of a body's metadata, and its unparsed text. Raises InvalidArgument above `limit` bytes."""
-    metadata = jsontext.copy(given, "metadata")
-    text = jsontext.render(metadata)
-    if len(text.encode()) > limit:
-        raise InvalidArgument("metadata", f"is larger than {limit} bytes")
-    return metadata, jsontext.Unparsed(text)
+    with jsontext.large_value():
+        metadata = jsontext.copy(given, "metadata")
+        text = jsontext.render(metadata)
+        if len(text.encode()) > limit:
+            raise InvalidArgument("metadata", f"is larger than {limit} bytes")
+        return metadata, jsontext.Unparsed(text, jsontext.digest(metadata))
 
 
 def init_answer(rollout_id: str, tools: Iterable[ToolDict]) -> dict[str, Any]:

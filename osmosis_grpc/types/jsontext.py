@@ -5,10 +5,13 @@ no NaN, no infinity and no unpaired surrogate. The sender and the receiver refus
 InvalidArgument that names the field.
 """
 
+import contextlib
+import gc
+import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -25,10 +28,13 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 """An empty, read-only object. All values with an empty object share it."""
 _ITEM_BYTES = 64
 """The approximate memory of a list, an object or one item, in bytes."""
-_STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"')
+_STRINGS = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"')
 _STEPS = bytes(1 if byte in b"[{" else 255 if byte in b"]}" else 0 for byte in range(256))
 """The change of the level at each byte, as int8: 1 at an opening bracket, -1 at a closing bracket."""
 _NESTED = (dict, list, tuple)
+_LARGE = 16 * 1024
+"""From so many characters on, a text may hold enough objects for several passes of the garbage collector."""
+DIGEST_BYTES = 16
 _PLAIN: dict[type, Callable[[Any], Any]] = {str: str.__str__, int: int.__int__, float: float.__float__}
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
@@ -103,6 +109,30 @@ def canonical(value: Any) -> str:
     return _encode_sorted(_one_spelling(value))
 
 
+def digest(value: Any) -> bytes:
+    """Returns a digest that is the same for equal values."""
+    return _digest_of(canonical(value))
+
+
+def _digest_of(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
+
+
+@contextlib.contextmanager
+def large_value() -> Iterator[None]:
+    """Make no pass of the garbage collector while a large value is read or written.
+
+    JSON values have no cycles. For a megabyte of small lists the passes take several times as long as the work itself.
+    """
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
 def _one_spelling(value: Any) -> Any:
     """Returns the value with a whole number instead of each float without a fraction: 1 for 1.0."""
     kind = type(value)
@@ -120,8 +150,15 @@ def parse(text: str, field: str, levels: int = MAX_DEPTH) -> Any:
 
     The text has at most `levels` levels.
     """
+    if len(text) < _LARGE:
+        return _parsed(text, field, levels, _decode)
+    with large_value():
+        return _parsed(text, field, levels, _decode)
+
+
+def _parsed(text: str, field: str, levels: int, decode: Callable[[str], Any]) -> Any:
     try:
-        value = _decode(text)
+        value = decode(text)
         if text.count("[") + text.count("{") > levels and _depth(text) > levels:
             raise InvalidArgument(field, f"nests more than {MAX_DEPTH} levels")
         if "\\u" in text:
@@ -147,17 +184,24 @@ class Unparsed:
     value() calls `read` with the approximate memory of the object in bytes, and then parses the text.
     """
 
-    __slots__ = ("_read", "text")
+    __slots__ = ("_read", "digest", "text")
 
-    def __init__(self, text: str, read: Callable[[int], None] = lambda size: None) -> None:
+    def __init__(self, text: str, digest: bytes, read: Callable[[int], None] = lambda size: None) -> None:
         self.text = text
+        self.digest = digest
+        """What digest() returns for the value."""
         self._read = read
 
     @classmethod
     def checked(cls, text: str, field: str) -> "Unparsed":
         """Returns a checked text. Raises InvalidArgument naming `field` for a text that is no JSON object."""
-        parse_object(text, field)
-        return cls(text)
+        with large_value():
+            value = _parsed(text, field, MAX_DEPTH, _decode_one_spelling)
+            if not isinstance(value, dict):
+                raise InvalidArgument(field, "is not a JSON object")
+            made = cls(text, _digest_of(_encode_sorted(value)))
+            del value  # before the garbage collector may look at it
+        return made
 
     def value(self) -> dict[str, Any]:
         """Parses the text and returns a new object."""
@@ -166,7 +210,7 @@ class Unparsed:
 
     def for_reader(self, read: Callable[[int], None]) -> "Unparsed":
         """Returns an Unparsed with the same text and another `read`."""
-        return Unparsed(self.text, read)
+        return Unparsed(self.text, self.digest, read)
 
 
 def parse_object(text: str, field: str, levels: int = MAX_DEPTH) -> dict[str, Any]:
@@ -210,4 +254,11 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
+def _whole(text: str) -> float:
+    value = _finite(text)
+    return int(value) if value.is_integer() else value
+
+
 _decode = json.JSONDecoder(parse_constant=_constant, parse_float=_finite, object_pairs_hook=_unique).decode
+_decode_one_spelling = json.JSONDecoder(parse_constant=_constant, parse_float=_whole, object_pairs_hook=_unique).decode
+"""Reads a text as _one_spelling() writes its value."""

@@ -1,6 +1,5 @@
 """Requests that start a rollout."""
 
-import hashlib
 import math
 import re
 import reprlib
@@ -201,7 +200,6 @@ DIGESTED = (
     "fork",
 )
 """The fields of RolloutSpec that a digest covers. The agent loop is not in it, because its name may be left out."""
-DIGEST_BYTES = 16
 
 
 def spec_digest(request: RolloutRequest) -> bytes:
@@ -212,7 +210,7 @@ def spec_digest(request: RolloutRequest) -> bytes:
         dict(request.completion_params),
         request.max_turns,
         request.max_tokens_total,
-        metadata.value() if isinstance(metadata, jsontext.Unparsed) else dict(metadata),
+        metadata if isinstance(metadata, jsontext.Unparsed) else dict(metadata),
         request.label,
         None if request.group is None else [request.group.id, request.group.index, request.group.size],
         request.priority,
@@ -227,7 +225,7 @@ def spec_digest(request: RolloutRequest) -> bytes:
 
 
 def _digest(value: Any) -> bytes:
-    return hashlib.blake2b(jsontext.canonical(value).encode(), digest_size=DIGEST_BYTES).digest()
+    return value.digest if isinstance(value, jsontext.Unparsed) else jsontext.digest(value)
 
 
 _KEPT = {int, float, bool, type(None)}
@@ -239,9 +237,9 @@ def differing_fields(one: bytes, other: bytes) -> list[str]:
     """Returns the paths of the fields in which two digests differ. Digests of other forms differ in the whole spec."""
     if one == other:
         return []
-    if not len(one) == len(other) == len(DIGESTED) * DIGEST_BYTES:
+    if not len(one) == len(other) == len(DIGESTED) * jsontext.DIGEST_BYTES:
         return ["spec"]
-    parts = (slice(at, at + DIGEST_BYTES) for at in range(0, len(one), DIGEST_BYTES))
+    parts = (slice(at, at + jsontext.DIGEST_BYTES) for at in range(0, len(one), jsontext.DIGEST_BYTES))
     return [f"spec.{name}" for name, part in zip(DIGESTED, parts, strict=True) if one[part] != other[part]]
 
 
