@@ -66,8 +66,10 @@ class SegmentAnnotation(ArrayEquality):
             values: Values = getattr(self, name)
             if len(values) not in (0, sampled):
                 raise InvalidArgument(f"{path}.{name}", f"{len(values)} values for {sampled} tokens with mask 1")
-            if not np.isfinite(values).all():
-                raise InvalidArgument(f"{path}.{name}", "has a value that is not finite")
+            wrong = ~np.isfinite(values)
+            if wrong.any():
+                index = int(wrong.argmax())
+                raise InvalidArgument(f"{path}.{name}", f"value {index} is {values[index]}, not a finite number")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
