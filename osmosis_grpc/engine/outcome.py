@@ -82,5 +82,5 @@ def _conclude(termination: Termination, samples: Samples) -> dict[str, Any]:
         raise InvalidArgument("extra_fields", f"is a {type(extra).__name__}, not a dict")
     if outcome.messages or (outcome.failure is None and outcome.messages is not None):
         samples.conclude(outcome.messages, "final_messages")
-    made: dict[str, Any] = to_json(extra, "extra_fields")
+    made: dict[str, Any] = to_json(extra, "extra_fields", repair=True)
     return made

@@ -49,9 +49,12 @@ class _NotJson(Exception):
 Fallback = Callable[[Any, _NotJson], Any]
 
 
-def to_json(value: Any, field: str) -> Any:
-    """Return data as JSON. Raises InvalidArgument that names the place, such as `field.loss[3]`, and the problem."""
-    return _placed(_Walk(_refuse), value, field)
+def to_json(value: Any, field: str, *, repair: bool = False) -> Any:
+    """Return data as JSON. With `repair`, U+FFFD replaces unpaired surrogates.
+
+    Raises InvalidArgument that names the place, such as `field.loss[3]`, and the problem.
+    """
+    return _placed(_Walk(_refuse, repair=repair), value, field)
 
 
 def text_of(value: Any, field: str) -> str | None:
@@ -66,7 +69,7 @@ def readable(value: Any, field: str) -> Any:
     Wrong surrogates and bytes that are no UTF-8 become U+FFFD, and an object without a conversion its text, unless the
     text has the object's address. Raises InvalidArgument that names the place.
     """
-    return _placed(_Walk(_own_text, lenient=True), value, field)
+    return _placed(_Walk(_own_text, repair=True, undecodable="replace"), value, field)
 
 
 def loggable(value: Any, *, objects: bool = False) -> Any:
@@ -103,12 +106,16 @@ def _placed(walk: "_Walk", value: Any, field: str) -> Any:
 class _Walk:
     """Converts a value. `fallback` answers for a value that has no conversion, or raises the error that it gets."""
 
-    __slots__ = ("_fallback", "_lenient", "_objects")
+    __slots__ = ("_fallback", "_objects", "_repair", "_undecodable")
 
-    def __init__(self, fallback: Fallback, *, lenient: bool = False, objects: bool = True) -> None:
+    def __init__(
+        self, fallback: Fallback, *, repair: bool = False, undecodable: str = "strict", objects: bool = True
+    ) -> None:
         self._fallback = fallback
-        self._lenient = lenient
-        """Whether U+FFFD replaces what is no text."""
+        self._repair = repair
+        """Whether U+FFFD replaces unpaired surrogates."""
+        self._undecodable = undecodable
+        """The handler of errors for bytes that are no UTF-8."""
         self._objects = objects
         """Whether models and dataclasses have a conversion."""
 
@@ -177,13 +184,12 @@ class _Walk:
         return plain if isinstance(plain, str) else jsontext.render(plain)
 
     def _text(self, text: str) -> str:
-        if self._lenient:
+        if self._repair:
             return jsontext.repaired(text)
         try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise _NotJson("has an unpaired surrogate") from None
-        return text
+            return jsontext.check_text(text, "")
+        except InvalidArgument as error:
+            raise _NotJson(error.violations[0][1]) from None
 
     def _converted(self, value: Any) -> Any:
         """Return what stands for a value that is no list, object or plain scalar: one of these. Raises _NotJson."""
@@ -196,7 +202,7 @@ class _Walk:
                 return plain.__str__(value) if plain is str else plain(value)
         if isinstance(value, _BYTES):
             try:
-                return bytes(value).decode(errors="replace" if self._lenient else "strict")
+                return bytes(value).decode(errors=self._undecodable)
             except UnicodeDecodeError:
                 raise _NotJson("the bytes are not UTF-8; encode them, for example in base64") from None
         if _is_array(value):

@@ -29,6 +29,8 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 _ITEM_BYTES = 64
 """The approximate memory of a list, an object or one item, in bytes."""
 _STRINGS = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"')
+_SURROGATES = re.compile(r"\\u[dD][89a-fA-F]")
+"""The escapes of surrogates, of which a pair is one character."""
 _STEPS = bytes(1 if byte in b"[{" else 255 if byte in b"]}" else 0 for byte in range(256))
 """The change of the level at each byte, as int8: 1 at an opening bracket, -1 at a closing bracket."""
 _NESTED = (dict, list, tuple)
@@ -85,11 +87,17 @@ def check_key(key: Any, field: str) -> str:
 
 def check_text(text: str, field: str) -> str:
     """Returns the text. Raises InvalidArgument naming `field` if it cannot be written as UTF-8."""
+    if not _is_text(text):
+        raise InvalidArgument(field, "has an unpaired surrogate")
+    return text
+
+
+def _is_text(text: str) -> bool:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise InvalidArgument(field, "has an unpaired surrogate") from None
-    return text
+        return False
+    return True
 
 
 def repaired(text: str) -> str:
@@ -145,31 +153,51 @@ def _one_spelling(value: Any) -> Any:
     return value
 
 
-def parse(text: str, field: str, levels: int = MAX_DEPTH) -> Any:
+def parse(text: str, field: str, levels: int = MAX_DEPTH, *, repair: bool = False) -> Any:
     """Returns the value of a JSON text. Raises InvalidArgument naming `field` for another text.
 
-    The text has at most `levels` levels.
+    The text has at most `levels` levels. With `repair`, U+FFFD replaces unpaired surrogates; otherwise they are
+    refused.
     """
     if len(text) < _LARGE:
-        return _parsed(text, field, levels, _decode)
+        return _parsed(text, field, levels, repair=repair)
     with large_value():
-        return _parsed(text, field, levels, _decode)
+        return _parsed(text, field, levels, repair=repair)
 
 
-def _parsed(text: str, field: str, levels: int, decode: Callable[[str], Any]) -> Any:
+def _parsed(
+    text: str, field: str, levels: int, decode: Callable[[str], Any] | None = None, *, repair: bool = False
+) -> Any:
     try:
-        value = decode(text)
+        value = (decode or _decode)(text)
         if text.count("[") + text.count("{") > levels and _depth(text) > levels:
             raise InvalidArgument(field, f"nests more than {MAX_DEPTH} levels")
-        if "\\u" in text:
-            _encode(value).encode()
-    except UnicodeEncodeError:
-        raise InvalidArgument(field, "has an unpaired surrogate") from None
+        if _SURROGATES.search(text) and not _is_text(_encode(value)):
+            value = _checked_texts(value, field, "", repair=repair)
     except RecursionError:
         raise InvalidArgument(field, f"nests more than {MAX_DEPTH} levels") from None
     except ValueError as error:
         raise InvalidArgument(field, f"is not JSON: {error}") from None
     return value
+
+
+def _checked_texts(value: Any, field: str, place: str, *, repair: bool) -> Any:
+    """Returns the value without unpaired surrogates. Without `repair`, raises InvalidArgument.
+
+    The error names `field`, or the place if the value is no field but a whole body.
+    """
+    if isinstance(value, dict):
+        dot = "." if place else ""
+        keys = [_checked_texts(key, field, place, repair=repair) for key in value]
+        return {
+            key: _checked_texts(item, field, f"{place}{dot}{key}", repair=repair)
+            for key, item in zip(keys, value.values(), strict=True)
+        }
+    if isinstance(value, list):
+        return [_checked_texts(item, field, f"{place}[{index}]", repair=repair) for index, item in enumerate(value)]
+    if not isinstance(value, str):
+        return value
+    return repaired(value) if repair else check_text(value, field or place)
 
 
 def _depth(text: str) -> int:
