@@ -142,6 +142,21 @@ async def test_python_is_the_servers_unless_an_environment_is_activated(tmp_path
     assert shutil.which("node", path=program_environment(())["PATH"]) == f"{other}/bin/node"
 
 
+async def test_a_file_name_that_is_no_utf8_is_a_text_with_a_replacement(tmp_path):
+    program = r"""
+messages = [{"role": "user", "content": "\udcff.txt"}]
+ask(messages)
+messages.append({"role": "user", "content": "and \ud83d"})
+ask(messages)
+result(reward=True, metadata={"file": "\udcff.txt"})
+"""
+    outcome = await outcome_of(tmp_path, program, policy)
+    assert (outcome.failure, outcome.reward, list(outcome.samples)) == (None, 1.0, ["main"])
+    said = [message["content"] for message in outcome.messages if message["role"] == "user"]
+    assert said == ["\ufffd.txt", "and \ufffd"]
+    assert outcome.extra_fields == {"file": "\ufffd.txt"}
+
+
 @pytest.mark.parametrize(
     ("program", "message"),
     [
