@@ -73,7 +73,7 @@ def get_tool_call_info(tool_call: Any, *, blank: dict[str, Any] | None = None) -
 
 def create_tool_result(tool_call_id: str, content: str) -> dict[str, str]:
     """Return the tool message that answers a call."""
-    text = repaired(content) if isinstance(content, str) else content
+    text = repaired(content) if isinstance(content, str) else content  # type: ignore[redundant-expr]
     return {"role": "tool", "content": text, "tool_call_id": tool_call_id}
 
 

@@ -29,6 +29,7 @@ from osmosis_grpc.types.outcome import describe
 from osmosis_grpc.types.requests import DEFAULT_MAX_TURNS
 
 HINTS = {
+    "BRIEF_BLOCK": "use await asyncio.to_thread(...) if it takes so long in each rollout",
     "BLOCKING_CALL": "use await asyncio.to_thread(...) for code that blocks, or a library that is async",
     "RESULT_NOT_RETURNED": "end run with return ctx.complete(messages) or return ctx.error(text)",
     "BAD_RESULT": "return a reward, None, or a dict with the keys reward, rewards, metadata and finish_reason",
@@ -60,8 +61,12 @@ HINTS = {
 }
 """Each code that only --run reports, and its hint. The other codes are in osmosis_grpc.agent.validator."""
 
+LONG_BLOCK = 1.0
+"""An event loop that is blocked for so many seconds is an error, and a shorter block is a warning."""
+
 WARNINGS = frozenset(
     {
+        "BRIEF_BLOCK",
         "NO_CHAT",
         "TOOL_TIMED_OUT",
         "TOOL_ENDED_RUN",
@@ -291,7 +296,8 @@ def _blocks(trial: Trial) -> Iterator[Row]:
             text = f"the tool {tool} still blocks the event loop after {seconds:g} s"
         found = re.fullmatch(r"(.*):(\d+) in .*", where, re.DOTALL)
         if found:
-            yield "BLOCKING_CALL", f"{text} at {where}", (found[1], int(found[2]))
+            code = "BLOCKING_CALL" if trial.stuck or seconds >= LONG_BLOCK else "BRIEF_BLOCK"
+            yield code, f"{text} at {where}", (found[1], int(found[2]))
         elif trial.stuck:
             yield "BLOCKING_CALL", text, None
 

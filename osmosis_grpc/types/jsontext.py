@@ -259,7 +259,7 @@ def is_short(number: int) -> bool:
 def is_finite(number: Any) -> bool:
     """Returns whether a number can be sent as a float. A number that is too large for a float cannot."""
     try:
-        return math.isfinite(number)
+        return bool(math.isfinite(number))
     except (OverflowError, ValueError):
         return False
 
