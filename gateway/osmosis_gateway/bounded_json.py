@@ -41,10 +41,13 @@ class BodyRefused(CallError):
         self.status_code = status
 
 
-async def read_json(request: Request, bounds: Bounds) -> tuple[Any, int]:
-    """Return the value and the size of a request's body. Raises BodyRefused, InvalidArgument."""
+async def read_json(request: Request, bounds: Bounds, *, repair: bool = False) -> tuple[Any, int]:
+    """Return the value and the size of a request's body. Raises BodyRefused, InvalidArgument.
+
+    `repair` is that of parse_body().
+    """
     raw = await read_body(request, bounds)
-    return parse_body(raw), len(raw)
+    return parse_body(raw, repair=repair), len(raw)
 
 
 async def read_body(request: Request, bounds: Bounds) -> bytes:

@@ -106,6 +106,8 @@ LaxFlag = Annotated[
     bool, BeforeValidator(_flag), WithJsonSchema({"anyOf": [{"type": "boolean"}, {"enum": list(_FLAG_TEXTS)}]})
 ]
 """A bool, also as a text or as 0 and 1."""
+_Reward = Annotated[float, BeforeValidator(lambda value: float(value) if isinstance(value, bool) else value)]
+"""A number. A bool is 1 or 0, as in the rewards of Python agents."""
 _MESSAGE: dict[str, JsonValue] = {
     "type": "object",
     "required": ["role"],
@@ -420,7 +422,7 @@ class CompletedBody(Body):
     final_messages: Messages = Field(default_factory=list, json_schema_extra={"items": _MESSAGE})
     finish_reason: str | None = None
     error_message: str | None = None
-    reward: float | None = None
+    reward: _Reward | None = None
     metrics: dict[str, Any] | None = None
     extra_fields: dict[str, Any] = Field(default_factory=dict)
 

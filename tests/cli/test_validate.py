@@ -428,11 +428,7 @@ def test_c02_result_not_returned(here, body):
 
 @pytest.mark.parametrize(
     ("reward", "code"),
-    [
-        ("float('nan')", "NON_FINITE_REWARD"),
-        ("float('-inf')", "NON_FINITE_REWARD"),
-        ("'1.0'", "BAD_REWARD"),
-    ],
+    [("float('nan')", "NON_FINITE_REWARD"), ("float('-inf')", "NON_FINITE_REWARD"), ("'1.0'", "BAD_REWARD")],
 )
 def test_c02_a_reward_that_is_none(here, reward, code):
     assert running(here, f"return ctx.complete(messages, reward={reward})") == [(code, here.place("run"))]
