@@ -23,7 +23,7 @@ MAX_DEPTH = 256
 
 MAX_DIGITS = 4300
 """The most digits that Python parses."""
-_TOO_LARGE = 10**MAX_DIGITS
+_TOO_LARGE: int = 10**MAX_DIGITS
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 """An empty, read-only object. All values with an empty object share it."""
 _ITEM_BYTES = 64
@@ -259,7 +259,7 @@ def is_short(number: int) -> bool:
 def is_finite(number: Any) -> bool:
     """Returns whether a number can be sent as a float. A number that is too large for a float cannot."""
     try:
-        return bool(math.isfinite(number))
+        return math.isfinite(number)
     except (OverflowError, ValueError):
         return False
 
