@@ -19,7 +19,7 @@ from osmosis_grpc.engine.context import EngineContext
 from osmosis_grpc.engine.record import Record, Run
 from osmosis_grpc.engine.recorded_chats import Diverged, Reply
 from osmosis_grpc.engine.resolve_references import assembler_from_journal
-from osmosis_grpc.engine.samples import Samples, SampleState, plain
+from osmosis_grpc.engine.samples import Samples, SampleState, insert
 from osmosis_grpc.errors import Aborted, AlreadyExists, CallError, InvalidArgument, RolloutEndedError, Unavailable
 from osmosis_grpc.supervise.system import System
 from osmosis_grpc.types import (
@@ -237,7 +237,7 @@ class RolloutSession:
         state, record = self.samples[sample], self._record
         run = record.run
         try:
-            position = state.conversation.insert(plain(messages, "messages"))
+            position = insert(state.conversation, messages, "messages")
             chat_tools = None if tools is None else tool_dicts(tools)
             passed = own_params(params, "params") if params else jsontext.NOTHING
         except InvalidArgument as error:  # the agent's arguments are wrong, so the agent gets a ValueError

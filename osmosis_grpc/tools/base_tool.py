@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
+from osmosis_grpc.agent.reward_decorator import reward_of
 from osmosis_grpc.errors import ToolExecutionError
 from osmosis_grpc.tools.argument_schema import schema_of
 from osmosis_grpc.tools.tool import TIMEOUT, Tool
@@ -89,7 +90,8 @@ class ToolsOfTrajectory:
         for name, each in reversed(created):
             try:
                 if with_rewards:
-                    self.rewards[name] = await each.reward()
+                    given = await each.reward()
+                    self.rewards[name] = None if given is None else reward_of(given)
             except Exception as error:
                 self.rewards[name] = None
                 log.warning("the tool %s gives no reward: %s", name, describe(error))

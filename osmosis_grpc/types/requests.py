@@ -1,6 +1,5 @@
 """Requests that start a rollout."""
 
-import hashlib
 import math
 import re
 import reprlib
@@ -206,7 +205,6 @@ DIGESTED = (
 """The fields of RolloutSpec that a digest covers. The agent loop is not in it, because its name may be left out.
 
 The last one is only in the digest if it is true: earlier versions did not have it."""
-DIGEST_BYTES = 16
 
 
 def spec_digest(request: RolloutRequest) -> bytes:
@@ -217,7 +215,7 @@ def spec_digest(request: RolloutRequest) -> bytes:
         dict(request.completion_params),
         request.max_turns,
         request.max_tokens_total,
-        metadata.value() if isinstance(metadata, jsontext.Unparsed) else dict(metadata),
+        metadata if isinstance(metadata, jsontext.Unparsed) else dict(metadata),
         request.label,
         None if request.group is None else [request.group.id, request.group.index, request.group.size],
         request.priority,
@@ -234,7 +232,7 @@ def spec_digest(request: RolloutRequest) -> bytes:
 
 
 def _digest(value: Any) -> bytes:
-    return hashlib.blake2b(jsontext.canonical(value).encode(), digest_size=DIGEST_BYTES).digest()
+    return value.digest if isinstance(value, jsontext.Unparsed) else jsontext.digest(value)
 
 
 _KEPT = {int, float, bool, type(None)}
@@ -246,11 +244,13 @@ def differing_fields(one: bytes, other: bytes) -> list[str]:
     """Returns the paths of the fields in which two digests differ. Digests of other forms differ in the whole spec."""
     if one == other:
         return []
-    whole = len(DIGESTED) * DIGEST_BYTES
-    one, other = (each + _kept_digest(False) if len(each) == whole - DIGEST_BYTES else each for each in (one, other))
+    whole = len(DIGESTED) * jsontext.DIGEST_BYTES
+    one, other = (
+        each + _kept_digest(False) if len(each) == whole - jsontext.DIGEST_BYTES else each for each in (one, other)
+    )
     if not len(one) == len(other) == whole:
         return ["spec"]
-    parts = (slice(at, at + DIGEST_BYTES) for at in range(0, len(one), DIGEST_BYTES))
+    parts = (slice(at, at + jsontext.DIGEST_BYTES) for at in range(0, len(one), jsontext.DIGEST_BYTES))
     return [f"spec.{name}" for name, part in zip(DIGESTED, parts, strict=True) if one[part] != other[part]]
 
 

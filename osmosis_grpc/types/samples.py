@@ -118,8 +118,9 @@ class Segment(ArrayEquality):
         if sum(self.mask_runs) != len(self.ids):
             raise InvalidArgument(f"{field_path}.mask_runs", f"cover {sum(self.mask_runs)} of {len(self.ids)} ids")
         check_logprobs(self.logprobs, self.sampled, "sampled ids", field_path)
-        if self.versions and sum(span.tokens for span in self.versions) != self.sampled:
-            raise InvalidArgument(f"{field_path}.versions", f"do not add up to {self.sampled} sampled ids")
+        covered = sum(span.tokens for span in self.versions)
+        if self.versions and covered != self.sampled:
+            raise InvalidArgument(f"{field_path}.versions", f"cover {covered} of {self.sampled} sampled ids")
         if self.sampled_extras:
             check_extras(self.sampled_extras, self.sampled, f"{field_path}.sampled_extras")
         if self.token_extras:

@@ -367,9 +367,13 @@ def _lacks(response: ChatResponse) -> str:
         return "the reply came without token ids"
     if response.prompt_ids is None:
         return "the reply came without its prompt's token ids"
-    if not response.tokens.complete:
-        return "one or more logprobs of the reply are missing"
-    return ""
+    if response.tokens.complete:
+        return ""
+    if response.tokens.logprobs is None:
+        return "the reply came without logprobs"
+    missing = np.isnan(response.tokens.logprobs)
+    more = int(missing.sum()) - 1
+    return f"logprob {int(missing.argmax())} is NaN" + (f", and {more} more are" if more else "")
 
 
 def _bytes_of(ids: Ids) -> bytes:

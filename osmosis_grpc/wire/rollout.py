@@ -189,6 +189,7 @@ _CALLBACK = Converter(
         "history",
     ),
     run_id=Codec(str, check_run_id),
+    min_ping_interval=Codec(times.duration, lambda message, path: times.valid_seconds(message, path, 0)),
 )
 
 

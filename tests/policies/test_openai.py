@@ -173,7 +173,7 @@ async def test_a_rollout_with_tokens_is_trainable():
 
 
 @pytest.mark.parametrize(
-    ("body", "reason"), [(PLAIN, "token ids"), (VLLM, "logprobs")], ids=["no ids", "a logprob missing"]
+    ("body", "reason"), [(PLAIN, "token ids"), (VLLM, "logprob 1 is NaN")], ids=["no ids", "a logprob missing"]
 )
 async def test_a_rollout_without_tokens_completes_and_is_not_trainable(body, reason):
     async with model_server(body) as (url, _), OpenAIPolicy(url, "m") as policy:

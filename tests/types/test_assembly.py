@@ -136,11 +136,12 @@ UNTOLD = [
     ({"tokens": None}, "without token ids"),
     ({"prompt_ids": None}, "prompt"),
     ({"tokens": TokenBlock.of([5])}, "logprobs"),
-    ({"tokens": TokenBlock.of([5, 6], [-1.0, np.nan])}, "logprobs"),
+    ({"tokens": TokenBlock.of([5, 6], [np.nan, -1.0])}, "logprob 0 is NaN"),
+    ({"tokens": TokenBlock.of([5, 6, 7], [-1.0, np.nan, np.nan])}, "logprob 1 is NaN, and 1 more"),
 ]
 
 
-@pytest.mark.parametrize(("lacking", "word"), UNTOLD, ids=["no ids", "no prompt", "no logprobs", "one missing"])
+@pytest.mark.parametrize(("lacking", "word"), UNTOLD, ids=lambda value: str(value)[:20])
 def test_missing_tokens_make_no_segments_and_give_a_reason(lacking, word):
     assembler = Assembler()
     assembler.add(1, 0, response([1], [2]), POLICY)
