@@ -12,7 +12,9 @@ This module depends on no transport.
     │   ├── OsmosisTransportError      the other side could not be reached
     │   └── OsmosisTimeoutError        no answer in time
     ├── ToolExecutionError         a tool failed
-    │   └── ToolArgumentError          its arguments could not be read
+    │   ├── ToolArgumentError          its arguments could not be read
+    │   ├── GradingError               the tests that give the reward did not run
+    │   └── ToolUnavailable            the machine under it failed; the rollout ends
     ├── RolloutEndedError          a context was used after its rollout ended
     ├── AgentLoopNotFoundError     no agent loop of that name
     ├── AgentLoopValidationError   an agent loop is not valid (agent/validator.py)
@@ -36,6 +38,7 @@ __all__ = [
     "DataLoss",
     "DeadlineExceeded",
     "FailedPrecondition",
+    "GradingError",
     "Internal",
     "InvalidArgument",
     "LedgerError",
@@ -55,6 +58,7 @@ __all__ = [
     "TlsMismatch",
     "ToolArgumentError",
     "ToolExecutionError",
+    "ToolUnavailable",
     "TrainerFailed",
     "Unauthenticated",
     "Unavailable",
@@ -270,6 +274,23 @@ class ToolExecutionError(OsmosisRolloutError):
 
 class ToolArgumentError(ToolExecutionError):
     """The arguments of a tool call are not a JSON object."""
+
+
+class ToolUnavailable(ToolExecutionError):
+    """The machine under a tool failed, whatever the model asked for.
+
+    It is never a tool's answer to the model, because the reward would be that of another task. The rollout ends FAILED
+    with the boundary "server".
+    """
+
+    boundary: Boundary = "server"
+    retryable = True
+
+
+class GradingError(ToolExecutionError):
+    """The tests that give the reward did not run, so there is no reward. The rollout ends FAILED."""
+
+    boundary: Boundary = "grader"
 
 
 class RolloutEndedError(OsmosisRolloutError):

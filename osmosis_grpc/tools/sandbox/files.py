@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from osmosis_grpc.tools.sandbox.port import LISTED, FileInfo, SandboxFileError
+from osmosis_grpc.tools.sandbox.port import LISTED, FileInfo, SandboxFileError, SandboxLost
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -23,6 +23,9 @@ _LINKS = {
     errno.ELOOP: "it is a symbolic link, or goes over one; name the file itself",
     errno.ENOTDIR: "a file or a symbolic link is in the place of a folder",
 }
+
+_OF_THE_MACHINE = {errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EROFS}
+"""The errors that say nothing about the model's path."""
 
 
 def confined(path: str, shown: str) -> list[str]:
@@ -201,4 +204,6 @@ class Files:
         except FileNotFoundError:
             raise SandboxFileError(f"{path} does not exist") from None
         except OSError as error:
+            if error.errno in _OF_THE_MACHINE:
+                raise SandboxLost(f"{path}: {error.strerror}") from None
             raise SandboxFileError(f"{path}: {_LINKS.get(error.errno or 0, error.strerror)}") from None

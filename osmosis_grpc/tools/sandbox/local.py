@@ -1,6 +1,7 @@
 """A sandbox on this machine: a private folder, a clean environment, limits, and the best isolation that is there."""
 
 import asyncio
+import errno
 import logging
 import os
 import time
@@ -27,6 +28,7 @@ from osmosis_grpc.tools.sandbox.port import (
     Protection,
     RunResult,
     SandboxError,
+    SandboxLost,
     protections_of,
 )
 from osmosis_grpc.tools.uninterrupted import uninterrupted
@@ -164,7 +166,8 @@ class LocalSandbox:
                 seconds=end.seconds,
             )
         except OSError as error:
-            raise SandboxError(f"the program cannot be started: {error}") from None
+            kind = SandboxError if error.errno == errno.E2BIG else SandboxLost  # the command is the model's
+            raise kind(f"the program cannot be started: {error}") from None
         finally:
             self._running -= 1
 
