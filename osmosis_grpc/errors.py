@@ -19,6 +19,7 @@ This module depends on no transport.
     ├── AgentLoopNotFoundError     no agent loop of that name
     ├── AgentLoopValidationError   an agent loop is not valid (agent/validator.py)
     ├── LedgerError                a trainer's ledger cannot be opened, or cannot be written now
+    ├── RolloutFailed              a rollout of Trainer.groups(on_failure="raise") has failed
     ├── TrainerFailed              background work that a trainer needs has failed
     └── MissingExtraError          an optional dependency is not installed
 """
@@ -27,7 +28,7 @@ import os
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import InitVar, dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 __all__ = [
     "Aborted",
@@ -54,6 +55,7 @@ __all__ = [
     "ReplyUnreadable",
     "ResourceExhausted",
     "RolloutEndedError",
+    "RolloutFailed",
     "Superseded",
     "TlsMismatch",
     "ToolArgumentError",
@@ -318,6 +320,17 @@ class LedgerError(OsmosisRolloutError):
 
     boundary: Boundary = "trainer"
     retryable = True
+
+
+class RolloutFailed(OsmosisRolloutError):
+    """A rollout of Trainer.groups() did not complete: with on_failure="raise", or when no group was left to yield.
+
+    `outcome` is its RolloutOutcome.
+    """
+
+    def __init__(self, message: str, outcome: Any) -> None:
+        super().__init__(message)
+        self.outcome = outcome
 
 
 class TrainerFailed(OsmosisRolloutError):
