@@ -391,22 +391,9 @@ def _wheel() -> str | None:
 CLASSES: dict[int, type[CallError]] = {
     kind.code: kind
     for kind in (
-        Cancelled,
-        UnknownError,
-        InvalidArgument,
-        DeadlineExceeded,
-        NotFound,
-        AlreadyExists,
-        PermissionDenied,
-        ResourceExhausted,
-        FailedPrecondition,
-        Aborted,
-        OutOfRange,
-        Unimplemented,
-        Internal,
-        Unavailable,
-        DataLoss,
+        Cancelled, UnknownError, InvalidArgument, DeadlineExceeded, NotFound, AlreadyExists, PermissionDenied,
+        ResourceExhausted, FailedPrecondition, Aborted, OutOfRange, Unimplemented, Internal, Unavailable, DataLoss,
         Unauthenticated,
-    )
+    )  # fmt: skip
 }
 """The exception class of every code except OK."""
