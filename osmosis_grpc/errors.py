@@ -394,6 +394,6 @@ CLASSES: dict[int, type[CallError]] = {
         Cancelled, UnknownError, InvalidArgument, DeadlineExceeded, NotFound, AlreadyExists, PermissionDenied,
         ResourceExhausted, FailedPrecondition, Aborted, OutOfRange, Unimplemented, Internal, Unavailable, DataLoss,
         Unauthenticated,
-    )  # fmt: skip
-}
+    )
+}  # fmt: skip
 """The exception class of every code except OK."""
