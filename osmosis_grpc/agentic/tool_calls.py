@@ -53,7 +53,7 @@ async def run_calls(
             if name not in tools:
                 known = ", ".join(tools) or "none"
                 return failed(call, call_id, f"unknown_tool: there is no tool {name!r}; the tools are: {known}")
-            return create_tool_result(call_id, tool_text(await tools[name].run(arguments, context)))
+            return create_tool_result(call_id, tool_text(await tools[name].run(arguments, context), name))
         except (RolloutEndedError, ToolUnavailable):
             raise
         except ToolArgumentError as error:

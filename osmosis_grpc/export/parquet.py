@@ -138,6 +138,7 @@ def _schemas() -> tuple[Any, Any]:
         "versions": pa.list_(pa.struct({"version": text, "tokens": pa.int32()})),
         "chats": ids,
         "drift_index": integer,
+        "split": text,
         "extras": pa.list_(pa.struct(extra)),
         "incomplete_extras": pa.list_(text),
     }
@@ -221,6 +222,7 @@ def _segment_row(each: TrainableSegment) -> dict[str, Any]:
         "versions": [{"version": span.version, "tokens": span.tokens} for span in segment.versions],
         "chats": list(segment.chats),
         "drift_index": segment.drift_index,
+        "split": segment.split,
         "extras": extras,
         "incomplete_extras": list(segment.incomplete_extras),
     }

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
+from osmosis_grpc.agent.reward_decorator import reward_of
 from osmosis_grpc.errors import GradingError, ToolExecutionError
 from osmosis_grpc.tools.argument_schema import schema_of
 from osmosis_grpc.tools.tool import TIMEOUT, Tool
@@ -97,7 +98,8 @@ class ToolsOfTrajectory:
         for name, each in reversed(created):
             try:
                 if with_rewards:
-                    self.rewards[name] = await each.reward()
+                    given = await each.reward()
+                    self.rewards[name] = None if given is None else reward_of(given)
             except Exception as error:
                 self.rewards[name] = None
                 self._unrewarded = name, error
