@@ -10,7 +10,7 @@ from typing import Any
 
 from osmosis_grpc.agent.current_context import ToolRun, current_run, current_session, tool_watcher
 from osmosis_grpc.agent.running_tool_call import RunningToolCall, names_of
-from osmosis_grpc.errors import RolloutEndedError, ToolArgumentError, ToolExecutionError
+from osmosis_grpc.errors import RolloutEndedError, ToolArgumentError, ToolExecutionError, ToolUnavailable
 from osmosis_grpc.supervise import OnFailure, child, job
 from osmosis_grpc.types import Message
 from osmosis_grpc.types.json_values import readable
@@ -166,7 +166,7 @@ async def _execute(call: Any, executor: Callable[[Any], Awaitable[Any]], raises:
         answered = str(message.get("tool_call_id") or "")
         if run.error_text and message.get("content") != f"Error: {run.error_text}":  # the agent handled the error
             run.error, run.error_text = None, ""
-    except (RolloutEndedError, ToolRunnerNotAsyncError):
+    except (RolloutEndedError, ToolRunnerNotAsyncError, ToolUnavailable):
         raise
     except Exception as raised:
         # The text of a KeyError is only the missing key.

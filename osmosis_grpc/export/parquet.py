@@ -61,7 +61,8 @@ class _Table:
         self._schema = schema
         self._rows: list[dict[str, Any]] = []
         self._bytes = 0
-        self._writer = ParquetWriter(path, schema, compression="zstd")
+        self._file = path.open("wb")  # pyarrow takes no path that is not UTF-8
+        self._writer = ParquetWriter(self._file, schema, compression="zstd")
 
     def add(self, row: dict[str, Any], size: int) -> None:
         self._rows.append(row)
@@ -74,7 +75,8 @@ class _Table:
             if complete and self._rows:
                 self._flush()
         finally:
-            self._writer.close()
+            with self._file:
+                self._writer.close()
 
     def _flush(self) -> None:
         import pyarrow
