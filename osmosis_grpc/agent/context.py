@@ -22,9 +22,11 @@ from osmosis_grpc.agent.tools import (
     create_tool_result,
     get_tool_call_info,
     note_error,
+    refuse_cut_call,
     tool_text,
 )
 from osmosis_grpc.types import ChatPurpose, ChatRef, Message, events, jsontext
+from osmosis_grpc.types.cuts import CUTS
 from osmosis_grpc.types.json_values import loggable
 from osmosis_grpc.types.tool_dicts import dump_model
 
@@ -263,7 +265,8 @@ class RolloutContext(RolloutScope):
     ) -> RolloutResult:
         """Make the result of a successful rollout. The agent returns this result from run.
 
-        Without `final_messages`, the trainer gets the conversation up to the last reply.
+        Without `final_messages`, the trainer gets the conversation up to the last reply. If that reply did not end by
+        itself, or tool_loop() had no turn left, the outcome has `length` or the like in place of "stop".
 
         Raises BadRewardError, a ValueError, for a reward that is not a finite number.
         """
@@ -297,13 +300,15 @@ class RolloutContext(RolloutScope):
 
         `reply` is the result of chat(), its message, or a message of the openai package. The agent's tools with a
         function run, for example those of `@tool`. A call can fail: the tool is unknown, the arguments are wrong, the
-        function raises, or the time runs out. The message of such a call has the error.
+        function raises, or the time runs out. The message of such a call has the error. If `reply` is the result of
+        chat() and was cut by its token limit, nobody knows whether a call is whole, so no call runs.
         """
         self._session.check_open()
         held = getattr(reply, "message", None)
         message = held if isinstance(held, dict) else dump_model(reply)
         calls = message.get("tool_calls") or ()
-        return await answer_tool_calls(calls, self._run_tool)
+        run = refuse_cut_call if getattr(reply, "finish_reason", None) in CUTS else self._run_tool
+        return await answer_tool_calls(calls, run)
 
     async def tool_loop(
         self,
@@ -315,16 +320,18 @@ class RolloutContext(RolloutScope):
     ) -> list[Message]:
         """Ask the model and run its tools, until a reply calls no tool. Return the conversation with all replies.
 
-        The loop asks at most `max_turns` chats; by default as many as the trainer's request permits. `params` are the
-        sampling parameters of chat(). Raises what chat() raises.
+        The loop asks at most `max_turns` chats; by default as many as the trainer's request permits. It ends at a reply
+        that was cut by its token limit, and does not run the tools of that reply. `params` are the sampling parameters
+        of chat(). Raises what chat() raises.
         """
         conversation: list[Message] = [dict(message) for message in messages]
         for _ in range(self.request.max_turns if max_turns is None else max_turns):
             reply = await self.chat(conversation, sample=sample, **params)
             conversation.append(reply.message)
-            if not reply.has_tool_calls:
-                break
+            if not reply.has_tool_calls or reply.finish_reason in CUTS:
+                return conversation
             conversation += await self.run_tools(reply)
+        self._session.limit(sample, "max_turns")
         return conversation
 
     async def _run_tool(self, call: Any) -> Message:

@@ -112,6 +112,9 @@ class Session(Protocol):
     def train(self, sample: str, wish: bool) -> None:
         """Set whether the author wants a sample to be trained on."""
 
+    def limit(self, sample: str, limit: str) -> None:
+        """Note that a limit has ended a sample, unless another chat continues it. `limit` is that of Sample.cut."""
+
     def set_reward(self, value: float, *, sample: str, chat: int, name: str) -> None:
         """Set a reward. Raises ValueError for an unknown sample or chat, and for a wrong name."""
 

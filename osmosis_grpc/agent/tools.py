@@ -77,6 +77,14 @@ def create_tool_result(tool_call_id: str, content: str) -> dict[str, str]:
     return {"role": "tool", "content": text, "tool_call_id": tool_call_id}
 
 
+CUT_CALL = "the reply was cut by its token limit, so the tool was not run"
+
+
+async def refuse_cut_call(call: Any) -> dict[str, str]:
+    """Return the error for a call of a reply that was cut. Nobody knows whether such a call is whole."""
+    return create_tool_error_result(get_tool_call_info(call, blank={})[0], CUT_CALL)
+
+
 def create_tool_error_result(tool_call_id: str, error_message: str) -> dict[str, str]:
     """Return the tool message that reports an error to the model."""
     note_error(tool_call_id, str(error_message))

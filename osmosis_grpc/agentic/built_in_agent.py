@@ -21,6 +21,7 @@ from osmosis_grpc.agentic.trajectory import StopReason, Trajectory
 from osmosis_grpc.agentic.view import BEGAN, STOP_REASON
 from osmosis_grpc.tools.sandbox import Sandbox
 from osmosis_grpc.types import Message
+from osmosis_grpc.types.cuts import CUTS
 
 GO_ON = "The reply has no action and no final answer. Give one of them."
 """What the model gets after a reply without an action and without an answer."""
@@ -137,7 +138,9 @@ class BuiltInAgent(BaseAgent):
             ]
             if calls or any(isinstance(part, Unreadable) for part in parts):
                 made = [_openai_call(call) for call in calls]
-                run = partial(run_calls, tools, made, context, most=self.max_parallel_calls)
+                run = partial(
+                    run_calls, tools, made, context, most=self.max_parallel_calls, cut=reply.finish_reason in CUTS
+                )
                 results = await episode.act(number, reply.message, made, run)
                 progress.returned(calls, results)
                 episode.acted(calls, results)

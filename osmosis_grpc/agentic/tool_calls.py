@@ -6,6 +6,7 @@ from typing import Any
 
 from osmosis_grpc.agent.context import RolloutContext
 from osmosis_grpc.agent.tools import (
+    CUT_CALL,
     answer_tool_calls,
     create_tool_error_result,
     create_tool_result,
@@ -17,7 +18,7 @@ from osmosis_grpc.errors import RolloutEndedError, ToolArgumentError, ToolUnavai
 from osmosis_grpc.types import Message
 from osmosis_grpc.types.outcome import clip, describe
 
-ERROR_TYPES = ("unknown_tool", "bad_arguments", "timeout", "tool_error")
+ERROR_TYPES = ("unknown_tool", "bad_arguments", "timeout", "tool_error", "reply_cut")
 """How the text of a failed call begins, after "Error: "."""
 Tools = Mapping[str, Any]
 """Tools by name. Each has `name`, `openai_schema()` and `run(arguments, context)`."""
@@ -34,11 +35,12 @@ class ToolResult:
 
 
 async def run_calls(
-    tools: Tools, calls: Sequence[Any], context: RolloutContext | None, *, most: int = 8
+    tools: Tools, calls: Sequence[Any], context: RolloutContext | None, *, most: int = 8, cut: bool = False
 ) -> list[ToolResult]:
     """Run calls in OpenAI's format, at most `most` at once. Return their results in the order of the calls.
 
     In a rollout, each call and its result are events. The message of a call that fails is "Error: TYPE: TEXT".
+    With `cut`, all calls fail, because their reply was cut by its token limit.
     """
     errors: dict[int, str] = {}
 
@@ -50,6 +52,8 @@ async def run_calls(
         call_id = "unknown"
         try:
             call_id, name, arguments = get_tool_call_info(call, blank={})
+            if cut:
+                return failed(call, call_id, f"reply_cut: {CUT_CALL}")
             if name not in tools:
                 known = ", ".join(tools) or "none"
                 return failed(call, call_id, f"unknown_tool: there is no tool {name!r}; the tools are: {known}")

@@ -23,6 +23,7 @@ from osmosis_grpc.reading.source_port import DamagedRollout, SourceError
 from osmosis_grpc.serve.json_output import Records, records, say_error
 from osmosis_grpc.serve.startup import usage_error
 from osmosis_grpc.types import RolloutFilter, RolloutInfo
+from osmosis_grpc.types.cuts import Cut, Dropped
 
 PAGE = 200
 PROGRESS = 5.0
@@ -65,8 +66,10 @@ def run_export(to: str, output: str | None, choices: ExportChoices, options: Sou
     """Export the selected rollouts, and return the exit code. `flags` are `overwrite` and `json`."""
     if to not in OUTPUTS:
         usage_error("export", f"--to: {to!r} is not a format; the formats are {', '.join(OUTPUTS)}")
-    if choices.too_long not in get_args(TooLong):
-        usage_error("export", f"--too-long: {choices.too_long!r} is not one of {', '.join(get_args(TooLong))}")
+    for name, known in (("too_long", TooLong), ("cut", Cut), ("dropped", Dropped)):
+        value = getattr(choices, name)
+        if value not in get_args(known):
+            usage_error("export", f"--{name.replace('_', '-')}: {value!r} is not one of {', '.join(get_args(known))}")
     output = output or OUTPUTS[to]
     if output == "-" and flags["json"]:
         usage_error("export", "--json writes records to stdout, and so does --output -; leave one of them out")
@@ -106,6 +109,8 @@ def _options(choices: ExportChoices) -> ExportOptions:
         response_length=choices.response_length,
         too_long=cast(TooLong, choices.too_long),
         untrainable="skip" if choices.skip_untrainable else "raise",
+        cut=cast(Cut, choices.cut),
+        dropped=cast(Dropped, choices.dropped),
         extras=tuple(choices.extra or ()),
         components=not choices.no_reward_components,
     )

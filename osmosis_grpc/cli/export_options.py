@@ -40,6 +40,18 @@ class ExportChoices:
     too_long: Annotated[
         str, typer.Option("--too-long", metavar="CHOICE", help="raise, skip, or truncate for longer segments (verl).")
     ] = "raise"
+    cut: Annotated[
+        str,
+        typer.Option(
+            "--cut", metavar="CHOICE", help="train, mask, or skip for samples that a limit has cut (verl, parquet)."
+        ),
+    ] = "train"
+    dropped: Annotated[
+        str,
+        typer.Option(
+            "--dropped", metavar="CHOICE", help="skip or train for replies that the agent dropped (verl, parquet)."
+        ),
+    ] = "skip"
     no_reward_components: Annotated[
         bool, typer.Option("--no-reward-components", help="Leave out the named parts of rewards (verl).")
     ] = False

@@ -310,6 +310,18 @@ _SAMPLES = (
     ),
     Column("train", "INTEGER", "0 if the agent excludes it from training.", lambda row: int(row[1].train is not False)),
     Column(
+        "cut",
+        "TEXT",
+        "The limit that cut it: length, context, max_turns, max_tokens or time.",
+        lambda row: row[1].cut or None,
+    ),
+    Column(
+        "dropped",
+        "INTEGER",
+        "How many of its replies the agent dropped, once it ended.",
+        lambda row: len(row[1].dropped_chats),
+    ),
+    Column(
         "parent_sample",
         "TEXT",
         "The sample that it branched from.",

@@ -14,6 +14,7 @@ def token_lines(sample: Sample, width: int) -> Iterator[Line]:
     for number, segment in enumerate(sample.segments, 1):
         chats = ", ".join(map(str, segment.chats))
         text = f"segment {number}: {counted(len(segment.ids), 'token')}, {segment.sampled} sampled, turns {chats}"
+        text += ", dropped by the agent" if segment.dropped else ""
         versions = ", ".join(f"{span.version} ({span.tokens})" for span in segment.versions if span.version)
         for piece in wrapped(text + (f", versions {versions}" if versions else ""), width):
             yield Line.of(piece, "turn")

@@ -52,7 +52,7 @@ def sample_lines(name: str, sample: Sample, chats: Chats, known: Conversation) -
 
 
 def _origin(sample: Sample) -> Iterator[str]:
-    """Yield a sample's policy, its parent, and whether it is not trained on."""
+    """Yield a sample's policy, its parent, and whether it is not trained on or was cut."""
     if sample.policy:
         yield f"policy {sample.policy}"
     if sample.parent is not None:
@@ -60,6 +60,8 @@ def _origin(sample: Sample) -> Iterator[str]:
         yield f"from {sample.parent.sample}{chat}"
     if sample.train is False:
         yield "not trained on"
+    if sample.cut:
+        yield f"cut: {sample.cut}"
 
 
 def reward_lines(sample: Sample, *, several: bool) -> Iterator[str]:

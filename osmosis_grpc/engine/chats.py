@@ -8,7 +8,7 @@ import asyncio
 import itertools
 import logging
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -191,6 +191,11 @@ class RolloutSession:
         self.samples.check_ref(sample, 0, ("sample", "chat"))
         self.samples[sample].train = wish
 
+    def limit(self, sample: str, limit: str) -> None:
+        self.check_open()
+        if sample in self.samples:
+            self.samples[sample].limit = limit
+
     def set_reward(self, value: float, *, sample: str, chat: int, name: str) -> None:
         self.check_open()
         if sample != "":
@@ -282,6 +287,7 @@ class RolloutSession:
         running, latency = _Running(run, self._context.system, "chat", sample, number), 0.0
         run.called = ()
         response: ChatResponse | None = None
+        state.ask(number, position.node, _form(chat_tools, params, purpose))
         try:
             if isinstance(recorded, CallError):
                 raise recorded
@@ -312,10 +318,9 @@ class RolloutSession:
                 self._runner.diverge(record, str(Diverged(asked)))
             raise
         finally:
+            state.over(number)
             latency = running.end()
         state.answer(position.node, response, number, purpose)
-        if purpose is ChatPurpose.POLICY:
-            self.samples.finish_reason = response.finish_reason
         if not forked:
             run.meter.answered(response, prompt_length, latency)
         answered = events.ChatAnswered(
@@ -374,6 +379,19 @@ class RolloutSession:
         except Diverged as error:
             self._runner.diverge(self._record, str(error))
             raise RolloutEndedError(str(error)) from None
+
+
+def _form(tools: Sequence[Mapping[str, Any]] | None, params: Mapping[str, Any], purpose: ChatPurpose) -> Hashable:
+    """Return what a chat asks for besides its history, in few bytes; None if it asks for nothing."""
+    functions = (tool.get("function") for tool in tools or ())
+    names = [str(function.get("name")) for function in functions if isinstance(function, Mapping)]
+    wanted = [jsontext.canonical({name: params[name]}) for name in _FORM if name in params]
+    form = (*names, *wanted, *([purpose] if purpose is ChatPurpose.JUDGE else []))
+    return hash(form) if form else None
+
+
+_FORM = ("response_format", "tool_choice")
+"""The sampling parameters that say what kind of reply a chat asks for."""
 
 
 def _called(reply: Message) -> tuple[str, ...]:

@@ -9,11 +9,13 @@ from osmosis_grpc.engine.rewards import Graded
 from osmosis_grpc.engine.samples import Samples
 from osmosis_grpc.engine.termination import Termination
 from osmosis_grpc.errors import InvalidArgument
-from osmosis_grpc.types import FailureReason, OutcomeStatus, RolloutMetrics, RolloutOutcome
+from osmosis_grpc.types import FailureReason, OutcomeStatus, RolloutMetrics, RolloutOutcome, Sample
+from osmosis_grpc.types.cuts import ROLLOUT_CUTS
 from osmosis_grpc.types.json_values import to_json
 
-CUT = "length"
-"""The finish reason of a reply that reached the largest number of tokens."""
+_COMPLETED = OutcomeStatus.COMPLETED
+_UNTOLD = frozenset({"", "stop", "final_answer"})
+"""Finish reasons that an agent has by default. They do not say whether the last reply was cut."""
 
 
 def build_outcome(record: Record, termination: Termination, result_id: str, now: float) -> RolloutOutcome:
@@ -24,11 +26,11 @@ def build_outcome(record: Record, termination: Termination, result_id: str, now:
     except InvalidArgument as error:
         why, reason = f"the result cannot be sent: {error}", FailureReason.AGENT_RESULT_INVALID
         termination, extra = Termination.failed("agent", why, reason=reason), {}
-    if states.finish_reason == CUT:
-        termination = _cut(termination)
-    samples = states.assembled(refer=record.peer.accepts_references)
+    if ended := states.end_reason():
+        termination = _ended_by(termination, ended)
+    samples = _cut(states.assembled(refer=record.peer.accepts_references), termination, states.main)
     graded, outcome = Graded(samples), termination.outcome
-    if termination.status is OutcomeStatus.COMPLETED and outcome is not None:
+    if termination.status is _COMPLETED and outcome is not None:
         if outcome.reward is not None:
             states.rewards.set(outcome.reward, "")
         for name, reward in outcome.sample_rewards.items():
@@ -44,16 +46,33 @@ def build_outcome(record: Record, termination: Termination, result_id: str, now:
     )
 
 
-def _cut(termination: Termination) -> Termination:
-    """Return the termination of a rollout whose newest reply was cut. Its finish reason is then that of the reply.
+def _ended_by(termination: Termination, reason: str) -> Termination:
+    """Return the termination of a rollout whose usual conversation did not end by itself. `reason` says how it ended.
 
     A finish reason that the agent chose stays, and so does that of a failure that the agent did not cause.
     """
     chosen = termination.outcome.finish_reason if termination.outcome is not None else ""
     of_agent = termination.failure is None or termination.failure.reason is FailureReason.AGENT_EXCEPTION
-    if chosen or not of_agent or termination.status not in (OutcomeStatus.COMPLETED, OutcomeStatus.FAILED):
+    if chosen not in _UNTOLD or not of_agent or termination.status not in (_COMPLETED, OutcomeStatus.FAILED):
         return termination
-    return replace(termination, finish_reason=CUT)
+    return replace(termination, finish_reason=reason)
+
+
+def _cut(samples: dict[str, Sample], termination: Termination, main: str) -> dict[str, Sample]:
+    """Return the samples, with the limit that cut the rollout.
+
+    A rollout that ran out of time was cut in all samples. Any other limit cut the usual conversation. The limit that
+    cut the last reply of a sample stays.
+    """
+    failure = termination.failure
+    cut = ROLLOUT_CUTS.get(termination.finish_reason, "")
+    if not cut or (failure is not None and failure.reason is FailureReason.GRADER_TIMEOUT):
+        return samples
+    everywhere = termination.status is OutcomeStatus.DEADLINE_EXCEEDED
+    return {
+        name: replace(sample, cut=sample.cut or cut) if everywhere or name == main else sample
+        for name, sample in samples.items()
+    }
 
 
 def bare_outcome(record: Record, termination: Termination, result_id: str) -> RolloutOutcome:

@@ -25,7 +25,9 @@ def resolve_references(
         begins, messages = _resolved(sample.begins, sample.messages, asked, answered)
         made[name] = replace(sample, begins=begins, messages=messages)
         if referred:
-            made[name] = _with_tokens(made[name], _assembled(name, asked, answered).segments())
+            assembler = _assembled(name, asked, answered)
+            assembler.drop(sample.dropped_chats)
+            made[name] = _with_tokens(made[name], assembler.segments())
     return replace(outcome, samples=made)
 
 

@@ -1,6 +1,6 @@
 """The samples of one run. A sample is a conversation with its tokens."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +9,8 @@ from osmosis_grpc.engine.rewards import Rewards
 from osmosis_grpc.errors import InvalidArgument, ReplyUnreadable
 from osmosis_grpc.types import ChatPurpose, ChatRef, ChatResponse, Ids, Message, PrefixChat, Sample, jsontext
 from osmosis_grpc.types.conversation_tree import Conversation, Node, Position, count_tool_message, path
+from osmosis_grpc.types.cuts import CUTS, NATURAL
+from osmosis_grpc.types.dropped_chats import dropped_chats
 from osmosis_grpc.types.json_values import readable
 from osmosis_grpc.types.segment_assembly import Assembler
 from osmosis_grpc.types.tool_dicts import dump_model
@@ -27,13 +29,18 @@ class SampleState:
 
     __slots__ = (
         "_assembler",
+        "_beside",
+        "_forms",
         "_keeps",
+        "_open",
+        "_reasons",
         "_refers",
         "_removed",
         "_skipped",
         "chats",
         "conversation",
         "forked",
+        "limit",
         "newest",
         "parent",
         "policy",
@@ -55,7 +62,17 @@ class SampleState:
         self.forked = _NO_CHATS
         """The chats that got their recorded replies from the original of a fork."""
         self.newest: Node | None = None
-        """The newest reply of the policy."""
+        """The reply of the policy to the newest chat that was answered."""
+        self.limit = ""
+        """The limit that ended the conversation after its newest chat; see Sample.cut. Empty if none did."""
+        self._reasons: dict[int, str] = {}
+        """The finish reasons of the replies that did not end by themselves."""
+        self._forms: dict[int, Hashable] = {}
+        """What chats asked for besides their history, if they asked for anything; see dropped_chats()."""
+        self._open: dict[int, Node] = {}
+        """The open chats, and the last messages of their histories."""
+        self._beside: dict[int, list[int]] = {}
+        """The chats that were open when an equal one was asked, by the number of the later one."""
         self._removed: list[Message] = []
         """The messages before `newest` that the agent has removed from its history, for example to shorten it."""
         self._skipped = 0
@@ -125,12 +142,51 @@ class SampleState:
             self.forked |= {number}
         return length or 0
 
+    def ask(self, number: int, asked: Node, form: Hashable) -> None:
+        """Note that a chat begins. `form` is what it asks for besides its history; None for nothing."""
+        self.limit = ""
+        if form is not None:
+            self._forms[number] = form
+        beside = [other for other, node in self._open.items() if node is asked]
+        if beside:
+            self._beside[number] = beside
+        self._open[number] = asked
+
+    def over(self, number: int) -> None:
+        """Note that a chat is answered, or gets no reply."""
+        self._open.pop(number, None)
+
     def answer(self, asked: Node, response: ChatResponse, number: int, purpose: ChatPurpose) -> None:
-        """Add a reply to the conversation. A judge's reply does not become `newest`."""
+        """Add a reply to the conversation. A judge's reply does not become `newest`, nor does a late one."""
         reply = self.conversation.answer(asked, response.message, number)
-        if purpose is ChatPurpose.POLICY:
+        if purpose is not ChatPurpose.POLICY:
+            return
+        if response.finish_reason not in NATURAL:
+            self._reasons[number] = response.finish_reason
+        if self.newest is None or self.newest.chat <= number:
             self._keep_removed(reply)
             self.newest = reply
+
+    def last_reason(self, end: Node | None = None) -> str:
+        """Return the finish reason of the conversation's last reply; empty if the reply ended by itself.
+
+        `end` is the last of the agent's final messages. If the agent has edited the last reply, it is still that of
+        the policy. If no reply is in the final messages, the newest one counts.
+        """
+        node, chat = end, 0
+        while node is not None and node.parent is not None and not chat:
+            if node.message.get("role") == "assistant":
+                chat = node.chat or max(sibling.chat for sibling in node.parent.children)
+            node = node.parent
+        chat = chat or (0 if self.newest is None else self.newest.chat)
+        return self._reasons.get(chat, "")
+
+    def _drop(self, end: Node | None) -> None:
+        """Give the replies that the agent dropped segments of their own. `end` is that of last_reason()."""
+        last = self.newest if end is None else end
+        if last is not None:
+            undecided = self._beside.get(last.chat, ()) if end is None else ()
+            self._assembler.drop(dropped_chats(self.conversation, last, self._forms, undecided))
 
     def _keep_removed(self, reply: Node) -> None:
         """Keep the messages that a new history no longer has, if the history has the newest reply."""
@@ -166,8 +222,10 @@ class SampleState:
         """Return a reference to an answered chat; None if the trainer need not have answered it."""
         return None if not chat or chat in self.forked else PrefixChat(name, chat, prefix_len)
 
-    def assembled(self, conversation: ConversationStart, *, refer: bool) -> Sample:
+    def assembled(self, conversation: ConversationStart, end: Node | None = None, *, refer: bool) -> Sample:
         """Return the sample with these messages. With `refer`, its segments refer to chats and have no tokens.
+
+        `end` is the last of the agent's final messages, if they belong to this sample.
 
         If tokens are not kept here, its segments refer to chats, too. Before the outcome goes to a trainer without
         these chats, the tokens are read from the journal.
@@ -175,6 +233,7 @@ class SampleState:
         messages, begins = conversation
         reason = self._assembler.reason
         refer = refer or self._refers
+        self._drop(end)
         segments = self._assembler.references() if refer else self._assembler.segments()
         if self.forked and not segments and not reason:
             reason = "all its replies are recorded ones of the rollout from which this rollout forks"
@@ -187,6 +246,7 @@ class SampleState:
             policy=self.policy,
             parent=self.parent,
             train=self.train,
+            cut=CUTS.get(self.last_reason(end), self.limit),
         )
 
     def unsampled(self, messages: list[Message]) -> Sample:
@@ -213,17 +273,17 @@ def _common(one: Node, other: Node) -> int:
 class Samples(dict[str, SampleState]):
     """The samples of one run by name, in the order in which they began."""
 
-    __slots__ = ("_final", "_unsampled", "any_role", "finish_reason", "rewards")
+    __slots__ = ("_end", "_final", "_unsampled", "any_role", "rewards")
 
     def __init__(self, any_role: bool = False) -> None:
         self.any_role = any_role
         """Whether the trainer accepts messages with any role."""
-        self.finish_reason = ""
-        """The finish reason of the policy's newest reply in any sample."""
         self.rewards = Rewards()
         """The rewards that the agent has set."""
         self._final: tuple[str, ConversationStart] | None = None
         """The agent's final messages, and the sample that they belong to."""
+        self._end: Node | None = None
+        """The last of the final messages."""
         self._unsampled: SampleState | None = None
         """The final messages of a run without a sample."""
 
@@ -246,13 +306,27 @@ class Samples(dict[str, SampleState]):
 
         Raises InvalidArgument.
         """
-        name = "main" if "main" in self or not self else next(iter(self))
+        name = self.main
         state = self.get(name)
         if state is None:
             state = self._unsampled = SampleState(any_role=self.any_role)
         position = insert(state.conversation, messages, field)
         begins = state.begins(name, position.parent_chat, position.prefix_len)
         self._final = name, (state.conversation.messages(position.node), begins)
+        self._end = position.node if messages else None
+
+    @property
+    def main(self) -> str:
+        """The name of the sample to which the agent's final messages belong."""
+        return "main" if "main" in self or not self else next(iter(self))
+
+    def end_reason(self) -> str:
+        """Return why the usual conversation ended: the finish reason of its last reply, or a limit.
+
+        Return an empty text if it ended by itself.
+        """
+        state = self.get(self.main)
+        return "" if state is None else state.last_reason(self._end) or state.limit
 
     def release(self) -> None:
         """Free all conversations, see Conversation.release()."""
@@ -288,7 +362,7 @@ class Samples(dict[str, SampleState]):
         for name, state in self.items():
             if state.newest is not None:
                 ends = final if final and name == concluded else state.up_to_newest(name)
-                made[name] = state.assembled(ends, refer=refer)
+                made[name] = state.assembled(ends, self._end if name == concluded else None, refer=refer)
         if final and final[0] and concluded not in made:
             made[concluded] = (self.get(concluded) or SampleState()).unsampled(final[0])
         return made

@@ -63,6 +63,8 @@ def _trajectory(rollout: RecordedRollout, name: str, sample: Sample, tokens: boo
         about["parent"] = {"sample": sample.parent.sample, "chat_number": sample.parent.chat_number}
     if sample.policy:
         about["policy"] = sample.policy
+    if sample.cut:
+        about["cut"] = sample.cut
     if (reward := outcome.reward_of(name)) is not None:
         about["reward"] = reward
     if tokens and sample.segments:
@@ -161,13 +163,21 @@ def _add_tokens(steps: list[dict[str, Any]], sample: Sample) -> dict[str, Any]:
     agents = [step for step in steps if step["source"] == "agent"]
     if found is None:
         return {"tokens_left_out": "the segments do not say which tokens belong to which reply"}
-    if len(sample.segments) == 1:  # the replies are in one line, and a fork has its first ones from its original
+    left = sample.dropped_chats
+    about = {"dropped_replies": [_numbered(reply) for reply in found if reply.chat_number in left]} if left else {}
+    found = [reply for reply in found if reply.chat_number not in left]
+    if sum(not segment.dropped for segment in sample.segments) == 1:
+        # The replies are in one line, and a fork has its first ones from its original.
         agents = agents[-len(found) :]
     if len(found) != len(agents):
-        return {"unmatched_replies": [{"chat_number": reply.chat_number, **_metrics(reply)} for reply in found]}
+        return about | {"unmatched_replies": [_numbered(reply) for reply in found]}
     for step, reply in zip(agents, found, strict=True):
         step["metrics"], step["llm_call_count"] = _metrics(reply), 1
-    return {}
+    return about
+
+
+def _numbered(reply: Reply) -> dict[str, Any]:
+    return {"chat_number": reply.chat_number, **_metrics(reply)}
 
 
 def _metrics(reply: Reply) -> dict[str, Any]:

@@ -117,7 +117,7 @@ def _open(to: Format, destination: Destination, options: ExportOptions, stack: E
     """Returns the sink of a format. `stack` completes it."""
     verl = options.verl
     if to == "parquet":
-        return stack.enter_context(ParquetExport(destination.working, verl.untrainable))
+        return stack.enter_context(ParquetExport(destination.working, verl.selection()))
     if to == "verl-batch":
         if options.pad_id is None:
             raise InvalidArgument("pad_id", "a padded batch needs it; it is the tokenizer's pad_token_id")

@@ -16,6 +16,8 @@ def message_lines(rollout: RecordedRollout) -> Iterator[dict[str, Any]]:
         if not sample.messages:
             continue
         metadata = facts(outcome) | {"sample": name, "reward": outcome.reward_of(name)}
+        if sample.cut:
+            metadata["cut"] = sample.cut
         if sample.train is False:
             metadata["train"] = False
         if rollout.label is not None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from osmosis_grpc.errors import InvalidArgument, MissingExtraError
 from osmosis_grpc.export.recorded import RecordedRollout
-from osmosis_grpc.export.trainable import Selection, TrainableSegment, Untrainable
+from osmosis_grpc.export.trainable import Selection, TrainableSegment
 from osmosis_grpc.types import Extra, Extras, RaggedTensor, RolloutOutcome
 
 GROUP_ROWS = 1000
@@ -25,9 +25,9 @@ ROLLOUTS, SEGMENTS = "rollouts.parquet", "segments.parquet"
 class ParquetExport:
     """Writes the two files into a folder. Used with `with`; the files are complete at its end."""
 
-    def __init__(self, folder: Path, untrainable: Untrainable = "raise") -> None:
+    def __init__(self, folder: Path, selection: Selection) -> None:
         """Raises MissingExtraError without pyarrow."""
-        self.selection = Selection(untrainable)
+        self.selection = selection
         rollouts, segments = _schemas()
         self._rollouts = _Table(folder / ROLLOUTS, rollouts)
         self._segments = _Table(folder / SEGMENTS, segments)
@@ -111,6 +111,7 @@ def _schemas() -> tuple[Any, Any]:
         "evaluation": pa.bool_(),
         "trainable": pa.bool_(),
         "not_trainable_reason": text,
+        "cut": text,
         "segments": pa.int32(),
         "tokens": integer,
         "sampled_tokens": integer,
@@ -139,6 +140,8 @@ def _schemas() -> tuple[Any, Any]:
         "chats": ids,
         "drift_index": integer,
         "split": text,
+        "cut": text,
+        "dropped": pa.bool_(),
         "extras": pa.list_(pa.struct(extra)),
         "incomplete_extras": pa.list_(text),
     }
@@ -189,6 +192,7 @@ def _rollout_row(rollout: RecordedRollout, found: list[TrainableSegment]) -> dic
         "evaluation": outcome.evaluation,
         "trainable": bool(found),
         "not_trainable_reason": outcome.not_trainable_reason or None,
+        "cut": next((sample.cut for sample in outcome.samples.values() if sample.cut), None),
         "segments": len(found),
         "tokens": sum(len(each.segment.ids) for each in found),
         "sampled_tokens": sum(each.segment.sampled for each in found),
@@ -215,7 +219,7 @@ def _segment_row(each: TrainableSegment) -> dict[str, Any]:
         "policy": row.policy or None,
         "reward": each.reward,
         "weight": each.weight,
-        "prompt_tokens": int(np.argmax(mask)) if segment.sampled else len(mask),
+        "prompt_tokens": int(np.argmax(each.sampled)) if each.sampled.any() else len(mask),
         "ids": segment.ids,
         "mask": mask,
         "logprobs": segment.aligned_logprobs(),
@@ -223,6 +227,8 @@ def _segment_row(each: TrainableSegment) -> dict[str, Any]:
         "chats": list(segment.chats),
         "drift_index": segment.drift_index,
         "split": segment.split,
+        "cut": row.cut or None,
+        "dropped": row.dropped,
         "extras": extras,
         "incomplete_extras": list(segment.incomplete_extras),
     }

@@ -2,10 +2,13 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple, get_args
 
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import RolloutOutcome, Sample, Segment
+from osmosis_grpc.types.arrays import BoolArray
+from osmosis_grpc.types.cuts import Cut, Dropped, check_choices
 from osmosis_grpc.types.outcome import lacks
 
 Untrainable = Literal["raise", "skip"]
@@ -28,16 +31,24 @@ class Row:
     """The index of the segment in its sample."""
     policy: str = ""
     """The policy that answered the chats of the sample; empty for the trainer's only policy."""
+    cut: str = ""
+    """The limit that cut the sample, see Sample.cut; empty if none did."""
+    dropped: bool = False
+    """Whether the agent dropped the replies of the segment, see Segment.dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """An outcome or a sample without a row."""
+    """An outcome, a sample or a segment without a row."""
 
     rollout_id: str
     sample: str
     """The name of the sample; empty for the whole outcome."""
     reason: str
+    segment: int | None = None
+    """The index of the segment in its sample; None for the whole sample or outcome."""
+    chosen: bool = False
+    """Whether `cut="skip"` or `dropped="skip"` left it out, or the agent's author with `train=False`."""
 
 
 class TrainableSegment(NamedTuple):
@@ -47,12 +58,19 @@ class TrainableSegment(NamedTuple):
     outcome: RolloutOutcome
     sample: Sample
     segment: Segment
+    """The segment. With `cut="mask"`, the mask of a sample that was cut is 0 for all tokens here, and not in `sample`.
+    """
     reward: float
     """The reward of the sample, or else of the rollout."""
     position: int
     """The index of the segment among all trainable segments of its rollout."""
     segments: int
     """The number of trainable segments of the rollout."""
+
+    @property
+    def sampled(self) -> BoolArray:
+        """Where the policy sampled a token, bool, shape (n,): the mask of the segment before `cut="mask"`."""
+        return self.sample.segments[self.row.segment].mask()
 
     @property
     def weight(self) -> float:
@@ -72,54 +90,65 @@ def flatten(outcomes: Outcomes) -> Iterator[RolloutOutcome]:
             yield member
 
 
-def select(outcome: RolloutOutcome, index: int = 0) -> tuple[list[TrainableSegment], list[Skipped]]:
-    """Returns the trainable segments of an outcome in order, and its samples without one.
+def select(
+    outcome: RolloutOutcome, index: int = 0, *, cut: Cut = "train", dropped: Dropped = "skip"
+) -> tuple[list[TrainableSegment], list[Skipped]]:
+    """Returns the trainable segments of an outcome in order, and what is left out.
 
-    If no sample is trainable, the only Skipped has an empty sample name and the reason for the whole outcome.
+    `cut` and `dropped` are those of RolloutOutcome.trainable_samples(). If no sample is trainable, the only Skipped has
+    an empty sample name and the reason for the whole outcome.
     """
-    samples = outcome.trainable_samples()
+    check_choices(cut, dropped)
+    samples = outcome.trainable_samples(dropped="train")
     if not samples:
         return [], [Skipped(outcome.rollout_id, "", outcome.not_trainable_reason)]
-    count = sum(len(sample.segments) for sample in samples.values())
     found: list[TrainableSegment] = []
     skipped: list[Skipped] = []
     for name, sample in outcome.samples.items():
+        leave_out = partial(Skipped, outcome.rollout_id, name)
         if name not in samples:
-            skipped.append(Skipped(outcome.rollout_id, name, lacks(sample) or "it has no reward"))
+            skipped.append(leave_out(lacks(sample) or "it has no reward", chosen=sample.train is False))
+            continue
+        if sample.cut and cut == "skip":
+            skipped.append(leave_out(f"it was cut ({sample.cut})", chosen=True))
             continue
         reward = samples[name].reward
         assert reward is not None
         for number, segment in enumerate(sample.segments):
-            row = Row(index, outcome.rollout_id, name, number, sample.policy)
-            found.append(TrainableSegment(row, outcome, sample, segment, reward, len(found), count))
-    return found, skipped
+            if segment.dropped and dropped == "skip":
+                chats = ", ".join(map(str, segment.chats))
+                reason = f"the agent dropped the reply of chat {chats}: it asked again, and went on with another reply"
+                skipped.append(leave_out(reason, number, chosen=True))
+                continue
+            row = Row(index, outcome.rollout_id, name, number, sample.policy, sample.cut, segment.dropped)
+            part = segment.masked() if sample.cut and cut == "mask" else segment
+            found.append(TrainableSegment(row, outcome, sample, part, reward, len(found), 0))
+    return [each._replace(segments=len(found)) for each in found], skipped
 
 
 class Selection:
     """Selects the segments of many outcomes, one outcome after the other, and counts what is left out.
 
-    A sample with `train=False` is always left out, because its author wants that. Any other sample that cannot be
-    trained on raises InvalidArgument, or is left out with `untrainable="skip"`.
+    What the caller or the agent's author has chosen to leave out is always left out, see Skipped.chosen. Any other
+    sample that cannot be trained on raises InvalidArgument, or is left out with `untrainable="skip"`.
     """
 
-    def __init__(self, untrainable: Untrainable = "raise") -> None:
+    def __init__(self, untrainable: Untrainable = "raise", *, cut: Cut = "train", dropped: Dropped = "skip") -> None:
         check_choice("untrainable", untrainable, get_args(Untrainable))
-        self._raise = untrainable == "raise"
+        check_choices(cut, dropped)
+        self._raise, self._cut, self._dropped = untrainable == "raise", cut, dropped
         self.outcomes = 0
         """The number of outcomes so far."""
         self.segments = 0
         """The number of selected segments so far."""
         self.skipped = 0
-        """The number of outcomes and samples that were left out so far."""
+        """The number of outcomes, samples and segments that were left out so far."""
 
     def of(self, outcome: RolloutOutcome) -> list[TrainableSegment]:
         """Returns the segments of the next outcome. Raises InvalidArgument naming the rollout and the reason."""
-        found, skipped = select(outcome, self.outcomes)
-        if self._raise:
-            for each in skipped:
-                sample = outcome.samples.get(each.sample)
-                if sample is None or sample.train is not False:
-                    raise untrainable_error(each)
+        found, skipped = select(outcome, self.outcomes, cut=self._cut, dropped=self._dropped)
+        if self._raise and (wrong := [each for each in skipped if not each.chosen]):
+            raise untrainable_error(wrong[0])
         self.outcomes += 1
         self.segments += len(found)
         self.skipped += len(skipped)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.export.trainable import Outcomes, Selection, TrainableSegment, Untrainable, check_choice, flatten
 from osmosis_grpc.types import RolloutOutcome, Tensor
+from osmosis_grpc.types.cuts import Cut, Dropped, check_choices
 
 TooLong = Literal["raise", "truncate", "skip"]
 """What to do with a segment above the limits. "truncate" cuts the end of the response, never the prompt."""
@@ -43,6 +44,11 @@ class VerlConfig:
     """What to do with a segment above the limits: "raise", "skip", or "truncate" the end of the response."""
     untrainable: Untrainable = "raise"
     """What to do with a sample that cannot be trained on: "raise" or "skip"."""
+    cut: Cut = "train"
+    """What to do with a sample that a limit has cut (Sample.cut): "train", "mask" or "skip". A masked row has its
+    reward and no token to train on."""
+    dropped: Dropped = "skip"
+    """What to do with replies that the agent dropped (Segment.dropped): "skip" or "train"."""
     extras: tuple[str, ...] = ()
     """The extras that go along. "routed_experts" fills the field of that name; others are in `extra_fields`."""
     components: bool = True
@@ -53,10 +59,15 @@ class VerlConfig:
     def __post_init__(self) -> None:
         check_choice("too_long", self.too_long, get_args(TooLong))
         check_choice("untrainable", self.untrainable, get_args(Untrainable))
+        check_choices(self.cut, self.dropped)
         for name in ("prompt_length", "response_length"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidArgument(name, f"{value} is less than 1")
+
+    def selection(self) -> Selection:
+        """Returns a new selection with these choices."""
+        return Selection(self.untrainable, cut=self.cut, dropped=self.dropped)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -118,7 +129,7 @@ class VerlRows:
     _components: frozenset[str] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self.selection = Selection(self.config.untrainable)
+        self.selection = self.config.selection()
 
     def of(self, outcome: RolloutOutcome) -> list[VerlRow]:
         """Returns the rows of the next outcome. Raises InvalidArgument naming the rollout and the reason."""
@@ -137,7 +148,7 @@ class VerlRows:
     def _row(self, source: TrainableSegment) -> VerlRow | None:
         segment, config = source.segment, self.config
         mask = segment.mask()
-        sampled = np.flatnonzero(mask)
+        sampled = np.flatnonzero(source.sampled)
         start = int(sampled[0]) if len(sampled) else len(mask)
         end = int(sampled[-1]) + 1 if len(sampled) else start
         if problem := _empty(start, end):
@@ -248,7 +259,8 @@ def check_row(row: VerlRow) -> None:
     for name in ("response_mask", "response_logprobs"):
         if len(getattr(row, name)) != count:
             raise InvalidArgument(name, f"{row.source} has {len(getattr(row, name))} for {count} tokens")
-    if not np.isin(row.response_mask, (0, 1)).all() or not row.response_mask.any():
+    masked = not row.source.segment.sampled
+    if not np.isin(row.response_mask, (0, 1)).all() or not (masked or row.response_mask.any()):
         raise InvalidArgument("response_mask", f"{row.source}: it has ones and zeros, and at least a one")
     wrong = ~np.isfinite(row.response_logprobs)
     if wrong.any():

@@ -5,7 +5,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from osmosis_grpc.errors import InvalidArgument
-from osmosis_grpc.types import RolloutOutcome, Segment
+from osmosis_grpc.export.trainable import select
+from osmosis_grpc.types import RolloutOutcome
+from osmosis_grpc.types.cuts import Cut, Dropped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,36 +31,27 @@ class OneRow:
     """The number of sampled tokens in these."""
 
 
-def one_row(outcome: RolloutOutcome) -> OneRow:
+def one_row(outcome: RolloutOutcome, *, cut: Cut = "train", dropped: Dropped = "skip") -> OneRow:
     """Returns the trainable segment with the most sampled tokens, the first one of equal ones, with its reward.
 
-    The outcome may be an evaluation. Raises InvalidArgument with the reason if the outcome has no trainable segment.
+    The outcome may be an evaluation. `cut` and `dropped` are those of RolloutOutcome.trainable_samples(); the mask of a
+    row with `cut="mask"` is 0 everywhere. Raises InvalidArgument with the reason if the outcome has no such segment.
     """
-    outcome = replace(outcome, evaluation=False)
-    found = [
-        (segment.sampled, name, segment, sample.reward)
-        for name, sample in outcome.trainable_samples().items()
-        for segment in sample.segments
-    ]
+    found, skipped = select(replace(outcome, evaluation=False), cut=cut, dropped=dropped)
     if not found:
-        raise InvalidArgument("", f"rollout {outcome.rollout_id}: {outcome.not_trainable_reason}")
-    sampled, name, segment, reward = max(found, key=lambda each: each[0])
-    prompt = prompt_length(segment)
+        raise InvalidArgument("", f"rollout {outcome.rollout_id}: {skipped[0].reason}")
+    best = max(found, key=lambda each: each.sampled.sum())
+    segment, sampled = best.segment, best.sampled
+    prompt = int(sampled.argmax()) if sampled.any() else len(sampled)
     if not prompt:
         raise InvalidArgument("", f"rollout {outcome.rollout_id}: its first reply has an empty prompt")
-    assert reward is not None
     return OneRow(
         prompt_ids=segment.ids[:prompt].tolist(),
         response_ids=segment.ids[prompt:].tolist(),
         response_mask=segment.mask()[prompt:].astype(np.int64).tolist(),
         response_logprobs=segment.aligned_logprobs()[prompt:].tolist(),
-        sample=name,
-        reward=reward,
+        sample=best.row.sample,
+        reward=best.reward,
         segments_left_out=len(found) - 1,
-        tokens_left_out=sum(each[0] for each in found) - sampled,
+        tokens_left_out=sum(each.segment.sampled for each in found) - segment.sampled,
     )
-
-
-def prompt_length(segment: Segment) -> int:
-    """Returns the number of tokens before the first sampled token."""
-    return segment.mask_runs[0] if segment.mask_runs else 0

@@ -69,8 +69,9 @@ class OsmosisSession(ResourceSession):
     def fetch_training_trace(self) -> TrainingTrace:
         """Returns a turn for each chat, in the order of the samples.
 
-        The mask is 1 for the sampled tokens of samples that can be trained on. The trace of a rollout that failed, or
-        has no reward, has no turns. Raises FailedPrecondition before the end of the rollout.
+        The mask is 1 for the sampled tokens of samples that can be trained on, without the replies that the agent
+        dropped. The metadata of a turn have `cut` of Sample. The trace of a rollout that failed, or has no reward, has
+        no turns. Raises FailedPrecondition before the end of the rollout.
         """
         outcome = self._ended()
         trainable = outcome.trainable_samples()
@@ -167,16 +168,19 @@ class OsmosisSessionFactory(ResourceSessionFactory):
 
 def _turns(outcome: RolloutOutcome) -> Iterator[TrainingTurn]:
     for name, sample in outcome.samples.items():
-        trained = int(not lacks(sample) and outcome.reward_of(name) is not None)
+        dropped = sample.dropped_chats
+        trainable = not lacks(sample) and outcome.reward_of(name) is not None
         for chat in sample.chats:
             if chat.prompt_ids is None or chat.tokens is None or not chat.tokens.complete:
                 continue
             ids, logprobs = chat.tokens.ids.tolist(), chat.tokens.logprobs
+            trained = int(trainable and chat.chat_number not in dropped)
+            numbers = {"chat_number": chat.chat_number, "parent_chat": chat.parent_chat}
             yield TrainingTurn(
                 node_id=f"{outcome.rollout_id}/{name}/{chat.chat_number}",
                 prompt_token_ids=chat.prompt_ids.tolist(),
                 completion_token_ids=ids,
                 per_token_logps=[] if logprobs is None else logprobs.tolist(),
                 loss_mask=[0] * len(chat.prompt_ids) + [trained] * len(ids),
-                metadata={"sample": name, "chat_number": chat.chat_number, "parent_chat": chat.parent_chat},
+                metadata={"sample": name, **numbers, "cut": sample.cut, "dropped": chat.chat_number in dropped},
             )

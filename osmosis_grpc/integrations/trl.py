@@ -23,6 +23,7 @@ import logging
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ from osmosis_grpc.policies import EchoPolicy
 from osmosis_grpc.trainer import RolloutOutcome, RolloutRequest, SyncTrainer, Trainer
 from osmosis_grpc.trainer.chats.policy_table import Policies
 from osmosis_grpc.types import Group
+from osmosis_grpc.types.cuts import Cut, Dropped, check_choices
 from osmosis_grpc.types.json_values import text_of
 
 if TYPE_CHECKING:
@@ -55,8 +57,8 @@ class TrlRollouts:
     TRL gives a `rollout_func` the prompts alone. `label` names the column of the dataset that becomes the label of a
     request, and `metadata` the columns that become its metadata. The row is found by its prompt, so two rows with the
     same prompt need the same values. `fields` are fields of every RolloutRequest, for example
-    {"agent_loop": "calculator", "max_turns": 4}. A rollout that fails runs again, up to `retries` times. `options` are
-    those of Trainer, for example `credentials`.
+    {"agent_loop": "calculator", "max_turns": 4}. A rollout that fails runs again, up to `retries` times. `cut` and
+    `dropped` are those of pad(). `options` are those of Trainer, for example `credentials`.
 
     The first call connects to the servers. close() ends the connections; `with` calls it. Raises the errors of Trainer
     for wrong arguments, for example ValueError for a server that is not HOST:PORT.
@@ -71,6 +73,8 @@ class TrlRollouts:
         metadata: Sequence[str] = (),
         fields: Mapping[str, Any] | None = None,
         retries: int = 1,
+        cut: Cut = "train",
+        dropped: Dropped = "skip",
         max_in_flight: int = 256,
         **options: Any,
     ) -> None:
@@ -83,6 +87,8 @@ class TrlRollouts:
         self._label = label
         self._fields = dict(fields or {})
         self._retries = retries
+        check_choices(cut, dropped)
+        self._one_row = partial(one_row, cut=cut, dropped=dropped)
         self._max_in_flight = max_in_flight
         self._options = options
         self._trainer: SyncTrainer | None = None
@@ -184,7 +190,7 @@ class TrlRollouts:
         outcomes, rows, failures = self.outcomes, [], []
         for outcome in outcomes:
             try:
-                rows.append(one_row(outcome))
+                rows.append(self._one_row(outcome))
             except InvalidArgument as error:
                 rows.append(_untrained(trainer.processing_class))
                 failures.append(str(error))
@@ -194,7 +200,7 @@ class TrlRollouts:
             "completion_ids": [row.response_ids for row in rows],
             "logprobs": [row.response_logprobs for row in rows],
             "env_mask": [row.response_mask for row in rows],
-            "rollout_reward": [row.reward if any(row.response_mask) else None for row in rows],
+            "rollout_reward": [row.reward if row.sample else None for row in rows],
             "rollout_id": [outcome.rollout_id for outcome in outcomes],
             "rollout_status": [outcome.status.value for outcome in outcomes],
             "rollout_reward_components": [dict(outcome.reward_components) for outcome in outcomes],

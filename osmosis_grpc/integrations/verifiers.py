@@ -14,6 +14,8 @@ verifiers imports a harness by its id, the name of a module. A module of two lin
 
 The calls of the agent go to the endpoint of verifiers, which samples and records the tokens. The harness reads them
 from the trace, so the outcome has the same ids, masks and logprobs. The reward of the outcome is a reward of the trace.
+Replies that are not to be trained on, such as those of samples with `train=False` and those that the agent dropped, get
+mask False in the trace.
 """
 
 from collections.abc import Sequence
@@ -23,7 +25,7 @@ from osmosis_grpc.errors import CallError, MissingExtraError
 from osmosis_grpc.integrations.shared_trainer import SharedTrainers
 from osmosis_grpc.policies import OpenAIPolicy, Policy
 from osmosis_grpc.trainer import ChatRequest, ChatResponse, RolloutOutcome, RolloutRequest, TokenBlock, Trainer
-from osmosis_grpc.types import Message, OutcomeStatus
+from osmosis_grpc.types import ChatPurpose, Message, OutcomeStatus
 from osmosis_grpc.types.json_values import text_of
 
 try:
@@ -85,6 +87,7 @@ class OsmosisHarness(Harness[OsmosisHarnessConfig]):
         trace.info["rollout_id"] = outcome.rollout_id
         if outcome.status is not OutcomeStatus.COMPLETED:
             return ProgramResult(1, "", outcome.not_trainable_reason)
+        answer.mask(outcome)
         _record_reward(trace, outcome)
         return ProgramResult(0, "", "")
 
@@ -112,6 +115,9 @@ class RecordedPolicy:
     def __init__(self, policy: OpenAIPolicy, trace: Trace) -> None:
         self._policy = policy
         self._trace = trace
+        self._nodes: dict[tuple[str, int], int] = {}
+        """The node of each reply, by sample and chat."""
+        self._judged: set[tuple[str, int]] = set()
 
     async def __call__(self, request: ChatRequest, /) -> ChatResponse:
         """Answers a chat."""
@@ -121,6 +127,10 @@ class RecordedPolicy:
         # Chats of one rollout may overlap, so the turn of a reply is found by its message.
         made = [call.node for call in calls[before:] if call.node is not None]
         nodes = [node for node in made if _is_reply(self._trace.nodes[node].message, reply.message)]
+        for node in nodes:
+            self._nodes[request.sample, request.chat_number] = node
+        if request.purpose is ChatPurpose.JUDGE:
+            self._judged.add((request.sample, request.chat_number))
         tokens = _tokens(self._trace, nodes[0]) if len(nodes) == 1 else None
         if tokens is None:
             return reply
@@ -132,6 +142,17 @@ class RecordedPolicy:
             tokens=TokenBlock.of(sampled, logprobs),
             prompt_ids=TokenBlock.of(prompt).ids,
         )
+
+    def mask(self, outcome: RolloutOutcome) -> None:
+        """Masks the replies that are not trained on: of a judge, of samples with `train=False`, and dropped ones."""
+        left, kept = set[int](), set[int]()
+        for (name, number), node in self._nodes.items():
+            sample = outcome.samples.get(name)
+            dropped = sample is not None and (sample.train is False or number in sample.dropped_chats)
+            (left if dropped or (name, number) in self._judged else kept).add(node)
+        for node in left - kept:  # equal replies to equal histories share a node
+            found = self._trace.nodes[node]
+            found.mask, found.logprobs, found.sampling_mask = [False] * len(found.mask), [], None
 
 
 async def close_trainers() -> None:

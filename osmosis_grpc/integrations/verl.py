@@ -36,6 +36,7 @@ from osmosis_grpc.policies import (
 )
 from osmosis_grpc.trainer import ChatRequest, ChatResponse, RolloutRequest, TokenBlock, Trainer
 from osmosis_grpc.types import Group
+from osmosis_grpc.types.cuts import Cut, Dropped
 from osmosis_grpc.types.json_values import text_of, to_json
 
 try:
@@ -113,7 +114,7 @@ class OsmosisAgentLoop(AgentLoopBase):
     `servers` are the agent servers, each HOST:PORT. `label` names the column of the dataset that becomes the label of
     a request, and `metadata` the columns that become its metadata; a dot leads into a column. `fields` are fields of
     every RolloutRequest, for example {"agent_loop": "calculator", "max_turns": 4}. A rollout that fails runs again, up
-    to `retries` times. `verl` are the arguments that verl passes.
+    to `retries` times. `cut` and `dropped` are those of VerlConfig. `verl` are the arguments that verl passes.
 
     make_trainer() and make_renderer() may be overridden, for example for credentials.
     """
@@ -126,6 +127,8 @@ class OsmosisAgentLoop(AgentLoopBase):
         metadata: Sequence[str] = (),
         fields: Mapping[str, Any] | None = None,
         retries: int = 1,
+        cut: Cut = "train",
+        dropped: Dropped = "skip",
         **verl: Any,
     ) -> None:
         super().__init__(**verl)
@@ -142,6 +145,8 @@ class OsmosisAgentLoop(AgentLoopBase):
             response_length=rollout.response_length,
             too_long="truncate",
             untrainable="skip",
+            cut=cut,
+            dropped=dropped,
         )
 
     def make_trainer(self, policy: Policy) -> Trainer:
@@ -168,7 +173,8 @@ class OsmosisAgentLoop(AgentLoopBase):
         outcome = await trainer.outcome(request, policy, retries=self._retries)
         made = agent_loop_outputs(outcome, self._rows)
         if not made:
-            raise FailedPrecondition(f"rollout {outcome.rollout_id} has no row: {outcome.not_trainable_reason}")
+            why = outcome.not_trainable_reason or "what it has was left out by the choice of cut and dropped"
+            raise FailedPrecondition(f"rollout {outcome.rollout_id} has no row: {why}")
         if "session_id" in row:
             return [AgentLoopOutput(**each) for each in _of_v1(made, outcome.rollout_id, row)]
         return AgentLoopOutput(**_the_longest(made, outcome.rollout_id))

@@ -19,6 +19,7 @@ from osmosis_grpc.policies.model_http import ModelHttp, checked_url, typed
 from osmosis_grpc.policies.sampling import SAMPLED, check_only
 from osmosis_grpc.policies.weight_names import WeightNames
 from osmosis_grpc.types import ChatRequest, ChatResponse, Ids, Tensor, TokenBlock, VersionSpan, jsontext
+from osmosis_grpc.types.cuts import ABORTED
 
 BAD_BODY = (KeyError, IndexError, TypeError, ValueError, AttributeError, InvalidArgument)
 """The errors of a reply that cannot be read."""
@@ -93,7 +94,7 @@ class OpenAIPolicy:
         asked = self._body(request)
         body = await (self._streamed(request, asked) if self._stream else self._http.post(request, asked))
         try:
-            if body["choices"][0].get("finish_reason") == "abort":
+            if body["choices"][0].get("finish_reason") in ABORTED:
                 raise Unavailable(f"the model server aborted the chat{self._http.at}", retry_after=ABORT_RETRY)
             self._weights.read(_weight_version(body))
             return read_completion(body, self._version)

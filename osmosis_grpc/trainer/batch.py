@@ -3,8 +3,9 @@
 Each segment is a row. An outcome without a row is refused, or listed in `skipped`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any, Literal, get_args
 
@@ -27,6 +28,7 @@ from osmosis_grpc.trainer.advantage import Advantages
 from osmosis_grpc.trainer.batch_extras import pad_extra
 from osmosis_grpc.trainer.groups import OutcomeGroup
 from osmosis_grpc.types import RolloutOutcome, Segment
+from osmosis_grpc.types.cuts import Cut, Dropped
 from osmosis_grpc.types.tensors import ArrayEquality
 
 Side = Literal["right", "left"]
@@ -87,6 +89,8 @@ def pad(
     max_length: int | None = None,
     too_long: TooLong = "raise",
     untrainable: Untrainable = "raise",
+    cut: Cut = "train",
+    dropped: Dropped = "skip",
     extras: Sequence[str] = (),
 ) -> Batch:
     """Returns a batch of the trainable samples of `outcomes`. `outcomes` may contain groups.
@@ -99,6 +103,10 @@ def pad(
     of an outcome are untrainable, these samples are always listed. A segment longer than `max_length` raises
     InvalidArgument. With `too_long="truncate"`, the segment loses its end, and the logprobs of the other tokens stay
     exact. With `too_long="skip"`, the segment is listed.
+
+    `cut` is for samples that a limit has cut (Sample.cut): "train" on them, "mask" their tokens, which keeps their
+    rows and with these their rewards, or "skip" them. `dropped` is for replies that the agent dropped
+    (Segment.dropped): "skip" them, or "train" on them. What is skipped is listed.
 
     `extras` names extras that every segment has, for example "routed_experts". They must not be ragged.
 
@@ -116,7 +124,8 @@ def pad(
     each = list(flatten(outcomes))
     if not each:
         raise no_outcomes("outcomes")
-    found = list(_fitting(_segments(each, untrainable, skipped), max_length, too_long, skipped))
+    choices = partial(select, cut=cut, dropped=dropped)
+    found = list(_fitting(_segments(each, choices, untrainable, skipped), max_length, too_long, skipped))
     width = max((len(each.segment.ids) for each in found), default=0)
     width = width if max_length is None else min(width, max_length)
     shape = len(found), width
@@ -156,13 +165,16 @@ def pad(
 
 
 def _segments(
-    outcomes: Iterable[RolloutOutcome], untrainable: Untrainable, skipped: list[Skipped]
+    outcomes: Iterable[RolloutOutcome],
+    choices: Callable[[RolloutOutcome, int], tuple[list[TrainableSegment], list[Skipped]]],
+    untrainable: Untrainable,
+    skipped: list[Skipped],
 ) -> Iterator[TrainableSegment]:
-    """Yield the segments of trainable samples."""
+    """Yield the segments of trainable samples that `choices` selects."""
     for index, outcome in enumerate(outcomes):
-        found, left_out = select(outcome, index)
-        if not found and untrainable == "raise":
-            raise untrainable_error(left_out[0])
+        found, left_out = choices(outcome, index)
+        if not found and untrainable == "raise" and (wrong := [each for each in left_out if not each.chosen]):
+            raise untrainable_error(wrong[0])
         skipped += left_out
         yield from found
 
@@ -181,7 +193,7 @@ def _fitting(
                     f"rollout {row.rollout_id}, sample {row.sample}: {problem}. "
                     'Pass too_long="truncate" or too_long="skip"',
                 )
-            skipped.append(Skipped(row.rollout_id, row.sample, problem))
+            skipped.append(Skipped(row.rollout_id, row.sample, problem, row.segment))
             continue
         yield each
 

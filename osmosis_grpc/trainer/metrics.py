@@ -38,6 +38,8 @@ _COUNTS = (
     "rollouts/not_trainable",
     "samples/trainable",
     "samples/segments",
+    "samples/cut",
+    "replies/dropped",
     "tokens/prompt",
     "tokens/sampled",
 )
@@ -129,6 +131,8 @@ class Metrics:
         self._counts["rollouts/not_trainable"] += not samples
         self._counts["samples/trainable"] += len(samples)
         self._counts["samples/segments"] += sum(len(sample.segments) for sample in samples)
+        self._counts["samples/cut"] += sum(bool(sample.cut) for sample in samples)
+        self._counts["replies/dropped"] += sum(len(sample.dropped_chats) for sample in outcome.samples.values())
 
     def refused(self, request: RolloutRequest, error: BaseException) -> None:
         """Count a rollout that no server accepted."""

@@ -470,7 +470,8 @@ class Trainer:
         `chats/answered`, `chats/failed` (policy calls without a reply), `tokens/prompt`, `tokens/sampled`,
         `rollouts/not_trainable` (completed rollouts without a trainable sample), `samples/trainable`,
         `samples/segments` (segments of these; more segments than samples means that a prompt did not continue the
-        earlier tokens, for example because of the chat template), `groups/yielded`, `/dropped`, `/dropped_members`,
+        earlier tokens, for example because of the chat template), `samples/cut` (by a limit, see Sample.cut),
+        `replies/dropped` (by the agents, see Segment.dropped), `groups/yielded`, `/dropped`, `/dropped_members`,
         `/retried`, `/stale`, `/zero_variance` (as in group_counts).
         Current values: `rollouts/open`, `chats/open` (policy calls in flight), `policy/version`.
         Over the newest 1,024 values: `reward/mean` (of a rollout's own reward, or else the mean of its samples'

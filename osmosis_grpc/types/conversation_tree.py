@@ -9,7 +9,7 @@ Two histories are equal exactly if they end in the same node. This is also true 
 a delta. The server uses the tree to find the new messages. The trainer uses the tree to find the known messages.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from osmosis_grpc.types.messages import Message, copy_message
@@ -137,6 +137,11 @@ class Conversation:
         if self._end is position:
             self._extend(node)
         return node
+
+    @property
+    def replies(self) -> Mapping[int, Node]:
+        """The nodes of all replies by the numbers of their chats. Chats with equal histories and replies share one."""
+        return self._replies
 
     def reply(self, chat: int) -> Node | None:
         """Returns the node of an answered chat's reply; None if the chat is unknown."""

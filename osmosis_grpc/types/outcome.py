@@ -7,13 +7,14 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from osmosis_grpc.errors import Boundary, OsmosisRolloutError, OsmosisServerError
+from osmosis_grpc.types.cuts import Cut, Dropped, check_choices
 from osmosis_grpc.types.earlier_run import EarlierRun
 from osmosis_grpc.types.failure_reasons import FailureReason, reason_of
 from osmosis_grpc.types.fast_init import fast_init
 from osmosis_grpc.types.jsontext import repaired
 from osmosis_grpc.types.messages import Message
 from osmosis_grpc.types.requests import Group
-from osmosis_grpc.types.samples import Sample
+from osmosis_grpc.types.samples import Sample, Segment
 from osmosis_grpc.types.stack_frames import StackFrame, own_frames
 
 MAX_FAILURE_TEXT = 64 * 1024
@@ -197,19 +198,27 @@ class RolloutOutcome:
         if self.confirmation is not None:
             await self.confirmation.confirm()
 
-    def trainable_samples(self) -> dict[str, Sample]:
+    def trainable_samples(self, *, cut: Cut = "train", dropped: Dropped = "skip") -> dict[str, Sample]:
         """Returns the samples to train on, by name, each with its reward.
 
         See reward_of() for the reward of a sample. Leaves out samples without a reward, samples without exact tokens,
         and samples with `train=False`, on which the agent's author does not want to train. Returns no samples for a
         rollout that did not complete, or that was an evaluation. `not_trainable_reason` then has the reason.
+
+        `cut` says what to do with samples that a limit has cut: "train" on them, "mask" all their tokens, or "skip"
+        them. `dropped` says whether to "skip" the segments of replies that the agent dropped, or to "train" on them.
+        Raises InvalidArgument for another choice.
         """
+        check_choices(cut, dropped)
         if self.evaluation or self.status is not OutcomeStatus.COMPLETED:
             return {}
         rewards = {name: self.reward_of(name) for name, sample in self.samples.items() if not lacks(sample)}
-        return {
-            name: replace(self.samples[name], reward=reward) for name, reward in rewards.items() if reward is not None
+        found = {
+            name: replace(self.samples[name], reward=reward, segments=_chosen(self.samples[name], cut, dropped))
+            for name, reward in rewards.items()
+            if reward is not None
         }
+        return {name: sample for name, sample in found.items() if sample.segments}
 
     def reward_of(self, sample: str) -> float | None:
         """Returns the sample's own reward, or the rollout's reward if the sample has none.
@@ -241,7 +250,19 @@ class RolloutOutcome:
             return "no reply of the policy is in it"
         reasons = {name: lacks(sample) for name, sample in self.samples.items()}
         listed = [f"{name}: {reason}" for name, reason in reasons.items() if reason]
-        return "; ".join(listed) if all(reasons.values()) else "it has no reward"
+        if all(reasons.values()):
+            return "; ".join(listed)
+        return "its agent dropped all replies" if self.trainable_samples(dropped="train") else "it has no reward"
+
+
+def _chosen(sample: Sample, cut: Cut, dropped: Dropped) -> tuple[Segment, ...]:
+    """Returns the segments to train on."""
+    if sample.cut and cut == "skip":
+        return ()
+    found = sample.segments
+    if dropped == "skip" and sample.dropped_chats:
+        found = tuple(segment for segment in found if not segment.dropped)
+    return tuple(segment.masked() for segment in found) if sample.cut and cut == "mask" else found
 
 
 def lacks(sample: Sample) -> str:

@@ -1,7 +1,7 @@
 """Samples and segments: the data for training."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -11,7 +11,7 @@ from osmosis_grpc.types.extras import Extra, Extras, check_extras
 from osmosis_grpc.types.fast_init import fast_init
 from osmosis_grpc.types.jsontext import NOTHING
 from osmosis_grpc.types.messages import Message
-from osmosis_grpc.types.segment_extras import spread
+from osmosis_grpc.types.segment_extras import rows, spread
 from osmosis_grpc.types.tensors import ArrayEquality
 from osmosis_grpc.types.tokens import Ids, Logprobs, TokenBlock, VersionSpan, check_logprobs
 
@@ -61,6 +61,8 @@ class Segment(ArrayEquality):
     """Extras of the prompts and the replies by name, with one row for each token."""
     incomplete_extras: tuple[str, ...] = ()
     """The names of extras that were left out, sorted. A reply lacks the extra, or has it with another type or shape."""
+    dropped: bool = False
+    """Whether the agent dropped the replies: it asked the same again, and the conversation goes on with another one."""
 
     @property
     def referred(self) -> bool:
@@ -102,6 +104,16 @@ class Segment(ArrayEquality):
             return spread(self.sampled_extras[name], self.mask())
         why = "a reply or its prompt lacks it" if name in self.incomplete_extras else "no reply has it"
         raise InvalidArgument(f"extras[{name}]", f"is not in the segment: {why}")
+
+    def masked(self) -> "Segment":
+        """Returns the segment with mask 0 for all tokens, so that nothing of it is trained on."""
+        return replace(
+            self,
+            mask_runs=(len(self.ids),),
+            logprobs=self.logprobs[:0],
+            versions=(),
+            sampled_extras=rows(self.sampled_extras, 0, 0),
+        )
 
     @property
     def nbytes(self) -> int:
@@ -199,5 +211,13 @@ class Sample:
     """The chat from which the agent branched or called this sample; None for a sample that stands alone."""
     train: bool | None = None
     """Whether the agent's author wants the trainer to train on the sample. None means yes."""
+    cut: str = ""
+    """What cut the conversation: "length", "context" or "abort" (of its last reply), "max_turns", "max_tokens" (the
+    budget of the rollout) or "time". Empty if nothing did. A newer server may send another text."""
     chats: tuple[SampledChat, ...] = ()
     """The tokens of every chat, if the trainer assembled the sample from its own chats; otherwise empty."""
+
+    @property
+    def dropped_chats(self) -> frozenset[int]:
+        """The numbers of the chats whose replies the agent dropped, as its server has marked them."""
+        return frozenset(number for segment in self.segments if segment.dropped for number in segment.chats)

@@ -9,12 +9,12 @@ In all other cases, the new chat begins a new segment, and all tokens before its
 it began (SplitReason), unless it is the first one of the sample. So each sampled token gets mask 1 only once.
 
 The segments do not depend on the order in which the replies arrive. If two chats continue the same chat, the chat with
-the lower number becomes a part of the segment, and the other chat begins a new segment.
+the lower number becomes a part of the segment, and the other chat begins a new segment. Dropped chats, see
+Segment.dropped, come after all others: they are in segments of their own.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
-from itertools import chain
+from collections.abc import Collection, Iterable
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -22,137 +22,21 @@ import numpy as np
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types.chat import ChatPurpose, ChatResponse
 from osmosis_grpc.types.extras import Extras
+from osmosis_grpc.types.growing_segment import NO_IDS, NO_LOGPROBS, GrowingSegment
 from osmosis_grpc.types.jsontext import NOTHING
 from osmosis_grpc.types.samples import Segment, SplitReason
-from osmosis_grpc.types.segment_extras import Part, bare_parts, cut, gather, join
+from osmosis_grpc.types.segment_extras import cut, join
 from osmosis_grpc.types.tokens import Ids, Logprobs, TokenBlock, VersionSpan
-
-_NO_IDS: Ids = np.empty(0, dtype="<u4")
-_NO_LOGPROBS: Logprobs = np.empty(0, dtype="<f4")
-
-
-@dataclass(slots=True)
-class _Growing:
-    """A segment under construction. New ids are kept as the bytes of separate pieces, and ids() joins the pieces."""
-
-    split_by: SplitReason
-    drift_index: int | None = None
-    outside: SplitReason | None = None
-    """Why the segment is not in the outcome: its chats are a judge's, or the original of a fork has them."""
-    pieces: list[bytes] = field(default_factory=list)
-    """Bytes, because each array would take 112 bytes more."""
-    length: int = 0
-    logprobs: list[Logprobs] = field(default_factory=list)
-    """The logprobs of each chat; an empty array if they are not kept."""
-    runs: list[int] = field(default_factory=list)
-    versions: list[tuple[VersionSpan, ...]] = field(default_factory=list)
-    """The versions of each chat; an empty tuple if they are unknown."""
-    chats: list[int] = field(default_factory=list)
-    parts: list[Part] | None = None
-    """The extras of all tokens; None while no token has extras. freeze() joins them."""
-    start: int = 0
-    """The number of leading tokens whose ids are not kept."""
-    _array: Ids = field(default_factory=lambda: _NO_IDS)
-    """Ids from `start` on. There is space for more."""
-    _filled: int = 0
-
-    def append(self, ids: Ids, mask: int, extras: Extras = NOTHING, first: int = 0) -> None:
-        """Appends tokens. Their extras are the rows of `extras` from row `first` on."""
-        count, runs = len(ids), self.runs
-        if not count and runs:
-            return
-        if extras and self.parts is None:
-            self.parts = bare_parts(runs)
-        if self.parts is not None and count:
-            self.parts.append(Part(extras, first, first + count, mask))
-        self.pieces.append(_bytes_of(ids))
-        self.length += count
-        _add_run(runs, count, mask)
-
-    def skip(self, count: int) -> None:
-        """Appends tokens of a prompt whose ids are not kept."""
-        self.length += count
-        _add_run(self.runs, count, 0)
-        self.forget()
-
-    def forget(self) -> None:
-        """Drops the ids of all tokens so far."""
-        self.pieces.clear()
-        self._array, self._filled, self.start = _NO_IDS, 0, self.length
-
-    def split(self, chat: int, end: int) -> "_Growing":
-        """Removes the chats after `chat`, whose tokens end at `end`. Returns a segment with the removed chats.
-
-        In the returned segment, all tokens before `end` belong to a prompt.
-        """
-        kept, at, runs = self.chats.index(chat) + 1, 0, self.runs
-        rest = _Growing(SplitReason.BRANCH, outside=self.outside, length=self.length)
-        if self.start:
-            rest.forget()
-            self.length = end
-            self.forget()
-        else:
-            rest._array, rest._filled = self.ids(0, self.length), self.length
-            self._array, self._filled, self.length = rest._array[:end].copy(), end, end
-        self.runs = []
-        _add_run(rest.runs, end, 0)
-        for number, count in enumerate(runs):
-            before = min(count, max(0, end - at))
-            if before:
-                _add_run(self.runs, before, number % 2)
-            if count > before:
-                _add_run(rest.runs, count - before, number % 2)
-            at += count
-        if self.parts is not None:
-            rest.parts = cut(self.parts, 0, end) + cut(self.parts, end, rest.length, as_prompt=False)
-            self.parts = cut(self.parts, 0, end, as_prompt=False)
-        rest.chats, self.chats = self.chats[kept:], self.chats[:kept]
-        rest.logprobs, self.logprobs = self.logprobs[kept:], self.logprobs[:kept]
-        rest.versions, self.versions = self.versions[kept:], self.versions[:kept]
-        return rest
-
-    def ids(self, start: int, end: int) -> Ids:
-        """Returns a view of the ids from `start` to `end`, which are kept. The array doubles when it is full."""
-        assert start >= self.start
-        if self.pieces:
-            count = self.length - self.start
-            if count > len(self._array):
-                grown = np.empty(max(count, 2 * len(self._array)), dtype="<u4")
-                grown[: self._filled] = self._array[: self._filled]
-                self._array = grown
-            self._array[self._filled : count] = np.frombuffer(b"".join(self.pieces), "<u4")
-            self._filled = count
-            self.pieces.clear()
-        return self._array[start - self.start : end - self.start]
-
-    def freeze(self) -> Segment:
-        ids = self.ids(0, self.length).copy()
-        logprobs = np.concatenate(self.logprobs) if self.logprobs else np.empty(0, dtype="<f4")
-        ids.flags.writeable = logprobs.flags.writeable = False
-        versions = tuple(chain.from_iterable(self.versions)) if all(self.versions) else ()
-        whole = replace(self.reference(), ids=ids, logprobs=logprobs, versions=versions)
-        if self.parts is None:
-            return whole
-        sampled, of_tokens, incomplete = gather(self.parts)
-        return replace(whole, sampled_extras=sampled, token_extras=of_tokens, incomplete_extras=incomplete)
-
-    def reference(self) -> Segment:
-        return Segment(
-            ids=_NO_IDS,
-            logprobs=_NO_LOGPROBS,
-            mask_runs=tuple(self.runs),
-            chats=tuple(self.chats),
-            drift_index=self.drift_index,
-            split=self.split_by,
-        )
 
 
 class _End(NamedTuple):
     """The segment of a chat. In this segment, the chat's tokens end at `end`, and its prompt ends at `prompt_end`."""
 
-    segment: _Growing
+    segment: GrowingSegment
     end: int
     prompt_end: int
+    parent: int
+    """The chat that it continues; 0 for none."""
 
 
 class Assembler:
@@ -164,7 +48,7 @@ class Assembler:
     __slots__ = ("_ends", "_segments", "reason")
 
     def __init__(self) -> None:
-        self._segments: list[_Growing] = []
+        self._segments: list[GrowingSegment] = []
         self._ends: dict[int, _End] = {}
         self.reason = ""
         """Why the sample is not trainable; empty if it is trainable."""
@@ -177,7 +61,7 @@ class Assembler:
     def tokens(self, chat: int) -> Ids:
         """Returns a view of all tokens of a chat, prompt and reply; an empty array if they are unknown."""
         place = self._ends.get(chat)
-        return _NO_IDS if place is None else place.segment.ids(0, place.end)
+        return NO_IDS if place is None else place.segment.ids(0, place.end)
 
     def prompt(self, chat: int) -> Ids | None:
         """Returns a view of the whole prompt of a chat; None if the prompt is unknown."""
@@ -273,7 +157,7 @@ class Assembler:
             segment.append(new_ids[known:] if known else new_ids, mask=0, extras=response.prompt_extras, first=known)
         else:
             drift = shared if shared < end else None
-            segment = _Growing(_reason(parent_chat, before, drift), drift, outside)
+            segment = GrowingSegment(_reason(parent_chat, before, drift), drift, outside)
             if not outside:
                 self._segments.append(segment)
             if before is not None and prefix:
@@ -286,13 +170,13 @@ class Assembler:
             segment.append(new_ids, mask=0, extras=response.prompt_extras)
         prompt_end = segment.length
         segment.append(tokens.ids, mask=1, extras=tokens.extras)
-        segment.logprobs.append(_NO_LOGPROBS if refer else _logprobs(tokens))
+        segment.logprobs.append(NO_LOGPROBS if refer else _logprobs(tokens))
         spans = response.versions
         if len(spans) == 1:  # a single span counts for all tokens of the reply
             spans = (VersionSpan(spans[0].version, len(tokens.ids)),)
         segment.versions.append(spans)
         segment.chats.append(number)
-        self._ends[number] = _End(segment, segment.length, prompt_end)
+        self._ends[number] = _End(segment, segment.length, prompt_end, parent_chat)
         return length
 
     def _extends(self, number: int, parent_chat: int, before: _End, *, outside: SplitReason | None) -> bool:
@@ -301,7 +185,7 @@ class Assembler:
         The prompt of the chat begins with all tokens of the other chat. If a chat with a higher number came first and
         is a part of that segment, that chat and those after it move to a new segment.
         """
-        segment, end, _ = before
+        segment, end = before.segment, before.end
         if bool(segment.outside) is not bool(outside):
             return False
         if end == segment.length and segment.chats[-1] == parent_chat:
@@ -309,14 +193,55 @@ class Assembler:
         following = segment.chats[segment.chats.index(parent_chat) + 1]
         if following < number:
             return False
-        rest = segment.split(parent_chat, end)
-        if not outside:
-            self._segments.append(rest)
-        for chat in rest.chats:
-            self._ends[chat] = self._ends[chat]._replace(segment=rest)
+        self._split(segment, parent_chat)
         return True
 
-    def _in_order(self) -> list[_Growing]:
+    def drop(self, chats: Collection[int]) -> None:
+        """Moves dropped chats to segments of their own. The other chats then grow as if these had not been asked.
+
+        A chat that another chat continues is dropped only if that chat is dropped, too. Call this after the last add().
+        """
+        dropped = self._ends.keys() & chats
+        if not dropped:
+            return
+        for number in self._ends.keys() - dropped:
+            while (number := self._ends[number].parent) in dropped:
+                dropped.remove(number)
+        last: list[int] = []
+        for segment in self._segments.copy():
+            kept = [chat for chat in segment.chats if chat not in dropped]
+            segment.dropped = not kept
+            if kept and len(kept) < len(segment.chats):
+                self._split(segment, kept[-1]).dropped = True
+                last.append(kept[-1])
+        for chat in last:
+            following = [other for other in self._segments if self._follows(other, chat)]
+            if following:
+                self._join(self._ends[chat].segment, min(following, key=lambda each: each.chats[0]))
+
+    def _follows(self, segment: GrowingSegment, chat: int) -> bool:
+        """Returns whether a segment that is kept could extend that of `chat`, which ends with this chat."""
+        first = self._ends[segment.chats[0]]
+        return segment.split_by is SplitReason.BRANCH and first.parent == chat and not segment.dropped
+
+    def _split(self, segment: GrowingSegment, chat: int) -> GrowingSegment:
+        """Moves the chats after `chat` to a new segment, and returns it."""
+        rest = segment.split(chat, self._ends[chat].end)
+        if not segment.outside:
+            self._segments.append(rest)
+        self._place(rest.chats, rest)
+        return rest
+
+    def _join(self, segment: GrowingSegment, other: GrowingSegment) -> None:
+        segment.join(other)
+        self._segments = [each for each in self._segments if each is not other]
+        self._place(other.chats, segment)
+
+    def _place(self, chats: Collection[int], segment: GrowingSegment) -> None:
+        for chat in chats:
+            self._ends[chat] = self._ends[chat]._replace(segment=segment)
+
+    def _in_order(self) -> list[GrowingSegment]:
         return sorted(self._segments, key=lambda segment: segment.chats[0])
 
     def references(self) -> tuple[Segment, ...]:
@@ -348,20 +273,6 @@ def _as_first(segments: Iterable[Segment]) -> tuple[Segment, ...]:
     return listed
 
 
-def _add_run(runs: list[int], count: int, mask: int) -> None:
-    """Adds tokens to run lengths.
-
-    A run is a stretch of tokens with the same mask. The first run has mask 0, the second has mask 1, and so on. So the
-    last run has mask 0 if the number of runs is odd, and mask 1 if the number is even.
-    """
-    if mask and not runs:
-        runs.append(0)
-    if len(runs) % 2 == mask:
-        runs.append(count)
-    else:
-        runs[-1] += count
-
-
 def _lacks(response: ChatResponse) -> str:
     if response.tokens is None:
         return "the reply came without token ids"
@@ -374,12 +285,6 @@ def _lacks(response: ChatResponse) -> str:
     missing = np.isnan(response.tokens.logprobs)
     more = int(missing.sum()) - 1
     return f"logprob {int(missing.argmax())} is NaN" + (f", and {more} more are" if more else "")
-
-
-def _bytes_of(ids: Ids) -> bytes:
-    """Returns the bytes of ids. Arrays from the wire are views of their own bytes, which need no copy."""
-    base: object = ids.base
-    return base if isinstance(base, bytes) and len(base) == ids.nbytes else ids.tobytes()
 
 
 def _logprobs(tokens: TokenBlock) -> Logprobs:

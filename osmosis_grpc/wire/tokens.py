@@ -89,6 +89,7 @@ def segment_to_wire(segment: Segment) -> pb.Segment:
         drift_index=segment.drift_index,
         split=_split_to_wire(segment),
         incomplete_extras=segment.incomplete_extras,
+        dropped=segment.dropped,
         sampled_extras=extras_to_wire(segment.sampled_extras),
         token_extras=extras_to_wire(segment.token_extras),
     )
@@ -113,6 +114,7 @@ def segment_from_wire(message: pb.Segment, field: str) -> Segment:
         sampled_extras=extras_from_wire(message.sampled_extras, len(logprobs), f"{field}.sampled_extras"),
         token_extras=extras_from_wire(message.token_extras, len(ids), f"{field}.token_extras"),
         incomplete_extras=tuple(message.incomplete_extras),
+        dropped=message.dropped,
     )
     segment.check(field)
     return segment
@@ -121,7 +123,11 @@ def segment_from_wire(message: pb.Segment, field: str) -> Segment:
 def segment_reference(segment: Segment) -> pb.Segment:
     """Returns a segment without its tokens, for a trainer that answered its chats."""
     return pb.Segment(
-        mask_runs=segment.mask_runs, chats=segment.chats, drift_index=segment.drift_index, split=_split_to_wire(segment)
+        mask_runs=segment.mask_runs,
+        chats=segment.chats,
+        drift_index=segment.drift_index,
+        dropped=segment.dropped,
+        split=_split_to_wire(segment),
     )
 
 
@@ -150,6 +156,7 @@ def sample_to_wire(sample: Sample, name: str, *, refer: bool = False, blobs: boo
         policy=sample.policy,
         parent=_CHAT_REF.to_wire(sample.parent) if sample.parent is not None else None,
         train=sample.train,
+        cut=sample.cut,
     )
 
 
@@ -167,6 +174,7 @@ def sample_from_wire(message: pb.Sample, field: str) -> Sample:
         policy=message.policy,
         parent=_CHAT_REF.field_of(message, "parent", f"{field}."),
         train=message.train if message.HasField("train") else None,
+        cut=message.cut,
     )
 
 

@@ -257,6 +257,25 @@ async def test_arl20_an_error_is_a_result_with_a_type_and_the_loop_goes_on(reply
     assert text in trajectory.messages[3]["content"]
 
 
+@pytest.mark.parametrize("agent_type", ["react", "tool"])
+async def test_the_calls_of_a_reply_that_was_cut_do_not_run(agent_type):
+    written = []
+
+    @tool
+    def write(text: str = "") -> str:
+        """Writes."""
+        written.append(text)
+        return "written"
+
+    call = calls(("write", {})) if agent_type == "tool" else {"role": "assistant", "content": "Action: write()"}
+    answer = "42" if agent_type == "tool" else ANSWER
+    llm = Script({"message": call, "finish_reason": "length"}, answer)
+    trajectory = await rollout_of(llm, agent_type, [write]).run("Q")
+    results = [step for step in trajectory.steps if step.step_type == "action_result"]
+    assert (written, [step.metadata["error_type"] for step in results]) == ([], ["reply_cut"])
+    assert trajectory.stop_reason is StopReason.FINAL_ANSWER
+
+
 async def test_arl21_a_reply_has_several_calls_with_a_limit_and_an_answer_beside_calls_is_none():
     running = most = 0
 

@@ -124,6 +124,8 @@ def test_the_record(looked_at, tmp_path, forked):
     [
         (["--to", "xml"], "--to: 'xml' is not a format; the formats are messages, atif, parquet, verl"),
         (["--to", "verl", "--too-long", "cut"], "--too-long: 'cut' is not one of raise, truncate, skip"),
+        (["--to", "verl", "--cut", "drop"], "--cut: 'drop' is not one of train, mask, skip"),
+        (["--to", "parquet", "--dropped", "mask"], "--dropped: 'mask' is not one of train, skip"),
         (["--to", "verl-batch"], "--pad-id: a padded batch needs it"),
         (["--to", "verl-batch", "--pad-id", "1"], "--prompt-length: a padded batch needs it"),
         (["--to", "verl-records"], "--global-steps: the records of verl's V1 trainer need it"),

@@ -54,8 +54,9 @@ KNOWN = {
         sample TEXT, chat_number INTEGER, tool_call_id TEXT, name TEXT, arguments JSON, state TEXT, call_time REAL,
         seconds REAL, result TEXT, error TEXT""",
     "samples": """
-        sample TEXT, policy TEXT, reward REAL, trainable INTEGER, not_trainable_reason TEXT, train INTEGER,
-        parent_sample TEXT, parent_chat INTEGER, segments INTEGER, tokens INTEGER, sampled_tokens INTEGER""",
+        sample TEXT, policy TEXT, reward REAL, trainable INTEGER, not_trainable_reason TEXT, train INTEGER, cut TEXT,
+        dropped INTEGER, parent_sample TEXT, parent_chat INTEGER, segments INTEGER, tokens INTEGER,
+        sampled_tokens INTEGER""",
     "rewards": """
         sample TEXT, chat_number INTEGER, name TEXT, reward REAL""",
     "annotations": """
@@ -101,6 +102,7 @@ def test_the_committed_page_has_the_views(monkeypatch, tmp_path, capsys):
 
 
 QUESTIONS = {
+    "SELECT cut, sum(dropped) FROM samples WHERE rollout_id = 'good' GROUP BY 1": [(None, 0)],
     "SELECT rollout_id, state, activity FROM rollouts": [
         ("good", "COMPLETED", None),
         ("bad", "FAILED", None),

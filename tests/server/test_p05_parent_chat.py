@@ -74,7 +74,9 @@ def check(trainer, outcome, form):
     for sample in outcome.samples:
         assert sample.trainable, sample.not_trainable_reason
         named = {number for segment in sample.segments for number in segment.chats}
-        built = trainer.segments(sample.name, named)
+        dropped = {number for segment in sample.segments if segment.dropped for number in segment.chats}
+        built = trainer.segments(sample.name, named, dropped)
+        assert all((segment.chats[0] in dropped) is (dropped >= set(segment.chats)) for segment in built)
         assert [list(segment.chats) for segment in sample.segments] == [segment.chats for segment in built]
         for told, segment in zip(sample.segments, built, strict=True):
             assert list(told.mask_runs) == runs_of(segment.mask)

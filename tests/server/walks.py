@@ -183,21 +183,22 @@ class BlindTrainer(TrainerServiceServicer):
             prompt_prefix=prefix,
         )
 
-    def segments(self, sample: str, named: set[int]) -> list[Segment]:
-        """The segments of the chats that the outcome names, in order of their numbers."""
+    def segments(self, sample: str, named: set[int], dropped: set[int]) -> list[Segment]:
+        """The segments of the chats that the outcome names, in order of their numbers. Dropped chats come last."""
         segments: list[Segment] = []
         of: dict[int, Segment] = {}
-        for number in sorted(named):
+        for number in sorted(named, key=lambda number: (number in dropped, number)):
             chat = self.chats[sample, number]
             segment = of.get(chat.parent)
             tokens = self.chats[sample, chat.parent].tokens if chat.parent else []
             newest = segment is not None and segment.chats[-1] == chat.parent
+            newest = newest and (number in dropped) is (chat.parent in dropped)
             if segment is None or not newest or chat.prompt[: len(tokens)] != tokens:
                 segment = Segment()
                 segments.append(segment)
             segment.add(number, chat)
             of[number] = segment
-        return segments
+        return sorted(segments, key=lambda segment: segment.chats[0])
 
 
 def runs_of(mask: list[int]) -> list[int]:

@@ -204,3 +204,18 @@ async def test_the_tools_are_known_with_the_first_chat(serve, attach_to):
     trainer = await attach_to(policy, await serve(talker(tools=tools)))
     await asyncio.gather(*(start(trainer.rollout(rollout_id=f"r{n}")) for n in range(20)))
     assert seen == [tools] * 20
+
+
+@pytest.mark.parametrize("reason", ["abort", "aborted"])
+async def test_a_reply_that_the_engine_aborted_is_asked_again_and_never_trained_on(serve, attach_to, reason):
+    asked = []
+
+    def policy(request):
+        asked.append(request.chat_number)
+        made = answer(request, "half" if len(asked) == 1 else "whole", tokens=len(asked))
+        return replace(made, finish_reason=reason) if len(asked) == 1 else made
+
+    trainer = await attach_to(policy, await serve(talker()))
+    outcome = await within(trainer.rollout(rollout_id="r", messages=[USER], metadata={"turns": 1}))
+    (segment,) = outcome.samples["main"].segments
+    assert (asked, segment.sampled, outcome.finish_reason, outcome.samples["main"].cut) == ([1, 1], 2, "stop", "")

@@ -258,7 +258,7 @@ def test_u02_a_segment_that_is_too_long():
     assert (cut.lengths.tolist(), cut.truncated.tolist()) == ([3, 4], [False, True])
     left = pad([outcome], max_length=4, too_long="skip")
     assert [row.segment for row in left.rows] == [0]
-    assert left.skipped == (Skipped("r", "main", "segment 1 has 6 tokens, more than max_length 4"),)
+    assert left.skipped == (Skipped("r", "main", "segment 1 has 6 tokens, more than max_length 4", segment=1),)
     assert pad([outcome], max_length=100).ids.shape == (2, 6), "no wider than the longest row"
 
 

@@ -92,6 +92,8 @@ async def test_u07_metrics_of_a_trainer(serve, attach_to):
         "rollouts/not_trainable": 0,
         "samples/trainable": 4,
         "samples/segments": 4,
+        "samples/cut": 0,
+        "replies/dropped": 0,
     }
     assert {name: values.get(name) for name in expected} == expected
     assert {name for name in values if name.startswith("failures")} == {n for n in expected if n.startswith("failures")}

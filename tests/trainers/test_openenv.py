@@ -5,6 +5,7 @@ import pytest
 
 from osmosis_grpc.errors import FailedPrecondition, InvalidArgument, Unavailable
 from osmosis_grpc.policies import ScriptedPolicy, ToolCallingMock
+from tests.dropping import different
 from tests.ports import quiet_port
 from tests.processes import ROOT, run, server_process
 
@@ -52,6 +53,18 @@ def test_the_trace_has_the_tokens_masks_logprobs_and_reward_of_the_outcome(serve
     assert len(trace.turns) > 2
     assert mask.tolist() == segment.mask().tolist()
     assert logprobs.tolist() == segment.aligned_logprobs().tolist()
+
+
+def test_dropped_replies_and_samples_with_train_false_are_masked():
+    with server_process("-m", "tests.dropping:judges") as (_, address), factory(address, different) as sessions:
+        session = sessions.create({"prompt": "What is 2 + 3?"})
+        assert session.wait_for_completion(timeout_s=60) == 0
+        turns = session.fetch_training_trace().turns
+    assert [(t.metadata["sample"], t.metadata["dropped"], sum(t.loss_mask)) for t in turns] == [
+        ("main", True, 0),
+        ("main", False, 3),
+        ("judge", False, 0),
+    ]
 
 
 def test_a_failed_rollout_has_no_reward_and_no_turns(server):

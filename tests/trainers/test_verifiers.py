@@ -123,6 +123,16 @@ async def test_the_trace_has_the_tokens_masks_logprobs_and_reward_of_the_outcome
     assert trace.info["rollout_id"] == outcome.rollout_id == f"verifiers-{trace.id}"
 
 
+async def test_replies_that_are_not_to_be_trained_on_are_masked(run):
+    with server_process("-m", "tests.dropping:judges") as (_, address):
+        trace, outcome = await run("What is 7 * 8?", "56", servers=[address])
+    assert outcome.status is OutcomeStatus.COMPLETED, outcome.failure
+    sampled = [node for node in trace.nodes if node.sampled]
+    assert trace.nodes[sampled[2].parent].message.content == "What is wrong?"
+    assert [any(node.mask) for node in sampled] == [False, True, False]
+    assert all(sum(node.mask) == len(node.logprobs) for node in trace.nodes)
+
+
 async def test_a_failed_rollout_has_no_reward(run):
     trace, outcome = await run("Tell me a story", "none")
     assert outcome.status is OutcomeStatus.FAILED

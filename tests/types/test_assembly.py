@@ -419,3 +419,54 @@ def test_a_long_sample_of_short_prompts():
     assert segment.ids.tolist() == prompt[:-50]
     assert segment.mask_runs == (50, 50) * 400
     assert segment.mask().tolist() == ([0] * 50 + [1] * 50) * 400
+
+
+def unsplit(segments) -> list[Segment]:
+    """Returns segments without the reasons for which they began: they depend on the segments before them."""
+    return [replace(segment, split=None) for segment in segments]
+
+
+@given(samples(), st.randoms())
+def test_without_dropped_chats_the_others_grow_as_if_these_had_not_been_asked(chats, random):
+    left = {chat.chat_number for chat in chats if random.random() < 0.3}
+    for chat in chats:
+        left |= {chat.chat_number} if chat.parent_chat in left else set()
+    assembler = Assembler()
+    for chat in chats:
+        made = chat.response(assembler.shared_prefix(chat.parent_chat, np.array(chat.prompt, dtype="<u4")))
+        assembler.add(chat.chat_number, chat.parent_chat, made, chat.purpose)
+    tokens = {chat.chat_number: assembler.tokens(chat.chat_number).tolist() for chat in chats}
+    assembler.drop(left)
+    segments = assembler.segments()
+    kept = [segment for segment in segments if not segment.dropped]
+    assert unsplit(kept) == unsplit(build([chat for chat in chats if chat.chat_number not in left]))
+    judged = {chat.chat_number for chat in chats if chat.purpose is JUDGE}
+    assert sorted(n for segment in segments if segment.dropped for n in segment.chats) == sorted(left - judged)
+    assert {chat.chat_number: assembler.tokens(chat.chat_number).tolist() for chat in chats} == tokens
+    for segment in segments:
+        segment.check("segment")
+    assembler.drop(left)
+    assert assembler.segments() == segments, "twice is once"
+
+
+@given(samples(), st.randoms())
+def test_an_assembler_without_ids_drops_the_same_chats(chats, random):
+    left = {chat.chat_number for chat in chats if random.random() < 0.3}
+    whole, bare = Assembler(), Assembler()
+    for chat in chats:
+        made = chat.response(whole.shared_prefix(chat.parent_chat, np.array(chat.prompt, dtype="<u4")))
+        if bare.lacks(chat.parent_chat, made.prompt_prefix):
+            break  # the ids would be read from the journal
+        whole.add(chat.chat_number, chat.parent_chat, made, chat.purpose)
+        bare.add(chat.chat_number, chat.parent_chat, made, chat.purpose, refer=True)
+    for assembler in (whole, bare):
+        assembler.drop(left)
+    assert bare.references() == whole.references()
+
+
+def test_a_dropped_chat_that_a_kept_one_continues_is_kept():
+    assembler = Assembler()
+    for number, parent_chat, prompt, reply in ((1, 0, [1], [2]), (2, 1, [1, 2, 3], [4])):
+        assembler.add(number, parent_chat, response(prompt, reply), POLICY)
+    assembler.drop({1})
+    assert [(segment.chats, segment.dropped) for segment in assembler.segments()] == [((1, 2), False)]

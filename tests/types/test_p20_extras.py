@@ -321,3 +321,21 @@ def test_p20_every_tensor_type_joins():
         ]
         (segment,) = segments_of((0, chats[0]), (1, chats[1]))
         assert segment.sampled_extras["x"] == Tensor(dtype=dtype, shape=(4,), data=raw)
+
+
+@pytest.mark.parametrize("of_prompt", [(), MAKERS], ids=["replies", "prompts and replies"])
+@pytest.mark.parametrize("prefix", [0, 2, 3])
+def test_without_a_dropped_chat_the_extras_are_those_of_the_others(of_prompt, prefix):
+    first = reply([1, 2], [3], of_prompt=of_prompt, of_reply=MAKERS)
+    left = reply([1, 2, 3, 4], [9], of_reply=MAKERS)
+    again = reply([1, 2, 3, 4], [5, 6], of_prompt=of_prompt, of_reply=MAKERS, prefix=prefix)
+    last = reply([1, 2, 3, 4, 5, 6, 7], [8], of_prompt=of_prompt, of_reply=MAKERS, prefix=6)
+    assembler = Assembler()
+    for number, parent, response in ((1, 0, first), (2, 1, left), (3, 1, again), (4, 3, last)):
+        assembler.add(number, parent, response, ChatPurpose.POLICY)
+    assembler.drop({2})
+    kept, dropped = assembler.segments()
+    (whole,) = segments_of((0, first), (1, again), (2, last))
+    assert (kept.chats, dropped.chats, dropped.dropped) == ((1, 3, 4), (2,), True)
+    assert replace(kept, chats=whole.chats) == whole
+    dropped.check("segment")

@@ -11,13 +11,14 @@ from osmosis_grpc.agent import CompletionsResult
 from osmosis_grpc.agent.message_keys import arguments_object
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import Message
+from osmosis_grpc.types.cuts import CUTS
 
 _OWN = frozenset(
     {"messages", "system", "model", "stream", "tools", "tool_choice", "stop_sequences", "metadata", "output_config"}
     | {"service_tier", "cache_control", "inference_geo", "diagnostics"}
 )
 """Keys of a body that are no sampling parameters, or have another name in OpenAI's format."""
-_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
+_STOP_REASONS = {"tool_calls": "tool_use", "content_filter": "refusal", **dict.fromkeys(CUTS, "max_tokens")}
 _ERRORS = {
     400: "invalid_request_error",
     401: "authentication_error",

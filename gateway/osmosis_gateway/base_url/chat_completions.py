@@ -9,6 +9,7 @@ from osmosis_gateway.base_url.requests import ModelRequest, refuse, typed
 from osmosis_gateway.base_url.sent_events import event
 from osmosis_grpc.agent import CompletionsResult
 from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.types.cuts import CUTS
 
 _OWN = frozenset({"messages", "model", "stream", "stream_options", "tools", "n", "store", "user", "metadata"})
 """Keys of a body that are no sampling parameters."""
@@ -97,7 +98,9 @@ def _check(message: Any, path: str) -> None:
 
 
 def _finish_reason(result: CompletionsResult) -> str:
-    """Return the policy's finish reason. Without one, the reply decides."""
+    """Return the policy's finish reason. Without one, the reply decides. Any reply that was cut has `length`."""
+    if result.finish_reason in CUTS:
+        return "length"
     return result.finish_reason or ("tool_calls" if result.has_tool_calls else "stop")
 
 

@@ -11,6 +11,7 @@ from osmosis_gateway.base_url.sent_events import event
 from osmosis_grpc.agent import CompletionsResult
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import Message
+from osmosis_grpc.types.cuts import CUTS
 
 _OWN = frozenset(
     {"input", "instructions", "model", "stream", "stream_options", "tools", "tool_choice", "text", "max_output_tokens"}
@@ -22,7 +23,7 @@ _ECHO = ("instructions", "tools", "tool_choice", "parallel_tool_calls", "tempera
 """Keys that a reply repeats."""
 _STORED = ("previous_response_id", "conversation", "background", "prompt")
 """Keys that need stored data, which a rollout does not have."""
-_INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
+_INCOMPLETE = {**dict.fromkeys(CUTS, "max_output_tokens"), "content_filter": "content_filter"}
 """Finish reasons of replies that are not complete, and their names in this API."""
 
 error = chat_completions.error

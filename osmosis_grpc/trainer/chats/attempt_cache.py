@@ -27,9 +27,12 @@ from osmosis_grpc.trainer.chats.policy_errors import ChatKey, PolicyErrors, key_
 from osmosis_grpc.trainer.chats.sample import PendingChat, SampleState, tools_digest
 from osmosis_grpc.trainer.chats.sampler import Sampler, versioned
 from osmosis_grpc.types import ChatRequest, ChatResponse, RolloutOutcome, ToolDict, TrajectoryEvent, events, jsontext
+from osmosis_grpc.types.cuts import ABORTED
 from osmosis_grpc.types.outcome import describe
 from osmosis_grpc.wire.chat import reply_bytes
 
+ABORTED_RETRY = 1.0
+"""After a reply that the engine aborted, a server asks again after this many seconds."""
 UNWRITTEN_RETRY = 1.0
 """When the ledger cannot be written, a server retries after this many seconds."""
 
@@ -152,6 +155,8 @@ class AttemptCache:
             else:
                 asked.fail(Cancelled(f"the sampling of {name} was stopped, because no reply is needed any more"))
             return False
+        if isinstance(reply, ChatResponse) and reply.finish_reason in ABORTED:
+            reply = Unavailable("the engine aborted the reply", retry_after=ABORTED_RETRY)
         if isinstance(reply, BaseException):
             if not asked.done.done():
                 asked.fail(errors.raised(request, reply))

@@ -249,12 +249,14 @@ class SampleState:
         if not named <= set(answered):
             missing = "its segments refer to chats that are not known here, nor from the rollout's events"
             return _untrainable(reported, missing) if any(s.referred for s in reported.segments) else reported
-        assembler = self.assembler
+        assembler, dropped = self.assembler, reported.dropped_chats
+        assembler.drop(dropped)
         if _shape(reported.segments) != _shape(assembler.references()):
             in_order = [number for segment in reported.segments for number in segment.chats]
             assembler = Assembler()
             for number in in_order:
                 answered[number].feed(assembler, answered[number].prompt(), self.assembler)
+            assembler.drop(dropped)
         segments, reason = assembler.segments(), assembler.reason
         if (
             any(segment.referred for segment in reported.segments)

@@ -156,3 +156,17 @@ async def test_structured_output_failed_tools_and_stop_sequences():
     assert seen[0].params["reasoning_effort"] == "low"
     assert seen[1].messages[-1] == {"role": "tool", "tool_call_id": "a", "content": "Error: no number"}
     assert [segment.chats for segment in outcome.samples["main"].segments] == [(1, 2)]
+
+
+@pytest.mark.parametrize("finish_reason", ["length", "model_context_window_exceeded"])
+async def test_a_reply_that_was_cut_has_the_stop_reason_max_tokens(finish_reason):
+    async def program(endpoint):
+        async with client(endpoint) as model:
+            reply = await model.messages.create(model="policy", max_tokens=5, messages=[USER])
+            assert reply.stop_reason == "max_tokens"
+
+    def cut(request):
+        return replace(answer(request, "half"), finish_reason=finish_reason)
+
+    outcome = await outcome_of(program, cut)
+    assert outcome.status is OutcomeStatus.COMPLETED, outcome.failure

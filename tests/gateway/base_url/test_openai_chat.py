@@ -334,3 +334,15 @@ async def test_pinned_parameters_replace_those_that_a_program_has_in_its_code():
         )
     (chat,) = outcome.samples["main"].chats
     assert chat.params == {**params, "seed": 3}
+
+
+@pytest.mark.parametrize("finish_reason", ["length", "model_context_window_exceeded"])
+async def test_a_reply_that_was_cut_has_the_finish_reason_length(finish_reason):
+    async def program(endpoint):
+        async with client(endpoint) as model:
+            reply = await model.chat.completions.create(model="policy", messages=[USER])
+            assert reply.choices[0].finish_reason == "length"
+
+    outcome = await outcome_of(program, lambda request: replace(policy(request), finish_reason=finish_reason))
+    assert (outcome.status, outcome.finish_reason) == (OutcomeStatus.COMPLETED, finish_reason), outcome.failure
+    assert outcome.samples["main"].cut in ("length", "context")

@@ -144,7 +144,12 @@ async def test_the_agents_sdk_runs_tools_and_hands_over_to_another_agent():
 
 
 @pytest.mark.parametrize(
-    ("finish_reason", "details"), [("length", "max_output_tokens"), ("content_filter", "content_filter")]
+    ("finish_reason", "details"),
+    [
+        ("length", "max_output_tokens"),
+        ("model_context_window_exceeded", "max_output_tokens"),
+        ("content_filter", "content_filter"),
+    ],
 )
 async def test_a_reply_that_was_cut_off_is_incomplete(finish_reason, details):
     async def program(endpoint):

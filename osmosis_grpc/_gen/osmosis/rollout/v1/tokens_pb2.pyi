@@ -346,7 +346,8 @@ class Segment(google.protobuf.message.Message):
 
     A segment grows from its newest chat only. If two chats continue the same
     chat, the one with the lower number extends the segment, and the other
-    begins a new segment.
+    begins a new segment. Dropped chats come after all others here: a dropped
+    chat does not extend the segment of a chat that is not dropped.
 
     Train on the chats that `chats` names, and on no others. A reply that did
     not reach the agent is in no segment. So the masks may add up to fewer
@@ -401,6 +402,7 @@ class Segment(google.protobuf.message.Message):
     TOKEN_EXTRAS_FIELD_NUMBER: builtins.int
     INCOMPLETE_EXTRAS_FIELD_NUMBER: builtins.int
     SPLIT_FIELD_NUMBER: builtins.int
+    DROPPED_FIELD_NUMBER: builtins.int
     drift_index: builtins.int
     """The index of the first token that differs. Set if this segment began
     because a prompt did not repeat the tokens of the chat that it continues:
@@ -408,6 +410,17 @@ class Segment(google.protobuf.message.Message):
     """
     split: global___SplitReason.ValueType
     """Why the segment began. Unset for the first segment of the sample."""
+    dropped: builtins.bool
+    """Whether the agent dropped the replies of this segment. It asked with an
+    equal history, equal tools and an equal form of the reply again, and the
+    end of the conversation continues another of these replies. The replies
+    that continue a dropped one are dropped, too. The end is the final
+    messages of the agent, or without these the newest chat. If the end
+    continues none of the replies, or the newest chat was asked while an equal
+    one was open, none of these is dropped. Replies after a history that the
+    agent has edited or shortened, and replies to other messages, are not
+    dropped.
+    """
     @property
     def ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """All tokens, prompts and replies, in order. Empty while `mask_runs` is not
@@ -469,9 +482,10 @@ class Segment(google.protobuf.message.Message):
         token_extras: collections.abc.Mapping[builtins.str, global___Extra] | None = ...,
         incomplete_extras: collections.abc.Iterable[builtins.str] | None = ...,
         split: global___SplitReason.ValueType = ...,
+        dropped: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_drift_index", b"_drift_index", "drift_index", b"drift_index"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_drift_index", b"_drift_index", "chats", b"chats", "drift_index", b"drift_index", "ids", b"ids", "incomplete_extras", b"incomplete_extras", "logprobs", b"logprobs", "mask_runs", b"mask_runs", "sampled_extras", b"sampled_extras", "split", b"split", "token_extras", b"token_extras", "versions", b"versions"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_drift_index", b"_drift_index", "chats", b"chats", "drift_index", b"drift_index", "dropped", b"dropped", "ids", b"ids", "incomplete_extras", b"incomplete_extras", "logprobs", b"logprobs", "mask_runs", b"mask_runs", "sampled_extras", b"sampled_extras", "split", b"split", "token_extras", b"token_extras", "versions", b"versions"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_drift_index", b"_drift_index"]) -> typing.Literal["drift_index"] | None: ...
 
 global___Segment = Segment
@@ -515,6 +529,7 @@ class Sample(google.protobuf.message.Message):
     POLICY_FIELD_NUMBER: builtins.int
     PARENT_FIELD_NUMBER: builtins.int
     TRAIN_FIELD_NUMBER: builtins.int
+    CUT_FIELD_NUMBER: builtins.int
     name: builtins.str
     """The name. Names are unique within a rollout."""
     reward: builtins.float
@@ -537,6 +552,13 @@ class Sample(google.protobuf.message.Message):
     train: builtins.bool
     """Whether the author wants the trainer to train on this sample. Unset means
     yes. `trainable` says whether it is possible.
+    """
+    cut: builtins.str
+    """What cut the conversation; empty if nothing did. One of "length" (its last
+    reply reached the token limit of a reply), "context" (its last reply
+    filled the model's context), "abort" (the engine gave up its last reply),
+    "max_turns", "max_tokens" (the budget of the rollout) and "time". A later
+    version may add a value.
     """
     @property
     def messages(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[osmosis_grpc._gen.osmosis.rollout.v1.message_pb2.Message]:
@@ -579,9 +601,10 @@ class Sample(google.protobuf.message.Message):
         policy: builtins.str = ...,
         parent: global___ChatRef | None = ...,
         train: builtins.bool | None = ...,
+        cut: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_reward", b"_reward", "_train", b"_train", "parent", b"parent", "reward", b"reward", "train", b"train"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_reward", b"_reward", "_train", b"_train", "chat_rewards", b"chat_rewards", "messages", b"messages", "name", b"name", "not_trainable_reason", b"not_trainable_reason", "parent", b"parent", "policy", b"policy", "prefix_chat", b"prefix_chat", "reward", b"reward", "reward_components", b"reward_components", "segments", b"segments", "train", b"train", "trainable", b"trainable"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_reward", b"_reward", "_train", b"_train", "chat_rewards", b"chat_rewards", "cut", b"cut", "messages", b"messages", "name", b"name", "not_trainable_reason", b"not_trainable_reason", "parent", b"parent", "policy", b"policy", "prefix_chat", b"prefix_chat", "reward", b"reward", "reward_components", b"reward_components", "segments", b"segments", "train", b"train", "trainable", b"trainable"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_reward", b"_reward"]) -> typing.Literal["reward"] | None: ...
     @typing.overload
