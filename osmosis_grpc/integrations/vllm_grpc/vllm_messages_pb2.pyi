@@ -159,7 +159,7 @@ global___TokenIds = TokenIds
 
 @typing.final
 class RandomSampling(google.protobuf.message.Message):
-    """For top_k, top_p and min_p, 0 means the default of the model, which may differ from "off"."""
+    """vLLM takes an absent top_k, top_p or min_p from the model's generation_config.json. A top_k of 0 is "off"."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -174,20 +174,27 @@ class RandomSampling(google.protobuf.message.Message):
     def __init__(
         self,
         *,
-        top_k: builtins.int = ...,
-        top_p: builtins.float = ...,
-        min_p: builtins.float = ...,
+        top_k: builtins.int | None = ...,
+        top_p: builtins.float | None = ...,
+        min_p: builtins.float | None = ...,
         seed: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_seed", b"_seed", "seed", b"seed"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_seed", b"_seed", "min_p", b"min_p", "seed", b"seed", "top_k", b"top_k", "top_p", b"top_p"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_min_p", b"_min_p", "_seed", b"_seed", "_top_k", b"_top_k", "_top_p", b"_top_p", "min_p", b"min_p", "seed", b"seed", "top_k", b"top_k", "top_p", b"top_p"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_min_p", b"_min_p", "_seed", b"_seed", "_top_k", b"_top_k", "_top_p", b"_top_p", "min_p", b"min_p", "seed", b"seed", "top_k", b"top_k", "top_p", b"top_p"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_min_p", b"_min_p"]) -> typing.Literal["min_p"] | None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_seed", b"_seed"]) -> typing.Literal["seed"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_top_k", b"_top_k"]) -> typing.Literal["top_k"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_top_p", b"_top_p"]) -> typing.Literal["top_p"] | None: ...
 
 global___RandomSampling = RandomSampling
 
 @typing.final
 class DecodingParameters(google.protobuf.message.Message):
-    """For each penalty, 0 means the default of the model. A repetition_penalty of 1 is "off"."""
+    """A repetition_penalty of 1 is "off". vLLM takes 0 for the value of the model's generation_config.json."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -231,7 +238,7 @@ class StoppingCriteria(google.protobuf.message.Message):
     INCLUDE_STOP_STRINGS_FIELD_NUMBER: builtins.int
     IGNORE_EOS_FIELD_NUMBER: builtins.int
     max_new_tokens: builtins.int
-    """0 means 20."""
+    """0 means all that the context has room for; 20 in older releases."""
     min_new_tokens: builtins.int
     include_stop_strings: builtins.bool
     ignore_eos: builtins.bool

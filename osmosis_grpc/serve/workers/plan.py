@@ -52,14 +52,9 @@ class Plan:
         shutil.rmtree(self.sockets, ignore_errors=True)
 
 
-def state_of(options: "RolloutServerSettings") -> Path | None:
-    """Return the state folder; None without a journal."""
-    return None if options.no_journal or options.state_dir == ":memory:" else Path(options.state_dir)
-
-
 def unfinished_beyond(options: "RolloutServerSettings") -> list[int]:
     """Return the workers beyond --workers whose folders have unsettled rollouts."""
-    state = state_of(options)
+    state = options.state_folder
     folders = {} if state is None else worker_folders(state)
     return [worker for worker, folder in folders.items() if worker >= options.workers and _is_unfinished(folder)]
 
@@ -92,7 +87,7 @@ def plan(options: "RolloutServerSettings", leaving: list[int]) -> Plan:
     with ExitStack() as stack:
         made = Plan(options.workers, ports, held)
         stack.callback(made.close, started=False)
-        state = state_of(options)
+        state = options.state_folder
         if state is not None:
             for worker in workers:
                 _lock(made, worker, worker_folder(state, worker))
