@@ -3,7 +3,6 @@
 import contextlib
 import logging
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import typer
@@ -51,23 +50,6 @@ def usage_error(command: str, problem: str) -> NoReturn:
     """Print a problem of the command line and end with exit code 2."""
     say_error(f"{command}: {problem}")
     raise typer.Exit(2)
-
-
-def wait_for_predecessor(state: Path) -> None:
-    """Wait until a server that is stopping has released its state folder, and the folders of its workers.
-
-    The server that uses a folder and does not stop is another server; opening the folder refuses to start beside it.
-    """
-    from osmosis_grpc.storage.journal.schema import LOCK
-    from osmosis_grpc.storage.lock_file import Holder, wait_for_end
-    from osmosis_grpc.storage.worker_folders import worker_folders
-
-    def say(holder: Holder, seconds: float) -> None:
-        how = "the workers of killed process" if holder.is_gone else "process"
-        say_error(f"serve: {how} {holder} still stops and uses {state}; waiting for its end, {seconds:.0f} s at most")
-
-    for folder in (state, *worker_folders(state).values()):
-        wait_for_end(folder / LOCK, say)
 
 
 def server_security(options: "RolloutServerSettings", *, admin: Sequence[str] = ()) -> "ServerSecurity":

@@ -8,7 +8,6 @@ import fcntl
 import os
 import time
 import weakref
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,7 +102,7 @@ class Lock:
             raise LockLost(f"the lock {self.path} was replaced: {_OTHERS}")
 
     def stop_by(self, until: float) -> None:
-        """Note that this process is stopping, and will have ended at this Unix time. See wait_for_end()."""
+        """Note that this process is stopping, and will have ended at this Unix time. The next process can wait for that."""
         with suppress(OSError):
             os.pwrite(self._file, f"{os.getpid()} {until:.0f}".encode(), 0)
 
@@ -166,30 +165,6 @@ def holder_of(path: Path) -> Holder:
         return Holder.read(file.fileno())
 
 
-def wait_for_end(path: Path, say: Callable[[Holder, float], None]) -> None:
-    """Wait while the process that holds the lock is stopping. Return at once if it goes on, or if the lock is free.
-
-    If the holder was killed, its workers have ORPHANS seconds to end. `say` is called once, with the holder and the
-    most seconds that this call takes.
-    """
-    end = None
-    while is_held(path):
-        with suppress(FileNotFoundError):
-            holder = holder_of(path)
-            if end is None:
-                left = ORPHANS if holder.is_gone else holder.until - time.time()
-                if left <= 0:
-                    return
-                end = time.monotonic() + left
-                say(holder, left)
-        if end is not None and time.monotonic() > end:
-            return
-        time.sleep(LOOK_EVERY)
-
-
-ORPHANS = 10.0
-LOOK_EVERY = 0.1
-"""Seconds between two looks at a lock."""
 PAUSES = (0.002, 0.01, 0.02)
 """Seconds before each further try to take a lock that another process has: perhaps it only asks is_held()."""
 _OTHERS = "another process may write here now, so this one stops; exclude this folder from cleaners of old files"

@@ -10,7 +10,8 @@ import time
 import pytest
 
 from osmosis_grpc.policies.scripted import EchoPolicy
-from osmosis_grpc.storage.lock_file import Lock, stop_by, wait_for_end
+from osmosis_grpc.serve.predecessor import wait_for_end
+from osmosis_grpc.storage.lock_file import Lock, stop_by
 from osmosis_grpc.trainer import Trainer
 from tests.ports import quiet_port, quiet_ports
 from tests.serve.workers.server import AGENT, QUESTION
