@@ -23,8 +23,8 @@ def wait_for_predecessor(state: Path) -> None:
     """
 
     def say(holder: Holder, seconds: float) -> None:
-        how = "the workers of killed process" if holder.is_gone else "process"
-        say_error(f"serve: {how} {holder} still stops and uses {state}; waiting for its end, {seconds:.0f} s at most")
+        who = f"the workers of the killed process {holder} have" if holder.is_gone else f"process {holder} has"
+        say_error(f"serve: waiting at most {seconds:.0f} s until {who} stopped and released {state}")
 
     for folder in (state, *worker_folders(state).values()):
         wait_for_end(folder / LOCK, say)

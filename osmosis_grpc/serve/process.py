@@ -126,7 +126,9 @@ async def run_process(
             supervisor.add_listener(lambda error: stop.set())
         await stop.wait()
         failed = next(filter(None, (supervisor.failure for supervisor in supervisors)), None)
-        failed = failed or (worker.failure if worker is not None else None)
+        if worker is not None and worker.failure is not None:
+            worker.clean()
+            failed = failed or worker.failure
         limit = options.drain_timeout
         if failed is not None:  # the next process continues the journaled rollouts
             limit = 0.0

@@ -102,7 +102,7 @@ class Lock:
             raise LockLost(f"the lock {self.path} was replaced: {_OTHERS}")
 
     def stop_by(self, until: float) -> None:
-        """Note that this process is stopping, and will have ended at this Unix time. The next process can wait for that."""
+        """Note that this process is stopping, and will have ended at this Unix time. The next one can wait for it."""
         with suppress(OSError):
             os.pwrite(self._file, f"{os.getpid()} {until:.0f}".encode(), 0)
 

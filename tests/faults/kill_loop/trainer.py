@@ -168,7 +168,7 @@ async def main(given: argparse.Namespace) -> None:
     policy = Policy(History(path, "trainer"), given.replies)
     by_callbacks = {"transport": "callback", "listen": f"127.0.0.1:{given.callback}"} if given.callback else {}
     config = TrainerConfig(longest_pause=0.25)
-    async with Trainer([given.target], policy, ledger=given.ledger, config=config, **by_callbacks) as trainer:
+    async with Trainer(given.target, policy, ledger=given.ledger, config=config, **by_callbacks) as trainer:
         rollouts = trainer.run(requests(given.rollouts, app.done), max_in_flight=given.in_flight)
         async with aclosing(rollouts) as outcomes:
             async for outcome in outcomes:
@@ -177,7 +177,7 @@ async def main(given: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", required=True)
+    parser.add_argument("--target", required=True, action="append")
     parser.add_argument("--rollouts", type=int, required=True)
     parser.add_argument("--in-flight", type=int, required=True)
     parser.add_argument("--ledger")

@@ -1,0 +1,92 @@
+"""Kills single workers and the supervisor of a running server, and sends it SIGHUP, as a seed chooses."""
+
+import asyncio
+import os
+import random
+import signal
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from tests.faults.kill_loop.history import History
+from tests.faults.kill_loop.promises import RANDOM
+from tests.faults.kill_loop.victims import Victim
+
+LONGEST = 4.0
+"""Seconds between two deeds, if no rollout ends meanwhile."""
+UNREADY = 0.2
+"""How often a deed does not wait until the server is ready."""
+
+
+def shares(kills: int) -> dict[str, int]:
+    """How many kills of a total each kind of process gets. SIGHUPs come as often as kills of the supervisor."""
+    return {"worker": kills - 2 * (kills // 5), "server": kills // 5, "trainer": kills // 5}
+
+
+class Disturber:
+    """Disturbs the server until its share is done. `applied` tells how many rollouts have ended."""
+
+    def __init__(
+        self,
+        server: Victim,
+        history: History,
+        kills: Mapping[str, int],
+        seed: str,
+        applied: Callable[[], int],
+        left: Callable[[], float],
+    ) -> None:
+        self.done: Counter[str] = Counter()
+        self._wanted = {"worker": kills["worker"], "server": kills["server"], "hangup": kills["server"]}
+        self._server = server
+        self._history = history
+        self._random = random.Random(seed)
+        self._applied = applied
+        self._left = left
+
+    @property
+    def missing(self) -> int:
+        """How many deeds are not done."""
+        return sum(self._wanted.values()) - self.done.total()
+
+    async def live(self) -> None:
+        """Do one deed after another, a few rollouts apart."""
+        draw = self._random
+        while self.missing:
+            kinds = [kind for kind, wanted in self._wanted.items() for _ in range(wanted - self.done[kind])]
+            kind, until = draw.choice(kinds), self._applied() + draw.uniform(0, 2 * max(0.5, self._left()))
+            if draw.random() > UNREADY:
+                await self._server.ready.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LONGEST):
+                    while self._applied() < until:
+                        await asyncio.sleep(0.02)
+            await asyncio.sleep(draw.uniform(0, 0.1))
+            self.done[kind] += self._do(kind)
+
+    def _do(self, kind: str) -> bool:
+        process = self._server.process
+        if process is None or process.returncode is not None:
+            return False
+        if kind == "server":
+            process.kill()
+        elif kind == "hangup":
+            if not self._server.ready.is_set():  # its start is not over, and no handler of the signal is there
+                return False
+            process.send_signal(signal.SIGHUP)
+        else:
+            workers = self._workers(process.pid)
+            if not workers:
+                return False
+            pid = self._random.choice(workers)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+                self._history.note("killed", "", "worker", RANDOM, pid)
+                return True
+            return False
+        return True
+
+    def _workers(self, supervisor: int) -> list[int]:
+        with suppress(OSError):
+            return [*map(int, Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split())]
+        return []
