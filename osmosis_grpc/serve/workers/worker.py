@@ -64,7 +64,7 @@ class Worker:
         self.place.listen(heard)
 
     def clean(self) -> None:
-        """Remove the folder of the sockets, which the supervisor would have removed. Not before this worker has started."""
+        """Remove the folder of the sockets, as the supervisor would have done. Its start needs the folder."""
         shutil.rmtree(self.place.sockets, ignore_errors=True)
 
     def _learn(self, ports: dict[int, int]) -> None:

@@ -14,6 +14,7 @@ import asyncio
 import hashlib
 import itertools
 import json
+import logging
 import os
 import secrets
 import zlib
@@ -143,7 +144,7 @@ class Application:
         summary = {"status": outcome.status, "reason": outcome.finish_reason}
         if outcome.finish_reason == "refused":  # killed after the commit of a confirmation, it is over and applied
             failure = outcome.failure.message if outcome.failure else ""
-            over = " is over" in failure and name in self._applied.values()
+            over = name in self._applied.values() and (" is over" in failure or " is at attempt " in failure)
             self._history.note("confirmed" if over else "refused", name, outcome.attempt, "", outcome=failure)
             return
         if outcome.failure is not None:
@@ -184,4 +185,6 @@ if __name__ == "__main__":
     parser.add_argument("--callback", type=int, default=0, help="the port to be called back at")
     parser.add_argument("--replies", choices=("fixed", "random"), default="fixed")
     failpoints.arm()
+    logging.basicConfig()
+    logging.getLogger("osmosis_grpc.trainer.scheduler").setLevel(logging.INFO)  # why a rollout begins anew
     asyncio.run(main(parser.parse_args()))

@@ -54,7 +54,7 @@ class Disturber:
         draw = self._random
         while self.missing:
             kinds = [kind for kind, wanted in self._wanted.items() for _ in range(wanted - self.done[kind])]
-            kind, until = draw.choice(kinds), self._applied() + draw.uniform(0, 2 * max(0.5, self._left()))
+            kind, until = draw.choice(kinds), self._applied() + draw.uniform(0, max(0.5, self._left()))
             if draw.random() > UNREADY:
                 await self._server.ready.wait()
             with suppress(TimeoutError):
