@@ -146,7 +146,6 @@ class Committer(ABC, Generic[Batch]):
         self._made.wait()
         self.file.check()
         self._commit(items)
-        self.file.committed()
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:

@@ -81,7 +81,7 @@ class LockedFile:
             stack.callback(self.lock.close)
             self.database = _open(path, schema)
             stack.callback(self.database.close)
-            self._files = OwnFiles(path)
+            self._files = OwnFiles(path, self.database)
             self._files.check()
             self._stack = stack.pop_all()
 
@@ -89,10 +89,6 @@ class LockedFile:
         """Raise LockLost or FilesLost if this process has lost the lock, or writes another file than the path names."""
         self.lock.check()
         self._files.check()
-
-    def committed(self) -> None:
-        """Note a commit, which may have made the file shorter."""
-        self._files.committed()
 
     def close(self) -> None:
         """Close the connection, then release the lock. Idempotent."""

@@ -4,7 +4,7 @@ SQLite goes on writing to a removed file, and nobody finds what it writes: it is
 """
 
 import os
-from contextlib import suppress
+import sqlite3
 from pathlib import Path
 
 
@@ -18,8 +18,9 @@ class OwnFiles:
     While a connection is open, SQLite removes none of them, and only a commit of this process makes the file smaller.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, database: sqlite3.Connection) -> None:
         self._path = str(path.absolute())
+        self._database = database
         self._known: dict[str, tuple[int, int]] = {}
         self._size = 0
 
@@ -35,13 +36,18 @@ class OwnFiles:
                 raise FilesLost(f"{path} was removed: {_ADVICE}") from None
             if self._known.setdefault(path, (found.st_ino, found.st_dev)) != (found.st_ino, found.st_dev):
                 raise FilesLost(f"{path} was replaced: {_ADVICE}")
-            if path == self._path and found.st_size < self._size:
-                raise FilesLost(f"{path} was cut from {self._size} to {found.st_size} bytes: {_ADVICE}")
+            if path == self._path:
+                self._check_size(found.st_size)
 
-    def committed(self) -> None:
-        """Note that this process has perhaps changed the size of the file."""
-        with suppress(FileNotFoundError):  # check() will say so
-            self._size = os.stat(self._path).st_size
+    def _check_size(self, size: int) -> None:
+        """Raise FilesLost if the file is shorter than before, and than SQLite's own commits have made it."""
+        if size < self._size:
+            ((pages,), (page,)) = (
+                self._database.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "page_size")
+            )
+            if size == 0 or size < pages * page:
+                raise FilesLost(f"{self._path} was cut from {self._size} to {size} bytes: {_ADVICE}")
+        self._size = size
 
 
 _ENDS = ("", "-wal", "-shm")
