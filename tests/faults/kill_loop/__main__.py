@@ -92,8 +92,16 @@ async def run(folder: Path, given: Namespace, kills: Mapping[str, int]) -> dict[
     victims: dict[str, Victim] = {}
     disturber: Disturber | None = None
 
+    seen = {"bytes": 0, "applied": 0}
+
     def applied() -> int:
-        return path.read_bytes().count(b'"op": "applied"')
+        with path.open("rb") as file:
+            file.seek(seen["bytes"])
+            new = file.read()
+        whole = new[: new.rfind(b"\n") + 1]
+        seen["bytes"] += len(whole)
+        seen["applied"] += whole.count(b'"op": "applied"')
+        return seen["applied"]
 
     def pace() -> float:
         left = sum(max(0, victim.schedule.wanted - victim.schedule.kills) for victim in victims.values())

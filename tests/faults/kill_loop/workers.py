@@ -15,7 +15,7 @@ from tests.faults.kill_loop.victims import Victim
 
 LONGEST = 4.0
 """Seconds between two deeds, if no rollout ends meanwhile."""
-UNREADY = 0.2
+UNREADY = 0.4
 """How often a deed does not wait until the server is ready."""
 
 
