@@ -14,7 +14,7 @@ from osmosis_grpc.types import Callback
 from tests.attach.policies import CountingPolicy, check_run, requests
 from tests.attach.servers import ServerProcess
 from tests.deployment import health
-from tests.faults.disks import Limited, mounted, small_disk
+from tests.faults.disks import Broken, Limited, mounted, small_disk
 from tests.processes import run
 from tests.waiting import is_empty, until
 
@@ -37,8 +37,14 @@ def running(trainer, asked, outcomes) -> asyncio.Task:
     return asyncio.create_task(gather())
 
 
-@pytest.fixture(params=["limit", "small disk"])
-def disk(request, tmp_path):
+@pytest.fixture(params=["limit", "small disk", "errors of the disk"])
+def disk(request, tmp_path, monkeypatch):
+    if request.param == "errors of the disk":
+        broken = Broken(tmp_path)
+        for name, value in broken.environment.items():
+            monkeypatch.setenv(name, value)
+        yield broken
+        return
     if request.param == "limit":
         yield Limited(tmp_path / "state")
         return
