@@ -158,8 +158,8 @@ async def measure(given: Namespace, folder: Path) -> dict[str, Any]:
     expected = {name: row.outcome["digest"] for name, row in undisturbed.items()}
     if given.replies == "random":
         expected = dict.fromkeys(expected, "") | given_to_agents(lines)
-    ends = ("restart", "shutdown") if given.workers > 1 else ("restart",)
-    evidence = Evidence(lines, kept_in(folder / "killed" / "state"), expected, replayable, ends)
+    journal = kept_in(folder / "killed" / "state")
+    evidence = Evidence(lines, journal, expected, replayable, workers=given.workers > 1)
     return judged(evidence, kills) | {
         "starts": {who: victim.lives for who, victim in victims.items()},
         "killed_before_ready": victims["server"].early_deaths,

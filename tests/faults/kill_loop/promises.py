@@ -60,11 +60,12 @@ class Evidence:
         journal: Sequence[Kept],
         expected: Mapping[str, str],
         replayable: set[str],
-        ends: tuple[str, ...] = ("restart",),
+        *,
+        workers: bool = False,
     ) -> None:
         self.lines, self.journal, self.expected, self.replayable = lines, journal, expected, replayable
-        self.ends = ends
-        """How a rollout that cannot go on ends when its server does."""
+        self._workers = workers
+        """Whether the server has several workers."""
         self.of: dict[str, list[Line]] = defaultdict(list)
         """A rollout's lines."""
         self.by_op: dict[str, list[Line]] = defaultdict(list)
@@ -160,14 +161,20 @@ class Evidence:
                 broken = line.outcome
                 fine = broken["digest"] == self.expected[name] and broken["status"] == "COMPLETED"
                 cut = (broken["status"], broken.get("boundary"), broken.get("retryable"))
-                stopped = cut == ("FAILED", "server", True) and broken["reason"] in self.ends
+                stopped = cut == ("FAILED", "server", True) and broken["reason"] in (
+                    ("restart", "shutdown") if self._workers else ("restart",)
+                )
                 if not fine and not stopped:
                     yield self.broke("fails as promised", "another end than COMPLETED or FAILED (server)", name)
 
     def attempt_kept(self) -> Iterator[Break]:
-        """A journal forgets nothing: no rollout has to be started anew."""
+        """A journal forgets nothing: no rollout has to be started anew.
+
+        Workers share the slots of a trainer. A worker that comes back with fewer slots gives up rollouts whose Init it
+        has not answered; these go to another one with a higher attempt.
+        """
         for name, lines in self.applied.items():
-            if any(line.key[0] != 1 for line in lines):
+            if not self._workers and any(line.key[0] != 1 for line in lines):
                 yield self.broke("attempt kept", "it needed another attempt", name, "applied", "run", "killed")
         for line in self.by_op["refused"]:
             yield self.broke("accepted", "it was refused", line.id)

@@ -17,6 +17,8 @@ LONGEST = 4.0
 """Seconds between two deeds, if no rollout ends meanwhile."""
 UNREADY = 0.4
 """How often a deed does not wait until the server is ready."""
+HURRY = 2.0
+"""With fewer rollouts than this for each deed that is left, no deed waits for the server."""
 
 
 def shares(kills: int) -> dict[str, int]:
@@ -55,7 +57,7 @@ class Disturber:
         while self.missing:
             kinds = [kind for kind, wanted in self._wanted.items() for _ in range(wanted - self.done[kind])]
             kind, until = draw.choice(kinds), self._applied() + draw.uniform(0, max(0.5, self._left()))
-            if draw.random() > UNREADY:
+            if kind == "hangup" or (draw.random() > UNREADY and self._left() > HURRY):
                 await self._server.ready.wait()
             with suppress(TimeoutError):
                 async with asyncio.timeout(LONGEST):
