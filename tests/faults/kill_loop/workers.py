@@ -62,8 +62,8 @@ class Disturber:
             with suppress(TimeoutError):
                 async with asyncio.timeout(LONGEST):
                     while self._applied() < until:
-                        await asyncio.sleep(0.02)
-            await asyncio.sleep(draw.uniform(0, 0.1))
+                        await asyncio.sleep(0.02)  # between two looks at the history
+            await asyncio.sleep(draw.uniform(0, 0.1))  # a deed comes at any moment of a rollout
             self.done[kind] += self._do(kind)
 
     def _do(self, kind: str) -> bool:
