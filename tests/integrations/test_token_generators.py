@@ -143,6 +143,19 @@ async def test_every_finish_reason_is_seen(service):
     assert [sent.request_id for sent in engine.received] == ["r9", "r1", "r9"]
 
 
+@pytest.mark.parametrize("service", ["vllm-grpc", "smg-sglang"])
+async def test_weights_that_have_lost_their_name_are_waited_for(service):
+    engine = FakeEngine(lambda prompt: list(REPLY), version="default")
+    async with server_of(service, engine) as target, generator_of(service, target) as generator:
+        assert (await generator.generate(smg_request())).weight_version == "", "nobody has named them"
+        engine.version = "weights-1"
+        assert (await generator.generate(smg_request())).weight_version == "weights-1"
+        engine.version = "default"
+        with pytest.raises(Unavailable):
+            await generator.generate(smg_request())
+    assert len(engine.received) == 2
+
+
 @pytest.mark.parametrize("service", SERVICES)
 async def test_the_length_of_the_context_is_known(service):
     async with server_of(service, FakeEngine(list)) as target, generator_of(service, target) as generator:
@@ -172,6 +185,17 @@ def smg_request(**sampling):
         prompt_ids=np.arange(3, dtype="<u4"),
         sampling=Sampling(**({"max_tokens": 9} | sampling)),
     )
+
+
+async def test_the_sampled_token_counts_against_vllms_limit_of_logprobs_over_smg():
+    engine = FakeEngine(lambda prompt: [51, 52])
+    async with server_of("smg-vllm", engine) as target, SmgGenerator(target) as generator:
+        result = await generator.generate(smg_request(top_logprobs=19))
+        with pytest.raises(InvalidArgument) as refused:
+            await generator.generate(smg_request(top_logprobs=20))
+    assert result.extras["top_logprobs"].numpy().shape == (2, 19)
+    assert refused.value.violations[0][0] == "params.top_logprobs"
+    assert "--max-logprobs 21" in str(refused.value)
 
 
 async def test_parameters_reach_vllm_over_smg():

@@ -21,6 +21,7 @@ from osmosis_grpc.errors import (
     Unavailable,
 )
 from osmosis_grpc.policies import OpenAIPolicy
+from osmosis_grpc.policies.openai import NEUTRAL
 from osmosis_grpc.testing import run_rollout
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.types import ChatRequest, ChatResponse, OutcomeStatus, VersionSpan
@@ -29,7 +30,7 @@ from tests.waiting import until
 
 KEY = "sk-very-secret"
 QUESTION = [{"role": "user", "content": "2+3?"}]
-REPLY = {"role": "assistant", "content": "#### 5", "reasoning_content": None}
+REPLY = {"role": "assistant", "content": "#### 5", "vendor": 0}
 LOGPROBS = {"content": [{"token": "5", "logprob": -0.25, "top_logprobs": []}, {"token": "", "logprob": None}]}
 USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
 CHOICE = {"index": 0, "message": REPLY, "finish_reason": "stop", "logprobs": LOGPROBS}
@@ -149,6 +150,7 @@ async def test_the_request_body():
         "model": "the-model",
         "messages": messages,
         "tools": tools,
+        **NEUTRAL,
         "temperature": 0.5,
         "min_p": 0.1,
         "logprobs": False,
@@ -376,3 +378,23 @@ async def test_cancelling_a_chat_ends_its_request():
 async def test_the_servers_version_of_the_weights_comes_first():
     response = await ask({**SGLANG, "metadata": {"weight_version": "step-8"}}, version="step-7")
     assert response.versions == (VersionSpan("step-8", 2),)
+
+
+async def test_weights_that_nobody_has_named_have_the_version_of_the_policy():
+    response = await ask({**SGLANG, "metadata": {"weight_version": "default"}}, version="step-7")
+    assert response.versions == (VersionSpan("step-7", 2),)
+
+
+async def test_weights_that_have_lost_their_name_are_waited_for():
+    """The server was started again, and samples with the weights of its disk."""
+    names = iter(["step-8", "default", "step-9"])
+
+    async def answers(request: web.Request) -> web.Response:
+        return web.json_response({**SGLANG, "metadata": {"weight_version": next(names)}})
+
+    chat = ChatRequest(rollout_id="r", messages=QUESTION)
+    async with model_server(answers) as (url, _), OpenAIPolicy(url, "m") as policy:
+        assert (await policy(chat)).versions == (VersionSpan("step-8", 2),)
+        with pytest.raises(Unavailable):
+            await policy(chat)
+        assert (await policy(chat)).versions == (VersionSpan("step-9", 2),)
