@@ -17,8 +17,8 @@ LONGEST = 4.0
 """Seconds between two deeds, if no rollout ends meanwhile."""
 UNREADY = 0.4
 """How often a deed does not wait until the server is ready."""
-HURRY = 2.0
-"""With fewer rollouts than this for each deed that is left, no deed waits for the server."""
+HURRY = 3.0
+"""With fewer rollouts than this for each deed that is left, kills come first, and wait for nothing."""
 
 
 def shares(kills: int) -> dict[str, int]:
@@ -55,9 +55,12 @@ class Disturber:
         """Do one deed after another, a few rollouts apart."""
         draw = self._random
         while self.missing:
-            kinds = [kind for kind, wanted in self._wanted.items() for _ in range(wanted - self.done[kind])]
-            kind, until = draw.choice(kinds), self._applied() + draw.uniform(0, max(0.5, self._left()))
-            if kind == "hangup" or (draw.random() > UNREADY and self._left() > HURRY):
+            hurry = self._left() < HURRY
+            left = {kind: wanted - self.done[kind] for kind, wanted in self._wanted.items()}
+            kills = [kind for kind, count in left.items() for _ in range(count) if not (hurry and kind == "hangup")]
+            kind = draw.choice(kills or ["hangup"])
+            until = self._applied() + (0 if hurry else draw.uniform(0, self._left() / 2))
+            if kind == "hangup" or (draw.random() > UNREADY and not hurry):
                 await self._server.ready.wait()
             with suppress(TimeoutError):
                 async with asyncio.timeout(LONGEST):
