@@ -198,6 +198,7 @@ def judged(evidence: Evidence, kills: dict[str, int]) -> dict[str, Any]:
     killed = Counter(line.key[0] for line in evidence.kills)
     figures = {
         "kills": dict(killed),
+        "hangups": len(evidence.by_op["hangup"]),
         "accepted": len(evidence.journal),
         "delivered": sum(kept.settled for kept in evidence.journal),
         "applied": len(evidence.applied),

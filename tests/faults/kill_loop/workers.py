@@ -79,6 +79,7 @@ class Disturber:
             if not self._server.ready.is_set():  # its start is not over, and no handler of the signal is there
                 return False
             process.send_signal(signal.SIGHUP)
+            self._history.note("hangup")
         else:
             workers = self._workers(process.pid)
             if not workers:
