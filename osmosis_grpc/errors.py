@@ -12,7 +12,9 @@ This module depends on no transport.
     │   ├── OsmosisTransportError      the other side could not be reached
     │   └── OsmosisTimeoutError        no answer in time
     ├── ToolExecutionError         a tool failed
-    │   └── ToolArgumentError          its arguments could not be read
+    │   ├── ToolArgumentError          its arguments could not be read
+    │   ├── GradingError               the tests that give the reward did not run
+    │   └── ToolUnavailable            the machine under it failed; the rollout ends
     ├── RolloutEndedError          a context was used after its rollout ended
     ├── AgentLoopNotFoundError     no agent loop of that name
     ├── AgentLoopValidationError   an agent loop is not valid (agent/validator.py)
@@ -37,6 +39,7 @@ __all__ = [
     "DataLoss",
     "DeadlineExceeded",
     "FailedPrecondition",
+    "GradingError",
     "Internal",
     "InvalidArgument",
     "LedgerError",
@@ -57,6 +60,7 @@ __all__ = [
     "TlsMismatch",
     "ToolArgumentError",
     "ToolExecutionError",
+    "ToolUnavailable",
     "TrainerFailed",
     "Unauthenticated",
     "Unavailable",
@@ -274,6 +278,23 @@ class ToolArgumentError(ToolExecutionError):
     """The arguments of a tool call are not a JSON object."""
 
 
+class ToolUnavailable(ToolExecutionError):
+    """The machine under a tool failed, whatever the model asked for.
+
+    It is never a tool's answer to the model, because the reward would be that of another task. The rollout ends FAILED
+    with the boundary "server".
+    """
+
+    boundary: Boundary = "server"
+    retryable = True
+
+
+class GradingError(ToolExecutionError):
+    """The tests that give the reward did not run, so there is no reward. The rollout ends FAILED."""
+
+    boundary: Boundary = "grader"
+
+
 class RolloutEndedError(OsmosisRolloutError):
     """A context was used after its rollout ended. Nothing was sent."""
 
@@ -302,7 +323,10 @@ class LedgerError(OsmosisRolloutError):
 
 
 class RolloutFailed(OsmosisRolloutError):
-    """A rollout of Trainer.groups(on_failure="raise") did not complete. `outcome` is its RolloutOutcome."""
+    """A rollout of Trainer.groups() did not complete: with on_failure="raise", or when no group was left to yield.
+
+    `outcome` is its RolloutOutcome.
+    """
 
     def __init__(self, message: str, outcome: Any) -> None:
         super().__init__(message)
@@ -367,22 +391,9 @@ def _wheel() -> str | None:
 CLASSES: dict[int, type[CallError]] = {
     kind.code: kind
     for kind in (
-        Cancelled,
-        UnknownError,
-        InvalidArgument,
-        DeadlineExceeded,
-        NotFound,
-        AlreadyExists,
-        PermissionDenied,
-        ResourceExhausted,
-        FailedPrecondition,
-        Aborted,
-        OutOfRange,
-        Unimplemented,
-        Internal,
-        Unavailable,
-        DataLoss,
+        Cancelled, UnknownError, InvalidArgument, DeadlineExceeded, NotFound, AlreadyExists, PermissionDenied,
+        ResourceExhausted, FailedPrecondition, Aborted, OutOfRange, Unimplemented, Internal, Unavailable, DataLoss,
         Unauthenticated,
     )
-}
+}  # fmt: skip
 """The exception class of every code except OK."""

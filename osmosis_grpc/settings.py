@@ -175,7 +175,7 @@ def command_settings(line: Line) -> RolloutSettings:
 
 
 _TOKENS = ("token", "admin_token")
-_KEY_VALUES = ("workflow_config", "grader_config")
+_KEY_VALUES = ("workflow_config", "grader_config", "pin_sampling")
 
 
 def _from_file(known: "RolloutServerSettings", line: Line) -> dict[str, Any]:

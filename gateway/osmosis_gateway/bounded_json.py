@@ -19,7 +19,12 @@ _MIB = 1024 * 1024
 MAX_PARTS = 1_000_000
 """The most lists and objects in a body. With more, even a small body takes long to read."""
 
-_KEYS = {"sampling": "completion_params", "metadata_json": "metadata", "label": "metadata"}
+_KEYS = {
+    "sampling": "completion_params",
+    "pin_sampling": "pin_completion_params",
+    "metadata_json": "metadata",
+    "label": "metadata",
+}
 """The keys of an Init's body that are named differently from the field of RolloutSpec that they fill."""
 
 
@@ -41,10 +46,13 @@ class BodyRefused(CallError):
         self.status_code = status
 
 
-async def read_json(request: Request, bounds: Bounds) -> tuple[Any, int]:
-    """Return the value and the size of a request's body. Raises BodyRefused, InvalidArgument."""
+async def read_json(request: Request, bounds: Bounds, *, repair: bool = False) -> tuple[Any, int]:
+    """Return the value and the size of a request's body. Raises BodyRefused, InvalidArgument.
+
+    `repair` is that of parse_body().
+    """
     raw = await read_body(request, bounds)
-    return parse_body(raw), len(raw)
+    return parse_body(raw, repair=repair), len(raw)
 
 
 async def read_body(request: Request, bounds: Bounds) -> bytes:
@@ -60,15 +68,15 @@ async def read_body(request: Request, bounds: Bounds) -> bytes:
     return await _read(request, bounds)
 
 
-def parse_body(raw: bytes) -> Any:
-    """Return the value of a body. Raises InvalidArgument."""
+def parse_body(raw: bytes, *, repair: bool = False) -> Any:
+    """Return the value of a body. With `repair`, U+FFFD replaces what is no text. Raises InvalidArgument."""
     try:
-        text = raw.decode()
+        text = raw.decode(errors="replace" if repair else "strict")
     except UnicodeDecodeError as error:
         raise InvalidArgument("", f"the body is not UTF-8: {error.reason} at byte {error.start}") from None
     if text.count("[") + text.count("{") > MAX_PARTS:
         raise InvalidArgument("", f"the body holds more than {MAX_PARTS:,} lists and objects")
-    return jsontext.parse(text, "")
+    return jsontext.parse(text, "", repair=repair)
 
 
 async def _read(request: Request, bounds: Bounds) -> bytes:

@@ -226,8 +226,11 @@ async def _result(context: RolloutContext, space: Workspace, key: str) -> RunOut
             return RunOutcome(messages=None)
         if not data.strip():
             return invalid_result("the result file is empty")
-        result = jsontext.parse_object(data.replace(key.encode(), b"[key]").decode(), "the result file")
-    except (InvalidArgument, UnicodeDecodeError, OSError) as error:
+        text = data.replace(key.encode(), b"[key]").decode(errors="replace")
+        result = jsontext.parse(text, "the result file", repair=True)
+        if not isinstance(result, dict):
+            return invalid_result("the result file: is not a JSON object")
+    except (InvalidArgument, OSError) as error:
         return invalid_result(str(error))
     return outcome_of_program(result, context)
 

@@ -222,7 +222,7 @@ class HttpAgent:
         async def chat(request: Request) -> JSONResponse:
             """A model reply. The call waits until the run of the rollout has begun."""
             relay = self._relay(request)
-            body, _ = await read_json(request, bounds)
+            body, _ = await read_json(request, bounds, repair=True)
             rollout_id, messages, params = http_bodies.read_chat(body)
             if relay is None:
                 raise RolloutEndedError(f"rollout {rollout_id} has ended")
@@ -243,7 +243,7 @@ class HttpAgent:
             """
             relay = self._relay(request)
             try:
-                body, _ = await read_json(request, bounds)
+                body, _ = await read_json(request, bounds, repair=True)
                 reported = http_bodies.validated(CompletedBody, body)
             except BodyRefused as error:
                 if error.status_code in (400, 408):  # the body did not arrive, so the legacy server must send it again

@@ -106,6 +106,8 @@ LaxFlag = Annotated[
     bool, BeforeValidator(_flag), WithJsonSchema({"anyOf": [{"type": "boolean"}, {"enum": list(_FLAG_TEXTS)}]})
 ]
 """A bool, also as a text or as 0 and 1."""
+_Reward = Annotated[float, BeforeValidator(lambda value: float(value) if isinstance(value, bool) else value)]
+"""A number. A bool is 1 or 0, as in the rewards of Python agents."""
 _MESSAGE: dict[str, JsonValue] = {
     "type": "object",
     "required": ["role"],
@@ -153,6 +155,9 @@ class InitBody(Body):
     )
     agent_loop: str | None = Field(
         default=None, max_length=MAX_ID_CHARS, description="Which agent, where a server hosts several."
+    )
+    pin_completion_params: bool = Field(
+        default=False, description="Whether completion_params replace the parameters that the agent passes."
     )
 
 
@@ -216,6 +221,7 @@ def read_init(body: Any, size: int, max_metadata_bytes: int, trace: TraceContext
         rollout_id=given.rollout_id,
         messages=copy_messages(given.messages, "messages", any_role=True),
         completion_params=own_params(given.completion_params, "completion_params"),
+        pin_completion_params=given.pin_completion_params,
         max_turns=_clamped(given.max_turns),
         max_tokens_total=_clamped(given.max_tokens_total),
         metadata=unparsed,
@@ -236,11 +242,12 @@ def read_init(body: Any, size: int, max_metadata_bytes: int, trace: TraceContext
 
 def bounded_metadata(given: dict[str, Any], limit: int) -> tuple[dict[str, Any], Any]:
     """Return a copy of a body's metadata, and its unparsed text. Raises InvalidArgument above `limit` bytes."""
-    metadata = jsontext.copy(given, "metadata")
-    text = jsontext.render(metadata)
-    if len(text.encode()) > limit:
-        raise InvalidArgument("metadata", f"is larger than {limit} bytes")
-    return metadata, jsontext.Unparsed(text)
+    with jsontext.large_value():
+        metadata = jsontext.copy(given, "metadata")
+        text = jsontext.render(metadata)
+        if len(text.encode()) > limit:
+            raise InvalidArgument("metadata", f"is larger than {limit} bytes")
+        return metadata, jsontext.Unparsed(text, jsontext.digest(metadata))
 
 
 def init_answer(rollout_id: str, tools: Iterable[ToolDict]) -> dict[str, Any]:
@@ -419,7 +426,7 @@ class CompletedBody(Body):
     final_messages: Messages = Field(default_factory=list, json_schema_extra={"items": _MESSAGE})
     finish_reason: str | None = None
     error_message: str | None = None
-    reward: float | None = None
+    reward: _Reward | None = None
     metrics: dict[str, Any] | None = None
     extra_fields: dict[str, Any] = Field(default_factory=dict)
 

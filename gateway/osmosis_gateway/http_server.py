@@ -109,15 +109,18 @@ class HttpServer:
             raise RuntimeError("the HTTP server has stopped by itself")
 
 
-def uvicorn_config(app: FastAPI, listening: socket.socket) -> uvicorn.Config:
-    """Return the loaded configuration of uvicorn for an application and the socket at which it listens."""
+def uvicorn_config(app: FastAPI, listening: socket.socket, *, lifespan: bool = True) -> uvicorn.Config:
+    """Return the loaded configuration of uvicorn for an application and the socket at which it listens.
+
+    An application without a start and an end of its own needs no `lifespan`, whose task an ending event loop cancels.
+    """
     config = uvicorn.Config(
         app,
         http=BoundedProtocol,
         log_config=None,
         access_log=False,
         server_header=False,
-        lifespan="on",
+        lifespan="on" if lifespan else "off",
         backlog=BACKLOG,
         timeout_graceful_shutdown=1,
         timeout_keep_alive=75,

@@ -21,8 +21,8 @@ from osmosis_grpc.types import (
     Sample,
     jsontext,
 )
+from osmosis_grpc.types.json_values import number_of
 from osmosis_grpc.types.messages import copy_messages
-from osmosis_grpc.types.outcome import is_reward
 from osmosis_grpc.types.requests import check_header, own_params
 from osmosis_grpc.types.tool_dicts import tool_dicts
 
@@ -128,7 +128,8 @@ class OsmosisLLMClient:
         await self.__aenter__()
         if status not in ("COMPLETED", "ERROR"):
             raise InvalidArgument("status", f"is {status!r}, neither COMPLETED nor ERROR")
-        if reward is not None and not is_reward(reward):
+        number = None if reward is None else number_of(reward)
+        if reward is not None and number is None:
             raise InvalidArgument("reward", f"{reward!r} is not a finite number")
         completed = status == "COMPLETED"
         failure = None if completed else Failure("agent", "", reason=FailureReason.AGENT_ERROR)
@@ -139,7 +140,7 @@ class OsmosisLLMClient:
                 finish_reason=finish_reason,
                 samples={"main": Sample(messages=copy_messages(final_messages, "final_messages"))},
                 failure=failure,
-                reward=None if reward is None else float(reward),
+                reward=number,
                 metrics=metrics or self._metrics,
             )
         )

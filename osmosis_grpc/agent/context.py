@@ -6,14 +6,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from osmosis_grpc.agent.loggable import loggable, sendable
 from osmosis_grpc.agent.loop_calls import LoopCalls
 from osmosis_grpc.agent.model_client import ModelClient, ModelSession, NoSession
 from osmosis_grpc.agent.other_thread_session import OtherThreadSession
 from osmosis_grpc.agent.ports import RolloutFolders, Session
 from osmosis_grpc.agent.request import RolloutRequest
 from osmosis_grpc.agent.results import CompletionsResult, RolloutResult
-from osmosis_grpc.agent.reward_decorator import BadRewardError
+from osmosis_grpc.agent.reward_decorator import reward_of
 from osmosis_grpc.agent.rollout_scope import RolloutScope, current_rollout
 from osmosis_grpc.agent.running_tool_call import RunningToolCall
 from osmosis_grpc.agent.tool_schema import tool_schema
@@ -26,7 +25,7 @@ from osmosis_grpc.agent.tools import (
     tool_text,
 )
 from osmosis_grpc.types import ChatPurpose, ChatRef, Message, events, jsontext
-from osmosis_grpc.types.outcome import is_reward
+from osmosis_grpc.types.json_values import loggable
 from osmosis_grpc.types.tool_dicts import dump_model
 
 if TYPE_CHECKING:
@@ -147,7 +146,9 @@ class RolloutContext(RolloutScope):
     ) -> CompletionsResult:
         """Ask the model for a reply to the whole history.
 
-        `params` are sampling parameters under OpenAI's names. Unknown parameters are forwarded. `tools` replaces the
+        A reply in the history may be written in another way, for example as parts or without its reasoning: the model
+        gets it as it was. `params` are sampling parameters under OpenAI's names. Unknown parameters are forwarded, and
+        pinned ones replace those here. `tools` replaces the
         rollout's tools for this chat, and run_tools() runs these, too. `sample` names the conversation of the chat.
         Raises a CallError if the trainer refuses the chat or cannot be reached. Raises ValueError for a history that
         cannot be sent, and RolloutEndedError after the end of the rollout.
@@ -245,9 +246,7 @@ class RolloutContext(RolloutScope):
         chat that does not exist.
         """
         self._session.check_open()
-        if not is_reward(value):
-            raise BadRewardError(value)
-        self._session.set_reward(float(value), sample=sample, chat=chat, name=name)
+        self._session.set_reward(reward_of(value), sample=sample, chat=chat, name=name)
 
     def set_train(self, wish: bool, *, sample: str = "main") -> None:
         """Ask the trainer to train on a sample, or not to. See `train` of add_sample(). Raises ValueError."""
@@ -269,8 +268,7 @@ class RolloutContext(RolloutScope):
         Raises BadRewardError, a ValueError, for a reward that is not a finite number.
         """
         self._session.check_open()
-        if reward is not None and not is_reward(reward):
-            raise BadRewardError(reward)
+        reward = None if reward is None else reward_of(reward)
         return RolloutResult(
             status="COMPLETED",
             final_messages=final_messages,
@@ -335,7 +333,7 @@ class RolloutContext(RolloutScope):
         if tool is None:
             known = ", ".join(self._runnable_tools) or "none"
             return create_tool_error_result(call_id, f"there is no tool {name!r}; the tools are: {known}")
-        return create_tool_result(call_id, tool_text(await tool.run(arguments, self)))
+        return create_tool_result(call_id, tool_text(await tool.run(arguments, self), name))
 
     def record_tool_call(self, latency_ms: float = 0.0) -> None:
         """Count a tool call and its latency in the rollout's metrics.
@@ -374,11 +372,11 @@ class RolloutContext(RolloutScope):
         of that sample.
         """
         name = event_type or data.pop("event_type", "")
-        logged = {sendable(str(key)): loggable(value) for key, value in data.items()}
+        logged = loggable(data)
         named = logged.get("sample")
         sample = named if isinstance(named, str) else ""
         number = self._session.newest_chat(sample)
-        self._session.record(events.Logged(sendable(str(name)), logged, sample if number else "", number))
+        self._session.record(events.Logged(jsontext.repaired(str(name)), logged, sample if number else "", number))
 
 
 def get_rollout_context() -> RolloutContext | None:

@@ -7,9 +7,8 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from osmosis_grpc.agent.reward_decorator import BadRewardError
+from osmosis_grpc.agent.reward_decorator import reward_of
 from osmosis_grpc.agent.workflow_config import GraderConfig
-from osmosis_grpc.types.outcome import is_reward
 
 TGraderConfig = TypeVar("TGraderConfig", bound=GraderConfig)
 
@@ -35,9 +34,7 @@ class RolloutSample(BaseModel):
     @field_validator("reward", mode="before")
     @classmethod
     def _finite(cls, reward: Any) -> Any:
-        if reward is not None and not is_reward(reward):
-            raise BadRewardError(reward)
-        return reward
+        return None if reward is None else reward_of(reward)
 
 
 class GraderContext:
@@ -75,15 +72,13 @@ class GraderContext:
         return self.samples
 
     def set_sample_reward(self, sample_id: str, reward: float) -> None:
-        """Set the reward of a sample. Setting it again replaces it. An int becomes a float.
+        """Set the reward of a sample. Setting it again replaces it. An int or a bool becomes a float.
 
         Raises ValueError for an unknown sample, and BadRewardError, a ValueError, for a value that is no finite number.
         """
         if sample_id not in self.samples:
             raise ValueError(f"Sample {sample_id} not found; the samples are: {', '.join(self.samples) or 'none'}")
-        if not is_reward(reward):
-            raise BadRewardError(reward)
-        self.samples[sample_id].reward = float(reward)
+        self.samples[sample_id].reward = reward_of(reward)
 
 
 class Grader(ABC, Generic[TGraderConfig]):

@@ -7,12 +7,12 @@ from typing import Any
 
 from osmosis_grpc.agent.context import RolloutContext
 from osmosis_grpc.agent.grader import Grader, GraderContext, RolloutSample
-from osmosis_grpc.agent.loggable import loggable
 from osmosis_grpc.agent.missing_names import with_import_hint
 from osmosis_grpc.agent.result_check import RunOutcome
 from osmosis_grpc.agent.workflow_config import GraderConfig
 from osmosis_grpc.errors import RolloutEndedError
 from osmosis_grpc.types import Failure, FailureReason, Message, RolloutOutcome, RolloutRequest
+from osmosis_grpc.types.json_values import loggable
 from osmosis_grpc.types.outcome import clip
 
 NOT_FROM_GRADERS = frozenset({"trainer", "server"})
@@ -126,10 +126,10 @@ async def grade_recorded(
 
 
 def _telemetry(samples: Mapping[str, RolloutSample]) -> dict[str, Any]:
-    """Return the metrics and the extra fields of the samples. Values that are not JSON become their repr."""
+    """Return the metrics and the extra fields of the samples. What has no JSON, also NaN, becomes its repr."""
     rows: dict[str, Any] = {}
     for name, sample in samples.items():
         row = {"metrics": sample.metrics, "extra_fields": sample.extra_fields}
         if any(row.values()):
-            rows[name] = loggable({key: value for key, value in row.items() if value})
+            rows[name] = loggable({key: value for key, value in row.items() if value}, objects=True)
     return {"samples": rows} if rows else {}

@@ -13,13 +13,12 @@ from osmosis_grpc.agent.message_keys import History
 from osmosis_grpc.agent.results import CompletionsResult
 from osmosis_grpc.errors import CallError, InvalidArgument
 from osmosis_grpc.types import ChatRef, Message
+from osmosis_grpc.types.requests import with_params
 
 POLICY = "policy"
 """The name of the model. `policy/NAME` is the trainer's policy NAME."""
 _RESERVED = frozenset(inspect.signature(RolloutContext.chat).parameters) - {"params"}
 """Names that are arguments of ctx.chat, so no sampling parameter can have them."""
-_TOKEN_LIMITS = frozenset({"max_tokens", "max_completion_tokens"})
-"""Two names of one parameter."""
 
 
 class HistoryChats:
@@ -51,7 +50,9 @@ class HistoryChats:
         Sampling parameters that are not in `params` are the trainer's completion_params. Raises InvalidArgument for a
         history that cannot be sent, and what RolloutContext.chat raises.
         """
-        params = _merged(self._context.request.completion_params, params)
+        params = with_params(self._context.request.completion_params, params)
+        for name in sorted(_RESERVED & params.keys()):
+            raise InvalidArgument(name, "is not a sampling parameter")
         place = self.conversations.place(history, sample)
         begins = _policy(model), place.parent
         name, begun = place.sample or self._unused.pop(begins, ""), self._context.samples
@@ -72,15 +73,6 @@ class HistoryChats:
         rewritten = None if written is None else written(result)
         self.conversations.answered(place, name, result.chat_number, result.message, rewritten)
         return result
-
-
-def _merged(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sampling parameters of a request. Those that it does not have are the trainer's."""
-    replaced = _TOKEN_LIMITS if _TOKEN_LIMITS & given.keys() else frozenset()
-    params = {name: value for name, value in defaults.items() if name not in replaced} | dict(given)
-    for name in sorted(_RESERVED & params.keys()):
-        raise InvalidArgument(name, "is not a sampling parameter")
-    return params
 
 
 def _policy(model: str) -> str:

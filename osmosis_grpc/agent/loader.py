@@ -15,6 +15,7 @@ from osmosis_grpc.agent.grader import Grader
 from osmosis_grpc.agent.local_prices import use_local_prices
 from osmosis_grpc.agent.loop import RolloutAgentLoop
 from osmosis_grpc.agent.missing_names import missing_import, of_the_sdk
+from osmosis_grpc.agent.recent_sources import import_newest
 from osmosis_grpc.agent.runnable import Runnable
 from osmosis_grpc.agent.validator import one_line, place_of_error
 from osmosis_grpc.agent.workflow import AgentWorkflow
@@ -51,14 +52,19 @@ def load_object(spec: str, suggest: Callable[[Any], str] | None = None) -> Any:
 
 def _module(name: str) -> ModuleType:
     """Import a module. Raises LoadError if there is none, and the exception of the module's code."""
-    if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    _put_folder_on_path()
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name and (name == error.name or name.startswith(error.name + ".")):
             raise LoadError(f"there is no module {error.name!r} in {os.getcwd()} or on the path") from error
         raise
+
+
+def _put_folder_on_path() -> None:
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    import_newest(Path.cwd())
 
 
 @contextlib.contextmanager
@@ -189,8 +195,7 @@ def _with_module(item: Any, spec: str) -> Any:
 def _workflow_of_file(spec: str) -> Any:
     try:
         path = check_path(spec, Path.cwd())
-        if os.getcwd() not in sys.path:
-            sys.path.insert(0, os.getcwd())
+        _put_folder_on_path()
         with _own_code(spec):
             module = import_file(path)
         return discover(module, spec)

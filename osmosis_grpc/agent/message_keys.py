@@ -1,4 +1,8 @@
-"""Makes keys of messages: two messages with the same meaning have the same key."""
+"""Makes keys of messages: two messages with the same meaning have the same key.
+
+Client libraries and agents write messages again: they add keys with null, change null content to "", make text a list
+of parts, write arguments with other separators, and leave out the reasoning of replies.
+"""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -10,6 +14,10 @@ from osmosis_grpc.types import Message, jsontext
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _DIGEST_BYTES = 16
+_KEYED = frozenset(("role", "content", "tool_calls", "tool_call_id", "name"))
+_REASONING = "reasoning_content"
+_REASONINGS = frozenset((_REASONING, "reasoning"))
+"""Two names of one thing."""
 
 
 class History(NamedTuple):
@@ -41,6 +49,32 @@ def message_key(message: Mapping[str, Any]) -> tuple[bytes, int]:
         text = jsontext.canonical([role, content, [_call(call) for call in calls or ()], about])
     raw = text.encode()
     return _digest(raw), len(raw)
+
+
+def same_meaning(known: Message, message: Message) -> bool:
+    """Return whether a message says the same as a known one, in another spelling.
+
+    An assistant message may leave out what the known one has besides its text and its calls, such as its reasoning. If
+    it has something that the known one does not have, it is another message.
+    """
+    try:
+        if known.get("role") != message.get("role") or message_key(known)[0] != message_key(message)[0]:
+            return False
+        one, other = _besides(known), _besides(message)
+        if message.get("role") == "assistant":
+            one = {name: value for name, value in one.items() if name in other}
+        return jsontext.canonical(one) == jsontext.canonical(other)
+    except Exception:  # a value that is no JSON
+        return False
+
+
+def _besides(message: Message) -> dict[str, Any]:
+    """Return what a message has besides that of which its key is made. Null and empty values count as none."""
+    found: dict[str, Any] = {}
+    for name, value in message.items():
+        if name not in _KEYED and value is not None and value != "" and value != [] and value != {}:
+            found[_REASONING if name in _REASONINGS else name] = value
+    return found
 
 
 def arguments_object(arguments: Any) -> dict[str, Any]:

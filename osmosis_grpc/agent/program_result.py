@@ -6,7 +6,7 @@ from typing import Any
 
 from osmosis_grpc.agent.context import RolloutContext
 from osmosis_grpc.agent.result_check import RunOutcome, invalid_result
-from osmosis_grpc.types.outcome import is_reward
+from osmosis_grpc.types.json_values import number_of
 
 KEYS = ("reward", "rewards", "metadata", "finish_reason")
 """The keys of a result. Each can be left out."""
@@ -25,7 +25,8 @@ def outcome_of_program(result: Any, context: RolloutContext) -> RunOutcome:
     if unknown:
         return invalid_result(f"{unknown[0]}: is not a key of a result; the keys are {', '.join(KEYS)}")
     reward, rewards, metadata, finish_reason = (result.get(key) for key in KEYS)
-    if reward is not None and not is_reward(reward):
+    number = None if reward is None else number_of(reward)
+    if reward is not None and number is None:
         return invalid_result(f"reward: is {reprlib.repr(reward)}, not a finite number")
     for name, value in (("rewards", rewards), ("metadata", metadata)):
         if value is not None and not isinstance(value, Mapping):
@@ -33,15 +34,10 @@ def outcome_of_program(result: Any, context: RolloutContext) -> RunOutcome:
     if finish_reason is not None and not isinstance(finish_reason, str):
         return invalid_result(f"finish_reason: is a {type(finish_reason).__name__}, not a string")
     for sample, value in (rewards or {}).items():
-        if not is_reward(value):
+        if number_of(value) is None:
             return invalid_result(f"rewards.{sample}: is {reprlib.repr(value)}, not a finite number")
         try:
             context.set_reward(value, sample=sample)
         except ValueError as error:
             return invalid_result(f"rewards.{sample}: {str(error).removeprefix('sample: ')}")
-    return RunOutcome(
-        finish_reason=finish_reason or "",
-        messages=None,
-        reward=None if reward is None else float(reward),
-        extra_fields=metadata,
-    )
+    return RunOutcome(finish_reason=finish_reason or "", messages=None, reward=number, extra_fields=metadata)

@@ -7,7 +7,8 @@ from typing import Any
 
 from osmosis_grpc.agent.results import RolloutResult
 from osmosis_grpc.types import Failure, FailureReason, Message
-from osmosis_grpc.types.outcome import clip, describe, is_reward
+from osmosis_grpc.types.json_values import number_of
+from osmosis_grpc.types.outcome import clip, describe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,13 +45,14 @@ def outcome_of(result: Any) -> RunOutcome:
             failure = failure.raised_at(result.error_message)
     elif result.status != "COMPLETED":
         return invalid_result(f"the result's status is {reprlib.repr(result.status)}, neither COMPLETED nor ERROR")
-    elif result.reward is not None and not is_reward(result.reward):
+    reward = None if result.reward is None else number_of(result.reward)
+    if failure is None and reward is None and result.reward is not None:
         return invalid_result(f"the reward is {reprlib.repr(result.reward)}, not a finite number")
     return RunOutcome(
         finish_reason=_text(result.finish_reason),
         failure=failure,
         messages=result.final_messages,
-        reward=None if failure or result.reward is None else float(result.reward),
+        reward=None if failure else reward,
         extra_fields=result.extra_fields,
     )
 

@@ -6,7 +6,7 @@ import reprlib
 from collections.abc import Callable
 from typing import Any
 
-from osmosis_grpc.types.outcome import is_reward
+from osmosis_grpc.types.json_values import number_of
 
 _EXPECTED = ("solution_str", "ground_truth")
 
@@ -17,6 +17,14 @@ class BadRewardError(ValueError):
     def __init__(self, reward: object) -> None:
         super().__init__(f"the reward is {reprlib.repr(reward)}, not a finite number")
         self.reward = reward
+
+
+def reward_of(value: object) -> float:
+    """Return a reward as a float; a bool is 1 or 0. Raises BadRewardError for what is no finite number."""
+    number = number_of(value)
+    if number is None:
+        raise BadRewardError(value)
+    return number
 
 
 def osmosis_reward(function: Callable[..., Any]) -> Callable[..., float]:
@@ -37,8 +45,9 @@ def osmosis_reward(function: Callable[..., Any]) -> Callable[..., float]:
     def checked(*args: Any, **kwargs: Any) -> float:
         known = kwargs if takes_all else {key: value for key, value in kwargs.items() if key in names}
         reward = function(*args, **known)
-        if not is_reward(reward):
+        number = number_of(reward)
+        if number is None:
             raise TypeError(f"{function.__name__} returned {reprlib.repr(reward)}, not a finite number")
-        return float(reward)
+        return number
 
     return checked

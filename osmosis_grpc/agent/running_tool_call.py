@@ -10,6 +10,7 @@ from osmosis_grpc.agent.current_context import ToolRun, tool_watcher
 from osmosis_grpc.agent.ports import Session
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import Message, events, jsontext
+from osmosis_grpc.types.json_values import readable
 from osmosis_grpc.types.messages import copy_message
 from osmosis_grpc.types.outcome import clip
 
@@ -57,14 +58,14 @@ class RunningToolCall:
         """End the call and record its message; None for a call without one. Raises InvalidArgument."""
         self.end()
         if self._session:
-            run = self.run
+            run, sendable = self.run, readable(message, "message")
             self._session.record(
                 events.ToolReturned(
                     tool_call_id=run.call_id,
                     name=run.name,
                     latency=run.latency or 0.0,
                     error=clip(run.error_text),
-                    message=None if message is None else copy_message(message, "message", any_role=True),
+                    message=None if message is None else copy_message(sendable, "message", any_role=True),
                     sample=run.sample,
                     chat_number=run.chat_number,
                 )

@@ -10,9 +10,11 @@ from typing import Any
 
 from osmosis_grpc.agent.current_context import ToolRun, current_run, current_session, tool_watcher
 from osmosis_grpc.agent.running_tool_call import RunningToolCall, names_of
-from osmosis_grpc.errors import RolloutEndedError, ToolArgumentError, ToolExecutionError
+from osmosis_grpc.errors import RolloutEndedError, ToolArgumentError, ToolExecutionError, ToolUnavailable
 from osmosis_grpc.supervise import OnFailure, child, job
 from osmosis_grpc.types import Message
+from osmosis_grpc.types.json_values import readable
+from osmosis_grpc.types.jsontext import repaired
 from osmosis_grpc.types.messages import copy_message
 from osmosis_grpc.types.outcome import clip, describe, printable
 from osmosis_grpc.types.stack_frames import own_lines
@@ -71,7 +73,8 @@ def get_tool_call_info(tool_call: Any, *, blank: dict[str, Any] | None = None) -
 
 def create_tool_result(tool_call_id: str, content: str) -> dict[str, str]:
     """Return the tool message that answers a call."""
-    return {"role": "tool", "content": content, "tool_call_id": tool_call_id}
+    text = repaired(content) if isinstance(content, str) else content  # type: ignore[redundant-expr]
+    return {"role": "tool", "content": text, "tool_call_id": tool_call_id}
 
 
 def create_tool_error_result(tool_call_id: str, error_message: str) -> dict[str, str]:
@@ -95,21 +98,23 @@ def note_error(tool_call_id: str, text: str = "") -> None:
 def serialize_tool_result(result: Any) -> str:
     """Return a tool's result as a message's content, with the texts of the Osmosis SDK.
 
-    A text stays unchanged, and a number is its str(). Any other value becomes JSON: None is `null`, and letters beyond
-    ASCII are escaped. A value that is not JSON becomes its str().
+    A text stays unchanged. Any other value becomes JSON, as `osmosis_grpc.types.json_values` says: None is `null`, and
+    letters beyond ASCII are escaped. Raises InvalidArgument for NaN, infinity, and an object that has no JSON and no
+    text of its own.
     """
-    if isinstance(result, str):
-        return result
-    if isinstance(result, int | float) and not isinstance(result, bool):
-        return str(result)
-    return json.dumps(result, default=str)
+    made = readable(result, "result")
+    return made if isinstance(made, str) else json.dumps(made)
 
 
-def tool_text(result: Any) -> str:
-    """Return what a tool function returned as a message's content: a text unchanged, None empty, the rest as JSON."""
+def tool_text(result: Any, tool: str) -> str:
+    """Return what a tool function returned as a message's content: a text unchanged, None empty, the rest as JSON.
+
+    Raises InvalidArgument that names the tool and the place, as serialize_tool_result() does.
+    """
     if result is None:
         return ""
-    return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
+    made = readable(result, f"{tool}()")
+    return made if isinstance(made, str) else json.dumps(made, ensure_ascii=False)
 
 
 async def execute_tool_calls(
@@ -161,7 +166,7 @@ async def _execute(call: Any, executor: Callable[[Any], Awaitable[Any]], raises:
         answered = str(message.get("tool_call_id") or "")
         if run.error_text and message.get("content") != f"Error: {run.error_text}":  # the agent handled the error
             run.error, run.error_text = None, ""
-    except (RolloutEndedError, ToolRunnerNotAsyncError):
+    except (RolloutEndedError, ToolRunnerNotAsyncError, ToolUnavailable):
         raise
     except Exception as raised:
         # The text of a KeyError is only the missing key.
@@ -195,5 +200,4 @@ def _message(call_id: str, result: Any) -> Message:
         raise ToolExecutionError("the tool returned nothing", call_id)
     is_message = isinstance(result, dict) and "role" in result
     message: Message = result if is_message else create_tool_result(call_id, serialize_tool_result(result))
-    copy_message(message, "the tool's message", any_role=True)
-    return message
+    return copy_message(readable(message, "the tool's message"), "the tool's message", any_role=True)

@@ -1,8 +1,6 @@
 """Checks an agent loop before it runs, and reports all problems at once.
 
-HINTS has a hint for each code. The codes are the codes of the Osmosis SDK and eight codes of ours:
-MISSING_GET_TOOLS_METHOD, GET_TOOLS_NOT_AWAITED, AGENT_INIT_FAILED, UNUSUAL_FUNCTION_NAME, MISSPELT_KEY,
-DUPLICATE_TOOL_NAME, NOT_AN_AGENT_LOOP and DUPLICATE_NAME. Only the command line reports the last two.
+HINTS has a hint for each code. Only the command line reports NOT_AN_AGENT_LOOP and DUPLICATE_NAME.
 """
 
 import asyncio
@@ -20,6 +18,7 @@ from osmosis_grpc.agent.loop import RolloutAgentLoop, name_problem
 from osmosis_grpc.agent.request import RolloutRequest
 from osmosis_grpc.agent.runnable import await_tools, must_wait
 from osmosis_grpc.agent.schema_keys import misspelt_keys
+from osmosis_grpc.agent.tool_result_types import result_problem
 from osmosis_grpc.errors import InvalidArgument, OsmosisRolloutError
 from osmosis_grpc.types import jsontext
 from osmosis_grpc.types.outcome import clip, describe
@@ -55,6 +54,7 @@ HINTS = {
     "PARAMETERS_TYPE_NOT_OBJECT": 'set the "type" of "parameters" to "object"',
     "INVALID_TOOL_TYPE": "write @tool above the function, or make the tool a schema or a dict of plain JSON values",
     "DUPLICATE_TOOL_NAME": "give each tool a name of its own, for example with @tool(name=...)",
+    "RESULT_WITHOUT_JSON": "return a dict, a list, a number, a text, a pydantic model or a dataclass",
     "GET_TOOLS_EXCEPTION": "make get_tools(self, request) return for any request; what it raises refuses the rollout",
     "GET_TOOLS_RETURNS_NONE": "return [] to say that there are no tools",
     "GET_TOOLS_INVALID_TYPE": "return a list of tools",
@@ -76,6 +76,7 @@ WARNINGS = frozenset(
         "GET_TOOLS_NOT_AWAITED",
         "UNUSUAL_FUNCTION_NAME",
         "MISSPELT_KEY",
+        "RESULT_WITHOUT_JSON",
     }
 )
 """The codes of problems with which an agent still works."""
@@ -118,7 +119,7 @@ class ValidationResult:
     """None if it has no usable name."""
     findings: tuple[Finding, ...] = ()
     tool_count: int = 0
-    """The number of checked tools: 0 if get_tools returned no list or was not called."""
+    """The number of checked tools; 0 if get_tools gave no list."""
 
     @property
     def errors(self) -> tuple[Finding, ...]:
@@ -148,9 +149,7 @@ class AgentLoopValidationError(OsmosisRolloutError):
     """An agent loop has errors. The text has one line for each error, with the hint."""
 
     def __init__(self, result: ValidationResult) -> None:
-        self.result = result
-        """All findings, including the warnings."""
-        self.errors = result.errors
+        self.result, self.errors = result, result.errors
         lines = "".join(f"\n  {error.code}: {error.message} ({error.hint})" for error in self.errors)
         super().__init__(f"agent loop {result.agent_name or 'without a name'} is not valid:{lines}")
 
@@ -384,6 +383,9 @@ def _tool(tool: object, label: str, place: Place) -> Iterator[Finding]:
             yield make(code, f"{called}: {field} is {shown}, not {expected}", place)
     for key, near in misspelt_keys(plain):
         yield make("MISSPELT_KEY", f"{called}: the key {key} is unknown; is {near} meant?", place)
+    function = getattr(tool, "function", None)
+    if problem := result_problem(function):
+        yield make("RESULT_WITHOUT_JSON", f"{called} {problem}", place_of(function))
     try:
         jsontext.copy(plain, label)
     except InvalidArgument as error:

@@ -18,7 +18,6 @@ from osmosis_grpc.agent.grader import Grader, GraderContext, RolloutSample
 from osmosis_grpc.agent.grader_groups import Groups
 from osmosis_grpc.agent.grader_limit import refuse_grader_timeout
 from osmosis_grpc.agent.grading import graded, grader_context
-from osmosis_grpc.agent.loggable import loggable
 from osmosis_grpc.agent.loop import AgentNameError, name_problem
 from osmosis_grpc.agent.result_check import RunOutcome, invalid_result
 from osmosis_grpc.agent.sync_waits import with_sync_waits
@@ -26,6 +25,7 @@ from osmosis_grpc.agent.workflow import AgentWorkflow, AgentWorkflowContext
 from osmosis_grpc.agent.workflow_config import AgentWorkflowConfig, BaseConfig, GraderConfig
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import RolloutRequest
+from osmosis_grpc.types.json_values import loggable
 from osmosis_grpc.types.outcome import describe
 
 METADATA = "spec.metadata_json"

@@ -1,6 +1,8 @@
 """One rollout of the coding agent: its repository, its phases, the files that it changes, its tests and its patch."""
 
 import difflib
+import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,11 +12,13 @@ from osmosis_grpc.agentic.episode import Episode, Report, RunCalls
 from osmosis_grpc.agentic.reading import Call, Unreadable
 from osmosis_grpc.agentic.snapshots import Snapshots
 from osmosis_grpc.agentic.tool_calls import ToolResult
-from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.errors import GradingError, InvalidArgument
 from osmosis_grpc.supervise import SYSTEM
 from osmosis_grpc.tools.file_editor.text_edits import lines_of
-from osmosis_grpc.tools.sandbox import Sandbox, SandboxError
+from osmosis_grpc.tools.sandbox import RunResult, Sandbox, SandboxFileError
+from osmosis_grpc.tools.sandbox.port import LISTED
 from osmosis_grpc.types import Message
+from osmosis_grpc.types.outcome import clip
 
 PHASE = "phase"
 """The event of a new phase: explore, edit or test."""
@@ -22,6 +26,9 @@ MOST_FILES = 5_000
 MOST_BYTES = 64 * 1024 * 1024
 """The largest repository."""
 TEST_SECONDS = 300.0
+DEPTH = 32
+"""The patch has files of so many folders, one in another."""
+_MODULE = re.compile(r"(?:^|\s)-m\s+([\w.]+)")
 LEFT_OUT = frozenset({".git", "__pycache__", ".pytest_cache", "node_modules", ".venv"})
 """Folders that are not copied, and not in the patch."""
 _PHASES = {"file_editor": "edit", "search": "explore", "bash_executor": "test", "python_executor": "test"}
@@ -90,28 +97,47 @@ class CodingEpisode(Episode):
         if self._snapshots is not None:
             await self._snapshots.catch_up()
         report: dict[str, Any] = {"phases": self._phases, "files_touched": list(self._touched)}
-        report["patch"] = await self._patch()
+        report["patch"], left_out = await self._patch()
+        if left_out:
+            report["patch_left_out"] = left_out
         if not self._test_command:
             return Report(extra_fields=report)
         tests = await self._sandbox.run(self._test_command, seconds=TEST_SECONDS)
+        problem = not_run(self._test_command, tests)
+        if problem:
+            raise GradingError(f"test_command: {problem}")
         report["tests"] = {
             "command": self._test_command,
             "exit_code": tests.exit_code,
             "timed_out": tests.timed_out,
+            "disk_full": tests.disk_full,
             "output": (tests.stdout + tests.stderr).decode("utf-8", "replace")[-4000:],
         }
         return Report(1.0 if tests.exit_code == 0 else 0.0, report)
 
-    async def _patch(self) -> str:
-        """Return the changes of all text files as a unified diff."""
+    async def _patch(self) -> tuple[str, str]:
+        """Return the changes of all text files as a unified diff, and what it leaves out; empty if it has all."""
         after: dict[str, bytes] = {}
-        for found in await self._sandbox.list_files(depth=32):
-            if not found.is_folder and LEFT_OUT.isdisjoint(found.path.split("/")) and found.bytes <= MOST_BYTES:
-                try:
-                    after[found.path] = await self._sandbox.read_file(found.path, most_bytes=MOST_BYTES)
-                except SandboxError:  # a file that the agent has made unreadable is not in the patch
-                    continue
-        return await SYSTEM.run(patch_of, self._before, after)
+        before = dict(self._before)
+        unread: list[str] = []
+        listed = await self._sandbox.list_files(depth=DEPTH)
+        for found in listed:
+            if not LEFT_OUT.isdisjoint(found.path.split("/")):
+                continue
+            if found.is_folder:
+                if found.path.count("/") == DEPTH - 1:
+                    unread.append(f"{found.path}/")
+                continue
+            try:
+                after[found.path] = await self._sandbox.read_file(found.path, most_bytes=MOST_BYTES)
+            except SandboxFileError:  # it is too large, or the agent has made it unreadable
+                unread.append(found.path)
+                before.pop(found.path, None)
+        left_out = clip(", ".join(unread))
+        if len(listed) >= LISTED:  # a file beyond the last one is neither unchanged nor removed
+            left_out = f"all files after {listed[-1].path}, because there are more than {LISTED}"
+            before = {path: data for path, data in before.items() if path <= listed[-1].path}
+        return await SYSTEM.run(patch_of, before, after), left_out
 
 
 def patch_of(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> str:
@@ -127,16 +153,40 @@ def patch_of(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> str:
     return "".join(lines)
 
 
+def not_run(command: str, ended: RunResult) -> str:
+    """Return why a command for tests did not run at all; empty if it ran."""
+    if ended.timed_out or ended.disk_full:
+        return ""
+    last = ended.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+    module = _MODULE.search(command)
+    missing = module is not None and last.endswith(f": No module named {module[1]}")
+    if missing or ended.exit_code in (126, 127):  # of a shell
+        return f"{command!r} did not run in the sandbox, exit code {ended.exit_code}: {last}"
+    return ""
+
+
 def read_folder(folder: Path) -> dict[str, bytes]:
-    """Return the files of a folder, path to content. Links are left out. Raises InvalidArgument for a large folder."""
+    """Return the files of a folder, path to content. Links are left out.
+
+    Raises InvalidArgument for a large folder, and for one of which a part cannot be read.
+    """
     found: dict[str, bytes] = {}
     total = 0
-    for path in sorted(folder.rglob("*")):
-        inner = path.relative_to(folder)
-        if path.is_symlink() or not path.is_file() or not LEFT_OUT.isdisjoint(inner.parts):
-            continue
-        total += path.stat().st_size
-        if len(found) >= MOST_FILES or total > MOST_BYTES:
-            raise InvalidArgument("repository", f"{folder} has more than {MOST_FILES} files or {MOST_BYTES} bytes")
-        found[inner.as_posix()] = path.read_bytes()
+
+    def refuse(error: OSError) -> None:
+        raise InvalidArgument("repository", f"{error.filename or folder} cannot be read: {error.strerror}") from None
+
+    for place, folders, names in os.walk(folder, onerror=refuse):
+        folders[:] = sorted(set(folders) - LEFT_OUT)
+        for path in (Path(place, name) for name in sorted(names)):
+            if path.is_symlink() or not path.is_file() or path.name in LEFT_OUT:
+                continue
+            try:
+                total += path.stat().st_size
+                if len(found) >= MOST_FILES or total > MOST_BYTES:
+                    limits = f"{MOST_FILES} files or {MOST_BYTES} bytes"
+                    raise InvalidArgument("repository", f"{folder} has more than {limits}")
+                found[path.relative_to(folder).as_posix()] = path.read_bytes()
+            except OSError as error:
+                refuse(error)
     return found

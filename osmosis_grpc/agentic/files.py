@@ -23,7 +23,7 @@ def dump_trajectories(trajectories: Iterable[Trajectory], path: str | Path, form
     if format not in _WRITERS:
         raise InvalidArgument("format", f"{format!r} is none of {', '.join(_WRITERS)}")
     target = Path(path)
-    beside = target.with_name(f".{target.name}.{os.getpid()}.new")
+    beside = target.with_name(f".{target.name[:50]}.{os.getpid()}.new")  # a name can be as long as a file system allows
     try:
         with beside.open("wb") as file:
             file.write(_WRITERS[format](list(trajectories)).encode("utf-8", "surrogatepass"))

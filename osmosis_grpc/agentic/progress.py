@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from osmosis_grpc.agent.context import RolloutContext
 from osmosis_grpc.agent.results import CompletionsResult
+from osmosis_grpc.agent.reward_decorator import reward_of
 from osmosis_grpc.agentic.reading import Call, Unreadable
 from osmosis_grpc.agentic.step_builder import StepBuilder
 from osmosis_grpc.agentic.tool_calls import ToolResult
@@ -54,8 +55,8 @@ class Progress:
         for step in self._trajectory.steps[before:]:
             score = self._agent.calculate_step_reward(step, self._trajectory)
             if score is not None:
-                step.reward_score = score
-                self.add(score)
+                step.reward_score = reward_of(score)
+                self.add(step.reward_score)
                 chat = step.metadata.get("chat_number")
                 of_chat = [
                     s.reward_score or 0.0 for s in self._trajectory.steps if s.metadata.get("chat_number") == chat
@@ -65,7 +66,7 @@ class Progress:
     def add(self, score: float | None) -> None:
         """Add to the reward; None adds nothing."""
         if score is not None:
-            self.reward = (self.reward or 0.0) + score
+            self.reward = (self.reward or 0.0) + reward_of(score)
 
     async def interact(self, messages: Sequence[Message], answer: str) -> Message | None:
         """Ask the interactions about a final answer. Return the message with which the rollout goes on; None to end."""

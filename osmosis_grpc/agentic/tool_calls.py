@@ -13,7 +13,7 @@ from osmosis_grpc.agent.tools import (
     note_error,
     tool_text,
 )
-from osmosis_grpc.errors import RolloutEndedError, ToolArgumentError
+from osmosis_grpc.errors import RolloutEndedError, ToolArgumentError, ToolUnavailable
 from osmosis_grpc.types import Message
 from osmosis_grpc.types.outcome import clip, describe
 
@@ -53,8 +53,8 @@ async def run_calls(
             if name not in tools:
                 known = ", ".join(tools) or "none"
                 return failed(call, call_id, f"unknown_tool: there is no tool {name!r}; the tools are: {known}")
-            return create_tool_result(call_id, tool_text(await tools[name].run(arguments, context)))
-        except RolloutEndedError:
+            return create_tool_result(call_id, tool_text(await tools[name].run(arguments, context), name))
+        except (RolloutEndedError, ToolUnavailable):
             raise
         except ToolArgumentError as error:
             return failed(call, error.tool_call_id or call_id, f"bad_arguments: {describe(error)}")

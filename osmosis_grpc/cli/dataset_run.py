@@ -136,10 +136,11 @@ def prepare(
     if len(loops) != 1:
         usage_error(command, f"{options.module} has {counted(len(loops), 'agent loop')}; name one of them")
     dataset = Dataset(options.dataset, columns)
-    recorded = RunFolder.open(options.replay, replays=False) if options.replay else None
+    recorded, pinned = RunFolder.open(options.replay, replays=False) if options.replay else None, options.pin_sampling
     if recorded is not None:
         _check_runs(recorded, runs)
         params = {**recorded.about.get("completion_params", {}), **params}
+        pinned = pinned or bool(recorded.about.get("pin_sampling"))
     return Prepared(
         loops[0],
         dataset,
@@ -150,6 +151,7 @@ def prepare(
         RunConfig(
             max_turns=options.max_turns,
             completion_params=params,
+            pin_completion_params=pinned,
             concurrency=options.concurrency,
             agent_timeout=options.timeout,
             free=recorded is not None,
@@ -248,6 +250,7 @@ def about(command: str, options: RunOptions, prepared: Prepared) -> dict[str, An
         "replay": options.replay,
         "max_turns": config.max_turns,
         "completion_params": dict(config.completion_params),
+        "pin_sampling": config.pin_completion_params,
         "concurrency": config.concurrency,
     }
 
@@ -268,7 +271,11 @@ def inputs(options: RunOptions, prepared: Prepared) -> Inputs:
         "configuration": _configuration(options),
         "dataset": {"file": digest_of(prepared.dataset.path), "columns": list(options.columns or ())},
         "model": model,
-        "sampling": {**prepared.config.completion_params, "max_turns": options.max_turns},
+        "sampling": {
+            **prepared.config.completion_params,
+            **({"pinned": True} if prepared.config.pin_completion_params else {}),
+            "max_turns": options.max_turns,
+        },
     }
 
 

@@ -10,7 +10,7 @@ from osmosis_grpc.cli.token_text import token_lines
 from osmosis_grpc.cli.transcript import reward_lines, sample_lines
 from osmosis_grpc.reading.event_text import failure_text, one_line
 from osmosis_grpc.reading.history import MAIN, Chat, History, ToolCall, by_tool
-from osmosis_grpc.reading.phrases import counted, reward_text
+from osmosis_grpc.reading.phrases import counted, pinned_text, reward_text
 from osmosis_grpc.types import Failure, FailureReason, OutcomeStatus, RolloutInfo, Sample
 
 MOST_LINES = 12
@@ -213,6 +213,7 @@ class RolloutText:
         about = {**asked.params, **({"policy": asked.policy} if asked.policy else {})}
         if about:
             text = "asked with " + ", ".join(f"{name} {value}" for name, value in about.items())
+            text += f"; {pinned_text(asked)}" if asked.passed is not None else ""
             yield from (line.indented(2) for line in self._wrapped(text, "note"))
         yield from (line.indented(2) for line in self._reply(chat, None))
         if chat.answered is not None:

@@ -50,6 +50,10 @@ class RunOptions:
     max_tokens: Annotated[int | None, typer.Option("--max-tokens", metavar="N", help="The most tokens of a reply.")] = (
         None
     )
+    pin_sampling: Annotated[
+        bool,
+        typer.Option("--pin-sampling", help="Use --temperature and --max-tokens even where the agent has its own."),
+    ] = False
     limit: Annotated[int | None, typer.Option("--limit", metavar="N", min=1, help="Run at most N rows.")] = None
     offset: Annotated[int, typer.Option("--offset", metavar="N", min=0, help="Skip the first N rows.")] = 0
     columns: Annotated[

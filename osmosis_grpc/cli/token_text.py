@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from osmosis_grpc.cli.screen import Line, wrapped
-from osmosis_grpc.reading.phrases import counted
+from osmosis_grpc.reading.phrases import counted, split_text
 from osmosis_grpc.types import Sample, Segment
 
 
@@ -17,9 +17,9 @@ def token_lines(sample: Sample, width: int) -> Iterator[Line]:
         versions = ", ".join(f"{span.version} ({span.tokens})" for span in segment.versions if span.version)
         for piece in wrapped(text + (f", versions {versions}" if versions else ""), width):
             yield Line.of(piece, "turn")
-        if segment.drift_index is not None:
-            for piece in wrapped(f"its prompt differs from the turn before at token {segment.drift_index}", width - 2):
-                yield Line.of(piece, "note", 2)
+        why = split_text(segment)
+        for piece in wrapped(f"a new segment, because {why}", width - 2) if why else ():
+            yield Line.of(piece, "note", 2)
         yield from (line.indented(2) for line in _runs(segment, width - 2))
 
 

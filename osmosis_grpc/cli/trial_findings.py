@@ -24,10 +24,12 @@ from osmosis_grpc.errors import ToolExecutionError
 from osmosis_grpc.reading.message_text import mapping
 from osmosis_grpc.reading.phrases import counted
 from osmosis_grpc.types import ChatPurpose, OutcomeStatus
-from osmosis_grpc.types.outcome import describe, is_reward
+from osmosis_grpc.types.json_values import number_of
+from osmosis_grpc.types.outcome import describe
 from osmosis_grpc.types.requests import DEFAULT_MAX_TURNS
 
 HINTS = {
+    "BRIEF_BLOCK": "use await asyncio.to_thread(...) if it takes so long in each rollout",
     "BLOCKING_CALL": "use await asyncio.to_thread(...) for code that blocks, or a library that is async",
     "RESULT_NOT_RETURNED": "end run with return ctx.complete(messages) or return ctx.error(text)",
     "BAD_RESULT": "return a reward, None, or a dict with the keys reward, rewards, metadata and finish_reason",
@@ -59,8 +61,12 @@ HINTS = {
 }
 """Each code that only --run reports, and its hint. The other codes are in osmosis_grpc.agent.validator."""
 
+LONG_BLOCK = 1.0
+"""An event loop that is blocked for so many seconds is an error, and a shorter block is a warning."""
+
 WARNINGS = frozenset(
     {
+        "BRIEF_BLOCK",
         "NO_CHAT",
         "TOOL_TIMED_OUT",
         "TOOL_ENDED_RUN",
@@ -129,7 +135,7 @@ def _end(trial: Trial) -> Iterator[Row]:
         yield "NO_SAMPLE" if text.startswith("the workflow has no sample") else "BAD_RESULT", text, None
     elif failed and trial.returned and not is_result:
         yield "RESULT_NOT_RETURNED", text, None
-    elif failed and completed and result.reward is not None and not is_reward(result.reward):
+    elif failed and completed and result.reward is not None and number_of(result.reward) is None:
         yield _reward_code(result.reward), text, None
     elif outcome.status is OutcomeStatus.DEADLINE_EXCEEDED:
         yield "MAX_TURNS_IGNORED" if "max_turns" in text else "RUN_TIMED_OUT", text, _place(trial.error)
@@ -290,7 +296,8 @@ def _blocks(trial: Trial) -> Iterator[Row]:
             text = f"the tool {tool} still blocks the event loop after {seconds:g} s"
         found = re.fullmatch(r"(.*):(\d+) in .*", where, re.DOTALL)
         if found:
-            yield "BLOCKING_CALL", f"{text} at {where}", (found[1], int(found[2]))
+            code = "BLOCKING_CALL" if trial.stuck or seconds >= LONG_BLOCK else "BRIEF_BLOCK"
+            yield code, f"{text} at {where}", (found[1], int(found[2]))
         elif trial.stuck:
             yield "BLOCKING_CALL", text, None
 

@@ -7,7 +7,7 @@
 import re
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from osmosis_grpc.console.option import BOTH, GATEWAY, PORTS, Declared, Option, Secret, fields_of, host_port
 
@@ -39,6 +39,31 @@ def _class(text: str) -> str:
 def _key_value(text: str) -> str:
     if not text.partition("=")[0] or "=" not in text:
         raise ValueError(f"{text!r} is not KEY=VALUE")
+    return text
+
+
+def sampling_parameter(text: str) -> tuple[str, Any]:
+    """Return the name and the value of KEY=VALUE. A value that is no JSON is a text. Raises ValueError."""
+    import json
+
+    from osmosis_grpc.errors import InvalidArgument
+    from osmosis_grpc.types.requests import own_params
+
+    name, _, value = _key_value(text).partition("=")
+    if re.search(r",\s*\w+=", value):
+        raise ValueError(f"{text!r} has several parameters; name each one separately")
+    try:
+        read = json.loads(value)
+    except ValueError:
+        read = value
+    try:
+        return name, own_params({name: read}, "")[name]
+    except InvalidArgument as error:
+        raise ValueError(f"{text!r}: {error.violations[0][1]}") from None
+
+
+def _sampling(text: str) -> str:
+    sampling_parameter(text)
     return text
 
 
@@ -213,6 +238,15 @@ class ServerOptions(Declared):
             bounds=(1, 604_800),
         ),
     ] = 1800.0
+    pin_sampling: Annotated[
+        tuple[str, ...],
+        Option(
+            "Agents",
+            "--pin-sampling KEY=VALUE",
+            "Sampling parameter that agents cannot change, as temperature=1.0; the trainer's own value comes first.",
+            check=_sampling,
+        ),
+    ] = ()
     max_concurrent_rollouts: Annotated[
         int, Option("Agents", "--max-concurrent N", "Rollouts that run at once.", bounds=(1, 10_000))
     ] = 100

@@ -19,7 +19,7 @@ from osmosis_grpc.engine.context import EngineContext
 from osmosis_grpc.engine.record import Record, Run
 from osmosis_grpc.engine.recorded_chats import Diverged, Reply
 from osmosis_grpc.engine.resolve_references import assembler_from_journal
-from osmosis_grpc.engine.samples import Samples, SampleState, plain
+from osmosis_grpc.engine.samples import Samples, SampleState, insert
 from osmosis_grpc.errors import Aborted, AlreadyExists, CallError, InvalidArgument, RolloutEndedError, Unavailable
 from osmosis_grpc.supervise.system import System
 from osmosis_grpc.types import (
@@ -36,7 +36,7 @@ from osmosis_grpc.types import (
 )
 from osmosis_grpc.types.messages import copy_messages
 from osmosis_grpc.types.outcome import clip
-from osmosis_grpc.types.requests import check_id, check_policy_name, own_params
+from osmosis_grpc.types.requests import check_id, check_policy_name, own_params, pinned_params, with_params
 from osmosis_grpc.types.tool_dicts import tool_dicts
 
 log = logging.getLogger(__name__)
@@ -80,13 +80,14 @@ class _Running:
 class RolloutSession:
     """One run of one rollout. After close(), every other method raises RolloutEndedError."""
 
-    __slots__ = ("_chats", "_context", "_record", "_runner", "calls", "samples")
+    __slots__ = ("_chats", "_context", "_pinned", "_record", "_runner", "calls", "samples")
 
     def __init__(self, record: Record, context: EngineContext, runner: RunControl) -> None:
         self._record = record
         self._context = context
         self._runner = runner
         self._chats = ChatCalls(record, context)
+        self._pinned = pinned_params(record.init.request, context.config.pin_sampling)
         self.samples = Samples(record.peer.any_role)
         self.calls = CallOrigins()
 
@@ -236,15 +237,16 @@ class RolloutSession:
         state, record = self.samples[sample], self._record
         run = record.run
         try:
-            position = state.conversation.insert(plain(messages, "messages"))
+            position = insert(state.conversation, messages, "messages")
             chat_tools = None if tools is None else tool_dicts(tools)
-            params = own_params(params, "params") if params else jsontext.NOTHING
+            passed = own_params(params, "params") if params else jsontext.NOTHING
         except InvalidArgument as error:  # the agent's arguments are wrong, so the agent gets a ValueError
             raise ValueError(str(error)) from error
         if position.parent_chat in state.forked or not record.peer.has_tokens:
             await self._read_ids(sample, position.parent_chat)
         state.chats += 1
         number = state.chats
+        params = self._params(sample, number, passed, purpose)
         history = state.conversation.messages(position.node)
         forked = position.parent_chat in state.forked  # the trainer need not have answered the parent chat
         request = ChatRequest(
@@ -273,6 +275,7 @@ class RolloutSession:
             tools=chat_tools,
             purpose=purpose,
             policy=state.policy,
+            passed=None if params == passed else passed,
         )
         recorded = self._recorded(asked)
         self._context.log.append(record, asked)
@@ -326,6 +329,17 @@ class RolloutSession:
         self._context.log.append(record, answered)
         run.called = _called(response.message)
         return number, response
+
+    def _params(self, sample: str, number: int, passed: Mapping[str, Any], purpose: ChatPurpose) -> Mapping[str, Any]:
+        """Return the parameters of a chat: those that the agent passed, and the pinned ones in place of them.
+
+        A chat that was asked before a restart keeps its parameters, because the trainer may be sampling its reply.
+        """
+        recording = self._record.run.recording
+        if recording is not None and (sample, number) in recording.params:
+            return recording.params[sample, number]
+        pins = self._pinned if purpose is ChatPurpose.POLICY else None
+        return with_params(passed, pins) if pins else passed
 
     async def _read_ids(self, sample: str, parent_chat: int, response: ChatResponse | None = None) -> None:
         """Read the tokens of a sample from the journal if state.lacks_ids(parent_chat, response).

@@ -1,6 +1,10 @@
 """The configuration of the engine: its limits and times."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from osmosis_grpc.types.requests import own_params
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +56,9 @@ class EngineConfig:
     """How long a rollout may run without an event or a tool call before a warning is logged."""
     sweep_interval: float = 10.0
     """How often records and tombstones are checked for their age."""
+    pin_sampling: Mapping[str, Any] = field(default_factory=dict)
+    """Sampling parameters that replace those of the agents' chats. A value in a trainer's completion_params comes
+    before the value here. A judge's chats keep their own."""
 
     def __post_init__(self) -> None:
         if self.max_concurrent < 1 or self.queue_limit < 0 or not self.record_ttl > 0:
@@ -63,6 +70,7 @@ class EngineConfig:
             raise ValueError("agent_timeout and stalled_after are greater than 0")
         if not 0 < self.heartbeat_interval < self.heartbeat_timeout:
             raise ValueError("heartbeat_interval is greater than 0 and less than heartbeat_timeout")
+        object.__setattr__(self, "pin_sampling", own_params(self.pin_sampling, "pin_sampling"))
 
     @property
     def queue_limit(self) -> int:

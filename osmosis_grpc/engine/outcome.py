@@ -9,7 +9,8 @@ from osmosis_grpc.engine.rewards import Graded
 from osmosis_grpc.engine.samples import Samples
 from osmosis_grpc.engine.termination import Termination
 from osmosis_grpc.errors import InvalidArgument
-from osmosis_grpc.types import FailureReason, OutcomeStatus, RolloutMetrics, RolloutOutcome, jsontext
+from osmosis_grpc.types import FailureReason, OutcomeStatus, RolloutMetrics, RolloutOutcome
+from osmosis_grpc.types.json_values import to_json
 
 CUT = "length"
 """The finish reason of a reply that reached the largest number of tokens."""
@@ -81,5 +82,5 @@ def _conclude(termination: Termination, samples: Samples) -> dict[str, Any]:
         raise InvalidArgument("extra_fields", f"is a {type(extra).__name__}, not a dict")
     if outcome.messages or (outcome.failure is None and outcome.messages is not None):
         samples.conclude(outcome.messages, "final_messages")
-    copied: dict[str, Any] = jsontext.copy(dict(extra), "extra_fields")
-    return copied
+    made: dict[str, Any] = to_json(extra, "extra_fields", repair=True)
+    return made

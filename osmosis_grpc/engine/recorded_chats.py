@@ -1,8 +1,8 @@
 """The recorded chats of a rollout. When the agent runs again, it gets the recorded replies."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from osmosis_grpc.engine.meter import Meter
 from osmosis_grpc.errors import CLASSES, Aborted, CallError, InvalidArgument, UnknownError
@@ -94,6 +94,8 @@ class Recording:
     def __init__(self, trajectory: Iterable[TrajectoryEvent]) -> None:
         self._questions: dict[ChatName, str] = {}
         self._replies: dict[ChatName, Reply] = {}
+        self.params: dict[ChatName, Mapping[str, Any]] = {}
+        """The parameters with which the chats were asked, pinned ones included."""
         self.began = False
         self.ran = False
         """Whether the agent ran in the last process that had the rollout."""
@@ -109,6 +111,7 @@ class Recording:
                 self.ran = self.progressed = False
             elif isinstance(kind, events.ChatRequested):
                 self._questions[kind.sample, kind.chat_number] = question(kind)
+                self.params[kind.sample, kind.chat_number] = kind.params
             elif isinstance(kind, events.ChatAnswered):
                 self.progressed = self.progressed or not (kind.recorded_event or kind.forked)
                 number = kind.recorded_event or event.event_number
@@ -139,6 +142,9 @@ class Recording:
 
 
 def question(asked: events.ChatRequested) -> str:
-    """Return a text for a question. Two texts are equal only if the questions are equal."""
-    body = [asked.parent_chat, list(asked.messages), dict(asked.params), asked.purpose.value, asked.policy]
+    """Return a text for a question of an agent. Two texts are equal only if the questions are equal.
+
+    Pinned parameters are not the agent's, so they are not compared: the trainer or the server may pin others now.
+    """
+    body = [asked.parent_chat, list(asked.messages), dict(asked.agents_params), asked.purpose.value, asked.policy]
     return jsontext.canonical([*body, None if asked.tools is None else list(asked.tools)])

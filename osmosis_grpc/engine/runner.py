@@ -302,6 +302,7 @@ class Runner:
                         tokens=sum(segment.mask_runs),
                         sampled_tokens=segment.sampled,
                         drift_index=segment.drift_index,
+                        split=segment.split,
                     ),
                 )
         failpoints.reach("result.before")

@@ -4,10 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from osmosis_grpc.agent.message_keys import same_meaning
 from osmosis_grpc.engine.rewards import Rewards
 from osmosis_grpc.errors import InvalidArgument, ReplyUnreadable
 from osmosis_grpc.types import ChatPurpose, ChatRef, ChatResponse, Ids, Message, PrefixChat, Sample, jsontext
-from osmosis_grpc.types.conversation_tree import Conversation, Node, count_tool_message, path
+from osmosis_grpc.types.conversation_tree import Conversation, Node, Position, count_tool_message, path
+from osmosis_grpc.types.json_values import readable
 from osmosis_grpc.types.segment_assembly import Assembler
 from osmosis_grpc.types.tool_dicts import dump_model
 
@@ -42,7 +44,7 @@ class SampleState:
         self, policy: str = "", parent: ChatRef | None = None, train: bool | None = None, any_role: bool = False
     ) -> None:
         self.policy, self.parent, self.train = policy, parent, train
-        self.conversation = Conversation(any_role)
+        self.conversation = Conversation(any_role, same_meaning)
         self._assembler = Assembler()
         self._refers = False
         """Whether logprobs, extras and ids of earlier chats are not kept here, because the trainer has them."""
@@ -140,7 +142,7 @@ class SampleState:
         if node is old:
             return
         messages = path(reply)[:-1]
-        found = next((index for index in reversed(range(len(messages))) if old.matches(messages[index])), None)
+        found = next((n for n in reversed(range(len(messages))) if same_meaning(old.message, messages[n])), None)
         if found is None:  # the agent has gone back, or has begun another conversation
             if self._removed and _common(old, node) < self._skipped:
                 self._removed, self._skipped = [], 0
@@ -248,7 +250,7 @@ class Samples(dict[str, SampleState]):
         state = self.get(name)
         if state is None:
             state = self._unsampled = SampleState(any_role=self.any_role)
-        position = state.conversation.insert(plain(messages, field), field)
+        position = insert(state.conversation, messages, field)
         begins = state.begins(name, position.parent_chat, position.prefix_len)
         self._final = name, (state.conversation.messages(position.node), begins)
 
@@ -290,6 +292,20 @@ class Samples(dict[str, SampleState]):
         if final and final[0] and concluded not in made:
             made[concluded] = (self.get(concluded) or SampleState()).unsampled(final[0])
         return made
+
+
+def insert(conversation: Conversation, messages: Any, field: str) -> Position:
+    """Return the position of an agent's messages. Values that are no JSON, and wrong texts, are converted if possible.
+
+    Raises InvalidArgument.
+    """
+    given = plain(messages, field)
+    try:
+        return conversation.insert(given, field)
+    except InvalidArgument:
+        if not all(isinstance(message, dict) for message in given):
+            raise
+        return conversation.insert(readable(given, field), field)
 
 
 def plain(messages: Any, field: str) -> list[Any]:

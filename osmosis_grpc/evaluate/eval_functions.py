@@ -23,7 +23,8 @@ from osmosis_grpc.agent.validator import place_of_error
 from osmosis_grpc.evaluate.errors import EvalFunctionError
 from osmosis_grpc.supervise import DaemonThreads
 from osmosis_grpc.types import Annotation, Message
-from osmosis_grpc.types.outcome import clip, describe, is_reward, printable
+from osmosis_grpc.types.json_values import number_of
+from osmosis_grpc.types.outcome import clip, describe, printable
 
 SIMPLE, FULL = "solution_str", "messages"
 """The names of the first parameter."""
@@ -123,9 +124,10 @@ class EvalFunction:
                     score = await score
         except (Exception, SystemExit) as error:
             raise EvalFunctionError(_failure(error)) from error
-        if not is_reward(score):
+        number = number_of(score)
+        if number is None:
             raise EvalFunctionError(f"it returned {reprlib.repr(score)}, not a finite number")
-        return float(score)
+        return number
 
 
 def score_id(name: str, digest: str) -> str:

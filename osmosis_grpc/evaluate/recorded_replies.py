@@ -1,6 +1,7 @@
 """Answers chats from the journal of an earlier run, so that a second run needs no model."""
 
 from collections import OrderedDict
+from dataclasses import replace
 
 from osmosis_grpc.engine.recorded_chats import Diverged, Recording
 from osmosis_grpc.errors import CallError, FailedPrecondition
@@ -62,6 +63,7 @@ class _Recorded:
     """The replies and the failures of one row's chats."""
 
     def __init__(self, trajectory: list[TrajectoryEvent]) -> None:
+        trajectory = [_as_asked(event) for event in trajectory]
         self._recording = Recording(trajectory)
         self._asked: dict[tuple[str, int], events.ChatRequested] = {}
         self._failed: dict[tuple[str, int], CallError] = {}
@@ -89,6 +91,14 @@ class _Recorded:
         params = [name for name in names if asked.params.get(name) != before.params.get(name)]
         fields = [name for name in COMPARED if getattr(asked, name) != getattr(before, name)]
         return [*(name.replace("_", " ") for name in fields), *params]
+
+
+def _as_asked(event: TrajectoryEvent) -> TrajectoryEvent:
+    """Return an event as a policy knows it: with the parameters that were asked, not with those of the agent."""
+    kind = event.kind
+    if not isinstance(kind, events.ChatRequested) or kind.passed is None:
+        return event
+    return replace(event, kind=replace(kind, passed=None))
 
 
 def _question(request: ChatRequest) -> events.ChatRequested:

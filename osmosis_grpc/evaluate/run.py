@@ -55,6 +55,8 @@ class RunConfig:
     max_turns: int = 10
     completion_params: Mapping[str, Any] = field(default_factory=dict)
     """The sampling parameters, under OpenAI's names."""
+    pin_completion_params: bool = False
+    """Whether they replace those that the agent passes."""
     concurrency: int = 4
     """The most rollouts that run at once."""
     agent_timeout: float | None = 1800.0
@@ -214,6 +216,7 @@ class Run:
             attempt=attempt,
             messages=row.messages,
             completion_params=dict(self._config.completion_params),
+            pin_completion_params=self._config.pin_completion_params,
             max_turns=self._config.max_turns,
             metadata=row.metadata,
             label=row.label,
@@ -282,7 +285,9 @@ class Run:
         if ignored and not self._warned:
             self._warned = True
             names = " and ".join(ignored)
-            _logger.warning("the agent ignores %s: its chats need **ctx.request.completion_params", names)
+            _logger.warning(
+                "the agent ignores %s: its chats need **ctx.request.completion_params, or the run --pin-sampling", names
+            )
 
     def _cost(self, response: ChatResponse) -> list[float]:
         cost = None if self._config.free else cost_of(response, self._config.price)

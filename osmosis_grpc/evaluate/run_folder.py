@@ -7,10 +7,11 @@ import errno
 import json
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from osmosis_grpc.evaluate.errors import RunError
 from osmosis_grpc.evaluate.results import RowResult
@@ -24,6 +25,8 @@ SCHEMA_VERSION = 1
 """The version of run.json, of the rows in results.jsonl, and of the output of the commands."""
 NEWEST = "last"
 """The name of the newest run below RUNS."""
+MOST_BYTES = 64 * 1024 * 1024
+"""The longest run.json that is read."""
 MOST_NAMES = 10
 """An error names at most this many runs."""
 _RUN, _RESULTS, _LOCK = "run.json", "results.jsonl", "run.lock"
@@ -76,7 +79,8 @@ class RunFolder:
         elif not path.exists() and (RUNS / name / _RUN).exists():
             path = RUNS / name
         try:
-            about = json.loads((path / _RUN).read_text(encoding="utf-8"))
+            with _opened(path / _RUN) as file:
+                about = json.loads(file.read(MOST_BYTES))
             version = about["schema_version"]
             if version != SCHEMA_VERSION:
                 raise RunError(f"{path / _RUN} has version {version}, and this program reads version {SCHEMA_VERSION}")
@@ -168,7 +172,7 @@ class RunFolder:
 
         Raises RunError for another line that is damaged.
         """
-        with (self.path / _RESULTS).open("rb") as file:
+        with _opened(self.path / _RESULTS) as file:
             for number, line in enumerate(file, 1):
                 if not line.endswith(b"\n"):
                     return
@@ -201,6 +205,20 @@ class RunFolder:
             size = sum(len(line) for line in file if line.endswith(b"\n"))
             file.truncate(size)
             os.fsync(file.fileno())
+
+
+def _opened(path: Path) -> IO[bytes]:
+    """Open a file to read it. Raises FileNotFoundError, and RunError for a pipe, a device or a folder in its place."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror}") from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise RunError(f"{path} is not a file")
+    return open(descriptor, "rb")
 
 
 def _encoded(value: dict[str, Any], indent: int | None = None) -> bytes:

@@ -13,6 +13,9 @@ from osmosis_grpc.errors import InvalidArgument
 MANIFEST = "export.json"
 """The file in an exported folder that says what it is."""
 
+SHOWN = 50
+"""The characters of a name in that of the unfinished file, so that it is not too long for a file system."""
+
 
 class Destination:
     """A file or folder to write. Used with `with`: at the end it gets its name, and after an error it is removed.
@@ -28,7 +31,7 @@ class Destination:
         self.manifest: dict[str, Any] = {}
         """Written into a folder at the end."""
         self._overwrite, self._stdout = overwrite, stdout
-        self._working = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+        self._working = path.with_name(f".{path.name[:SHOWN]}.{secrets.token_hex(8)}.partial")
         self._file: TextIO | None = None
 
     def __enter__(self) -> "Destination":
@@ -93,7 +96,10 @@ class Destination:
                 old = self.path.with_name(f"{self._working.name}.old")
                 self.path.rename(old)
                 self._working.rename(self.path)
-                shutil.rmtree(old)
+                if old.is_symlink():  # the folder that it leads to stays
+                    old.unlink()
+                else:
+                    shutil.rmtree(old)
                 return
         os.replace(self._working, self.path)
 

@@ -61,7 +61,8 @@ class _Table:
         self._schema = schema
         self._rows: list[dict[str, Any]] = []
         self._bytes = 0
-        self._writer = ParquetWriter(path, schema, compression="zstd")
+        self._file = path.open("wb")  # pyarrow takes no path that is not UTF-8
+        self._writer = ParquetWriter(self._file, schema, compression="zstd")
 
     def add(self, row: dict[str, Any], size: int) -> None:
         self._rows.append(row)
@@ -74,7 +75,8 @@ class _Table:
             if complete and self._rows:
                 self._flush()
         finally:
-            self._writer.close()
+            with self._file:
+                self._writer.close()
 
     def _flush(self) -> None:
         import pyarrow
@@ -136,6 +138,7 @@ def _schemas() -> tuple[Any, Any]:
         "versions": pa.list_(pa.struct({"version": text, "tokens": pa.int32()})),
         "chats": ids,
         "drift_index": integer,
+        "split": text,
         "extras": pa.list_(pa.struct(extra)),
         "incomplete_extras": pa.list_(text),
     }
@@ -219,6 +222,7 @@ def _segment_row(each: TrainableSegment) -> dict[str, Any]:
         "versions": [{"version": span.version, "tokens": span.tokens} for span in segment.versions],
         "chats": list(segment.chats),
         "drift_index": segment.drift_index,
+        "split": segment.split,
         "extras": extras,
         "incomplete_extras": list(segment.incomplete_extras),
     }

@@ -250,8 +250,10 @@ def check_row(row: VerlRow) -> None:
             raise InvalidArgument(name, f"{row.source} has {len(getattr(row, name))} for {count} tokens")
     if not np.isin(row.response_mask, (0, 1)).all() or not row.response_mask.any():
         raise InvalidArgument("response_mask", f"{row.source}: it has ones and zeros, and at least a one")
-    if not np.isfinite(row.response_logprobs).all():
-        raise InvalidArgument("response_logprobs", f"{row.source}: a sampled token has no logprob")
+    wrong = ~np.isfinite(row.response_logprobs)
+    if wrong.any():
+        index = int(wrong.argmax())
+        raise InvalidArgument("response_logprobs", f"{row.source}: logprob {index} is {row.response_logprobs[index]}")
     if row.routed_experts is not None and len(row.routed_experts) != len(row.prompt_ids) + count:
         raise InvalidArgument(ROUTED_EXPERTS, f"{row.source} has {len(row.routed_experts)} rows")
 

@@ -20,6 +20,7 @@ from osmosis_grpc.errors import FailedPrecondition, InvalidArgument, MissingExtr
 from osmosis_grpc.trainer import RolloutOutcome, RolloutRequest, SyncTrainer
 from osmosis_grpc.trainer.chats.policy_table import Policies
 from osmosis_grpc.types import Message, OutcomeStatus
+from osmosis_grpc.types.json_values import text_of
 from osmosis_grpc.types.outcome import lacks
 
 try:
@@ -41,7 +42,7 @@ def request_of(task: Any) -> Mapping[str, Any]:
         if "prompt" not in task:
             raise InvalidArgument("task", f"has no prompt; its keys are: {', '.join(map(str, task))}")
         label = task.get("answer")
-        return {**request_of(task["prompt"]), "label": None if label is None else str(label)}
+        return {**request_of(task["prompt"]), "label": text_of(label, "label")}
     if isinstance(task, str):
         return {"messages": [{"role": "user", "content": task}]}
     if isinstance(task, Sequence):

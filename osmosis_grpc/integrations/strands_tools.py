@@ -7,9 +7,9 @@ from typing import Any
 from strands.hooks import AfterInvocationEvent, AfterToolCallEvent, BeforeToolCallEvent, HookOrder, HookRegistry
 
 from osmosis_grpc.agent.context import RolloutContext
-from osmosis_grpc.agent.loggable import loggable
 from osmosis_grpc.agent.running_tool_call import RunningToolCall
 from osmosis_grpc.types import Message
+from osmosis_grpc.types.json_values import loggable
 
 
 class ToolRecorder:

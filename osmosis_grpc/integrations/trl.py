@@ -33,6 +33,7 @@ from osmosis_grpc.policies import EchoPolicy
 from osmosis_grpc.trainer import RolloutOutcome, RolloutRequest, SyncTrainer, Trainer
 from osmosis_grpc.trainer.chats.policy_table import Policies
 from osmosis_grpc.types import Group
+from osmosis_grpc.types.json_values import text_of
 
 if TYPE_CHECKING:
     from trl import GRPOTrainer
@@ -160,7 +161,7 @@ class TrlRollouts:
             raise InvalidArgument("prompts", f"no row of the dataset has this prompt: {prompt!r:.200}")
         label = values.get(self._label)
         return {
-            "label": label if label is None else str(label),
+            "label": text_of(label, "label"),
             "metadata": {name: value for name, value in values.items() if name != self._label},
         }
 

@@ -24,6 +24,7 @@ from osmosis_grpc.integrations.shared_trainer import SharedTrainers
 from osmosis_grpc.policies import OpenAIPolicy, Policy
 from osmosis_grpc.trainer import ChatRequest, ChatResponse, RolloutOutcome, RolloutRequest, TokenBlock, Trainer
 from osmosis_grpc.types import Message, OutcomeStatus
+from osmosis_grpc.types.json_values import text_of
 
 try:
     from pydantic import Field
@@ -99,7 +100,7 @@ class OsmosisHarness(Harness[OsmosisHarnessConfig]):
         made: dict[str, Any] = {
             "rollout_id": f"verifiers-{trace.id}",
             "messages": messages,
-            "label": None if label is None else str(label),
+            "label": text_of(label, "label"),
             "metadata": {name: values.get(name) for name in self.config.metadata},
         }
         return RolloutRequest(**{**made, **self.config.fields})

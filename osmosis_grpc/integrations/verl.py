@@ -11,7 +11,6 @@ object for each trajectory, so all loops of a process share one Trainer.
 """
 
 import asyncio
-import json
 import logging
 import uuid
 from collections import Counter
@@ -37,6 +36,7 @@ from osmosis_grpc.policies import (
 )
 from osmosis_grpc.trainer import ChatRequest, ChatResponse, RolloutRequest, TokenBlock, Trainer
 from osmosis_grpc.types import Group
+from osmosis_grpc.types.json_values import text_of, to_json
 
 try:
     from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
@@ -132,7 +132,7 @@ class OsmosisAgentLoop(AgentLoopBase):
         self._servers = (servers,) if isinstance(servers, str) else tuple(servers)
         self._label = label
         self._metadata = tuple(metadata)
-        self._fields = _plain(fields or {})
+        self._fields = to_json(fields or {}, "fields")
         self._retries = retries
         rollout = self.rollout_config
         if rollout.get("enable_rollout_routing_replay", False):
@@ -150,7 +150,8 @@ class OsmosisAgentLoop(AgentLoopBase):
 
     def make_renderer(self) -> ChatRenderer:
         """Returns the renderer of prompts, with the chat template of verl's tokenizer."""
-        return ChatRenderer(self.tokenizer, template_params=_plain(self.apply_chat_template_kwargs))
+        params = to_json(self.apply_chat_template_kwargs, "apply_chat_template_kwargs")
+        return ChatRenderer(self.tokenizer, template_params=params)
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
         """Runs a rollout for a row of the dataset and returns its AgentLoopOutput.
@@ -177,15 +178,16 @@ class OsmosisAgentLoop(AgentLoopBase):
         if "session_id" in row:  # V1 runs all members of a group in one process
             name = f"verl-{_RUN}-{row.get('global_steps', 0)}-{row['uid']}"
             group = Group(name, int(row["session_id"]))
-        params = {name: value for name, value in _plain(dict(sampling_params)).items() if name != "logprobs"}
+        params = to_json(sampling_params, "sampling_params")
+        params.pop("logprobs", None)
         label = _column(row, self._label) if self._label else None
         made: dict[str, Any] = {
             "rollout_id": rollout_id,
             "group": group,
-            "messages": _plain(list(row["raw_prompt"])),
+            "messages": to_json(row["raw_prompt"], "raw_prompt"),
             "completion_params": params | ({"priority": int(row["priority"])} if row.get("priority") else {}),
             "max_tokens_total": self.rollout_config.response_length,
-            "label": None if label is None else str(label),
+            "label": text_of(label, "label"),
             "metadata": {name: _column(row, name) for name in self._metadata},
         }
         return RolloutRequest(**{**made, **self._fields})
@@ -247,15 +249,4 @@ def _column(row: Mapping[str, Any], path: str) -> Any:
     value: Any = row
     for name in path.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
-    return _plain(value)
-
-
-def _plain(value: Any) -> Any:
-    """Returns a value with lists, dicts and numbers in place of the types of NumPy and OmegaConf."""
-    return json.loads(json.dumps(value, default=_as_plain))
-
-
-def _as_plain(value: Any) -> Any:
-    if isinstance(value, np.ndarray | np.generic):
-        return value.tolist()
-    return dict(value) if isinstance(value, Mapping) else list(value)
+    return to_json(value, path)

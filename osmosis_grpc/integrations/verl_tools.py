@@ -1,9 +1,9 @@
 """Tools of verl in our agents, and our tools in verl's tool registry. Needs the extra `verl`."""
 
-import json
 from collections.abc import Callable
 from typing import Any
 
+from osmosis_grpc.agent.tools import tool_text
 from osmosis_grpc.errors import InvalidArgument, MissingExtraError, ToolExecutionError
 from osmosis_grpc.tools import BaseTool, Tool
 
@@ -40,8 +40,7 @@ def offer_to_verl(tool: Any) -> Any:
         raise InvalidArgument("tool", f"{tool!r:.60} is not what @tool makes")
 
     async def call(**arguments: Any) -> str:
-        result = await tool.run(arguments)
-        return result if isinstance(result, str) else json.dumps(result, default=str)
+        return tool_text(await tool.run(arguments), tool.name)
 
     function_tool(tool.name, schema=tool.openai_schema())(call)
     return tool

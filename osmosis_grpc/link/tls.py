@@ -5,8 +5,8 @@ This file does not import grpc, because the HTTP gateway uses the same files.
 
 import base64
 import codecs
+import hashlib
 import logging
-import os
 import re
 import ssl
 import threading
@@ -93,16 +93,16 @@ class ReloadedFiles(Generic[_T]):
                     log.error("%s; the files read before stay in use", error)
             return self._value
 
-    def _look(self) -> list[tuple[int, int, int] | None]:
-        return [_stamp(file) for file in self._files]
+    def _look(self) -> list[bytes | None]:
+        """Return the digests. A time and a size would be those of another file that was written at the same moment."""
+        return [_digest(file) for file in self._files]
 
 
-def _stamp(file: File) -> tuple[int, int, int] | None:
+def _digest(file: File) -> bytes | None:
     try:
-        stat = os.stat(file)
+        return hashlib.sha256(Path(file).read_bytes()).digest()
     except OSError:
         return None
-    return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
 def read_pems(cert: File | None, key: File | None, ca: File | None) -> Pems:

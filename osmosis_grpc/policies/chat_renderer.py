@@ -6,13 +6,15 @@ sampled tokens are never decoded and encoded again.
 
 This needs a template that only appends. For each continued chat, the renderer compares the text of the old messages
 with the beginning of the text of all messages. If the template changes or leaves out old messages, the renderer logs
-this once and renders the prompt anew. The prompt then differs from the known tokens (drift).
+this once and renders the prompt anew. The prompt then differs from the known tokens (drift). The clock of a template
+stands still during a rollout (template_time.py).
 """
 
 import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -20,12 +22,14 @@ import numpy as np
 
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.policies.template_messages import template_messages, with_text_arguments
+from osmosis_grpc.policies.template_time import TemplateTimes, at_time, clocked_template
 from osmosis_grpc.policies.tool_call_texts import Tool, ToolParser, parser_of
 from osmosis_grpc.types import ChatRequest, Ids, Message, jsontext
 
 log = logging.getLogger(__name__)
 
 _REPLY = "the text of a reply"
+_NO_IDS: Ids = np.empty(0, dtype="<u4")
 
 
 class Tokenizer(Protocol):
@@ -89,21 +93,36 @@ class ChatRenderer:
         self._tokenizer = tokenizer
         self._parse = parser_of(tool_parser)
         self._params = dict(template_params or {})
+        self._times = TemplateTimes()
         self._logged: set[str] = set()
 
     def prompt_ids(self, request: ChatRequest) -> PromptIds:
         """Return the prompt of a chat. Raises InvalidArgument if the template refuses its messages or tools."""
         messages, tools = template_messages(request.messages), list(request.tools or ())
-        whole = self._text(messages, tools, reply_follows=True)
-        known = request.known_ids
-        if known is None or not len(known) or not request.prefix_len:
-            return PromptIds(self._encode(whole), 0, drifted=False)
-        try:
-            new = self._new_ids(messages, tools, request.prefix_len, known, whole)
-        except _NotAppendOnly as problem:
-            self._log_once(str(problem))
-            return PromptIds(self._encode(whole), 0, drifted=True)
-        return PromptIds(np.concatenate([known, new]), len(known), drifted=False)
+        known = request.known_ids if request.known_ids is not None and request.prefix_len else _NO_IDS
+        continues = len(known) > 0
+        times = self._times.of(request, continues=continues) if self._clocked(tools) else [None]
+        problem = ""
+        for time in times:
+            whole = self._text(messages, tools, time, reply_follows=True)
+            if not continues:
+                break
+            try:
+                new = self._new_ids(messages, tools, request.prefix_len, known, whole, time)
+            except _NotAppendOnly as error:
+                problem = problem or str(error)
+                continue
+            self._keep_time(request, time)
+            return PromptIds(np.concatenate([known, new]), len(known), drifted=False)
+        self._keep_time(request, time)
+        if continues:
+            unknown = ", or the time that it wrote first is not known, as after a restart" if len(times) > 1 else ""
+            self._log_once(problem + unknown)
+        return PromptIds(self._encode(whole), 0, drifted=continues)
+
+    def _keep_time(self, request: ChatRequest, time: datetime | None) -> None:
+        if time is not None:
+            self._times.keep(request, time)
 
     def message(
         self,
@@ -144,13 +163,15 @@ class ChatRenderer:
 
     # The parts of a continued prompt.
 
-    def _new_ids(self, messages: list[Message], tools: list[Tool], prefix: int, known: Ids, whole: str) -> Ids:
+    def _new_ids(
+        self, messages: list[Message], tools: list[Tool], prefix: int, known: Ids, whole: str, time: datetime | None
+    ) -> Ids:
         """Return the ids that follow `known`. Raises _NotAppendOnly."""
         said = self._tokenizer.decode(known.tolist(), skip_special_tokens=False)
         if whole.startswith(said):
             return self._encode(whole[len(said) :])
         # The template writes the last reply in another way than the model, for example without its white space.
-        before = self._text(messages[:prefix], tools)
+        before = self._text(messages[:prefix], tools, time)
         if not whole.startswith(before):
             raise _NotAppendOnly("it changes earlier messages when new ones follow")
         content = messages[prefix - 1].get("content")
@@ -158,7 +179,7 @@ class ChatRenderer:
             raise _NotAppendOnly("it leaves out a part of the model's reply, such as its reasoning")
         if not before.endswith(self._closing):
             raise _NotAppendOnly("it does not end this reply as it ends others")
-        self._check_beginning(messages, tools, known)
+        self._check_beginning(messages, tools, known, time)
         closing = self._encode(self._closing)
         ids = self._encode(self._closing + whole[len(before) :])
         return ids[self._sampled_end(known, closing) :]
@@ -171,11 +192,11 @@ class ChatRenderer:
         ended = int(known[-1]) in self._special_ids  # with another token than the template's
         return int(ended and len(closing) > 0 and int(closing[0]) in self._special_ids)
 
-    def _check_beginning(self, messages: list[Message], tools: list[Tool], known: Ids) -> None:
+    def _check_beginning(self, messages: list[Message], tools: list[Tool], known: Ids, time: datetime | None) -> None:
         """Raises _NotAppendOnly unless the known tokens begin with the same tools and first messages."""
         first = next((n for n, message in enumerate(messages) if message["role"] == "user"), 0)
         try:
-            head = self._encode(self._text(messages[: first + 1], tools))
+            head = self._encode(self._text(messages[: first + 1], tools, time))
         except InvalidArgument:
             return  # the template needs more messages
         if not np.array_equal(known[: max(0, len(head) - 1)], head[:-1]):
@@ -185,7 +206,7 @@ class ChatRenderer:
     def _closing(self) -> str:
         """The text with which the template ends a reply."""
         asked = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": _REPLY}]
-        _, found, closing = self._text(asked, []).rpartition(_REPLY)
+        _, found, closing = self._text(asked, [], None).rpartition(_REPLY)
         if not found:
             raise _NotAppendOnly("it leaves out the model's reply")
         return closing
@@ -194,23 +215,34 @@ class ChatRenderer:
     def _special_ids(self) -> frozenset[int]:
         return frozenset(getattr(self._tokenizer, "all_special_ids", None) or ())
 
-    def _text(self, messages: list[Message], tools: list[Tool], *, reply_follows: bool = False) -> str:
-        """Return the text of messages. A template that refuses the arguments of calls as objects gets them as texts."""
+    def _text(
+        self, messages: list[Message], tools: list[Tool], time: datetime | None, *, reply_follows: bool = False
+    ) -> str:
+        """Return the text of messages. A template that refuses the arguments of calls as objects gets them as texts.
+
+        `time` is what the template's clock shows; None for this moment.
+        """
+        params = self._params if time is None else self._params | at_time(self._clocked(tools), time)
         try:
-            return self._rendered(messages, tools, reply_follows)
+            return self._rendered(messages, tools, reply_follows, params)
         except Exception as error:  # a template may raise anything
             problem = error
         as_texts = with_text_arguments(messages)
         try:
             if as_texts != messages:
-                return self._rendered(as_texts, tools, reply_follows)
+                return self._rendered(as_texts, tools, reply_follows, params)
         except Exception:
             log.debug("the chat template refuses the arguments as texts, too", exc_info=True)
         raise InvalidArgument("messages", f"the chat template refuses them: {problem}") from problem
 
-    def _rendered(self, messages: list[Message], tools: list[Tool], reply_follows: bool) -> str:
+    def _clocked(self, tools: list[Tool]) -> str:
+        return clocked_template(self._tokenizer, self._params, tools or None)
+
+    def _rendered(
+        self, messages: list[Message], tools: list[Tool], reply_follows: bool, params: Mapping[str, Any]
+    ) -> str:
         text = self._tokenizer.apply_chat_template(
-            messages, tools=tools or None, add_generation_prompt=reply_follows, tokenize=False, **self._params
+            messages, tools=tools or None, add_generation_prompt=reply_follows, tokenize=False, **params
         )
         if not isinstance(text, str):
             raise TypeError(f"apply_chat_template(tokenize=False) returned a {type(text).__name__}, not a str")

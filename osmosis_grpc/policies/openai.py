@@ -35,6 +35,8 @@ NEUTRAL = {
 }
 """Sent with token ids. vLLM and SGLang take an absent value from the model's generation_config.json, which then shapes
 what is sampled."""
+_OF_STREAMS = frozenset(("stream_options",))
+"""A server refuses them without a stream. The policy streams as it was told, not as the agent asks."""
 ABORT_RETRY = 1.0
 """When the model server aborts a chat, the agent server asks again after this many seconds."""
 
@@ -44,8 +46,9 @@ class OpenAIPolicy:
 
     A trainer closes the policy's connections at its end. Without a trainer, use `async with OpenAIPolicy(url, model)`.
     `token_ids=False` leaves out `return_token_ids` and NEUTRAL, and `logprobs=False` leaves out `logprobs`, because
-    some servers refuse them. With `stream=True` the server streams each reply, which is returned as a whole. One reply
-    may take `timeout` seconds. `version` is kept with every reply. Without `version`, the trainer's version is kept.
+    some servers refuse them. Otherwise both are always sent, whatever the agent passes. With `stream=True` the server
+    streams each reply, which is returned as a whole. One reply may take `timeout` seconds. `version` is kept with every
+    reply. Without `version`, the trainer's version is kept.
 
     After 429, 408, 5xx or the finish reason "abort", the policy raises an error. Then the agent server asks again, for
     its `trainer_grace` at most. vLLM and SGLang abort a reply when weights change. Any other 4xx is final. Errors name
@@ -110,9 +113,9 @@ class OpenAIPolicy:
         return whole
 
     def _body(self, request: ChatRequest) -> dict[str, Any]:
-        asked = {"logprobs": True} if self._logprobs else {}
-        given = {name: value for name, value in request.params.items() if value is not None}
-        body: dict[str, Any] = {**(NEUTRAL if self._token_ids else {}), **asked, **given}
+        """Return the body of a request. An agent's parameters cannot switch off what training needs."""
+        given = {name: value for name, value in request.params.items() if value is not None and name not in _OF_STREAMS}
+        body: dict[str, Any] = {**(NEUTRAL if self._token_ids else {}), **given}
         body |= {"model": self._model, "stream": self._stream}
         if self._stream:
             body["stream_options"] = {"include_usage": True}
@@ -123,6 +126,8 @@ class OpenAIPolicy:
             body.pop("parallel_tool_calls", None)
             if body.get("tool_choice") in ("auto", "none"):
                 del body["tool_choice"]
+        if self._logprobs:
+            body["logprobs"] = True
         if self._token_ids:
             body["return_token_ids"] = True
         return body

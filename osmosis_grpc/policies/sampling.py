@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.types.requests import LENGTHS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +52,6 @@ NUMBERS = {
 """The least and the greatest value of each parameter that is a number."""
 WHOLE = {"top_k": -1, "seed": -(2**63), "top_logprobs": 0}
 """The least value of each parameter that is a whole number."""
-LENGTHS = ("max_completion_tokens", "max_tokens", "max_new_tokens")
-"""The names of `max_tokens`. The first one that is set counts."""
 TEXTS = ("regex", "grammar")
 WITHOUT_EFFECT = frozenset({"model", "logprobs", "user", "metadata", "parallel_tool_calls", "priority", "store"})
 """Parameters of OpenAI that change no token here. The policy reads `priority` itself."""

@@ -9,6 +9,7 @@ template as transformers does. The template runs in a sandbox, because it is a p
 import json
 from collections.abc import Sequence
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,11 @@ class TemplateTokenizer:
         self._tokens = read_tokenizer(files / "tokenizer.json", "TemplateTokenizer")
         config = _config(files)
         self._named = {name: text for name in _NAMED if (text := _text_of(config.get(name)))}
-        source = chat_template or _template(files, config)
+        self.chat_template = chat_template or _template(files, config)
+        """The source of the template."""
         try:
-            self._template = _environment().from_string(source)
+            self._compiled = lru_cache(maxsize=4)(_environment().from_string)
+            self._compiled(self.chat_template)
         except jinja2.TemplateSyntaxError as error:
             raise ValueError(f"{files}: the chat template has an error in line {error.lineno}: {error}") from None
         self.all_special_ids = sorted(self._special_ids(config))
@@ -51,11 +54,16 @@ class TemplateTokenizer:
         tools: list[Any] | None = None,
         add_generation_prompt: bool = False,
         tokenize: bool = False,
+        chat_template: str | None = None,
         **params: Any,
     ) -> Any:
-        """Return the text of a conversation, or its ids with `tokenize`. Raises what the template raises."""
+        """Return the text of a conversation, or its ids with `tokenize`. Raises what the template raises.
+
+        `chat_template` replaces the template for this call.
+        """
         variables = {**self._named, **params, "messages": conversation, "tools": tools}
-        text = self._template.render(**variables, add_generation_prompt=add_generation_prompt)
+        template = self._compiled(chat_template or self.chat_template)
+        text = template.render(**variables, add_generation_prompt=add_generation_prompt)
         return self.encode(text) if tokenize else text
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from osmosis_grpc.reading.history import sampled
 from osmosis_grpc.reading.message_text import mapping, mappings, text_of
-from osmosis_grpc.reading.phrases import counted, reward_text
+from osmosis_grpc.reading.phrases import counted, pinned_text, reward_text, split_text
 from osmosis_grpc.types import EventKind, Failure, events
 
 
@@ -34,7 +34,8 @@ def _chat(kind: Any) -> str:
 
 def _requested(kind: events.ChatRequested) -> str:
     newest = text_of(kind.messages[-1].get("content")) if kind.messages else ""
-    return f"{_chat(kind)} asked: {counted(len(kind.messages), 'new message')}: {newest}"
+    pinned = f", {pinned_text(kind)}" if kind.passed is not None else ""
+    return f"{_chat(kind)} asked: {counted(len(kind.messages), 'new message')}{pinned}: {newest}"
 
 
 def _answered(kind: events.ChatAnswered) -> str:
@@ -73,7 +74,9 @@ def _sample_added(kind: events.SampleAdded) -> str:
 
 
 def _segment_closed(kind: events.SegmentClosed) -> str:
-    return f"segment {kind.index + 1} of {kind.sample}: {counted(kind.tokens, 'token')}, {kind.sampled_tokens} sampled"
+    text = f"segment {kind.index + 1} of {kind.sample}: {counted(kind.tokens, 'token')}, {kind.sampled_tokens} sampled"
+    why = split_text(kind)
+    return f"{text}; it began because {why}" if why else text
 
 
 def _graded(kind: events.Graded) -> str:

@@ -1,6 +1,32 @@
 """Puts numbers, durations and rewards into words."""
 
-from osmosis_grpc.types import RolloutOutcome
+from osmosis_grpc.types import RolloutOutcome, Segment, SplitReason, events
+
+_SPLITS = {
+    SplitReason.HISTORY_CHANGED: "its history continues no earlier turn: earlier messages were changed or left out",
+    SplitReason.BRANCH: "its history continues a turn that another turn continues already",
+    SplitReason.TOKENS_DIFFER: "its prompt does not repeat the tokens of the turn that it continues",
+    SplitReason.RECORDED: "it continues a recorded turn of the rollout from which this one forks",
+    SplitReason.JUDGE: "it continues a turn of a judge",
+    SplitReason.NO_TOKENS: "the tokens of the turn that it continues are not known",
+}
+
+
+def split_text(segment: Segment | events.SegmentClosed) -> str:
+    """Return why a segment began; empty for the first segment of a sample."""
+    if segment.drift_index is not None:  # segments of earlier versions have no other reason
+        return f"its prompt differs from the tokens of the turn that it continues at token {segment.drift_index}"
+    return "" if segment.split is None else _SPLITS[segment.split]
+
+
+def pinned_text(asked: events.ChatRequested) -> str:
+    """Return what an agent had passed instead of the pinned sampling parameters of a chat; empty if nothing."""
+    passed = asked.passed
+    if passed is None:
+        return ""
+    changed = {name: passed.get(name, "nothing") for name in {**passed, **asked.params}}
+    differ = [f"{name} {value}" for name, value in changed.items() if asked.params.get(name) != passed.get(name)]
+    return f"the agent passed {', '.join(differ)}"
 
 
 def counted(number: int, noun: str) -> str:

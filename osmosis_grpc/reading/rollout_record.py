@@ -78,6 +78,7 @@ def turn_record(info: RolloutInfo, history: History, chat: Chat, *, tokens: bool
         "parent_turn": asked.parent_chat,
         "new_messages": plain(asked.messages),
         "params": plain(asked.params),
+        "passed": None if asked.passed is None else plain(asked.passed),
         "policy": asked.policy,
         "purpose": asked.purpose.value,
         "reply": None if answer is None else plain(answer.response, without=frozenset() if tokens else HEAVY),

@@ -9,6 +9,7 @@ import typer
 
 from osmosis_grpc.console.command import command
 from osmosis_grpc.console.line import Line
+from osmosis_grpc.console.server_options import sampling_parameter
 from osmosis_grpc.serve.startup import read_settings, server_security, usage_errors, warn_about_settings
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ def run(line: Line) -> None:
             disk_budget=int(options.disk_budget_gib * 1024**3),
             memory_budget=options.memory_budget_mib * 1024**2,
             agent_timeout=options.agent_timeout_seconds,
+            pin_sampling=dict(map(sampling_parameter, options.pin_sampling)),
             allow_targets=options.allow_target,
             reflection=not options.no_reflection,
             max_metadata_bytes=options.max_metadata_size_bytes,

@@ -1,6 +1,8 @@
 """RolloutService: each method converts the request, calls the engine, and converts the result."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import nullcontext
 from typing import Any, Protocol
 from urllib.parse import unquote
 
@@ -23,6 +25,8 @@ from osmosis_grpc.wire.features import FEATURES
 from osmosis_grpc.wire.rollout import ROLLOUT, check_size, init_from_wire
 
 MAX_PAGE_SIZE = 1000
+LARGE_METADATA = 64 * 1024
+"""Above so many characters, the metadata of one Init is read at a time."""
 
 
 class Access(Protocol):
@@ -56,6 +60,8 @@ class RolloutServicer(services_pb2_grpc.RolloutServiceServicer):
         self._callbacks = callbacks
         self._attachments = attachments
         self._max_metadata = config.max_metadata_bytes
+        self._turn = asyncio.Lock()
+        """Held while large metadata is read, so that other calls run between two such Inits."""
         self._tools = tools
         self._on_drain = on_drain
         self._owner: Callable[[Any], str] = security.authenticator() or (lambda context: "")
@@ -64,7 +70,8 @@ class RolloutServicer(services_pb2_grpc.RolloutServiceServicer):
 
     async def Init(self, request: InitRequest, context: Any) -> InitResponse:
         check_size(request, self._max_metadata)
-        init = init_from_wire(request)
+        async with self._turn if len(request.spec.metadata_json) > LARGE_METADATA else nullcontext():
+            init = init_from_wire(request)
         peer = await self._callbacks.peer(init)
         record, started = await self._engine.init(init, owner=self._owner(context), peer=peer)
         if record.delivery.outcome is not None and not started:

@@ -244,7 +244,7 @@ def _parts(recorded: events.ChatRequested, now: events.ChatRequested) -> Iterato
     yield "policy", recorded.policy, now.policy
     for number, both in enumerate(zip_longest(recorded.messages, now.messages, fillvalue=_ABSENT), 1):
         yield f"message {number} of the new ones", *both
-    yield "params", dict(recorded.params), dict(now.params)
+    yield "params", dict(recorded.agents_params), dict(now.agents_params)
     tools = [None if chat.tools is None else list(chat.tools) for chat in (recorded, now)]
     yield "tools", tools[0], tools[1]
 

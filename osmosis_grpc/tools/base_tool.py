@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
-from osmosis_grpc.errors import ToolExecutionError
+from osmosis_grpc.agent.reward_decorator import reward_of
+from osmosis_grpc.errors import GradingError, ToolExecutionError
 from osmosis_grpc.tools.argument_schema import schema_of
 from osmosis_grpc.tools.tool import TIMEOUT, Tool
 from osmosis_grpc.tools.uninterrupted import uninterrupted
@@ -57,7 +58,10 @@ class BaseTool:
 
 
 class ToolsOfTrajectory:
-    """The tools of one trajectory, from their creation to their release. Used as `async with`."""
+    """The tools of one trajectory, from their creation to their release. Used as `async with`.
+
+    The end raises GradingError if the reward of a tool fails: a sum without it would be another reward.
+    """
 
     def __init__(self, trajectory_id: str, tools: Mapping[str, BaseTool]) -> None:
         self._id, self._given = trajectory_id, dict(tools)
@@ -66,6 +70,8 @@ class ToolsOfTrajectory:
         """What an agent lists, by name. The same objects answer all calls of the trajectory."""
         self.rewards: dict[str, float | None] = {}
         """The rewards by the tools' names, after the `async with`. None for a tool without a reward."""
+        self._unrewarded: tuple[str, Exception] | None = None
+        """A tool whose reward() has failed."""
 
     async def __aenter__(self) -> Self:
         try:
@@ -82,6 +88,9 @@ class ToolsOfTrajectory:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await uninterrupted(self._release(with_rewards=True))
+        if self._unrewarded is not None and error is None:
+            name, why = self._unrewarded
+            raise GradingError(f"the tool {name} gives no reward: {describe(why)}", "", name) from why
 
     async def _release(self, *, with_rewards: bool) -> None:
         """Ask each tool for its reward, and release it, the newest first. The others do not see an error of one."""
@@ -89,9 +98,11 @@ class ToolsOfTrajectory:
         for name, each in reversed(created):
             try:
                 if with_rewards:
-                    self.rewards[name] = await each.reward()
+                    given = await each.reward()
+                    self.rewards[name] = None if given is None else reward_of(given)
             except Exception as error:
                 self.rewards[name] = None
+                self._unrewarded = name, error
                 log.warning("the tool %s gives no reward: %s", name, describe(error))
             finally:
                 try:

@@ -25,6 +25,7 @@ from osmosis_grpc.supervise import DaemonThreads, OnFailure, child, job
 from osmosis_grpc.tools import reaper
 from osmosis_grpc.tools.killing import kill_marked
 from osmosis_grpc.tools.output import Output
+from osmosis_grpc.tools.program_caches import without_caches
 from osmosis_grpc.tools.uninterrupted import uninterrupted
 from osmosis_grpc.tools.workspace import Workspace
 
@@ -99,9 +100,9 @@ async def run_process(
 ) -> Ended:
     """Run a program to its end. If the caller is cancelled, the program is stopped first.
 
-    The program has exactly the variables of `environment` and those of the workspace. `cwd` is the folder `work` of the
-    workspace unless given. A program that does not read `stdin` blocks nothing. `secrets` are replaced in the output.
-    Raises OSError if the program cannot be started.
+    The program has exactly the variables of `environment`, of the workspace and of program_caches.py. `cwd` is the
+    folder `work` of the workspace unless given. A program that does not read `stdin` blocks nothing. `secrets` are
+    replaced in the output. Raises OSError if the program cannot be started.
     """
     limits = limits or Limits()
     output = Output(limits.output_bytes, limits.output_lines, secrets)
@@ -180,7 +181,7 @@ async def _stop(program: "Program", ended: "asyncio.Task[int]", grace: float) ->
 class Program:
     """A program of a run, and the outputs that it writes to. Its methods block, so they are called on threads.
 
-    `environment` has all its variables but the marker.
+    `environment` has all its variables but the marker and those of program_caches.py.
     """
 
     def __init__(
@@ -194,7 +195,8 @@ class Program:
         cwd: Path,
         memory: int | None = None,
     ) -> None:
-        self._argv, self._environment, self._cwd = list(argv), dict(environment), cwd
+        self._argv, self._cwd = list(argv), cwd
+        self._environment = without_caches(environment, reaper.MARKER)
         self._space, self._memory = space, memory
         self._stdout = stdout.take_write_end()
         self._stderr = self._stdout if stderr is stdout else stderr.take_write_end()

@@ -7,9 +7,9 @@ memory.
 """
 
 import contextlib
+import errno
 import json
 import os
-import shutil
 import signal
 import stat
 import sys
@@ -34,6 +34,11 @@ UNREADABLE_SEARCHES = 3
 
 Markers = Mapping[str, int | None]
 """Markers of workspaces, or of single programs of workspaces. The user belongs to the workspace alone, or is None."""
+Enter = Callable[[str, int | None], int | None]
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+"""How a folder is opened."""
+OPEN = 16
+"""A walk has at most this many folders open."""
 Found = tuple[dict[str, set[int]], bool]
 """Processes by marker, and whether a process of the machine has no readable environment."""
 
@@ -142,6 +147,63 @@ def _pids() -> Iterable[int]:
         return []
 
 
+class _Level:
+    """A folder on the path of a walk."""
+
+    def __init__(self, name: str, descriptor: int) -> None:
+        status = os.fstat(descriptor)
+        self.name, self.descriptor = name, descriptor
+        self.identity = status.st_dev, status.st_ino
+        self.folders: list[str] = []
+        """The folders in it that are left."""
+
+    def close(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+        self.descriptor = -1
+
+
+def walk(top: int, visit: Callable[[int], list[str]], enter: Enter, leave: Callable[[str, int], None]) -> None:
+    """Visit a folder and all folders below it, each before those in it. Close its descriptor.
+
+    Folders are opened from the one before, so a path can have any length. At most OPEN folders are open; one above them
+    is opened again from the one within. Raises OSError if a program has moved or removed that one meanwhile.
+
+    Args:
+        top: the descriptor of the folder
+        visit: gets the descriptor of a folder, and returns the names of the folders in it that are visited, too
+        enter: opens a folder by its name and the descriptor of the one around it; None leaves it out
+        leave: gets the name of a folder whose content was visited, and the descriptor of the one around it
+    """
+    path = [_Level("", top)]
+    try:
+        path[0].folders = visit(top)
+        while True:
+            here = path[-1]
+            if here.folders:
+                name = here.folders.pop()
+                inner = enter(name, here.descriptor)
+                if inner is not None:
+                    path.append(_Level(name, inner))
+                    path[-1].folders = visit(inner)
+                    if len(path) > OPEN:
+                        path[-OPEN - 1].close()
+            elif len(path) == 1:
+                return
+            else:
+                around = path[-2]
+                if around.descriptor < 0:
+                    path[-2] = again = _Level(around.name, os.open("..", FOLDER, dir_fd=here.descriptor))
+                    again.folders = around.folders
+                    if again.identity != around.identity:
+                        raise OSError(errno.ESTALE, "a folder was moved", here.name)
+                path.pop().close()
+                leave(here.name, path[-1].descriptor)
+    finally:
+        for level in path:
+            level.close()
+
+
 def remove_folder(folder: str | Path) -> None:
     """Remove a folder with its content, also where a program has taken away its own permissions.
 
@@ -151,15 +213,44 @@ def remove_folder(folder: str | Path) -> None:
     with contextlib.suppress(OSError):
         if os.path.islink(folder):
             os.unlink(folder)
-            return
-    try:
-        shutil.rmtree(folder)
-    except FileNotFoundError:
-        return
-    except (OSError, RecursionError):  # rmtree() recurses
-        _make_removable(str(folder))
-        with contextlib.suppress(RecursionError):
-            shutil.rmtree(folder, ignore_errors=True)
+        elif (top := _entered(str(folder))) is not None:
+            walk(top, _emptied, _entered, _removed)
+            os.rmdir(folder)
+
+
+def _entered(name: str, around: int | None = None) -> int | None:
+    """Open a folder, if need be with new permissions. Return None if that fails."""
+    with contextlib.suppress(OSError):
+        try:
+            return os.open(name, FOLDER, dir_fd=around)
+        except PermissionError:
+            if stat.S_ISDIR(os.stat(name, dir_fd=around, follow_symlinks=False).st_mode):
+                os.chmod(name, stat.S_IRWXU, dir_fd=around)
+            return os.open(name, FOLDER, dir_fd=around)
+    return None
+
+
+def _emptied(folder: int) -> list[str]:
+    """Remove the files of a folder, and return the names of the folders in it."""
+    folders: list[str] = []
+    with contextlib.suppress(OSError):
+        if os.fstat(folder).st_mode & stat.S_IRWXU != stat.S_IRWXU:
+            os.fchmod(folder, stat.S_IRWXU)
+    with contextlib.suppress(OSError):
+        with os.scandir(folder) as entries:
+            found = list(entries)
+        for entry in found:
+            if entry.is_dir(follow_symlinks=False):
+                folders.append(entry.name)
+            else:
+                with contextlib.suppress(OSError):
+                    os.unlink(entry.name, dir_fd=folder)
+    return folders
+
+
+def _removed(name: str, around: int) -> None:
+    with contextlib.suppress(OSError):
+        os.rmdir(name, dir_fd=around)
 
 
 def _remove_folders(folders: Collection[str]) -> None:
@@ -169,17 +260,6 @@ def _remove_folders(folders: Collection[str]) -> None:
 
         with ThreadPoolExecutor(REMOVED_AT_ONCE) as threads:
             list(threads.map(remove_folder, folders))
-
-
-def _make_removable(folder: str) -> None:
-    """Make a folder and the folders in it readable and writable, each before it is read. Follow no link."""
-    left = [folder]
-    while left:
-        path = left.pop()
-        with contextlib.suppress(OSError):
-            os.chmod(path, stat.S_IRWXU)
-            with os.scandir(path) as entries:
-                left += [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
 
 
 def begins(marker: str, folder: str, user: int | None = None) -> bytes:

@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import logging
 import os
 import secrets
 import stat
@@ -16,6 +17,8 @@ from osmosis_grpc.supervise import DaemonThreads
 from osmosis_grpc.tools import reaper
 from osmosis_grpc.tools.killing import kill_marked
 from osmosis_grpc.tools.uninterrupted import uninterrupted
+
+log = logging.getLogger(__name__)
 
 _threads = DaemonThreads(16)
 """They make and remove folders, and kill processes."""
@@ -138,6 +141,8 @@ class Workspace:
             self._removed = True
         self.kill()
         reaper.remove_folder(self.folder)
+        if self.folder.exists():
+            log.warning("a folder cannot be removed, and stays: %s", self.folder)
         _reaper.ends(self)
 
 

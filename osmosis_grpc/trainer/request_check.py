@@ -7,7 +7,8 @@ from typing import Any, TypedDict, get_args, get_type_hints
 
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.link.channel_options import MAX_MESSAGE_BYTES
-from osmosis_grpc.types import Fork, Group, InitRequest, Message, RolloutRequest, jsontext
+from osmosis_grpc.types import Fork, Group, InitRequest, Message, RolloutRequest
+from osmosis_grpc.types.json_values import to_json
 from osmosis_grpc.types.messages import copy_messages
 from osmosis_grpc.types.requests import check_id
 from osmosis_grpc.wire.rollout import init_to_wire
@@ -22,6 +23,7 @@ class RolloutFields(TypedDict, total=False):
     rollout_id: str
     messages: Sequence[Message]
     completion_params: Mapping[str, Any]
+    pin_completion_params: bool
     max_turns: int
     max_tokens_total: int
     metadata: Mapping[str, Any]
@@ -70,7 +72,7 @@ def checked(request: RolloutRequest | None, changes: RolloutFields | Mapping[str
         if not isinstance(full.fork, Fork):
             raise InvalidArgument("fork", f"is a {type(full.fork).__name__}, not a Fork")
         full.fork.check("fork")
-    metadata = jsontext.copy(dict(full.metadata), "metadata") if full.metadata else {}
+    metadata = to_json(full.metadata, "metadata") if full.metadata else {}
     full = replace(full, messages=copy_messages(full.messages, "messages"), metadata=metadata)
     try:
         size = init_to_wire(InitRequest(request=full)).ByteSize()

@@ -30,7 +30,7 @@ from osmosis_grpc.types.rollout_info import (
     OutcomeSummary,
     RolloutInfo,
 )
-from osmosis_grpc.types.samples import ChatRef, ChatReward, PrefixChat, Sample, SampledChat, Segment
+from osmosis_grpc.types.samples import ChatRef, ChatReward, PrefixChat, Sample, SampledChat, Segment, SplitReason
 from osmosis_grpc.types.stack_frames import StackFrame
 from osmosis_grpc.types.tensors import RaggedTensor, Tensor
 from osmosis_grpc.types.tokens import Ids, Logprobs, TokenBlock, VersionSpan
@@ -79,6 +79,7 @@ __all__ = [
     "SampledChat",
     "Segment",
     "SegmentAnnotation",
+    "SplitReason",
     "StackFrame",
     "Tensor",
     "TokenBlock",

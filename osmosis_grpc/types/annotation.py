@@ -1,6 +1,5 @@
 """Annotations: facts about a rollout that only its trainer, or a person, knows."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -8,6 +7,7 @@ from uuid import uuid4
 
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types.arrays import ArrayLike, Float32Array, np
+from osmosis_grpc.types.json_values import number_of
 from osmosis_grpc.types.jsontext import check_text
 from osmosis_grpc.types.samples import Sample
 from osmosis_grpc.types.tensors import ArrayEquality
@@ -66,8 +66,10 @@ class SegmentAnnotation(ArrayEquality):
             values: Values = getattr(self, name)
             if len(values) not in (0, sampled):
                 raise InvalidArgument(f"{path}.{name}", f"{len(values)} values for {sampled} tokens with mask 1")
-            if not np.isfinite(values).all():
-                raise InvalidArgument(f"{path}.{name}", "has a value that is not finite")
+            wrong = ~np.isfinite(values)
+            if wrong.any():
+                index = int(wrong.argmax())
+                raise InvalidArgument(f"{path}.{name}", f"value {index} is {values[index]}, not a finite number")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +102,12 @@ class Annotation:
     note: str = ""
     """A remark for people."""
 
+    def __post_init__(self) -> None:
+        for name in ("advantage", "reward"):
+            value = getattr(self, name)
+            if value is not None and (number := number_of(value)) is not None:
+                object.__setattr__(self, name, number)
+
     def check(self, path: str = "annotation") -> None:
         """Raises InvalidArgument naming the first field that is not valid by itself."""
         if not 1 <= len(self.id) <= MAX_ID_CHARS or not self.id.strip():
@@ -114,7 +122,7 @@ class Annotation:
             _check_length(label, MAX_ID_CHARS, f"{path}.labels[{index}]")
         for name in ("advantage", "reward"):
             value = getattr(self, name)
-            if value is not None and not math.isfinite(value):
+            if value is not None and number_of(value) is None:
                 raise InvalidArgument(f"{path}.{name}", f"{value} is not a finite number")
         if self.sample and self.reward is None:
             raise InvalidArgument(f"{path}.sample", "goes with a reward")

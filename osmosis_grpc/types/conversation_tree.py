@@ -9,7 +9,7 @@ Two histories are equal exactly if they end in the same node. This is also true 
 a delta. The server uses the tree to find the new messages. The trainer uses the tree to find the known messages.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from osmosis_grpc.types.messages import Message, copy_message
@@ -83,9 +83,11 @@ class Conversation:
     list with a history in one step. Only the other messages are compared one by one.
     """
 
-    __slots__ = ("_any_role", "_end", "_line", "_numeric", "_replies", "root")
+    __slots__ = ("_any_role", "_end", "_line", "_numeric", "_replies", "_same", "root")
 
-    def __init__(self, any_role: bool = False) -> None:
+    def __init__(self, any_role: bool = False, same: Callable[[Message, Message], bool] | None = None) -> None:
+        self._same = same
+        """Returns whether a message says the same as a message of the tree, in another spelling. None: compare all."""
         self.root = Node({}, None)
         self._any_role = any_role
         """See check_role()."""
@@ -97,13 +99,15 @@ class Conversation:
     def insert(self, messages: Sequence[Message], field: str = "messages") -> Position:
         """Returns the position of a full history, and copies new messages into the tree.
 
+        A message that the tree has in another spelling keeps the spelling of the tree.
+
         Raises InvalidArgument for a new message that cannot be sent. The tree is then unchanged.
         """
         node, known = self.root, 0
         if self._continues_line(messages):
             node, known = self._end, len(self._line)
         for message in messages[known:]:
-            child = node.child(message)
+            child = node.child(message) or self._respelled(node, message)
             if child is None:
                 break
             node, known = child, known + 1
@@ -176,6 +180,11 @@ class Conversation:
                 if child is not None and child._elder is not None:
                     branches += _cut_elders(child)
                 node = child
+
+    def _respelled(self, node: Node, message: Message) -> Node | None:
+        """Returns the child that has a message in another spelling; None if there is none."""
+        same = self._same
+        return next((child for child in node.children if same(child.message, message)), None) if same else None
 
     def _continues_line(self, messages: Sequence[Message]) -> bool:
         """Returns whether a history begins with the newest history."""

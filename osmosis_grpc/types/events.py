@@ -11,7 +11,7 @@ from osmosis_grpc.types.fast_init import fast_init
 from osmosis_grpc.types.messages import Message
 from osmosis_grpc.types.outcome import Receipt, RolloutOutcome
 from osmosis_grpc.types.requests import InitRequest
-from osmosis_grpc.types.samples import ChatRef
+from osmosis_grpc.types.samples import ChatRef, SplitReason
 from osmosis_grpc.types.tool_dicts import ToolDict
 
 
@@ -54,6 +54,13 @@ class ChatRequested:
     tools: Sequence[Mapping[str, Any]] | None = None
     purpose: ChatPurpose = ChatPurpose.POLICY
     policy: str = ""
+    passed: Mapping[str, Any] | None = None
+    """The parameters that the agent passed, if pinned ones made `params` differ from them; otherwise None."""
+
+    @property
+    def agents_params(self) -> Mapping[str, Any]:
+        """The parameters that the agent passed. Two runs of an agent have equal ones, whatever was pinned."""
+        return self.params if self.passed is None else self.passed
 
 
 @fast_init
@@ -143,6 +150,7 @@ class SegmentClosed:
     tokens: int = 0
     sampled_tokens: int = 0
     drift_index: int | None = None
+    split: SplitReason | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,13 @@ no NaN, no infinity and no unpaired surrogate. The sender and the receiver refus
 InvalidArgument that names the field.
 """
 
+import contextlib
+import gc
+import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -18,16 +21,22 @@ from osmosis_grpc.types.arrays import np
 MAX_DEPTH = 256
 """Levels of lists and objects within one value."""
 
-_MAX_DIGITS = 4300  # the most digits that Python parses
-_TOO_LARGE = 10**_MAX_DIGITS
+MAX_DIGITS = 4300
+"""The most digits that Python parses."""
+_TOO_LARGE: int = 10**MAX_DIGITS
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 """An empty, read-only object. All values with an empty object share it."""
 _ITEM_BYTES = 64
 """The approximate memory of a list, an object or one item, in bytes."""
-_STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"')
+_STRINGS = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"')
+_SURROGATES = re.compile(r"\\u[dD][89a-fA-F]")
+"""The escapes of surrogates, of which a pair is one character."""
 _STEPS = bytes(1 if byte in b"[{" else 255 if byte in b"]}" else 0 for byte in range(256))
 """The change of the level at each byte, as int8: 1 at an opening bracket, -1 at a closing bracket."""
 _NESTED = (dict, list, tuple)
+_LARGE = 16 * 1024
+"""From so many characters on, a text may hold enough objects for several passes of the garbage collector."""
+DIGEST_BYTES = 16
 _PLAIN: dict[type, Callable[[Any], Any]] = {str: str.__str__, int: int.__int__, float: float.__float__}
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
@@ -45,8 +54,8 @@ def copy(value: Any, field: str, levels: int = MAX_DEPTH) -> Any:
     if value is None or kind is bool:
         return value
     if kind is int:
-        if not -_TOO_LARGE < value < _TOO_LARGE:
-            raise InvalidArgument(field, f"a whole number of more than {_MAX_DIGITS} digits cannot be sent")
+        if not is_short(value):
+            raise InvalidArgument(field, f"a whole number of more than {MAX_DIGITS} digits cannot be sent")
         return value
     if kind is float:
         if not math.isfinite(value):
@@ -78,11 +87,24 @@ def check_key(key: Any, field: str) -> str:
 
 def check_text(text: str, field: str) -> str:
     """Returns the text. Raises InvalidArgument naming `field` if it cannot be written as UTF-8."""
+    if not _is_text(text):
+        raise InvalidArgument(field, "has an unpaired surrogate")
+    return text
+
+
+def _is_text(text: str) -> bool:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise InvalidArgument(field, "has an unpaired surrogate") from None
-    return text
+        return False
+    return True
+
+
+def repaired(text: str) -> str:
+    """Returns a text that can be written as UTF-8: U+FFFD for each unpaired surrogate, one character for each pair."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def render(value: Any) -> str:
@@ -93,6 +115,30 @@ def render(value: Any) -> str:
 def canonical(value: Any) -> str:
     """Returns a JSON text that is the same for equal values: sorted keys, and one spelling for each number."""
     return _encode_sorted(_one_spelling(value))
+
+
+def digest(value: Any) -> bytes:
+    """Returns a digest that is the same for equal values."""
+    return _digest_of(canonical(value))
+
+
+def _digest_of(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
+
+
+@contextlib.contextmanager
+def large_value() -> Iterator[None]:
+    """Make no pass of the garbage collector while a large value is read or written.
+
+    JSON values have no cycles. For a megabyte of small lists the passes take several times as long as the work itself.
+    """
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def _one_spelling(value: Any) -> Any:
@@ -107,24 +153,51 @@ def _one_spelling(value: Any) -> Any:
     return value
 
 
-def parse(text: str, field: str, levels: int = MAX_DEPTH) -> Any:
+def parse(text: str, field: str, levels: int = MAX_DEPTH, *, repair: bool = False) -> Any:
     """Returns the value of a JSON text. Raises InvalidArgument naming `field` for another text.
 
-    The text has at most `levels` levels.
+    The text has at most `levels` levels. With `repair`, U+FFFD replaces unpaired surrogates; otherwise they are
+    refused.
     """
+    if len(text) < _LARGE:
+        return _parsed(text, field, levels, repair=repair)
+    with large_value():
+        return _parsed(text, field, levels, repair=repair)
+
+
+def _parsed(
+    text: str, field: str, levels: int, decode: Callable[[str], Any] | None = None, *, repair: bool = False
+) -> Any:
     try:
-        value = _decode(text)
+        value = (decode or _decode)(text)
         if text.count("[") + text.count("{") > levels and _depth(text) > levels:
             raise InvalidArgument(field, f"nests more than {MAX_DEPTH} levels")
-        if "\\u" in text:
-            _encode(value).encode()
-    except UnicodeEncodeError:
-        raise InvalidArgument(field, "has an unpaired surrogate") from None
+        if _SURROGATES.search(text) and not _is_text(_encode(value)):
+            value = _checked_texts(value, field, "", repair=repair)
     except RecursionError:
         raise InvalidArgument(field, f"nests more than {MAX_DEPTH} levels") from None
     except ValueError as error:
         raise InvalidArgument(field, f"is not JSON: {error}") from None
     return value
+
+
+def _checked_texts(value: Any, field: str, place: str, *, repair: bool) -> Any:
+    """Returns the value without unpaired surrogates. Without `repair`, raises InvalidArgument.
+
+    The error names `field`, or the place if the value is no field but a whole body.
+    """
+    if isinstance(value, dict):
+        dot = "." if place else ""
+        keys = [_checked_texts(key, field, place, repair=repair) for key in value]
+        return {
+            key: _checked_texts(item, field, f"{place}{dot}{key}", repair=repair)
+            for key, item in zip(keys, value.values(), strict=True)
+        }
+    if isinstance(value, list):
+        return [_checked_texts(item, field, f"{place}[{index}]", repair=repair) for index, item in enumerate(value)]
+    if not isinstance(value, str):
+        return value
+    return repaired(value) if repair else check_text(value, field or place)
 
 
 def _depth(text: str) -> int:
@@ -139,17 +212,24 @@ class Unparsed:
     value() calls `read` with the approximate memory of the object in bytes, and then parses the text.
     """
 
-    __slots__ = ("_read", "text")
+    __slots__ = ("_read", "digest", "text")
 
-    def __init__(self, text: str, read: Callable[[int], None] = lambda size: None) -> None:
+    def __init__(self, text: str, digest: bytes, read: Callable[[int], None] = lambda size: None) -> None:
         self.text = text
+        self.digest = digest
+        """What digest() returns for the value."""
         self._read = read
 
     @classmethod
     def checked(cls, text: str, field: str) -> "Unparsed":
         """Returns a checked text. Raises InvalidArgument naming `field` for a text that is no JSON object."""
-        parse_object(text, field)
-        return cls(text)
+        with large_value():
+            value = _parsed(text, field, MAX_DEPTH, _decode_one_spelling)
+            if not isinstance(value, dict):
+                raise InvalidArgument(field, "is not a JSON object")
+            made = cls(text, _digest_of(_encode_sorted(value)))
+            del value  # before the garbage collector may look at it
+        return made
 
     def value(self) -> dict[str, Any]:
         """Parses the text and returns a new object."""
@@ -158,7 +238,7 @@ class Unparsed:
 
     def for_reader(self, read: Callable[[int], None]) -> "Unparsed":
         """Returns an Unparsed with the same text and another `read`."""
-        return Unparsed(self.text, read)
+        return Unparsed(self.text, self.digest, read)
 
 
 def parse_object(text: str, field: str, levels: int = MAX_DEPTH) -> dict[str, Any]:
@@ -169,6 +249,11 @@ def parse_object(text: str, field: str, levels: int = MAX_DEPTH) -> dict[str, An
     if not isinstance(value, dict):
         raise InvalidArgument(field, "is not a JSON object")
     return value
+
+
+def is_short(number: int) -> bool:
+    """Returns whether every reader parses a whole number: it has at most MAX_DIGITS digits."""
+    return -_TOO_LARGE < number < _TOO_LARGE
 
 
 def is_finite(number: Any) -> bool:
@@ -197,4 +282,11 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
+def _whole(text: str) -> float:
+    value = _finite(text)
+    return int(value) if value.is_integer() else value
+
+
 _decode = json.JSONDecoder(parse_constant=_constant, parse_float=_finite, object_pairs_hook=_unique).decode
+_decode_one_spelling = json.JSONDecoder(parse_constant=_constant, parse_float=_whole, object_pairs_hook=_unique).decode
+"""Reads a text as _one_spelling() writes its value."""

@@ -1,6 +1,5 @@
 """The value that describes the end of a rollout, and of a failed rollout, too."""
 
-import numbers
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,7 +10,7 @@ from osmosis_grpc.errors import Boundary, OsmosisRolloutError, OsmosisServerErro
 from osmosis_grpc.types.earlier_run import EarlierRun
 from osmosis_grpc.types.failure_reasons import FailureReason, reason_of
 from osmosis_grpc.types.fast_init import fast_init
-from osmosis_grpc.types.jsontext import is_finite
+from osmosis_grpc.types.jsontext import repaired
 from osmosis_grpc.types.messages import Message
 from osmosis_grpc.types.requests import Group
 from osmosis_grpc.types.samples import Sample
@@ -261,11 +260,6 @@ def causes_of(error: BaseException) -> tuple[Cause, ...]:
     return tuple(Cause(type(e).__name__, clip(_text(e))) for e in _chain(error))
 
 
-def is_reward(value: object) -> bool:
-    """Returns whether a value can be a reward. A reward is a finite number and not a bool."""
-    return not isinstance(value, bool) and isinstance(value, numbers.Real) and is_finite(value)
-
-
 def describe(error: BaseException) -> str:
     """Returns the text of an exception, or the name of the exception's type if the text is empty."""
     return _text(error) or type(error).__name__
@@ -300,8 +294,8 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def clip(text: str, limit: int = MAX_FAILURE_TEXT) -> str:
-    """Returns a text cut to `limit` bytes of UTF-8, without unpaired surrogates."""
-    raw = text.encode("utf-8", "replace")
+    """Returns a text cut to `limit` bytes of UTF-8, with U+FFFD for unpaired surrogates."""
+    raw = repaired(text).encode()
     if len(raw) <= limit:
         return raw.decode()
     mark = " [cut]"

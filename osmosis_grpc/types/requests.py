@@ -1,6 +1,5 @@
 """Requests that start a rollout."""
 
-import hashlib
 import math
 import re
 import reprlib
@@ -72,6 +71,8 @@ class RolloutRequest:
     """The conversation to start from."""
     completion_params: Mapping[str, Any] = field(default_factory=dict)
     """Sampling parameters, under OpenAI's names. The agent passes them to ctx.chat(messages, **params)."""
+    pin_completion_params: bool = False
+    """Whether completion_params replace the parameters that the agent passes. A judge's chats keep their own."""
     max_turns: int = DEFAULT_MAX_TURNS
     """The most turns. This is advice for the agent; the server does not enforce it."""
     max_tokens_total: int = DEFAULT_MAX_TOKENS_TOTAL
@@ -199,9 +200,11 @@ DIGESTED = (
     "idempotency_key",
     "evaluation",
     "fork",
+    "pin_sampling",
 )
-"""The fields of RolloutSpec that a digest covers. The agent loop is not in it, because its name may be left out."""
-DIGEST_BYTES = 16
+"""The fields of RolloutSpec that a digest covers. The agent loop is not in it, because its name may be left out.
+
+The last one is only in the digest if it is true: earlier versions did not have it."""
 
 
 def spec_digest(request: RolloutRequest) -> bytes:
@@ -212,7 +215,7 @@ def spec_digest(request: RolloutRequest) -> bytes:
         dict(request.completion_params),
         request.max_turns,
         request.max_tokens_total,
-        metadata.value() if isinstance(metadata, jsontext.Unparsed) else dict(metadata),
+        metadata if isinstance(metadata, jsontext.Unparsed) else dict(metadata),
         request.label,
         None if request.group is None else [request.group.id, request.group.index, request.group.size],
         request.priority,
@@ -223,11 +226,13 @@ def spec_digest(request: RolloutRequest) -> bytes:
         request.evaluation,
         None if fork is None else [fork.rollout_id, fork.attempt, fork.sample, fork.chat_number],
     )
+    if request.pin_completion_params:
+        values = *values, True
     return b"".join([_kept_digest(value) if type(value) in _KEPT else _digest(value) for value in values])
 
 
 def _digest(value: Any) -> bytes:
-    return hashlib.blake2b(jsontext.canonical(value).encode(), digest_size=DIGEST_BYTES).digest()
+    return value.digest if isinstance(value, jsontext.Unparsed) else jsontext.digest(value)
 
 
 _KEPT = {int, float, bool, type(None)}
@@ -239,9 +244,13 @@ def differing_fields(one: bytes, other: bytes) -> list[str]:
     """Returns the paths of the fields in which two digests differ. Digests of other forms differ in the whole spec."""
     if one == other:
         return []
-    if not len(one) == len(other) == len(DIGESTED) * DIGEST_BYTES:
+    whole = len(DIGESTED) * jsontext.DIGEST_BYTES
+    one, other = (
+        each + _kept_digest(False) if len(each) == whole - jsontext.DIGEST_BYTES else each for each in (one, other)
+    )
+    if not len(one) == len(other) == whole:
         return ["spec"]
-    parts = (slice(at, at + DIGEST_BYTES) for at in range(0, len(one), DIGEST_BYTES))
+    parts = (slice(at, at + jsontext.DIGEST_BYTES) for at in range(0, len(one), jsontext.DIGEST_BYTES))
     return [f"spec.{name}" for name, part in zip(DIGESTED, parts, strict=True) if one[part] != other[part]]
 
 
@@ -322,6 +331,30 @@ def check_params(params: Mapping[str, Any], name: str) -> None:
     limit = params.get("max_tokens")
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
         raise InvalidArgument(f"{name}.max_tokens", f"{limit!r} is not a whole number of at least 1")
+
+
+LENGTHS = ("max_completion_tokens", "max_tokens", "max_new_tokens")
+"""The names of one parameter, the most tokens of a reply. The first one that is set counts."""
+
+
+def with_params(params: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns sampling parameters with `others` in their places. A value of `others` that is None replaces none."""
+    given = {name: value for name, value in others.items() if value is not None}
+    replaced = LENGTHS if given.keys() & {*LENGTHS} else ()
+    return {name: value for name, value in params.items() if name not in replaced} | given
+
+
+def pinned_params(request: RolloutRequest, server: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the sampling parameters that replace those of an agent's chats. `server` has those that a server pins.
+
+    Where the server pins a parameter, the value of the trainer's completion_params counts, if they have one.
+    """
+    if not (server or request.pin_completion_params):
+        return jsontext.NOTHING
+    pins = {*server, *(LENGTHS if server.keys() & {*LENGTHS} else ())}
+    given = request.completion_params
+    own = {name: value for name, value in given.items() if request.pin_completion_params or name in pins}
+    return with_params(server, own)
 
 
 _NUMBERS = {"temperature": float, "top_p": float, "max_tokens": int}

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
 
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types.arrays import BoolArray, np
@@ -12,6 +14,23 @@ from osmosis_grpc.types.messages import Message
 from osmosis_grpc.types.segment_extras import spread
 from osmosis_grpc.types.tensors import ArrayEquality
 from osmosis_grpc.types.tokens import Ids, Logprobs, TokenBlock, VersionSpan, check_logprobs
+
+
+class SplitReason(StrEnum):
+    """Why a chat began a segment instead of extending one."""
+
+    HISTORY_CHANGED = "history_changed"
+    """Its history continues no earlier chat: the agent has changed or left out earlier messages."""
+    BRANCH = "branch"
+    """Its history continues a chat that another chat continues already."""
+    TOKENS_DIFFER = "tokens_differ"
+    """Its prompt does not repeat the tokens of the chat that it continues; `drift_index` says where."""
+    RECORDED = "recorded"
+    """It continues a recorded chat of the rollout from which this rollout forks."""
+    JUDGE = "judge"
+    """It continues a chat of a judge."""
+    NO_TOKENS = "no_tokens"
+    """The tokens of the chat that it continues are not known."""
 
 
 @fast_init
@@ -34,6 +53,8 @@ class Segment(ArrayEquality):
     """The numbers of the chats whose replies are in the segment."""
     drift_index: int | None = None
     """The index at which the first prompt differs from the tokens of the earlier chat. None if it does not differ."""
+    split: SplitReason | None = None
+    """Why the segment began; None for the first segment of the sample."""
     sampled_extras: Extras = field(default_factory=lambda: NOTHING)
     """Extras of the replies by name, with one row for each token with mask 1."""
     token_extras: Extras = field(default_factory=lambda: NOTHING)
@@ -97,8 +118,9 @@ class Segment(ArrayEquality):
         if sum(self.mask_runs) != len(self.ids):
             raise InvalidArgument(f"{field_path}.mask_runs", f"cover {sum(self.mask_runs)} of {len(self.ids)} ids")
         check_logprobs(self.logprobs, self.sampled, "sampled ids", field_path)
-        if self.versions and sum(span.tokens for span in self.versions) != self.sampled:
-            raise InvalidArgument(f"{field_path}.versions", f"do not add up to {self.sampled} sampled ids")
+        covered = sum(span.tokens for span in self.versions)
+        if self.versions and covered != self.sampled:
+            raise InvalidArgument(f"{field_path}.versions", f"cover {covered} of {self.sampled} sampled ids")
         if self.sampled_extras:
             check_extras(self.sampled_extras, self.sampled, f"{field_path}.sampled_extras")
         if self.token_extras:
@@ -117,6 +139,8 @@ class SampledChat(ArrayEquality):
     """uint32, shape (p,): the whole prompt; None if the sampler did not return it."""
     tokens: TokenBlock | None
     """The tokens of the reply; None if the sampler did not return them."""
+    params: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
+    """The sampling parameters with which the chat was asked, under OpenAI's names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +179,7 @@ class Sample:
     """One conversation of a rollout."""
 
     messages: Sequence[Message] = ()
-    """The conversation as the agent left it."""
+    """The conversation as the agent left it. Replies are spelled as the policy gave them."""
     begins: PrefixChat | None = None
     """The newest answered chat whose messages and reply are the beginning of `messages`; None if there is none."""
     segments: tuple[Segment, ...] = ()

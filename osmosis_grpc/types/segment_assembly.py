@@ -5,15 +5,14 @@ earlier chat's segment under two conditions. The prompt of the new chat begins w
 the earlier chat is the newest chat of its segment. The segment then grows by the new tokens of the prompt, which get
 mask 0, and by the reply, which gets mask 1.
 
-In all other cases, the new chat begins a new segment, and all tokens before its reply get mask 0. There are four such
-cases. The new chat continues no earlier chat. Or the rollout is a fork, and the earlier chat is one of its original. Or
-the prompt does not begin with all tokens of the earlier chat (drift). Or the earlier chat is not the newest chat of its
-segment (a branch). So each sampled token gets mask 1 only once.
+In all other cases, the new chat begins a new segment, and all tokens before its reply get mask 0. The segment says why
+it began (SplitReason), unless it is the first one of the sample. So each sampled token gets mask 1 only once.
 
 The segments do not depend on the order in which the replies arrive. If two chats continue the same chat, the chat with
 the lower number becomes a part of the segment, and the other chat begins a new segment.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import NamedTuple
@@ -24,7 +23,7 @@ from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types.chat import ChatPurpose, ChatResponse
 from osmosis_grpc.types.extras import Extras
 from osmosis_grpc.types.jsontext import NOTHING
-from osmosis_grpc.types.samples import Segment
+from osmosis_grpc.types.samples import Segment, SplitReason
 from osmosis_grpc.types.segment_extras import Part, bare_parts, cut, gather, join
 from osmosis_grpc.types.tokens import Ids, Logprobs, TokenBlock, VersionSpan
 
@@ -36,9 +35,10 @@ _NO_LOGPROBS: Logprobs = np.empty(0, dtype="<f4")
 class _Growing:
     """A segment under construction. New ids are kept as the bytes of separate pieces, and ids() joins the pieces."""
 
-    drift_index: int | None
-    outside: bool = False
-    """Whether the segment is not in the outcome. Its chats are a judge's, or the original of a fork has them."""
+    split_by: SplitReason
+    drift_index: int | None = None
+    outside: SplitReason | None = None
+    """Why the segment is not in the outcome: its chats are a judge's, or the original of a fork has them."""
     pieces: list[bytes] = field(default_factory=list)
     """Bytes, because each array would take 112 bytes more."""
     length: int = 0
@@ -86,7 +86,7 @@ class _Growing:
         In the returned segment, all tokens before `end` belong to a prompt.
         """
         kept, at, runs = self.chats.index(chat) + 1, 0, self.runs
-        rest = _Growing(None, self.outside, length=self.length)
+        rest = _Growing(SplitReason.BRANCH, outside=self.outside, length=self.length)
         if self.start:
             rest.forget()
             self.length = end
@@ -143,6 +143,7 @@ class _Growing:
             mask_runs=tuple(self.runs),
             chats=tuple(self.chats),
             drift_index=self.drift_index,
+            split=self.split_by,
         )
 
 
@@ -250,7 +251,7 @@ class Assembler:
         why. Returns the result of prompt_length(). Raises InvalidArgument as prompt_length() does.
         """
         length = self.prompt_length(parent_chat, response)
-        outside = forked or purpose is ChatPurpose.JUDGE
+        outside = SplitReason.RECORDED if forked else SplitReason.JUDGE if purpose is ChatPurpose.JUDGE else None
         new_ids, prefix, tokens = response.prompt_ids, response.prompt_prefix, response.tokens
         lacks = _lacks(response)
         if lacks and not outside:
@@ -271,7 +272,8 @@ class Assembler:
             known = end - prefix
             segment.append(new_ids[known:] if known else new_ids, mask=0, extras=response.prompt_extras, first=known)
         else:
-            segment = _Growing(shared if shared < end else None, outside)
+            drift = shared if shared < end else None
+            segment = _Growing(_reason(parent_chat, before, drift), drift, outside)
             if not outside:
                 self._segments.append(segment)
             if before is not None and prefix:
@@ -293,14 +295,14 @@ class Assembler:
         self._ends[number] = _End(segment, segment.length, prompt_end)
         return length
 
-    def _extends(self, number: int, parent_chat: int, before: _End, *, outside: bool) -> bool:
+    def _extends(self, number: int, parent_chat: int, before: _End, *, outside: SplitReason | None) -> bool:
         """Returns whether a chat becomes a part of the segment of the chat that it continues.
 
         The prompt of the chat begins with all tokens of the other chat. If a chat with a higher number came first and
         is a part of that segment, that chat and those after it move to a new segment.
         """
         segment, end, _ = before
-        if segment.outside is not outside:
+        if bool(segment.outside) is not bool(outside):
             return False
         if end == segment.length and segment.chats[-1] == parent_chat:
             return True
@@ -322,11 +324,28 @@ class Assembler:
 
         The receiver has answered the chats itself, so it already has the tokens.
         """
-        return () if self.reason else tuple(segment.reference() for segment in self._in_order())
+        return () if self.reason else _as_first(segment.reference() for segment in self._in_order())
 
     def segments(self) -> tuple[Segment, ...]:
         """Returns all segments; none if the sample is not trainable."""
-        return () if self.reason else tuple(segment.freeze() for segment in self._in_order())
+        return () if self.reason else _as_first(segment.freeze() for segment in self._in_order())
+
+
+def _reason(parent_chat: int, before: _End | None, drift: int | None) -> SplitReason:
+    """Returns why a chat begins a segment."""
+    if before is None:
+        return SplitReason.NO_TOKENS if parent_chat else SplitReason.HISTORY_CHANGED
+    if drift is not None:
+        return SplitReason.TOKENS_DIFFER
+    return before.segment.outside or SplitReason.BRANCH
+
+
+def _as_first(segments: Iterable[Segment]) -> tuple[Segment, ...]:
+    """Returns the segments of a sample. The first one has no reason if it began because it continues no chat."""
+    listed = tuple(segments)
+    if listed and listed[0].split is SplitReason.HISTORY_CHANGED:
+        return replace(listed[0], split=None), *listed[1:]
+    return listed
 
 
 def _add_run(runs: list[int], count: int, mask: int) -> None:
@@ -348,9 +367,13 @@ def _lacks(response: ChatResponse) -> str:
         return "the reply came without token ids"
     if response.prompt_ids is None:
         return "the reply came without its prompt's token ids"
-    if not response.tokens.complete:
-        return "one or more logprobs of the reply are missing"
-    return ""
+    if response.tokens.complete:
+        return ""
+    if response.tokens.logprobs is None:
+        return "the reply came without logprobs"
+    missing = np.isnan(response.tokens.logprobs)
+    more = int(missing.sum()) - 1
+    return f"logprob {int(missing.argmax())} is NaN" + (f", and {more} more are" if more else "")
 
 
 def _bytes_of(ids: Ids) -> bytes:

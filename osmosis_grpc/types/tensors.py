@@ -98,7 +98,7 @@ class Tensor:
         if len(self.data) != width * math.prod(self.shape):
             raise InvalidArgument(f"{field_path}.data", f"{len(self.data)} bytes are not a tensor of {self.shape}")
         if not self.shape or self.shape[0] != rows:
-            raise InvalidArgument(f"{field_path}.shape", f"the first dimension is not {rows}, the number of rows")
+            raise InvalidArgument(f"{field_path}.shape", f"is {self.shape} for {rows} rows")
         if self.dtype == "bool" and bool((np.frombuffer(self.data, dtype="|u1") > 1).any()):
             raise InvalidArgument(f"{field_path}.data", "has a byte that is neither 0 nor 1")
 
@@ -164,8 +164,9 @@ class RaggedTensor(ArrayEquality):
             raise InvalidArgument(f"{field_path}.offsets", f"{len(offsets)} offsets for {rows} tokens, not one more")
         if offsets[0] != 0:
             raise InvalidArgument(f"{field_path}.offsets", "do not begin with 0")
-        if bool((offsets[1:] < offsets[:-1]).any()):
-            raise InvalidArgument(f"{field_path}.offsets", "decrease")
+        falls = offsets[1:] < offsets[:-1]
+        if bool(falls.any()):
+            raise InvalidArgument(f"{field_path}.offsets", f"decrease after row {int(falls.argmax())}")
         self.values.check(int(offsets[-1]), f"{field_path}.values")
 
     @property

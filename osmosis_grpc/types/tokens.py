@@ -41,7 +41,7 @@ class TokenBlock(ArrayEquality):
         """Returns a checked block of array-like values. Raises InvalidArgument naming the field."""
         given = _flat(ids, "ids")
         if given.size and (given.dtype.kind not in "iu" or int(given.min()) < 0 or int(given.max()) > 0xFFFFFFFF):
-            raise InvalidArgument("ids", "token ids are integers from 0 to 2**32 - 1")
+            raise InvalidArgument("ids", f"{_wrong_id(given)}; token ids are integers from 0 to 2**32 - 1")
         block = cls(
             np.ascontiguousarray(given, dtype="<u4"),
             None if logprobs is None else _flat(logprobs, "logprobs", "<f4"),
@@ -93,6 +93,14 @@ def _flat(values: ArrayLike, name: str, dtype: str | None = None) -> Array:
     return array
 
 
+def _wrong_id(ids: Array) -> str:
+    """Returns the place and the value of the first token id that is none."""
+    if ids.dtype.kind not in "iu":
+        return f"the ids are of the type {ids.dtype}"
+    index = int(((ids < 0) | (ids > 0xFFFFFFFF)).argmax())
+    return f"id {index} is {ids[index]}"
+
+
 def check_logprobs(logprobs: Logprobs, count: int, of: str, field_path: str) -> bool:
     """Returns whether every logprob is present.
 
@@ -106,7 +114,9 @@ def check_logprobs(logprobs: Logprobs, count: int, of: str, field_path: str) -> 
     lowest, highest = logprobs.item(logprobs.argmin()), logprobs.item(logprobs.argmax())
     if highest <= _HIGHEST and lowest > -math.inf:
         return True
-    if highest == highest or bool(((logprobs > MAX_LOGPROB) | (logprobs == -np.inf)).any()):
-        problem = f"a logprob is finite and at most {MAX_LOGPROB}, or NaN when missing"
+    bad = (logprobs > MAX_LOGPROB) | (logprobs == -np.inf)
+    if bool(bad.any()):
+        index = int(bad.argmax())
+        problem = f"logprob {index} is {logprobs[index]:g}; it is finite and at most {MAX_LOGPROB}, or NaN when missing"
         raise InvalidArgument(f"{field_path}.logprobs", problem)
     return False

@@ -29,6 +29,7 @@ from osmosis_grpc.wire.message import (
 from osmosis_grpc.wire.outcome import fit, outcome_from_wire, outcome_to_wire, referring_bytes
 from osmosis_grpc.wire.protobuf_encoding import head, repeated, varint
 from osmosis_grpc.wire.rollout import init_from_wire, init_to_wire, origin_from_wire
+from osmosis_grpc.wire.tokens import SPLITS
 
 
 def event_to_wire(event: TrajectoryEvent, *, tokens: bool = True) -> pb.TrajectoryEvent:
@@ -120,7 +121,10 @@ def _requested_bytes(kind: events.ChatRequested, *, blobs: bool = True) -> bytes
     rest = b""
     if kind.params or kind.tools is not None or kind.policy:
         sampling, tools = params_to_wire(kind.params) if kind.params else None, tools_to_wire(kind.tools)
-        rest = pb.ChatRequestedEvent(sampling=sampling, tools=tools, policy=kind.policy).SerializeToString()
+        passed = None if kind.passed is None else params_to_wire(kind.passed)
+        rest = pb.ChatRequestedEvent(
+            sampling=sampling, tools=tools, policy=kind.policy, passed=passed
+        ).SerializeToString()
     return b"".join(
         (
             _sample(kind.sample),
@@ -149,6 +153,7 @@ def _read_requested(m: pb.ChatRequestedEvent) -> events.ChatRequested:
         tools=tools_from_wire(m.tools.tools, "tools.tools") if m.HasField("tools") else None,
         purpose=PURPOSES.read(m.purpose, "purpose"),
         policy=m.policy,
+        passed=params_from_wire(m.passed, "passed") if m.HasField("passed") else None,
     )
 
 
@@ -220,7 +225,7 @@ _KINDS: dict[type[events.EventKind], _Row] = {
     events.Resumed: _converter(events.Resumed),
     events.ChatFailed: _converter(events.ChatFailed),
     events.SampleAdded: _converter(events.SampleAdded),
-    events.SegmentClosed: _converter(events.SegmentClosed),
+    events.SegmentClosed: _converter(events.SegmentClosed, split=SPLITS.codec(None)),
     events.CancelAsked: _converter(events.CancelAsked),
     events.Graded: _converter(events.Graded),
     events.Annotated: _converter(

@@ -50,8 +50,8 @@ class EnumNames(Generic[E]):
 
 
 _CODECS = {
-    Duration.DESCRIPTOR.full_name: Codec(times.duration, lambda message, path: times.seconds(message)),
-    Timestamp.DESCRIPTOR.full_name: Codec(times.timestamp, lambda message, path: times.unix(message)),
+    Duration.DESCRIPTOR.full_name: Codec(times.duration, times.valid_seconds),
+    Timestamp.DESCRIPTOR.full_name: Codec(times.timestamp, times.valid_unix),
 }
 """The codecs of fields that are messages, by the type of the message. Each Converter adds a codec for its message."""
 

@@ -46,7 +46,9 @@ METRICS = Converter(
     RolloutMetrics,
     pb.Metrics,
     **{
-        f"{name}_ms": Codec(lambda ms: times.duration(ms / 1000), lambda m, path: times.seconds(m) * 1000, name)
+        f"{name}_ms": Codec(
+            lambda ms: times.duration(ms / 1000), lambda m, path: times.valid_seconds(m, path) * 1000, name
+        )
         for name in ("total_latency", "llm_latency", "tool_latency")
     },
 )

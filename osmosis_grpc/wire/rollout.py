@@ -63,6 +63,7 @@ def init_from_wire(message: pb.InitRequest, *, any_role: bool = False) -> InitRe
         agent_loop=spec.agent_loop,
         messages=messages_from_wire(spec.messages, "spec.messages", any_role=any_role),
         completion_params=params_from_wire(spec.sampling, "spec.sampling"),
+        pin_completion_params=spec.pin_sampling,
         max_turns=spec.max_turns if spec.HasField("max_turns") else DEFAULT_MAX_TURNS,
         max_tokens_total=spec.max_tokens_total if spec.HasField("max_tokens_total") else DEFAULT_MAX_TOKENS_TOTAL,
         metadata=_metadata_from_wire(spec.metadata_json),
@@ -118,6 +119,7 @@ def _spec_to_wire(request: RolloutRequest, *, blobs: bool) -> pb.RolloutSpec:
         agent_loop=request.agent_loop,
         messages=[message_to_wire(m, blobs=blobs) for m in request.messages],
         sampling=params_to_wire(request.completion_params) if request.completion_params else None,
+        pin_sampling=request.pin_completion_params,
         max_turns=request.max_turns,
         max_tokens_total=request.max_tokens_total,
         metadata_json=_metadata_to_wire(request),
@@ -187,6 +189,7 @@ _CALLBACK = Converter(
         "history",
     ),
     run_id=Codec(str, check_run_id),
+    min_ping_interval=Codec(times.duration, lambda message, path: times.valid_seconds(message, path, 0)),
 )
 
 

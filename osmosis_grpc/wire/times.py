@@ -8,6 +8,10 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from osmosis_grpc.errors import InvalidArgument
 
 _NANOS = 1_000_000_000
+_LONGEST = 315_576_000_000
+"""The most seconds of a Duration, about 10,000 years, as protobuf defines it."""
+_TIMES = range(-62_135_596_800, 253_402_300_800)
+"""The seconds of a Timestamp: the years 1 to 9999, as protobuf defines it."""
 
 
 def duration(seconds: float) -> Duration:
@@ -25,11 +29,19 @@ def seconds(message: Duration) -> float:
     return message.seconds + message.nanos / _NANOS
 
 
+def valid_seconds(message: Duration, field: str, least: float = -_LONGEST) -> float:
+    """Returns the seconds of a Duration. Raises InvalidArgument below `least`, and if protobuf does not permit it."""
+    value = seconds(message)
+    if abs(message.nanos) >= _NANOS or not least <= value <= _LONGEST:
+        raise InvalidArgument(field, f"{value:g} s is not a time from {least:g} to {_LONGEST} s")
+    return value
+
+
 def checked_seconds(message: Duration, field: str) -> float:
     """Returns the seconds of a Duration. Raises InvalidArgument for a Duration that is not valid or not positive."""
-    value = seconds(message)
-    if value <= 0 or abs(message.nanos) >= _NANOS or message.seconds > 315_576_000_000:
-        raise InvalidArgument(field, f"{value:g} s is not a time greater than zero")
+    value = valid_seconds(message, field, 0)
+    if value == 0:
+        raise InvalidArgument(field, "0 s is not a time greater than zero")
     return value
 
 
@@ -38,6 +50,13 @@ def timestamp(unix: float) -> Timestamp:
     whole = math.floor(unix)
     carry, nanos = divmod(round((unix - whole) * _NANOS), _NANOS)
     return Timestamp(seconds=whole + carry, nanos=nanos)
+
+
+def valid_unix(message: Timestamp, field: str) -> float:
+    """Returns the Unix seconds of a Timestamp. Raises InvalidArgument if protobuf does not permit it."""
+    if message.seconds not in _TIMES or not 0 <= message.nanos < _NANOS:
+        raise InvalidArgument(field, f"{message.seconds} s is not in the years 1 to 9999")
+    return unix(message)
 
 
 def unix(message: Timestamp) -> float:

@@ -14,14 +14,15 @@ from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types.arrays import np
 from osmosis_grpc.types.extras import Extras, check_extras
 from osmosis_grpc.types.jsontext import NOTHING
-from osmosis_grpc.types.samples import ChatRef, ChatReward, PrefixChat, Sample, Segment
+from osmosis_grpc.types.samples import ChatRef, ChatReward, PrefixChat, Sample, Segment, SplitReason
 from osmosis_grpc.types.tokens import Ids, Logprobs, TokenBlock, VersionSpan, check_logprobs
 from osmosis_grpc.wire.extras import extras_from_wire, extras_to_wire
-from osmosis_grpc.wire.field_conversion import Codec, Converter
+from osmosis_grpc.wire.field_conversion import Codec, Converter, EnumNames
 from osmosis_grpc.wire.message import message_to_wire, messages_from_wire
 from osmosis_grpc.wire.protobuf_encoding import head
 
 _IDS, _LOGPROBS = 1, 2  # the field numbers, in TokenBlock and in Segment
+SPLITS = EnumNames(SplitReason, pb.SplitReason, "a reason")
 
 
 def block_to_wire(block: TokenBlock) -> pb.TokenBlock:
@@ -86,6 +87,7 @@ def segment_to_wire(segment: Segment) -> pb.Segment:
         versions=spans_to_wire(segment.versions),
         chats=segment.chats,
         drift_index=segment.drift_index,
+        split=_split_to_wire(segment),
         incomplete_extras=segment.incomplete_extras,
         sampled_extras=extras_to_wire(segment.sampled_extras),
         token_extras=extras_to_wire(segment.token_extras),
@@ -107,6 +109,7 @@ def segment_from_wire(message: pb.Segment, field: str) -> Segment:
         chats=tuple(message.chats),
         versions=versions,
         drift_index=message.drift_index if message.HasField("drift_index") else None,
+        split=SPLITS.names.get(message.split),
         sampled_extras=extras_from_wire(message.sampled_extras, len(logprobs), f"{field}.sampled_extras"),
         token_extras=extras_from_wire(message.token_extras, len(ids), f"{field}.token_extras"),
         incomplete_extras=tuple(message.incomplete_extras),
@@ -117,7 +120,13 @@ def segment_from_wire(message: pb.Segment, field: str) -> Segment:
 
 def segment_reference(segment: Segment) -> pb.Segment:
     """Returns a segment without its tokens, for a trainer that answered its chats."""
-    return pb.Segment(mask_runs=segment.mask_runs, chats=segment.chats, drift_index=segment.drift_index)
+    return pb.Segment(
+        mask_runs=segment.mask_runs, chats=segment.chats, drift_index=segment.drift_index, split=_split_to_wire(segment)
+    )
+
+
+def _split_to_wire(segment: Segment) -> "pb.SplitReason.ValueType":
+    return pb.SPLIT_REASON_UNSPECIFIED if segment.split is None else SPLITS.numbers[segment.split]
 
 
 def sample_to_wire(sample: Sample, name: str, *, refer: bool = False, blobs: bool = False) -> pb.Sample:

@@ -78,19 +78,20 @@ async def test_an_event_may_have_no_data():
         (float("inf"), "inf"),
         (float("-inf"), "-inf"),
         (Odd(), "<odd>"),
-        (b"a", "b'a'"),
-        (Color.RED, "<Color.RED: 'red'>"),
+        (b"a", "a"),
+        (b"\xff", "b'\\xff'"),
+        (Color.RED, "red"),
         (Level.HIGH, 3),
         (1j, "1j"),
         ((1, 2), [1, 2]),
         ({1}, [1]),
-        ({1: 2, None: 3}, {"1": 2, "None": 3}),
+        ({1: 2, None: 3}, {"1": 2, "null": 3}),
         ([Odd(), float("nan")], ["<odd>", "nan"]),
-        ("\ud800", "?"),
-        ({"\ud800": "\ud800"}, {"?": "?"}),
+        ("\ud800", "\ufffd"),
+        ({"\ud800": "\ud800"}, {"\ufffd": "\ufffd"}),
         (np.float64(0.5), 0.5),
-        (np.int64(3), "np.int64(3)"),
-        (range(2), "range(0, 2)"),
+        (np.int64(3), 3),
+        (range(2), [0, 1]),
         (10**5000, None),
     ],
     ids=lambda value: repr(value)[:30] if not isinstance(value, int) or value < 10 else "5,000 digits",
@@ -136,7 +137,7 @@ async def test_the_name_stands_beside_data_of_any_name():
     assert (kind.name, dict(kind.data)) == ("step", names)
 
 
-@pytest.mark.parametrize(("name", "expected"), [("", ""), (5, "5"), ("é", "é"), ("\ud800", "?")])
+@pytest.mark.parametrize(("name", "expected"), [("", ""), (5, "5"), ("é", "é"), ("\ud800", "\ufffd")])
 async def test_a_name_becomes_text_that_can_travel(name, expected):
     assert (await logged(name)).name.encode() == expected.encode()
 

@@ -43,7 +43,14 @@ OF_THE_SDK = [
     "RUN_NOT_CALLABLE",
     "RUN_NOT_ASYNC",
 ]
-OURS = ["MISSING_GET_TOOLS_METHOD", "AGENT_INIT_FAILED", "UNUSUAL_FUNCTION_NAME", "MISSPELT_KEY", "DUPLICATE_TOOL_NAME"]
+OURS = [
+    "MISSING_GET_TOOLS_METHOD",
+    "AGENT_INIT_FAILED",
+    "UNUSUAL_FUNCTION_NAME",
+    "MISSPELT_KEY",
+    "DUPLICATE_TOOL_NAME",
+    "RESULT_WITHOUT_JSON",
+]
 
 
 def _agents() -> ModuleType:
@@ -86,7 +93,7 @@ def test_c02_each_code_has_place_message_and_hint(code):
 def test_c02_the_codes_of_the_sdk_are_all_there():
     command_line = ["NOT_AN_AGENT_LOOP", "DUPLICATE_NAME"]
     assert set(HINTS) == {*OF_THE_SDK, *OURS, *command_line, "GET_TOOLS_NOT_AWAITED"}
-    ours = {"GET_TOOLS_NOT_AWAITED", "UNUSUAL_FUNCTION_NAME", "MISSPELT_KEY"}
+    ours = {"GET_TOOLS_NOT_AWAITED", "UNUSUAL_FUNCTION_NAME", "MISSPELT_KEY", "RESULT_WITHOUT_JSON"}
     assert {"MISSING_FUNCTION_DESCRIPTION", "GET_TOOLS_RETURNS_NONE", *ours} == WARNINGS
 
 

@@ -187,7 +187,7 @@ AGENTS = {
             async def slow(self):
                 time.sleep(0.6)  # blocks
         """,
-        [("BLOCKING_CALL", "blocks")],
+        [("BRIEF_BLOCK", "blocks")],
         "the tool slow blocked the event loop for ",
     ),
     "a tool that is never called": Agent(

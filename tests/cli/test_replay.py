@@ -350,3 +350,6 @@ def test_p18_p19_the_rewards_of_samples_and_the_policy_of_a_chat_are_compared():
     asked = events.ChatRequested(sample="main", chat_number=1)
     assert question_difference(asked, replace(asked, policy="critic")).where == "policy"
     assert question_difference(asked, asked) is None
+    pinned = replace(asked, params={"temperature": 1.0}, passed={"temperature": 0.5})
+    assert question_difference(pinned, replace(asked, params={"temperature": 0.5})) is None, "the agent asks the same"
+    assert question_difference(pinned, replace(asked, params={"temperature": 1.0})).where == "params"

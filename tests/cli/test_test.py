@@ -159,6 +159,16 @@ def test_c03_a_model_server_is_asked_with_the_options(test, folder):
     assert KEY not in done.stdout + done.stderr
 
 
+def test_a_replay_pins_the_parameters_that_its_run_has_pinned(test, folder):
+    (folder / "agent.py").write_text(AGENT.replace("**ctx.request.completion_params", "temperature=1"))
+    with model_server(model) as server:
+        options = ("--base-url", server.url, "--temperature", "0.5", "--pin-sampling")
+        first = test("--model", "tiny", *options, OPENAI_API_KEY=KEY)
+    second = test("--replay", "last")
+    assert (first.returncode, second.returncode) == (0, 0), second.stdout
+    assert {body["temperature"] for body in server.asked} == {0.5}
+
+
 def test_c03_a_replay_asks_no_model(test, folder):
     with model_server(model) as server:
         options = ("--base-url", server.url, "--temperature", "0.5", "--json")

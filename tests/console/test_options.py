@@ -42,6 +42,7 @@ SERVER = {
     "LEGACY_AGENT_TOKEN_FILE": ("x", Path("x"), ""),
     "COMMAND": ("a b\nc", "a b\nc", "a 'b"),
     "COMMAND_NAME": ("a b", ("a", "b"), ""),
+    "PIN_SAMPLING": ("temperature=1 top_k=5", ("temperature=1", "top_k=5"), "temperature=-1"),
     "COMMAND_ENV": ("HF_HOME X", ("HF_HOME", "X"), "OPENAI_API_KEY"),
     "COMMAND_TIMEOUT_SECONDS": ("2.5", 2.5, "0"),
     "COMMAND_MEMORY_MIB": ("512", 512, "15"),

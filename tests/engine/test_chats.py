@@ -514,12 +514,7 @@ BAD = {
     "NaN": ([user(float("nan"))], {}),
     "numpy NaN": ([user(np.float64("nan"))], {}),
     "infinity": ([{**user("a"), "score": float("-inf")}], {}),
-    "a surrogate": ([user("\ud800")], {}),
-    "a surrogate in a key": ([{**user("a"), "\ud800": 1}], {}),
     "an object": ([user(object())], {}),
-    "bytes": ([user(b"a")], {}),
-    "an array": ([user(np.array([1, 2]))], {}),
-    "a key that is a number": ([{**user("a"), 1: 2}], {}),
     "too deep": ([user(DEEP)], {}),
     "a negative temperature": ([user("a")], {"temperature": -1}),
     "temperature a text": ([user("a")], {"temperature": "hot"}),
@@ -562,6 +557,30 @@ async def test_what_cannot_be_asked_is_a_value_error_in_the_agent(hosting, messa
         assert len(h.kinds(record, events.ChatRequested)) == 2
         assert [kind.sample for kind in h.kinds(record, events.SampleAdded)] == ["main"]
         h.check_whole(record)
+
+
+@pytest.mark.parametrize(
+    ("message", "sent"),
+    [
+        (user("name \udcff"), user("name \ufffd")),
+        ({**user("a"), "\ud800": 1}, {**user("a"), "\ufffd": 1}),
+        (user(b"caf\xe9"), user("caf\ufffd")),
+        ({**user("a"), "scores": np.array([1, 2])}, {**user("a"), "scores": [1, 2]}),
+        ({**user("a"), 1: 2}, {**user("a"), "1": 2}),
+    ],
+    ids=["a surrogate", "a surrogate in a key", "bytes", "an array", "a key that is a number"],
+)
+async def test_what_an_agent_says_is_converted_and_stays_one_conversation(hosting, message, sent):
+    async def run(ctx):
+        reply = await ctx.chat([message])
+        return await ctx.chat([message, reply.message, user("b")])
+
+    async with hosting(run) as h:
+        record = await h.start()
+        await h.settled(record)
+        assert places(h) == [(1, 0, 0), (2, 1, 2)]
+        asked = h.kinds(record, events.ChatRequested)
+        assert list(asked[0].messages) == [sent]
 
 
 async def test_a_value_error_names_the_place(hosting):

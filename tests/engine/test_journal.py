@@ -155,9 +155,9 @@ def folder(tmp_path):
     return tmp_path / "state"
 
 
-async def crashed(folder, agent, until, **fields):
+async def crashed(folder, agent, until, *, pin_sampling=None, **fields):
     """A crash while a rollout waits for the reply to a chat."""
-    async with keeping(folder, agent, policy=Until(until)) as h:
+    async with keeping(folder, agent, policy=Until(until), pin_sampling=pin_sampling or {}) as h:
         record = await h.start(**fields)
         await h.until(lambda: record.state is RolloutState.RUNNING and len(h.trainer.chats) == until)
         await h.until(lambda: record.trail.last_event_number == record.trail.written)

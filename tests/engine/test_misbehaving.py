@@ -6,7 +6,6 @@ import threading
 import time
 from collections import UserDict
 from dataclasses import dataclass, field
-from decimal import Decimal
 from fractions import Fraction
 
 import numpy as np
@@ -163,7 +162,7 @@ FAILURES = {
     "raises a BaseExceptionGroup": Case(raising(BaseExceptionGroup("several", [Panic()])), "several"),
     "raises an ExceptionGroup": Case(raising(ExceptionGroup("several", [ValueError()])), "several"),
     "raises what has no text": Case(raising(Untellable()), "Untellable"),
-    "raises a surrogate": Case(raising(ValueError("\ud800")), "?"),
+    "raises a surrogate": Case(raising(ValueError("\ud800")), "\ufffd"),
     "raises a long text": Case(raising(ValueError("x" * 200_000)), "[cut]"),
     "recurses": Case(recurses, "recursion"),
     "cancels itself": Case(cancels_itself, "cancelled itself"),
@@ -188,8 +187,6 @@ FAILURES = {
     "reward -inf": Case(completing(reward=float("-inf")), "inf"),
     "reward text": Case(completing(reward="abc"), "abc"),
     "reward a number's text": Case(completing(reward="0.5"), "0.5"),
-    "reward True": Case(completing(reward=True), "True"),
-    "reward numpy bool": Case(completing(reward=np.bool_(True)), "True"),
     "reward numpy NaN": Case(completing(reward=np.float32("nan")), "nan"),
     "reward array": Case(completing(reward=np.array([1.0, 2.0])), "array"),
     "reward complex": Case(completing(reward=1j), "1j"),
@@ -201,27 +198,15 @@ FAILURES = {
     "a message is a text": Case(completing(("hello",), reward=1.0), "final_messages[0]"),
     "a message is a class": Case(completing((Report,), reward=1.0), "the result cannot be sent"),
     "a message is an array": Case(completing((np.array([1, 2]),), chat_first=True), "final_messages[0]"),
-    "a message holds an array": Case(
-        completing(({"role": "user", "content": np.array([1, 2])},), chat_first=True), "final_messages[0]"
-    ),
-    "a message holds a Decimal": Case(
-        completing((USER, {"role": "user", "content": Decimal(1)}), chat_first=True), "final_messages[1]"
-    ),
     "a message is not a dict": Case(completing((UserDict(USER),), reward=1.0), "final_messages[0]"),
     "a message without a role": Case(completing(({"content": "x"},), reward=1.0), "role"),
     "a message of a robot": Case(completing(({"role": "robot"},), reward=1.0), "robot"),
     "a role that is a list": Case(completing(({"role": ["user"]},), reward=1.0), "role"),
-    "a key that is a number": Case(completing(({**USER, 1: 2},), reward=1.0), "final_messages[0]"),
-    "a surrogate in a message": Case(completing(({**USER, "content": "\ud800"},), reward=1.0), "surrogate"),
     "a NaN in a message": Case(completing(({**USER, "score": float("nan")},), reward=1.0), "score"),
     "a message without a bottom": Case(completing(({**USER, "x": nested(DEEP)},), reward=1.0), "nests"),
     "extra_fields an object": Case(completing(reward=1.0, extra_fields={"x": object()}), "extra_fields"),
-    "extra_fields a set": Case(completing(reward=1.0, extra_fields={"x": {1}}), "extra_fields"),
     "extra_fields NaN": Case(completing(reward=1.0, extra_fields={"x": float("nan")}), "extra_fields"),
     "extra_fields numpy NaN": Case(completing(reward=1.0, extra_fields={"x": np.float64("nan")}), "extra_fields"),
-    "extra_fields an array": Case(completing(reward=1.0, extra_fields={"x": np.ones(2)}), "extra_fields"),
-    "extra_fields a surrogate": Case(completing(reward=1.0, extra_fields={"x": "\udfff"}), "extra_fields"),
-    "extra_fields numbered": Case(completing(reward=1.0, extra_fields={1: 2}), "extra_fields"),
     "extra_fields a number": Case(completing(reward=1.0, extra_fields=5), "extra_fields"),
     "extra_fields a list": Case(completing(reward=1.0, extra_fields=[1, 2]), "extra_fields"),
     "extra_fields without a bottom": Case(completing(reward=1.0, extra_fields={"x": nested(DEEP)}), "nests"),

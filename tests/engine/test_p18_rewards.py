@@ -165,7 +165,7 @@ async def test_p18_a_rollout_that_fails_has_no_rewards(hosting):
 WRONG = [
     ({"value": math.nan}, "not a finite number"),
     ({"value": math.inf}, "not a finite number"),
-    ({"value": True}, "not a finite number"),
+    ({"value": [1.0]}, "not a finite number"),
     ({"value": "1"}, "not a finite number"),
     ({"value": None}, "not a finite number"),
     ({"sample": "other"}, "sample: the rollout has no sample named 'other'; its samples: 'main', 'side'"),

@@ -4,6 +4,7 @@ import asyncio
 import functools
 import threading
 
+import numpy as np
 import pytest
 
 from osmosis_grpc import osmosis_reward
@@ -111,9 +112,14 @@ async def test_c05_a_function_that_blocks_stops_no_other():
     assert await score(first, other) == ({"f0": 1.0, "f1": 1.0}, {})
 
 
-@pytest.mark.parametrize("result", [float("nan"), float("inf"), None, "1", True, [1.0]], ids=repr)
+@pytest.mark.parametrize("result", [float("nan"), float("inf"), None, "1", [1.0]], ids=repr)
 async def test_c05_a_result_that_is_no_finite_number_is_a_failure(result):
     assert await one(lambda solution_str: result) == f"it returned {result!r}, not a finite number"
+
+
+@pytest.mark.parametrize(("result", "scored"), [(True, 1.0), (np.False_, 0.0), (np.float32(0.5), 0.5)], ids=repr)
+async def test_a_bool_and_a_scalar_of_numpy_are_scores(result, scored):
+    assert await one(lambda solution_str: result) == scored
 
 
 async def test_c05_an_exception_is_a_failure_with_its_text_and_place():

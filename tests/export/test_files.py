@@ -9,7 +9,7 @@ import pytest
 
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.export import Export, ExportOptions, VerlConfig, export, load_batch, load_outputs, padded_batch
-from osmosis_grpc.types import Group
+from osmosis_grpc.types import Group, SplitReason
 from tests.export.outcomes import case, failed, golden, outcome, segment
 from tests.made_extras import made
 
@@ -80,7 +80,7 @@ def test_records_of_the_v1_trainer_are_lines(tmp_path):
 def test_parquet_has_rows_for_rollouts_and_for_segments(tmp_path):
     one = segment([1, 2], [3, 4, 5], [1, 0, 1], [-1, 0, -2])
     extras = {"token_extras": made(["routed_experts"], one.ids), "sampled_extras": made(["sampling_mask"], [3, 5])}
-    outcomes = [outcome("a", replace(one, **extras), one), failed("f")]
+    outcomes = [outcome("a", replace(one, **extras), replace(one, split=SplitReason.BRANCH)), failed("f")]
     with pytest.raises(InvalidArgument, match="rollout f is not trained on: it ended FAILED: no tool"):
         export(outcomes, tmp_path / "p", "parquet")
     assert list(tmp_path.iterdir()) == []
@@ -94,6 +94,7 @@ def test_parquet_has_rows_for_rollouts_and_for_segments(tmp_path):
     assert (first["ids"], first["mask"]) == ([1, 2, 3, 4, 5], [False, False, True, False, True])
     assert first["logprobs"] == [0, 0, -1, 0, -2]
     assert (first["prompt_tokens"], first["weight"], second["segment"], second["extras"]) == (2, 0.5, 1, [])
+    assert (first["split"], second["split"]) == (None, "branch")
     experts, masks = first["extras"]
     assert (experts["name"], experts["rows"], experts["offsets"]) == ("routed_experts", "tokens", None)
     values = np.frombuffer(experts["data"], experts["dtype"]).reshape(experts["shape"])

@@ -98,7 +98,7 @@ EXPERTS = Tensor.of(np.zeros((5, 2, 3), dtype=np.int16))
         (outcome("a", ONE), {"response_length": 2}, "its response has 3 tokens, more than response_length 2"),
         (outcome("a", segment([1, 2], [], [], [])), {}, "sample main, segment 0: no token of it is sampled"),
         (outcome("a", segment([], [1], [1], [-1])), {}, "its prompt is empty"),
-        (outcome("a", NAN), {}, "a sampled token has no logprob"),
+        (outcome("a", NAN), {}, "is nan"),
         (outcome("a", ONE), {"extras": ("routed_experts",)}, "has routed experts of no or some tokens"),
         (
             outcome("a", replace(ONE, sampled_extras={"routed_experts": EXPERTS})),

@@ -142,6 +142,21 @@ async def test_python_is_the_servers_unless_an_environment_is_activated(tmp_path
     assert shutil.which("node", path=program_environment(())["PATH"]) == f"{other}/bin/node"
 
 
+async def test_a_file_name_that_is_no_utf8_is_a_text_with_a_replacement(tmp_path):
+    program = r"""
+messages = [{"role": "user", "content": "\udcff.txt"}]
+ask(messages)
+messages.append({"role": "user", "content": "and \ud83d"})
+ask(messages)
+result(reward=True, metadata={"file": "\udcff.txt"})
+"""
+    outcome = await outcome_of(tmp_path, program, policy)
+    assert (outcome.failure, outcome.reward, list(outcome.samples)) == (None, 1.0, ["main"])
+    said = [message["content"] for message in outcome.messages if message["role"] == "user"]
+    assert said == ["\ufffd.txt", "and \ufffd"]
+    assert outcome.extra_fields == {"file": "\ufffd.txt"}
+
+
 @pytest.mark.parametrize(
     ("program", "message"),
     [
@@ -173,9 +188,8 @@ async def test_a_program_that_is_stopped_by_its_time_limit_has_its_samples(tmp_p
         ('{"reward": null, "metadata": null}', None),
         ("[1]", "the result file: is not a JSON object"),
         ("{", "the result file: is not JSON"),
-        ("\xff", "decode"),
+        ("\xff", "is not JSON"),
         ('{"reward": "1"}', "reward: is '1', not a finite number"),
-        ('{"reward": true}', "reward: is True, not a finite number"),
         ('{"reward": NaN}', "NaN"),
         ('{"rewards": [1]}', "rewards: is a list, not an object"),
         ('{"rewards": {"main": "x"}}', "rewards.main: is 'x', not a finite number"),

@@ -39,10 +39,6 @@ NOT_JSON = {
     "1e999": text("metadata", '{"a":1e999}'),
     "-1e999": text("max_turns", "-1e999"),
     "NaN for an int": text("max_turns", "NaN"),
-    "lone surrogate": text("metadata", r'{"a":"\ud800"}'),
-    "lone surrogate in a key": text("metadata", r'{"\udfff":1}'),
-    "lone surrogate in the id": text("rollout_id", r'"\ud800"'),
-    "surrogates the wrong way round": text("messages", r'[{"role":"user","content":"\udc00\ud800"}]'),
     "raw surrogate": text("metadata", '{"a":"?"}').replace(b"?", b"\xed\xa0\x80"),
     "invalid UTF-8": text("metadata", '{"a":"?"}').replace(b"?", b"\xff"),
     "overlong UTF-8": text("metadata", '{"a":"?"}').replace(b"?", b"\xc0\xaf"),
@@ -184,6 +180,20 @@ async def test_what_is_no_json_object(gateway, trainer):
         assert problems(await gateway.init(body))[0]["loc"] == ["body"], name
     await gateway.untouched()
     await gateway.still_serves(trainer)
+
+
+@pytest.mark.parametrize(
+    ("field", "raw", "place"),
+    [
+        ("metadata", r'{"a":["\ud800"]}', ["metadata", "a", 0]),
+        ("metadata", r'{"\udfff":1}', ["metadata"]),
+        ("rollout_id", r'"\ud800"', ["rollout_id"]),
+        ("messages", r'[{"role":"user","content":"\udc00\ud800"}]', ["messages", 0, "content"]),
+    ],
+)
+async def test_an_unpaired_surrogate_is_refused_at_its_place(gateway, trainer, field, raw, place):
+    assert problems(await gateway.init(text(field, raw)))[0]["loc"] == ["body", *place]
+    await gateway.untouched()
 
 
 async def test_each_field_is_named(gateway, trainer):

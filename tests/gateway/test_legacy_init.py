@@ -56,6 +56,14 @@ async def test_a_rollout(build):
     assert deployment.old.keys == [None]
 
 
+async def test_pinned_parameters_replace_those_of_a_legacy_agent(build):
+    deployment = await build(script=plays)
+    await deployment.init(completion_params={"temperature": 0.5}, pin_completion_params=True)
+    await deployment.end()
+    [chat] = deployment.policy.asked
+    assert dict(chat.params) == {"temperature": 0.5, "top_p": 1.0, "max_tokens": 512}
+
+
 async def test_a_given_name_key_and_public_url(build):
     more = {"name": "mine", "api_key": "secret", "public_url": "http://elsewhere:1/base"}
     deployment = await build(hosted=more)

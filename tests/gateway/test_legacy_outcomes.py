@@ -76,6 +76,15 @@ async def test_error_without_messages(deployment):
     assert outcome.metrics.num_tool_calls == 2
 
 
+async def test_an_outcome_with_a_bool_and_a_file_name_that_is_no_utf8(deployment):
+    await deployment.init()
+    said = [*QUESTION, REPLY | {"content": "\udcff.txt"}]
+    assert await deployment.old.complete("r1", final_messages=said, reward=True, extra_fields={"a": "\ud800"}) == 200
+    outcome = await deployment.end()
+    assert (outcome.reward, outcome.messages[-1]["content"]) == (1.0, "\ufffd.txt")
+    assert dict(outcome.extra_fields) == {"a": "\ufffd"}
+
+
 async def test_the_first_outcome_counts(deployment):
     await deployment.init()
     assert await deployment.old.complete("r1", final_messages=[*QUESTION, REPLY], reward=1.0) == 200

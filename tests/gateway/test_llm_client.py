@@ -426,7 +426,7 @@ async def test_another_status(trainer, llm, status):
     assert trainer.outcomes == []
 
 
-@pytest.mark.parametrize("reward", [float("nan"), float("inf"), "1", True, object()])
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), "1", [1.0], object()])
 async def test_a_reward_that_is_no_number(trainer, llm, reward):
     with pytest.raises(InvalidArgument, match="reward"):
         await llm.complete_rollout("COMPLETED", [], reward=reward)

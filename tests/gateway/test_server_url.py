@@ -636,3 +636,10 @@ async def test_a_refusal_does_not_tell_a_key(gateway, caplog, trainer):
         assert answer.status_code in (404, 422)
         assert "secret" not in answer.text
     assert "secret" not in caplog.text
+
+
+@pytest.mark.parametrize("given", [{}, {"pin_completion_params": False}, {"pin_completion_params": True}])
+def test_an_init_over_http_can_pin_its_parameters(given):
+    body = {"rollout_id": "r", "server_url": "http://t", "messages": [], "completion_params": {"temperature": 0}}
+    request = http_bodies.read_init({**body, **given}, 1, 1000).request
+    assert request.pin_completion_params is given.get("pin_completion_params", False)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from osmosis_grpc.errors import AlreadyExists, FailedPrecondition, ResourceExhausted, Unavailable
+from osmosis_grpc.errors import AlreadyExists, FailedPrecondition, Internal, ResourceExhausted, Unavailable
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.trainer import (
     ChatRequest,
@@ -78,7 +78,7 @@ class NewTrainer:
         if self._faults:
             fault = self._faults.pop(0)
             if fault.kind == "broken":
-                raise RuntimeError("the sampler is broken")
+                raise Internal("the sampler is broken")
             if fault.kind == "unavailable":
                 raise Unavailable("the sampler is unavailable")
             raise ResourceExhausted("the sampler is busy", retry_after=fault.retry_after)

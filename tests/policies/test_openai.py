@@ -153,7 +153,7 @@ async def test_the_request_body():
         **NEUTRAL,
         "temperature": 0.5,
         "min_p": 0.1,
-        "logprobs": False,
+        "logprobs": True,
         "n": 1,
         "stream": False,
         "return_token_ids": True,
@@ -173,7 +173,7 @@ async def test_a_rollout_with_tokens_is_trainable():
 
 
 @pytest.mark.parametrize(
-    ("body", "reason"), [(PLAIN, "token ids"), (VLLM, "logprobs")], ids=["no ids", "a logprob missing"]
+    ("body", "reason"), [(PLAIN, "token ids"), (VLLM, "logprob 1 is NaN")], ids=["no ids", "a logprob missing"]
 )
 async def test_a_rollout_without_tokens_completes_and_is_not_trainable(body, reason):
     async with model_server(body) as (url, _), OpenAIPolicy(url, "m") as policy:
@@ -378,6 +378,36 @@ async def test_cancelling_a_chat_ends_its_request():
 async def test_the_servers_version_of_the_weights_comes_first():
     response = await ask({**SGLANG, "metadata": {"weight_version": "step-8"}}, version="step-7")
     assert response.versions == (VersionSpan("step-8", 2),)
+
+
+AGENTS = {
+    "logprobs": {"logprobs": False},
+    "no logprobs": {"logprobs": None, "top_logprobs": 2},
+    "ids": {"return_token_ids": False},
+    "one of several": {"n": 1},
+    "a stream": {"stream": True, "stream_options": {"include_usage": False}},
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("params", AGENTS.values(), ids=list(AGENTS))
+async def test_an_agent_cannot_switch_off_what_training_needs(params, stream):
+    async with model_server(VLLM) as (url, seen), OpenAIPolicy(url, "m", stream=stream) as policy:
+        response = await policy(ChatRequest(rollout_id="r", messages=QUESTION, params=params))
+    ((_, body),) = seen
+    kept = {name: params[name] for name in ("n", "top_logprobs") if name in params}
+    options = {"stream_options": {"include_usage": True}} if stream else {}
+    own = {"model": "m", "messages": QUESTION, "stream": stream, "logprobs": True, "return_token_ids": True}
+    assert body == {**NEUTRAL, **own, **options, **kept}
+    assert response.tokens is not None
+    assert response.tokens.logprobs is not None
+
+
+async def test_a_policy_without_token_ids_forwards_what_the_agent_asks_for():
+    params = {"logprobs": True, "echo": True}
+    async with model_server(PLAIN) as (url, seen), OpenAIPolicy(url, "m", token_ids=False, logprobs=False) as policy:
+        await policy(ChatRequest(rollout_id="r", messages=QUESTION, params=params))
+    assert seen[0][1] == {"model": "m", "messages": QUESTION, "stream": False, **params}
 
 
 async def test_weights_that_nobody_has_named_have_the_version_of_the_policy():

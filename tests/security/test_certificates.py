@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import ssl
 from contextlib import asynccontextmanager
 
@@ -145,6 +146,23 @@ async def test_files_are_replaced_while_the_server_runs(fresh, stranger, protoco
         fresh.issue("server", "127.0.0.1")
         assert (await opens(mine), await opens(theirs)) == (True, False)
     assert "PRIVATE KEY" not in caplog.text
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_files_of_equal_size_time_and_inode_are_read_again(fresh, stranger, protocol):
+    def put(by):
+        fresh.issue("new", "127.0.0.1", by=by)
+        for ending in ("pem", "key"):
+            path = fresh.folder / f"server.{ending}"
+            path.write_bytes((fresh.folder / f"new.{ending}").read_bytes().ljust(8192, b"\n"))
+            os.utime(path, (1_700_000_000, 1_700_000_000))
+
+    put(fresh)
+    mine, theirs = fresh.client(), fresh.client(ca=stranger.ca)
+    async with opened(fresh.server(), protocol) as opens:
+        assert (await opens(mine), await opens(theirs)) == (True, False)
+        put(stranger)
+        assert (await opens(mine), await opens(theirs)) == (False, True)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

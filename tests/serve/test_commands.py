@@ -71,6 +71,19 @@ async def test_each_command_has_a_name_beside_other_agents(tmp_path):
                 assert (outcome.status, outcome.reward) == (OutcomeStatus.COMPLETED, reward), outcome.failure
 
 
+async def test_the_server_pins_parameters_that_a_program_has_in_its_code(tmp_path):
+    write(tmp_path, "ask([USER], temperature=0, top_k=1); result(reward=1)")
+    pins = ("--pin-sampling", "temperature=1.0", "--pin-sampling", "top_k=-1")
+    with serving("--command", COMMAND, *pins, cwd=tmp_path) as (_, ready):
+        async with Trainer([ready["grpc"]], EchoPolicy()) as trainer:
+            outcomes = [
+                await trainer.rollout(rollout_id=name, messages=[USER], completion_params=params)
+                for name, params in (("none", {}), ("own", {"temperature": 0.5}))
+            ]
+    asked = [dict(outcome.samples["main"].chats[0].params) for outcome in outcomes]
+    assert asked == [{"temperature": 1.0, "top_k": -1}, {"temperature": 0.5, "top_k": -1}]
+
+
 async def test_the_keys_of_other_providers_go_nowhere(tmp_path):
     write(
         tmp_path,

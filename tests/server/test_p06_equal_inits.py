@@ -116,6 +116,7 @@ OTHERS = {
     "tool_server_url": ["", "http://tools/"],
     "idempotency_key": ["", "another"],
     "evaluation": [False],
+    "pin_sampling": [True],
     "fork": [rollout_pb2.Fork(rollout_id="o", chat=tokens_pb2.ChatRef(sample="main", chat_number=1))],
 }
 

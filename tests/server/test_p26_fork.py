@@ -13,7 +13,7 @@ from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.storage import Reader
 from osmosis_grpc.trainer import Credentials, Fork, RolloutClient, Trainer, pad
 from osmosis_grpc.trainer.chats.chat_cache import ChatCache
-from osmosis_grpc.types import FailureReason, OutcomeStatus, RolloutFilter, events
+from osmosis_grpc.types import FailureReason, OutcomeStatus, RolloutFilter, SplitReason, events
 from tests.server.forking import CHATS, PARENTS, USER, Brancher, fork_at, policy, sampled, tokens_of, trained, user
 from tests.waiting import until
 
@@ -71,7 +71,7 @@ async def test_p26_a_fork_at_each_chat_trains_on_its_live_replies_only(tmp_path,
             segment = segments[name]
             assert segment.ids[: len(known)].tolist() == known.tolist()
             assert not segment.mask()[: len(known)].any()
-            assert segment.drift_index is None
+            assert (segment.drift_index, segment.split) == (None, SplitReason.RECORDED)
     chats = {(name, c.chat_number): len(c.tokens.ids) for name, s in original.samples.items() for c in s.chats}
     own = {(name, c.chat_number): len(c.tokens.ids) for name, s in fork.samples.items() for c in s.chats}
     assert set(own) == set(live)

@@ -166,7 +166,7 @@ async def test_a_lost_lock_ends_the_owner(tmp_path):
     user = process.journal(tmp_path)
     (tmp_path / LOCK).unlink()
     user.accept("r1")
-    await until(lambda: process.failures)
+    await until(lambda: process.failures and user.reported)
     assert user.reported == [(1, False)]
     assert "was removed" in str(process.failures[0])
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 import pytest
 
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.errors import ToolArgumentError
+from osmosis_grpc.errors import GradingError, ToolArgumentError
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.testing import run_rollout
 from osmosis_grpc.tools import BaseTool, ToolRegistry
@@ -95,7 +95,7 @@ async def test_arl34_a_failure_of_a_step_does_not_skip_the_release(fail, expecte
     try:
         async with registered(log, fail=fail).trajectory("t") as trajectory:
             await trajectory.tools["counter"].run({})
-    except RuntimeError as error:
+    except (RuntimeError, GradingError) as error:
         raised = str(error)
     else:
         raised = caplog.text

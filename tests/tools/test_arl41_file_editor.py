@@ -64,7 +64,7 @@ async def test_a_file_is_created_once(box, edit):
         (b"a\r\nb\r\nc\r\n", {"old_str": "a\nb", "new_str": "1\n2\n3"}, b"1\r\n2\r\n3\r\nc\r\n"),
         (b"\xef\xbb\xbfx = 1\n", {"old_str": "x = 1", "new_str": "x = 2"}, b"\xef\xbb\xbfx = 2\n"),
         (b"\xff\xfe one \xe9\n", {"old_str": "one", "new_str": "two"}, b"\xff\xfe two \xe9\n"),
-        (b"only\x0c\x1c\x85lines\n", {"old_str": "only"}, b"\x0c\x1c\x85lines\n"),
+        (b"only\x0c\x1c\x85lines\n", {"old_str": "only", "new_str": ""}, b"\x0c\x1c\x85lines\n"),
         (b"mixed\r\nends\n", {"old_str": "ends", "new_str": "end\nmore"}, b"mixed\r\nend\nmore\n"),
     ],
 )
@@ -141,6 +141,7 @@ async def test_a_long_answer_is_clipped(box):
         ({"command": "delete"}, "command"),
         ({"command": "create"}, "file_text: create needs it"),
         ({"command": "str_replace"}, "old_str: str_replace needs it"),
+        ({"command": "str_replace", "old_str": "x"}, "new_str: str_replace needs it"),
         ({"command": "insert", "insert_line": 0}, "new_str: insert needs it"),
         ({"command": "insert", "new_str": "x"}, "insert_line: insert needs it"),
     ],

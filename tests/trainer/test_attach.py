@@ -115,7 +115,7 @@ async def test_a_bad_request_is_refused_by_name(serve, attach_to, field, changes
 
 NOT_WRITABLE = [
     {"metadata": {"x": float("nan")}},
-    {"metadata": {"x": {1}}},
+    {"metadata": {"x": object()}},
     {"completion_params": {"x": object()}},
     {"messages": [USER], "attempt": -1},
     {"max_turns": "many"},

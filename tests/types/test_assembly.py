@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from osmosis_grpc.errors import InvalidArgument
-from osmosis_grpc.types import ChatPurpose, ChatResponse, Segment, TokenBlock, VersionSpan
+from osmosis_grpc.types import ChatPurpose, ChatResponse, Segment, SplitReason, TokenBlock, VersionSpan
 from osmosis_grpc.types.segment_assembly import Assembler
 
 POLICY, JUDGE = ChatPurpose.POLICY, ChatPurpose.JUDGE
@@ -64,6 +64,52 @@ def test_drift_begins_a_segment_and_tells_where():
     assert assembled((0, [1], [2, 3]), (1, [1, 2], [5]))[1].drift_index == 2, "the prompt ends early"
 
 
+# Chats as (parent chat, prompt, reply, how it is added), and why each segment begins.
+JUDGED, RECORDED = {"purpose": ChatPurpose.JUDGE}, {"forked": True}
+SPLITS = {
+    "one segment": ([(0, [1], [2], {}), (1, [1, 2, 3], [4], {})], [None]),
+    "a history that continues no chat": (
+        [(0, [1], [2], {}), (0, [1, 9], [3], {}), (2, [1, 9, 3], [4], {})],
+        [None, SplitReason.HISTORY_CHANGED],
+    ),
+    "a branch": ([(0, [1], [2], {}), (1, [1, 2, 3], [4], {}), (1, [1, 2, 9], [5], {})], [None, SplitReason.BRANCH]),
+    "other tokens": ([(0, [1], [2], {}), (1, [1, 9], [3], {})], [None, SplitReason.TOKENS_DIFFER]),
+    "other tokens in a branch": (
+        [(0, [1], [2], {}), (1, [1, 2, 3], [4], {}), (1, [1, 9], [5], {})],
+        [None, SplitReason.TOKENS_DIFFER],
+    ),
+    "after a recorded chat": ([(0, [1], [2], RECORDED), (1, [1, 2, 3], [4], {})], [SplitReason.RECORDED]),
+    "after a judge's chat": (
+        [(0, [1], [2], {}), (1, [1, 2, 3], [4], JUDGED), (2, [1, 2, 3, 4, 5], [6], {})],
+        [None, SplitReason.JUDGE],
+    ),
+    "after a judge's chat without tokens": (
+        [(0, [1], [2], {}), (1, None, None, JUDGED), (2, [1, 2, 3], [4], {})],
+        [None, SplitReason.NO_TOKENS],
+    ),
+}
+
+
+@pytest.mark.parametrize("refer", [False, True])
+@pytest.mark.parametrize(("chats", "reasons"), SPLITS.values(), ids=list(SPLITS))
+def test_each_segment_but_the_first_says_why_it_began(chats, reasons, refer):
+    assembler = Assembler()
+    for number, (parent_chat, prompt, reply, how) in enumerate(chats, 1):
+        made = ChatResponse(message={"role": "assistant"}) if reply is None else response(prompt, reply)
+        assembler.add(number, parent_chat, made, **{"purpose": POLICY, **how}, refer=refer, keep_ids=True)
+    segments = assembler.references() if refer else assembler.segments()
+    assert [segment.split for segment in segments] == reasons
+
+
+def test_a_segment_that_is_cut_off_by_a_later_reply_says_why_it_began():
+    """Chat 3 came first and grew the segment, until chat 2 with the lower number did."""
+    assembler = Assembler()
+    for number, prompt in ((1, [1]), (3, [1, 2, 9]), (2, [1, 2, 3])):
+        assembler.add(number, min(number - 1, 1), response(prompt, [number + 1]), POLICY)
+    reasons = {segment.chats: segment.split for segment in assembler.segments()}
+    assert reasons == {(1, 2): None, (3,): SplitReason.BRANCH}
+
+
 def test_chats_after_a_branch_or_drift_grow_the_new_segment():
     _, second = assembled((0, [1], [2]), (1, [1, 9], [3]), (2, [1, 9, 3, 4], [5]))
     assert shape(second) == ([1, 9, 3, 4, 5], [0, 0, 1, 0, 1], (2, 3), 1)
@@ -90,11 +136,12 @@ UNTOLD = [
     ({"tokens": None}, "without token ids"),
     ({"prompt_ids": None}, "prompt"),
     ({"tokens": TokenBlock.of([5])}, "logprobs"),
-    ({"tokens": TokenBlock.of([5, 6], [-1.0, np.nan])}, "logprobs"),
+    ({"tokens": TokenBlock.of([5, 6], [np.nan, -1.0])}, "logprob 0 is NaN"),
+    ({"tokens": TokenBlock.of([5, 6, 7], [-1.0, np.nan, np.nan])}, "logprob 1 is NaN, and 1 more"),
 ]
 
 
-@pytest.mark.parametrize(("lacking", "word"), UNTOLD, ids=["no ids", "no prompt", "no logprobs", "one missing"])
+@pytest.mark.parametrize(("lacking", "word"), UNTOLD, ids=lambda value: str(value)[:20])
 def test_missing_tokens_make_no_segments_and_give_a_reason(lacking, word):
     assembler = Assembler()
     assembler.add(1, 0, response([1], [2]), POLICY)
@@ -238,7 +285,8 @@ def test_every_sampled_token_is_trained_on_exactly_once(chats):
 def test_a_segment_begins_only_after_a_branch_or_drift(chats):
     policy = {chat.chat_number: chat for chat in chats if chat.purpose is POLICY}
     tokens = {chat.chat_number: chat.tokens for chat in chats}
-    for segment in build(chats):
+    for index, segment in enumerate(build(chats)):
+        assert segment.split is not None or index == 0
         first, *others = (policy[number] for number in segment.chats)
         before = first
         for chat in others:
@@ -248,6 +296,7 @@ def test_a_segment_begins_only_after_a_branch_or_drift(chats):
         base = tokens.get(first.parent_chat, [])
         shared = next((i for i, token in enumerate(base) if first.prompt[i : i + 1] != [token]), None)
         assert segment.drift_index == shared
+        assert (segment.split is SplitReason.TOKENS_DIFFER) is (shared is not None)
         if first.parent_chat in policy and shared is None:
             lower = [c for c in policy.values() if c.chat_number < first.chat_number]
             branches = [c for c in lower if c.parent_chat == first.parent_chat and c.prompt[: len(base)] == base]

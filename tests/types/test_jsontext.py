@@ -1,6 +1,8 @@
 """JSON values: a copy is checked, plain and independent; equal values, and only these, have equal canonical texts."""
 
+import contextlib
 import enum
+import gc
 import json
 import math
 
@@ -125,3 +127,61 @@ def test_a_value_that_contains_itself_is_refused():
     value = []
     value.append(value)
     assert named(jsontext.copy, value, "x") == "x"
+
+
+@given(st.dictionaries(st.text(max_size=3), JSON, max_size=4))
+def test_an_unparsed_object_has_the_digest_of_its_value(value):
+    text = json.dumps(dict(reversed(value.items())), indent=1)
+    made = jsontext.Unparsed.checked(text, "x")
+    assert made.digest == jsontext.digest(value) == jsontext.Unparsed.checked(jsontext.render(value), "x").digest
+
+
+def test_numbers_of_equal_values_have_equal_digests():
+    assert (
+        jsontext.Unparsed.checked('{"a":[1.0,-0.0,1e3]}', "x").digest
+        == jsontext.Unparsed.checked('{"a":[1,0,1000]}', "x").digest
+    )
+
+
+@pytest.mark.parametrize("read", [jsontext.parse, jsontext.Unparsed.checked])
+def test_a_megabyte_of_lists_is_read_without_passes_of_the_garbage_collector(read):
+    passes = []
+
+    def count(phase, info):
+        passes.append(phase)
+
+    text = '{"x":[' + ",".join(["[]"] * 100_000) + "]}"
+    gc.collect()
+    gc.callbacks.append(count)
+    try:
+        value = read(text, "x")
+        assert len(passes) <= 2, "one pass, when all is read"
+    finally:
+        gc.callbacks.remove(count)
+    assert value
+    assert gc.isenabled()
+
+
+@pytest.mark.parametrize("text", ['{"x":1}', "[" * 20_000, '{"x":NaN}' + " " * 20_000])
+def test_a_collector_that_is_off_stays_off(text):
+    gc.disable()
+    try:
+        with contextlib.suppress(InvalidArgument):
+            jsontext.parse(text, "x")
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("text", "levels"),
+    [
+        (json.dumps("[" * 300 + '\\"['), 0),
+        (json.dumps(["]" * 300, "\\", '"[', [[]]]), 3),
+        (json.dumps({"[" * 300: {"a\\\\": "]"}}), 2),
+    ],
+)
+def test_brackets_in_strings_are_no_levels(text, levels):
+    jsontext.parse(text, "x", levels)
+    if levels:
+        assert named(jsontext.parse, text + " " * 300, "x", levels - 1) == "x"

@@ -11,7 +11,7 @@ from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.policies import ScriptedPolicy
 from osmosis_grpc.testing import run_rollout
-from osmosis_grpc.types import Failure, OutcomeStatus, RolloutOutcome, Sample, Segment
+from osmosis_grpc.types import Failure, OutcomeStatus, RolloutOutcome, Sample, Segment, TokenBlock
 
 SEGMENT = Segment(ids=np.arange(5, dtype="<u4"), logprobs=np.full(2, -0.5, "<f4"), mask_runs=(3, 2), chats=(1,))
 TRAINABLE = Sample(trainable=True, segments=(SEGMENT,))
@@ -134,3 +134,21 @@ def test_t04_tokens_that_were_left_out_are_not_trained_on(segments):
     outcome = RolloutOutcome(rollout_id="r", status=OutcomeStatus.COMPLETED, reward=1.0, samples={"main": sample})
     assert outcome.trainable_samples() == {}
     assert outcome.not_trainable_reason == "main: its tokens were left out"
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "place"),
+    [([-1.0, np.inf], "logprob 1 is inf"), ([-np.inf, -1.0], "logprob 0 is -inf"), ([np.nan, 0.5], "logprob 1 is 0.5")],
+)
+def test_an_impossible_logprob_is_named_with_its_place(logprobs, place):
+    with pytest.raises(InvalidArgument) as refusal:
+        TokenBlock.of([5, 6], logprobs)
+    assert refusal.value.violations[0][0] == "tokens.logprobs"
+    assert place in str(refusal.value)
+
+
+@pytest.mark.parametrize(("ids", "place"), [([1, -2], "id 1 is -2"), ([1, 2**33], "id 1 is"), ([0.5], "float64")])
+def test_a_token_id_that_is_none_is_named_with_its_place(ids, place):
+    with pytest.raises(InvalidArgument) as refusal:
+        TokenBlock.of(ids)
+    assert place in str(refusal.value)

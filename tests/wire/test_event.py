@@ -31,6 +31,7 @@ from osmosis_grpc.types import (
     Sample,
     Segment,
     SegmentAnnotation,
+    SplitReason,
     Tensor,
     TokenBlock,
     TraceContext,
@@ -108,6 +109,7 @@ FIXTURES: list[EventKind] = [
         tools=[TOOL],
         purpose=ChatPurpose.JUDGE,
         policy="judge",
+        passed={"temperature": 0.0, "min_p": 0.1},
     ),
     events.ChatAnswered(
         sample="main", chat_number=2, response=RESPONSE, latency=0.125, recorded_event=2**33, forked=True
@@ -125,7 +127,9 @@ FIXTURES: list[EventKind] = [
     ),
     events.Logged("note", {"a": [1, 1.0, True, None]}, "judge", 3),
     events.SampleAdded("judge", "critic", ChatRef("main", 2), False),
-    events.SegmentClosed(sample="main", index=1, chats=(1, 3), tokens=9, sampled_tokens=4, drift_index=0),
+    events.SegmentClosed(
+        sample="main", index=1, chats=(1, 3), tokens=9, sampled_tokens=4, drift_index=0, split=SplitReason.TOKENS_DIFFER
+    ),
     events.CancelAsked("because"),
     events.Graded("main", 0.0, 2, "format"),
     events.Ended(COMPLETION, EndedBy("p1", "0123456789abcdef")),

@@ -21,6 +21,7 @@ INIT = InitRequest(
         rollout_id="rollout 1-2",
         messages=[{"role": "user", "content": "2+3?", "vendor": None}],
         completion_params={"temperature": 0.5, "max_tokens": 9, "min_p": 0.1},
+        pin_completion_params=True,
         max_turns=0,
         max_tokens_total=77,
         metadata={"a": [1, 1.0, None]},
@@ -107,6 +108,7 @@ OTHER = {
     "tool_server_url": "http://other",
     "idempotency_key": "other",
     "evaluation": False,
+    "pin_sampling": False,
     "fork": pb.Fork(rollout_id="r0", attempt=2, chat=tokens_pb2.ChatRef(sample="main", chat_number=4)),
 }
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import tokens_pb2 as pb
 from osmosis_grpc.errors import InvalidArgument
-from osmosis_grpc.types import Sample, Segment, Tensor, TokenBlock, VersionSpan
+from osmosis_grpc.types import Sample, Segment, SplitReason, Tensor, TokenBlock, VersionSpan
 from osmosis_grpc.types.tensors import TENSOR_DTYPES
 from osmosis_grpc.wire.tokens import (
     array_bytes,
@@ -200,6 +200,7 @@ def segments(draw):
         ),
         chats=tuple(draw(st.lists(st.integers(1, 9), max_size=3))),
         drift_index=draw(st.none() | st.integers(0, 5)),
+        split=draw(st.none() | st.sampled_from(SplitReason)),
     )
 
 

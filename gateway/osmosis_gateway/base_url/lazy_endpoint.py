@@ -51,7 +51,7 @@ class _Server:
             return
         if self._listening.fileno() < 0:
             self._listening = listen_on(HOST, self._port)
-        uvicorn = self._uvicorn = Uvicorn(uvicorn_config(self._app, self._listening))
+        uvicorn = self._uvicorn = Uvicorn(uvicorn_config(self._app, self._listening, lifespan=False))
         try:
             await uvicorn.serve(sockets=[self._listening])
             if not self._stopping:

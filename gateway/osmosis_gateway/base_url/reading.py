@@ -68,7 +68,7 @@ def _asked(raw: bytes, api: ModuleType, sample: str, path: str) -> Asked:
     if sum(raw.count(mark) for mark in b",[{") > MAX_MARKS:
         raise InvalidArgument("", f"the body has more than {MAX_MARKS:,} commas, lists and objects")
     digest = blake2b(f"{path}\0{sample}\0".encode() + raw).digest()
-    body = parse_body(raw)
+    body = parse_body(raw, repair=True)
     if len(raw) > MAX_ITEMS:
         _check_items(body)
     request = api.read(body)

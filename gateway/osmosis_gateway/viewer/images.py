@@ -3,6 +3,7 @@
 import base64
 import binascii
 import hashlib
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from osmosis_grpc.reading.message_text import mapping, mappings, text_of
 TYPES = frozenset(("image/png", "image/jpeg", "image/gif", "image/webp"))
 """The types of images that are shown. SVG is not: it may have scripts."""
 DIGEST_CHARS = 32
+_BASE64 = re.compile(r"[A-Za-z0-9+/]+={0,2}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,7 @@ def _url(part: Any) -> str:
         url = f"data:{source.get('media_type')};base64,{source.get('data')}"
     if not isinstance(url, str):
         return ""
-    head, comma, _ = url.partition(",")
+    head, _, data = url.partition(",")
     kind, _, rest = head.removeprefix("data:").partition(";")
-    return url if comma and head.startswith("data:") and kind in TYPES and rest == "base64" else ""
+    known = head.startswith("data:") and kind in TYPES and rest == "base64"
+    return url if known and len(data) % 4 == 0 and _BASE64.fullmatch(data) else ""

@@ -89,8 +89,9 @@ class Pages:
         }
 
     def text(self, template: str, **values: Any) -> str:
-        """Return a rendered template."""
-        return str(self._templates.get_template(template).render(**values))
+        """Return a rendered template. A lone surrogate, which UTF-8 does not have, becomes a question mark."""
+        text = str(self._templates.get_template(template).render(**values))
+        return text.encode("utf-8", "replace").decode()
 
     def page(self, template: str, **values: Any) -> HTMLResponse:
         """Return a response with a rendered template."""

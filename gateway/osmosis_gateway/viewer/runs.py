@@ -1,5 +1,6 @@
 """Compares two to four runs of test or eval over the same dataset: means, differences from the first run, and rows."""
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,10 +116,15 @@ def runs_beside(folder: Path) -> list[Run]:
     for path in sorted(folder.absolute().parent.iterdir(), reverse=True):
         if path.is_dir() and RunFolder.exists(path) and len(found) < MOST_RUNS:
             try:
-                found.append(Run(path.name, RunFolder.open(str(path)).about))
+                found.append(Run(_name(path), RunFolder.open(str(path)).about))
             except RunError:
                 continue  # another version wrote it
     return found
+
+
+def _name(folder: Path) -> str:
+    """Return the name of a run for a page and its address. A byte that is not UTF-8 becomes U+FFFD."""
+    return os.fsencode(folder.name).decode("utf-8", "replace")
 
 
 def compare_runs(folder: Path, names: Sequence[str], score: str) -> Compared:
@@ -126,13 +132,13 @@ def compare_runs(folder: Path, names: Sequence[str], score: str) -> Compared:
 
     `score` names the score of the rows; empty for the first one.
     """
-    known = {run.name for run in runs_beside(folder)}
+    known = {_name(path): path for path in folder.absolute().parent.iterdir()}
     for name in names:
-        if name not in known:
+        if name not in known or not RunFolder.exists(known[name]):
             raise RunError(f"run: there is no run {name!r} beside {folder}")
     if len(set(names)) != len(names) or not LEAST <= len(names) <= MOST:
         raise RunError(f"run: name {LEAST} to {MOST} different runs")
-    opened = [RunFolder.open(str(folder.absolute().parent / name)) for name in names]
+    opened = [RunFolder.open(str(known[name])) for name in names]
     first, others = opened[0], opened[1:]
     pairs = [{each.name: each for each in compare(first, other)} for other in others]
     scores = list(dict.fromkeys(name for pair in pairs for name in pair))
@@ -140,7 +146,7 @@ def compare_runs(folder: Path, names: Sequence[str], score: str) -> Compared:
         raise RunError(f"score: these runs have no score {score!r}; they have {', '.join(scores)}")
     shown = score or scores[0]
     return Compared(
-        runs=tuple(Run(each.path.name, each.about) for each in opened),
+        runs=tuple(Run(_name(each.path), each.about) for each in opened),
         facts=tuple(Facts.of(each.newest_results().values()) for each in opened),
         inputs=((), *(tuple(differences(first, other)) for other in others)),
         lines=tuple(line for name in scores for line in _lines(name, [pair.get(name) for pair in pairs])),

@@ -8,6 +8,7 @@ import numpy as np
 
 from osmosis_gateway.viewer.reads import Loaded
 from osmosis_grpc.reading.history import History
+from osmosis_grpc.reading.phrases import split_text
 from osmosis_grpc.types import Sample, Segment
 from osmosis_grpc.types.segment_assembly import Assembler
 
@@ -126,6 +127,7 @@ def segment_facts(tokens: SampleTokens, history: History, name: str) -> Iterator
             "sampled": segment.sampled,
             "turns": list(segment.chats),
             "drift": drift,
+            "why": split_text(segment),
             "was": was,
             "is": None if drift is None or drift >= len(segment.ids) else int(segment.ids[drift]),
         }

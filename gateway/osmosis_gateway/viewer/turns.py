@@ -237,6 +237,8 @@ def body_of(loaded: Loaded, name: ChatName) -> TurnBody | None:
     shown_there = history.tool_messages(parent, samples) if parent is not None else []
     before = tuple(chat.asked.messages[len(shown_there) :])
     about: dict[str, Any] = dict(chat.asked.params)
+    if chat.asked.passed is not None:
+        about["passed by the agent"] = dict(chat.asked.passed)
     if chat.asked.policy:
         about["policy"] = chat.asked.policy
     if answer is not None:

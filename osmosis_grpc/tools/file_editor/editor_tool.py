@@ -56,7 +56,7 @@ def file_editor_tool(
             path: the file or folder
             file_text: for create, the content
             old_str: for str_replace, the text to replace
-            new_str: for str_replace, the new text; for insert, the lines
+            new_str: for str_replace, the new text, empty to remove the old one; for insert, the lines
             insert_line: for insert, the line after which the lines go; 0 is the beginning
             view_range: for view, the first and the last line, from 1; -1 is the end
         """
@@ -67,7 +67,8 @@ def file_editor_tool(
                 case "create":
                     return await editor.create(path, _given("file_text", file_text, command))
                 case "str_replace":
-                    return await editor.replace(path, _given("old_str", old_str, command), new_str or "")
+                    old = _given("old_str", old_str, command)
+                    return await editor.replace(path, old, _given("new_str", new_str, command))
                 case "insert":
                     line = _given("insert_line", insert_line, command)
                     return await editor.insert(path, line, _given("new_str", new_str, command))

@@ -2,6 +2,7 @@
 
 from osmosis_grpc.errors import ToolArgumentError
 from osmosis_grpc.tools.sandbox.port import SandboxFileError
+from osmosis_grpc.types.jsontext import repaired
 
 BOM = "\ufeff"
 CONTEXT = 4
@@ -65,7 +66,7 @@ def inserted(text: str, line: int, new: str) -> tuple[str, int]:
 
 def numbered(lines: list[str], first: int) -> str:
     """Return lines with their numbers."""
-    shown = (line.rstrip("\n").rstrip("\r").encode("utf-8", "replace").decode() for line in lines)
+    shown = (repaired(line.rstrip("\n").rstrip("\r")) for line in lines)
     return "\n".join(f"{number:6}\t{line}" for number, line in enumerate(shown, first))
 
 

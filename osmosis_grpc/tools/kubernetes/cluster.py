@@ -13,7 +13,7 @@ from osmosis_grpc.errors import MissingExtraError
 from osmosis_grpc.supervise import SYSTEM, Backoff, DaemonThreads, OnFailure, Supervisor, job
 from osmosis_grpc.tools.kubernetes.config import CONTAINER, PROCESS_LABEL, SERVER_LABEL, KubernetesConfig, pod_manifest
 from osmosis_grpc.tools.kubernetes.sandbox import KubernetesSandbox
-from osmosis_grpc.tools.sandbox import Protection, SandboxError
+from osmosis_grpc.tools.sandbox import Protection, SandboxError, SandboxLost
 
 log = logging.getLogger(__name__)
 
@@ -112,8 +112,8 @@ class KubernetesCluster:
     async def call(self, what: str, ask: Callable[[], Awaitable[Any]], *, accept: int | None = None) -> Any:
         """Return the result of a call of the API; None for the status `accept`.
 
-        Repeats it after 429, 5xx, a conflict, a failed connection and a timeout. Raises SandboxError that begins with
-        `what`.
+        Repeats it after 429, 5xx, a conflict, a failed connection and a timeout. Raises SandboxLost, which begins
+        with `what`.
         """
         backoff, attempt = Backoff(*PAUSES, system=SYSTEM), 0
         while True:
@@ -127,9 +127,7 @@ class KubernetesCluster:
                 return None
             if failure.final or attempt == self.config.attempts:
                 tries = "1 try" if attempt == 1 else f"{attempt} tries"
-                raise SandboxError(
-                    f"{what}: the Kubernetes API failed after {tries}: {failure}"
-                ) from failure.unexpected
+                raise SandboxLost(f"{what}: the Kubernetes API failed after {tries}: {failure}") from failure.unexpected
             pause = max(backoff.next(), failure.retry_after)
             log.debug("%s: try %d failed (%s); the next one is in %.2f s", what, attempt, failure, pause)
             await asyncio.sleep(pause)

@@ -25,8 +25,8 @@ FIRST_PROCESS = "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done"
 class KubernetesConfig:
     """How pods are made. Times are in seconds. Raises ValueError naming a field that is out of bounds.
 
-    The image needs sh, cat, dd, env, find, grep, head, kill, mkdir, mv, sleep, stat and tar, as busybox and Debian
-    have them.
+    The image needs sh, cat, dd, env, find, grep, head, kill, mkdir, mv, sleep, stat, tar and touch, as busybox and
+    Debian have them.
     """
 
     server_id: str

@@ -13,6 +13,7 @@ from osmosis_grpc.supervise import SYSTEM, DaemonThreads, OnFailure, child, job
 from osmosis_grpc.tools.kubernetes import scripts
 from osmosis_grpc.tools.kubernetes.pod_exec import STDERR, STDOUT, Sink, StreamBroken, Tail, talk
 from osmosis_grpc.tools.kubernetes.port import Pods
+from osmosis_grpc.tools.program_caches import PYTEST, without_caches
 from osmosis_grpc.tools.sandbox.port import (
     FILE_BYTES,
     LISTED,
@@ -24,6 +25,7 @@ from osmosis_grpc.tools.sandbox.port import (
     RunResult,
     SandboxError,
     SandboxFileError,
+    SandboxLost,
     protections_of,
 )
 from osmosis_grpc.tools.uninterrupted import uninterrupted
@@ -123,7 +125,10 @@ class KubernetesSandbox:
     ) -> RunResult:
         """Run a program in the pod to its end."""
         argv = ["sh", "-c", command] if isinstance(command, str) else list(command)
-        variables = [f"{name}={value}" for name, value in (environment or {}).items()]
+        given = dict(environment or {})
+        if PYTEST in given:  # without one, the script in the pod keeps the image's
+            given = without_caches(given, scripts.MARK)
+        variables = [f"{name}={value}" for name, value in given.items()]
         texts = [*argv, *variables]
         if (
             not argv
@@ -157,12 +162,15 @@ class KubernetesSandbox:
         """Run a marked program, and kill it at its time limit. Returns its exit code, and whether it was killed."""
         async with self._changes:
             self._running += 1
-        work = child(RUN, self._exec(argv, _once(stdin), out.write, err.write))
+        started = asyncio.Event()
+        work = child(RUN, self._exec(argv, _once(stdin), out.write, err.write, started))
         try:
             await asyncio.wait({work}, timeout=seconds)
             timed_out = not work.done()
             if timed_out:
                 await uninterrupted(self._kill(mark, work))
+                if not started.is_set():
+                    raise SandboxLost(f"pod {self.pod} was not reached within {seconds:g} s")
             try:
                 return work.result(), timed_out
             except (asyncio.CancelledError, StreamBroken) as error:
@@ -170,7 +178,7 @@ class KubernetesSandbox:
                     return TIMED_OUT, True
                 await uninterrupted(self._kill(mark, work))
                 why = await self._cluster.why_ended(self.pod)
-                raise SandboxError(
+                raise (SandboxLost if why else SandboxError)(
                     f"{error}; the program was killed{f'; the pod has ended: {why}' if why else ''}"
                 ) from None
         except asyncio.CancelledError:
@@ -196,11 +204,15 @@ class KubernetesSandbox:
         work.cancel()
         await asyncio.wait({work})
 
-    async def _exec(self, argv: list[str], stdin: AsyncIterator[bytes], out: Sink, err: Sink) -> int:
+    async def _exec(
+        self, argv: list[str], stdin: AsyncIterator[bytes], out: Sink, err: Sink, started: asyncio.Event | None = None
+    ) -> int:
         """Run a command in the pod, and return its exit code. Raises SandboxError."""
         if self._state != "open":
-            raise SandboxError(f"the sandbox is {self._state}; use it within its `async with`")
+            raise SandboxLost(f"the sandbox is {self._state}; use it within its `async with`")
         async with self._cluster.stream(self.pod, argv) as socket:
+            if started is not None:
+                started.set()
             return await talk(socket, stdin, {STDOUT: out, STDERR: err})
 
     # Files.
@@ -239,7 +251,7 @@ class KubernetesSandbox:
             async with asyncio.timeout(FILE_SECONDS):
                 code = await self._exec(argv, _once(stdin), out.write, err.write)
         except TimeoutError:
-            raise SandboxError(f"{path}: the pod gave no answer within {FILE_SECONDS:g} s") from None
+            raise SandboxLost(f"{path}: the pod gave no answer within {FILE_SECONDS:g} s") from None
         if code in scripts.WRONG:
             raise SandboxFileError(f"{path}: {scripts.WRONG[code]}")
         if code:

@@ -4,8 +4,17 @@ So no name of a file and no content is ever parsed by a shell, except by shlex.q
 and its variables travel on standard input, because an API server logs the arguments of an exec.
 """
 
+from osmosis_grpc.tools import program_caches
+from osmosis_grpc.tools.sandbox.files import MOST_AHEAD
+
 MARK = "OSMOSIS_RUN"
 """The variable that all processes of one run have."""
+
+_CACHES = "".join(f'export {name}="${{{name}-{value}}}"\n' for name, value in program_caches.WRITES_NOTHING.items()) + (
+    f'case "${program_caches.PYTEST}" in *cache*) ;; *) export '
+    f"{program_caches.PYTEST}=\"${program_caches.PYTEST} \"'{program_caches.own_pytest_cache(MARK)}' ;; esac\n"
+)
+"""Sets the variables of program_caches.py. Those of the image win, and its options of pytest stay."""
 
 _SWEEP = f"""sweep() {{
   n=0
@@ -20,6 +29,7 @@ SWEEP = _SWEEP + 'sweep "$1"'
 
 RUN = (
     _SWEEP
+    + _CACHES
     + f"""mark=$1 limit=$2 bytes=$4
 script=$(dd bs=1 count="$3" 2>/dev/null)
 (env "{MARK}=$mark" sleep "$limit" && sweep "$mark") </dev/null >/dev/null 2>&1 &
@@ -66,11 +76,15 @@ WRITE = (
     + f"""[ -e "$p" ] && {{ [ -f "$p" ] || exit {NO_FILE}; }}
 mkdir -p "${{p%/*}}" || exit {NO_FOLDER}
 t="${{p%/*}}/.osmosis-$4"
-m=; [ -e "$p" ] && m=$(stat -c %a "$p")
-head -c "$3" > "$t" && [ "$(stat -c %s "$t")" -eq "$3" ] && {{ [ -z "$m" ] || chmod "$m" "$t"; }} && mv -f "$t" "$p" ||
+m=; [ -e "$p" ] && m=$(stat -c %a "$p") s=$(stat -c %Y "$p")
+head -c "$3" > "$t" && [ "$(stat -c %s "$t")" -eq "$3" ] &&
+  {{ [ -z "$m" ] || {{ chmod "$m" "$t" && n=$((s - $(stat -c %Y "$t"))) &&
+    {{ [ $n -lt 0 ] || [ $n -ge {MOST_AHEAD} ] || touch -d "@$((s + 1))" "$t"; }}; }}; }} &&
+   mv -f "$t" "$p" ||
   {{ rm -f "$t"; exit 1; }}"""
 )
-"""Writes standard input to a file. $3 is the number of bytes, and $4 a random name for the new file."""
+"""Writes standard input to a file. $3 is the number of bytes, and $4 a random name for the new file. Its time is
+that of files.py."""
 
 REMOVE = _PATH + f'[ -e "$p" ] || exit {MISSING}\n[ -f "$p" ] || exit {NO_FILE}\nexec rm -f "$p"'
 

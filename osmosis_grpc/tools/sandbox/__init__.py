@@ -11,6 +11,7 @@ from osmosis_grpc.tools.sandbox.port import (
     Sandbox,
     SandboxError,
     SandboxFileError,
+    SandboxLost,
     SandboxRefused,
     Snapshot,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "SandboxError",
     "SandboxFileError",
     "SandboxLimits",
+    "SandboxLost",
     "SandboxRefused",
     "Snapshot",
     "read_note",

@@ -12,15 +12,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from osmosis_grpc.tools.sandbox.port import LISTED, FileInfo, SandboxFileError
+from osmosis_grpc.tools.sandbox.port import LISTED, FileInfo, SandboxFileError, SandboxLost
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+MOST_AHEAD = 3600
+"""A file whose time is further ahead, in seconds, has it from a program."""
 _LINKS = {
     errno.ELOOP: "it is a symbolic link, or goes over one; name the file itself",
     errno.ENOTDIR: "a file or a symbolic link is in the place of a folder",
 }
+
+_OF_THE_MACHINE = {errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EROFS}
+"""The errors that say nothing about the model's path."""
 
 
 def confined(path: str, shown: str) -> list[str]:
@@ -34,6 +39,16 @@ def confined(path: str, shown: str) -> list[str]:
     if normal != shown and not normal.startswith(shown.rstrip("/") + "/"):
         raise SandboxFileError(f"path: {path} is outside of the working folder {shown}; give a path below it")
     return [name for name in normal[len(shown) :].split("/") if name]
+
+
+def _make_newer(descriptor: int, old: os.stat_result) -> None:
+    """Give a file a time in a later second than the one that it replaces, if both were changed in one second.
+
+    Programs with caches take a file of equal size and equal second for the old one.
+    """
+    second = old.st_mtime_ns // 10**9
+    if 0 <= second - os.fstat(descriptor).st_mtime_ns // 10**9 < MOST_AHEAD:
+        os.utime(descriptor, ns=(old.st_atime_ns, (second + 1) * 10**9))
 
 
 class Files:
@@ -56,19 +71,22 @@ class Files:
         return data
 
     def write(self, path: str, data: bytes, most: int) -> None:
-        """Write a file under a temporary name, and rename it."""
+        """Write a file under a temporary name, and rename it. Its time is in a later second than the old one."""
         if len(data) > most:
             raise SandboxFileError(f"{path} would have {len(data)} bytes; at most {most} are permitted")
         *folders, name = self._names(path)
         with self._errors(path), self._opened(folders, make=True) as parent:
-            mode = self._mode(path, name, parent)
+            old = self._old(path, name, parent)
             temporary = f".osmosis-{secrets.token_hex(8)}"
             descriptor = os.open(temporary, _NEW, 0o600, dir_fd=parent)
             try:
                 with os.fdopen(descriptor, "wb") as file:
                     self._own(descriptor)
-                    os.fchmod(descriptor, mode)
+                    os.fchmod(descriptor, 0o644 if old is None else stat.S_IMODE(old.st_mode) & 0o777)
                     file.write(data)
+                    file.flush()
+                    if old is not None:
+                        _make_newer(descriptor, old)
                 os.rename(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
             except BaseException:
                 os.unlink(temporary, dir_fd=parent)
@@ -159,14 +177,14 @@ class Files:
         if self._owner != os.geteuid():
             os.fchown(descriptor, self._owner, self._owner)
 
-    def _mode(self, path: str, name: str, parent: int) -> int:
-        """Return the permissions of the old file, or those of a new one."""
+    def _old(self, path: str, name: str, parent: int) -> os.stat_result | None:
+        """Return the state of the file that is replaced; None for a new file."""
         try:
             status = os.stat(name, dir_fd=parent, follow_symlinks=False)
         except FileNotFoundError:
-            return 0o644
+            return None
         self._check_file(path, status)
-        return stat.S_IMODE(status.st_mode) & 0o777
+        return status
 
     def _check_file(self, path: str, status: os.stat_result) -> None:
         if stat.S_ISLNK(status.st_mode):
@@ -186,4 +204,6 @@ class Files:
         except FileNotFoundError:
             raise SandboxFileError(f"{path} does not exist") from None
         except OSError as error:
+            if error.errno in _OF_THE_MACHINE:
+                raise SandboxLost(f"{path}: {error.strerror}") from None
             raise SandboxFileError(f"{path}: {_LINKS.get(error.errno or 0, error.strerror)}") from None

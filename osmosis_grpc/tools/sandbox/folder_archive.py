@@ -11,7 +11,7 @@ import tarfile
 import zlib
 from pathlib import Path
 
-from osmosis_grpc.tools.sandbox.folder_copy import entries
+from osmosis_grpc.tools.sandbox.folder_copy import entries, opened
 from osmosis_grpc.tools.sandbox.limits import SandboxLimits
 from osmosis_grpc.tools.sandbox.port import SandboxError
 
@@ -21,12 +21,12 @@ FILES = "files/"
 _ERRORS = (OSError, EOFError, tarfile.TarError, zlib.error)
 
 
-def write_archive(source: Path, target: Path, note: bytes, limits: SandboxLimits) -> int:
+def write_archive(source: Path, target: Path, note: bytes, limits: SandboxLimits, *, of: int | None) -> int:
     """Save a folder and a note as a file that survives a power cut. Return the bytes of the file.
 
     Files, folders and links are saved with their permissions and times. Special files are left out, and no link is
-    followed. A file `target` appears whole or not at all. Raises SandboxError if the folder exceeds the limits, or
-    cannot be read or saved.
+    followed. A file `target` appears whole or not at all. The files have to belong to the user `of`, see copy_folder().
+    Raises SandboxError if the folder exceeds the limits, or cannot be read or saved.
     """
     new = target.with_name(f"{target.name}.new")
     try:
@@ -38,7 +38,7 @@ def write_archive(source: Path, target: Path, note: bytes, limits: SandboxLimits
                 member = tarfile.TarInfo(NOTE)
                 member.size = len(note)
                 archive.addfile(member, io.BytesIO(note))
-                _add_files(archive, source, limits)
+                _add_files(archive, source, limits, of)
             file.flush()
             os.fsync(file.fileno())
         new.replace(target)
@@ -49,9 +49,9 @@ def write_archive(source: Path, target: Path, note: bytes, limits: SandboxLimits
         new.unlink(missing_ok=True)
 
 
-def _add_files(archive: tarfile.TarFile, source: Path, limits: SandboxLimits) -> None:
+def _add_files(archive: tarfile.TarFile, source: Path, limits: SandboxLimits, of: int | None) -> None:
     size = 0
-    for count, (path, status) in enumerate(entries(source, strict=True), 1):
+    for count, (path, status) in enumerate(entries(source), 1):
         size += status.st_size if stat.S_ISREG(status.st_mode) else 0
         limits.check_folder(count, size)
         member = tarfile.TarInfo(FILES + os.fspath(path.relative_to(source)))
@@ -64,7 +64,7 @@ def _add_files(archive: tarfile.TarFile, source: Path, limits: SandboxLimits) ->
             archive.addfile(member)
         elif stat.S_ISREG(status.st_mode):
             member.size = status.st_size
-            with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as content:
+            with opened(path, of) as content:
                 archive.addfile(member, content)
 
 

@@ -1,6 +1,7 @@
 """A sandbox on this machine: a private folder, a clean environment, limits, and the best isolation that is there."""
 
 import asyncio
+import errno
 import logging
 import os
 import time
@@ -15,7 +16,7 @@ from osmosis_grpc.tools.output import Output
 from osmosis_grpc.tools.process import Program, run_program
 from osmosis_grpc.tools.sandbox.files import Files
 from osmosis_grpc.tools.sandbox.folder_archive import read_archive, write_archive
-from osmosis_grpc.tools.sandbox.folder_copy import copy_folder, is_full
+from osmosis_grpc.tools.sandbox.folder_copy import Measurement, copy_folder
 from osmosis_grpc.tools.sandbox.limits import SandboxLimits
 from osmosis_grpc.tools.sandbox.methods import METHODS, PATH, Choice, choose
 from osmosis_grpc.tools.sandbox.port import (
@@ -27,6 +28,7 @@ from osmosis_grpc.tools.sandbox.port import (
     Protection,
     RunResult,
     SandboxError,
+    SandboxLost,
     protections_of,
 )
 from osmosis_grpc.tools.uninterrupted import uninterrupted
@@ -164,7 +166,8 @@ class LocalSandbox:
                 seconds=end.seconds,
             )
         except OSError as error:
-            raise SandboxError(f"the program cannot be started: {error}") from None
+            kind = SandboxError if error.errno == errno.E2BIG else SandboxLost  # the command is the model's
+            raise kind(f"the program cannot be started: {error}") from None
         finally:
             self._running -= 1
 
@@ -191,7 +194,9 @@ class LocalSandbox:
             copy, limits = Workspace(), self._limits
             try:
                 await uninterrupted(_threads.run(copy.make))
-                size = await uninterrupted(_threads.run(lambda: copy_folder(space.work, copy.work, limits, None)))
+                size = await uninterrupted(
+                    _threads.run(lambda: copy_folder(space.work, copy.work, limits, of=space.user, owner=None))
+                )
             except BaseException:
                 await uninterrupted(_threads.run(copy.remove))
                 raise
@@ -205,7 +210,9 @@ class LocalSandbox:
         """
         limits = self._limits
         async with self._without_programs() as space:
-            return await uninterrupted(_threads.run(lambda: write_archive(space.work, path, note, limits)))
+            return await uninterrupted(
+                _threads.run(lambda: write_archive(space.work, path, note, limits, of=space.user))
+            )
 
     async def restore(self, path: Path) -> None:
         """Replace the working folder by the one that save() has written to a file. Raises SandboxError."""
@@ -213,7 +220,10 @@ class LocalSandbox:
         async with self._without_programs() as space:
 
             def replace() -> None:
-                space.clear()
+                try:
+                    space.clear()
+                except OSError as error:
+                    raise SandboxError(f"the working folder cannot be replaced: {error}") from None
                 read_archive(path, space.work, limits, space.user)
 
             await uninterrupted(_threads.run(replace))
@@ -249,7 +259,7 @@ class LocalSandbox:
         assert space is not None
         space.make()
         if self._begins_as is not None:
-            copy_folder(self._begins_as, space.work, self._limits, space.user)
+            copy_folder(self._begins_as, space.work, self._limits, of=None, owner=space.user)
 
     def _environment(self, choice: Choice, space: Workspace, more: Mapping[str, str]) -> dict[str, str]:
         """Return the variables of a program."""
@@ -258,12 +268,12 @@ class LocalSandbox:
 
     async def _until_full(self, space: Workspace) -> None:
         """Return when the files of the sandbox exceed their limit."""
-        folders, limits = (space.work, space.temporary), self._limits
+        measurement = Measurement((space.work, space.temporary), self._limits)
         pause = MEASURE_EVERY
         while True:
             await asyncio.sleep(pause)
             began = time.monotonic()
-            if await _threads.run(lambda: is_full(folders, limits)):
+            if await _threads.run(measurement.is_full):
                 return
             pause = max(MEASURE_EVERY, 4 * (time.monotonic() - began))
 

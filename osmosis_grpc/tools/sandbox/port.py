@@ -9,7 +9,7 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from osmosis_grpc.errors import ToolExecutionError
+from osmosis_grpc.errors import ToolExecutionError, ToolUnavailable
 
 SECONDS = 30.0
 """The default time limit of a program."""
@@ -90,6 +90,10 @@ class SandboxRefused(SandboxError):
 
 class SandboxFileError(SandboxError):
     """A file of a sandbox cannot be read or written. The text names its path."""
+
+
+class SandboxLost(SandboxError, ToolUnavailable):
+    """The machine of a sandbox failed: it is gone, cannot be reached, or has no resources left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +177,7 @@ class Sandbox(Protocol):
         Several programs can run at once; the end of one does not disturb the others. They share folder and limits.
         A program begins after a snapshot that is being made.
         `environment` is added to the sandbox's own variables. The program is killed after `seconds`, and if the caller
-        is cancelled. Raises SandboxError if the program cannot be started, and SandboxFileError for a bad `cwd`.
+        is cancelled. Raises SandboxLost if no program can be started, and SandboxFileError for a bad `cwd`.
         """
         ...
 

@@ -141,7 +141,11 @@ class PendingChat:
         """Returns the tokens of the chat."""
         tokens = self.response.tokens if self.response else None
         return SampledChat(
-            chat_number=self.chat_number, parent_chat=self.parent_chat, prompt_ids=self.prompt(), tokens=tokens
+            chat_number=self.chat_number,
+            parent_chat=self.parent_chat,
+            prompt_ids=self.prompt(),
+            tokens=tokens,
+            params=jsontext.parse_object(self.body[1], "params") if self.body[1] != "{}" else jsontext.NOTHING,
         )
 
     def reassemble(self, parent_chat: int | None, whole: Ids | None, earlier: Assembler) -> None:
@@ -258,6 +262,9 @@ class SampleState:
             and _shape(reported.segments) != _shape(segments)
         ):
             return _untrainable(reported, "its segments do not agree with the chats that were answered here")
+        if _shape(reported.segments) == _shape(segments):  # the server may know more of why a segment began
+            told = zip(segments, reported.segments, strict=True)
+            segments = tuple(s if s.split is r.split else replace(s, split=r.split or s.split) for s, r in told)
         return replace(reported, segments=segments, trainable=not reason, not_trainable_reason=reason)
 
 

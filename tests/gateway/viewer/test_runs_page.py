@@ -1,6 +1,7 @@
 """V5: runs of test and eval beside the one that the viewer shows, and two to four of them compared."""
 
 import html
+import os
 import re
 
 import pytest
@@ -86,6 +87,39 @@ async def test_v5_a_wrong_choice_says_what_to_choose(runs):
         page = await runs.get(f"/compare?{query}")
         assert page.status_code == 400
         assert words in page.text
+
+
+HOSTILE = {
+    "pipe": os.mkfifo,
+    "endless": lambda path: path.symlink_to("/dev/zero"),
+    "folder": lambda path: path.mkdir(),
+    "loop": lambda path: path.symlink_to(path.name),
+    "not UTF-8": lambda path: path.write_bytes(b'\xff{"a":'),
+}
+
+
+@pytest.mark.parametrize("name", ["run.json", "results.jsonl"])
+@pytest.mark.parametrize("kind", HOSTILE)
+async def test_a_run_whose_file_is_something_else_stops_no_page(tmp_path, kind, name):
+    write_run(tmp_path / "a", [1.0])
+    write_run(tmp_path / "b", [1.0])
+    (tmp_path / "b" / name).unlink()
+    HOSTILE[kind](tmp_path / "b" / name)
+    async with browsing(FolderSource(tmp_path / "a")) as client:
+        assert (await client.get("/runs")).status_code == 200
+        assert (await client.get("/compare?run=a&run=b")).status_code == 400
+
+
+@pytest.mark.parametrize("name", [b"a\xff\xfeb", b"line\nbreak", "turned\u202e".encode(), b"<b>&run=a"])
+async def test_a_run_with_a_hostile_name_is_listed_and_compared(tmp_path, name):
+    write_run(tmp_path / "a", [1.0])
+    write_run(tmp_path / os.fsdecode(name), [0.0])
+    async with browsing(FolderSource(tmp_path / "a")) as client:
+        listed = (await client.get("/runs")).text
+        (value,) = set(re.findall(r'name="run" value="([^"]*)"', listed)) - {"a"}
+        compared = await client.get("/compare", params=[("run", "a"), ("run", html.unescape(value))])
+        assert compared.status_code == 200
+        assert "<b>&" not in listed + compared.text
 
 
 async def test_v5_a_state_folder_has_no_runs(viewer):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from osmosis_grpc.tools import bash_tool, search_tool
+from osmosis_grpc.tools.program_caches import PYTEST, WRITES_NOTHING
 from osmosis_grpc.tools.sandbox import (
     LocalSandbox,
     Protection,
@@ -32,7 +33,8 @@ async def test_a_program_has_its_input_folder_and_variables_and_two_outputs(box,
     task, folder, *variables = ended.stdout.decode().splitlines()
     assert (task, folder) == ("the task", box.folder)
     names = {line.partition("=")[0] for line in variables} - {"PWD", "OLDPWD", "SHLVL", "_"}
-    assert names == {"PATH", "HOME", "LANG", "TMPDIR", "MINE", "OSMOSIS_PROCESS_MARKER"}
+    own = {"PATH", "HOME", "LANG", "TMPDIR", "OSMOSIS_PROCESS_MARKER"}
+    assert names == {*own, "MINE", *WRITES_NOTHING, PYTEST}
 
 
 @pytest.mark.parametrize(

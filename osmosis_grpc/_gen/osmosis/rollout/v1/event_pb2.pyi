@@ -259,6 +259,7 @@ class ChatRequestedEvent(google.protobuf.message.Message):
     TOOLS_FIELD_NUMBER: builtins.int
     PURPOSE_FIELD_NUMBER: builtins.int
     POLICY_FIELD_NUMBER: builtins.int
+    PASSED_FIELD_NUMBER: builtins.int
     sample: builtins.str
     """The sample."""
     chat_number: builtins.int
@@ -277,11 +278,17 @@ class ChatRequestedEvent(google.protobuf.message.Message):
 
     @property
     def sampling(self) -> osmosis_grpc._gen.osmosis.rollout.v1.message_pb2.SamplingParams:
-        """The sampling parameters."""
+        """The sampling parameters of the chat, pinned ones included."""
 
     @property
     def tools(self) -> osmosis_grpc._gen.osmosis.rollout.v1.message_pb2.Tools:
         """The tools, if they are not those of the rollout."""
+
+    @property
+    def passed(self) -> osmosis_grpc._gen.osmosis.rollout.v1.message_pb2.SamplingParams:
+        """The parameters that the agent passed. Set if pinned parameters made
+        `sampling` differ from them.
+        """
 
     def __init__(
         self,
@@ -294,9 +301,10 @@ class ChatRequestedEvent(google.protobuf.message.Message):
         tools: osmosis_grpc._gen.osmosis.rollout.v1.message_pb2.Tools | None = ...,
         purpose: osmosis_grpc._gen.osmosis.rollout.v1.chat_pb2.ChatPurpose.ValueType = ...,
         policy: builtins.str = ...,
+        passed: osmosis_grpc._gen.osmosis.rollout.v1.message_pb2.SamplingParams | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["sampling", b"sampling", "tools", b"tools"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["chat_number", b"chat_number", "messages", b"messages", "parent_chat", b"parent_chat", "policy", b"policy", "purpose", b"purpose", "sample", b"sample", "sampling", b"sampling", "tools", b"tools"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["passed", b"passed", "sampling", b"sampling", "tools", b"tools"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["chat_number", b"chat_number", "messages", b"messages", "parent_chat", b"parent_chat", "passed", b"passed", "policy", b"policy", "purpose", b"purpose", "sample", b"sample", "sampling", b"sampling", "tools", b"tools"]) -> None: ...
 
 global___ChatRequestedEvent = ChatRequestedEvent
 
@@ -546,6 +554,7 @@ class SegmentClosedEvent(google.protobuf.message.Message):
     TOKENS_FIELD_NUMBER: builtins.int
     SAMPLED_TOKENS_FIELD_NUMBER: builtins.int
     DRIFT_INDEX_FIELD_NUMBER: builtins.int
+    SPLIT_FIELD_NUMBER: builtins.int
     sample: builtins.str
     """The sample."""
     index: builtins.int
@@ -556,6 +565,8 @@ class SegmentClosedEvent(google.protobuf.message.Message):
     """The number of its sampled tokens."""
     drift_index: builtins.int
     """The index of the first token that differs; see Segment.drift_index."""
+    split: osmosis_grpc._gen.osmosis.rollout.v1.tokens_pb2.SplitReason.ValueType
+    """Why it began; see Segment.split."""
     @property
     def chats(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """The chats whose replies are in it."""
@@ -569,9 +580,10 @@ class SegmentClosedEvent(google.protobuf.message.Message):
         tokens: builtins.int = ...,
         sampled_tokens: builtins.int = ...,
         drift_index: builtins.int | None = ...,
+        split: osmosis_grpc._gen.osmosis.rollout.v1.tokens_pb2.SplitReason.ValueType = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_drift_index", b"_drift_index", "drift_index", b"drift_index"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_drift_index", b"_drift_index", "chats", b"chats", "drift_index", b"drift_index", "index", b"index", "sample", b"sample", "sampled_tokens", b"sampled_tokens", "tokens", b"tokens"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_drift_index", b"_drift_index", "chats", b"chats", "drift_index", b"drift_index", "index", b"index", "sample", b"sample", "sampled_tokens", b"sampled_tokens", "split", b"split", "tokens", b"tokens"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_drift_index", b"_drift_index"]) -> typing.Literal["drift_index"] | None: ...
 
 global___SegmentClosedEvent = SegmentClosedEvent

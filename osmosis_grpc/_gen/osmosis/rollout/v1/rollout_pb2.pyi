@@ -195,6 +195,7 @@ class RolloutSpec(google.protobuf.message.Message):
     IDEMPOTENCY_KEY_FIELD_NUMBER: builtins.int
     EVALUATION_FIELD_NUMBER: builtins.int
     FORK_FIELD_NUMBER: builtins.int
+    PIN_SAMPLING_FIELD_NUMBER: builtins.int
     agent_loop: builtins.str
     """The agent loop to run. May be empty if the server has exactly one."""
     max_turns: builtins.int
@@ -225,6 +226,10 @@ class RolloutSpec(google.protobuf.message.Message):
     evaluation: builtins.bool
     """Whether the rollout measures the policy. The outcome repeats it, and a
     trainer does not train on such a rollout.
+    """
+    pin_sampling: builtins.bool
+    """Whether `sampling` replaces the parameters that the agent passes with its
+    chats. Chats with the purpose JUDGE keep their own.
     """
     @property
     def messages(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[osmosis_grpc._gen.osmosis.rollout.v1.message_pb2.Message]:
@@ -275,9 +280,10 @@ class RolloutSpec(google.protobuf.message.Message):
         idempotency_key: builtins.str = ...,
         evaluation: builtins.bool = ...,
         fork: global___Fork | None = ...,
+        pin_sampling: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_label", b"_label", "_max_tokens_total", b"_max_tokens_total", "_max_turns", b"_max_turns", "agent_timeout", b"agent_timeout", "fork", b"fork", "grader_timeout", b"grader_timeout", "group", b"group", "label", b"label", "max_tokens_total", b"max_tokens_total", "max_turns", b"max_turns", "sampling", b"sampling"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_label", b"_label", "_max_tokens_total", b"_max_tokens_total", "_max_turns", b"_max_turns", "agent_loop", b"agent_loop", "agent_timeout", b"agent_timeout", "evaluation", b"evaluation", "fork", b"fork", "grader_timeout", b"grader_timeout", "group", b"group", "idempotency_key", b"idempotency_key", "label", b"label", "max_tokens_total", b"max_tokens_total", "max_turns", b"max_turns", "messages", b"messages", "metadata_json", b"metadata_json", "priority", b"priority", "sampling", b"sampling", "tool_server_url", b"tool_server_url"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_label", b"_label", "_max_tokens_total", b"_max_tokens_total", "_max_turns", b"_max_turns", "agent_loop", b"agent_loop", "agent_timeout", b"agent_timeout", "evaluation", b"evaluation", "fork", b"fork", "grader_timeout", b"grader_timeout", "group", b"group", "idempotency_key", b"idempotency_key", "label", b"label", "max_tokens_total", b"max_tokens_total", "max_turns", b"max_turns", "messages", b"messages", "metadata_json", b"metadata_json", "pin_sampling", b"pin_sampling", "priority", b"priority", "sampling", b"sampling", "tool_server_url", b"tool_server_url"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_label", b"_label"]) -> typing.Literal["label"] | None: ...
     @typing.overload

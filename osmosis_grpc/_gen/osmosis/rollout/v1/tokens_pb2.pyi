@@ -94,6 +94,58 @@ TENSOR_TYPE_BOOL: TensorType.ValueType  # 13
 """One byte for each element, 0 or 1."""
 global___TensorType = TensorType
 
+class _SplitReason:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _SplitReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_SplitReason.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    SPLIT_REASON_UNSPECIFIED: _SplitReason.ValueType  # 0
+    """The segment is the first one of its sample."""
+    SPLIT_REASON_HISTORY_CHANGED: _SplitReason.ValueType  # 1
+    """The history continues no earlier chat: the agent has changed or left out
+    earlier messages, or has begun another conversation in the sample.
+    """
+    SPLIT_REASON_BRANCH: _SplitReason.ValueType  # 2
+    """The history continues a chat that another chat continues already: the
+    agent has gone back, has changed a later message, or has asked twice.
+    """
+    SPLIT_REASON_TOKENS_DIFFER: _SplitReason.ValueType  # 3
+    """The prompt does not repeat the tokens of the chat that it continues;
+    `drift_index` says where.
+    """
+    SPLIT_REASON_RECORDED: _SplitReason.ValueType  # 4
+    """The chat that it continues is a recorded one of the original of a fork."""
+    SPLIT_REASON_JUDGE: _SplitReason.ValueType  # 5
+    """The chat that it continues is a judge's."""
+    SPLIT_REASON_NO_TOKENS: _SplitReason.ValueType  # 6
+    """The tokens of the chat that it continues are not known."""
+
+class SplitReason(_SplitReason, metaclass=_SplitReasonEnumTypeWrapper):
+    """Why a chat began a segment instead of extending one."""
+
+SPLIT_REASON_UNSPECIFIED: SplitReason.ValueType  # 0
+"""The segment is the first one of its sample."""
+SPLIT_REASON_HISTORY_CHANGED: SplitReason.ValueType  # 1
+"""The history continues no earlier chat: the agent has changed or left out
+earlier messages, or has begun another conversation in the sample.
+"""
+SPLIT_REASON_BRANCH: SplitReason.ValueType  # 2
+"""The history continues a chat that another chat continues already: the
+agent has gone back, has changed a later message, or has asked twice.
+"""
+SPLIT_REASON_TOKENS_DIFFER: SplitReason.ValueType  # 3
+"""The prompt does not repeat the tokens of the chat that it continues;
+`drift_index` says where.
+"""
+SPLIT_REASON_RECORDED: SplitReason.ValueType  # 4
+"""The chat that it continues is a recorded one of the original of a fork."""
+SPLIT_REASON_JUDGE: SplitReason.ValueType  # 5
+"""The chat that it continues is a judge's."""
+SPLIT_REASON_NO_TOKENS: SplitReason.ValueType  # 6
+"""The tokens of the chat that it continues are not known."""
+global___SplitReason = SplitReason
+
 @typing.final
 class TokenBlock(google.protobuf.message.Message):
     """Tokens, and values for each of them.
@@ -348,11 +400,14 @@ class Segment(google.protobuf.message.Message):
     SAMPLED_EXTRAS_FIELD_NUMBER: builtins.int
     TOKEN_EXTRAS_FIELD_NUMBER: builtins.int
     INCOMPLETE_EXTRAS_FIELD_NUMBER: builtins.int
+    SPLIT_FIELD_NUMBER: builtins.int
     drift_index: builtins.int
     """The index of the first token that differs. Set if this segment began
     because a prompt did not repeat the tokens of the chat that it continues:
     the sampler made other tokens from the same text.
     """
+    split: global___SplitReason.ValueType
+    """Why the segment began. Unset for the first segment of the sample."""
     @property
     def ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """All tokens, prompts and replies, in order. Empty while `mask_runs` is not
@@ -413,9 +468,10 @@ class Segment(google.protobuf.message.Message):
         sampled_extras: collections.abc.Mapping[builtins.str, global___Extra] | None = ...,
         token_extras: collections.abc.Mapping[builtins.str, global___Extra] | None = ...,
         incomplete_extras: collections.abc.Iterable[builtins.str] | None = ...,
+        split: global___SplitReason.ValueType = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_drift_index", b"_drift_index", "drift_index", b"drift_index"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_drift_index", b"_drift_index", "chats", b"chats", "drift_index", b"drift_index", "ids", b"ids", "incomplete_extras", b"incomplete_extras", "logprobs", b"logprobs", "mask_runs", b"mask_runs", "sampled_extras", b"sampled_extras", "token_extras", b"token_extras", "versions", b"versions"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_drift_index", b"_drift_index", "chats", b"chats", "drift_index", b"drift_index", "ids", b"ids", "incomplete_extras", b"incomplete_extras", "logprobs", b"logprobs", "mask_runs", b"mask_runs", "sampled_extras", b"sampled_extras", "split", b"split", "token_extras", b"token_extras", "versions", b"versions"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_drift_index", b"_drift_index"]) -> typing.Literal["drift_index"] | None: ...
 
 global___Segment = Segment
@@ -484,7 +540,9 @@ class Sample(google.protobuf.message.Message):
     """
     @property
     def messages(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[osmosis_grpc._gen.osmosis.rollout.v1.message_pb2.Message]:
-        """The conversation as the agent left it."""
+        """The conversation as the agent left it. Replies are spelled as the policy
+        gave them.
+        """
 
     @property
     def segments(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Segment]:

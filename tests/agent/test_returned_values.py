@@ -1,0 +1,173 @@
+"""What an agent's code returns reaches the model and the trainer as JSON, or the error names the place."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from pydantic import BaseModel
+
+from osmosis_grpc.agent import RolloutAgentLoop
+from osmosis_grpc.agent.workflow_runnable import WorkflowRunnable
+from osmosis_grpc.integrations.openai import rollout_agent
+from osmosis_grpc.policies import EchoPolicy, EveryToolMock
+from osmosis_grpc.rollout import AgentWorkflow, Grader, RolloutResult, get_rollout_context, tool
+from osmosis_grpc.testing import run_rollout
+from osmosis_grpc.tools import BaseTool
+from osmosis_grpc.types import FailureReason, OutcomeStatus
+
+USER = {"role": "user", "content": "hello"}
+
+
+class Point(BaseModel):
+    a: int = 1
+
+
+@dataclasses.dataclass
+class Size:
+    width: int = 2
+
+
+async def told(result):
+    """Return the content of the tool message for a tool that returns `result`."""
+
+    @tool
+    async def look():
+        """Looks."""
+        return result
+
+    class Agent(RolloutAgentLoop):
+        name = "agent"
+        tools = (look,)
+
+        async def run(self, ctx):
+            return ctx.complete(await ctx.tool_loop([USER]))
+
+    outcome = await run_rollout(Agent(), EveryToolMock(), [USER])
+    assert outcome.status is OutcomeStatus.COMPLETED
+    return next(message["content"] for message in outcome.messages if message["role"] == "tool")
+
+
+@pytest.mark.parametrize(
+    ("result", "value"),
+    [
+        (Point(), {"a": 1}),
+        ([Point(), Size()], [{"a": 1}, {"width": 2}]),
+        (np.arange(4), [0, 1, 2, 3]),
+        (np.int64(3), 3),
+        ({"mean": np.float32(0.5)}, {"mean": 0.5}),
+        ({1, 2}, [1, 2]),
+    ],
+    ids=repr,
+)
+async def test_a_model_reads_the_result_of_a_tool_as_json(result, value):
+    assert json.loads(await told(result)) == value
+
+
+@pytest.mark.parametrize(
+    ("result", "place"), [(float("nan"), "look()"), ([1.0, float("inf")], "look()[1]"), ({"it": object()}, "look().it")]
+)
+async def test_a_result_that_is_no_json_is_an_error_that_names_the_tool(result, place):
+    assert (await told(result)).startswith(f"Error: {place}: ")
+
+
+async def test_a_file_name_that_is_no_utf8_is_readable():
+    assert await told(["\udcff.txt"]) == '["\ufffd.txt"]'
+    assert await told("\udcff.txt") == "\ufffd.txt"
+
+
+def ends(use):
+    """Make an agent that chats once and ends with `use(ctx)`."""
+
+    class Agent(RolloutAgentLoop):
+        name = "agent"
+
+        async def run(self, ctx):
+            await ctx.chat([USER])
+            return use(ctx)
+
+    return Agent()
+
+
+async def test_extra_fields_of_any_kind_reach_the_trainer():
+    extra = {"n": np.int64(3), "losses": np.array([0.5]), "point": Point()}
+    outcome = await run_rollout(ends(lambda ctx: ctx.complete(reward=1.0, extra_fields=extra)), EchoPolicy(), [USER])
+    assert (outcome.status, outcome.reward) == (OutcomeStatus.COMPLETED, 1.0)
+    assert outcome.extra_fields == {"n": 3, "losses": [0.5], "point": {"a": 1}}
+
+
+async def test_nan_in_extra_fields_fails_the_rollout_and_names_the_place():
+    extra = {"loss": [0.0, 1.0, 2.0, float("nan")]}
+    outcome = await run_rollout(ends(lambda ctx: ctx.complete(extra_fields=extra)), EchoPolicy(), [USER])
+    assert outcome.failure.reason is FailureReason.AGENT_RESULT_INVALID
+    assert "extra_fields.loss[3]:" in outcome.failure.message
+
+
+GIVEN = [
+    lambda value: ends(lambda ctx: ctx.complete(reward=value)),
+    lambda value: ends(lambda ctx: RolloutResult(status="COMPLETED", finish_reason="stop", reward=value)),
+    lambda value: ends(lambda ctx: ctx.set_reward(value, sample="") or ctx.complete()),
+    lambda value: program(lambda task: value),
+    lambda value: program(lambda task: {"reward": value}),
+    lambda value: program(lambda task: {"rewards": {"main": value}}),
+    lambda value: WorkflowRunnable(Asks, None, grades(value)),
+]
+
+
+def program(function):
+    @rollout_agent("agent")
+    async def agent(task, client):
+        await task.ctx.chat(task.messages)
+        return function(task)
+
+    return agent
+
+
+class Asks(AgentWorkflow):
+    async def run(self, ctx):
+        await get_rollout_context().chat(ctx.prompt)
+
+
+def grades(value):
+    class Made(Grader):
+        async def grade(self, ctx):
+            ctx.set_sample_reward("main", value)
+
+    return Made
+
+
+@pytest.mark.parametrize(
+    "agent", GIVEN, ids=["complete", "result", "set_reward", "returned", "reward", "rewards", "grader"]
+)
+@pytest.mark.parametrize(
+    ("value", "reward"), [(True, 1.0), (np.False_, 0.0), (np.array(0.5), 0.5)], ids=["bool", "np.bool", "0-d array"]
+)
+async def test_a_bool_and_a_scalar_are_rewards(agent, value, reward):
+    outcome = await run_rollout(agent(value), EchoPolicy(), [USER], label="42")
+    assert outcome.failure is None
+    assert (outcome.reward, type(outcome.reward)) == (reward, float)
+
+
+@pytest.mark.parametrize(
+    "agent", GIVEN, ids=["complete", "result", "set_reward", "returned", "reward", "rewards", "grader"]
+)
+@pytest.mark.parametrize("value", [float("nan"), [1.0], "1"], ids=repr)
+async def test_a_reward_that_is_no_number_fails_the_rollout_with_the_value(agent, value):
+    outcome = await run_rollout(agent(value), EchoPolicy(), [USER], label="42")
+    assert outcome.status is OutcomeStatus.FAILED
+    assert repr(value) in outcome.failure.message
+
+
+async def test_a_tool_with_a_state_gives_its_reward_as_a_bool():
+    from osmosis_grpc.tools.base_tool import ToolsOfTrajectory
+
+    class Checks(BaseTool):
+        async def execute(self):
+            return "ok"
+
+        async def reward(self):
+            return np.True_
+
+    async with ToolsOfTrajectory("t", {"checks": Checks()}) as tools:
+        pass
+    assert tools.rewards == {"checks": 1.0}
