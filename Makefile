@@ -104,11 +104,13 @@ faults: .venv/.dev ## Break everything: all fault tests, 900 kills of server, tr
 	$(BIN)/python -m tests.faults.housekeeping
 	$(BIN)/python -m tests.faults.soak --rollouts 20000 --state-dir $$(mktemp -d)/state
 
-workers: .venv/.dev ## Two workers: the examples' tests, 100,000 rollouts in a soak, 10,000 in flight, kills every 2 s (half an hour)
+workers: .venv/.dev ## Two workers: the examples' tests, 100,000 rollouts in a soak, 10,000 in flight, 200 kills (an hour)
 	OSMOSIS_ROLLOUT_SERVER_WORKERS=2 $(BIN)/pytest -m "not adapters" --timeout 300 tests/examples \
 		--ignore tests/examples/test_local_model.py --ignore tests/examples/test_learn_to_calculate.py
 	$(BIN)/pytest -m "" --timeout 600 tests/faults/test_workers.py tests/serve/workers
 	$(BIN)/python -m tests.faults.soak --workers 2 --state-dir $$(mktemp -d)/state
+	$(BIN)/python -m tests.faults.kill_loop --workers 3 --replies random --kills 100 --rollouts 500 --seed $(SEED)
+	$(BIN)/python -m tests.faults.kill_loop --workers 3 --replies random --mode callback --kills 100 --rollouts 500 --seed $(SEED)
 	$(BIN)/python -m benchmarks.in_flight --workers 2
 	$(BIN)/python -m benchmarks.workers
 

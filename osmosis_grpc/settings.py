@@ -106,6 +106,11 @@ class RolloutServerSettings(ServerOptions, _Part):
         """Return the accepted tokens, SECRET or NAME=SECRET; none with `local`. Raises ValueError naming the option."""
         return () if self.local else self.secrets("token")
 
+    @property
+    def state_folder(self) -> Path | None:
+        """Return the folder of the journal; None without a journal."""
+        return None if self.no_journal or self.state_dir == ":memory:" else Path(self.state_dir)
+
 
 class RolloutSettings(BaseSettings):
     """All settings. Both parts read the environment, each with its own prefix."""

@@ -5,6 +5,7 @@ Test processes that run at the same time have different ports.
 """
 
 import fcntl
+import itertools
 import random
 import socket
 import tempfile
@@ -43,3 +44,9 @@ def quiet_port() -> int:
                     continue
                 return port
     raise AssertionError("no port is free")
+
+
+def quiet_ports(count: int) -> int:
+    """Return the first of several ports in a row. No other call returns one of them."""
+    assert count <= _AT_ONCE
+    return min(itertools.islice(_own_ports(), _AT_ONCE))

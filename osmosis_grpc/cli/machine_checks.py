@@ -20,7 +20,7 @@ from osmosis_grpc.cli.certificate_time import expiry
 from osmosis_grpc.cli.environment import sets_options
 from osmosis_grpc.console.server_options import ServerOptions
 from osmosis_grpc.errors import DISTRIBUTION, install
-from osmosis_grpc.storage.lock_file import is_held
+from osmosis_grpc.storage.lock_file import holder_of, is_held
 
 if TYPE_CHECKING:
     from osmosis_grpc.settings import RolloutServerSettings
@@ -91,8 +91,8 @@ def _server(folder: Path) -> Iterator[Check]:
     lock = folder / LOCK  # it has the id of the process
     if not is_held(lock):
         return
-    with suppress(OSError, ValueError):
-        process = int(lock.read_text())
+    with suppress(OSError):
+        process = holder_of(lock).process
         ports = ", ".join(map(str, sorted(_ports_of(process))))
         listens = f", which listens on the ports {ports}" if ports else ""
         yield Check("server of the state folder", f"process {process}{listens}")

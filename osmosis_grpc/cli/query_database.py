@@ -6,6 +6,7 @@ function of this module, so a query decodes only the rollouts and columns that i
 
 import difflib
 import re
+import secrets
 import signal
 import sqlite3
 import time
@@ -36,6 +37,8 @@ _FORBIDDEN = {"load_extension", "fts3_tokenizer", "readfile", "writefile", "edit
 _HIDDEN = re.compile(r"facts|tombstones|sqlite_.*|pragma_.*|dbstat")
 _MISSING = re.compile(r"no such (column|table|function): (.+)")
 _VALUES = {(view.name, column.name): column.value for view in VIEWS.values() for column in view.columns if column.value}
+_VALUE, _ROWS = (f"osmosis_{name}_{secrets.token_hex(8)}" for name in ("value", "rows"))
+"""The functions of the views. No query of a user can name them, so their arguments are always right."""
 _HELP = "osmosis-grpc query lists the views"
 
 
@@ -169,8 +172,8 @@ class QueryDatabase:
     def _prepare(self) -> None:
         database = self._database
         database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST)
-        database.create_function("osmosis_value", 5, self._value, deterministic=True)
-        database.create_function("osmosis_rows", 3, self._numbers, deterministic=True)
+        database.create_function(_VALUE, 5, self._value, deterministic=True)
+        database.create_function(_ROWS, 3, self._numbers, deterministic=True)
         for view in VIEWS.values():
             database.execute(_definition(view, self._journals))
         database.execute(
@@ -263,13 +266,13 @@ def _definition(view: View, journals: Iterable[str]) -> str:
 
 def _select(view: View, journal: str) -> str:
     columns = ",\n    ".join(f"{_expression(view, column, journal)} AS {column.name}" for column in view.columns)
-    rows = f", json_each(osmosis_rows('{view.name}', '{journal}', r.sequence)) AS n" if view.rows is not None else ""
+    rows = f", json_each({_ROWS}('{view.name}', '{journal}', r.sequence)) AS n" if view.rows is not None else ""
     return f"SELECT\n    {columns}\n    FROM {journal}.rollouts AS r{rows}"
 
 
 def _expression(view: View, column: Column, journal: str) -> str:
     number = "n.value" if view.rows is not None else "0"
-    value = f"osmosis_value('{view.name}', '{column.name}', '{journal}', r.sequence, {number})"
+    value = f"{_VALUE}('{view.name}', '{column.name}', '{journal}', r.sequence, {number})"
     return column.sql.replace("{value}", value) or value
 
 

@@ -12,6 +12,7 @@ import grpc
 from osmosis_grpc.errors import CallError, Internal, ResourceExhausted
 from osmosis_grpc.link.call_metrics import Call, CallSink
 from osmosis_grpc.link.client_calls import DETAILS_KEY
+from osmosis_grpc.link.strangers import Strangers
 from osmosis_grpc.link.undecodable import decode_or_mark, decoded
 from osmosis_grpc.supervise import SYSTEM
 from osmosis_grpc.wire.status import to_status
@@ -32,9 +33,10 @@ _Guard = Callable[[Any], object]
 class Registrar(grpc.GenericRpcHandler):
     """Wraps each handler of a server. Pass it to the generated add_..._to_server functions instead of the server.
 
-    Each handler is wrapped once, at its first call. An interceptor would cost every call about 40 us. Before a request
-    is decoded, `guard` is called with the context of the call; health checks are the exception. `calls` counts the
-    calls. It counts the calls of unknown methods under the name "other". `new_id` makes the ids of failed calls.
+    Each handler is wrapped once, at its first call. An interceptor would cost every call about 40 us. Before anything
+    of a request is read, `guard` is called with the context of the call. Health checks are the exception: they need
+    no credential, and Strangers bounds what they take. `calls` counts the calls. It counts the calls of unknown
+    methods under the name "other". `new_id` makes the ids of failed calls.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Registrar(grpc.GenericRpcHandler):
         self._new_id = new_id
         self._guard = guard
         self._calls = calls
+        self._strangers = Strangers()
         self._services: list[grpc.GenericRpcHandler] = []
         self._wrapped: dict[str, Any] = {}
         server.add_generic_rpc_handlers([self])
@@ -68,13 +71,20 @@ class Registrar(grpc.GenericRpcHandler):
             if handler is None:
                 Call(self._calls, "other").end("UNIMPLEMENTED")
                 return None
-            make, name, wrap = next(row for row in HANDLER_KINDS if getattr(handler, row[1]) is not None)
-            guard = None if details.method.startswith(_HEALTH) else self._guard
+            guard, receive = self._guard, None if handler.request_streaming else _read
+            if guard is not None and details.method.startswith(_HEALTH):
+                guard, receive = None, self._strangers.read
             read = decode_or_mark(handler.request_deserializer) or bytes
             write = handler.response_serializer or bytes
-            begin = partial(_Answering, self._calls, details.method.lstrip("/"), guard, read, write, self._new_id)
+            name, make, wrap = next(row for row in HANDLER_KINDS if getattr(handler, row[0]) is not None)
+            called = details.method.lstrip("/")
+            begin = partial(_Answering, self._calls, called, guard, receive, read, write, self._new_id)
             wrapped = self._wrapped[details.method] = make(wrap(getattr(handler, name), begin))
         return wrapped
+
+
+async def _read(context: Any) -> Any:
+    return await context.read()
 
 
 class _Answering(Call):
@@ -84,13 +94,14 @@ class _Answering(Call):
     with the exception's status.
     """
 
-    __slots__ = ("_context", "_guard", "_new_id", "_read", "_write")
+    __slots__ = ("_context", "_guard", "_new_id", "_read", "_receive", "_write")
 
     def __init__(
         self,
         calls: CallSink | None,
         name: str,
         guard: _Guard | None,
+        receive: Callable[[Any], Awaitable[Any]] | None,
         read: Callable[[bytes], Any],
         write: Callable[[Any], bytes],
         new_id: Callable[[], str],
@@ -99,7 +110,7 @@ class _Answering(Call):
         super().__init__(calls, name)
         self._new_id = new_id
         self._context = context
-        self._guard, self._read, self._write = guard, read, write
+        self._guard, self._receive, self._read, self._write = guard, receive, read, write
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)
@@ -113,6 +124,7 @@ class _Answering(Call):
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        del trace  # see _abort
         try:
             if isinstance(error, Exception):
                 await _abort(self._context, error, self._new_id)
@@ -123,22 +135,29 @@ class _Answering(Call):
     async def read(self) -> Any:
         """Returns the next message, or grpc.aio.EOF."""
         data = await self._context.read()
-        return data if data is grpc.aio.EOF else self.request(data)
+        return data if data is grpc.aio.EOF else self.message(data)
 
     async def write(self, message: Any) -> None:
         """Sends a message."""
         await self._context.write(self.response(message))
 
-    def request(self, data: Any) -> Any:
-        """Returns a request as a message, or an iterator of requests as an iterator of messages."""
-        if hasattr(data, "__aiter__"):
-            return self._requests(data)
+    async def request(self, requests: AsyncIterator[bytes]) -> Any:
+        """Returns the request as a message, or an iterator of messages if the caller streams its requests."""
+        if self._receive is None:
+            return self._messages(requests)
+        data = await self._receive(self._context)
+        if data is grpc.aio.EOF:
+            raise Internal("the call ended without a whole request; this method takes one message")
+        return decoded(self.message(data))
+
+    async def _messages(self, requests: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+        async for data in requests:
+            yield decoded(self.message(data))
+
+    def message(self, data: bytes) -> Any:
+        """Returns received bytes as a message. decoded() refuses it if the bytes are none."""
         self.received += len(data)
         return self._read(data)
-
-    async def _requests(self, requests: AsyncIterator[bytes]) -> AsyncIterator[Any]:
-        async for data in requests:
-            yield decoded(self.request(data))
 
     def response(self, message: Any) -> bytes:
         """Serializes a response. Returns a response unchanged if it is already bytes."""
@@ -151,24 +170,24 @@ _Begin = Callable[[Any], _Answering]
 
 
 def _unary(behavior: Callable[[Any, Any], Awaitable[Any]], begin: _Begin) -> Callable[[Any, Any], Awaitable[Any]]:
-    async def handle(data: Any, context: Any) -> Any:
+    async def handle(requests: Any, context: Any) -> Any:
         async with begin(context) as call:
-            return call.response(await behavior(decoded(call.request(data)), context))
+            return call.response(await behavior(await call.request(requests), context))
 
     return handle
 
 
 def _streaming(behavior: Callable[[Any, Any], Any], begin: _Begin) -> Callable[[Any, Any], Any]:
-    async def with_context(data: Any, context: Any) -> None:
+    async def with_context(requests: Any, context: Any) -> None:
         """Handles a call whose behaviour itself calls read() and write()."""
         async with begin(context) as call:
             # Without this line grpc.aio sends the metadata with the first message. If an error cancels that write,
             # grpc.aio sends the metadata again with the status. gRPC refuses that, and the caller gets no status.
             await context.send_initial_metadata(())
-            await behavior(decoded(call.request(data)), call)
+            await behavior(await call.request(requests), call)
 
-    async def handle(data: Any, context: Any) -> AsyncIterator[Any]:
-        async with begin(context) as call, aclosing(behavior(decoded(call.request(data)), context)) as responses:
+    async def handle(requests: Any, context: Any) -> AsyncIterator[Any]:
+        async with begin(context) as call, aclosing(behavior(await call.request(requests), context)) as responses:
             async for response in responses:
                 yield call.response(response)
 
@@ -184,7 +203,7 @@ async def _abort(context: Any, error: Exception, new_id: Callable[[], str]) -> N
     """Ends the call with the status of an exception. Only a CallError's text is sent to the caller."""
     if isinstance(error, grpc.aio.AbortError | grpc.aio.BaseError):
         raise error
-    given = metadata_value(context, REQUEST_ID_KEY)
+    given_error, given = error, metadata_value(context, REQUEST_ID_KEY)
     call_id = given[:128] if given else new_id()
     if not isinstance(error, CallError):
         log.error("request %s failed", call_id, exc_info=error)
@@ -195,13 +214,18 @@ async def _abort(context: Any, error: Exception, new_id: Callable[[], str]) -> N
         trailers.append((DETAILS_KEY, status.SerializeToString()))
     if error.retry_after is not None and isinstance(error, ResourceExhausted):
         trailers.append(("grpc-retry-pushback-ms", str(round(error.retry_after * 1000))))
+    # gRPC keeps the exception of abort() with the call. The tracebacks behind it would keep the request, of up to
+    # 64 MiB, until a garbage collection.
+    given_error.__traceback__ = given_error.__cause__ = given_error.__context__ = None
     await context.abort(_CODES[status.code], status.message, tuple(trailers))
     raise AssertionError("abort() raises")
 
 
 HANDLER_KINDS = (
-    (grpc.unary_unary_rpc_method_handler, "unary_unary", _unary),
-    (grpc.unary_stream_rpc_method_handler, "unary_stream", _streaming),
-    (grpc.stream_unary_rpc_method_handler, "stream_unary", _unary),
-    (grpc.stream_stream_rpc_method_handler, "stream_stream", _streaming),
+    ("unary_unary", grpc.stream_unary_rpc_method_handler, _unary),
+    ("unary_stream", grpc.stream_stream_rpc_method_handler, _streaming),
+    ("stream_unary", grpc.stream_unary_rpc_method_handler, _unary),
+    ("stream_stream", grpc.stream_stream_rpc_method_handler, _streaming),
 )
+"""How each kind of handler is wrapped. All are registered as if the caller streamed its requests: grpc.aio reads the
+request of any other call, up to 64 MiB, before it calls the handler, and the guard. The caller sees no difference."""

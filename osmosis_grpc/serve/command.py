@@ -61,6 +61,10 @@ def run(line: Line) -> None:
         from osmosis_grpc.serve.reload import run_reloading
 
         raise typer.Exit(run_reloading())
+    if place is None and (state := options.state_folder) is not None:
+        from osmosis_grpc.serve.predecessor import wait_for_predecessor
+
+        wait_for_predecessor(state)
     forget_secrets()
     with records(options.json_records) as out, logs.configured(options.log_level, number):
         if not number:
@@ -114,6 +118,7 @@ def _supervise(line: Line, settings: "RolloutSettings", beyond: list[int]) -> in
     """Run the workers, and return the exit code. This process imports neither gRPC nor the code of agents."""
     from osmosis_grpc.console import logs
     from osmosis_grpc.serve.json_output import records
+    from osmosis_grpc.serve.predecessor import wait_for_predecessor
     from osmosis_grpc.serve.process_memory import close_memory
     from osmosis_grpc.serve.workers.plan import plan
     from osmosis_grpc.serve.workers.supervisor import run_workers
@@ -124,6 +129,8 @@ def _supervise(line: Line, settings: "RolloutSettings", beyond: list[int]) -> in
         close_memory()
     env = environment()
     forget_secrets()
+    if (state := options.state_folder) is not None:
+        wait_for_predecessor(state)
     with usage_errors("serve", line, settings):
         planned = plan(options, beyond)
     with records(options.json_records) as out, logs.configured(options.log_level):

@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from osmosis_grpc import __version__
@@ -33,6 +32,8 @@ from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.server.tracelog import DebugLog, TraceLog, new_folder
 from osmosis_grpc.server.workers.config import WorkersConfig
 from osmosis_grpc.storage import JournalError
+from osmosis_grpc.storage.journal.schema import LOCK
+from osmosis_grpc.storage.lock_file import stop_by
 from osmosis_grpc.supervise import OnFailure, Supervisor, job, thread
 from osmosis_grpc.types import events
 
@@ -114,7 +115,7 @@ async def run_process(
             await worker.begin(server)
         out.write("ready", **addresses, agent_loops=names, pid=os.getpid(), version=__version__)
         out.say(_banner(names, addresses, security, reflection=config.reflection))
-        state = _state_dir(options)
+        state = options.state_folder
         log.info(
             "serving %s",
             ", ".join(names),
@@ -125,12 +126,16 @@ async def run_process(
             supervisor.add_listener(lambda error: stop.set())
         await stop.wait()
         failed = next(filter(None, (supervisor.failure for supervisor in supervisors)), None)
-        failed = failed or (worker.failure if worker is not None else None)
+        if worker is not None and worker.failure is not None:
+            worker.clean()
+            failed = failed or worker.failure
         limit = options.drain_timeout
         if failed is not None:  # the next process continues the journaled rollouts
             limit = 0.0
             log.error("the agent server has failed: %r; it stops with exit code 1", failed)
             end_after(limit)
+        if state is not None:
+            stop_by(state / LOCK, time.time() + limit + EXIT_AFTER_LIMIT + 1)
         out.write("draining", limit=limit)
         log.info("stopping; a second signal stops at once", extra={"drain_timeout": limit})
         await server.stop(limit, park=worker is not None and worker.restarts)
@@ -156,10 +161,6 @@ def _trace(stack: AsyncExitStack) -> None:
         raise NotStarted(str(error)) from None
     except ValueError as error:
         raise NotStarted(f"--otel: {error}") from None
-
-
-def _state_dir(options: "RolloutServerSettings") -> Path | None:
-    return None if options.no_journal or options.state_dir == ":memory:" else Path(options.state_dir)
 
 
 async def _legacy(stack: AsyncExitStack, text: str, settings: "RolloutSettings") -> Any:
@@ -212,7 +213,7 @@ async def _grpc(
     workers: WorkersConfig | None,
 ) -> AgentServer:
     """Start the agent server and return it. Raises NotStarted naming the option."""
-    state = _state_dir(options)
+    state = options.state_folder
     try:
         if state is not None and not state.exists():
             check_free(options.host, options.grpc_port)  # before a folder is made for the journal
@@ -282,7 +283,7 @@ async def _view(
     metrics = importlib.import_module("osmosis_gateway.viewer.metrics").metrics_of(server)
     share = importlib.import_module("osmosis_gateway.viewer.pace").AGENTS_SHARE
     serve_viewer = importlib.import_module("osmosis_gateway.viewer.app").serve_viewer
-    state = _state_dir(options)
+    state = options.state_folder
     assert state is not None  # the command has checked it
     given = {
         "host": options.host,

@@ -1,6 +1,7 @@
 """A lock file that allows one process at a time.
 
-The file contains the id of the process that holds the lock. The lock ends with this process.
+The file contains the id of the process that holds the lock, and when it is to have ended if it is stopping. The lock
+ends with this process.
 """
 
 import fcntl
@@ -8,6 +9,7 @@ import os
 import time
 import weakref
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 
@@ -19,6 +21,39 @@ class LockLost(Exception):
     """The lock's file was removed or replaced, so another process can hold a lock of the same name."""
 
 
+@dataclass(frozen=True)
+class Holder:
+    """Who holds a lock, as its file says."""
+
+    process: int = 0
+    """0 if it is unknown."""
+    until: float = 0.0
+    """The Unix time at which a process that is stopping will have ended; 0 for a process that goes on."""
+
+    def __str__(self) -> str:
+        return f"{self.process or 'of unknown id'}{' (this one)' * (self.process == os.getpid())}"
+
+    @classmethod
+    def read(cls, file: int) -> "Holder":
+        """Read it from an open file."""
+        try:
+            process, *until = map(int, os.pread(file, 32, 0).split())
+        except ValueError:
+            return cls()
+        return cls(process, *until[:1])
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the process has ended, so that only its children can still hold the lock."""
+        try:
+            os.kill(self.process, 0)
+        except ProcessLookupError:
+            return self.process > 0
+        except OSError:
+            pass
+        return False
+
+
 class Lock:
     """Holds the lock until close() or the end of the process. Raises Locked, OSError.
 
@@ -27,21 +62,21 @@ class Lock:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path.absolute()
-        self._shared = self._path in _shared
-        if self._shared:
-            self._file = _shared.pop(self._path)
+        self.path = path.absolute()
+        self.shared = self.path in _shared
+        if self.shared:
+            self._file = _shared.pop(self.path)
             _held.add(self)
             return
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             self._take()
         except OSError as error:
-            holder = os.pread(self._file, 32, 0).decode("ascii", "replace").strip() or "of unknown id"
+            holder = Holder.read(self._file)
             os.close(self._file)
             if not isinstance(error, BlockingIOError):
                 raise
-            raise Locked(f"{holder} (this one)" if holder == str(os.getpid()) else holder) from None
+            raise Locked(str(holder)) from None
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, str(os.getpid()).encode(), 0)
         _held.add(self)
@@ -60,11 +95,16 @@ class Lock:
         """Raise LockLost if the path no longer names the locked file."""
         mine = os.fstat(self._file)
         try:
-            found = os.stat(self._path)
+            found = os.stat(self.path)
         except FileNotFoundError:
-            raise LockLost(f"the lock {self._path} was removed: {_OTHERS}") from None
+            raise LockLost(f"the lock {self.path} was removed: {_OTHERS}") from None
         if (found.st_ino, found.st_dev) != (mine.st_ino, mine.st_dev):
-            raise LockLost(f"the lock {self._path} was replaced: {_OTHERS}")
+            raise LockLost(f"the lock {self.path} was replaced: {_OTHERS}")
+
+    def stop_by(self, until: float) -> None:
+        """Note that this process is stopping, and will have ended at this Unix time. The next one can wait for it."""
+        with suppress(OSError):
+            os.pwrite(self._file, f"{os.getpid()} {until:.0f}".encode(), 0)
 
     @property
     def descriptor(self) -> int:
@@ -73,7 +113,7 @@ class Lock:
 
     def close(self) -> None:
         """Release the lock, unless another process shares it with this one. Idempotent."""
-        if self._file >= 0 and not self._shared:
+        if self._file >= 0 and not self.shared:
             fcntl.flock(self._file, fcntl.LOCK_UN)  # necessary if a forked child still has the file open
         self.leave()
 
@@ -88,6 +128,13 @@ def share(path: Path, descriptor: int) -> None:
     """Make the next Lock of this path share the lock of the process that has passed its descriptor to this one."""
     os.set_inheritable(descriptor, False)
     _shared[path.absolute()] = descriptor
+
+
+def stop_by(path: Path, until: float) -> None:
+    """Note it on the lock of this path, if this process holds it and shares it with no other one."""
+    for lock in list(_held):
+        if lock.path == path.absolute() and not lock.shared:
+            lock.stop_by(until)
 
 
 def is_held(path: Path) -> bool | None:
@@ -110,6 +157,12 @@ def is_held(path: Path) -> bool | None:
     finally:
         os.close(file)
     return False
+
+
+def holder_of(path: Path) -> Holder:
+    """Return who holds a lock that is held."""
+    with open(path, "rb") as file:
+        return Holder.read(file.fileno())
 
 
 PAUSES = (0.002, 0.01, 0.02)

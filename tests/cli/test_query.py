@@ -254,6 +254,8 @@ WRONG = {
     "SELECT reward FROM tools": "no such column: reward; the views rollouts, samples, rewards, annotations have it",
     "SELECT * FROM tool": "no such table: tool; similar: tools",
     "SELECT * FROM xyz": "no such table: xyz; the views are rollouts, chats, tools",
+    "SELECT osmosis_value('x', 'y', 'z', 1, 0)": "no such function: osmosis_value",
+    "SELECT osmosis_rows('x', 'y', 1)": "no such function: osmosis_rows",
     "SELECT mean(1)": "no such function: mean; SQLite's functions are at",
     "SELEC 1": 'near "SELEC": syntax error',
     "SELECT 1; SELECT 2": "You can only execute one statement at a time.",

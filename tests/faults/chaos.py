@@ -5,7 +5,6 @@ What is patched is grpc.aio.server and FrameStream, so that real servers, client
 
 import asyncio
 import contextlib
-import copy
 import functools
 import random
 from collections import Counter
@@ -30,10 +29,14 @@ class _Interceptor(grpc.aio.ServerInterceptor):
 
     async def intercept_service(self, continuation: Any, details: Any) -> Any:
         handler = await continuation(details)
-        if handler is None or not handler.unary_unary or details.method.startswith("/grpc."):
+        if handler is None or not handler.stream_unary or details.method.startswith("/grpc."):
             return handler
-        name = details.method.rpartition("/")[2]
-        return handler._replace(unary_unary=self._wrap(name, handler.unary_unary))
+        handle = self._wrap(details.method.rpartition("/")[2], handler.stream_unary)
+
+        async def read_before(requests: Any, context: Any) -> Any:
+            return await handle(requests, _Received(context, await context.read()))
+
+        return handler._replace(stream_unary=read_before)
 
 
 def intercept(monkeypatch: pytest.MonkeyPatch, wrap: Callable[[str, Any], Any]) -> None:
@@ -91,12 +94,26 @@ class Losing:
             if fault == "response":
                 await handler(request, context)
             elif fault == "in_flight":
-                task = asyncio.create_task(_quietly(handler(copy.deepcopy(request), _Nobody(context))))
+                task = asyncio.create_task(_quietly(handler(request, _Nobody(context))))
                 self._late.add(task)
                 task.add_done_callback(self._late.discard)
             return await context.abort(grpc.StatusCode.UNAVAILABLE, f"{fault} lost")
 
         return handle
+
+
+class _Received:
+    """The context of a call whose request was read: each handler gets the same one."""
+
+    def __init__(self, context: Any, message: bytes) -> None:
+        self._context = context
+        self._message = message
+
+    async def read(self) -> bytes:
+        return self._message
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
 
 
 class _Nobody:

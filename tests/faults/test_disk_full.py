@@ -14,8 +14,9 @@ from osmosis_grpc.types import Callback
 from tests.attach.policies import CountingPolicy, check_run, requests
 from tests.attach.servers import ServerProcess
 from tests.deployment import health
-from tests.faults.disks import Limited, mounted, small_disk
+from tests.faults.disks import Broken, Limited, mounted, small_disk
 from tests.processes import run
+from tests.serve.workers.server import started
 from tests.waiting import is_empty, until
 
 CALCULATOR = ("-m", "osmosis_grpc.testing.calculator:agent_loop", "--no-http", "--grpc-port", "0")
@@ -37,8 +38,14 @@ def running(trainer, asked, outcomes) -> asyncio.Task:
     return asyncio.create_task(gather())
 
 
-@pytest.fixture(params=["limit", "small disk"])
-def disk(request, tmp_path):
+@pytest.fixture(params=["limit", "small disk", "errors of the disk"])
+def disk(request, tmp_path, monkeypatch):
+    if request.param == "errors of the disk":
+        broken = Broken(tmp_path)
+        for name, value in broken.environment.items():
+            monkeypatch.setenv(name, value)
+        yield broken
+        return
     if request.param == "limit":
         yield Limited(tmp_path / "state")
         return
@@ -186,3 +193,37 @@ async def test_a_torn_tail_costs_what_was_torn_and_no_more(stack, tmp_path, how)
     states = {info.rollout_id: info.state async for info in client.rollouts()}
     assert {states[name] for name in done} == {"COMPLETED"}
     assert await health(server.address) == SERVING
+
+
+@pytest.mark.long
+async def test_a_full_disk_under_workers_stops_nothing(stack, tmp_path):
+    """New rollouts wait at the trainer until there is space."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    with (
+        small_disk(folder) as disk,
+        started(
+            tmp_path, "-m", "tests.attach.agents:agents", "--no-validate", "--state-dir", str(disk.folder), module=False
+        ) as server,
+    ):
+        policy, outcomes, later = CountingPolicy(), [], []
+        policy.gate.clear()
+        trainer = await stack.enter_async_context(Trainer(server.targets, policy))
+        asked, more = list(requests("full", 16)), list(requests("later", 16))
+        at_work = running(trainer, asked, outcomes)
+        await until(lambda: policy.open == 16, "a chat open in each")
+        disk.fill(0)
+        waiting = running(trainer, more, later)
+        policy.gate.set()
+        await at_work  # from memory
+        for address in server.targets:
+            await until(lambda address=address: is_not_serving(address))
+            assert await health(address, "liveness") == SERVING
+        assert later == []
+        disk.free()
+        await waiting
+        check_run([request.rollout_id for request in asked + more], outcomes + later, policy)
+
+
+async def is_not_serving(address: str) -> bool:
+    return await health(address) == NOT_SERVING

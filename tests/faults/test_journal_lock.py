@@ -1,8 +1,11 @@
 """A14: two servers on one journal, or on one port: the second one ends and logs the reason."""
 
+import asyncio
 import signal
 
+import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.processes import run, server_process
 
@@ -52,3 +55,15 @@ def test_a_second_server_on_one_port_is_refused(tmp_path):
     assert result.returncode == 2
     assert f"cannot listen on {address}: the port is in use" in result.stderr
     assert "--grpc-port chooses another" in result.stderr
+
+
+@pytest.mark.slow
+async def test_a_server_whose_journal_is_removed_ends_and_says_so(tmp_path):
+    with server_process(*CALCULATOR, "--state-dir", str(tmp_path / "state")) as (process, address):
+        async with grpc.aio.insecure_channel(address) as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            assert (await health.Check(health_pb2.HealthCheckRequest())).status == 1
+            for file in (tmp_path / "state").glob("journal.db*"):
+                file.unlink()
+            assert await asyncio.to_thread(process.wait, 30) == 1
+        assert "was removed" in process.stderr.read()

@@ -41,6 +41,20 @@ def test_six_kills_lose_nothing(who, replies):
         assert received["resampled"] == 0
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["attach", "callback"])
+def test_ten_kills_of_workers_supervisor_and_trainer_lose_nothing(mode):
+    options = {"workers": 3, "mode": mode, "replies": "random", "kills": 10, "rollouts": 80, "in-flight": 8, "seed": 11}
+    received = figures_of("tests.faults.kill_loop", *(f"--{name}={value}" for name, value in options.items()))
+    assert received["kills"] == {"worker": 6, "server": 2, "trainer": 2}
+    assert (received["applied"], received["lost"], received["applied_twice"], received["sampled_twice"]) == (
+        80,
+        0,
+        0,
+        0,
+    )
+
+
 # The judge is judged, too: each promise that is broken is named, with the lines that show it.
 
 ENDED = {"status": "COMPLETED", "reason": "stop", "digest": "d"}

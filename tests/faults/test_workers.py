@@ -3,13 +3,18 @@
 import asyncio
 import random
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
+from osmosis_grpc.policies.scripted import EchoPolicy
 from osmosis_grpc.trainer import Trainer
 from osmosis_grpc.types import OutcomeStatus
 from tests.serve.workers.server import QUESTION, started
 from tests.serve.workers.test_workers import Policy
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.long
 
@@ -40,3 +45,33 @@ async def test_a_worker_is_killed_every_two_seconds(tmp_path):
     assert len(applied) == ROLLOUTS
     assert max(policy.sampled.values()) == 1
     assert sum(policy.sampled.values()) == 3 * ROLLOUTS
+
+
+@contextmanager
+def memory_of(pid: int, limit: int) -> Iterator[Path]:
+    """Give a process so many bytes, in a control group; the kernel kills it when it takes more. Or skip the test."""
+    group = Path("/sys/fs/cgroup/memory", f"osmosis-test-{pid}")
+    try:
+        group.mkdir()
+        (group / "memory.limit_in_bytes").write_text(str(limit))
+        (group / "cgroup.procs").write_text(str(pid))
+    except OSError as error:
+        pytest.skip(f"may not limit the memory of a process: {error}")
+    try:
+        yield group
+    finally:
+        wait_until(lambda: not (group / "cgroup.procs").read_text())
+        group.rmdir()
+
+
+async def test_a_worker_that_the_kernel_kills_for_its_memory_loses_nothing(tmp_path):
+    large = [{"role": "user", "content": "x" * 3_000_000}]
+    with (
+        started(tmp_path, "--max-concurrent", "40", workers=2) as server,
+        memory_of(min(server.pids()), 110 * 2**20) as group,
+    ):
+        async with Trainer(server.targets, EchoPolicy()) as trainer:
+            rollouts = (trainer.rollout(rollout_id=f"r{number}", messages=large) for number in range(60))
+            outcomes = await asyncio.gather(*rollouts)
+        assert "oom_kill 1" in (group / "memory.oom_control").read_text()
+    assert {(outcome.status, outcome.attempt) for outcome in outcomes} == {(OutcomeStatus.COMPLETED, 1)}

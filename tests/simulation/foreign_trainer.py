@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, outcome_pb2, rollout_pb2
+from osmosis_grpc.link.handlers import Registrar
 from osmosis_grpc.types import Callback, InitRequest, RolloutRequest
 from osmosis_grpc.wire.rollout import init_to_wire
 from tests.simulation.network import ProcessNetwork
@@ -52,7 +53,7 @@ class ForeignTrainer:
         server = network.server()
         methods = {"Complete": grpc.unary_unary_rpc_method_handler(self._complete)}
         service = TRAINER_SERVICE.strip("/")
-        server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(service, methods)])
+        Registrar(server).add_generic_rpc_handlers([grpc.method_handlers_generic_handler(service, methods)])
         network.listen(server, f"{self._host}:{PORT}", None)
         await server.start()
         await asyncio.gather(*(self._play(f"foreign-r{number}") for number in range(1, ROLLOUTS + 1)))

@@ -1,6 +1,7 @@
 """The server's side of the simulated network: a server and its calls, with the interface of grpc.aio."""
 
 import asyncio
+import inspect
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -93,14 +94,10 @@ class SimulatedServer:
         context = ServerContext(call, self._network)
         status: Status = OK
         try:
-            if handler.unary_unary is not None:
-                if (request := await call.there.get()) is None:
-                    return  # the client has gone before its request came
-                call.back.send(await handler.unary_unary(request, context))
-            elif handler.unary_stream is not None:
-                if (request := await call.there.get()) is None:
-                    return
-                async for response in handler.unary_stream(request, context):
+            if handler.stream_unary is not None:
+                call.back.send(await handler.stream_unary(_NO_ITERATOR, context))
+            elif inspect.isasyncgenfunction(handler.stream_stream):
+                async for response in handler.stream_stream(_NO_ITERATOR, context):
                     await context.write(response)
             else:
                 await handler.stream_stream(_NO_ITERATOR, context)

@@ -46,7 +46,7 @@ async def test_the_thread_waits_for_the_end_of_the_constructor():
         made.append(Hasty(consuming))
         return made[0]
 
-    file = SimpleNamespace(database=None, lock=SimpleNamespace(check=lambda: None))
+    file = SimpleNamespace(database=None, check=lambda: None)
     supervisor = SimpleNamespace(system=SimpleNamespace(consumer=consumer))
     Reporting(file, None, None, supervisor)
     (hasty,) = made

@@ -273,3 +273,15 @@ async def test_a_large_rollout_is_found_without_reading_all_of_its_events(tmp_pa
     change(tmp_path, "DELETE FROM events WHERE number = 3")
     async with opened(tmp_path) as user:
         assert user.journal.find("r1")[0].outcome.failure.reason == "DATA_LOSS"
+
+
+@pytest.mark.parametrize(
+    "statement", ["UPDATE rollouts SET rollout_id = 'q1' WHERE rollout_id = 'r1'", "UPDATE rollouts SET deaths = 9"]
+)
+async def test_each_repair_of_a_row_is_in_the_log(tmp_path, caplog, statement):
+    await written(tmp_path, 2)
+    with closing(sqlite3.connect(tmp_path / "journal.db")) as database, database:
+        database.execute(statement)
+    async with opened(tmp_path) as user:
+        assert "rollout r1" in caplog.text
+        assert [entry.damage for entry in user.journal.find("r1")] == [""]

@@ -2,14 +2,16 @@
 
 import asyncio
 
+import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from osmosis_grpc import supervise
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, control_pb2
 from osmosis_grpc.agent.validator import validate_agent_loop
 from osmosis_grpc.errors import Internal, Unavailable
 from osmosis_grpc.policies.scripted import EchoPolicy, answer
-from osmosis_grpc.server import AgentServer
+from osmosis_grpc.server import AgentServer, ServerSecurity
 from osmosis_grpc.testing import collect_rollout
 from osmosis_grpc.testing.raw.trainer_frames import init
 from osmosis_grpc.trainer import Trainer
@@ -93,6 +95,19 @@ async def start_server(h, fail):
     with pytest.raises(OSError, match="injected"):
         async with AgentServer([Talk()], port=0):
             pass
+
+
+async def answers_the_probe(h, fail):
+    async with (
+        AgentServer([Talk()], port=0, security=ServerSecurity(["a-secret"])) as server,
+        grpc.aio.insecure_channel(server.address) as channel,
+    ):
+        health = health_pb2_grpc.HealthStub(channel)
+        fail()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await health.Check(health_pb2.HealthCheckRequest())
+        assert caught.value.code() is grpc.StatusCode.INTERNAL
+        await health.Check(health_pb2.HealthCheckRequest())
 
 
 async def breaks_the_stream(h, fail):
@@ -240,6 +255,7 @@ SCENARIOS = {
     "journal.sweep_folders": goes_on,
     "link.handle_frames": breaks_the_stream,
     "link.read_stream": breaks_the_stream,
+    "link.read_request_of_stranger": answers_the_probe,
     "link.start_server": start_server,
     "link.watch_stream": breaks_the_stream,
     "link.write_stream": breaks_the_stream,

@@ -3,6 +3,7 @@
 import shutil
 import socket
 import tempfile
+import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 LONGEST = 80
 """The longest path of a folder for sockets. The path of a socket has at most about 100 characters."""
+
+FREED = 1.0
+"""Seconds in which a process that has released its lock closes its port. gRPC closes ports on a thread of its own."""
 
 
 @dataclass
@@ -52,14 +56,9 @@ class Plan:
         shutil.rmtree(self.sockets, ignore_errors=True)
 
 
-def state_of(options: "RolloutServerSettings") -> Path | None:
-    """Return the state folder; None without a journal."""
-    return None if options.no_journal or options.state_dir == ":memory:" else Path(options.state_dir)
-
-
 def unfinished_beyond(options: "RolloutServerSettings") -> list[int]:
     """Return the workers beyond --workers whose folders have unsettled rollouts."""
-    state = state_of(options)
+    state = options.state_folder
     folders = {} if state is None else worker_folders(state)
     return [worker for worker, folder in folders.items() if worker >= options.workers and _is_unfinished(folder)]
 
@@ -92,7 +91,7 @@ def plan(options: "RolloutServerSettings", leaving: list[int]) -> Plan:
     with ExitStack() as stack:
         made = Plan(options.workers, ports, held)
         stack.callback(made.close, started=False)
-        state = state_of(options)
+        state = options.state_folder
         if state is not None:
             for worker in workers:
                 _lock(made, worker, worker_folder(state, worker))
@@ -132,7 +131,7 @@ def _held(options: "RolloutServerSettings", workers: list[int]) -> list[socket.s
                 )
         for worker, port in ports.items():
             try:
-                check_free(options.host, port)
+                _await_free(options.host, port)
             except OSError as error:
                 needs = f"worker {worker} needs it"
                 if worker >= options.workers:
@@ -142,6 +141,18 @@ def _held(options: "RolloutServerSettings", workers: list[int]) -> list[socket.s
         return hold_ports(options.host, [*ports.values()])
     except OSError as error:
         raise ValueError(f"--host {options.host}: {error}") from None
+
+
+def _await_free(host: str, port: int) -> None:
+    """Check that a port is free. Raises OSError if it is not free within FREED seconds."""
+    end = time.monotonic() + FREED
+    while True:
+        try:
+            return check_free(host, port)
+        except OSError:
+            if time.monotonic() > end:
+                raise
+        time.sleep(0.05)
 
 
 def _socket_folder() -> Path:

@@ -6,6 +6,7 @@ import os
 import secrets
 import signal
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -212,6 +213,8 @@ class Workers:
         ended = asyncio.gather(*tasks, return_exceptions=True)
         at_once = self._supervisor.start(WAIT, self._at_once.wait)
         limit = self._limit + KILL_AFTER if self.started else KILL_AFTER
+        for lock in self._plan.locks.values():
+            lock.stop_by(time.time() + limit + 2 * KILL_AFTER)
         waits: list[asyncio.Future[Any]] = [ended, at_once]
         await asyncio.wait(waits, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
         if at_once.done():

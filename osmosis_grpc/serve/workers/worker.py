@@ -53,7 +53,6 @@ class Worker:
             if message is None:
                 self.failure = SupervisorEnded("the supervisor has ended")
                 end_after(0.0)
-                shutil.rmtree(self.place.sockets, ignore_errors=True)  # the supervisor would do it
                 loop.call_soon_threadsafe(stop.set)
             elif "restart" in message:
                 self.restarts = True
@@ -63,6 +62,10 @@ class Worker:
                 loop.call_soon_threadsafe(self._learn, ports_of(message))
 
         self.place.listen(heard)
+
+    def clean(self) -> None:
+        """Remove the folder of the sockets, as the supervisor would have done. Its start needs the folder."""
+        shutil.rmtree(self.place.sockets, ignore_errors=True)
 
     def _learn(self, ports: dict[int, int]) -> None:
         self._ports.clear()

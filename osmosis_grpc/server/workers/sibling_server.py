@@ -70,7 +70,10 @@ class SiblingServer:
         services.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
         with suppress(FileNotFoundError):
             self._socket.unlink()  # of a worker that was killed
-        self._server.add_insecure_port(f"unix:{self._socket}")
+        try:
+            self._server.add_insecure_port(f"unix:{self._socket}")
+        except RuntimeError as error:  # the supervisor was killed, and another worker has removed the folder
+            raise OSError(f"cannot listen at {self._socket}: {error}") from error
         keep_from_children(self._server, str(self._socket))
         await start(self._server)
         self.stop = partial(self._server.stop, 0.25)

@@ -1,4 +1,4 @@
-"""Repairs damaged rows when a journal is opened, and logs most repairs.
+"""Repairs damaged rows when a journal is opened, and logs each repair.
 
 The columns with the ids and the end of a rollout repeat values of its events. A repair computes these columns from the
 events again. A damaged number of deaths becomes 0. A rollout with other damage stays damaged.
@@ -41,16 +41,15 @@ def mend(database: sqlite3.Connection, path: Path, system: System) -> bool:
         wrong = row.wrong()
         if wrong.startswith("accept_sum"):
             row = _name(database, row)
+            if wrong != row.wrong():
+                _repaired("its ids are repaired from its first event", row, path)
             wrong = row.wrong()
         if wrong.startswith("deaths_sum"):
             values = 0, schema.deaths_sum(row.sequence, 0), row.sequence
             database.execute("UPDATE rollouts SET deaths = ?, deaths_sum = ? WHERE sequence = ?", values)
+            _repaired("its number of deaths is 0 now", row, path)
         elif wrong.startswith("end_sum") and _remake(database, row):
-            log.error(
-                "the row of rollout %s was damaged in the journal %s; it is repaired from its events",
-                row.rollout_id,
-                path,
-            )
+            _repaired("it is repaired from its events", row, path)
         elif wrong.startswith("end_sum"):  # the positions are perhaps wrong, and the reader finds events without them
             database.execute("UPDATE rollouts SET positions = NULL WHERE sequence = ?", (row.sequence,))
         elif wrong and row.settled:
@@ -58,6 +57,10 @@ def mend(database: sqlite3.Connection, path: Path, system: System) -> bool:
     made = _defaults(database, system, lost=bool(facts))
     database.execute("COMMIT")
     return made
+
+
+def _repaired(what: str, row: RolloutRow, path: Path) -> None:
+    log.error("the row of rollout %s was damaged in the journal %s; %s", row.rollout_id, path, what)
 
 
 def _defaults(database: sqlite3.Connection, system: System, *, lost: bool) -> bool:

@@ -29,15 +29,15 @@ If fewer than 8 writes come in a millisecond, each batch is smaller than the one
 LONGEST_PAUSE = 0.004
 """The most seconds between the starts of two commits, unless the first one takes longer."""
 CHECK_EVERY = 2.0
-"""While no batch comes, the thread checks the lock again after this many seconds at most."""
+"""While no batch comes, the thread checks the lock and the files again after this many seconds at most."""
 
 
 class Committer(ABC, Generic[Batch]):
     """Commits one batch at a time on the thread of a Consumer. Belongs to the running event loop.
 
     The constructor starts the thread. `commit` is the job of the thread, and `flush` is the job that gives it a batch.
-    Both declare OnFailure.FAIL_OWNER. The thread ends if the lock is lost, or if a subclass does not handle an error.
-    Then the supervisor's owner fails, and all waiting and later batches fail.
+    Both declare OnFailure.FAIL_OWNER. The thread ends if the lock or a file is lost, or if a subclass does not handle
+    an error. Then the supervisor's owner fails, and all waiting and later batches fail.
     """
 
     def __init__(self, file: LockedFile, commit: Job, flush: Job, supervisor: Supervisor) -> None:
@@ -142,9 +142,9 @@ class Committer(ABC, Generic[Batch]):
         return CHECK_EVERY if timeout is None else min(timeout, CHECK_EVERY)
 
     def consume(self, items: Sequence[Batch]) -> None:
-        """Commit batches on the thread. Raises LockLost."""
+        """Commit batches on the thread. Raises LockLost, FilesLost."""
         self._made.wait()
-        self.file.lock.check()
+        self.file.check()
         self._commit(items)
 
     @contextmanager

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from osmosis_grpc.storage.lock_file import Lock, Locked
 from osmosis_grpc.storage.sqlite.file_schema import SCHEMA_VERSION, Schema
+from osmosis_grpc.storage.sqlite.own_files import OwnFiles
 from osmosis_grpc.storage.sqlite.pages import Pages, has_wal, is_own
 from osmosis_grpc.storage.sqlite.salvage import finish, salvage
 
@@ -80,7 +81,14 @@ class LockedFile:
             stack.callback(self.lock.close)
             self.database = _open(path, schema)
             stack.callback(self.database.close)
+            self._files = OwnFiles(path, self.database)
+            self._files.check()
             self._stack = stack.pop_all()
+
+    def check(self) -> None:
+        """Raise LockLost or FilesLost if this process has lost the lock, or writes another file than the path names."""
+        self.lock.check()
+        self._files.check()
 
     def close(self) -> None:
         """Close the connection, then release the lock. Idempotent."""

@@ -1,13 +1,15 @@
 """Kills the server, the trainer or both with SIGKILL, again and again, and judges what came of their rollouts.
 
 python -m tests.faults.kill_loop --kills K --rollouts N --seed S [--who server|trainer|both]
-    [--mode attach|callback] [--replies fixed|random] [--in-flight 16] [--folder DIR] [--json]
+    [--mode attach|callback] [--replies fixed|random] [--in-flight 16] [--workers N] [--folder DIR] [--json]
 
 Server (with its journal) and trainer (with its ledger, where it is killed) are real processes; most kills come at
 failpoints of a window each, the others at any time, also before a process is ready. A first run without kills tells
 what every rollout has to end with; with random replies a rollout has to end with the replies that its agent was given.
 Both runs write histories, and `promises` judges them: a promise that was broken is named with the lines that
 show it, and ends the process with 1, as do fewer kills than asked for. `--folder` keeps histories, journal and logs.
+With `--workers N` the server has N workers. Three in five kills meet a worker, the others the supervisor and the
+trainer in equal parts, and SIGHUPs come between them.
 """
 
 import asyncio
@@ -27,7 +29,8 @@ from tests.faults.kill_loop.history import History, Line, read
 from tests.faults.kill_loop.promises import RANDOM, Evidence, kept_in
 from tests.faults.kill_loop.trainer import agent_loop, digest_of
 from tests.faults.kill_loop.victims import Schedule, Victim, Window, start_takes
-from tests.ports import quiet_port
+from tests.faults.kill_loop.workers import Disturber, shares
+from tests.ports import quiet_port, quiet_ports
 
 INIT_KEPT = "ledger.init.committed"
 """Over an attachment only: with a callback, the application sends its Inits itself."""
@@ -57,7 +60,7 @@ async def run(folder: Path, given: Namespace, kills: Mapping[str, int]) -> dict[
     """One run in a folder of its own, to its end. Returns its processes by name."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "history.jsonl"
-    history, port = History(path, "supervisor"), quiet_port()
+    history, port = History(path, "supervisor"), quiet_ports(given.workers)
     serve = [
         "-m",
         "osmosis_grpc.serve",
@@ -66,6 +69,7 @@ async def run(folder: Path, given: Namespace, kills: Mapping[str, int]) -> dict[
         f"--grpc-port={port}",
         "--no-http",
         "--no-validate",
+        f"--workers={given.workers}",
         f"--state-dir={folder / 'state'}",
         f"--max-concurrent={given.in_flight}",
         "--drain-timeout=5",
@@ -75,7 +79,10 @@ async def run(folder: Path, given: Namespace, kills: Mapping[str, int]) -> dict[
     train = [
         "-m",
         "tests.faults.kill_loop.trainer",
-        f"--target=127.0.0.1:{port}",
+        *(
+            f"--target=127.0.0.1:{each}"
+            for each in range(port, port + (given.workers if given.mode == "callback" else 1))
+        ),
         f"--rollouts={given.rollouts}",
         f"--in-flight={given.in_flight}",
         f"--replies={given.replies}",
@@ -83,25 +90,39 @@ async def run(folder: Path, given: Namespace, kills: Mapping[str, int]) -> dict[
         *([f"--callback={quiet_port()}"] if given.mode == "callback" else []),
     ]
     victims: dict[str, Victim] = {}
+    disturber: Disturber | None = None
+
+    seen = {"bytes": 0, "applied": 0}
 
     def applied() -> int:
-        return path.read_bytes().count(b'"op": "applied"')
+        with path.open("rb") as file:
+            file.seek(seen["bytes"])
+            new = file.read()
+        whole = new[: new.rfind(b"\n") + 1]
+        seen["bytes"] += len(whole)
+        seen["applied"] += whole.count(b'"op": "applied"')
+        return seen["applied"]
 
     def pace() -> float:
-        left = sum(victim.schedule.wanted - victim.schedule.kills for victim in victims.values())
+        left = sum(max(0, victim.schedule.wanted - victim.schedule.kills) for victim in victims.values())
+        left += disturber.missing if disturber is not None else 0
         return (given.rollouts - applied() - 2 * given.in_flight) / max(1, left)
 
     start = await start_takes() if kills else 0.0
     for who, command in (("server", serve), ("trainer", train)):
         windows = [window for window in WINDOWS[who] if given.mode == "attach" or window.name != INIT_KEPT]
-        schedule = Schedule(windows, kills.get(who, 0), f"{given.seed} {who}", pace, start)
+        wanted = 0 if who == "server" and given.workers > 1 else kills.get(who, 0)
+        schedule = Schedule(windows, wanted, f"{given.seed} {who}", pace, start)
         victims[who] = Victim(who, command, folder, history, schedule)
+    if kills and given.workers > 1:
+        disturber = Disturber(victims["server"], history, kills, f"{given.seed} workers", applied, pace)
     over = asyncio.Event()
     async with AsyncExitStack() as stack:
         for victim in victims.values():
             stack.callback(victim.kill)
         serving = asyncio.create_task(victims["server"].live(over))
         training = asyncio.create_task(victims["trainer"].live(asyncio.Event()))
+        disturbing = asyncio.create_task(disturber.live()) if disturber is not None else None
         limit = 60.0 + 10.0 * sum(kills.values())
         await asyncio.wait({serving, training}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
         try:
@@ -109,9 +130,13 @@ async def run(folder: Path, given: Namespace, kills: Mapping[str, int]) -> dict[
                 serving.done() and serving.result()
                 raise Broken(f"not over after {limit:g} s: {applied()} of {given.rollouts} applied; see {folder}")
             training.result()
+            if disturbing is not None and disturbing.done():
+                disturbing.result()
         finally:
             over.set()
             training.cancel()
+            if disturbing is not None:
+                disturbing.cancel()
         await serving
     return victims
 
@@ -120,6 +145,8 @@ async def measure(given: Namespace, folder: Path) -> dict[str, Any]:
     """Both runs, and the verdict."""
     each = {"server": ("server",), "trainer": ("trainer",), "both": ("server", "trainer")}[given.who]
     kills = {who: (given.kills + place) // len(each) for place, who in enumerate(each)}
+    if given.workers > 1:
+        kills = shares(given.kills)
     await run(folder / "undisturbed", given, {})
     undisturbed = {line.id: line for line in read(folder / "undisturbed" / "history.jsonl") if line.op == "applied"}
     if len(undisturbed) != given.rollouts or any(row.outcome["status"] != "COMPLETED" for row in undisturbed.values()):
@@ -131,11 +158,12 @@ async def measure(given: Namespace, folder: Path) -> dict[str, Any]:
     expected = {name: row.outcome["digest"] for name, row in undisturbed.items()}
     if given.replies == "random":
         expected = dict.fromkeys(expected, "") | given_to_agents(lines)
-    evidence = Evidence(lines, kept_in(folder / "killed" / "state"), expected, replayable)
+    journal = kept_in(folder / "killed" / "state")
+    evidence = Evidence(lines, journal, expected, replayable, workers=given.workers > 1)
     return judged(evidence, kills) | {
         "starts": {who: victim.lives for who, victim in victims.items()},
         "killed_before_ready": victims["server"].early_deaths,
-        "kills_by_window": {who: dict(victims[who].schedule.by_window) for who in kills},
+        "kills_by_window": {who: dict(victim.schedule.by_window) for who, victim in victims.items()},
         "seconds": round(time.monotonic() - began, 1),
         "seed": given.seed,
     }
@@ -170,6 +198,7 @@ def judged(evidence: Evidence, kills: dict[str, int]) -> dict[str, Any]:
     killed = Counter(line.key[0] for line in evidence.kills)
     figures = {
         "kills": dict(killed),
+        "hangups": len(evidence.by_op["hangup"]),
         "accepted": len(evidence.journal),
         "delivered": sum(kept.settled for kept in evidence.journal),
         "applied": len(evidence.applied),
@@ -211,8 +240,11 @@ def main() -> None:
     parser.add_argument("--who", choices=("server", "trainer", "both"), default="server", help="[server]")
     parser.add_argument("--mode", choices=("attach", "callback"), default="attach", help="[attach]")
     parser.add_argument("--replies", choices=("fixed", "random"), default="fixed", help="of the policy [fixed]")
+    parser.amounts(workers=1)
     parser.add_argument("--folder", type=Path, metavar="DIR", help="keep everything there")
     given = parser.parse_args()
+    if given.workers > 1:
+        given.who = "both"
     if given.folder is not None and given.folder.exists() and any(given.folder.iterdir()):
         parser.error(f"--folder {given.folder} is not empty")
     with tempfile.TemporaryDirectory() as made:

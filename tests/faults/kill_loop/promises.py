@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from osmosis_grpc.engine.recovery import CONVICTED
+from osmosis_grpc.storage.worker_folders import worker_folders
 from osmosis_grpc.types import Receipt, events
 from osmosis_grpc.wire.event import kind_from_bytes, kind_to_bytes
 from tests.faults.kill_loop.history import Line
@@ -21,6 +22,8 @@ SHOWN = 12
 """Lines shown of a rollout."""
 RANDOM = "any time"
 """The window of a kill from outside."""
+SERVERS = ("server", "worker")
+"""Whose kill ends rollouts that are running. With several workers, the server is their supervisor."""
 TAKEN = (Receipt.RECORDED, Receipt.ALREADY_RECORDED)
 
 
@@ -52,9 +55,17 @@ class Evidence:
     """All there is to judge by. `expected` are the digests of an undisturbed run, by rollout."""
 
     def __init__(
-        self, lines: Sequence[Line], journal: Sequence[Kept], expected: Mapping[str, str], replayable: set[str]
+        self,
+        lines: Sequence[Line],
+        journal: Sequence[Kept],
+        expected: Mapping[str, str],
+        replayable: set[str],
+        *,
+        workers: bool = False,
     ) -> None:
         self.lines, self.journal, self.expected, self.replayable = lines, journal, expected, replayable
+        self._workers = workers
+        """Whether the server has several workers."""
         self.of: dict[str, list[Line]] = defaultdict(list)
         """A rollout's lines."""
         self.by_op: dict[str, list[Line]] = defaultdict(list)
@@ -140,7 +151,7 @@ class Evidence:
         the agent and the agent's first line, and the agent sees a reply before it is on disk.
         """
         began = min((line.number for line in self.by_op["run"] if line.id == name), default=end.number)
-        deaths = sum(kill.key[0] == "server" and began < kill.number < end.number for kill in self.kills)
+        deaths = sum(kill.key[0] in SERVERS and began < kill.number < end.number for kill in self.kills)
         return deaths >= CONVICTED
 
     def fails_as_promised(self) -> Iterator[Break]:
@@ -149,14 +160,21 @@ class Evidence:
             for line in self.applied[name]:
                 broken = line.outcome
                 fine = broken["digest"] == self.expected[name] and broken["status"] == "COMPLETED"
-                cut = (broken["status"], broken["reason"], broken.get("boundary"), broken.get("retryable"))
-                if not fine and cut != ("FAILED", "restart", "server", True):
+                cut = (broken["status"], broken.get("boundary"), broken.get("retryable"))
+                stopped = cut == ("FAILED", "server", True) and broken["reason"] in (
+                    ("restart", "shutdown") if self._workers else ("restart",)
+                )
+                if not fine and not stopped:
                     yield self.broke("fails as promised", "another end than COMPLETED or FAILED (server)", name)
 
     def attempt_kept(self) -> Iterator[Break]:
-        """A journal forgets nothing: no rollout has to be started anew."""
+        """A journal forgets nothing: no rollout has to be started anew.
+
+        Workers share the slots of a trainer. A worker that comes back with fewer slots gives up rollouts whose Init it
+        has not answered; these go to another one with a higher attempt.
+        """
         for name, lines in self.applied.items():
-            if any(line.key[0] != 1 for line in lines):
+            if not self._workers and any(line.key[0] != 1 for line in lines):
                 yield self.broke("attempt kept", "it needed another attempt", name, "applied", "run", "killed")
         for line in self.by_op["refused"]:
             yield self.broke("accepted", "it was refused", line.id)
@@ -186,7 +204,7 @@ class Evidence:
                 third[line.id].add(line.pid)
             elif line.op == "returned":
                 third.pop(line.id, None)
-            elif line.op == "killed" and line.key[0] == "server":
+            elif line.op == "killed" and line.key[0] in SERVERS:
                 met |= {name for name, pids in third.items() if line.key[2] in pids}
         return len(met & self.replayable)
 
@@ -237,8 +255,12 @@ SHOWS: Mapping[str, tuple[Callable[[Kept, float], bool], str, bool]] = {
 this kind stands before the kill, or does not."""
 
 
-def kept_in(journal: Path) -> list[Kept]:
-    """What a journal has, its server gone."""
+def kept_in(state: Path) -> list[Kept]:
+    """What the journals of a server and of its workers have, their processes gone."""
+    return [kept for folder in (state, *worker_folders(state).values()) for kept in _kept_in(folder)]
+
+
+def _kept_in(journal: Path) -> list[Kept]:
     number, _ = kind_to_bytes(events.Delivered(Receipt.RECORDED, "", 1))
     with closing(sqlite3.connect(journal / "journal.db")) as database:
         columns = "sequence, rollout_id, attempt, accept_time, end_time, settled"

@@ -14,6 +14,7 @@ import asyncio
 import hashlib
 import itertools
 import json
+import logging
 import os
 import secrets
 import zlib
@@ -143,7 +144,7 @@ class Application:
         summary = {"status": outcome.status, "reason": outcome.finish_reason}
         if outcome.finish_reason == "refused":  # killed after the commit of a confirmation, it is over and applied
             failure = outcome.failure.message if outcome.failure else ""
-            over = " is over" in failure and name in self._applied.values()
+            over = name in self._applied.values() and (" is over" in failure or " is at attempt " in failure)
             self._history.note("confirmed" if over else "refused", name, outcome.attempt, "", outcome=failure)
             return
         if outcome.failure is not None:
@@ -168,7 +169,7 @@ async def main(given: argparse.Namespace) -> None:
     policy = Policy(History(path, "trainer"), given.replies)
     by_callbacks = {"transport": "callback", "listen": f"127.0.0.1:{given.callback}"} if given.callback else {}
     config = TrainerConfig(longest_pause=0.25)
-    async with Trainer([given.target], policy, ledger=given.ledger, config=config, **by_callbacks) as trainer:
+    async with Trainer(given.target, policy, ledger=given.ledger, config=config, **by_callbacks) as trainer:
         rollouts = trainer.run(requests(given.rollouts, app.done), max_in_flight=given.in_flight)
         async with aclosing(rollouts) as outcomes:
             async for outcome in outcomes:
@@ -177,11 +178,13 @@ async def main(given: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", required=True)
+    parser.add_argument("--target", required=True, action="append")
     parser.add_argument("--rollouts", type=int, required=True)
     parser.add_argument("--in-flight", type=int, required=True)
     parser.add_argument("--ledger")
     parser.add_argument("--callback", type=int, default=0, help="the port to be called back at")
     parser.add_argument("--replies", choices=("fixed", "random"), default="fixed")
     failpoints.arm()
+    logging.basicConfig()
+    logging.getLogger("osmosis_grpc.trainer.scheduler").setLevel(logging.INFO)  # why a rollout begins anew
     asyncio.run(main(parser.parse_args()))

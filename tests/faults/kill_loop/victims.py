@@ -74,6 +74,8 @@ class Victim:
         self.early_deaths = 0
         """Before it was ready."""
         self.process: asyncio.subprocess.Process | None = None
+        self.ready = asyncio.Event()
+        """Set while a server serves."""
         self._who = who
         self._command = command
         self._folder = folder
@@ -103,6 +105,7 @@ class Victim:
         failpoint = f"{window.name}:{nth}" if window is not None and armed else ""
         self._history.note("start", "", self._who, outcome=failpoint)
         self.lives += 1
+        self.ready.clear()
         with self._log.open("ab") as log:
             process = self.process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -124,6 +127,7 @@ class Victim:
             assert process.stdout is not None
             if not is_ready and await process.stdout.readline():
                 is_ready = True
+                self.ready.set()
                 self._history.note("ready", "", self._who)
             if window is not None:
                 await either(REACHED if armed else seconds)
@@ -134,6 +138,7 @@ class Victim:
         if not ended.done():
             process.terminate()
         code = await ended
+        self.ready.clear()
         if code == -signal.SIGKILL:
             name = self._failpoint() or RANDOM
             schedule.by_window[name] += 1

@@ -1,0 +1,50 @@
+"""Waits at the start of a server for the end of the one before it, which may still drain."""
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from osmosis_grpc.serve.json_output import say_error
+from osmosis_grpc.storage.journal.schema import LOCK
+from osmosis_grpc.storage.lock_file import Holder, holder_of, is_held
+from osmosis_grpc.storage.worker_folders import worker_folders
+
+ORPHANS = 10.0
+"""Seconds in which the workers of a killed supervisor end."""
+LOOK_EVERY = 0.1
+"""Seconds between two looks at a lock."""
+
+
+def wait_for_predecessor(state: Path) -> None:
+    """Wait until a server that is stopping has released its state folder, and the folders of its workers.
+
+    A server that uses a folder and goes on is another server: nothing waits for it, and the folder cannot be opened.
+    """
+
+    def say(holder: Holder, seconds: float) -> None:
+        who = f"the workers of the killed process {holder} have" if holder.is_gone else f"process {holder} has"
+        say_error(f"serve: waiting at most {seconds:.0f} s until {who} stopped and released {state}")
+
+    for folder in (state, *worker_folders(state).values()):
+        wait_for_end(folder / LOCK, say)
+
+
+def wait_for_end(lock: Path, say: Callable[[Holder, float], None]) -> None:
+    """Wait while the process that holds a lock is stopping. Return at once if it goes on, or if the lock is free.
+
+    `say` is called once, with the holder and the most seconds that this call takes.
+    """
+    end = None
+    while is_held(lock):
+        with suppress(FileNotFoundError):
+            holder = holder_of(lock)
+            if end is None:
+                left = ORPHANS if holder.is_gone else holder.until - time.time()
+                if left <= 0:
+                    return
+                end = time.monotonic() + left
+                say(holder, left)
+        if end is not None and time.monotonic() > end:
+            return
+        time.sleep(LOOK_EVERY)
