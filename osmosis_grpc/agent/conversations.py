@@ -58,6 +58,8 @@ class Conversations:
         """The newest chat of each sample, if its reply calls tools and the sample has not gone on; the newest last."""
         self._replies: dict[bytes, Message] = {}
         """The newest reply of each key. A program can leave out messages before a reply."""
+        self._answers: dict[tuple[str, int], _Node] = {}
+        """The reply of each chat."""
         self._parents: dict[str, str] = {}
         """The sample that has called each sample. A parent comes before its children."""
 
@@ -106,11 +108,16 @@ class Conversations:
         if answer in node.replies:
             node.replies.remove(answer)
         node.replies.append(answer)
+        self._answers[sample, chat_number] = answer
         if place.parent is not None:
             self._parents.setdefault(sample, place.parent.sample)
         self._calls.pop(sample, None)
         if reply.get("tool_calls"):
             self._calls[sample] = ChatRef(sample, chat_number)
+
+    def continued(self, sample: str, chat_number: int) -> bool:
+        """Return whether a later history that got a reply has the reply of a chat."""
+        return bool(self._answers[sample, chat_number].children)
 
     def failed(self, place: Place, sample: str) -> None:
         """Note that a history got no reply. The same history then belongs to the same sample."""

@@ -4,14 +4,15 @@ A history is put into the spelling of the earlier chats first (conversations.py)
 """
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from osmosis_grpc.agent.context import RolloutContext
 from osmosis_grpc.agent.conversations import Conversations
 from osmosis_grpc.agent.message_keys import History
 from osmosis_grpc.agent.results import CompletionsResult
-from osmosis_grpc.errors import CallError, InvalidArgument
+from osmosis_grpc.errors import CallError, InvalidArgument, RolloutEndedError
 from osmosis_grpc.types import ChatRef, Message
 
 POLICY = "policy"
@@ -42,11 +43,13 @@ class HistoryChats:
         model: str = POLICY,
         sample: str = "",
         written: Callable[[CompletionsResult], Message] | None = None,
+        wanted: Callable[[], Awaitable[Any]] | None = None,
     ) -> CompletionsResult:
         """Return the reply to a history. Without `sample`, the history decides which sample it continues.
 
         `written` returns the reply as the program is going to write it in later histories. Without it, the tree finds
-        a reply that has the same text and the same tool calls.
+        a reply that has the same text and the same tool calls. The reply becomes part of the rollout when `wanted`
+        returns, see Session.chat.
 
         Sampling parameters that are not in `params` are the trainer's completion_params. Raises InvalidArgument for a
         history that cannot be sent, and what RolloutContext.chat raises.
@@ -59,7 +62,7 @@ class HistoryChats:
             if not name or name not in begun:
                 new = name or (None if begun else "main")
                 name = self._context.add_sample(new, policy=begins[0], parent=begins[1])
-            result = await self._context.chat(place.messages, sample=name, tools=tools, **params)
+            result = await self._context.ask(place.messages, sample=name, tools=tools, params=params, wanted=wanted)
         except BaseException as error:
             self.conversations.failed(place, name)
             self.failure = error if isinstance(error, CallError) else self.failure
@@ -72,6 +75,16 @@ class HistoryChats:
         rewritten = None if written is None else written(result)
         self.conversations.answered(place, name, result.chat_number, result.message, rewritten)
         return result
+
+    def unread(self, reply: CompletionsResult) -> None:
+        """Ask the trainer not to train on the sample of a reply that no client has read, and that nothing continues."""
+        if not self.conversations.continued(reply.sample, reply.chat_number):
+            self._leave_out(reply.sample, f"the program did not read the reply of chat {reply.chat_number}")
+
+    def _leave_out(self, sample: str, why: str) -> None:
+        with suppress(RolloutEndedError):
+            self._context.set_train(False, sample=sample)
+            self._context.log_event("sample left out of training", sample=sample, reason=why)
 
 
 def _merged(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

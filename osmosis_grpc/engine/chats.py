@@ -8,7 +8,7 @@ import asyncio
 import itertools
 import logging
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -227,6 +227,7 @@ class RolloutSession:
         purpose: ChatPurpose,
         tools: Sequence[Any] | None,
         params: Mapping[str, Any],
+        wanted: Callable[[], Awaitable[Any]] | None = None,
     ) -> tuple[int, ChatResponse]:
         if not self._chats.open:
             await asyncio.sleep(0)  # an agent that ignores RolloutEndedError in a loop must not block the event loop
@@ -282,7 +283,10 @@ class RolloutSession:
         try:
             if isinstance(recorded, CallError):
                 raise recorded
-            response = await self._chats.ask(request) if recorded is None else recorded.response
+            reply = await self._chats.ask(request) if recorded is None else recorded.response
+            if wanted is not None and recorded is None:
+                await wanted()
+            response = reply
             self.check_open()
             if state.lacks_ids(position.parent_chat, response):
                 record.tenant.repeats_ids = True

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 
 from osmosis_gateway.base_url import anthropic_messages, chat_completions, responses
 from osmosis_gateway.base_url.endpoints import Endpoint, Endpoints
-from osmosis_gateway.base_url.open_chats import ClientGone, OpenChat
+from osmosis_gateway.base_url.open_chats import ClientGone, OpenRequest
 from osmosis_gateway.base_url.reading import read_asked, reserved_bytes
 from osmosis_gateway.base_url.requests import ModelRequest
 from osmosis_gateway.routes import gateway_app
@@ -67,42 +67,44 @@ async def _chat(api: ModuleType, request: Request, endpoint: Endpoint) -> Respon
     size = await endpoint.budget.take(reserved_bytes(request))
     try:
         asked = await read_asked(request, api, endpoint.reading)
-        chat = endpoint.ask(asked)
+        chat = endpoint.ask(asked, getattr(request.state, "connection", None))
     except BaseException:
         endpoint.budget.give(size)
         raise
-    chat.task.add_done_callback(lambda _: endpoint.budget.give(size))
+    chat.chat.task.add_done_callback(lambda _: endpoint.budget.give(size))
     wanted = asked.request
     try:
-        ended = await chat.ended_or_gone(endpoint.waits.headers if wanted.stream else None, request.receive)
-    except BaseException as error:
+        if not await chat.ended(endpoint.waits.headers if wanted.stream else None):
+            return StreamingResponse(_waiting(api, wanted, endpoint, chat), media_type=_STREAM)
+    except BaseException:
         endpoint.leave(chat)
-        if isinstance(error, ClientGone):
-            return Response(status_code=499)
         raise
-    if not ended:
-        return StreamingResponse(_waiting(api, wanted, endpoint, chat), media_type=_STREAM)
-    result = chat.result()
+    chat.sent = True
+    try:
+        result = chat.result()
+    except ClientGone:
+        return Response(status_code=499)
     if wanted.stream:
         return Response("".join(api.stream(wanted, result)), media_type=_STREAM)
     return JSONResponse(api.write(wanted, result))
 
 
-async def _waiting(api: ModuleType, wanted: ModelRequest, endpoint: Endpoint, chat: OpenChat) -> AsyncIterator[str]:
+async def _waiting(api: ModuleType, wanted: ModelRequest, endpoint: Endpoint, chat: OpenRequest) -> AsyncIterator[str]:
     """Yield comments until the chat ends, and then its reply or its error. The status has been sent before."""
-    delivered = False
     try:
         yield _PING
         while not await chat.ended(endpoint.waits.ping):
             yield _PING
         try:
             text = "".join(api.stream(wanted, chat.result()))
+        except ClientGone:
+            return
         except Exception as error:
             text, _ = _failed(error, api.stream_error)
-        delivered = True
+        chat.sent = True
         yield text
     finally:
-        if not delivered:
+        if not chat.sent:
             endpoint.leave(chat)
 
 

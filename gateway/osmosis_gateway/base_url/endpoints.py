@@ -3,11 +3,13 @@
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from urllib.parse import quote
 
 from osmosis_gateway.base_url.byte_budget import ByteBudget
-from osmosis_gateway.base_url.open_chats import OpenChat, OpenChats, Waits
+from osmosis_gateway.base_url.open_chats import OpenChats, OpenRequest, Waits, Wanted
 from osmosis_gateway.base_url.requests import Asked
+from osmosis_gateway.http1 import Connection
 from osmosis_gateway.rollout_keys import RolloutKeys
 from osmosis_grpc.agent import CompletionsResult, RolloutContext
 from osmosis_grpc.agent.history_chats import HistoryChats
@@ -32,7 +34,7 @@ class Endpoint:
         """Long bodies are read one after the other."""
         self.waits = waits
         self._history_chats = HistoryChats(context)
-        self._chats = OpenChats(waits)
+        self._chats = OpenChats(waits, self._history_chats.unread)
         self._closed = False
 
     @property
@@ -40,30 +42,37 @@ class Endpoint:
         """The error of the newest chat that ended; None if it got its reply."""
         return self._history_chats.failure
 
-    def ask(self, asked: Asked) -> OpenChat:
-        """Return the chat of a request. Give it to leave() if the client disconnects.
+    def ask(self, asked: Asked, connection: Connection | None = None) -> OpenRequest:
+        """Begin to wait for the reply to a request. Give it to leave() if it ends without a response.
 
         Sampling parameters that the request does not have are the trainer's completion_params. Raises
         RolloutEndedError. The result of the chat raises CallError and RolloutEndedError.
         """
         if self._closed:
             raise RolloutEndedError("the rollout has ended")
-        return self._chats.begin(asked.digest, lambda: self._ask(asked))
+        work = partial(self._ask, asked)
+        return self._chats.begin(asked.digest, work, retried=asked.retried, connection=connection)
 
-    def leave(self, chat: OpenChat) -> None:
-        """Keep a chat whose client has disconnected, so that the client's retry gets its reply."""
+    def leave(self, request: OpenRequest) -> None:
+        """Keep the chat of a client that has disconnected, so that the client's retry gets its reply."""
         if not self._closed:
-            self._chats.leave(chat)
+            self._chats.leave(request)
 
     def close(self) -> None:
         """End every open request with RolloutEndedError."""
-        self._closed = True
-        self._chats.close()
+        if not self._closed:
+            self._closed = True
+            self._chats.close()
 
-    async def _ask(self, asked: Asked) -> CompletionsResult:
+    async def _ask(self, asked: Asked, wanted: Wanted) -> CompletionsResult:
         request = asked.request
         return await self._history_chats.ask(
-            asked.history, tools=request.tools, params=request.params, model=request.model, sample=asked.sample
+            asked.history,
+            tools=request.tools,
+            params=request.params,
+            model=request.model,
+            sample=asked.sample,
+            wanted=wanted,
         )
 
 

@@ -40,6 +40,8 @@ class Asked:
     """The sample that the program names; empty if the history decides."""
     digest: bytes
     """Equal for a request and its retry."""
+    retried: bool = False
+    """Whether the client says that it repeats an earlier request, as the clients of OpenAI and Anthropic do."""
 
 
 def typed(value: Any, kind: type[T], path: str) -> T:

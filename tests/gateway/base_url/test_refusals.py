@@ -135,7 +135,7 @@ async def test_an_unexpected_exception_is_an_error_without_its_text(monkeypatch,
         async def fails(*args, **options):
             raise RuntimeError("secret")
 
-        monkeypatch.setattr("osmosis_grpc.agent.RolloutContext.chat", fails)
+        monkeypatch.setattr("osmosis_grpc.agent.RolloutContext.ask", fails)
         async with openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as model:
             with pytest.raises(openai.InternalServerError) as caught:
                 await model.chat.completions.create(model="policy", messages=[USER])
