@@ -68,6 +68,8 @@ class BoundedProtocol(H11Protocol):
 
     head_seconds = HEAD_SECONDS
     _waiting: asyncio.TimerHandle | None = None
+    _cut = False
+    """Whether the client has ended the connection in the middle of a response."""
 
     def __init__(self, *given: Any, listening: LimitedSocket | None = None, **more: Any) -> None:
         super().__init__(*given, **more)
@@ -93,9 +95,12 @@ class BoundedProtocol(H11Protocol):
         if self._answering():
             self._head_came()
 
+    def eof_received(self) -> None:
+        self._cut = self._answering()  # the transport closes, and drops what is written from now on
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_came()
-        whole = exc is None and not self._answering() and not self._link.is_reset()
+        whole = exc is None and not (self._cut or self._answering() or self._link.is_reset())
         super().connection_lost(exc)
         self._link.tell(whole, True)
 

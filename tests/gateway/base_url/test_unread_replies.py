@@ -3,8 +3,12 @@
 import asyncio
 import contextlib
 import json
+import os
+import random
 import socket
+import sys
 import uuid
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -162,3 +166,32 @@ def test_only_the_conversation_that_was_read_is_trained(stream, reads):
             check()
         finally:
             runner.run(stack.aclose())
+
+
+@pytest.mark.long
+@pytest.mark.adapters
+@pytest.mark.parametrize(("client", "processes"), [("httpx", 26), ("openai", 12), ("anthropic", 12)])
+async def test_programs_that_give_up_soon_are_trained_on_what_they_have_read(client, processes):
+    pytest.importorskip(client)
+    chance, at_once = random.Random(client), asyncio.Semaphore(8)
+    read = {}
+
+    async def policy(request):
+        await asyncio.sleep(chance.uniform(0, 0.7))  # a slow policy
+        return answer(request, uuid.uuid4().hex)
+
+    async def program(endpoint):
+        environment = os.environ | {"OPENAI_BASE_URL": endpoint.base_url, "OPENAI_API_KEY": endpoint.api_key}
+        command = (sys.executable, str(Path(__file__).with_name("impatient.py")), client, "0.4")
+        pipe = asyncio.subprocess.PIPE
+        async with at_once:
+            process = await asyncio.create_subprocess_exec(*command, env=environment, stdout=pipe)
+            read[endpoint.rollout_id] = json.loads((await process.communicate())[0])
+        return 1.0
+
+    async with running(program, policy) as (trainer, _):
+        rollouts = [trainer.rollout(rollout_id=f"r{number}", messages=ASK) for number in range(processes)]
+        outcomes = await asyncio.gather(*rollouts)
+    for outcome in outcomes:
+        trained = {name: list(each.messages) for name, each in outcome.samples.items() if each.train is not False}
+        assert trained == {"main": read[outcome.rollout_id]}

@@ -1,0 +1,47 @@
+"""A program that gives up soon and asks again. Prints the conversation that it has read: impatient.py CLIENT SECONDS."""
+
+import json
+import os
+import sys
+
+URL, KEY = os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"]
+
+
+def of_httpx(seconds):
+    import httpx
+
+    headers = {"authorization": f"Bearer {KEY}"}
+
+    def ask(messages):
+        while True:
+            try:
+                body = {"model": "policy", "messages": messages}
+                response = httpx.post(f"{URL}/chat/completions", json=body, headers=headers, timeout=seconds)
+                return response.json()["choices"][0]["message"]["content"]
+            except httpx.TransportError:
+                pass
+
+    return ask
+
+
+def of_openai(seconds):
+    import openai
+
+    client = openai.OpenAI(base_url=URL, api_key=KEY, timeout=seconds, max_retries=50)
+    return lambda messages: (
+        client.chat.completions.create(model="policy", messages=messages).choices[0].message.content
+    )
+
+
+def of_anthropic(seconds):
+    import anthropic
+
+    client = anthropic.Anthropic(base_url=URL, api_key=KEY, timeout=seconds, max_retries=50)
+    return lambda messages: client.messages.create(model="policy", max_tokens=99, messages=messages).content[0].text
+
+
+ask = {"httpx": of_httpx, "openai": of_openai, "anthropic": of_anthropic}[sys.argv[1]](float(sys.argv[2]))
+messages = [{"role": "user", "content": "What is 2 + 3?"}]
+for turn in range(2):
+    messages += [{"role": "assistant", "content": ask(messages)}, {"role": "user", "content": f"turn {turn}"}]
+print(json.dumps(messages[:-1]))
