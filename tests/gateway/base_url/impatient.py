@@ -24,6 +24,29 @@ def of_httpx(seconds):
     return ask
 
 
+def of_http(seconds):
+    """A client that closes its connection only when it has asked again."""
+    from http.client import HTTPConnection
+    from urllib.parse import urlsplit
+
+    url = urlsplit(URL)
+    headers = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
+
+    def ask(messages):
+        body, before = json.dumps({"model": "policy", "messages": messages}), None
+        while True:
+            connection = HTTPConnection(url.netloc, timeout=seconds)
+            connection.request("POST", f"{url.path}/chat/completions", body, headers)
+            if before is not None:
+                before.close()
+            try:
+                return json.loads(connection.getresponse().read())["choices"][0]["message"]["content"]
+            except TimeoutError:
+                before = connection
+
+    return ask
+
+
 def of_openai(seconds):
     import openai
 
@@ -40,7 +63,7 @@ def of_anthropic(seconds):
     return lambda messages: client.messages.create(model="policy", max_tokens=99, messages=messages).content[0].text
 
 
-ask = {"httpx": of_httpx, "openai": of_openai, "anthropic": of_anthropic}[sys.argv[1]](float(sys.argv[2]))
+ask = {"http": of_http, "httpx": of_httpx, "openai": of_openai, "anthropic": of_anthropic}[sys.argv[1]](float(sys.argv[2]))
 messages = [{"role": "user", "content": "What is 2 + 3?"}]
 for turn in range(2):
     messages += [{"role": "assistant", "content": ask(messages)}, {"role": "user", "content": f"turn {turn}"}]

@@ -170,7 +170,7 @@ def test_only_the_conversation_that_was_read_is_trained(stream, reads):
 
 @pytest.mark.long
 @pytest.mark.adapters
-@pytest.mark.parametrize(("client", "processes"), [("httpx", 26), ("openai", 12), ("anthropic", 12)])
+@pytest.mark.parametrize(("client", "processes"), [("http", 20), ("httpx", 14), ("openai", 8), ("anthropic", 8)])
 async def test_programs_that_give_up_soon_are_trained_on_what_they_have_read(client, processes):
     pytest.importorskip(client)
     chance, at_once = random.Random(client), asyncio.Semaphore(8)
