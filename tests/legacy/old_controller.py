@@ -53,10 +53,13 @@ class NamedSample(RewardedSample):
 
 class Graded(Ended):
     samples: dict[str, NamedSample]
+    sample: Any
+    """It belongs to 0.3.0. The SDK's own models ignore keys that they do not know."""
 
 
 class GradedOne(Ended):
     sample: RewardedSample | None
+    samples: Any
 
 
 def answer(rollout_id: str, sample: str, messages: list[Message]) -> Message:
