@@ -98,7 +98,7 @@ def sample_rows(outcome: RolloutOutcome, terms: Terms, *, rewarded: bool) -> dic
 
 
 def polled_verdict(outcome: RolloutOutcome, terms: Terms) -> Verdict:
-    """Return how a rollout ended, in the words of 0.3.x."""
+    """Return how a rollout ended, in the words of 0.3.3."""
     failure = outcome.failure
     if outcome.status is OutcomeStatus.CANCELLED:
         return Verdict("cancelled", "cancelled")

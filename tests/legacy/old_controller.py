@@ -73,6 +73,7 @@ class OldController:
         self.reply = reply
         self.port = port
         self.one_sample = one_sample
+        self.chat_key = LLM_KEY if one_sample else KEY
         self.chats: list[tuple[str, str, dict[str, Any]]] = []
         """Rollout, sample and body of each answered chat."""
         self.chat_faults: list[Any] = []
@@ -148,7 +149,7 @@ class OldController:
         return self.completions[rollout_id], self.grades[rollout_id]
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        key = LLM_KEY if self.one_sample else KEY
+        key = self.chat_key
         if request.headers.get("Authorization") != f"Bearer {key}":
             return web.json_response({"detail": "unauthorized"}, status=401)
         body = await request.json()

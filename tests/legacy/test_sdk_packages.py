@@ -48,7 +48,7 @@ class Half(Grader):
     """Rewards every sample with a half, after a while."""
 
     async def grade(self, ctx):
-        await asyncio.sleep(0.2)  # a slow grader
+        await asyncio.sleep(0.5)  # a slow grader
         for name in ctx.get_samples():
             ctx.set_sample_reward(name, 0.5)
 
@@ -63,5 +63,5 @@ async def test_the_clients_of_the_sdk_get_every_reward(version):
     assert process.returncode == 0
     rows = [json.loads(line) for line in output.split("\n") if line]
     assert len({row["rollout_id"] for row in rows}) == ROLLOUTS
-    graded = "grading" if version == "0.3.8" else None
-    assert {(row["status"], row["reward"], row["graded"]) for row in rows} == {("success", 0.5, graded)}
+    assert {(row["status"], row["reward"]) for row in rows} == {("success", 0.5)}
+    assert any(row["graded"] == "grading" for row in rows) is (version == "0.3.8")
