@@ -6,6 +6,7 @@ A history is put into the spelling of the earlier chats first (conversations.py)
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from osmosis_grpc.agent.context import RolloutContext
@@ -23,6 +24,21 @@ _TOKEN_LIMITS = frozenset({"max_tokens", "max_completion_tokens"})
 """Two names of one parameter."""
 
 
+@dataclass(slots=True)
+class _Begun:
+    """What is known of a sample."""
+
+    model: str = ""
+    """The name of the model in its first request."""
+    tools: bool = False
+    """Whether a request had tools."""
+    length: int = 0
+    """The number of messages in its longest history."""
+
+    def went_on(self, tools: Sequence[Any] | None, messages: Sequence[Message]) -> None:
+        self.tools, self.length = self.tools or bool(tools), max(self.length, len(messages))
+
+
 class HistoryChats:
     """The chats of one rollout. Its conversations are found by their histories, or named."""
 
@@ -31,6 +47,8 @@ class HistoryChats:
         """The error of the newest chat that ended; None if it got its reply."""
         self.conversations = Conversations()
         self._context = context
+        self._begun: dict[str, _Begun] = {}
+        """The samples that have a reply."""
         self._unused: dict[tuple[str, ChatRef | None], str] = {}
         """A sample without a chat, because its request was refused, by policy and parent. Another request gets it."""
 
@@ -74,7 +92,20 @@ class HistoryChats:
         self.failure = None
         rewritten = None if written is None else written(result)
         self.conversations.answered(place, name, result.chat_number, result.message, rewritten)
+        self._begun.setdefault(name, _Begun(model)).went_on(tools, place.messages)
         return result
+
+    def leave_out_other_models(self) -> None:
+        """Ask the trainer not to train on the samples that have another model than the main one.
+
+        Programs ask small models for titles and quotas. They get their replies from the policy, but the rollout's
+        reward is not about them. The main sample is the longest one with tools, or without any tools, the longest one.
+        """
+        main = max(self._begun.values(), key=lambda begun: (begun.tools, begun.length), default=_Begun())
+        for name, begun in self._begun.items():
+            asks_policy = begun.model in ("", POLICY) or _policy(begun.model)
+            if begun.model != main.model and not asks_policy:
+                self._leave_out(name, f"its model is {begun.model!r:.120}, and the main one is {main.model!r:.120}")
 
     def unread(self, reply: CompletionsResult) -> None:
         """Ask the trainer not to train on the sample of a reply that no client has read, and that nothing continues."""

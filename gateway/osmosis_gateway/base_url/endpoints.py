@@ -59,10 +59,11 @@ class Endpoint:
             self._chats.leave(request)
 
     def close(self) -> None:
-        """End every open request with RolloutEndedError."""
+        """End every open request with RolloutEndedError, and say which samples are not to be trained on."""
         if not self._closed:
             self._closed = True
             self._chats.close()
+            self._history_chats.leave_out_other_models()
 
     async def _ask(self, asked: Asked, wanted: Wanted) -> CompletionsResult:
         request = asked.request
