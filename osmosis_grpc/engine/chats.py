@@ -34,6 +34,7 @@ from osmosis_grpc.types import (
     events,
     jsontext,
 )
+from osmosis_grpc.types.call_ids import with_call_ids
 from osmosis_grpc.types.messages import copy_messages
 from osmosis_grpc.types.outcome import clip
 from osmosis_grpc.types.requests import check_id, check_policy_name, own_params
@@ -286,7 +287,7 @@ class RolloutSession:
             reply = await self._chats.ask(request) if recorded is None else recorded.response
             if wanted is not None and recorded is None:
                 await wanted()
-            response = reply
+            response = with_call_ids(reply, request)
             self.check_open()
             if state.lacks_ids(position.parent_chat, response):
                 record.tenant.repeats_ids = True

@@ -30,6 +30,7 @@ from osmosis_grpc.trainer.chats.ledger_codec import kept_chat, question_of
 from osmosis_grpc.trainer.chats.sample import PendingChat, SampleState, tools_digest
 from osmosis_grpc.trainer.chats.sampler import Sampler, versioned
 from osmosis_grpc.types import ChatRequest, ChatResponse, RolloutOutcome, ToolDict, TrajectoryEvent, events, jsontext
+from osmosis_grpc.types.call_ids import with_call_ids
 from osmosis_grpc.types.outcome import clip, describe, log_traceback, printable
 from osmosis_grpc.wire.chat import reply_bytes
 
@@ -165,7 +166,7 @@ class AttemptCache:
         try:
             if not isinstance(reply, ChatResponse):
                 raise TypeError(f"it returned a {type(reply).__name__}; return ChatResponse(message=...)")
-            reply = versioned(reply, request.version)
+            reply = with_call_ids(versioned(reply, request.version), request)
             if self._ledger is None:
                 asked.answer(reply)
                 return True
