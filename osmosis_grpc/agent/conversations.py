@@ -44,6 +44,8 @@ class Place(NamedTuple):
     """The sample that the history continues. Empty: it begins a new sample."""
     parent: ChatRef | None
     """The chat that seems to have called a new sample. None for a sample that stands alone."""
+    calls: dict[str, ChatRef]
+    """The calls that waited for their results when the history came."""
 
 
 class Conversations:
@@ -83,9 +85,10 @@ class Conversations:
             raise ResourceExhausted("the messages of this rollout have too many bytes; send fewer or shorter ones")
         sample = sample or self._unanswered.get(history.digest, "") or self._changed(history)
         parent = None if sample else next(reversed(self._calls.values()), None)
+        calls = self._calls
         if named or sample:
             self._goes_on(named or sample)
-        return Place(history, spelled, named or sample, parent)
+        return Place(history, spelled, named or sample, parent, calls)
 
     def begin(self, messages: Sequence[Message], written: Sequence[Message]) -> None:
         """Keep the beginning of histories. `written` has the messages as the program is going to write them."""
@@ -119,6 +122,10 @@ class Conversations:
         """Return whether a later history that got a reply has the reply of a chat."""
         return bool(self._answers[sample, chat_number].children)
 
+    def refused(self, place: Place) -> None:
+        """Forget a history that was refused at once."""
+        self._calls = place.calls
+
     def failed(self, place: Place, sample: str) -> None:
         """Note that a history got no reply. The same history then belongs to the same sample."""
         self._unanswered[place.history.digest] = sample
@@ -139,8 +146,7 @@ class Conversations:
         for child, parent in self._parents.items():
             if parent in over:
                 over.add(child)
-        for name in over:
-            self._calls.pop(name, None)
+        self._calls = {name: call for name, call in self._calls.items() if name not in over}
 
     def _changed(self, history: History) -> str:
         """Return the sample of a history in which the program has changed a reply, for example left out its reasoning.

@@ -81,13 +81,14 @@ class HistoryChats:
                 new = name or (None if begun else "main")
                 name = self._context.add_sample(new, policy=begins[0], parent=begins[1])
             result = await self._context.ask(place.messages, sample=name, tools=tools, params=params, wanted=wanted)
+        except ValueError as error:
+            self.conversations.refused(place)
+            if name and not place.sample:
+                self._unused[begins] = name
+            raise InvalidArgument("", str(error)) from None
         except BaseException as error:
             self.conversations.failed(place, name)
             self.failure = error if isinstance(error, CallError) else self.failure
-            if isinstance(error, ValueError):
-                if name and not place.sample:
-                    self._unused[begins] = name
-                raise InvalidArgument("", str(error)) from None
             raise
         self.failure = None
         rewritten = None if written is None else written(result)

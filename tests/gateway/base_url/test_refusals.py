@@ -3,7 +3,7 @@
 import pytest
 
 from osmosis_grpc.policies.scripted import answer
-from osmosis_grpc.types import OutcomeStatus
+from osmosis_grpc.types import ChatRef, OutcomeStatus
 from tests.gateway.base_url.programs import USER, outcome_of, running
 
 pytestmark = pytest.mark.adapters
@@ -147,3 +147,36 @@ async def test_an_unexpected_exception_is_an_error_without_its_text(monkeypatch,
     outcome = await outcome_of(program, lambda request: answer(request, "fine"))
     assert outcome.status is OutcomeStatus.COMPLETED, outcome.failure
     assert caplog.text.count("RuntimeError: secret") == 1
+
+
+@pytest.mark.parametrize("header", ["a%2Fb", "a%0Ab", "x" * 300])
+async def test_a_refused_request_changes_nothing(header):
+    calls = [{"id": "c1", "type": "function", "function": {"name": "help", "arguments": "{}"}}]
+
+    def policy(request):
+        first = len(request.messages) == 1
+        return answer(request, {"role": "assistant", "content": None, "tool_calls": calls} if first else "fine")
+
+    async def program(endpoint):
+        async with openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as model:
+
+            async def ask(messages, **options):
+                reply = await model.chat.completions.create(model="policy", messages=messages, **options)
+                return reply.choices[0].message.model_dump(exclude_none=True)
+
+            async def refused(messages):
+                with pytest.raises(openai.BadRequestError):
+                    await ask(messages, extra_headers={"x-osmosis-sample": header})
+
+            await refused([USER])
+            planner = [USER, await ask([USER])]
+            planner.append({"role": "tool", "tool_call_id": "c1", "content": "5"})
+            await refused(planner)
+            await ask([{"role": "system", "content": "Help."}, USER])
+            await ask(planner)
+        return 1.0
+
+    outcome = await outcome_of(program, policy)
+    assert outcome.status is OutcomeStatus.COMPLETED, outcome.failure
+    parents = {name: sample.parent for name, sample in outcome.samples.items()}
+    assert parents == {"main": None, "sample-2": ChatRef("main", 1)}
