@@ -83,7 +83,7 @@ class BoundedProtocol(H11Protocol):
         self.app_state = self.app_state | {"connection": self._link}
         super().connection_made(transport)
         if self._listening is not None and self.client is not None:
-            self._listening.attach(self.client, lambda: not (self._answering() or transport.get_write_buffer_size()))
+            self._listening.attach(self.client, lambda: not (self._working() or transport.get_write_buffer_size()))
         self._await_head()
 
     def data_received(self, data: bytes) -> None:
@@ -107,6 +107,14 @@ class BoundedProtocol(H11Protocol):
     def _answering(self) -> bool:
         cycle = cast("RequestResponseCycle | None", self.cycle)
         return cycle is not None and not cycle.response_complete
+
+    def _working(self) -> bool:
+        """Return whether a request has come as a whole, and its response has not ended.
+
+        A slow body is no reason to refuse a new connection.
+        """
+        cycle = cast("RequestResponseCycle | None", self.cycle)
+        return self._answering() and cycle is not None and not cycle.more_body
 
     def _await_head(self) -> None:
         self._waiting = call_later(AWAIT_HEAD, self.head_seconds, self.transport.close)

@@ -185,7 +185,10 @@ async def test_a_program_that_is_stopped_by_its_time_limit_has_its_samples(tmp_p
         ("", "the result file is empty"),
         ('{"metadata": 3}', "metadata: is a int, not an object"),
         ('{"finish_reason": 3}', "finish_reason: is a int, not a string"),
-        ('{"rewrd": 1}', "rewrd: is not a key of a result; the keys are reward, rewards, train, metadata, finish_reason"),
+        (
+            '{"rewrd": 1}',
+            "rewrd: is not a key of a result; the keys are reward, rewards, train, metadata, finish_reason",
+        ),
         ("x" * (4 * 2**20 + 1), "result.json has more than 4194304 bytes"),
     ],
 )

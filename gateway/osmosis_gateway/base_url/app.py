@@ -1,6 +1,7 @@
 """The routes of the base URLs. Each API is a module with read(), write(), stream(), error() and stream_error()."""
 
 import logging
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from types import ModuleType
@@ -50,7 +51,7 @@ def base_url_app(endpoints: Endpoints) -> FastAPI:
                 key = request.headers.get("x-api-key") or bearer(request.headers.get("authorization", ""))
                 return await answer(request, endpoints.find(rollout_id, key))
             except Exception as error:
-                return JSONResponse(*_failed(error, api.error), {"x-should-retry": "false"})
+                return JSONResponse(*_failed(error, api.error), _retries(error))
 
         app.add_api_route(PREFIX + path, route, methods=[method], response_model=None)
 
@@ -138,8 +139,15 @@ async def _unknown_path(request: Request, error: Exception) -> Response:
     return JSONResponse(api.error(error.status_code, what, code), error.status_code, headers)
 
 
+def _retries(error: Exception) -> dict[str, str]:
+    """Return the headers that say whether to send a request again. The engine has retried a failed chat already."""
+    if isinstance(error, CallError) and error.retry_after is not None and error.status_code == 429:
+        return {"x-should-retry": "true", "retry-after": f"{math.ceil(error.retry_after)}"}
+    return {"x-should-retry": "false"}
+
+
 def _failed(error: Exception, write: Callable[[int, str, str], Any]) -> tuple[Any, int]:
-    """Return the body and the status for a failed request. The engine has retried already, so the client does not."""
+    """Return the body and the status for a failed request."""
     if isinstance(error, CallError):
         status, code = error.status_code, (error.reason or type(error).__name__).lower()
     elif isinstance(error, RolloutEndedError):

@@ -13,7 +13,7 @@ from osmosis_gateway.http1 import Connection
 from osmosis_gateway.rollout_keys import RolloutKeys
 from osmosis_grpc.agent import CompletionsResult, RolloutContext
 from osmosis_grpc.agent.history_chats import HistoryChats
-from osmosis_grpc.errors import CallError, NotFound, RolloutEndedError
+from osmosis_grpc.errors import CallError, NotFound, ResourceExhausted, RolloutEndedError
 
 OPEN_BYTES = 64 * 1024 * 1024
 """The most bytes of the open requests of one rollout."""
@@ -35,6 +35,8 @@ class Endpoint:
         self.waits = waits
         self._history_chats = HistoryChats(context)
         self._chats = OpenChats(waits, self._history_chats.unread)
+        self._waiting = 0
+        """The number of requests without a reply."""
         self._closed = False
 
     @property
@@ -50,8 +52,16 @@ class Endpoint:
         """
         if self._closed:
             raise RolloutEndedError("the rollout has ended")
+        if self._waiting >= self.waits.most:
+            raise ResourceExhausted(
+                f"{self._waiting} requests of this rollout wait for their replies already; ask again later",
+                retry_after=1.0,
+            )
         work = partial(self._ask, asked)
-        return self._chats.begin(asked.digest, work, retried=asked.retried, connection=connection)
+        request = self._chats.begin(asked.digest, work, retried=asked.retried, connection=connection)
+        self._waiting += 1
+        request.reply.add_done_callback(self._ended)
+        return request
 
     def leave(self, request: OpenRequest) -> None:
         """Keep the chat of a client that has disconnected, so that the client's retry gets its reply."""
@@ -64,6 +74,9 @@ class Endpoint:
             self._closed = True
             self._chats.close()
             self._history_chats.leave_out_other_models()
+
+    def _ended(self, reply: object) -> None:
+        self._waiting -= 1
 
     async def _ask(self, asked: Asked, wanted: Wanted) -> CompletionsResult:
         request = asked.request

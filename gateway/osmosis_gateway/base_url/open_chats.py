@@ -8,13 +8,14 @@ when no client is left is held back: it becomes part of the rollout when a retry
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from osmosis_gateway.http1 import Connection
 from osmosis_grpc.agent import CompletionsResult
 from osmosis_grpc.errors import RolloutEndedError
+from osmosis_grpc.link.connection_limit import agent_connections
 from osmosis_grpc.supervise import OnFailure, call_later, child, job
 
 ASK = job("gateway.ask_chat", OnFailure.RAISE)
@@ -40,6 +41,8 @@ class Waits:
     """A stream without a reply sends a comment this often."""
     retry: float = 15.0
     """A chat whose client has disconnected goes on for this long. The same request then gets its reply."""
+    most: int = field(default_factory=lambda: agent_connections() // 2)
+    """So many requests of one rollout wait for their replies at once. The connections are for all rollouts."""
 
 
 class ClientGone(Exception):

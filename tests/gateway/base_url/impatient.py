@@ -51,9 +51,7 @@ def of_openai(seconds):
     import openai
 
     client = openai.OpenAI(base_url=URL, api_key=KEY, timeout=seconds, max_retries=50)
-    return lambda messages: (
-        client.chat.completions.create(model="policy", messages=messages).choices[0].message.content
-    )
+    return lambda messages: client.chat.completions.create(model="policy", messages=messages).choices[0].message.content
 
 
 def of_anthropic(seconds):
@@ -63,7 +61,9 @@ def of_anthropic(seconds):
     return lambda messages: client.messages.create(model="policy", max_tokens=99, messages=messages).content[0].text
 
 
-ask = {"http": of_http, "httpx": of_httpx, "openai": of_openai, "anthropic": of_anthropic}[sys.argv[1]](float(sys.argv[2]))
+ask = {"http": of_http, "httpx": of_httpx, "openai": of_openai, "anthropic": of_anthropic}[sys.argv[1]](
+    float(sys.argv[2])
+)
 messages = [{"role": "user", "content": "What is 2 + 3?"}]
 for turn in range(2):
     messages += [{"role": "assistant", "content": ask(messages)}, {"role": "user", "content": f"turn {turn}"}]

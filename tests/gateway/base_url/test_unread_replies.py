@@ -79,7 +79,9 @@ class Client:
     async def text(self):
         """Return the text of the reply."""
         raw = b""
-        while not (raw.endswith(b"}") if b"application/json" in raw else raw.endswith(b"0\r\n\r\n") or b"[DONE]" in raw):
+        while not (
+            raw.endswith(b"}") if b"application/json" in raw else raw.endswith(b"0\r\n\r\n") or b"[DONE]" in raw
+        ):
             part = await self._loop.sock_recv(self._socket, 65536)
             assert part, raw
             raw += part
@@ -141,9 +143,7 @@ def test_only_the_conversation_that_was_read_is_trained(stream, reads):
     policy, told = Slow(), {}
 
     async def program(endpoint):
-        told["messages"], told["main"] = await conversation(
-            endpoint, policy, told["steps"], stream=stream, reads=reads
-        )
+        told["messages"], told["main"] = await conversation(endpoint, policy, told["steps"], stream=stream, reads=reads)
         return 1.0
 
     with asyncio.Runner() as runner:
