@@ -2,7 +2,8 @@
 
 A program sends its whole history with every request and names no conversation. Client libraries write messages again:
 they add keys with null, change null content to "", or make text a list of parts. So the tree compares messages by their
-meanings (message_keys.py), and puts the earlier spelling of a message in place of a later one. The engine then finds
+meanings (message_keys.py), and puts the earlier spelling of a message in place of a later one. A message with the calls
+of a reply and without its text means the reply, too. The engine then finds
 that the history continues an earlier chat, and the tokens stay in one segment.
 
 The tree keeps the messages of answered requests only. A request that is refused takes no memory.
@@ -107,6 +108,10 @@ class Conversations:
         key, size = message_key(written or reply)
         answer = self._child(node, reply, key, size)
         self._replies[key] = reply
+        if reply.get("tool_calls"):  # some programs keep the calls of a reply and not its text
+            bare = message_key({**(written or reply), "content": None})[0]
+            node.children.setdefault(bare, answer)
+            self._replies.setdefault(bare, reply)
         answer.message, answer.sample = reply, sample
         if answer in node.replies:
             node.replies.remove(answer)

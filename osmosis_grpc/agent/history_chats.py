@@ -20,6 +20,7 @@ POLICY = "policy"
 """The name of the model. `policy/NAME` is the trainer's policy NAME."""
 _RESERVED = frozenset(inspect.signature(RolloutContext.chat).parameters) - {"params"}
 """Names that are arguments of ctx.chat, so no sampling parameter can have them."""
+_ABOUT_TOOLS = frozenset({"tool_choice", "parallel_tool_calls"})
 _TOKEN_LIMITS = frozenset({"max_tokens", "max_completion_tokens"})
 """Two names of one parameter."""
 
@@ -73,6 +74,8 @@ class HistoryChats:
         history that cannot be sent, and what RolloutContext.chat raises.
         """
         params = _merged(self._context.request.completion_params, params)
+        if not (self._context.tools if tools is None else tools):
+            params = _without_tools(params)
         place = self.conversations.place(history, sample)
         begins = _policy(model), place.parent
         name, begun = place.sample or self._unused.pop(begins, ""), self._context.samples
@@ -126,6 +129,16 @@ def _merged(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, 
     for name in sorted(_RESERVED & params.keys()):
         raise InvalidArgument(name, "is not a sampling parameter")
     return params
+
+
+def _without_tools(params: dict[str, Any]) -> dict[str, Any]:
+    """Return the parameters of a request without tools. Model servers refuse parameters about tools there.
+
+    Raises InvalidArgument if the reply has to call a tool.
+    """
+    if params.get("tool_choice", "auto") not in ("auto", "none", None):
+        raise InvalidArgument("tool_choice", "asks for a call of a tool, and the request has no tools")
+    return {name: value for name, value in params.items() if name not in _ABOUT_TOOLS}
 
 
 def _policy(model: str) -> str:

@@ -17,8 +17,8 @@ def outcome_of_program(result: Any, context: RolloutContext) -> RunOutcome:
     """Return the outcome for a program's result. A result that cannot be used gives a failure that names the field.
 
     The result is None, a reward, or a dict. Its key `reward` is the reward of the rollout, `rewards` maps samples to
-    rewards, `train` maps samples to whether to train on them, `metadata` is more data for the trainer, and `finish_reason` is a string. The trainer gets the newest
-    conversation that was sampled.
+    rewards, `train` maps samples to whether to train on them, `metadata` is more data for the trainer, and
+    `finish_reason` is a string. The trainer gets the newest conversation that was sampled.
     """
     if not isinstance(result, Mapping):
         result = {"reward": result}

@@ -1,4 +1,4 @@
-"""A trainer made of the Osmosis SDK's own code, run in an environment that has it: sdk_trainer.py VERSION SERVER ROLLOUTS.
+"""A trainer made of the Osmosis SDK's own code: sdk_trainer.py VERSION SERVER ROLLOUTS.
 
 Prints a JSON line for each rollout: its id, status and reward, and what wait_for_grading() returned.
 """

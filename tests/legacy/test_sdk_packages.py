@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.legacy.test_controllers import serving
-from tests.legacy.workflows import Sums, config
 from osmosis_grpc.agent.workflow_runnable import WorkflowRunnable
 from osmosis_grpc.rollout import Grader
+from tests.legacy.test_controllers import serving
+from tests.legacy.workflows import Sums, config
 
 pytestmark = pytest.mark.long
 ROOT = Path(__file__).parents[2]

@@ -1,4 +1,4 @@
-"""A program that gives up soon and asks again. Prints the conversation that it has read: impatient.py CLIENT SECONDS."""
+"""A program that gives up soon and asks again. Prints what it has read: impatient.py CLIENT SECONDS."""
 
 import json
 import os

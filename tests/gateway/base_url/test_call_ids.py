@@ -74,3 +74,29 @@ async def test_equal_sub_agents_at_once_are_samples_of_their_own():
     lengths = [len(sample.messages) for sample in outcome.samples.values()]
     assert len(lengths) == 3
     assert set(lengths) == {lengths[0]}
+
+
+@pytest.mark.parametrize(("content", "parent"), [(None, 1), ("", 1), ("Let me look.", 1), ("I looked.", 0)])
+async def test_a_reply_comes_back_without_its_text(content, parent):
+    asked = []
+
+    def policy(request):
+        asked.append(request)
+        if len(asked) > 1:
+            return answer(request, "done")
+        call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+        return answer(request, {"role": "assistant", "content": "Let me look.", "tool_calls": [call]})
+
+    async def program(endpoint):
+        async with openai_client(endpoint) as model:
+            reply = await model.chat.completions.create(model="policy", messages=[USER], tools=TOOLS)
+            calls = [call.model_dump() for call in reply.choices[0].message.tool_calls]
+            back = {"role": "assistant", "content": content, "tool_calls": calls}
+            messages = [USER, back, {"role": "tool", "tool_call_id": "c1", "content": "5"}]
+            await model.chat.completions.create(model="policy", messages=messages, tools=TOOLS)
+        return 1.0
+
+    outcome = await outcome_of(program, policy)
+    assert outcome.status is OutcomeStatus.COMPLETED, outcome.failure
+    assert [request.parent_chat for request in asked] == [0, parent]
+    assert asked[1].messages[1]["content"] == ("Let me look." if parent else content)

@@ -180,3 +180,57 @@ async def test_a_refused_request_changes_nothing(header):
     assert outcome.status is OutcomeStatus.COMPLETED, outcome.failure
     parents = {name: sample.parent for name, sample in outcome.samples.items()}
     assert parents == {"main": None, "sample-2": ChatRef("main", 1)}
+
+
+BEGINNING = {"role": "assistant", "content": "The answer is ("}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "kind"),
+    [
+        (CHAT, {"messages": [USER, BEGINNING]}, "invalid_request_error"),
+        (MESSAGES, {"max_tokens": 9, "messages": [USER, BEGINNING]}, "invalid_request_error"),
+        ("/responses", {"input": [USER, BEGINNING]}, "invalid_request_error"),
+        (CHAT, {"messages": [USER], "tool_choice": "required"}, "invalid_request_error"),
+        (MESSAGES, {"max_tokens": 9, "messages": [USER], "tool_choice": {"type": "any"}}, "invalid_request_error"),
+    ],
+)
+async def test_what_cannot_be_served_exactly_is_a_bad_request(path, body, kind):
+    async def program(endpoint):
+        async with httpx2.AsyncClient() as http:
+            headers = {"authorization": f"Bearer {endpoint.api_key}"}
+            got = await http.post(endpoint.base_url + path, json={"model": "policy"} | body, headers=headers)
+        assert (got.status_code, got.json()["error"]["type"]) == (400, kind)
+        return 1.0
+
+    outcome = await outcome_of(program, lambda request: answer(request, "fine"))
+    assert (outcome.status, outcome.samples) == (OutcomeStatus.COMPLETED, {}), outcome.failure
+
+
+@pytest.mark.parametrize("choice", ["auto", "none"])
+@pytest.mark.parametrize("tools", [{}, {"tools": []}])
+async def test_parameters_about_tools_are_left_out_without_tools(tools, choice):
+    asked = []
+
+    def policy(request):
+        asked.append(request.params)
+        return answer(request, "fine")
+
+    bodies = {
+        CHAT: {"messages": [USER], "tool_choice": choice},
+        MESSAGES: {"max_tokens": 9, "messages": [USER], "tool_choice": {"type": choice}},
+        "/responses": {"input": [USER], "tool_choice": choice},
+    }
+
+    async def program(endpoint):
+        async with httpx2.AsyncClient(headers={"authorization": f"Bearer {endpoint.api_key}"}) as http:
+            for path, body in bodies.items():
+                body = {"model": "policy", "parallel_tool_calls": True} | body | tools
+                if path == MESSAGES:
+                    del body["parallel_tool_calls"]
+                assert (await http.post(endpoint.base_url + path, json=body)).status_code == 200
+        return 1.0
+
+    outcome = await outcome_of(program, policy)
+    assert outcome.status is OutcomeStatus.COMPLETED, outcome.failure
+    assert [{"tool_choice", "parallel_tool_calls"} & params.keys() for params in asked] == [set()] * 3

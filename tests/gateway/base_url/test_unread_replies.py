@@ -1,4 +1,4 @@
-"""Clients that give up, close their connection and ask again: only a reply that was read is part of the conversation."""
+"""Clients that give up, close their connection and ask again: only what was read is part of the conversation."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,6 @@ from osmosis_gateway.base_url.open_chats import Waits
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.types import OutcomeStatus
 from tests.gateway.base_url.programs import USER, running
-from tests.waiting import until
 
 ASK = [USER]
 MORE = {"role": "user", "content": "And 4 + 5?"}
@@ -79,9 +78,8 @@ class Client:
     async def text(self):
         """Return the text of the reply."""
         raw = b""
-        while not (
-            raw.endswith(b"}") if b"application/json" in raw else raw.endswith(b"0\r\n\r\n") or b"[DONE]" in raw
-        ):
+        ends = (b"[DONE]\n\n", b"0\r\n\r\n") if self._stream else (b"}",)
+        while not raw.endswith(ends):
             part = await self._loop.sock_recv(self._socket, 65536)
             assert part, raw
             raw += part
@@ -99,7 +97,7 @@ class Client:
 
 
 async def conversation(endpoint, policy, steps, **kind):
-    """Ask until a reply is read, as `steps` say, and then once more. Return the messages, and whether they are `main`."""
+    """Ask until a reply is read, as `steps` say, and then once more. Return the messages, and if they are `main`."""
     clients, clean = [], True
 
     async def ask():

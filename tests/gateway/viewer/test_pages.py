@@ -197,8 +197,18 @@ async def test_a_server_that_has_gone_is_named(tmp_path):
 @pytest.mark.parametrize("missing", ["id=none", "id=good&attempt=7", "id=good&attempt=-1", f"id=good&attempt={10**12}"])
 @pytest.mark.parametrize(
     "path",
-    ["/rollout", "/rollout/turns", "/turn", "/rollout/image", "/turn.json", "/rollout.json", "/messages.json"]
-    + ["/rollout/tokens", "/rollout/tokens.json", "/rollout/tokens.bin"],
+    [
+        "/rollout",
+        "/rollout/turns",
+        "/turn",
+        "/rollout/image",
+        "/turn.json",
+        "/rollout.json",
+        "/messages.json",
+        "/rollout/tokens",
+        "/rollout/tokens.json",
+        "/rollout/tokens.bin",
+    ],
 )
 async def test_what_does_not_exist_is_not_found(viewer, path, missing):
     assert (await viewer.get(f"{path}?{missing}&turn=1&image=x")).status_code == 404
@@ -206,8 +216,14 @@ async def test_what_does_not_exist_is_not_found(viewer, path, missing):
 
 @pytest.mark.parametrize(
     "address",
-    ["/turn?id=good&turn=99", "/turn.json?id=good&turn=1&sample=none", "/messages.json?id=good&sample=none"]
-    + ["/rollout/tokens.bin?id=good&sample=none", "/rollout/image?id=good&image=none", "/group?id=none"],
+    [
+        "/turn?id=good&turn=99",
+        "/turn.json?id=good&turn=1&sample=none",
+        "/messages.json?id=good&sample=none",
+        "/rollout/tokens.bin?id=good&sample=none",
+        "/rollout/image?id=good&image=none",
+        "/group?id=none",
+    ],
 )
 async def test_what_a_rollout_does_not_have_is_not_found(viewer, address):
     assert (await viewer.get(address)).status_code == 404
