@@ -194,22 +194,11 @@ async def test_a_server_that_has_gone_is_named(tmp_path):
         assert server.address in page.text
 
 
+OF_ROLLOUTS = ("", "/turns", "/image", ".json", "/tokens", "/tokens.json", "/tokens.bin")
+
+
 @pytest.mark.parametrize("missing", ["id=none", "id=good&attempt=7", "id=good&attempt=-1", f"id=good&attempt={10**12}"])
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/rollout",
-        "/rollout/turns",
-        "/turn",
-        "/rollout/image",
-        "/turn.json",
-        "/rollout.json",
-        "/messages.json",
-        "/rollout/tokens",
-        "/rollout/tokens.json",
-        "/rollout/tokens.bin",
-    ],
-)
+@pytest.mark.parametrize("path", [*(f"/rollout{end}" for end in OF_ROLLOUTS), "/turn", "/turn.json", "/messages.json"])
 async def test_what_does_not_exist_is_not_found(viewer, path, missing):
     assert (await viewer.get(f"{path}?{missing}&turn=1&image=x")).status_code == 404
 
