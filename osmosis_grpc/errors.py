@@ -17,6 +17,7 @@ This module depends on no transport.
     ├── AgentLoopNotFoundError     no agent loop of that name
     ├── AgentLoopValidationError   an agent loop is not valid (agent/validator.py)
     ├── LedgerError                a trainer's ledger cannot be opened, or cannot be written now
+    ├── RolloutFailed              a rollout of Trainer.groups(on_failure="raise") has failed
     ├── TrainerFailed              background work that a trainer needs has failed
     └── MissingExtraError          an optional dependency is not installed
 """
@@ -25,7 +26,7 @@ import os
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import InitVar, dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 __all__ = [
     "Aborted",
@@ -51,6 +52,7 @@ __all__ = [
     "ReplyUnreadable",
     "ResourceExhausted",
     "RolloutEndedError",
+    "RolloutFailed",
     "Superseded",
     "TlsMismatch",
     "ToolArgumentError",
@@ -297,6 +299,14 @@ class LedgerError(OsmosisRolloutError):
 
     boundary: Boundary = "trainer"
     retryable = True
+
+
+class RolloutFailed(OsmosisRolloutError):
+    """A rollout of Trainer.groups(on_failure="raise") did not complete. `outcome` is its RolloutOutcome."""
+
+    def __init__(self, message: str, outcome: Any) -> None:
+        super().__init__(message)
+        self.outcome = outcome
 
 
 class TrainerFailed(OsmosisRolloutError):

@@ -134,6 +134,15 @@ def untrainable_error(skipped: Skipped) -> InvalidArgument:
     )
 
 
+def no_outcomes(name: str) -> InvalidArgument:
+    """Returns the error for a batch or a group without outcomes. `name` is the argument."""
+    return InvalidArgument(
+        name,
+        "has no outcome, so there is nothing to train on. If groups() yielded nothing, the log says why it dropped "
+        "its groups, and trainer.group_counts has their number",
+    )
+
+
 def check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
     """Raises InvalidArgument for a value that is not one of the known values."""
     if value not in known:

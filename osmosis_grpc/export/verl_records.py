@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from osmosis_grpc.errors import InvalidArgument
-from osmosis_grpc.export.trainable import Outcomes, check_choice, flatten
+from osmosis_grpc.export.trainable import Outcomes, check_choice, flatten, no_outcomes
 from osmosis_grpc.export.verl_batch import InputsOf, default_inputs
 from osmosis_grpc.export.verl_rows import ROUTED_EXPERTS, VerlConfig, VerlRow, VerlRows
 from osmosis_grpc.types import RolloutOutcome
@@ -100,11 +100,14 @@ def verl_records(
     """Yields a record for each trainable segment of outcomes, in their order.
 
     `global_steps` is the step of the trainer. `inputs_of` returns the dataset's columns of an outcome; see
-    padded_batch(). Raises InvalidArgument if verl cannot train on an outcome, and for a uid with "_".
+    padded_batch(). Raises InvalidArgument if verl cannot train on an outcome, if there is none, and for a uid with "_".
     """
     made = VerlRecords(config or VerlConfig(), global_steps, partition, inputs_of)
+    outcome = None
     for outcome in flatten(outcomes):
         yield from made.of(outcome)
+    if outcome is None:
+        raise no_outcomes("outcomes")
 
 
 def _fields(row: VerlRow, extra_fields: dict[str, Any]) -> dict[str, Any]:

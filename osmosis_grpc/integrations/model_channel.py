@@ -21,6 +21,7 @@ from osmosis_grpc.link.channel_options import client_options
 from osmosis_grpc.link.client_calls import Metadata
 from osmosis_grpc.link.connection_errors import explained
 from osmosis_grpc.link.credentials import Credentials, channel
+from osmosis_grpc.supervise import ForkGuard
 
 Reply = TypeVar("Reply")
 
@@ -68,6 +69,7 @@ class ModelChannel:
         self.target = target
         self._credentials = credentials
         self._channel: grpc.aio.Channel | None = None
+        self._guard: ForkGuard
         self._users = 0
 
     async def __aenter__(self) -> "ModelChannel":
@@ -81,12 +83,15 @@ class ModelChannel:
         opened = self._channel
         if not self._users and opened is not None:
             self._channel = None
+            self._guard.close()
             await opened.close()
 
     def open(self) -> grpc.aio.Channel:
         """Return the channel. TokenPolicy retries calls, so the channel does not."""
         if self._channel is None:
+            self._guard = ForkGuard(f"the channel to {self.target}")
             self._channel = channel(self.target, self._credentials.tls, client_options(grpc__enable_retries=0))
+        self._guard.check()
         return self._channel
 
     def metadata(self, session_id: str = "") -> Metadata:

@@ -19,6 +19,7 @@ from osmosis_grpc.errors import Internal, InvalidArgument, MissingExtraError
 from osmosis_grpc.integrations.model_channel import NO_CREDENTIALS, ModelChannel
 from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.policies.generation import Generated, GenerateRequest
+from osmosis_grpc.policies.weight_names import WeightNames
 
 if TYPE_CHECKING:
     from osmosis_grpc.integrations.smg_engines import Engine
@@ -34,9 +35,9 @@ LARGEST_TOKENIZER = 256 * 1024 * 1024
 class SmgGenerator:
     """A TokenGenerator for an engine at HOST:PORT. `async with` closes its connection, as TokenPolicy does.
 
-    `engine` is "vllm", "sglang", or "auto": the first call finds out. SGLang names its weights. vLLM does not over this
-    service: give the name as TokenPolicyConfig.version, or leave it to the trainer. Raises MissingExtraError without
-    smg-grpc-proto, and ValueError for a wrong target or engine.
+    `engine` is "vllm", "sglang", or "auto": the first call finds out. SGLang says the name of its weights, if they have
+    one. vLLM does not over this service: give the name as TokenPolicyConfig.version, or leave it to the trainer. Raises
+    MissingExtraError without smg-grpc-proto, and ValueError for a wrong target or engine.
     """
 
     def __init__(self, target: str, *, engine: str = AUTO, credentials: Credentials = NO_CREDENTIALS) -> None:
@@ -49,6 +50,7 @@ class SmgGenerator:
         self._server = ModelChannel(target, credentials)
         self._engines = ENGINES
         self._engine = ENGINES.get(engine)
+        self._weights = WeightNames(target)
 
     async def __aenter__(self) -> "SmgGenerator":
         await self._server.__aenter__()
@@ -66,7 +68,8 @@ class SmgGenerator:
             raise InvalidArgument("messages", f"have {len(request.media)} images or other media: {problem}")
         engine = await self._known_engine()
         message = engine.to_message(request)
-        version = str((await self._model_info(engine)).weight_version) if engine.names_weights else ""
+        name = str((await self._model_info(engine)).weight_version) if engine.names_weights else ""
+        version = self._weights.read(name)
         metadata = self._server.metadata(request.session_id)
         stream = self._stub(engine).Generate(message, timeout=request.timeout, metadata=metadata)
         return engine.from_message(request, await self._server.answer(_complete(stream)), version)

@@ -3,7 +3,7 @@
 An agent can start processes. A child process that runs another program keeps no socket, because Python, gRPC and SQLite
 open their files and sockets close-on-exec. A child that only forks (multiprocessing's method "fork") inherits all of
 them. It would keep the server's ports in use for its whole life, even when the server is killed and started again. So
-the child closes the server's sockets at once, and storage/lock.py releases the journal's lock in the child.
+the child closes the server's sockets at once, and storage/lock_file.py releases the journal's lock in the child.
 
 The child leaves SQLite's files open on purpose. They hold no lock in the child. Closing them in the child could remove
 the locks and the write-ahead log of the server.
@@ -13,18 +13,16 @@ import logging
 import os
 import socket
 import sys
-import sysconfig
 from contextlib import suppress
-from pathlib import Path
-from types import FrameType
 from weakref import WeakKeyDictionary
+
+from osmosis_grpc.supervise import fork_place
 
 log = logging.getLogger(__name__)
 
 MAX_WARNED = 64
 """The most warnings. Each line of code that forks causes one warning."""
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
-_LIBRARY = sysconfig.get_path("stdlib")
 
 _places: "WeakKeyDictionary[object, int | str]" = WeakKeyDictionary()
 _warned: set[str] = set()
@@ -82,7 +80,7 @@ def _local_place(fd: int) -> int | str | None:
 def _in_parent() -> None:
     if not _places or len(_warned) >= MAX_WARNED:
         return
-    place = _place(sys._getframe(1))
+    place = fork_place(sys._getframe(1))
     if place not in _warned:
         _warned.add(place)
         log.warning(
@@ -90,13 +88,6 @@ def _in_parent() -> None:
             "connections with the server. Start processes with subprocess, or with multiprocessing's method spawn",
             place,
         )
-
-
-def _place(frame: FrameType | None) -> str:
-    """Returns FILE:LINE of the first frame outside of Python's own library."""
-    while frame is not None and Path(frame.f_code.co_filename).is_relative_to(_LIBRARY):
-        frame = frame.f_back
-    return "an unknown place" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 os.register_at_fork(after_in_child=_in_child, after_in_parent=_in_parent)

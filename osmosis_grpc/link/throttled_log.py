@@ -22,12 +22,18 @@ class Throttled:
         self._last: float | None = None
         self._held = 0
 
-    def warn(self, text: str) -> None:
-        """Logs a warning, or counts it as suppressed."""
+    def warn(self, text: str, *, at_once: bool = False) -> None:
+        """Log a warning, or count it as suppressed. With `at_once`, log it."""
         now = self._clock()
-        if self._last is not None and now - self._last < EVERY:
+        if not at_once and self._last is not None and now - self._last < EVERY:
             self._held += 1
             return
         more = f" (and {self._held} more since the last such line)" if self._held else ""
         self._last, self._held = now, 0
         self._log.warning("%s%s", text, more)
+
+    def report(self, text: str) -> None:
+        """Log how many warnings were suppressed since the last line, if any. `text` has a %d for the number."""
+        if self._held:
+            self._log.warning(text, self._held)
+            self._held = 0

@@ -15,6 +15,7 @@ import numpy as np
 from osmosis_grpc.errors import InvalidArgument, Unavailable
 from osmosis_grpc.policies.event_streams import is_stream, read_stream, stream_problem
 from osmosis_grpc.policies.model_http import ModelHttp, checked_url, typed
+from osmosis_grpc.policies.weight_names import WeightNames
 from osmosis_grpc.types import ChatRequest, ChatResponse, Ids, Tensor, TokenBlock, VersionSpan, jsontext
 
 BAD_BODY = (KeyError, IndexError, TypeError, ValueError, AttributeError, InvalidArgument)
@@ -60,6 +61,7 @@ class OpenAIPolicy:
         self._logprobs = logprobs
         self._stream = stream
         self._version = version
+        self._weights = WeightNames(url)
 
     async def __aenter__(self) -> "OpenAIPolicy":
         self._http.enter()
@@ -76,6 +78,7 @@ class OpenAIPolicy:
         try:
             if body["choices"][0].get("finish_reason") == "abort":
                 raise Unavailable(f"the model server aborted the chat{self._http.at}", retry_after=ABORT_RETRY)
+            self._weights.read(_weight_version(body))
             return read_completion(body, self._version)
         except BAD_BODY as error:
             raise self._http.unreadable(error) from None
@@ -118,7 +121,7 @@ def read_completion(body: dict[str, Any], version: str = "") -> ChatResponse:
     prompt_ids: Ids | None = None if prompt is None else TokenBlock.of(prompt).ids
     message = {"role": "assistant"} | typed(choice["message"], dict)
     finish_reason = typed(choice.get("finish_reason") or "", str)
-    version = _weight_version(body) or version
+    version = WeightNames("").read(_weight_version(body)) or version
     response = ChatResponse(
         message=message,
         finish_reason=finish_reason,

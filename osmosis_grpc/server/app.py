@@ -34,7 +34,7 @@ from osmosis_grpc.server.workers.routing import RoutedServicer, Workers
 from osmosis_grpc.server.workers.sibling_server import SiblingServer
 from osmosis_grpc.server.workers.siblings import Siblings
 from osmosis_grpc.storage import MemoryJournal, SqliteJournal
-from osmosis_grpc.supervise import SYSTEM, OnFailure, Supervisor, System, job
+from osmosis_grpc.supervise import SYSTEM, ForkGuard, OnFailure, Supervisor, System, job
 from osmosis_grpc.types import Capacity, ToolDict
 from osmosis_grpc.types.outcome import describe
 from osmosis_grpc.types.tool_dicts import tool_dicts
@@ -146,6 +146,7 @@ class AgentServer:
         self._stack.callback(self._journal.close)
         self._stack.push_async_callback(self.supervisor.close)
         try:
+            self._stack.callback(ForkGuard("this AgentServer").close)
             return await self._start()
         except BaseException:
             self._stopped = True

@@ -7,6 +7,7 @@ not call `create_task`, `ensure_future`, `Thread` or `call_later`. scripts/lint_
 from osmosis_grpc.supervise.backoff import Backoff
 from osmosis_grpc.supervise.consumer import Consumer, Consuming, StartedThread
 from osmosis_grpc.supervise.daemon_threads import DaemonThreads
+from osmosis_grpc.supervise.fork_guard import ForkGuard, fork_place, forks
 from osmosis_grpc.supervise.interruptible import result_of
 from osmosis_grpc.supervise.jobs import Job, OnFailure, declared, inject, job
 from osmosis_grpc.supervise.supervisor import Supervisor
@@ -19,6 +20,7 @@ __all__ = [
     "Consumer",
     "Consuming",
     "DaemonThreads",
+    "ForkGuard",
     "Job",
     "OnFailure",
     "StartedThread",
@@ -28,6 +30,8 @@ __all__ = [
     "child",
     "declared",
     "failures",
+    "fork_place",
+    "forks",
     "future",
     "inject",
     "job",

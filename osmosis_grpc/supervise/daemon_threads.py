@@ -11,6 +11,7 @@ from queue import SimpleQueue
 from threading import Lock
 from typing import Any, TypeVar
 
+from osmosis_grpc.supervise.fork_guard import forks
 from osmosis_grpc.supervise.jobs import OnFailure, job
 from osmosis_grpc.supervise.unsupervised import thread
 
@@ -46,19 +47,25 @@ class DaemonThreads:
         if count < 1:
             raise ValueError(f"threads: {count} is less than 1")
         self._count, self._replaced, self._name = count, replaced, name
+        self._warned = float("-inf")
+        self._begin()
+
+    def _begin(self) -> None:
+        self._forks = forks()
         self._threads = 0
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._lock = Lock()
         self._unfinished = 0
         """The number of functions that wait or run."""
         self._lost = 0
-        self._warned = float("-inf")
 
     async def run(self, function: Callable[[], T], started: Callable[[], None] | None = None) -> T:
         """Call a function on a thread, in the order of the calls. Cancelling does not stop a running function.
 
         `started` is called on the event loop when a thread begins with the function.
         """
+        if self._forks != forks():  # the threads do not exist in a forked child
+            self._begin()
         loop = asyncio.get_running_loop()
 
         def begun() -> None:

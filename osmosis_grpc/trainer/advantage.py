@@ -8,7 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.export.trainable import no_outcomes
 from osmosis_grpc.types import OutcomeStatus, RolloutOutcome
+from osmosis_grpc.types.score_stats import all_equal
 from osmosis_grpc.types.tensors import ArrayEquality
 
 Floats = NDArray[np.float64]
@@ -38,7 +40,8 @@ class Advantages(ArrayEquality):
     rewards: NDArray[np.float32]
     """float32, shape (n,): the compared rewards."""
     zero_variance: bool
-    """Whether all compared rewards are equal. Then every value is 0."""
+    """Whether all compared rewards are equal, or differ by a millionth of the largest one at most, which is rounding.
+    Then every value is 0."""
 
 
 def advantages(group: Iterable[RolloutOutcome], method: Method = "grpo") -> Advantages:
@@ -50,12 +53,18 @@ def advantages(group: Iterable[RolloutOutcome], method: Method = "grpo") -> Adva
     the reward of its rollout. If any rollout has samples with different rewards, each sample is compared only with the
     samples of the same name. Samples without any reward, and samples with `train=False`, are left out.
 
-    Raises InvalidArgument for an unknown method, and for a rollout that failed, was an evaluation or has no reward.
+    Rewards that differ by a millionth of the largest one at most count as equal: such a difference is the rounding of
+    float32.
+
+    Raises InvalidArgument for an unknown method, without an outcome, and for a rollout that failed, was an evaluation
+    or has no reward.
     """
     compare = _METHODS.get(method)
     if compare is None:
         raise InvalidArgument("method", f"{method!r} is not one of {', '.join(get_args(Method))}")
     outcomes = _checked(group)
+    if not outcomes:
+        raise no_outcomes("group")
     for outcome in outcomes:
         if not _rewards(outcome):
             raise InvalidArgument(
@@ -66,27 +75,23 @@ def advantages(group: Iterable[RolloutOutcome], method: Method = "grpo") -> Adva
     rows = _rows(outcomes)
     apart, compared = _compared(rows)
     rewards = {name: np.array(list(members.values()), dtype=np.float64) for name, members in compared.items()}
+    alike = {name: all_equal(members.values()) for name, members in compared.items()}
     values = {
-        name: dict(zip(compared[name], np.zeros(len(found)) if equal(found) else compare(found), strict=True))
+        name: dict(zip(compared[name], np.zeros(len(found)) if alike[name] else compare(found), strict=True))
         for name, found in rewards.items()
     }
     return Advantages(
         keys=tuple((outcomes[index].rollout_id, name) for index, name, _ in rows),
         values=np.array([values[name if apart else ""][index] for index, name, _ in rows], dtype=np.float32),
         rewards=np.array([reward for _, _, reward in rows], dtype=np.float32),
-        zero_variance=all(equal(found) for found in rewards.values()),
+        zero_variance=all(alike.values()),
     )
 
 
-def compared_rewards(outcomes: Iterable[RolloutOutcome]) -> list[Floats]:
-    """Returns the rewards that advantages() compares with each other: one array for each comparison, float64."""
+def without_variance(outcomes: Iterable[RolloutOutcome]) -> bool:
+    """Returns whether all rewards that advantages() compares with each other are equal."""
     _, compared = _compared(_rows(outcomes))
-    return [np.array(list(members.values()), dtype=np.float64) for members in compared.values()]
-
-
-def equal(rewards: Floats) -> bool:
-    """Returns whether all rewards are equal, except for rounding."""
-    return len(rewards) < 2 or bool(np.ptp(rewards) <= 1e-9 * np.abs(rewards).max())
+    return all(all_equal(members.values()) for members in compared.values())
 
 
 def _checked(group: Iterable[RolloutOutcome]) -> tuple[RolloutOutcome, ...]:

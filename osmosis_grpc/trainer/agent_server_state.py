@@ -17,7 +17,16 @@ from osmosis_grpc.storage.ledger import Ledger
 from osmosis_grpc.supervise import Backoff, Job, OnFailure, Supervisor, job
 from osmosis_grpc.trainer.chats.chat_cache import ChatCache
 from osmosis_grpc.trainer.chats.ledger_codec import init_bytes
-from osmosis_grpc.types import CancelResult, Receipt, RolloutOutcome, RolloutRequest, TraceContext, TrajectoryEvent
+from osmosis_grpc.trainer.chats.policy_errors import ChatKey, PolicyFailure
+from osmosis_grpc.types import (
+    CancelResult,
+    OutcomeStatus,
+    Receipt,
+    RolloutOutcome,
+    RolloutRequest,
+    TraceContext,
+    TrajectoryEvent,
+)
 from osmosis_grpc.types.outcome import describe
 from osmosis_grpc.wire.message import tools_from_wire
 
@@ -61,6 +70,10 @@ class Rollout:
     """If the rollout is a fork: the servers that do not have its original."""
     backoff: Backoff | None = None
     """The pauses before the rollout runs again after a loss. None before its first loss."""
+    raised: dict[str, PolicyFailure] = field(default_factory=dict)
+    """What the policy raised in this attempt, by sample. A later reply in the sample removes it."""
+    on_raised: "list[Callable[[PolicyFailure], None]]" = field(default_factory=list)
+    """Called as soon as the policy raises."""
     trace: TraceContext | None = None
     """The trace context of the rollout's span, for its Inits. None if traces are off."""
 
@@ -75,10 +88,30 @@ class Rollout:
         if self.done.done():
             self.done.result()
 
+    def failed_by(self, outcome: RolloutOutcome) -> PolicyFailure | None:
+        """Returns what the policy raised, if the rollout has failed because of it.
+
+        An agent may catch the error of a chat and complete. This counts as failed if the policy has answered no chat.
+        """
+        failed = outcome.status in (OutcomeStatus.FAILED, OutcomeStatus.DEADLINE_EXCEEDED)
+        unanswered = outcome.status is OutcomeStatus.COMPLETED and not outcome.metrics.num_llm_calls
+        return next(iter(self.raised.values()), None) if failed or unanswered else None
+
     @property
     def in_ledger(self) -> bool:
         """Whether the ledger has an attempt of the rollout, or is about to commit its Init."""
         return self.begun or not self.written
+
+    def policy_raised(self, key: ChatKey, failure: PolicyFailure | None) -> None:
+        """Note that the policy has failed at a chat, or with None that it has answered the chat."""
+        if key[:2] != self.key:
+            return
+        if failure is None:
+            self.raised.pop(key[2], None)
+            return
+        self.raised[key[2]] = failure
+        for report in self.on_raised:
+            report(failure)
 
     @property
     def key(self) -> RolloutKey:

@@ -19,6 +19,7 @@ from osmosis_grpc.export.trainable import (
     Untrainable,
     check_choice,
     flatten,
+    no_outcomes,
     select,
     untrainable_error,
 )
@@ -101,7 +102,7 @@ def pad(
 
     `extras` names extras that every segment has, for example "routed_experts". They must not be ragged.
 
-    Raises InvalidArgument with the names of the argument and the rollout.
+    Raises InvalidArgument with the names of the argument and the rollout, and if there is no outcome at all.
     """
     for name, value, known in (
         ("side", side, Side),
@@ -113,6 +114,8 @@ def pad(
         raise InvalidArgument("max_length", f"{max_length} is less than 1")
     skipped: list[Skipped] = []
     each = list(flatten(outcomes))
+    if not each:
+        raise no_outcomes("outcomes")
     found = list(_fitting(_segments(each, untrainable, skipped), max_length, too_long, skipped))
     width = max((len(each.segment.ids) for each in found), default=0)
     width = width if max_length is None else min(width, max_length)

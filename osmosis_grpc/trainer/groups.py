@@ -14,15 +14,15 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from osmosis_grpc.errors import InvalidArgument
-from osmosis_grpc.trainer.advantage import compared_rewards, equal
+from osmosis_grpc.errors import InvalidArgument, RolloutFailed
+from osmosis_grpc.trainer.advantage import without_variance
 from osmosis_grpc.trainer.run import Requests, Run, RunOptions, reason_of
 from osmosis_grpc.trainer.scheduler import Scheduler
 from osmosis_grpc.types import OutcomeStatus, RolloutOutcome, RolloutRequest
 
 log = logging.getLogger(__name__)
 
-OnFailure = Literal["drop_group", "drop_member"]
+OnFailure = Literal["drop_group", "drop_member", "raise"]
 """What happens to a group after a member has failed for the last time."""
 MIN_MEMBERS = 2
 """The fewest members that can be compared."""
@@ -78,7 +78,7 @@ class OutcomeGroup:
         """Whether all compared rewards are equal, see advantages(). Such a group has no learning signal."""
         if any(outcome.mean_reward is None for outcome in self.outcomes):
             return False
-        return all(equal(rewards) for rewards in compared_rewards(self.outcomes))
+        return without_variance(self.outcomes)
 
     async def confirm(self) -> None:
         """Confirm all outcomes of the group together, see RolloutOutcome.confirm(). Raises LedgerError."""
@@ -107,6 +107,7 @@ class GroupRun(Run):
 
     name = "groups"
     raises_known = True
+    yields_refused = False
 
     def __init__(self, scheduler: Scheduler, options: RunOptions, *, on_failure: OnFailure) -> None:
         super().__init__(scheduler, options)
@@ -116,6 +117,7 @@ class GroupRun(Run):
             raise ValueError(f"group_size: {size} is less than {MIN_MEMBERS}; use run() for single rollouts")
         if on_failure not in get_args(OnFailure):
             raise ValueError(f"on_failure: {on_failure!r} is not one of {', '.join(get_args(OnFailure))}")
+        self.raises_at_once = self._raises = on_failure == "raise"
         self._may_fail = size - MIN_MEMBERS if on_failure == "drop_member" else 0
         self._hints = on_failure == "drop_group" and size > MIN_MEMBERS  # log once, before the first yielded group
         self._open: dict[str, dict[int, RolloutOutcome]] = {}
@@ -134,7 +136,10 @@ class GroupRun(Run):
                     raise InvalidArgument("rollout_id", f"two requests of one groups() have the id {name}")
                 self._requests.setdefault(name, {})[request.group.index] = request
                 if len(_members(group, completed=False)) > self._may_fail:
-                    await self._drop(name, group, outcome)
+                    if self._raises:
+                        raise RolloutFailed(f"rollout {outcome.rollout_id}: {reason_of(outcome)}", outcome)
+                    if self._failed.get(name) != len(group):  # otherwise the last member may raise
+                        await self._drop(name, group, outcome)
                 elif len(group) == self._size and not self._renew(name, group):
                     yield self._finish(name, group)
 
@@ -161,6 +166,7 @@ class GroupRun(Run):
         """Drop a group. Cancel its running members, and confirm its outcomes, because no caller gets them."""
         untaken = self.abandon(name)
         del self._open[name], self._requests[name]
+        self._failed.pop(name, None)
         self._counts["dropped"] += 1
         hint = f'; on_failure="drop_member" yields groups of which at least {MIN_MEMBERS} members complete'
         log.warning(

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from typing import Any, Generic, TypeVar
 
 from osmosis_grpc.errors import TrainerFailed, Unavailable
-from osmosis_grpc.supervise import OnFailure, StartedThread, Supervisor, job, result_of, thread
+from osmosis_grpc.supervise import ForkGuard, OnFailure, StartedThread, Supervisor, job, result_of, thread
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +33,7 @@ class LoopThread:
         self._stop: asyncio.Event | None = None
         self._supervisor = Supervisor(name)
         self._thread: StartedThread | None = None
+        self._guard: ForkGuard | None = None
         self._failure: TrainerFailed | None = None
         """The error that has ended the thread."""
         self._submitting = threading.Lock()
@@ -41,13 +42,14 @@ class LoopThread:
 
     @property
     def running(self) -> bool:
-        """Whether the thread was started and not stopped."""
-        return self._loop is not None
+        """Whether the thread was started and not stopped. False in a forked child, which has no such thread."""
+        return self._loop is not None and self._guard is not None and not self._guard.forked
 
     def start(self) -> None:
         """Start the thread, and wait until its loop runs. Raises RuntimeError when it runs already, TrainerFailed."""
         if self._loop is not None:
             raise RuntimeError("the trainer is open already")
+        self._guard = ForkGuard("this SyncTrainer")
         started = threading.Event()
         self._failure = None
 
@@ -66,6 +68,8 @@ class LoopThread:
         A KeyboardInterrupt in the calling thread cancels the work. Raises the error of the work, Unavailable after
         stop(), and TimeoutError after `timeout` seconds.
         """
+        if self._guard is not None:
+            self._guard.check()
         if self.is_own_thread():
             raise RuntimeError("a SyncTrainer is not for async code on its own loop: it would wait for itself")
 
@@ -117,6 +121,8 @@ class LoopThread:
 
     def stop(self) -> None:
         """Cancel what still runs on the loop, and end the thread."""
+        if self._guard is not None:
+            self._guard.close()
         with self._submitting:
             loop, thread, self._loop = self._loop, self._thread, None
         if loop is None or thread is None or self._stop is None:
@@ -140,7 +146,7 @@ class LoopThread:
 
     def _leave(self, iteration: "_Iteration[T]") -> None:
         self._iterations.discard(iteration)
-        if self._loop is None:
+        if not self.running:
             return
         if self.is_own_thread():  # the garbage collector closed the generator on this thread
             # The supervisor logs an error; no caller waits for it.

@@ -17,7 +17,8 @@ from osmosis_grpc.supervise import Job, OnFailure, Supervisor, job
 from osmosis_grpc.trainer.agent_server_state import AgentServerLink, Report, Rollout, RolloutKey, job_failed
 from osmosis_grpc.trainer.chats.chat_cache import ChatCache
 from osmosis_grpc.trainer.chats.ledger_codec import all_chats
-from osmosis_grpc.types import Receipt, RolloutOutcome, TrajectoryEvent, events
+from osmosis_grpc.types import OutcomeStatus, Receipt, RolloutOutcome, TrajectoryEvent, events
+from osmosis_grpc.wire.outcome import FAILURE
 
 READ = job("trainer.read_events", OnFailure.REPORT)
 OVERDUE = job("trainer.overdue_outcome", OnFailure.REPORT, "timer")
@@ -33,7 +34,13 @@ READING_RETRY = 1.0
 """A server reports a refused outcome again after this many seconds."""
 
 READING_LIMIT = 60.0
-"""When an outcome cannot be recorded within this many seconds, its rollout ends with an error."""
+"""When an outcome cannot be recorded within this many seconds, its rollout ends with an error.
+
+A server reports an outcome again after up to 30 seconds, for example when its events could not be read."""
+READING_SILENCE = 15.0
+"""While events are read, the rollout ends with an error as soon as no event has come for this many seconds."""
+TICK = 0.1
+"""A timer may come so many seconds too early."""
 
 ReadingKey = tuple[AgentServerLink, str, int, str]
 
@@ -61,6 +68,8 @@ class OutcomeRecorder:
         self._reading: dict[ReadingKey, asyncio.Task[None]] = {}
         self._overdue: dict[RolloutKey, asyncio.TimerHandle] = {}
         """One timer for each rollout with an outcome that cannot be recorded yet."""
+        self._last_event: dict[RolloutKey, float] = {}
+        """When the last event of a rollout came, for each rollout whose events are read."""
         self._waiting_bytes: Counter[AgentServerLink] = Counter()
 
     def record(self, report: Report) -> None:
@@ -107,6 +116,11 @@ class OutcomeRecorder:
         if rollout is not None and rollout.request.evaluation and not report.outcome.evaluation:
             # An older server does not return `evaluation`. The ledger keeps `raw`, so `raw` gets `evaluation`, too.
             report.outcome, report.raw.evaluation = replace(report.outcome, evaluation=True), True
+        failed = rollout.failed_by(report.outcome) if rollout is not None else None
+        if failed is not None and report.outcome.status is OutcomeStatus.FAILED:
+            failure = failed.of_rollout(report.outcome.failure)
+            report.outcome = replace(report.outcome, failure=failure)
+            report.raw.failure.CopyFrom(FAILURE.to_wire(failure))
         abandoned = rollout is not None and rollout.abandoned and not rollout.waiters
         self._cache.record(report.outcome, report.raw, done, abandoned=abandoned, chats=chats)
 
@@ -124,11 +138,13 @@ class OutcomeRecorder:
 
         def read(_: asyncio.Task[None]) -> None:
             del self._reading[key]
+            self._last_event.pop(key[1:3], None)
             self._waiting_bytes[server] -= size
             if not self._waiting_bytes[server]:
                 del self._waiting_bytes[server]
 
         self._waiting_bytes[server] += size
+        self._last_event[key[1:3]] = self._cache.now()
         fail = partial(self.fail, report, READ)
         self._reading[key] = self._supervisor.start(READ, partial(self._recover, server, report), fail)
         self._reading[key].add_done_callback(read)
@@ -140,11 +156,21 @@ class OutcomeRecorder:
         rollout = self._rollouts.get(key[0])
         if rollout is None or key in self._overdue:
             return
+        began = self._cache.now()
+
+        def left() -> float:
+            ends = began + READING_LIMIT
+            if key in self._last_event:
+                ends = min(ends, self._last_event[key] + READING_SILENCE)
+            return ends - self._cache.now()
+
+        def wait() -> None:
+            self._overdue[key] = self._supervisor.call_later(OVERDUE, left(), overdue, report=fail)
 
         def end() -> None:
-            timer.cancel()
-            if self._overdue.get(key) is timer:
-                del self._overdue[key]
+            timer = self._overdue.pop(key, None)
+            if timer is not None:
+                timer.cancel()
 
         def overdue() -> None:
             end()
@@ -153,7 +179,11 @@ class OutcomeRecorder:
             if rollout.server is None or not rollout.server.attached:  # its server may come back, or be lost
                 self._limit(server, report)
                 return
-            problem = f"it refers to chats that are not known here, nor from its events within {READING_LIMIT:g} s"
+            if left() > TICK:
+                wait()
+                return
+            waited = self._cache.now() - began
+            problem = f"it refers to chats that are not known here, nor from its events within {waited:.0f} s"
             for (_, *of, _), task in list(self._reading.items()):
                 if tuple(of) == key:
                     task.cancel()
@@ -164,7 +194,7 @@ class OutcomeRecorder:
             end()
             self._refused(rollout, job_failed(OVERDUE, error))
 
-        timer = self._overdue[key] = self._supervisor.call_later(OVERDUE, READING_LIMIT, overdue, report=fail)
+        wait()
         rollout.done.add_done_callback(lambda _: end())
 
     def fail(self, report: Report, failed: Job, error: BaseException) -> None:
@@ -183,6 +213,7 @@ class OutcomeRecorder:
             async with aclosing(server.events(rollout_id, attempt, 0, tokens=True)) as stream:
                 async for event in stream:
                     trajectory.append(event)
+                    self._last_event[rollout_id, attempt] = self._cache.now()
                     if isinstance(event.kind, events.Ended):
                         break
             cache = self._cache.rollout(rollout_id, attempt, self._cache.now())

@@ -17,7 +17,7 @@ from osmosis_grpc.link.client_calls import call, error_of
 from osmosis_grpc.link.connection_errors import explained
 from osmosis_grpc.link.credentials import Credentials, channel
 from osmosis_grpc.link.tls import ClientTls
-from osmosis_grpc.supervise import SYSTEM, Backoff, Supervisor, System
+from osmosis_grpc.supervise import SYSTEM, Backoff, ForkGuard, Supervisor, System
 from osmosis_grpc.trainer.request_check import RolloutFields, check_selection, checked
 from osmosis_grpc.trainer.transports.calls import raise_if_cancelled
 from osmosis_grpc.trainer.unreachable_warnings import Unreached
@@ -91,8 +91,9 @@ class RolloutClient:
         self._supervisor = Supervisor(f"the client of {target}", system=system)
         self._monotonic = system.monotonic
         self._unreached = Unreached(target, self._supervisor)
+        self._guard = ForkGuard("this RolloutClient")
         self._channel = channel(target, credentials.tls, client_options())
-        self._stub = services_pb2_grpc.RolloutServiceStub(self._channel)
+        self._opened_stub = services_pb2_grpc.RolloutServiceStub(self._channel)
         self._closed = False
 
     async def __aenter__(self) -> "RolloutClient":
@@ -100,8 +101,14 @@ class RolloutClient:
 
     async def __aexit__(self, *exc: Any) -> None:
         self._closed = True
+        self._guard.close()
         await self._supervisor.close()
         await self._channel.close()
+
+    @property
+    def _stub(self) -> Any:
+        self._guard.check()
+        return self._opened_stub
 
     async def init(
         self,

@@ -18,6 +18,7 @@ from osmosis_grpc.errors import (
 )
 from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.trainer.agent_server_state import Rollout, job_failed
+from osmosis_grpc.trainer.chats.policy_errors import PolicyFailure
 from osmosis_grpc.trainer.progress_bar import Progress, shown
 from osmosis_grpc.trainer.request_check import checked
 from osmosis_grpc.trainer.scheduler import Scheduler
@@ -69,6 +70,10 @@ class Run:
 
     name = "run"
     """The method of Trainer, for error messages."""
+    raises_at_once = False
+    """Whether the run raises the first exception of the policy."""
+    yields_refused = True
+    """Whether a rollout that no server has accepted is yielded as FAILED."""
     raises_known = False
     """Whether the run raises an error when the rollout of a request has ended before."""
     changes: ClassVar[Mapping[str, Any]] = {}
@@ -82,9 +87,11 @@ class Run:
         self._slots = asyncio.Semaphore(options.max_in_flight)
         self._without_slot = 0
         """The number of rollouts that were started without a free slot. So many slots are not released later."""
-        self._finished: asyncio.Queue[Rollout | BaseException | None] = asyncio.Queue()
+        self._finished: asyncio.Queue[Rollout | PolicyFailure | BaseException | None] = asyncio.Queue()
         self._started: Counter[Rollout] = Counter()
         self._tries: Counter[str] = Counter()
+        self._failed: dict[str, int] = {}
+        """How many members of a group have failed so, by group. Without groups of which another member has ended."""
         self._feeding = ""
         """The id of the request whose members are being started."""
 
@@ -104,18 +111,21 @@ class Run:
                         raise scheduler.failure
                     if isinstance(finished, BaseException):
                         raise finished
+                    if isinstance(finished, PolicyFailure):
+                        finished.reraise()
                     if finished is None:
                         fed = True
                     elif finished in self._started:  # otherwise its group was abandoned
                         outcome = self._over(finished)
                         if not self._start_again(finished, outcome):
                             self._release()
+                            self._raise_if_all_failed(finished, outcome)
                             if self._progress is not None:
                                 self._progress.refresh()
                             yield finished.request, outcome
             finally:
                 scheduler.runs.pop(report, None)
-                scheduler.earlier.report()
+                scheduler.report()
                 feeder.cancel()
                 for rollout in list(self._started):
                     self._leave(rollout)
@@ -156,6 +166,8 @@ class Run:
                         self._slots.release()
                         break
                     self._start(member)
+            if not self._fed:
+                log.warning("%s() got no requests; an iterator can be read only once", self.name)
         except Exception as error:  # an error of a request or of the caller's iterator is no failure of this job
             self._finished.put_nowait(error)
         finally:
@@ -177,6 +189,8 @@ class Run:
             rollout.done.exception()  # no error is logged if the run has ended
         rollout.waiters += 1
         self._started[rollout] += 1
+        if self.raises_at_once:
+            rollout.on_raised.append(self._finished.put_nowait)
         if self._progress is not None:
             self._progress.watch(rollout.done)
         rollout.done.add_done_callback(lambda _: self._finished.put_nowait(rollout))
@@ -199,6 +213,27 @@ class Run:
         log.info("rollout %s is tried again as attempt %d: %s", rollout_id, attempt, reason_of(outcome))
         self._start(replace(rollout.request, attempt=attempt))
         return True
+
+    def _raise_if_all_failed(self, rollout: Rollout, outcome: RolloutOutcome) -> None:
+        """Raise the policy's exception if no member of a rollout's group has got replies of the policy.
+
+        A run that does not yield refused rollouts also raises the error if every member was refused, unless they have
+        run before.
+        """
+        size, group = self._options.group_size, rollout.request.group
+        name = group.id if group is not None and size > 1 else outcome.rollout_id
+        failure, refusal = rollout.failed_by(outcome), rollout.done.exception()
+        if failure is None and (refusal is None or self.yields_refused or isinstance(refusal, AlreadyExists | Aborted)):
+            self._failed.pop(name, None)
+            return
+        self._failed[name] = self._failed.get(name, 0) + 1
+        if self._failed[name] == size:
+            if failure is not None:
+                failure.reraise()
+            assert refusal is not None
+            raise refusal.with_traceback(None)
+        if len(self._failed) > REMEMBERED:
+            del self._failed[next(iter(self._failed))]
 
     def is_stale(self, outcome: RolloutOutcome) -> bool:
         """Returns whether a completed rollout has a token that is too old now.

@@ -36,6 +36,7 @@ from osmosis_grpc.trainer.agent_server_state import (
 from osmosis_grpc.trainer.chats.attempt_cache import UNWRITTEN_RETRY
 from osmosis_grpc.trainer.chats.chat_cache import ChatCache
 from osmosis_grpc.trainer.chats.ledger_codec import init_bytes, request_of
+from osmosis_grpc.trainer.chats.policy_errors import ChatKey, PolicyFailure
 from osmosis_grpc.trainer.config import TrainerConfig
 from osmosis_grpc.trainer.outcome_recorder import OutcomeRecorder
 from osmosis_grpc.trainer.outcome_warnings import EarlierOutcomes, UntrainableOutcomes
@@ -94,6 +95,12 @@ class Scheduler(Owner):
         self._first_answers: asyncio.TimerHandle | None = None
         """Runs while rollouts wait for the first answers of new servers."""
         self._closed = False
+        cache.sampler.errors.listener = self._policy_raised
+
+    def _policy_raised(self, key: ChatKey, failure: PolicyFailure | None) -> None:
+        rollout = self.rollouts.get(key[0])
+        if rollout is not None:
+            rollout.policy_raised(key, failure)
 
     def submit(self, request: RolloutRequest, *, affinity_key: str = "") -> Rollout:
         """Queue a rollout and return it. Raises AlreadyExists, Aborted, Unavailable.
@@ -331,6 +338,7 @@ class Scheduler(Owner):
         log.info("rollout %s runs again as attempt %d: %s", rollout.request.rollout_id, attempt, why)
         rollout.request = replace(rollout.request, attempt=attempt)
         rollout.opened = False
+        rollout.raised.clear()
         self.cache.rollout(rollout.request.rollout_id, attempt, self.cache.now())
         self._enter(rollout)
         if after:
@@ -564,10 +572,15 @@ class Scheduler(Owner):
             report(failure)
         self._end(failure)
 
+    def report(self) -> None:
+        """Log the totals of a run."""
+        self.earlier.report()
+        self.cache.sampler.errors.report()
+
     def close(self) -> None:
         """Raise Unavailable from every waiting call."""
         self._closed = True
-        self.earlier.report()
+        self.report()
         self._untrainable.report()
         for timer in self._returning:
             timer.cancel()

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar,
 from osmosis_grpc.errors import CallError
 from osmosis_grpc.policies.threads import ThreadedPolicy, is_async
 from osmosis_grpc.supervise import DaemonThreads
+from osmosis_grpc.trainer import own_frames
 from osmosis_grpc.trainer.chats.policy_table import Policies
 from osmosis_grpc.trainer.loop_thread import LoopThread
 from osmosis_grpc.trainer.server_availability import Server
@@ -158,8 +159,7 @@ class SyncTrainer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, KeyboardInterrupt):
-            _hide_own_frames(trace)
+        own_frames.hide(trace, always=isinstance(error, KeyboardInterrupt))
         self._close(interrupted=isinstance(error, KeyboardInterrupt))
 
     def _on_loop(self, function: Callable[[], T]) -> T:
@@ -235,12 +235,3 @@ def _off_loop(policy: Policies) -> Policies:
         return policy if is_async(policy) else ThreadedPolicy(policy)
     made = {id(each): each if is_async(each) else ThreadedPolicy(each) for each in policy.values()}
     return {name: made[id(each)] for name, each in policy.items()}
-
-
-def _hide_own_frames(trace: TracebackType | None) -> None:
-    """Remove the frames of this package from the end of a traceback."""
-    while trace is not None and trace.tb_next is not None:
-        if str(trace.tb_next.tb_frame.f_globals.get("__name__", "")).startswith("osmosis_grpc."):
-            trace.tb_next = None
-            return
-        trace = trace.tb_next

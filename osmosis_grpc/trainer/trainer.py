@@ -7,15 +7,16 @@ from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, Unpack
 
-from osmosis_grpc.errors import NotFound, TrainerFailed, Unavailable
+from osmosis_grpc.errors import InvalidArgument, NotFound, TrainerFailed, Unavailable
 from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.link.network import GRPC, Network
 from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.storage.ledger import SqliteLedger
-from osmosis_grpc.supervise import SYSTEM, Supervisor, System
-from osmosis_grpc.trainer import unreachable_warnings
+from osmosis_grpc.supervise import SYSTEM, ForkGuard, Supervisor, System
+from osmosis_grpc.trainer import own_frames, unreachable_warnings
 from osmosis_grpc.trainer.annotate import AnnotationFields, annotate
 from osmosis_grpc.trainer.chats.chat_cache import SWEEP, ChatCache
 from osmosis_grpc.trainer.chats.policy_table import Policies, PolicyTable
@@ -124,6 +125,7 @@ class Trainer:
         self._scheduler: Scheduler | None = None
         self._transport: AttachTransport | CallbackTransport
         self._resources: AsyncExitStack
+        self._guard: ForkGuard
         self.address = ""
         """HOST:PORT where the trainer listens, with the bound port. Empty if the trainer does not listen."""
 
@@ -132,10 +134,13 @@ class Trainer:
         """The scheduler of an open trainer, for tests. Its names may change. Raises RuntimeError if it is not open."""
         if self._scheduler is None:
             raise RuntimeError("the trainer is not open: use it inside `async with Trainer(...) as trainer:`")
+        self._guard.check()
         return self._scheduler
 
     async def __aenter__(self) -> "Trainer":
+        self._guard = ForkGuard("this Trainer")
         async with AsyncExitStack() as stack:
+            stack.callback(self._guard.close)
             supervisor = Supervisor("the trainer", system=self._system)
             stack.push_async_callback(supervisor.close)
             ledger = None
@@ -169,7 +174,10 @@ class Trainer:
             self._resources = stack.pop_all()
         return self
 
-    async def __aexit__(self, *exc: Any) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        own_frames.hide(trace)
         try:
             await self.scheduler.settle()
             await self.scheduler.servers.part()
@@ -214,16 +222,20 @@ class Trainer:
 
         Raises InvalidArgument with the name of the field, AlreadyExists if another request uses the id, Superseded if
         a higher attempt replaces the rollout, Unavailable if there is no agent server, and the CallError of a server
-        that refuses the rollout.
+        that refuses the rollout. Raises the exception of the policy if the rollout failed because of it.
         """
         rollout = self.scheduler.submit(checked(request, changes), affinity_key=affinity_key)
         rollout.waiters += 1
         try:
-            return await asyncio.shield(rollout.done)
+            outcome = await asyncio.shield(rollout.done)
         finally:
             rollout.waiters -= 1
             if not rollout.waiters:
                 self.scheduler.abandon(rollout)
+        failure = rollout.failed_by(outcome)
+        if failure is not None:
+            failure.reraise()
+        return outcome
 
     async def run(
         self,
@@ -249,7 +261,9 @@ class Trainer:
         `group_counts` counts it as stale. The versions must be numbers.
 
         Raises TypeError and InvalidArgument for a wrong request, and InvalidArgument for two requests with one id. With
-        `max_version_lag`, raises InvalidArgument for tokens without a version.
+        `max_version_lag`, raises InvalidArgument for tokens without a version. Raises the exception of the policy if a
+        whole group has failed because of it; without groups, if a rollout has. A CallError of the policy, such as
+        Unavailable, is an answer to the agent and is not raised.
         """
         options = RunOptions(
             group_size=group_size,
@@ -281,12 +295,14 @@ class Trainer:
         cancelled, or refused with a permanent error, does not run again. If the member still fails, `on_failure`
         decides. "drop_group" cancels the other members and yields nothing. "drop_member" yields the group without the
         member if at least two members complete. Dropped groups and members are logged and counted in `group_counts`.
+        "raise" raises RolloutFailed, and the first exception of the policy at once.
         Leaving the loop cancels unfinished rollouts. `max_version_lag` works as in run(): when a group would be
         yielded, its stale members run again first.
 
         Raises ValueError, TypeError and InvalidArgument for wrong arguments, AlreadyExists for an id that this trainer
         has run before (Aborted for a lower attempt), LedgerError when the outcomes of a dropped group cannot be
-        confirmed.
+        confirmed. Raises the exception of the policy if all members of a group have failed because of it, and the error
+        if all members were refused.
         """
         options = RunOptions(
             group_size=group_size,
@@ -316,12 +332,15 @@ class Trainer:
         The requests are sent with `evaluation=True`. The trainer, the servers and their files mark the outcomes as
         evaluations, and trainable_samples() and pad() leave them out. Servers take evaluations and other rollouts in
         the order of arrival. A request with a higher `priority` is ahead in a server's queue. Each id runs once, so a
-        later evaluation of the same rows needs new ids. Raises the errors of run(). Cancelling the call cancels
-        unfinished rollouts.
+        later evaluation of the same rows needs new ids. Raises the errors of run(), and InvalidArgument without a
+        request. Cancelling the call cancels unfinished rollouts.
         """
         options = RunOptions(group_size=group_size, max_in_flight=max_in_flight, colocate_groups=colocate_groups)
         async with aclosing(EvaluationRun(self.scheduler, options).ended(requests)) as ended:
-            return Evaluation(outcomes=tuple([outcome async for _, outcome in ended]))
+            outcomes = tuple([outcome async for _, outcome in ended])
+        if not outcomes:
+            raise InvalidArgument("requests", "are none, so there is nothing to measure")
+        return Evaluation(outcomes=outcomes)
 
     async def unconfirmed(self) -> AsyncGenerator[RolloutOutcome, None]:
         """Yield the unconfirmed outcomes of an earlier process, and of the rollouts that it did not finish.

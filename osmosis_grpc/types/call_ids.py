@@ -18,7 +18,8 @@ def call_prefix(request: ChatRequest) -> str:
 
 def with_call_ids(response: ChatResponse, request: ChatRequest) -> ChatResponse:
     """Return a reply in which each tool call has an id that no other call of the reply has."""
-    calls = response.message.get("tool_calls") if isinstance(response.message, dict) else None
+    message: object = response.message  # that of a policy can be anything
+    calls = message.get("tool_calls") if isinstance(message, dict) else None
     if not isinstance(calls, list) or not calls:
         return response
     made, seen = [], set()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Protocol
 
-from osmosis_grpc.errors import Boundary, OsmosisRolloutError
+from osmosis_grpc.errors import Boundary, OsmosisRolloutError, OsmosisServerError
 from osmosis_grpc.types.earlier_run import EarlierRun
 from osmosis_grpc.types.failure_reasons import FailureReason, reason_of
 from osmosis_grpc.types.fast_init import fast_init
@@ -90,16 +90,19 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException) -> "Failure":
-        """Returns the failure for an exception that escaped from an agent."""
+        """Returns the failure for an exception that escaped from an agent.
+
+        It names no line of the agent if the trainer failed while it answered a chat, for example because of its policy.
+        """
         known = _first_blamed(error)
         failure = cls(
             known.boundary if known else "agent",
             clip(describe(error) if error is known else with_type(error)),
             known.retryable if known else False,
-            tuple(Cause(type(e).__name__, clip(_text(e))) for e in _chain(error)),
+            causes_of(error),
             reason=reason_of(known),
         )
-        return failure.raised_at(error)
+        return failure if isinstance(known, OsmosisServerError) else failure.raised_at(error)
 
     def raised_at(self, error: BaseException) -> "Failure":
         """Returns this failure with the place and the frames of an exception."""
@@ -255,6 +258,11 @@ def lacks(sample: Sample) -> str:
     if not sample.segments or any(segment.referred for segment in sample.segments):
         return "its tokens were left out"
     return ""
+
+
+def causes_of(error: BaseException) -> tuple[Cause, ...]:
+    """Return the chain of exceptions that caused an exception, which is the first."""
+    return tuple(Cause(type(e).__name__, clip(_text(e))) for e in _chain(error))
 
 
 def is_reward(value: object) -> bool:

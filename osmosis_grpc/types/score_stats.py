@@ -17,6 +17,14 @@ LEVEL = 0.95
 NORMAL_FROM = 1000
 """From this many degrees of freedom on, the normal quantile is used. It differs from the t quantile by 0.1 %."""
 
+ROUNDING = 1e-6
+"""Rewards that differ by less than this part of the largest one are equal: sums in float32 differ by as much."""
+
+
+def all_equal(rewards: Collection[float]) -> bool:
+    """Return whether all rewards are equal, except for rounding."""
+    return len(rewards) < 2 or max(rewards) - min(rewards) <= ROUNDING * max(map(abs, rewards))
+
 
 @functools.lru_cache(100_000)
 def pass_at_k(n: int, c: int, k: int) -> float:

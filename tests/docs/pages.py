@@ -2,8 +2,8 @@
 
 A `bash` block runs in a shell. A block that starts a server in the foreground gets a shell of its own, as a reader
 gives it a second terminal; the next block runs once the server is ready. A `python` block that begins with
-`# NAME.py` is saved under that name and run; any other one goes on in one console with top-level await. Blocks
-fenced `text` are not run.
+`# NAME.py` is saved under that name and run, `# NAME.py, which ends with exit code 1` as well; any other one goes on in
+one console with top-level await. Blocks fenced `text` are not run.
 """
 
 import ast
@@ -80,10 +80,11 @@ class Reader:
             else:
                 await asyncio.to_thread(self._shell, ["bash", "-e", "-m", "-c", text], block, timeout)
             return
-        named = re.match(r"# (\w+\.py)\n", text)
+        named = re.match(r"# (\w+\.py)(?:, which ends with exit code (\d))?\n", text)
         if named:
             (self.folder / named[1]).write_text(text)
-            await asyncio.to_thread(self._shell, [sys.executable, named[1]], block, timeout)
+            code = int(named[2] or 0)
+            await asyncio.to_thread(self._shell, [sys.executable, named[1]], block, timeout, code)
             return
         code = compile("\n" * block.line + text, "console", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
         result = eval(code, self.names)
@@ -96,7 +97,7 @@ class Reader:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("OSMOSIS_")}
         return kept | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONUNBUFFERED": "1"}
 
-    def _shell(self, command: list[str], block: Block, timeout: float) -> None:
+    def _shell(self, command: list[str], block: Block, timeout: float, code: int = 0) -> None:
         done = subprocess.run(
             command,
             cwd=self.folder,
@@ -109,7 +110,7 @@ class Reader:
             check=False,
         )
         self.output.append(done.stdout)
-        assert done.returncode == 0, f"line {block.line}: exit code {done.returncode}\n{block.text}\n{done.stdout}"
+        assert done.returncode == code, f"line {block.line}: exit code {done.returncode}\n{block.text}\n{done.stdout}"
 
     def _serve(self, text: str, timeout: float) -> None:
         log = self._stack.enter_context((self.folder / f"terminal-{len(os.listdir(self.folder))}.log").open("w"))

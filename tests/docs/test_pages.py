@@ -60,6 +60,23 @@ async def test_the_blocks_of_the_page_about_strands_run(tmp_path, monkeypatch):
     assert "1 of 1 row COMPLETED, mean reward 1," in printed
 
 
+@pytest.mark.slow
+async def test_the_program_whose_policy_raises_ends_with_the_traceback_of_the_page(tmp_path):
+    page = PAGES["docs/trainers.md"]
+    server, *_ = blocks = blocks_of(page)
+    (program,) = [block for block in blocks if block.text.startswith("# failing_policy.py")]
+    assert len(program.text.splitlines()) <= 30
+    with Reader(tmp_path) as reader:
+        await reader.run(server)
+        await reader.run(program)
+    *steps, trace = reader.output[-1].partition("Traceback (most recent call last):\n")
+    assert steps[0].count("step 1 ") == 8
+    last = trace.rpartition("Traceback (most recent call last):\n")[2].replace(f"{tmp_path}/", "")
+    (shown,) = re.findall(r"```text\nTraceback \(most recent call last\):\n(.*?)```", page.read_text(), re.S)
+    assert last == shown
+    assert len(last.splitlines()) < 15
+
+
 def test_an_agent_with_three_tools_has_less_than_30_lines():
     (block,) = [block for block in blocks_of(PAGES["docs/agents.md"]) if block.text.startswith("# weather.py")]
     assert block.text.count("@tool\n") == 3

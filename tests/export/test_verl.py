@@ -171,3 +171,8 @@ def test_arl47_a_uid_with_an_underscore_is_refused():
         list(verl_records([outcome("a", ONE), outcome("a", ONE)], global_steps=1))
     with pytest.raises(InvalidArgument, match=r"1\.5 is not an int"):
         list(verl_records([outcome("a", ONE)], global_steps=1.5))
+
+
+def test_records_of_no_outcome_are_refused():
+    with pytest.raises(InvalidArgument):
+        list(verl_records([], global_steps=1))

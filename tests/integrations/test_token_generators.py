@@ -143,6 +143,19 @@ async def test_every_finish_reason_is_seen(service):
     assert [sent.request_id for sent in engine.received] == ["r9", "r1", "r9"]
 
 
+@pytest.mark.parametrize("service", ["vllm-grpc", "smg-sglang"])
+async def test_weights_that_have_lost_their_name_are_waited_for(service):
+    engine = FakeEngine(lambda prompt: list(REPLY), version="default")
+    async with server_of(service, engine) as target, generator_of(service, target) as generator:
+        assert (await generator.generate(smg_request())).weight_version == "", "nobody has named them"
+        engine.version = "weights-1"
+        assert (await generator.generate(smg_request())).weight_version == "weights-1"
+        engine.version = "default"
+        with pytest.raises(Unavailable):
+            await generator.generate(smg_request())
+    assert len(engine.received) == 2
+
+
 @pytest.mark.parametrize("service", SERVICES)
 async def test_the_length_of_the_context_is_known(service):
     async with server_of(service, FakeEngine(list)) as target, generator_of(service, target) as generator:

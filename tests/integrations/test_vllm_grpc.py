@@ -11,6 +11,7 @@ from osmosis_grpc.errors import (
     CallError,
     DeadlineExceeded,
     Internal,
+    InvalidArgument,
     PermissionDenied,
     ResourceExhausted,
     Unauthenticated,
@@ -19,11 +20,12 @@ from osmosis_grpc.errors import (
 from osmosis_grpc.integrations.vllm_grpc import PauseMode, VllmControl, VllmGrpcGenerator
 from osmosis_grpc.integrations.vllm_grpc import vllm_messages_pb2 as pb
 from osmosis_grpc.policies import ChatRenderer, FinishReason, GenerateRequest, Media, Modality, Sampling, TokenPolicy
-from osmosis_grpc.trainer import ChatRequest, Credentials
+from osmosis_grpc.trainer import ChatRequest, Credentials, RolloutRequest, Trainer, version_lag
 from osmosis_grpc.types import VersionSpan
 from tests.integrations.fake_engine import FakeEngine, Plan, logprob
 from tests.integrations.fake_vllm import EXPANDED, PLACEHOLDER, FakeVllm
 from tests.policies.byte_tokenizer import ByteTokenizer
+from tests.trainer.conftest import USER, talker
 from tests.waiting import until
 
 REPLY = [11, 12, 13, 14, 15]
@@ -370,3 +372,36 @@ async def test_a_pause_while_a_server_is_away_is_an_error():
     async with VllmControl("127.0.0.1:1") as control:
         with pytest.raises(CallError):
             await control.pause()
+
+
+async def test_weights_that_nobody_has_named_have_the_version_of_the_trainer(serve):
+    tokenizer = ByteTokenizer()
+    vllm = FakeEngine(lambda prompt: tokenizer.reply("Fine"), version="default")
+    server = await serve(talker())
+    requests = [RolloutRequest(rollout_id=f"r{n}", messages=[USER]) for n in range(2)]
+    async with FakeVllm(vllm).serving() as target, Trainer([server.address], policy_of(target, tokenizer)) as trainer:
+        trainer.resume(version=3)
+        (group,) = [group async for group in trainer.groups(requests[:1], 2, max_version_lag=2)]
+    spans = [segment.versions for outcome in group for segment in outcome.samples["main"].segments]
+    assert {span.version for versions in spans for span in versions} == {"3"}
+    assert [version_lag(outcome, 4) for outcome in group] == [1, 1]
+
+
+async def test_weights_that_have_lost_their_name_are_waited_for():
+    """The engine was started again, and has the weights of its disk."""
+    vllm = engine()
+    async with FakeVllm(vllm).serving() as target, VllmGrpcGenerator(target) as generator:
+        assert (await generator.generate(asked())).weight_version == "weights-1"
+        vllm.version = "default"
+        with pytest.raises(Unavailable) as raised:
+            await generator.generate(asked())
+        assert raised.value.retry_after
+        assert len(vllm.received) == 1
+        vllm.version = "weights-2"
+        assert (await generator.generate(asked())).weight_version == "weights-2"
+
+
+async def test_the_name_of_unnamed_weights_is_refused():
+    async with FakeVllm(engine()).serving() as target, VllmControl(target) as control:
+        with pytest.raises(InvalidArgument):
+            await control.set_weight_version("default")

@@ -376,3 +376,23 @@ async def test_cancelling_a_chat_ends_its_request():
 async def test_the_servers_version_of_the_weights_comes_first():
     response = await ask({**SGLANG, "metadata": {"weight_version": "step-8"}}, version="step-7")
     assert response.versions == (VersionSpan("step-8", 2),)
+
+
+async def test_weights_that_nobody_has_named_have_the_version_of_the_policy():
+    response = await ask({**SGLANG, "metadata": {"weight_version": "default"}}, version="step-7")
+    assert response.versions == (VersionSpan("step-7", 2),)
+
+
+async def test_weights_that_have_lost_their_name_are_waited_for():
+    """The server was started again, and samples with the weights of its disk."""
+    names = iter(["step-8", "default", "step-9"])
+
+    async def answers(request: web.Request) -> web.Response:
+        return web.json_response({**SGLANG, "metadata": {"weight_version": next(names)}})
+
+    chat = ChatRequest(rollout_id="r", messages=QUESTION)
+    async with model_server(answers) as (url, _), OpenAIPolicy(url, "m") as policy:
+        assert (await policy(chat)).versions == (VersionSpan("step-8", 2),)
+        with pytest.raises(Unavailable):
+            await policy(chat)
+        assert (await policy(chat)).versions == (VersionSpan("step-9", 2),)

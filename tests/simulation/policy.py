@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from osmosis_grpc.errors import Unavailable
+from osmosis_grpc.errors import Internal, Unavailable
 from osmosis_grpc.trainer import ChatRequest, ChatResponse, TokenBlock
 from tests.simulation.history import History
 
@@ -53,9 +53,7 @@ class Policy:
             self._note(self._trainer, "policy cancelled", *of, **name)
             raise
         if fails:
-            error = (
-                Unavailable("the engine is busy") if self._random.random() < 0.7 else RuntimeError("the engine broke")
-            )
+            error = Unavailable("the engine is busy") if self._random.random() < 0.7 else Internal("the engine broke")
             self._note(self._trainer, "policy failed", *of, error=type(error).__name__, **name)
             raise error
         text = f"{request.rollout_id} {request.sample} {request.chat_number} {draw}"

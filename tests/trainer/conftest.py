@@ -81,6 +81,7 @@ BOTH_TRANSPORTS = {
     "test_t09_events_at_once",
     "test_p02_superseded",
     "test_p17_abandoned",
+    "test_policy_errors",
 }
 """Modules whose tests with `attach_to` run over attachments and by callbacks."""
 

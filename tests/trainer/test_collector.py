@@ -7,7 +7,7 @@ import threading
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from osmosis_grpc.errors import MissingExtraError
+from osmosis_grpc.errors import MissingExtraError, PermissionDenied
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.trainer import SyncTrainer, Trainer
 from osmosis_grpc.trainer.metrics import Metrics
@@ -28,7 +28,7 @@ def registered(collector):
 async def test_o2_values_are_right_after_known_rollouts(serve, attach_to):
     def failing(asked):
         if asked.rollout_id.startswith("unanswered"):
-            raise RuntimeError("no GPU")
+            raise PermissionDenied("no GPU")
         return answer(asked, "fine", tokens=3)
 
     trainer = await attach_to(failing, await serve(Mixed()))

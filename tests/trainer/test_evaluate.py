@@ -168,3 +168,10 @@ async def test_rows_have_their_rollouts_and_pass_at_k(serve, attach_to):
     assert evaluation.pass_at_k == pytest.approx({1: (1 / 3 + 1) / 4, 2: (2 / 3 + 1) / 4, 3: 2 / 4})
     assert evaluation.summary(threshold=0.0).pass_at_k[1].mean == 3 / 4
     assert evaluation.summary().mean.mean == evaluation.mean_reward
+
+
+async def test_an_evaluation_of_no_request_is_refused(serve, attach_to):
+    trainer = await attach_to(reply, await serve(scored()))
+    with pytest.raises(InvalidArgument) as raised:
+        await asyncio.wait_for(trainer.evaluate([]), PATIENCE)
+    assert [field for field, _ in raised.value.violations] == ["requests"]

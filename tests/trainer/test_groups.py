@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from osmosis_grpc.errors import Aborted, AlreadyExists, InvalidArgument
+from osmosis_grpc.errors import Aborted, AlreadyExists, InvalidArgument, NotFound, Unavailable
 from osmosis_grpc.trainer import GroupCounts, OutcomeGroup, RolloutRequest, Trainer, advantages, pad
 from osmosis_grpc.types import Group, OutcomeStatus, RolloutOutcome
 from tests.trainer.conftest import PATIENCE, USER, Talker, reply
@@ -159,12 +159,19 @@ async def test_u01_two_members_are_needed(serve, attach_to):
     assert trainer.group_counts == GroupCounts(dropped=1)
 
 
-async def test_u01_a_rollout_refused_for_good_is_not_retried(serve, attach_to, caplog):
+async def test_a_group_that_is_refused_for_good_raises_and_is_not_retried(serve, attach_to):
     trainer = await attach_to(reply, await serve(fallible()))
-    mixed = [*requests(1, "bad", agent_loop="nobody"), *requests(1)]
-    assert [group.id for group in await collect(trainer.groups(mixed, 3, retries=5))] == ["g0"]
-    assert trainer.group_counts == GroupCounts(yielded=1, dropped=1)
-    assert "nobody" in caplog.text
+    with pytest.raises(NotFound):
+        await collect(trainer.groups(requests(1, agent_loop="nobody"), 3, retries=5))
+    assert trainer.metrics()["failures/refused/NotFound"] == 3
+
+
+async def test_a_group_of_which_no_member_finds_a_server_raises(serve, attach_to):
+    server = await serve(fallible())
+    trainer = await attach_to(reply, server, lost_after=0.2, longest_pause=0.1)
+    await server.stop(0.0)
+    with pytest.raises(Unavailable):
+        await collect(trainer.groups(requests(2), 2))
 
 
 async def test_u01_an_id_that_has_run_is_an_error(serve, attach_to):

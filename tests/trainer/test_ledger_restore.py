@@ -16,7 +16,6 @@ from osmosis_grpc.errors import AlreadyExists
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.storage.ledger import SqliteLedger
 from osmosis_grpc.trainer import Trainer, TrainerConfig
-from osmosis_grpc.trainer.chats.attempt_cache import reply_of
 from osmosis_grpc.trainer.chats.chat_cache import ChatCache
 from osmosis_grpc.types import OutcomeStatus, RolloutRequest
 from tests.trainer.loops import CROWDED, LOOPS, ODDITIES, PATIENCE, Ask, Planned, Rewind, Sampler, Together
@@ -118,13 +117,7 @@ def test_an_outcome_from_the_ledger_is_the_one_that_was_handed_out(deployment, p
 
 async def ask_all(book, requests):
     """Every chat's reply as it is sent."""
-    replies = []
-    for request in requests:
-        asked = book.chat(request, 0.0)
-        await asyncio.wait({asked.done})
-        asked.done.result()
-        replies.append(reply_of(asked, request.parent_chat))
-    return replies
+    return [await book.answer(request) for request in requests]
 
 
 async def stopped_and_not(requests, replies, stop, folder):

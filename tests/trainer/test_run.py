@@ -345,3 +345,12 @@ async def test_what_a_server_hosts_waits_for_it(serve, stack, known):
     [ended] = await asyncio.gather(running, return_exceptions=True)
     assert not done, ended
     assert ended.status is CANCELLED
+
+
+async def test_requests_that_were_read_before_have_a_line_in_the_log(serve, attach_to, caplog):
+    trainer = await attach_to(reply, await serve(talker()))
+    once = iter(requests(2))
+    assert len([outcome async for outcome in trainer.run(once)]) == 2
+    assert not caplog.records
+    assert [outcome async for outcome in trainer.run(once)] == []
+    assert [record.levelname for record in caplog.records] == ["WARNING"]

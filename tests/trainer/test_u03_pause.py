@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from osmosis_grpc.errors import FailedPrecondition
+from osmosis_grpc.errors import FailedPrecondition, Unimplemented
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.trainer import RolloutRequest, VersionSpan
 from osmosis_grpc.types import OutcomeStatus
@@ -101,7 +101,7 @@ async def test_u03_a_trainer_that_is_resumed_before_it_is_idle_says_so(serve, at
 async def test_u03_a_policy_that_raises_or_is_sync_is_idle_again(serve, attach_to):
     def policy(request):
         if request.chat_number == 2:
-            raise RuntimeError("no more")
+            raise Unimplemented("no more")
         return answer(request, "fine", tokens=2)
 
     trainer = await attach_to(policy, await serve(talker()))

@@ -90,14 +90,17 @@ def test_u06_a_sync_policy_with_threads(target):
         assert {o.status for o in trainer.run(requests("several", 8))} == {COMPLETED}
 
 
-def test_u06_what_a_sync_policy_raises_fails_its_rollout(target):
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [(StopIteration, RuntimeError), (KeyError("no model"), KeyError)],
+    ids=["StopIteration", "KeyError"],
+)
+def test_u06_what_a_sync_policy_raises_ends_the_loop(target, error, raised):
     def policy(request):
-        raise StopIteration if request.rollout_id == "raises-0" else KeyError("no model")
+        raise error
 
-    with SyncTrainer([target], policy) as trainer:
-        failures = sorted(o.failure.message for o in trainer.run(requests("raises", 2)))
-    assert "no model" in failures[0]
-    assert "StopIteration" in failures[1]
+    with SyncTrainer([target], policy) as trainer, pytest.raises(raised):
+        list(trainer.run(requests(raised.__name__, 2)))
 
 
 def test_u06_requests_come_from_an_iterator_that_blocks_and_uses_the_trainer(target):
@@ -173,9 +176,8 @@ def test_u06_used_from_its_own_policy_it_says_so(target):
     async def policy(request):
         trainer.metrics()
 
-    with SyncTrainer([target], policy) as trainer:
-        outcome = trainer.rollout(rollout_id="own", messages=QUESTION)
-    assert "its own loop" in outcome.failure.message
+    with SyncTrainer([target], policy) as trainer, pytest.raises(RuntimeError, match="its own loop"):
+        trainer.rollout(rollout_id="own", messages=QUESTION)
 
 
 @pytest.mark.parametrize(("arguments", "error"), [((["http://a"],), ValueError), ((["a:1"], {"bogus": 1}), TypeError)])

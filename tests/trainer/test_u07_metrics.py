@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.errors import AlreadyExists
+from osmosis_grpc.errors import AlreadyExists, PermissionDenied
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.trainer import RolloutRequest, TokenBlock
 from osmosis_grpc.trainer.metrics import MAX_REASONS, RECENT, Metrics
@@ -49,7 +49,7 @@ def check_flat(values):
 async def test_u07_metrics_of_a_trainer(serve, attach_to):
     def policy(request):
         if request.rollout_id.startswith("unanswered"):
-            raise RuntimeError("no GPU")
+            raise PermissionDenied("no GPU")
         return answer(request, "fine", tokens=3)
 
     trainer = await attach_to(policy, await serve(Mixed()))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from osmosis_gateway.viewer.calls import Calls, Drift, Key, ToolTime
 from osmosis_grpc.types import RolloutInfo, RolloutState
+from osmosis_grpc.types.score_stats import all_equal
 
 STALLED = 60.0
 """An unfinished rollout without an event for so many seconds has stalled."""
@@ -116,6 +117,6 @@ def _equal(rows: Sequence[RolloutInfo]) -> tuple[tuple[Equal, ...], int]:
         if len(rewards) < 2:
             continue
         counted += 1
-        if min(rewards) == max(rewards) and all(info.end_time is not None for info in members):
+        if all_equal(rewards) and all(info.end_time is not None for info in members):
             found.append(Equal(name, len(members), rewards[0]))
     return tuple(found), counted

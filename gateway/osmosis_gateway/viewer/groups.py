@@ -13,6 +13,7 @@ from osmosis_grpc.reading.history import MAIN, Chat, History
 from osmosis_grpc.reading.message_text import mapping, mappings, reasoning_of, text_of
 from osmosis_grpc.reading.source_port import Source
 from osmosis_grpc.types import Message, RolloutInfo
+from osmosis_grpc.types.score_stats import all_equal
 
 MOST_LANES = 64
 """A page compares at most this many rollouts."""
@@ -129,7 +130,7 @@ class Comparison:
     def no_variance(self) -> bool:
         """Whether all rollouts have ended, and those with a reward have the same one."""
         ended = all(lane.info.end_time is not None for lane in self.lanes)
-        return ended and len(self.rewards) > 1 and min(self.rewards) == max(self.rewards)
+        return ended and len(self.rewards) > 1 and all_equal(self.rewards)
 
     @property
     def begin(self) -> float:

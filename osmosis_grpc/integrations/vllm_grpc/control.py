@@ -9,10 +9,12 @@ from typing import Any
 
 from google.protobuf.message import Message
 
+from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.integrations.model_channel import NO_CREDENTIALS, ModelChannel
 from osmosis_grpc.integrations.vllm_grpc import vllm_messages_pb2 as pb
 from osmosis_grpc.integrations.vllm_grpc.methods import call
 from osmosis_grpc.link.credentials import Credentials
+from osmosis_grpc.policies.weight_names import UNNAMED
 
 
 class PauseMode(StrEnum):
@@ -79,12 +81,17 @@ class VllmControl:
         return reply.paused
 
     async def weight_version(self) -> str:
-        """Return the name of the weights."""
+        """Return the name of the weights; "default" if nobody has named them."""
         reply: pb.GetWeightVersionResponse = await self._call(pb.GetWeightVersionRequest())
         return reply.weight_version
 
     async def set_weight_version(self, version: str) -> None:
-        """Name the weights, after they were loaded in any way that does not name them."""
+        """Name the weights, after they were loaded in any way that does not name them.
+
+        Raises InvalidArgument for the name "default", which means that the weights have none.
+        """
+        if version == UNNAMED:
+            raise InvalidArgument("version", f"{version!r} means that nobody has named the weights; use another name")
         await self._call(pb.UpdateWeightVersionRequest(weight_version=version))
 
     async def finish_weight_update(self, version: str) -> None:

@@ -18,6 +18,7 @@ from osmosis_grpc.integrations.vllm_grpc.generate_messages import from_message, 
 from osmosis_grpc.integrations.vllm_grpc.methods import call
 from osmosis_grpc.link.credentials import Credentials
 from osmosis_grpc.policies.generation import Generated, GenerateRequest
+from osmosis_grpc.policies.weight_names import WeightNames
 from osmosis_grpc.supervise import SYSTEM, Backoff
 
 SHORT = 10.0
@@ -31,7 +32,9 @@ class VllmGrpcGenerator:
 
     `model` is a served name; empty for the only model. `lora` is the name of a loaded adapter; empty for none. Each
     result has the version of the weights at its start. If weights change while a reply is sampled (pause mode KEEP),
-    its last tokens are newer than their version says, and never older. A server without versions gives none.
+    its last tokens are newer than their version says, and never older. A server without versions gives none, and so
+    does one whose weights nobody has named. A call raises Unavailable if the weights have lost their name, because the
+    server was started again.
     """
 
     def __init__(
@@ -41,6 +44,7 @@ class VllmGrpcGenerator:
         self._model = model
         self._lora = lora
         self._has_control = True
+        self._weights = WeightNames(target)
 
     async def __aenter__(self) -> "VllmGrpcGenerator":
         await self._server.__aenter__()
@@ -82,7 +86,7 @@ class VllmGrpcGenerator:
             return ""
         reply: pb.GetWeightVersionResponse | None = await self._served(pb.GetWeightVersionRequest())
         self._has_control = reply is not None
-        return reply.weight_version if reply is not None else ""
+        return self._weights.read(reply.weight_version) if reply is not None else ""
 
     async def _served(self, request: Message) -> Any:
         """Return the reply to a request; None if this release of vLLM does not know the method."""

@@ -5,7 +5,6 @@ continues when its caller leaves, and stops when the rollout ends.
 """
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,30 +13,24 @@ from typing import Any
 from osmosis_grpc.engine.failpoints import reach
 from osmosis_grpc.errors import (
     AlreadyExists,
-    CallError,
     Cancelled,
     FailedPrecondition,
     Internal,
-    InvalidArgument,
     LedgerError,
     Unavailable,
     UnknownChat,
 )
 from osmosis_grpc.link.channel_options import MAX_REPLY_BYTES
-from osmosis_grpc.link.throttled_log import Throttled
 from osmosis_grpc.storage.ledger import ChatRow, Ledger
 from osmosis_grpc.trainer.chats.ledger_codec import kept_chat, question_of
+from osmosis_grpc.trainer.chats.policy_errors import ChatKey, PolicyErrors, key_of
 from osmosis_grpc.trainer.chats.sample import PendingChat, SampleState, tools_digest
 from osmosis_grpc.trainer.chats.sampler import Sampler, versioned
 from osmosis_grpc.types import ChatRequest, ChatResponse, RolloutOutcome, ToolDict, TrajectoryEvent, events, jsontext
 from osmosis_grpc.types.call_ids import with_call_ids
-from osmosis_grpc.types.outcome import clip, describe, log_traceback, printable
+from osmosis_grpc.types.outcome import describe
 from osmosis_grpc.wire.chat import reply_bytes
 
-log = logging.getLogger(__name__)
-
-MAX_LOGGED = 2048
-"""The most bytes of an error's text in a warning."""
 UNWRITTEN_RETRY = 1.0
 """When the ledger cannot be written, a server retries after this many seconds."""
 
@@ -126,7 +119,7 @@ class AttemptCache:
         )
         asked = sample.asked[request.chat_number] = PendingChat(sample, request.chat_number, body, position.parent_chat)
         try:
-            asked.task = sampler.sample(full, partial(self._sampled, asked, full, sampler.failures))
+            asked.task = sampler.sample(full, partial(self._sampled, asked, full, sampler.errors))
         except BaseException:  # without the entry, the next request samples the chat
             del sample.asked[request.chat_number]
             raise
@@ -150,9 +143,10 @@ class AttemptCache:
                 if asked.task is not None and names(sample, chat_number, name, number):
                     asked.task.cancel()
 
-    def _sampled(self, asked: PendingChat, request: ChatRequest, failures: Throttled, reply: object) -> bool:
+    def _sampled(self, asked: PendingChat, request: ChatRequest, errors: PolicyErrors, reply: object) -> bool:
         """Keep the reply or the exception of a policy call. Returns whether the chat is answered."""
-        if isinstance(reply, asyncio.CancelledError):
+        stopped = isinstance(asked.task, asyncio.Task) and asked.task.cancelling()
+        if isinstance(reply, asyncio.CancelledError) or (stopped and isinstance(reply, BaseException)):
             name = f"chat {request.chat_number} of rollout {request.rollout_id}"
             if self.replaced:  # the answer to the next try says whether the attempt is over
                 asked.fail(Unavailable(f"the sampling of {name} was stopped by a higher attempt", retry_after=0.0))
@@ -161,7 +155,7 @@ class AttemptCache:
             return False
         if isinstance(reply, BaseException):
             if not asked.done.done():
-                asked.fail(_policy_error(reply, request, failures))
+                asked.fail(errors.raised(request, reply))
             return False
         try:
             if not isinstance(reply, ChatResponse):
@@ -169,14 +163,16 @@ class AttemptCache:
             reply = with_call_ids(versioned(reply, request.version), request)
             if self._ledger is None:
                 asked.answer(reply)
+                errors.answered(request)
                 return True
             if self.result_id is not None or self.ended:  # in the ledger, the reply would begin the rollout again
                 asked.fail(FailedPrecondition(f"rollout {request.rollout_id} has ended", kind="ENDED"))
                 return False
             asked.keep(reply)
         except Exception as error:
-            asked.fail(_policy_error(error, request, failures))
+            asked.fail(errors.failed(key_of(request), request.policy, error))
             return False
+        errors.answered(request)
         self._commit(asked, request)
         return True
 
@@ -273,7 +269,7 @@ def names(sample: str, chat_number: int, of_sample: str, of_number: int) -> bool
     return sample in ("", of_sample) and chat_number in (0, of_number)
 
 
-def reply_of(asked: PendingChat, parent_chat: int) -> bytes:
+def reply_of(asked: PendingChat, key: ChatKey, parent_chat: int, errors: PolicyErrors) -> bytes:
     """Returns the reply of an answered chat as bytes to send. Its prompt leaves out the tokens of `parent_chat`.
 
     Raises the CallError of the sampling, and Internal for a reply that cannot be sent.
@@ -283,7 +279,8 @@ def reply_of(asked: PendingChat, parent_chat: int) -> bytes:
     try:
         reply = written if written is not None and asked.as_kept(parent_chat) else reply_bytes(asked.reply(parent_chat))
     except Exception as problem:  # the policy may have put anything into the reply
-        raise Internal(f"the policy failed: its reply cannot be sent: {describe(problem)}") from problem
+        error = TypeError(f"its reply cannot be sent: {describe(problem)}")
+        raise errors.failed(key, asked.body[-1], error) from problem
     if len(reply) > MAX_REPLY_BYTES:
         raise Internal(f"the reply to chat {asked.chat_number} has {len(reply)} bytes, more than {MAX_REPLY_BYTES}")
     return reply
@@ -292,16 +289,3 @@ def reply_of(asked: PendingChat, parent_chat: int) -> bytes:
 def unwritten() -> Unavailable:
     """Returns the error for a server when the ledger cannot be written."""
     return Unavailable("the trainer's ledger cannot be written now", retry_after=UNWRITTEN_RETRY)
-
-
-def _policy_error(error: BaseException, request: ChatRequest, failures: Throttled) -> CallError:
-    """Returns the error of a failed sampling for its callers: a CallError of the policy, or Internal."""
-    if isinstance(error, CallError) and not isinstance(error, InvalidArgument):
-        again = "; the agent server asks again" if error.retryable else ""
-        text = printable(clip(str(error), MAX_LOGGED))
-        failures.warn(f"the policy failed at chat {request.chat_number} of rollout {request.rollout_id}: {text}{again}")
-        return error
-    log.warning(
-        "the policy failed at chat %d of rollout %s\n%s", request.chat_number, request.rollout_id, log_traceback(error)
-    )
-    return Internal(f"the policy failed: {clip(f'{type(error).__name__}: {describe(error)}')}")

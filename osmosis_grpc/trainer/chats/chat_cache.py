@@ -12,6 +12,7 @@ from osmosis_grpc.storage.ledger import ChatRow, Ledger, LedgerRollout
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.trainer.chats.attempt_cache import UNWRITTEN_RETRY, AttemptCache, reply_of, unwritten
 from osmosis_grpc.trainer.chats.ledger_codec import learn, tools_of
+from osmosis_grpc.trainer.chats.policy_errors import ChatKey, key_of
 from osmosis_grpc.trainer.chats.policy_table import Policies, PolicyTable
 from osmosis_grpc.trainer.chats.sample import PendingChat
 from osmosis_grpc.trainer.chats.sampler import Sampler
@@ -90,7 +91,11 @@ class ChatCache:
         chat = self.chat(request, self.now())
         if not chat.done.done():
             await asyncio.wait({chat.done})
-        return reply_of(chat, request.parent_chat)
+        return self.reply(chat, key_of(request), request.parent_chat)
+
+    def reply(self, chat: PendingChat, key: ChatKey, parent_chat: int) -> bytes:
+        """Returns the reply of an answered chat as bytes. Raises the CallError of its sampling."""
+        return reply_of(chat, key, parent_chat, self.sampler.errors)
 
     def check_known(self, rollout_id: str) -> None:
         """Raise NotFound for a rollout without an entry."""

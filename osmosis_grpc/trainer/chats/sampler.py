@@ -2,7 +2,6 @@
 
 import asyncio
 import inspect
-import logging
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -11,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from osmosis_grpc import supervise
 from osmosis_grpc.errors import FailedPrecondition
-from osmosis_grpc.link.throttled_log import Throttled
 from osmosis_grpc.policies import Policy
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
+from osmosis_grpc.trainer.chats.policy_errors import PolicyErrors
 from osmosis_grpc.trainer.chats.policy_table import PolicyTable
 from osmosis_grpc.trainer.metrics import Metrics
 from osmosis_grpc.types import ChatRequest, ChatResponse, TokenBlock, VersionSpan
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
     from osmosis_grpc.observability.trainer_spans import TrainerSpans
-
-log = logging.getLogger(__name__)
 
 SAMPLE = job("trainer.sample", OnFailure.RAISE)
 KEEP = job("trainer.keep_reply", OnFailure.REPORT, "callback")
@@ -48,8 +45,7 @@ class Sampler:
     def __init__(self, policies: PolicyTable, metrics: Metrics, supervisor: Supervisor) -> None:
         self.version = ""
         """The ChatRequest.version of the next calls."""
-        self.failures = Throttled(log, supervisor.system.monotonic)
-        """Logs CallErrors of the policy."""
+        self.errors = PolicyErrors(supervisor.system.monotonic)
         self._policies = policies
         self._metrics = metrics
         self._supervisor = supervisor

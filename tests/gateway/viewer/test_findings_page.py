@@ -51,6 +51,11 @@ def test_a_group_is_without_variance_when_all_its_rollouts_have_ended_with_one_r
     assert findings([*rows, running], {}, 2.0).equal == ()
 
 
+def test_rewards_that_differ_by_rounding_are_a_group_without_variance():
+    group = [row(name, reward, group="g") for name, reward in (("a", 1.0), ("b", 0.99999994))]
+    assert len(findings(group, {}, 2.0).equal) == 1
+
+
 def test_tools_drifts_and_cut_replies_come_from_the_calls():
     tools = (ToolTime("slow", 3.0, "main", 2), ToolTime("fast", 0.1, "main", 1, "KeyError"))
     calls = {("a", 1): Calls(tools=tools, truncated=True, drifts=(Drift("main", 2, 7),)), ("b", 1): Calls()}

@@ -14,8 +14,9 @@ from osmosis_grpc.errors import Aborted, CallError, Internal, ResourceExhausted
 from osmosis_grpc.link.frame_stream import FrameStream
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.trainer.agent_server_state import RolloutKey
-from osmosis_grpc.trainer.chats.attempt_cache import names, reply_of
+from osmosis_grpc.trainer.chats.attempt_cache import names
 from osmosis_grpc.trainer.chats.chat_cache import ChatCache
+from osmosis_grpc.trainer.chats.policy_errors import ChatKey
 from osmosis_grpc.trainer.chats.sample import PendingChat
 from osmosis_grpc.types import AbandonReason
 from osmosis_grpc.wire.attach import chat_reply_frame, trainer_frame
@@ -25,8 +26,6 @@ ANSWER = job("trainer.answer_chat", OnFailure.REPORT, "callback")
 
 MAX_PARKED = 64
 """The most chats of a rollout that wait for the answer to its Init. The server sends the other chats again."""
-
-ChatKey = tuple[str, int, str, int]
 
 
 class OpenChats:
@@ -134,7 +133,7 @@ class OpenChats:
 
     def _answer(self, key: ChatKey, asked: PendingChat, parent_chat: int) -> None:
         try:
-            self._reply(key, reply_of(asked, parent_chat))
+            self._reply(key, self._cache.reply(asked, key, parent_chat))
         except CallError as problem:
             self._reply(key, problem)
             if isinstance(problem, Aborted):  # the server ends the attempt without an outcome

@@ -1,0 +1,77 @@
+"""Raises in a child made by os.fork(), where gRPC and the threads of the parent do not work.
+
+The threads of the parent do not exist in the child. A call that waits for one of them would wait for ever, and a new
+channel of gRPC may crash the process. multiprocessing forks by default on Linux, and so does a DataLoader of torch.
+"""
+
+import os
+import sys
+import sysconfig
+from pathlib import Path
+from types import FrameType
+from weakref import WeakSet
+
+_LIBRARY = sysconfig.get_path("stdlib")
+
+
+class ForkGuard:
+    """Made when an object begins to use gRPC, and asked at each use. Raises RuntimeError in a forked child."""
+
+    __slots__ = ("__weakref__", "_what", "forked")
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self.forked = bool(_process.forked_at)
+        """Whether this process was forked while gRPC was in use."""
+        self.check()
+        _open.add(self)
+
+    def check(self) -> None:
+        """Raise RuntimeError if the process was forked after the object was opened."""
+        if self.forked:
+            raise RuntimeError(
+                f"{self._what} cannot be used in this process, which was forked at {_process.forked_at} while gRPC was "
+                "in use: threads and connections do not survive a fork. Start processes with multiprocessing's method "
+                "spawn: multiprocessing.get_context('spawn'), or DataLoader(..., multiprocessing_context='spawn')"
+            )
+
+    def close(self) -> None:
+        """Note that the object is closed. After the last one, a child may use gRPC."""
+        _open.discard(self)
+
+
+_open: "WeakSet[ForkGuard]" = WeakSet()
+
+
+class _Process:
+    forked_at = ""
+    """FILE:LINE of the fork that made this process, if gRPC was in use there."""
+    forks = 0
+    """How many forks lie between this process and the first one."""
+
+
+_process = _Process()
+
+
+def forks() -> int:
+    """Return a number that differs in every forked child."""
+    return _process.forks
+
+
+def fork_place(frame: FrameType | None) -> str:
+    """Return FILE:LINE of the first frame outside of Python's own library."""
+    while frame is not None and Path(frame.f_code.co_filename).is_relative_to(_LIBRARY):
+        frame = frame.f_back
+    return "an unknown place" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _in_child() -> None:
+    _process.forks += 1
+    guards = list(_open)
+    if guards:
+        _process.forked_at = fork_place(sys._getframe(1))
+        for guard in guards:
+            guard.forked = True
+
+
+os.register_at_fork(after_in_child=_in_child)

@@ -1,0 +1,122 @@
+"""What the policies of a trainer raise: its log, the errors for agent servers, and the errors for the trainer's caller.
+
+A policy refuses a chat with a CallError, such as Unavailable, and the agent gets this error. Any other exception, and a
+reply that is no reply, is a failure of the policy itself. The agent gets Internal. The caller of the trainer gets the
+exception itself, if a rollout or a whole group fails because of it: otherwise a loop would go on without any data.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import NoReturn
+
+from osmosis_grpc.errors import CallError, Internal, InvalidArgument
+from osmosis_grpc.link.throttled_log import Throttled
+from osmosis_grpc.types import ChatRequest, Failure, FailureReason
+from osmosis_grpc.types.outcome import causes_of, clip, log_traceback, printable, with_type
+
+log = logging.getLogger(__name__)
+
+MAX_LOGGED = 2048
+"""The most bytes of an error's text in a warning."""
+MAX_TRACEBACKS = 16
+"""The most tracebacks in the log. Each kind of exception has one, and the following ones are counted."""
+
+ChatKey = tuple[str, int, str, int]
+"""The rollout's id, the attempt, the sample and the number of a chat."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PolicyFailure:
+    """An exception of a policy."""
+
+    policy: str
+    """The name of the policy; empty for the policy of chats that name none."""
+    error: BaseException
+    trace: TracebackType | None
+    """The traceback of the policy's call. Raising the error again adds to the error's own traceback."""
+
+    def __str__(self) -> str:
+        return f"{self.name} failed: {clip(with_type(self.error))}"
+
+    @property
+    def name(self) -> str:
+        """The policy, with its name if it has one."""
+        return f"the policy {self.policy!r}" if self.policy else "the policy"
+
+    def of_rollout(self, reported: Failure | None) -> Failure:
+        """Return the failure of the rollout. `reported` is the server's, which may blame the agent."""
+        text = str(self)
+        if reported is not None and reported.boundary != "trainer":
+            text = clip(f"{text}; then the {reported.boundary} failed: {reported.message}")
+        return Failure("trainer", text, causes=causes_of(self.error), reason=FailureReason.CHAT_REFUSED)
+
+    def reraise(self) -> NoReturn:
+        """Raise the exception. Its traceback is short: own_frames.hide() knows this function."""
+        raise self.error.with_traceback(self.trace)
+
+
+class PolicyErrors:
+    """Handles what the policies of one trainer raise."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.listener: Callable[[ChatKey, PolicyFailure | None], None] = lambda key, failure: None
+        """Called with each failure of a policy. After the first one, it is called with None for each answered chat."""
+        self._any = False
+        self._refusals, self._failures = Throttled(log, clock), Throttled(log, clock)
+        self._known: set[tuple[str, type[BaseException], object]] = set()
+
+    def raised(self, request: ChatRequest, error: BaseException) -> CallError:
+        """Return the error for the agent server whose chat made the policy raise."""
+        key = key_of(request)
+        if not isinstance(error, CallError):
+            return self.failed(key, request.policy, error)
+        if isinstance(error, InvalidArgument):
+            return self._log(key, PolicyFailure(request.policy, error, error.__traceback__))
+        again = "; the agent server asks again" if error.retryable else ""
+        self._refusals.warn(f"the policy failed at {_name(key)}: {printable(clip(str(error), MAX_LOGGED))}{again}")
+        return error
+
+    def failed(self, key: ChatKey, policy: str, error: BaseException) -> CallError:
+        """Return the error for the agent server of a chat after a failure of the policy itself."""
+        failure = PolicyFailure(policy, error, error.__traceback__)
+        self._any = True
+        self.listener(key, failure)
+        return self._log(key, failure)
+
+    def answered(self, request: ChatRequest) -> None:
+        """Note that a chat has its reply."""
+        if self._any:
+            self.listener(key_of(request), None)
+
+    def report(self) -> None:
+        """Log how many failures were not logged."""
+        self._failures.report("the policy failed at %d more chats")
+
+    def _log(self, key: ChatKey, failure: PolicyFailure) -> CallError:
+        error = failure.error
+        kind = failure.policy, type(error), _place(failure.trace)
+        text = f"{failure.name} failed at {_name(key)}"
+        if kind not in self._known and len(self._known) < MAX_TRACEBACKS:
+            self._known.add(kind)
+            self._failures.warn(f"{text}\n{log_traceback(error)}", at_once=True)
+        else:
+            self._failures.warn(f"{text}: {printable(clip(with_type(error), MAX_LOGGED))}")
+        return Internal(str(failure))
+
+
+def key_of(request: ChatRequest) -> ChatKey:
+    """Return the key of a chat."""
+    return request.rollout_id, request.attempt, request.sample, request.chat_number
+
+
+def _name(key: ChatKey) -> str:
+    return f"chat {key[3]} of rollout {key[0]}"
+
+
+def _place(trace: TracebackType | None) -> object:
+    """Return the innermost line of a traceback."""
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return None if trace is None else (trace.tb_frame.f_code, trace.tb_lineno)
