@@ -50,6 +50,7 @@ class HistoryChats:
         self._context = context
         self._begun: dict[str, _Begun] = {}
         """The samples that have a reply."""
+        self._unread: list[CompletionsResult] = []
         self._unused: dict[tuple[str, ChatRef | None], str] = {}
         """A sample without a chat, because its request was refused, by policy and parent. Another request gets it."""
 
@@ -73,9 +74,12 @@ class HistoryChats:
         Sampling parameters that are not in `params` are the trainer's completion_params. Raises InvalidArgument for a
         history that cannot be sent, and what RolloutContext.chat raises.
         """
+        has_tools = bool(self._context.tools if tools is None else tools)
+        if not has_tools and params.get("tool_choice", "auto") not in ("auto", "none", None):
+            raise InvalidArgument("tool_choice", "asks for a call of a tool, and the request has no tools")
         params = _merged(self._context.request.completion_params, params)
-        if not (self._context.tools if tools is None else tools):
-            params = _without_tools(params)
+        if not has_tools:  # model servers refuse parameters about tools there
+            params = {name: value for name, value in params.items() if name not in _ABOUT_TOOLS}
         place = self.conversations.place(history, sample)
         begins = _policy(model), place.parent
         name, begun = place.sample or self._unused.pop(begins, ""), self._context.samples
@@ -99,22 +103,27 @@ class HistoryChats:
         self._begun.setdefault(name, _Begun(model)).went_on(tools, place.messages)
         return result
 
-    def leave_out_other_models(self) -> None:
-        """Ask the trainer not to train on the samples that have another model than the main one.
+    def unread(self, reply: CompletionsResult) -> None:
+        """Note that no client has read a reply."""
+        self._unread.append(reply)
+
+    def leave_out(self) -> None:
+        """At the end of the program, ask the trainer not to train on some samples.
+
+        These are samples with a reply that no client has read, and that nothing continues, and samples that have
+        another model than the main one.
 
         Programs ask small models for titles and quotas. They get their replies from the policy, but the rollout's
         reward is not about them. The main sample is the longest one with tools, or without any tools, the longest one.
         """
+        for reply in self._unread:
+            if not self.conversations.continued(reply.sample, reply.chat_number):
+                self._leave_out(reply.sample, f"the program did not read the reply of chat {reply.chat_number}")
         main = max(self._begun.values(), key=lambda begun: (begun.tools, begun.length), default=_Begun())
         for name, begun in self._begun.items():
             asks_policy = begun.model in ("", POLICY) or _policy(begun.model)
             if begun.model != main.model and not asks_policy:
                 self._leave_out(name, f"its model is {begun.model!r:.120}, and the main one is {main.model!r:.120}")
-
-    def unread(self, reply: CompletionsResult) -> None:
-        """Ask the trainer not to train on the sample of a reply that no client has read, and that nothing continues."""
-        if not self.conversations.continued(reply.sample, reply.chat_number):
-            self._leave_out(reply.sample, f"the program did not read the reply of chat {reply.chat_number}")
 
     def _leave_out(self, sample: str, why: str) -> None:
         with suppress(RolloutEndedError):
@@ -129,16 +138,6 @@ def _merged(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, 
     for name in sorted(_RESERVED & params.keys()):
         raise InvalidArgument(name, "is not a sampling parameter")
     return params
-
-
-def _without_tools(params: dict[str, Any]) -> dict[str, Any]:
-    """Return the parameters of a request without tools. Model servers refuse parameters about tools there.
-
-    Raises InvalidArgument if the reply has to call a tool.
-    """
-    if params.get("tool_choice", "auto") not in ("auto", "none", None):
-        raise InvalidArgument("tool_choice", "asks for a call of a tool, and the request has no tools")
-    return {name: value for name, value in params.items() if name not in _ABOUT_TOOLS}
 
 
 def _policy(model: str) -> str:

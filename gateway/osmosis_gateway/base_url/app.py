@@ -80,7 +80,7 @@ async def _chat(api: ModuleType, request: Request, endpoint: Endpoint) -> Respon
     except BaseException:
         endpoint.leave(chat)
         raise
-    chat.sent = True
+    chat.send(stream=wanted.stream)
     try:
         result = chat.result()
     except ClientGone:
@@ -102,7 +102,7 @@ async def _waiting(api: ModuleType, wanted: ModelRequest, endpoint: Endpoint, ch
             return
         except Exception as error:
             text, _ = _failed(error, api.stream_error)
-        chat.sent = True
+        chat.send(stream=True)
         yield text
     finally:
         if not chat.sent:

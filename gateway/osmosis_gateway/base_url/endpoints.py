@@ -73,7 +73,7 @@ class Endpoint:
         if not self._closed:
             self._closed = True
             self._chats.close()
-            self._history_chats.leave_out_other_models()
+            self._history_chats.leave_out()
 
     def _ended(self, reply: object) -> None:
         self._waiting -= 1

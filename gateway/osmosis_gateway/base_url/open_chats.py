@@ -60,6 +60,8 @@ class _Chat:
         """Those whose clients have not left."""
         self.read = False
         """Whether a client has read the reply."""
+        self.streamed_to = -1
+        """The number of the newest request to which the reply was streamed."""
         self.task = child(ASK, work(self.wanted.wait))
 
     def place(self) -> tuple[bool, int]:
@@ -79,14 +81,20 @@ class OpenRequest:
         self.chat = chat
         self.connection = connection
         self.sent = False
-        """Whether its response begins. Its connection then tells whether the client reads it."""
+        """Whether its response has begun."""
         self.gone = False
-        self._number = next(_numbers)
+        self.number = next(_numbers)
         self.reply: asyncio.Future[CompletionsResult] = asyncio.get_running_loop().create_future()
 
     async def ended(self, seconds: float | None = None) -> bool:
         """Wait until the chat has ended, or the client is gone. Return whether that was within the time."""
         return bool((await asyncio.wait({self.reply}, timeout=seconds))[0])
+
+    def send(self, *, stream: bool) -> None:
+        """Note that the response begins. Its connection then tells whether the client reads it."""
+        self.sent = True
+        if stream:
+            self.chat.streamed_to = self.number
 
     def result(self) -> CompletionsResult:
         """Return the reply of a chat that has ended. Raises CallError, RolloutEndedError and ClientGone."""
@@ -99,7 +107,7 @@ class OpenRequest:
     def repeats(self, other: "OpenRequest") -> bool:
         """Return whether it is newer than another request, equal, and waits for a chat of its own."""
         mine, its = self.chat, other.chat
-        return self._number > other._number and mine.digest == its.digest and mine is not its and not mine.task.done()
+        return self.number > other.number and mine.digest == its.digest and mine is not its and not mine.task.done()
 
     def may_be_read(self) -> bool:
         """Return whether its client has got the response, as far as it is known."""
@@ -130,6 +138,8 @@ class OpenChats:
         """Those whose clients may still read the reply, the oldest first."""
         self._left: dict[_Chat, asyncio.TimerHandle] = {}
         """The chats without a client, the oldest first."""
+        self._newest: dict[bytes, int] = {}
+        """The number of the newest request of each digest."""
 
     def begin(
         self, digest: bytes, work: Work, *, retried: bool = False, connection: Connection | None = None
@@ -148,6 +158,7 @@ class OpenChats:
             self._left.pop(chat).cancel()
         request = OpenRequest(chat, connection)
         self._requests[request] = None
+        self._newest[digest] = request.number
         self._join(request, chat)
         if connection is not None:
             connection.watch(partial(self._closed, request))
@@ -215,7 +226,9 @@ class OpenChats:
         if timer is None:
             return
         timer.cancel()
-        if chat.answered and not chat.read:
+        # A client can stop reading a stream when it has seen the end of the reply, and then it does not ask again.
+        stopped_reading = chat.streamed_to == self._newest[chat.digest]
+        if chat.answered and not (chat.read or stopped_reading):
             self._unread(chat.task.result())
         chat.task.cancel()
 
