@@ -77,9 +77,11 @@ class _Chat:
 class OpenRequest:
     """A request that waits for the reply of a chat. Make it with OpenChats.begin()."""
 
-    def __init__(self, chat: _Chat, connection: Connection | None) -> None:
+    def __init__(self, chat: _Chat, connection: Connection | None, retried: bool) -> None:
         self.chat = chat
         self.connection = connection
+        self.retried = retried
+        """Whether its client says that it repeats an earlier request."""
         self.sent = False
         """Whether its response has begun."""
         self.gone = False
@@ -156,7 +158,7 @@ class OpenChats:
             chat.task.add_done_callback(partial(self._ended, chat))
         else:
             self._left.pop(chat).cancel()
-        request = OpenRequest(chat, connection)
+        request = OpenRequest(chat, connection, retried)
         self._requests[request] = None
         self._newest[digest] = request.number
         self._join(request, chat)
@@ -172,7 +174,7 @@ class OpenChats:
         request.reply.cancel()
         if self._remove(request):
             return
-        newer = next((other for other in self._requests if other.repeats(request)), None)
+        newer = self._newer(request)
         if newer is None or (chat.task.done() and not chat.answered):
             self._keep(chat)
             return
@@ -207,13 +209,18 @@ class OpenChats:
 
     def _closed(self, request: OpenRequest, whole: bool, ended: bool) -> None:
         """Note whether the client of a response has read the `whole` of it, and whether its connection has ended."""
-        if not whole:
+        newer = self._newer(request)
+        if not whole or (ended and newer is not None and newer.retried):
             self.leave(request)
         elif request in self._requests:
             alone = not self._remove(request)
             request.chat.read = True
             if alone and ended and request.chat.answered:
                 self._keep(request.chat)
+
+    def _newer(self, request: OpenRequest) -> OpenRequest | None:
+        """Return the oldest request that repeats another one; None if there is none."""
+        return next((other for other in self._requests if other.repeats(request)), None)
 
     def _keep(self, chat: _Chat) -> None:
         chat.wanted.clear()
