@@ -36,4 +36,4 @@ parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.R
 parser.add_argument("target", help="HOST:PORT of the agent server")
 parser.add_argument("data", type=Path, help="a file with a JSON object on each line")
 arguments = parser.parse_args()
-asyncio.run(main(arguments.target, [json.loads(line) for line in arguments.data.read_text().splitlines()]))
+asyncio.run(main(arguments.target, [json.loads(line) for line in arguments.data.read_bytes().splitlines()]))

@@ -302,7 +302,10 @@ class LedgerError(OsmosisRolloutError):
 
 
 class RolloutFailed(OsmosisRolloutError):
-    """A rollout of Trainer.groups(on_failure="raise") did not complete. `outcome` is its RolloutOutcome."""
+    """A rollout of Trainer.groups() did not complete: with on_failure="raise", or when no group was left to yield.
+
+    `outcome` is its RolloutOutcome.
+    """
 
     def __init__(self, message: str, outcome: Any) -> None:
         super().__init__(message)

@@ -73,7 +73,7 @@ class _Part(BaseSettings):
         if path is None:
             return tuple(found)
         try:
-            kept = [line for line in path.read_text().splitlines() if line]
+            kept = _lines(SecretStr(path.read_text()))
             _check(kept or [""])
         except (OSError, ValueError) as error:
             flag = FIELDS[f"{self.model_config['env_prefix']}{name}_file".upper()].flags[-1]

@@ -12,6 +12,8 @@ LENGTHS = ("max_tokens", "max_completion_tokens")
 NUMBERS = {"temperature": (0.0, 2.0), "top_p": (0.0, 1.0)}
 KNOWN = {"model", "messages", "tools", "tool_choice", "logprobs", "return_token_ids", "stream", "n", "seed", "user"}
 KNOWN |= {*LENGTHS, *NUMBERS}
+OFF = {"top_k": (0, -1), "min_p": (0,), "presence_penalty": (0,), "frequency_penalty": (0,), "repetition_penalty": (1,)}
+"""Parameters that are accepted with the values that change nothing."""
 
 
 class Refused(Exception):
@@ -28,7 +30,7 @@ def asked(body: Any, model: str) -> tuple[list[dict[str, str]], Sampling]:
         raise Refused(400, "the body is not an object")
     if body.get("model") != model:
         raise Refused(404, f"the model {body.get('model')!r} does not exist; the model here is {model}")
-    given = {name: value for name, value in body.items() if value is not None}
+    given = {name: value for name, value in body.items() if value is not None and value not in OFF.get(name, ())}
     if unknown := given.keys() - KNOWN:
         raise Refused(400, f"not supported: {', '.join(sorted(unknown))}")
     if given.get("stream") or given.get("n", 1) != 1 or given.get("tool_choice", "auto") not in ("auto", "none"):

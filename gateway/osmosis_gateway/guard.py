@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from osmosis_grpc.link.bearer_tokens import WRONG, Tokens
 from osmosis_grpc.link.server_security import refusal_text, token_problem
 from osmosis_grpc.link.target_policy import is_loopback
-from osmosis_grpc.link.throttled_log import Throttled
+from osmosis_grpc.supervise.throttled_log import Throttled
 
 log = logging.getLogger(__name__)
 

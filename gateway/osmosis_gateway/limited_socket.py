@@ -12,7 +12,7 @@ from contextlib import suppress
 from ipaddress import IPv6Address, ip_address
 from typing import Any
 
-from osmosis_grpc.link.throttled_log import Throttled
+from osmosis_grpc.supervise.throttled_log import Throttled
 
 log = logging.getLogger(__name__)
 

@@ -12,6 +12,7 @@ from osmosis_grpc.agentic.snapshots import Snapshots
 from osmosis_grpc.agentic.tool_calls import ToolResult
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.supervise import SYSTEM
+from osmosis_grpc.tools.file_editor.text_edits import lines_of
 from osmosis_grpc.tools.sandbox import Sandbox, SandboxError
 from osmosis_grpc.types import Message
 
@@ -119,7 +120,7 @@ def patch_of(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> str:
     for path in sorted({*before, *after}):
         if before.get(path) == after.get(path) or b"\0" in before.get(path, b"") + after.get(path, b""):
             continue
-        old, new = (side.get(path, b"").decode("utf-8", "replace").splitlines(True) for side in (before, after))
+        old, new = (lines_of(side.get(path, b"").decode("utf-8", "replace")) for side in (before, after))
         names = (f"a/{path}" if path in before else "/dev/null", f"b/{path}" if path in after else "/dev/null")
         for line in difflib.unified_diff(old, new, *names):
             lines.append(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n")

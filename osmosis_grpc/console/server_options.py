@@ -76,9 +76,14 @@ SET_BY_SERVER = ("OPENAI_BASE_URL", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL", "ANT
 """Variables of a program whose values are those of its rollout."""
 
 
+def commands_of(text: str | None) -> list[str]:
+    """Return the commands of the option --command, which has one on each line."""
+    return text.removesuffix("\n").split("\n") if text else []
+
+
 def _commands(text: str) -> str:
     """Return commands unchanged, one on each line. Raises ValueError for a command with an open quote."""
-    for line in text.splitlines():
+    for line in commands_of(text):
         try:
             shlex.split(line)
         except ValueError as error:

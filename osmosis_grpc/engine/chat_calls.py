@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import dataclasses
-import logging
 from typing import Any
 
 from osmosis_grpc.engine import failpoints
@@ -13,8 +12,6 @@ from osmosis_grpc.errors import CallError, DeadlineExceeded, RolloutEndedError, 
 from osmosis_grpc.supervise import Backoff, OnFailure, future, job
 from osmosis_grpc.types import AbandonReason, ChatRequest, ChatResponse, RolloutState, events
 from osmosis_grpc.types.outcome import clip, describe
-
-log = logging.getLogger(__name__)
 
 CHAT = job("engine.chat", OnFailure.RAISE)
 
@@ -84,19 +81,14 @@ class ChatCalls:
                 if repointed or sampling:
                     away_since = None
                 else:
-                    first = away_since is None
                     away_since = now if away_since is None else away_since
                     pause = error.retry_after if error.retry_after is not None else backoff.next()
                     if now + pause - away_since > config.trainer_grace:
                         raise
-                    if first:
-                        log.warning(
-                            "chat %d of rollout %s: the trainer cannot answer now (%s); retrying for up to %g s",
-                            request.chat_number,
-                            request.rollout_id,
-                            clip(describe(error)),
-                            config.trainer_grace,
-                        )
+                    self._context.failed_chats.warn(
+                        f"chat {request.chat_number} of rollout {request.rollout_id}: the trainer cannot answer now "
+                        f"({clip(describe(error))}); retrying for up to {config.trainer_grace:g} s"
+                    )
                     self.log_failed(request, error, will_retry=True)
             if away_since is not None:
                 await self._pause(pause)

@@ -4,6 +4,7 @@ The engine makes one EngineContext for all its parts. The parts that act on roll
 in the context. If a part calls another part, it takes that part as a parameter.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from weakref import WeakValueDictionary
 
@@ -19,6 +20,7 @@ from osmosis_grpc.engine.record_table import RecordTable
 from osmosis_grpc.engine.tombstones import Tombstones
 from osmosis_grpc.engine.unreachable_trainers import Destinations
 from osmosis_grpc.supervise import Supervisor
+from osmosis_grpc.supervise.throttled_log import Throttled
 
 
 class EngineContext:
@@ -47,6 +49,8 @@ class EngineContext:
             {name: most for name, agent in runnables.items() if (most := getattr(agent, "max_concurrent", None))},
         )
         self.destinations = Destinations()
+        self.failed_chats = Throttled(logging.getLogger("osmosis_grpc.engine.chat_calls"), system.monotonic)
+        """Logs the errors of trainers that a retry may mend: all chats fail while a trainer or its model is away."""
         self.earlier_runs = EarlierRuns(runnables, journal, system)
         self.stage_sinks: list[Callable[[Record], object]] = []
         """Called when an agent starts, and when its grader does."""

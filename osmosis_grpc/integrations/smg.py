@@ -62,7 +62,10 @@ class SmgGenerator:
         await self._server.__aexit__(kind, error, trace)
 
     async def generate(self, request: GenerateRequest, /) -> Generated:
-        """See TokenGenerator. Raises InvalidArgument for media and for parameters that the service does not take."""
+        """See TokenGenerator.
+
+        Raises InvalidArgument for media, and for parameters that the service or the engine does not take.
+        """
         if request.media:
             problem = "this service does not return the tokens of an image; use vLLM's own gRPC service"
             raise InvalidArgument("messages", f"have {len(request.media)} images or other media: {problem}")
@@ -72,7 +75,11 @@ class SmgGenerator:
         version = self._weights.read(name)
         metadata = self._server.metadata(request.session_id)
         stream = self._stub(engine).Generate(message, timeout=request.timeout, metadata=metadata)
-        return engine.from_message(request, await self._server.answer(_complete(stream)), version)
+        try:
+            reply = await self._server.answer(_complete(stream))
+        except Internal as error:
+            raise engine.refusal(request, error) from None
+        return engine.from_message(request, reply, version)
 
     async def abort(self, request_id: str, /) -> None:
         """Stop the sampling of a call. Raises CallError if the engine cannot be reached."""

@@ -10,11 +10,13 @@ from smg_grpc_proto import vllm_engine_pb2 as vllm
 from smg_grpc_proto import vllm_engine_pb2_grpc as vllm_grpc
 from smg_grpc_proto.generated import common_pb2 as common
 
-from osmosis_grpc.errors import Internal, InvalidArgument, Unavailable
+from osmosis_grpc.errors import CallError, Internal, InvalidArgument, Unavailable
 from osmosis_grpc.integrations.top_logprobs import top_logprob_extras
 from osmosis_grpc.policies.generation import FinishReason, Generated, GenerateRequest
 from osmosis_grpc.policies.sampling import Sampling
 
+MAX_LOGPROBS = 20
+"""vLLM's own limit, which --max-logprobs raises."""
 _REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORTED}
 
 
@@ -34,6 +36,10 @@ class Engine(Protocol):
 
     def from_message(self, request: GenerateRequest, reply: Any, version: str) -> Generated:
         """Return the result of a call. Raises Internal for a reply that contradicts the request or itself."""
+        ...
+
+    def refusal(self, request: GenerateRequest, error: Internal) -> CallError:
+        """Return the error for a call that the engine refuses with `error`."""
         ...
 
     def abort_message(self, request_id: str) -> Any:
@@ -68,8 +74,7 @@ class _VllmEngine:
                 **_numbers(sampling),
                 top_k=max(0, sampling.top_k or 0),
                 max_tokens=sampling.max_tokens,
-                # The sampled token counts as one of them.
-                logprobs=sampling.top_logprobs + 1 if sampling.top_logprobs else 0,
+                logprobs=_counted(sampling),
                 seed=sampling.seed,
                 **_constraint(sampling, {"json_schema": "json_schema", "regex": "regex", "grammar": "grammar"}),
             ),
@@ -77,6 +82,13 @@ class _VllmEngine:
 
     def from_message(self, request: GenerateRequest, reply: Any, version: str) -> Generated:
         return _generated(request, reply, version)
+
+    def refusal(self, request: GenerateRequest, error: Internal) -> CallError:
+        count = _counted(request.sampling)
+        if count <= MAX_LOGPROBS or "logprobs" not in str(error):
+            return error
+        most = f"ask for at most {MAX_LOGPROBS - 1}, or start vLLM with --max-logprobs {count}"
+        return InvalidArgument("params.top_logprobs", f"the sampled token counts as one more here: {most}; {error}")
 
     def abort_message(self, request_id: str) -> Any:
         return vllm.AbortRequest(request_ids=[request_id])
@@ -118,6 +130,9 @@ class _SglangScheduler:
     def from_message(self, request: GenerateRequest, reply: Any, version: str) -> Generated:
         return _generated(request, reply, version)
 
+    def refusal(self, request: GenerateRequest, error: Internal) -> CallError:
+        return error
+
     def abort_message(self, request_id: str) -> Any:
         return sglang.AbortRequest(request_id=request_id, reason="the reply is no longer wanted")
 
@@ -130,6 +145,11 @@ class _SglangScheduler:
 
 ENGINES: Mapping[str, Engine] = {"vllm": _VllmEngine(), "sglang": _SglangScheduler()}
 """The engines by name."""
+
+
+def _counted(sampling: Sampling) -> int:
+    """Return how many logprobs to ask vLLM for at each place. The sampled token counts as one of them."""
+    return sampling.top_logprobs + 1 if sampling.top_logprobs else 0
 
 
 def _numbers(sampling: Sampling) -> dict[str, Any]:

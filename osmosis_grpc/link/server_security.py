@@ -10,8 +10,8 @@ from osmosis_grpc.link.bearer_tokens import WRONG, Tokens, bearer
 from osmosis_grpc.link.callback_credentials import CallbackKeys, is_for
 from osmosis_grpc.link.handlers import metadata_value
 from osmosis_grpc.link.target_policy import is_loopback
-from osmosis_grpc.link.throttled_log import Throttled
 from osmosis_grpc.link.tls import ServerTls
+from osmosis_grpc.supervise.throttled_log import Throttled
 from osmosis_grpc.types.outcome import clip, printable
 
 log = logging.getLogger(__name__)

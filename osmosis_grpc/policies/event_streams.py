@@ -9,8 +9,10 @@ from osmosis_grpc.types import jsontext
 
 _DONE = "[DONE]"
 _FINISHED = re.compile(r'"finish_reason"\s*:\s*"')
-_LISTS = ("token_ids", "logprobs", "prompt_token_ids")
+_LISTS = ("token_ids", "logprobs")
 """Keys of a chunk and of its choices whose lists follow each other."""
+_PROMPT = "prompt_token_ids"
+"""The key of the prompt's ids. vLLM repeats them for each choice."""
 
 
 def is_stream(raw: bytes) -> bool:
@@ -93,8 +95,13 @@ def _append(into: dict[str, Any], parts: Mapping[str, Any], texts: tuple[str, ..
 
 
 def _extend(into: dict[str, Any], parts: Mapping[str, Any]) -> None:
-    """Set values, and append the lists that follow each other. Leave out None."""
+    """Set values, and append the lists that follow each other. Leave out None.
+
+    Raises ValueError if the ids of the prompt change.
+    """
     for name, value in parts.items():
+        if name == _PROMPT and value is not None and into.get(name, value) != value:
+            raise ValueError(f"its {name} are not the ones before")
         if value is not None:
             follows = name in (*_LISTS, "content", "refusal") and isinstance(value, list)
             into[name] = [*(into.get(name) or ()), *value] if follows else value
@@ -110,7 +117,8 @@ def _chunks(raw: bytes) -> Iterator[dict[str, Any]]:
 def _events(raw: bytes) -> Iterator[tuple[str, str]]:
     """Yield the name and the data of each event. Comments, such as heartbeats, are left out."""
     kind, data = "message", list[str]()
-    for line in [*raw.decode(errors="replace").splitlines(), ""]:
+    # Lines of bytes end with \n, \r\n or \r. Those of a text end with U+2028 and others, too, which JSON may have.
+    for line in (part.decode(errors="replace") for part in (*raw.splitlines(), b"")):
         if not line:
             if data:
                 yield kind, "\n".join(data)

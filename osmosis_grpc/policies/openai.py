@@ -1,8 +1,9 @@
 """A policy that asks an OpenAI-compatible model server: vLLM, SGLang, or any other.
 
-The policy keeps the token ids and logprobs that a server returns for `return_token_ids`. vLLM puts the prompt's ids
-beside the choices, and SGLang puts them into the choices. If a server returns no ids, the reply has no tokens and its
-sample is not trainable. The policy never tokenizes a text itself. SGLang also returns the version of its weights.
+The policy keeps the token ids and logprobs that a server returns for `return_token_ids`, and asks for
+tokens from the model's whole distribution, unless the chat says otherwise. vLLM puts the prompt's ids beside the
+choices, and SGLang puts them into the choices. If a server returns no ids, the reply has no tokens and its sample is
+not trainable. The policy never tokenizes a text itself. SGLang also returns the version of its weights.
 
 Needs the extra `policies` (aiohttp).
 """
@@ -15,6 +16,7 @@ import numpy as np
 from osmosis_grpc.errors import InvalidArgument, Unavailable
 from osmosis_grpc.policies.event_streams import is_stream, read_stream, stream_problem
 from osmosis_grpc.policies.model_http import ModelHttp, checked_url, typed
+from osmosis_grpc.policies.sampling import SAMPLED, check_only
 from osmosis_grpc.policies.weight_names import WeightNames
 from osmosis_grpc.types import ChatRequest, ChatResponse, Ids, Tensor, TokenBlock, VersionSpan, jsontext
 
@@ -22,6 +24,17 @@ BAD_BODY = (KeyError, IndexError, TypeError, ValueError, AttributeError, Invalid
 """The errors of a reply that cannot be read."""
 ID_PREFIX = "token_id:"
 """How vLLM writes a token as its id."""
+NEUTRAL = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+}
+"""Sent with token ids. vLLM and SGLang take an absent value from the model's generation_config.json, which then shapes
+what is sampled."""
 ABORT_RETRY = 1.0
 """When the model server aborts a chat, the agent server asks again after this many seconds."""
 
@@ -30,10 +43,9 @@ class OpenAIPolicy:
     """Asks `base_url`/chat/completions, for example with base_url "http://127.0.0.1:8000/v1".
 
     A trainer closes the policy's connections at its end. Without a trainer, use `async with OpenAIPolicy(url, model)`.
-    `token_ids=False` leaves out `return_token_ids`, and `logprobs=False` leaves out `logprobs`, because some servers
-    refuse them. With `stream=True` the server streams each reply, which is returned as a whole. One reply may take
-    `timeout` seconds. `version` is kept with every reply. Without `version`, the
-    trainer's version is kept.
+    `token_ids=False` leaves out `return_token_ids` and NEUTRAL, and `logprobs=False` leaves out `logprobs`, because
+    some servers refuse them. With `stream=True` the server streams each reply, which is returned as a whole. One reply
+    may take `timeout` seconds. `version` is kept with every reply. Without `version`, the trainer's version is kept.
 
     After 429, 408, 5xx or the finish reason "abort", the policy raises an error. Then the agent server asks again, for
     its `trainer_grace` at most. vLLM and SGLang abort a reply when weights change. Any other 4xx is final. Errors name
@@ -73,6 +85,8 @@ class OpenAIPolicy:
         await self._http.exit()
 
     async def __call__(self, request: ChatRequest, /) -> ChatResponse:
+        if self._token_ids:
+            check_only(request.params, SAMPLED, "OpenAIPolicy with token ids")
         asked = self._body(request)
         body = await (self._streamed(request, asked) if self._stream else self._http.post(request, asked))
         try:
@@ -97,12 +111,18 @@ class OpenAIPolicy:
 
     def _body(self, request: ChatRequest) -> dict[str, Any]:
         asked = {"logprobs": True} if self._logprobs else {}
-        body: dict[str, Any] = {**asked, **request.params, "model": self._model, "stream": self._stream}
+        given = {name: value for name, value in request.params.items() if value is not None}
+        body: dict[str, Any] = {**(NEUTRAL if self._token_ids else {}), **asked, **given}
+        body |= {"model": self._model, "stream": self._stream}
         if self._stream:
             body["stream_options"] = {"include_usage": True}
         body["messages"] = list(request.messages)
         if request.tools:
             body["tools"] = list(request.tools)
+        elif not body.get("tools"):  # a server refuses both without tools; a call that is required stays refused
+            body.pop("parallel_tool_calls", None)
+            if body.get("tool_choice") in ("auto", "none"):
+                del body["tool_choice"]
         if self._token_ids:
             body["return_token_ids"] = True
         return body
@@ -119,7 +139,7 @@ def read_completion(body: dict[str, Any], version: str = "") -> ChatResponse:
     block = None if ids is None else TokenBlock.of(ids, _logprobs(choice, len(ids)), _top_logprobs(choice, len(ids)))
     prompt = body.get("prompt_token_ids", choice.get("prompt_token_ids"))
     prompt_ids: Ids | None = None if prompt is None else TokenBlock.of(prompt).ids
-    message = {"role": "assistant"} | typed(choice["message"], dict)
+    message = {"role": "assistant"} | _without_nulls(typed(choice["message"], dict))
     finish_reason = typed(choice.get("finish_reason") or "", str)
     version = WeightNames("").read(_weight_version(body)) or version
     response = ChatResponse(
@@ -133,6 +153,11 @@ def read_completion(body: dict[str, Any], version: str = "") -> ChatResponse:
     )
     response.check()
     return response
+
+
+def _without_nulls(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message without the keys that are null, such as `refusal`. A content that is null stays."""
+    return {name: value for name, value in message.items() if value is not None or name == "content"}
 
 
 def _extra(body: dict[str, Any], choice: dict[str, Any], *, has_tokens: bool) -> dict[str, Any]:

@@ -38,13 +38,15 @@ class Sampling:
     """The reply's text follows this grammar; empty for any text."""
 
 
+NEAR_ZERO = 2.0**-126
+"""The least value of a number that has to be above 0, in float32. Engines take a 0 for an absent value."""
 NUMBERS = {
     "temperature": (0.0, math.inf),
-    "top_p": (0.0, 1.0),
+    "top_p": (NEAR_ZERO, 1.0),
     "min_p": (0.0, 1.0),
     "presence_penalty": (-2.0, 2.0),
     "frequency_penalty": (-2.0, 2.0),
-    "repetition_penalty": (0.0, math.inf),
+    "repetition_penalty": (NEAR_ZERO, math.inf),
 }
 """The least and the greatest value of each parameter that is a number."""
 WHOLE = {"top_k": -1, "seed": -(2**63), "top_logprobs": 0}
@@ -54,7 +56,14 @@ LENGTHS = ("max_completion_tokens", "max_tokens", "max_new_tokens")
 TEXTS = ("regex", "grammar")
 WITHOUT_EFFECT = frozenset({"model", "logprobs", "user", "metadata", "parallel_tool_calls", "priority", "store"})
 """Parameters of OpenAI that change no token here. The policy reads `priority` itself."""
-ONLY: dict[str, tuple[Any, ...]] = {"n": (1,), "stream": (False,), "tool_choice": ("auto", "none")}
+SAMPLED: dict[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "use_beam_search": (False,),
+    "echo": (False,),
+    "prompt_logprobs": (),
+}
+"""Parameters with the values for which a reply is its prompt's sampled tokens and no more."""
+ONLY: dict[str, tuple[Any, ...]] = {**SAMPLED, "n": (1,), "stream": (False,), "tool_choice": ("auto", "none")}
 """Parameters with the values that a token policy can serve."""
 
 
@@ -83,16 +92,23 @@ def sampling_of(params: Mapping[str, Any], max_tokens: int) -> Sampling:
             made["json_schema"] = _json_schema(value)
         elif name not in ONLY:
             raise InvalidArgument(f"params.{name}", "is no sampling parameter of a token policy")
-        elif value not in ONLY[name]:
-            allowed = " or ".join(map(repr, ONLY[name]))
-            raise InvalidArgument(f"params.{name}", f"is {value!r:.80}; a token policy serves only {allowed}")
+    check_only(given, ONLY, "a token policy")
     return Sampling(**made)
+
+
+def check_only(params: Mapping[str, Any], only: Mapping[str, tuple[Any, ...]], policy: str) -> None:
+    """Raise InvalidArgument for a parameter with another value than None and those of `only`. `policy` is for it."""
+    for name in only.keys() & params.keys():
+        if params[name] is not None and params[name] not in only[name]:
+            allowed = " or ".join(map(repr, only[name] or (None,)))
+            raise InvalidArgument(f"params.{name}", f"is {params[name]!r:.80}; {policy} serves only {allowed}")
 
 
 def _number(name: str, value: Any) -> float:
     least, most = NUMBERS[name]
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-        bounds = f"of at least {least:g}" if math.isinf(most) else f"from {least:g} to {most:g}"
+        low = "above 0" if least == NEAR_ZERO else f"from {least:g}"
+        bounds = low if math.isinf(most) else f"{low}, at most {most:g}"
         raise InvalidArgument(f"params.{name}", f"is {value!r:.80}, not a number {bounds}")
     return float(value)
 

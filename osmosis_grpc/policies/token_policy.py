@@ -133,7 +133,8 @@ class TokenPolicy:
     # The parts of a chat.
 
     def _sampling(self, request: ChatRequest) -> Sampling:
-        sampling = sampling_of({**self._config.params, **request.params}, self._config.max_tokens)
+        own = {name: value for name, value in request.params.items() if value is not None}
+        sampling = sampling_of({**self._config.params, **own}, self._config.max_tokens)
         if sampling.seed is None and self._config.seed is not None:
             name = repr((self._config.seed, *_chat(request))).encode()
             return replace(sampling, seed=int.from_bytes(hashlib.blake2b(name, digest_size=6).digest()))

@@ -52,6 +52,8 @@ _LLAMA_FUNCTION = re.compile(r"<function=([^>\s]+)>\s*(?=\{)")
 _PYTHON_TAG = "<|python_tag|>"
 _FENCE = re.compile(r"\s*```(?:json)?\s*(.*?)\s*```\s*\Z", re.DOTALL)
 _DECODER = json.JSONDecoder()
+_BLANKS = " \t\r\n"
+"""Left out around a reply's content. Other white space of Unicode, such as a no-break space, is content."""
 
 
 def parse_tool_calls(text: str, tools: Sequence[Tool], style: str = "auto") -> ParsedText:
@@ -60,7 +62,7 @@ def parse_tool_calls(text: str, tools: Sequence[Tool], style: str = "auto") -> P
         found = list(find(text, tools))
         if found:
             return ParsedText(_without(text, found), tuple(call for _, _, call in found))
-    return ParsedText(text.strip())
+    return ParsedText(text.strip(_BLANKS))
 
 
 def _hermes(text: str, tools: Sequence[Tool]) -> Iterator[_Found]:
@@ -154,7 +156,7 @@ def _without(text: str, found: Sequence[_Found]) -> str:
     for begin, end, _ in found:
         kept.append(text[at:begin] if begin > at else "")
         at = max(at, end)
-    return "".join([*kept, text[at:]]).strip()
+    return "".join([*kept, text[at:]]).strip(_BLANKS)
 
 
 def _call(value: Any, keys: Sequence[str]) -> FoundCall | None:

@@ -131,13 +131,14 @@ def _supervise(line: Line, settings: "RolloutSettings", beyond: list[int]) -> in
 def _checked(line: Line, settings: "RolloutSettings") -> "tuple[ServerSecurity, Credentials]":
     """Return the security for callers and the credentials for trainers. Raises ValueError naming the option."""
     from osmosis_grpc.console.option import split_host_port
+    from osmosis_grpc.console.server_options import commands_of
     from osmosis_grpc.link.target_policy import TargetPolicy, is_loopback
     from osmosis_grpc.serve.security_options import credentials_from_options, naming
 
     options = settings.server
     if not (options.module or options.legacy_agent or options.command):
         raise ValueError("there is nothing to host: name an agent loop with -m/--module MODULE:ATTR, or a --command")
-    commands = len((options.command or "").splitlines())
+    commands = len(commands_of(options.command))
     if options.command_name and len(options.command_name) != commands:
         names = len(options.command_name)
         raise ValueError(f"--command-name: name each --command, in their order; there are {names} for {commands}")

@@ -18,7 +18,7 @@ from osmosis_grpc import __version__
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.runnable import Runnable
 from osmosis_grpc.console.option import split_host_port
-from osmosis_grpc.console.server_options import split_legacy_agent
+from osmosis_grpc.console.server_options import commands_of, split_legacy_agent
 from osmosis_grpc.engine import failpoints
 from osmosis_grpc.errors import CallError, MissingExtraError, Unavailable
 from osmosis_grpc.link.credentials import Credentials
@@ -182,7 +182,7 @@ async def _legacy(stack: AsyncExitStack, text: str, settings: "RolloutSettings")
 
 async def _programs(stack: AsyncExitStack, options: "RolloutServerSettings") -> tuple[list[Any], list[Supervisor]]:
     """Return the agents of --command, and the supervisors of what serves their base URLs. Raises NotStarted."""
-    commands = (options.command or "").splitlines()
+    commands = commands_of(options.command)
     if not commands:
         return [], []
     from osmosis_grpc.settings import program_environment

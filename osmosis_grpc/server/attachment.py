@@ -31,11 +31,11 @@ from osmosis_grpc.errors import (
 )
 from osmosis_grpc.link.channel_options import MAX_MESSAGE_BYTES, MAX_REPLY_BYTES
 from osmosis_grpc.link.frame_stream import FrameStream
-from osmosis_grpc.link.throttled_log import Throttled
 from osmosis_grpc.server.event_subscriptions import Subscriptions
 from osmosis_grpc.server.journaled_requests import JournaledRequests
 from osmosis_grpc.server.requests import init_answer
 from osmosis_grpc.supervise import OnFailure, job
+from osmosis_grpc.supervise.throttled_log import Throttled
 from osmosis_grpc.types import AbandonReason, ChatRequest, ChatResponse, Receipt, RolloutOutcome
 from osmosis_grpc.wire.attach import chat_frame, complete_frame, refusal, refused, server_frame, unknown_kind, window_of
 from osmosis_grpc.wire.chat import RECEIPTS, chat_bytes, reply_from_wire

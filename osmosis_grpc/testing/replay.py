@@ -302,7 +302,7 @@ def _lines(value: Any) -> list[str]:
     if value is _ABSENT:
         return []
     if isinstance(value, str):
-        lines = value.splitlines() or [""]
+        lines = value.split("\n")
         return [line[start : start + WIDTH] for line in lines for start in range(0, len(line) or 1, WIDTH)]
     if isinstance(value, dict):
         found = []

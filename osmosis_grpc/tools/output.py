@@ -75,8 +75,8 @@ class Output:
 
     def text(self) -> str:
         """Return the last lines. A line whose beginning was dropped is left out, unless it is the only one."""
-        kept = self.data()
-        lines = kept.decode("utf-8", "replace").strip().splitlines()
+        kept = self.data().strip().splitlines()  # in bytes, only \n and \r end a line
+        lines = [line.decode("utf-8", "replace") for line in kept]
         if self._cut and len(lines) > 1:
             lines = lines[1:]
         return printable("\n".join(lines[-self._lines :]), keep="\n\t")[-self._bytes :]  # escapes are longer

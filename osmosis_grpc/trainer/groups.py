@@ -127,6 +127,7 @@ class GroupRun(Run):
 
     async def groups(self, requests: Requests) -> AsyncGenerator[OutcomeGroup, None]:
         """See Trainer.groups()."""
+        dropped: list[RolloutOutcome] | None = []  # the last outcome of each group, until one is yielded
         async with aclosing(self.ended(requests)) as ended:
             async for request, outcome in ended:
                 assert request.group is not None
@@ -140,8 +141,17 @@ class GroupRun(Run):
                         raise RolloutFailed(f"rollout {outcome.rollout_id}: {reason_of(outcome)}", outcome)
                     if self._failed.get(name) != len(group):  # otherwise the last member may raise
                         await self._drop(name, group, outcome)
+                        if dropped is not None and outcome.status is not OutcomeStatus.CANCELLED:
+                            dropped.append(outcome)
                 elif len(group) == self._size and not self._renew(name, group):
+                    dropped = None
                     yield self._finish(name, group)
+        if dropped:  # a loop over nothing would end as if all were well
+            count = "the group was" if len(dropped) == 1 else f"all {len(dropped)} groups were"
+            last = dropped[-1]
+            raise RolloutFailed(
+                f"{count} dropped; the last failure is rollout {last.rollout_id}: {reason_of(last)}", last
+            )
 
     def _renew(self, name: str, group: dict[int, RolloutOutcome]) -> bool:
         """Start the stale members of a group again. Returns whether there are any."""

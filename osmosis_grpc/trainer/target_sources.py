@@ -216,7 +216,7 @@ async def _read(path: Path, credentials: Credentials, system: System) -> list[Ta
     """Returns the targets of a file: one a line, with comments after #."""
     text = await _settled(path, system)
     targets = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if row := line.partition("#")[0].strip():
             try:
                 targets.append(_target(row, credentials))

@@ -294,7 +294,8 @@ class Trainer:
         A member that does not complete runs again with a higher attempt, up to `retries` times. A member that was
         cancelled, or refused with a permanent error, does not run again. If the member still fails, `on_failure`
         decides. "drop_group" cancels the other members and yields nothing. "drop_member" yields the group without the
-        member if at least two members complete. Dropped groups and members are logged and counted in `group_counts`.
+        member if at least two members complete. Dropped groups and members are logged and counted in `group_counts`;
+        if every group was dropped, the loop ends with RolloutFailed, which has the last outcome.
         "raise" raises RolloutFailed, and the first exception of the policy at once.
         Leaving the loop cancels unfinished rollouts. `max_version_lag` works as in run(): when a group would be
         yielded, its stale members run again first.

@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 from collections import Counter
 
 import pytest
@@ -92,6 +93,16 @@ def test_a_patch_has_changes_new_and_removed_files():
     assert "--- a/b\n+++ /dev/null\n" in patch
     assert "--- /dev/null\n+++ b/c\n" in patch
     assert "bin" not in patch
+
+
+@pytest.mark.parametrize("mark", ["\u2028", "\x85", "\x0c", "\x1e", "\r"], ids=lambda mark: f"{ord(mark):04x}")
+def test_a_patch_applies_to_files_with_characters_that_some_take_for_the_end_of_a_line(tmp_path, mark):
+    old = f"one{mark}two\nthree\n"
+    new = f"one{mark}2\nthree{mark}four"
+    (tmp_path / "a").write_bytes(old.encode())
+    patch = patch_of({"a": old.encode()}, {"a": new.encode()})
+    subprocess.run(["git", "apply", "-"], input=patch.encode(), cwd=tmp_path, check=True)
+    assert (tmp_path / "a").read_bytes() == new.encode()
 
 
 async def test_arl05_the_tools_of_a_configuration_work_with_their_options():

@@ -343,6 +343,8 @@ def test_p18_p19_the_rewards_of_samples_and_the_policy_of_a_chat_are_compared():
     chats = (ChatReward(chat_number=1, reward=1.0),)
     alone = outcome(main=Sample()), outcome(main=Sample(chat_rewards=chats))
     assert [found.where for found in result_differences(*alone)] == ["rewards of sample main"]
+    lines = [replace(recorded, extra_fields={"text": f"a{end}b"}) for end in ("\n", "\u2028")]
+    assert [bool(found.diff) for found in result_differences(*lines)] == [True]
     whole = outcome(main=Sample(reward=1.0)), replace(outcome(main=Sample(reward=0.5)), reward=0.5)
     assert [found.where for found in result_differences(*whole)] == ["reward"]
     asked = events.ChatRequested(sample="main", chat_number=1)

@@ -262,6 +262,19 @@ async def test_it_is_asked_again_under_the_same_number(hosting, away):
         h.check_whole(record)
 
 
+async def test_an_outage_is_one_line_in_the_log_however_many_chats_it_stops(hosting, caplog):
+    async def run(ctx):
+        async with asyncio.TaskGroup() as group:
+            for n in range(8):
+                group.create_task(ctx.chat([user(f"q{n}")], sample=f"s{n}"))
+        return ctx.complete([user("all")])
+
+    async with hosting(run) as h:
+        h.trainer.policy = Failing(*[Unavailable("away")] * 20)
+        assert (await h.run()).status is OutcomeStatus.COMPLETED
+    assert len([record for record in caplog.records if record.name == "osmosis_grpc.engine.chat_calls"]) == 1
+
+
 async def test_a_chat_that_was_cut_is_asked_again(hosting):
     async with hosting(one_chat) as h:
         h.trainer.policy = Failing(asyncio.CancelledError())

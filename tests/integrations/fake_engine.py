@@ -40,16 +40,26 @@ def logprob(token):
     return -(token % 64 + 1) / 64
 
 
+CONTEXT = 4096
+MAX_LOGPROBS = 20
+"""vLLM's own limit. It refuses a call that asks for more."""
+
+
 class Refused(Exception):
-    def __init__(self, status):
+    def __init__(self, status, text="so the test wants it"):
+        super().__init__(text)
         self.status = status
 
 
 class FakeEngine:
     """`model` is a function from the ids of a prompt to the ids of the whole reply."""
 
-    def __init__(self, model, *, version="weights-1"):
+    def __init__(self, model, *, version="weights-1", generation_config=None):
         self.model, self.version = model, version
+        self.generation_config = generation_config or {}
+        """The file of the model. vLLM's own service takes absent parameters from it."""
+        self.sampled_with = []
+        """The parameters of each call after that, by name."""
         self.plans = deque()
         self.paused = ""
         self.received, self.metadata, self.aborted = [], [], []
@@ -75,6 +85,12 @@ class FakeEngine:
                 await ended.wait()
             return Sampled(ids[: plan.tokens], "abort")
         return Sampled(ids[:max_tokens], "length" if len(ids) > max_tokens else "stop")
+
+    def check_logprobs(self, count):
+        """Raise Refused as vLLM refuses a call that asks for too many logprobs at each place."""
+        if count > MAX_LOGPROBS:
+            text = f"Requested sample logprobs of {count}, which is greater than max allowed: {MAX_LOGPROBS}"
+            raise Refused(grpc.StatusCode.INVALID_ARGUMENT, text)
 
     def abort(self, request_ids):
         self.aborted += request_ids

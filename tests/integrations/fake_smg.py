@@ -10,7 +10,7 @@ from smg_grpc_proto import vllm_engine_pb2 as vllm
 from smg_grpc_proto import vllm_engine_pb2_grpc as vllm_grpc
 from smg_grpc_proto.generated import common_pb2 as common
 
-from tests.integrations.fake_engine import Refused, serving
+from tests.integrations.fake_engine import CONTEXT, Refused, serving
 
 
 class _Servicer:
@@ -25,11 +25,12 @@ class _Servicer:
     async def Generate(self, request, context):
         self.engine.saw("Generate", request, context)
         try:
+            self.check(request)
             sampled = await self.engine.sample(
                 request.request_id, request.tokenized.input_ids, self.limit(request.sampling_params)
             )
         except Refused as error:
-            await context.abort(error.status, "so the test wants it")
+            await context.abort(error.status, str(error))
         complete = self.pb.GenerateComplete(
             output_ids=sampled.ids,
             finish_reason=sampled.reason,
@@ -47,10 +48,13 @@ class _Servicer:
                 )
         yield self.pb.GenerateResponse(complete=complete)
 
+    def check(self, request):
+        """Raise Refused for a request that the engine refuses."""
+
     async def GetModelInfo(self, request, context):
         self.engine.saw("GetModelInfo", request, context)
         named = {"weight_version": self.engine.version} if self.pb is sglang else {}
-        return self.pb.GetModelInfoResponse(served_model_name="tiny", max_context_length=4096, **named)
+        return self.pb.GetModelInfoResponse(served_model_name="tiny", max_context_length=CONTEXT, **named)
 
     async def GetTokenizer(self, request, context):
         packed = io.BytesIO()
@@ -68,7 +72,10 @@ class FakeVllmEngine(_Servicer, vllm_grpc.VllmEngineServicer):
     add = staticmethod(vllm_grpc.add_VllmEngineServicer_to_server)
 
     def limit(self, params):
-        return params.max_tokens if params.HasField("max_tokens") else 16
+        return params.max_tokens if params.HasField("max_tokens") else CONTEXT
+
+    def check(self, request):
+        self.engine.check_logprobs(request.sampling_params.logprobs)
 
     def logprobs(self, request):
         params = request.sampling_params

@@ -1,10 +1,10 @@
-"""vLLM's own gRPC service, as far as this project uses it, over FakeEngine. It is made from the facts of its protos."""
+"""vLLM's own gRPC service, as far as this project uses it, over FakeEngine. It answers as vLLM 0.32 does."""
 
 import grpc
 
 from osmosis_grpc.integrations.vllm_grpc import vllm_messages_pb2 as pb
 from osmosis_grpc.integrations.vllm_grpc.methods import METHODS
-from tests.integrations.fake_engine import Refused, serving
+from tests.integrations.fake_engine import CONTEXT, Refused, serving
 
 REASONS = {"stop": pb.FinishInfo.STOP, "length": pb.FinishInfo.LENGTH, "abort": pb.FinishInfo.ABORTED}
 
@@ -39,12 +39,14 @@ class FakeVllm:
             try:
                 return await getattr(self, name)(request)
             except Refused as error:
-                await context.abort(error.status, "so the test wants it")
+                await context.abort(error.status, str(error))
 
         return method
 
     async def Generate(self, request):
-        limit = request.stopping.max_new_tokens or 20
+        self.engine.sampled_with.append(self._parameters(request))
+        self.engine.check_logprobs(request.response.output_candidates.top_n)
+        limit = request.stopping.max_new_tokens or CONTEXT
         prompt = list(request.token_ids.ids)
         for _ in request.media:  # each placeholder becomes four tokens
             at = prompt.index(PLACEHOLDER)
@@ -66,6 +68,15 @@ class FakeVllm:
                 )
         info = pb.PromptInfo(num_prompt_tokens=len(prompt), token_ids=prompt if wanted.prompt_token_ids else [])
         return pb.GenerateResponse(prompt_info=info, outputs=output)
+
+    def _parameters(self, request):
+        """What vLLM samples with: an absent value, and a repetition_penalty of 0, are those of the model's file."""
+        given = {name: getattr(request.sampling, name) for name in OFF if request.sampling.HasField(name)}
+        if given.get("top_p") == 0:
+            raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "top_p must be in (0, 1], got 0")
+        if request.decoding.repetition_penalty:
+            given["repetition_penalty"] = request.decoding.repetition_penalty
+        return OFF | {"repetition_penalty": 1.0} | self.engine.generation_config | given
 
     async def Abort(self, request):
         self.engine.abort(request.request_ids)
@@ -103,8 +114,9 @@ class FakeVllm:
         )
 
     async def GetServerInfo(self, request):
-        return pb.ServerInfo(engine_version="0.0", max_model_len=4096)
+        return pb.ServerInfo(engine_version="0.0", max_model_len=CONTEXT)
 
 
+OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 PLACEHOLDER, EXPANDED = 1, 2
 """The id of an image in a prompt, and the id of its tokens."""

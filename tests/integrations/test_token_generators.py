@@ -187,6 +187,17 @@ def smg_request(**sampling):
     )
 
 
+async def test_the_sampled_token_counts_against_vllms_limit_of_logprobs_over_smg():
+    engine = FakeEngine(lambda prompt: [51, 52])
+    async with server_of("smg-vllm", engine) as target, SmgGenerator(target) as generator:
+        result = await generator.generate(smg_request(top_logprobs=19))
+        with pytest.raises(InvalidArgument) as refused:
+            await generator.generate(smg_request(top_logprobs=20))
+    assert result.extras["top_logprobs"].numpy().shape == (2, 19)
+    assert refused.value.violations[0][0] == "params.top_logprobs"
+    assert "--max-logprobs 21" in str(refused.value)
+
+
 async def test_parameters_reach_vllm_over_smg():
     engine = FakeEngine(lambda prompt: list(REPLY))
     full = {"temperature": 0.0, "top_p": 0.5, "top_k": 7, "min_p": 0.25, "stop": ("END",), "stop_token_ids": (2,)}

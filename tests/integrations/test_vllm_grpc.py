@@ -42,7 +42,7 @@ def engine(reply=REPLY):
 
 
 async def test_a_call_carries_ids_and_neutral_parameters_and_its_result_ids_and_logprobs():
-    """vLLM's own default of the temperature is 0, and those of top_k, top_p and repetition_penalty are the model's."""
+    """vLLM's own default of the temperature is 0."""
     vllm = engine()
     async with FakeVllm(vllm).serving() as target, VllmGrpcGenerator(target) as generator:
         result = await generator.generate(asked(priority=-2))
@@ -50,7 +50,6 @@ async def test_a_call_carries_ids_and_neutral_parameters_and_its_result_ids_and_
     assert (sent.request_id, sent.session_id, sent.priority) == ("r1", "r/main", -2)
     assert (sent.WhichOneof("prompt"), list(sent.token_ids.ids)) == ("token_ids", [1, 2, 3])
     assert sent.temperature == 1.0
-    assert (sent.sampling.top_k, sent.sampling.top_p, sent.decoding.repetition_penalty) == (2**31 - 1, 1.0, 1.0)
     assert sent.stopping.max_new_tokens == 9
     assert sent.response.HasField("output_text")
     assert (sent.response.output_text, sent.response.output_token_ids, sent.response.output_logprobs) == (
@@ -62,6 +61,21 @@ async def test_a_call_carries_ids_and_neutral_parameters_and_its_result_ids_and_
     assert result.token_ids.tolist() == REPLY
     assert result.logprobs.tolist() == list(map(logprob, REPLY))
     assert (result.finish_reason, result.weight_version) == (FinishReason.STOP, "weights-1")
+
+
+SHAPED = {"top_k": 20, "top_p": 0.8, "min_p": 0.1, "repetition_penalty": 1.1}
+EVERY_TOKEN = 2**31 - 1
+
+
+@pytest.mark.parametrize(
+    "own", [{}, {"top_k": 0, "min_p": 0.0}, {"top_k": -1, "top_p": 1.0, "repetition_penalty": 1.0}]
+)
+async def test_the_models_own_parameters_shape_no_reply(own):
+    vllm = FakeEngine(lambda prompt: list(REPLY), generation_config=SHAPED)
+    async with FakeVllm(vllm).serving() as target, VllmGrpcGenerator(target) as generator:
+        await generator.generate(asked(sampling=Sampling(max_tokens=9, **own)))
+    (used,) = vllm.sampled_with
+    assert used == {"top_k": EVERY_TOKEN, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
 async def test_every_parameter_has_its_field():

@@ -21,6 +21,7 @@ from osmosis_grpc.errors import (
     Unavailable,
 )
 from osmosis_grpc.policies import OpenAIPolicy
+from osmosis_grpc.policies.openai import NEUTRAL
 from osmosis_grpc.testing import run_rollout
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.types import ChatRequest, ChatResponse, OutcomeStatus, VersionSpan
@@ -29,7 +30,7 @@ from tests.waiting import until
 
 KEY = "sk-very-secret"
 QUESTION = [{"role": "user", "content": "2+3?"}]
-REPLY = {"role": "assistant", "content": "#### 5", "reasoning_content": None}
+REPLY = {"role": "assistant", "content": "#### 5", "vendor": 0}
 LOGPROBS = {"content": [{"token": "5", "logprob": -0.25, "top_logprobs": []}, {"token": "", "logprob": None}]}
 USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
 CHOICE = {"index": 0, "message": REPLY, "finish_reason": "stop", "logprobs": LOGPROBS}
@@ -149,6 +150,7 @@ async def test_the_request_body():
         "model": "the-model",
         "messages": messages,
         "tools": tools,
+        **NEUTRAL,
         "temperature": 0.5,
         "min_p": 0.1,
         "logprobs": False,

@@ -174,13 +174,20 @@ async def test_the_time_is_limited():
 @pytest.mark.parametrize(
     ("params", "problem"),
     [
-        ({"temperature": "hot"}, "params.temperature: is 'hot', not a number of at least 0"),
-        ({"top_p": 2}, "params.top_p: is 2, not a number from 0 to 1"),
+        ({"temperature": "hot"}, "params.temperature: is 'hot', not a number from 0"),
+        ({"top_p": 2}, "params.top_p: is 2, not a number above 0, at most 1"),
+        ({"top_p": 0}, "params.top_p"),
+        ({"top_p": 1e-50}, "params.top_p"),
+        ({"repetition_penalty": 0}, "params.repetition_penalty"),
         ({"max_tokens": 0}, "params.max_tokens: is 0, not a whole number from 1"),
         ({"stop": [""]}, "params.stop: has an empty text"),
         ({"n": 2}, "params.n: is 2; a token policy serves only 1"),
         ({"tool_choice": "required"}, "serves only 'auto' or 'none'"),
-        ({"best_of": 2}, "params.best_of: is no sampling parameter"),
+        ({"best_of": 2}, "params.best_of"),
+        ({"use_beam_search": True}, "params.use_beam_search"),
+        ({"echo": True}, "params.echo"),
+        ({"prompt_logprobs": 1}, "params.prompt_logprobs"),
+        ({"min_tokens": 1}, "params.min_tokens"),
         ({"priority": "high"}, "params.priority: is 'high'"),
         ({"response_format": {"type": "xml"}}, "params.response_format"),
     ],
@@ -191,6 +198,12 @@ async def test_a_parameter_that_cannot_be_served_is_named(params, problem):
         await policy(chat(params=params))
     assert problem in str(error.value)
     assert not generator.asked
+
+
+async def test_a_parameter_that_is_null_does_not_replace_the_one_of_the_configuration():
+    policy, generator, _ = policy_of(generated(TOKENS.encode("a")), params={"temperature": 0.5})
+    await policy(chat(params={"temperature": None}))
+    assert generator.asked[0].sampling.temperature == 0.5
 
 
 async def test_the_context_limits_prompt_and_reply():

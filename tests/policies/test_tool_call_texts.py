@@ -80,6 +80,14 @@ def test_another_text_stays_text(text):
         assert parsed(text, style) == (text.strip(), [])
 
 
+@pytest.mark.parametrize("mark", ["\u2028", "\x85", "\xa0", "\u3000", "\x1c"], ids=lambda mark: f"{ord(mark):04x}")
+@pytest.mark.parametrize(("text", "calls"), [("@", []), (f"@<tool_call>{CALL}</tool_call>@", FOUND)])
+def test_only_blanks_and_line_ends_around_the_content_are_left_out(mark, text, calls):
+    said = f"{mark}yes{mark}"
+    content, found = parsed(f" \n{text.replace('@', said)}\n\t ")
+    assert (content, found) == (said * text.count("@"), calls)
+
+
 def test_a_broken_call_beside_a_good_one_stays_text():
     broken = '<tool_call>{"name": "find", "arguments": </tool_call>'
     assert parsed(f"{broken}<tool_call>{CALL}</tool_call>") == (broken, FOUND)

@@ -106,6 +106,15 @@ def test_several_tokens_stand_on_a_line_each():
             RolloutServerSettings(token=text)
 
 
+def test_a_file_of_tokens_has_one_on_each_line(tmp_path):
+    path = tmp_path / "tokens"
+    path.write_text("one\r\n\nlab=two\n")
+    assert RolloutServerSettings(token_file=path).tokens == ("one", "lab=two")
+    path.write_text("one\u2028two\n")
+    with pytest.raises(ValueError, match="printable ASCII"):
+        RolloutServerSettings(token_file=path).tokens
+
+
 async def test_a_token_is_sent_in_plain_text_to_loopback_only():
     for target in ("127.0.0.1:1", "localhost:1", "[::1]:1"):
         async with RolloutClient(target, token="t"):

@@ -62,7 +62,7 @@ NAMES = ("--command-name", "one", "--command-name", "two")
 
 async def test_each_command_has_a_name_beside_other_agents(tmp_path):
     write(tmp_path, "ask([USER]); result(reward=len(sys.argv))")
-    arguments = ("--command", COMMAND, "--command", f"{COMMAND} x y", *NAMES, *MODULE)
+    arguments = ("--command", COMMAND, "--command", f"{COMMAND} 'x\u2028y' z", *NAMES, *MODULE)
     with serving(*arguments, cwd=tmp_path) as (_, ready):
         assert ready["agent_loops"] == ["calculator", "one", "two"]
         async with Trainer([ready["grpc"]], EchoPolicy()) as trainer:

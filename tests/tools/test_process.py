@@ -69,6 +69,11 @@ async def test_the_last_lines_of_the_output_are_kept():
     assert ended.output == "x" * 100
 
 
+async def test_only_a_line_end_ends_a_line_of_the_output():
+    ended = await ran(sys.executable, "-c", r"import sys; sys.stdout.buffer.write('a\u2028b\x85c\r\nd\re'.encode())")
+    assert [line[0] + line[-1] for line in ended.output.split("\n")] == ["ac", "dd", "ee"]
+
+
 @pytest.mark.slow
 async def test_a_program_that_prints_a_gigabyte_takes_no_memory():
     import resource

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from osmosis_grpc.errors import Aborted, AlreadyExists, InvalidArgument, NotFound, Unavailable
+from osmosis_grpc.errors import Aborted, AlreadyExists, InvalidArgument, NotFound, RolloutFailed, Unavailable
 from osmosis_grpc.trainer import GroupCounts, OutcomeGroup, RolloutRequest, Trainer, advantages, pad
 from osmosis_grpc.types import Group, OutcomeStatus, RolloutOutcome
 from tests.trainer.conftest import PATIENCE, USER, Talker, reply
@@ -117,10 +117,12 @@ async def test_u01_a_group_is_dropped_and_its_other_members_are_cancelled(serve,
     assert sum(agent.running.values()) == 0, "g0-2 was waiting at its gate"
 
 
-async def test_u01_where_every_group_is_dropped_one_line_has_a_hint(serve, attach_to, caplog):
+async def test_where_every_group_is_dropped_the_loop_raises_and_one_line_has_a_hint(serve, attach_to, caplog):
     trainer = await attach_to(reply, await serve(fallible()))
     fails = {"fails": {f"g{n}-0": [1] for n in range(3)}}
-    assert await collect(trainer.groups(requests(3, metadata=fails), 3, retries=0)) == []
+    with pytest.raises(RolloutFailed) as raised:
+        await collect(trainer.groups(requests(3, metadata=fails), 3, retries=0))
+    assert raised.value.outcome.status is OutcomeStatus.FAILED
     lines = [r.getMessage() for r in caplog.records if "is dropped" in r.getMessage()]
     assert ['on_failure="drop_member"' in line for line in lines] == [True, False, False]
 
@@ -155,7 +157,8 @@ async def test_u01_a_failed_member_is_dropped(serve, attach_to, caplog):
 
 async def test_u01_two_members_are_needed(serve, attach_to):
     trainer = await attach_to(reply, await serve(fallible()))
-    assert await collect(trainer.groups(failing(m0=(1,), m1=(1,)), 3, retries=0, on_failure="drop_member")) == []
+    with pytest.raises(RolloutFailed):
+        await collect(trainer.groups(failing(m0=(1,), m1=(1,)), 3, retries=0, on_failure="drop_member"))
     assert trainer.group_counts == GroupCounts(dropped=1)
 
 
@@ -194,7 +197,8 @@ async def test_u01_a_group_that_an_earlier_process_finished_is_dropped(serve, tm
     """A trainer that was killed gets the whole list again: it cannot know which groups were dropped."""
     server, ledger = await serve(fallible()), tmp_path / "run.ledger"
     async with Trainer([server.address], reply, ledger=ledger) as trainer:
-        assert await collect(trainer.groups(failing(m0=(1, 2)), 3)) == []
+        with pytest.raises(RolloutFailed):
+            await collect(trainer.groups(failing(m0=(1, 2)), 3))
     async with Trainer([server.address], reply, ledger=ledger) as trainer:
         groups = await collect(trainer.groups([*failing(m0=(1, 2)), *requests(1, "h")], 3))
         assert [group.id for group in groups] == ["h0"]
@@ -210,6 +214,16 @@ async def test_u01_a_cancelled_group_is_dropped_and_not_tried_again(serve, attac
     await trainer.cancel(group_id="g0", reason="no time")
     assert [group.id for group in await groups] == ["g1"]
     assert trainer.group_counts == GroupCounts(yielded=1, dropped=1)
+
+
+async def test_the_loop_over_groups_that_were_all_cancelled_ends(serve, attach_to):
+    agent = fallible()
+    agent.gate(*(f"g0-{index}" for index in range(3)))
+    trainer = await attach_to(reply, await serve(agent))
+    groups = asyncio.ensure_future(collect(trainer.groups(requests(1), 3)))
+    await until(lambda: sum(agent.running.values()) == 3)
+    await trainer.cancel(group_id="g0", reason="no time")
+    assert await groups == []
 
 
 async def test_u01_leaving_the_loop_cancels_unfinished_rollouts(serve, attach_to):

@@ -84,7 +84,7 @@ async def test_equal_targets_are_one_server():
 async def test_a_file_has_a_target_on_each_line(tmp_path, monkeypatch, form):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "servers"
-    path.write_text("# the servers\n10.0.0.1:50051\n\n  agents.example:50052  # the second\n[::1]:50053\n")
+    path.write_text("# the\u2028servers\n10.0.0.1:50051\n\n  agents.example:50052  # the second\n[::1]:50053\n")
     (source,) = sources({"path": path, "text": "./servers", "url": f"file://{path}", "bare": "servers"}[form])
     assert await listed(source) == [Target("10.0.0.1:50051"), Target("agents.example:50052"), Target("[::1]:50053")]
 

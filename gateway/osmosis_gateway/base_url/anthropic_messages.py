@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from osmosis_gateway.base_url.requests import ModelRequest, refuse, refuse_beginning, typed
+from osmosis_gateway.base_url.sent_events import event
 from osmosis_grpc.agent import CompletionsResult
 from osmosis_grpc.agent.message_keys import arguments_object
 from osmosis_grpc.errors import InvalidArgument
@@ -264,7 +265,7 @@ def _usage(result: CompletionsResult) -> dict[str, Any]:
 
 
 def _event(kind: str, **fields: Any) -> str:
-    return f"event: {kind}\ndata: {json.dumps({'type': kind} | fields, ensure_ascii=False)}\n\n"
+    return event({"type": kind} | fields, kind)
 
 
 _STREAMED: dict[str, Callable[[dict[str, Any]], tuple[dict[str, Any], list[dict[str, Any]]]]] = {

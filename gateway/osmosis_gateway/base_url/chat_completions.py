@@ -1,12 +1,12 @@
 """OpenAI's Chat Completions: reads a request, and writes a reply as a body or as server-sent events."""
 
-import json
 import time
 import uuid
 from collections.abc import Iterator
 from typing import Any
 
 from osmosis_gateway.base_url.requests import ModelRequest, refuse, refuse_beginning, typed
+from osmosis_gateway.base_url.sent_events import event
 from osmosis_grpc.agent import CompletionsResult
 from osmosis_grpc.errors import InvalidArgument
 
@@ -49,19 +49,19 @@ def stream(request: ModelRequest, result: CompletionsResult) -> Iterator[str]:
     head = _head(request, "chat.completion.chunk")
     message = result.message
 
-    def event(delta: dict[str, Any], finish_reason: str | None = None, logprobs: Any = None) -> str:
+    def chunk(delta: dict[str, Any], finish_reason: str | None = None, logprobs: Any = None) -> str:
         choice = {"index": 0, "delta": delta, "finish_reason": finish_reason, "logprobs": logprobs}
-        return f"data: {json.dumps(head | {'choices': [choice]}, ensure_ascii=False)}\n\n"
+        return event(head | {"choices": [choice]})
 
-    yield event({"role": "assistant", "content": None if message.get("tool_calls") else ""})
+    yield chunk({"role": "assistant", "content": None if message.get("tool_calls") else ""})
     for name, value in message.items():
         if name not in ("role", "tool_calls") and value is not None:
-            yield event({name: value})
+            yield chunk({name: value})
     for index, call in enumerate(message.get("tool_calls") or ()):
-        yield event({"tool_calls": [{"index": index} | call]})
-    yield event({}, _finish_reason(result), _logprobs(request, result))
+        yield chunk({"tool_calls": [{"index": index} | call]})
+    yield chunk({}, _finish_reason(result), _logprobs(request, result))
     if request.stream_usage and result.usage:
-        yield f"data: {json.dumps(head | {'choices': [], 'usage': _usage(result)})}\n\n"
+        yield event(head | {"choices": [], "usage": _usage(result)})
     yield "data: [DONE]\n\n"
 
 
@@ -73,7 +73,7 @@ def error(status: int, message: str, code: str) -> dict[str, Any]:
 
 def stream_error(status: int, message: str, code: str) -> str:
     """Return the event of an error after the beginning of a stream."""
-    return f"data: {json.dumps(error(status, message, code), ensure_ascii=False)}\n\n"
+    return event(error(status, message, code))
 
 
 def _check(message: Any, path: str) -> None:

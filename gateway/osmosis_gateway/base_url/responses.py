@@ -1,6 +1,5 @@
 """OpenAI's Responses: reads the items of a request as a history of chat messages, and writes a reply as items."""
 
-import json
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -8,6 +7,7 @@ from typing import Any
 
 from osmosis_gateway.base_url import chat_completions
 from osmosis_gateway.base_url.requests import ModelRequest, refuse, refuse_beginning, typed
+from osmosis_gateway.base_url.sent_events import event
 from osmosis_grpc.agent import CompletionsResult
 from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.types import Message
@@ -82,18 +82,17 @@ def stream(request: ModelRequest, result: CompletionsResult) -> Iterator[str]:
     """Yield the reply as server-sent events."""
     number = iter(range(10_000_000))
 
-    def event(kind: str, **fields: Any) -> str:
-        data = {"type": kind, "sequence_number": next(number)} | fields
-        return f"event: {kind}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n"
+    def made(kind: str, **fields: Any) -> str:
+        return event({"type": kind, "sequence_number": next(number)} | fields, kind)
 
     begun, done = _response(request, "in_progress"), write(request, result)
     done["id"], done["created_at"] = begun["id"], begun["created_at"]
-    yield event("response.created", response=begun)
-    yield event("response.in_progress", response=begun)
+    yield made("response.created", response=begun)
+    yield made("response.in_progress", response=begun)
     for index, item in enumerate(done["output"]):
         place = {"output_index": index, "item_id": item["id"]}
         empty = {"message": {"content": []}, "function_call": {"arguments": ""}, "reasoning": {"summary": []}}
-        yield event(
+        yield made(
             "response.output_item.added",
             output_index=index,
             item=item | empty[item["type"]] | {"status": "in_progress"},
@@ -101,23 +100,21 @@ def stream(request: ModelRequest, result: CompletionsResult) -> Iterator[str]:
         if item["type"] == "message":
             for at, part in enumerate(item["content"]):
                 here = place | {"content_index": at}
-                yield event("response.content_part.added", **here, part=part | {"text": ""})
-                yield event("response.output_text.delta", **here, delta=part["text"], logprobs=[])
-                yield event("response.output_text.done", **here, text=part["text"], logprobs=[])
-                yield event("response.content_part.done", **here, part=part)
+                yield made("response.content_part.added", **here, part=part | {"text": ""})
+                yield made("response.output_text.delta", **here, delta=part["text"], logprobs=[])
+                yield made("response.output_text.done", **here, text=part["text"], logprobs=[])
+                yield made("response.content_part.done", **here, part=part)
         elif item["type"] == "function_call":
-            yield event("response.function_call_arguments.delta", **place, delta=item["arguments"])
-            yield event(
-                "response.function_call_arguments.done", **place, name=item["name"], arguments=item["arguments"]
-            )
-        yield event("response.output_item.done", output_index=index, item=item)
-    yield event(f"response.{done['status']}", response=done)
+            yield made("response.function_call_arguments.delta", **place, delta=item["arguments"])
+            yield made("response.function_call_arguments.done", **place, name=item["name"], arguments=item["arguments"])
+        yield made("response.output_item.done", output_index=index, item=item)
+    yield made(f"response.{done['status']}", response=done)
 
 
 def stream_error(status: int, message: str, code: str) -> str:
     """Return the event of an error after the beginning of a stream."""
     data = {"type": "error", "sequence_number": 0, "message": message, "code": code, "param": None}
-    return f"event: error\ndata: {json.dumps(data | error(status, message, code), ensure_ascii=False)}\n\n"
+    return event(data | error(status, message, code), "error")
 
 
 # The request.

@@ -1,4 +1,4 @@
-"""Samples tokens from vLLM over its own gRPC service, `vllm-rs serve --grpc-port`.
+"""Samples tokens from vLLM over its own gRPC service, `vllm serve --grpc-port` with the Rust frontend.
 
     policy = TokenPolicy(renderer, VllmGrpcGenerator("127.0.0.1:50051"))
 

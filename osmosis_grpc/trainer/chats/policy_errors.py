@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import NoReturn
 
 from osmosis_grpc.errors import CallError, Internal, InvalidArgument
-from osmosis_grpc.link.throttled_log import Throttled
+from osmosis_grpc.supervise.throttled_log import Throttled
 from osmosis_grpc.types import ChatRequest, Failure, FailureReason
 from osmosis_grpc.types.outcome import causes_of, clip, log_traceback, printable, with_type
 

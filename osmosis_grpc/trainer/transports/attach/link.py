@@ -15,7 +15,7 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import annotation_pb2, control_pb2, ou
 from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
 from osmosis_grpc.errors import Aborted, CallError, InvalidArgument
 from osmosis_grpc.link.frame_stream import FrameStream
-from osmosis_grpc.link.throttled_log import Throttled
+from osmosis_grpc.supervise.throttled_log import Throttled
 from osmosis_grpc.trainer.agent_server_state import AgentServerLink, Owner, Report, Rollout, RolloutKey, ServerIdentity
 from osmosis_grpc.trainer.transports.attach.event_subscriptions import Subscription, Subscriptions
 from osmosis_grpc.trainer.transports.attach.open_chats import OpenChats

@@ -2,7 +2,7 @@
 
 import logging
 
-from osmosis_grpc.link.throttled_log import EVERY, Throttled
+from osmosis_grpc.supervise.throttled_log import EVERY, Throttled
 
 
 def test_warnings_are_counted_between_two_lines(caplog):
