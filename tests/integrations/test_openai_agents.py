@@ -209,7 +209,7 @@ async def test_a_subagent_in_a_tool_has_its_parent():
         ({"metadata": "x"}, "metadata: is a str, not an object"),
         ({"metadata": {"x": object()}}, "extra_fields"),
         ({"finish_reason": 3}, "finish_reason: is a int, not a string"),
-        ({"score": 3}, "score: is not a key of a result; the keys are reward, rewards, metadata, finish_reason"),
+        ({"score": 3}, "score: is not a key of a result; the keys are reward, rewards, train, metadata, finish_reason"),
     ],
 )
 async def test_a_bad_result_is_a_failure_that_names_the_field(result, problem):
