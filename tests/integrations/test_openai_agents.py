@@ -130,7 +130,7 @@ async def test_the_task_has_the_trainers_request_and_the_client_knows_no_other_k
         await client.chat.completions.create(model="policy", messages=task.messages, temperature=0)
 
     parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
-    messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": "x"}]
+    messages = [{"role": "assistant", "content": "x"}, {"role": "user", "content": parts}]
     outcome = await run_rollout(
         agent, EchoPolicy(), messages, rollout_id="r1", label="5", metadata={"k": [1]}, max_turns=3, attempt=2
     )
@@ -281,7 +281,7 @@ async def test_a_cancelled_rollout_ends_with_its_partial_sample_and_a_clear_erro
             try:
                 for _ in range(2):
                     reply = await client.chat.completions.create(model="policy", messages=task.messages)
-                    task.messages.append(reply.choices[0].message.model_dump())
+                    task.messages += [reply.choices[0].message.model_dump(), {"role": "user", "content": "more"}]
             except asyncio.CancelledError as error:
                 errors.append(error)
                 raise
@@ -292,7 +292,7 @@ async def test_a_cancelled_rollout_ends_with_its_partial_sample_and_a_clear_erro
             try:
                 for _ in range(2):
                     reply = client.chat.completions.create(model="policy", messages=task.messages)
-                    task.messages.append(reply.choices[0].message.model_dump())
+                    task.messages += [reply.choices[0].message.model_dump(), {"role": "user", "content": "more"}]
             except openai.APIStatusError as error:
                 errors.append(error)
                 raise
