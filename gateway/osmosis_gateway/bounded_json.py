@@ -65,7 +65,7 @@ async def read_body(request: Request, bounds: Bounds) -> bytes:
     declared = request.headers.get("content-length", "0")
     if declared.isdecimal() and int(declared[:20]) > bounds.size:
         raise BodyRefused(413, f"the body is larger than {bounds.size} bytes")
-    return await _read(request, bounds)
+    return await read_within(request, bounds)
 
 
 def parse_body(raw: bytes, *, repair: bool = False) -> Any:
@@ -79,7 +79,8 @@ def parse_body(raw: bytes, *, repair: bool = False) -> Any:
     return jsontext.parse(text, "", repair=repair)
 
 
-async def _read(request: Request, bounds: Bounds) -> bytes:
+async def read_within(request: Request, bounds: Bounds) -> bytes:
+    """Return a body of any kind. Raises BodyRefused."""
     parts: list[bytes] = []
     size = 0
     ends = asyncio.get_running_loop().time() + bounds.seconds

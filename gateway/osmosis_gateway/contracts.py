@@ -1,8 +1,8 @@
 """The contracts of POST /rollout of the Osmosis SDK: reads a body, and says how the rollout's trainer is called.
 
-The body decides the contract. A body with `completion_callback_url` wants the result as callbacks: with `llm_api_key`
-as in 0.3.0, without it as in 0.2.18 to 0.2.31. A body without callbacks asks for the result with a polling lease, as
-the versions after 0.3.0 do.
+The body decides the contract. A body with `completion_callback_url` wants the result as callbacks: with a URL for chats
+that names the rollout as in 0.3.0, with `llm_api_key` as in 0.3.1 and 0.3.2, otherwise as in 0.2.18 to 0.2.31. A body
+without callbacks asks for the result with a polling lease, as the versions from 0.3.3 on do.
 """
 
 import hashlib
@@ -10,6 +10,7 @@ import json
 import uuid
 from dataclasses import asdict, dataclass
 from typing import Any
+from urllib.parse import unquote
 
 from pydantic import Field
 
@@ -48,8 +49,9 @@ class Contract:
 
 CALLBACKS = Contract("0.2.18", 200, names_samples=True)
 ONE_SAMPLE = Contract("0.3.0", 202)
-POLLED = Contract("0.3.x", 202, polled=True)
-_BY_NAME = {contract.name: contract for contract in (CALLBACKS, ONE_SAMPLE, POLLED)}
+POLLED = Contract("0.3.3", 202, polled=True)
+_BY_NAME = {contract.name: contract for contract in (CALLBACKS, ONE_SAMPLE, POLLED)} | {"0.3.x": POLLED}
+"""A journal of an earlier server names the last one 0.3.x."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +88,7 @@ class RolloutBody(Body):
     rollout_id: str | None = Field(
         default=None,
         max_length=MAX_ID_CHARS,
-        description="One visible path segment, unique per rollout. Required with callbacks.",
+        description="One visible path segment, unique per rollout. Without it, the server makes one.",
     )
     initial_messages: Messages = Field(description="The conversation to start from, in OpenAI's format.")
     label: str | None = Field(default=None, description="The reference answer, for the grader.")
@@ -163,10 +165,10 @@ def _terms(given: RolloutBody, has_llm_key: bool) -> Terms:
         return Terms(contract=POLLED, grade=given.grade, label=label)
     if not given.completion_callback_url:
         raise InvalidArgument("completion_callback_url", "is empty: leave it out to poll for the result, or send a URL")
-    if given.rollout_id is None:
-        raise InvalidArgument("rollout_id", "is missing")
+    segments = unquote(given.chat_completions_url.partition("?")[0]).split("/")
+    names_rollout = given.rollout_id is None or given.rollout_id in segments
     return Terms(
-        contract=ONE_SAMPLE if has_llm_key else CALLBACKS,
+        contract=ONE_SAMPLE if has_llm_key or names_rollout else CALLBACKS,
         completion_url=given.completion_callback_url,
         grader_url=given.grader_callback_url or "",
         key=given.controller_api_key or "",

@@ -4,6 +4,8 @@ limited_socket.py limits the number of connections.
 """
 
 import asyncio
+import socket
+from collections.abc import Callable
 from typing import Any, cast
 
 from starlette.responses import JSONResponse
@@ -23,11 +25,51 @@ The time begins when a connection opens, and later with the first bytes of each 
 """
 
 
+Watcher = Callable[[bool, bool], object]
+"""Gets whether the client has read the whole response, as far as it is known, and whether the connection has ended."""
+
+
+class Connection:
+    """Tells whether a client reads the response to a request. The scope of a request has it as state["connection"].
+
+    A client that closes its connection before it has read everything resets it. So a response is read if the client
+    sends another request, or closes the connection without a reset.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._watcher: Watcher | None = None
+        self._ended = False
+
+    def watch(self, watcher: Watcher) -> None:
+        """Call a function once, when it is known whether the response that now begins is read."""
+        if self._ended:
+            watcher(False, True)
+        else:
+            self._watcher = watcher
+
+    def tell(self, whole: bool, ended: bool) -> None:
+        """Note that the client has sent another request, or that the connection has ended."""
+        self._ended, watcher, self._watcher = ended, self._watcher, None
+        if watcher is not None:
+            watcher(whole, ended)
+
+    def is_reset(self) -> bool:
+        """Return whether the connection has ended with a reset that the event loop need not have seen yet."""
+        held = self._transport.get_extra_info("socket")
+        try:
+            return self._ended or held is None or held.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
+        except OSError:
+            return True
+
+
 class BoundedProtocol(H11Protocol):
     """Closes a connection whose request head does not arrive in time. Says to `listening` when it has no request."""
 
     head_seconds = HEAD_SECONDS
     _waiting: asyncio.TimerHandle | None = None
+    _cut = False
+    """Whether the client has ended the connection in the middle of a response."""
 
     def __init__(self, *given: Any, listening: LimitedSocket | None = None, **more: Any) -> None:
         super().__init__(*given, **more)
@@ -37,25 +79,42 @@ class BoundedProtocol(H11Protocol):
         owner = certificate_owner(transport.get_extra_info("peercert"))
         if owner is not None:
             self.app_state = self.app_state | {"certificate": owner}  # for the requests of this connection
+        self._link = Connection(transport)
+        self.app_state = self.app_state | {"connection": self._link}
         super().connection_made(transport)
         if self._listening is not None and self.client is not None:
-            self._listening.attach(self.client, lambda: not (self._answering() or transport.get_write_buffer_size()))
+            self._listening.attach(self.client, lambda: not (self._working() or transport.get_write_buffer_size()))
         self._await_head()
 
     def data_received(self, data: bytes) -> None:
-        if self._waiting is None and not self._answering():
-            self._await_head()
+        if not self._answering():
+            self._link.tell(True, False)
+            if self._waiting is None:
+                self._await_head()
         super().data_received(data)
         if self._answering():
             self._head_came()
 
+    def eof_received(self) -> None:
+        self._cut = self._answering()  # the transport closes, and drops what is written from now on
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_came()
+        whole = exc is None and not (self._cut or self._answering() or self._link.is_reset())
         super().connection_lost(exc)
+        self._link.tell(whole, True)
 
     def _answering(self) -> bool:
         cycle = cast("RequestResponseCycle | None", self.cycle)
         return cycle is not None and not cycle.response_complete
+
+    def _working(self) -> bool:
+        """Return whether a request has come as a whole, and its response has not ended.
+
+        A slow body is no reason to refuse a new connection.
+        """
+        cycle = cast("RequestResponseCycle | None", self.cycle)
+        return self._answering() and cycle is not None and not cycle.more_body
 
     def _await_head(self) -> None:
         self._waiting = call_later(AWAIT_HEAD, self.head_seconds, self.transport.close)

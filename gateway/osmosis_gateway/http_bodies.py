@@ -187,7 +187,7 @@ class Health(Body):
     concurrency: dict[str, int] = Field(description="max_concurrent, queued and running, as 0.2.18 had them.")
     instance_id: str = Field(default="", description="The journal's id.")
     process_id: str = Field(default="", description="Another one after each start.")
-    lifecycle: dict[str, bool | int] = Field(description="accepting_rollouts and active_rollouts, as in 0.3.x.")
+    lifecycle: dict[str, bool | int] = Field(description="accepting_rollouts and active_rollouts, as in 0.3.3.")
 
 
 def health(

@@ -1,4 +1,4 @@
-"""The results that trainers of 0.3.x ask for, and the leases that they renew by asking.
+"""The results that trainers of 0.3.3 and later ask for, and the leases that they renew by asking.
 
 A rollout whose lease is not renewed in time ends FAILED, because nobody wants its result any more. The leases of a
 restarted server begin anew.
@@ -7,7 +7,7 @@ restarted server begin anew.
 import asyncio
 import hmac
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,7 +45,9 @@ class Leases:
         self._until: dict[Record, float] = {}
         """The end of the lease of each unfinished rollout, by the clock of the event loop."""
         self._waits: dict[tuple[str, int], asyncio.Event] = {}
-        """Set when a rollout ends. Only rollouts for which a poll waits have one."""
+        """Set when the status of a rollout changes. Only rollouts for which a poll waits have one."""
+        self._told: dict[tuple[str, int], str] = {}
+        """The status of each unfinished rollout that a poll returned last. The answer to the Init says queued."""
         self._taken: dict[tuple[str, int], asyncio.Event] = {}
         """Set when a trainer got the result of a rollout. Only rollouts with an undelivered result have one.
 
@@ -55,6 +57,7 @@ class Leases:
     def start(self) -> None:
         """Watch the leases until the engine's supervisor ends."""
         self._engine.end_sinks.append(self._ended)
+        self._engine.context.stage_sinks.append(self._changed)
         self._engine.supervisor.every(SWEEP_LEASES, min(self.times.lease / 8, 5.0), self._sweep)
 
     @contextmanager
@@ -84,7 +87,9 @@ class Leases:
     async def result(
         self, owner: str, rollout_id: str, lease: str, gone: Callable[[], Awaitable[bool]]
     ) -> dict[str, Any]:
-        """Renew a lease, and return the result; or after `times.wait` seconds the status of an unfinished rollout.
+        """Renew a lease, and return the result, or the status of an unfinished rollout.
+
+        Wait at most `times.wait` seconds for a status that no poll has returned yet.
 
         `gone` returns whether the caller has disconnected. Raises NotFound for an unknown rollout and
         PermissionDenied for a wrong lease.
@@ -101,7 +106,10 @@ class Leases:
         await self._wait(record)
         outcome = (await self._engine.rollouts.info(record)).outcome
         if outcome is None:
-            return {"rollout_id": rollout_id, "status": status_of(record)}
+            status = status_of(record)
+            if record.live:
+                self._told[record.rollout_id, record.attempt] = status
+            return {"rollout_id": rollout_id, "status": status}
         if record.delivery.undelivered and not await gone():
             self._taken.setdefault((record.rollout_id, record.attempt), asyncio.Event()).set()
         return polled_body(outcome, polled_terms(record.init))
@@ -128,20 +136,23 @@ class Leases:
             self._until[record] = now + self.times.lease
 
     async def _wait(self, record: Record) -> None:
-        """Wait until a rollout has ended, at most `times.wait` seconds."""
-        if record.delivery.outcome is not None:
+        """Wait until a rollout has ended or has another status than the last poll returned, at most `times.wait` s."""
+        key = record.rollout_id, record.attempt
+        if record.delivery.outcome is not None or status_of(record) != self._told.get(key, "queued"):
             return
-        ended = self._waits.setdefault((record.rollout_id, record.attempt), asyncio.Event())
-        try:
+        changed = self._waits.setdefault(key, asyncio.Event())
+        with suppress(TimeoutError):
             async with asyncio.timeout(self.times.wait):
-                await ended.wait()
-        except TimeoutError:
-            return
+                await changed.wait()
 
     def _ended(self, info: RolloutInfo) -> None:
-        ended = self._waits.pop((info.rollout_id, info.attempt), None)
-        if ended is not None:
-            ended.set()
+        self._told.pop((info.rollout_id, info.attempt), None)
+        self._changed(info)
+
+    def _changed(self, rollout: RolloutInfo | Record) -> None:
+        changed = self._waits.pop((rollout.rollout_id, rollout.attempt), None)
+        if changed is not None:
+            changed.set()
 
     async def _sweep(self) -> None:
         """End the rollouts whose lease has run out. A rollout that is new here gets a whole lease."""
@@ -154,7 +165,7 @@ class Leases:
 
 
 def status_of(record: Record) -> str:
-    """Return the state of an unfinished rollout in the words of 0.3.x."""
+    """Return the state of an unfinished rollout in the words of 0.3.3."""
     if record.state in (RolloutState.ACCEPTED, RolloutState.QUEUED):
         return "queued"
     return "grading" if record.run.grading else "running"

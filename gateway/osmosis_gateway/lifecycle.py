@@ -1,4 +1,4 @@
-"""Cancels the rollouts of an engine in this process, and drains it, for the routes of 0.3.x."""
+"""Cancels the rollouts of an engine in this process, and drains it, for the routes of 0.3.3."""
 
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any

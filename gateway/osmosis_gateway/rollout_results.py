@@ -44,7 +44,7 @@ def grader_verdict(outcome: RolloutOutcome, terms: Terms) -> Verdict:
     missing = [name for name in kept if outcome.reward_of(name) is None]
     if not outcome.samples:
         why = "the rollout has no samples"
-    elif not terms.contract.names_samples and len(outcome.samples) > 1:
+    elif not terms.contract.names_samples and len(kept) != 1 and len(outcome.samples) > 1:
         names = ", ".join(outcome.samples)
         why = f"the contract {terms.contract.name} has one sample for each rollout, and this one has: {names}"
     elif missing and not why:
@@ -59,14 +59,24 @@ def completion_body(outcome: RolloutOutcome) -> dict[str, Any]:
 
 
 def grader_body(outcome: RolloutOutcome, terms: Terms) -> dict[str, Any]:
-    """Return the body of the grader callback. The samples are kept after a failure, without their rewards."""
+    """Return the body of the grader callback. The samples are kept after a failure, without their rewards.
+
+    Trainers of 0.2.18 read `samples`, and those of 0.3.0 read `sample`. The body has both, because a request of 0.3.0
+    can look like one of 0.2.18, and a trainer takes a missing key for a rollout without a reward.
+    """
     verdict = grader_verdict(outcome, terms)
     rows = sample_rows(outcome, terms, rewarded=verdict.status == "success")
-    head = {"rollout_id": outcome.rollout_id}
-    if terms.contract.names_samples:
-        samples = {name: {"id": name, **row} for name, row in rows.items()}
-        return head | {"samples": samples} | verdict.row()
-    return head | {"sample": next(iter(rows.values())) if len(rows) == 1 else None} | verdict.row()
+    only = _only(outcome, rows)
+    samples = {name: {"id": name, **row} for name, row in rows.items()}
+    if not terms.contract.names_samples:
+        samples = {name: row for name, row in samples.items() if rows[name] is only}
+    return {"rollout_id": outcome.rollout_id, "samples": samples, "sample": only} | verdict.row()
+
+
+def _only(outcome: RolloutOutcome, rows: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the only sample, or the only one that the agent wants to be trained on; None if there are several."""
+    kept = [name for name, sample in outcome.samples.items() if sample.train is not False] or list(rows)
+    return rows[kept[0]] if len(kept) == 1 else None
 
 
 def sample_rows(outcome: RolloutOutcome, terms: Terms, *, rewarded: bool) -> dict[str, dict[str, Any]]:
@@ -88,7 +98,7 @@ def sample_rows(outcome: RolloutOutcome, terms: Terms, *, rewarded: bool) -> dic
 
 
 def polled_verdict(outcome: RolloutOutcome, terms: Terms) -> Verdict:
-    """Return how a rollout ended, in the words of 0.3.x."""
+    """Return how a rollout ended, in the words of 0.3.3."""
     failure = outcome.failure
     if outcome.status is OutcomeStatus.CANCELLED:
         return Verdict("cancelled", "cancelled")
@@ -102,8 +112,8 @@ def polled_verdict(outcome: RolloutOutcome, terms: Terms) -> Verdict:
 def polled_body(outcome: RolloutOutcome, terms: Terms) -> dict[str, Any]:
     """Return the answer to a poll after the end of a rollout."""
     verdict = polled_verdict(outcome, terms)
-    rows = list(sample_rows(outcome, terms, rewarded=verdict.status == "success").values())
-    return {"rollout_id": outcome.rollout_id, "sample": rows[0] if len(rows) == 1 else None} | verdict.row()
+    rows = sample_rows(outcome, terms, rewarded=verdict.status == "success")
+    return {"rollout_id": outcome.rollout_id, "sample": _only(outcome, rows)} | verdict.row()
 
 
 def _failed(outcome: RolloutOutcome) -> Verdict:

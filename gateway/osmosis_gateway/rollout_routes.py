@@ -1,4 +1,4 @@
-"""The routes of the Osmosis SDK's POST /rollout: 0.2.18 with two callbacks, and 0.3.x with a polling lease."""
+"""The routes of the Osmosis SDK's POST /rollout: 0.2.18 with two callbacks, and 0.3.3 with a polling lease."""
 
 import contextlib
 import secrets

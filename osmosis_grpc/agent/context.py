@@ -3,7 +3,7 @@
 import asyncio
 import copy
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from osmosis_grpc.agent.loop_calls import LoopCalls
@@ -155,6 +155,19 @@ class RolloutContext(RolloutScope):
         Raises a CallError if the trainer refuses the chat or cannot be reached. Raises ValueError for a history that
         cannot be sent, and RolloutEndedError after the end of the rollout.
         """
+        return await self.ask(messages, sample=sample, purpose=purpose, tools=tools, params=params)
+
+    async def ask(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        sample: str,
+        purpose: ChatPurpose = ChatPurpose.POLICY,
+        tools: Sequence[Any] | None,
+        params: Mapping[str, Any],
+        wanted: Callable[[], Awaitable[Any]] | None = None,
+    ) -> CompletionsResult:
+        """Do the same as chat(). The reply becomes part of the rollout when `wanted` returns, see Session.chat."""
         if isinstance(tools, list | tuple):
             self.bind_tools(tools)
         if self._own is not None:
@@ -164,7 +177,7 @@ class RolloutContext(RolloutScope):
             return made
         session = self._session
         number, response = await session.chat(
-            messages, sample=sample, purpose=self._purpose or purpose, tools=tools, params=params
+            messages, sample=sample, purpose=self._purpose or purpose, tools=tools, params=params, wanted=wanted
         )
         block = response.tokens
         ids: Any = None if block is None else block.ids
@@ -179,6 +192,7 @@ class RolloutContext(RolloutScope):
             finish_reason=response.finish_reason or None,
             extra=response.extra,
             chat_number=number,
+            sample=sample,
         )
 
     def add_sample(

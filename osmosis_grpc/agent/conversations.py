@@ -2,7 +2,8 @@
 
 A program sends its whole history with every request and names no conversation. Client libraries write messages again:
 they add keys with null, change null content to "", or make text a list of parts. So the tree compares messages by their
-meanings (message_keys.py), and puts the earlier spelling of a message in place of a later one. The engine then finds
+meanings (message_keys.py), and puts the earlier spelling of a message in place of a later one. A message with the calls
+of a reply and without its text means the reply, too. The engine then finds
 that the history continues an earlier chat, and the tokens stay in one segment.
 
 The tree keeps the messages of answered requests only. A request that is refused takes no memory.
@@ -44,6 +45,8 @@ class Place(NamedTuple):
     """The sample that the history continues. Empty: it begins a new sample."""
     parent: ChatRef | None
     """The chat that seems to have called a new sample. None for a sample that stands alone."""
+    calls: dict[str, ChatRef]
+    """The calls that waited for their results when the history came."""
 
 
 class Conversations:
@@ -58,6 +61,8 @@ class Conversations:
         """The newest chat of each sample, if its reply calls tools and the sample has not gone on; the newest last."""
         self._replies: dict[bytes, Message] = {}
         """The newest reply of each key. A program can leave out messages before a reply."""
+        self._answers: dict[tuple[str, int], _Node] = {}
+        """The reply of each chat."""
         self._parents: dict[str, str] = {}
         """The sample that has called each sample. A parent comes before its children."""
 
@@ -81,9 +86,10 @@ class Conversations:
             raise ResourceExhausted("the messages of this rollout have too many bytes; send fewer or shorter ones")
         sample = sample or self._unanswered.get(history.digest, "") or self._changed(history)
         parent = None if sample else next(reversed(self._calls.values()), None)
+        calls = self._calls
         if named or sample:
             self._goes_on(named or sample)
-        return Place(history, spelled, named or sample, parent)
+        return Place(history, spelled, named or sample, parent, calls)
 
     def begin(self, messages: Sequence[Message], written: Sequence[Message]) -> None:
         """Keep the beginning of histories. `written` has the messages as the program is going to write them."""
@@ -102,15 +108,28 @@ class Conversations:
         key, size = message_key(written or reply)
         answer = self._child(node, reply, key, size)
         self._replies[key] = reply
+        if reply.get("tool_calls"):  # some programs keep the calls of a reply and not its text
+            bare = message_key({**(written or reply), "content": None})[0]
+            node.children.setdefault(bare, answer)
+            self._replies.setdefault(bare, reply)
         answer.message, answer.sample = reply, sample
         if answer in node.replies:
             node.replies.remove(answer)
         node.replies.append(answer)
+        self._answers[sample, chat_number] = answer
         if place.parent is not None:
             self._parents.setdefault(sample, place.parent.sample)
         self._calls.pop(sample, None)
         if reply.get("tool_calls"):
             self._calls[sample] = ChatRef(sample, chat_number)
+
+    def continued(self, sample: str, chat_number: int) -> bool:
+        """Return whether a later history that got a reply has the reply of a chat."""
+        return bool(self._answers[sample, chat_number].children)
+
+    def refused(self, place: Place) -> None:
+        """Forget a history that was refused at once."""
+        self._calls = place.calls
 
     def failed(self, place: Place, sample: str) -> None:
         """Note that a history got no reply. The same history then belongs to the same sample."""
@@ -132,8 +151,7 @@ class Conversations:
         for child, parent in self._parents.items():
             if parent in over:
                 over.add(child)
-        for name in over:
-            self._calls.pop(name, None)
+        self._calls = {name: call for name, call in self._calls.items() if name not in over}
 
     def _changed(self, history: History) -> str:
         """Return the sample of a history in which the program has changed a reply, for example left out its reasoning.

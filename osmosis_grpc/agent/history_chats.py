@@ -4,14 +4,16 @@ A history is put into the spelling of the earlier chats first (conversations.py)
 """
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from osmosis_grpc.agent.context import RolloutContext
 from osmosis_grpc.agent.conversations import Conversations
 from osmosis_grpc.agent.message_keys import History
 from osmosis_grpc.agent.results import CompletionsResult
-from osmosis_grpc.errors import CallError, InvalidArgument
+from osmosis_grpc.errors import CallError, InvalidArgument, RolloutEndedError
 from osmosis_grpc.types import ChatRef, Message
 from osmosis_grpc.types.requests import with_params
 
@@ -19,6 +21,22 @@ POLICY = "policy"
 """The name of the model. `policy/NAME` is the trainer's policy NAME."""
 _RESERVED = frozenset(inspect.signature(RolloutContext.chat).parameters) - {"params"}
 """Names that are arguments of ctx.chat, so no sampling parameter can have them."""
+_ABOUT_TOOLS = frozenset({"tool_choice", "parallel_tool_calls"})
+
+
+@dataclass(slots=True)
+class _Begun:
+    """What is known of a sample."""
+
+    model: str = ""
+    """The name of the model in its first request."""
+    tools: bool = False
+    """Whether a request had tools."""
+    length: int = 0
+    """The number of messages in its longest history."""
+
+    def went_on(self, tools: Sequence[Any] | None, messages: Sequence[Message]) -> None:
+        self.tools, self.length = self.tools or bool(tools), max(self.length, len(messages))
 
 
 class HistoryChats:
@@ -29,6 +47,9 @@ class HistoryChats:
         """The error of the newest chat that ended; None if it got its reply."""
         self.conversations = Conversations()
         self._context = context
+        self._begun: dict[str, _Begun] = {}
+        """The samples that have a reply."""
+        self._unread: list[CompletionsResult] = []
         self._unused: dict[tuple[str, ChatRef | None], str] = {}
         """A sample without a chat, because its request was refused, by policy and parent. Another request gets it."""
 
@@ -41,18 +62,25 @@ class HistoryChats:
         model: str = POLICY,
         sample: str = "",
         written: Callable[[CompletionsResult], Message] | None = None,
+        wanted: Callable[[], Awaitable[Any]] | None = None,
     ) -> CompletionsResult:
         """Return the reply to a history. Without `sample`, the history decides which sample it continues.
 
         `written` returns the reply as the program is going to write it in later histories. Without it, the tree finds
-        a reply that has the same text and the same tool calls.
+        a reply that has the same text and the same tool calls. The reply becomes part of the rollout when `wanted`
+        returns, see Session.chat.
 
         Sampling parameters that are not in `params` are the trainer's completion_params. Raises InvalidArgument for a
         history that cannot be sent, and what RolloutContext.chat raises.
         """
+        has_tools = bool(self._context.tools if tools is None else tools)
+        if not has_tools and params.get("tool_choice", "auto") not in ("auto", "none", None):
+            raise InvalidArgument("tool_choice", "asks for a call of a tool, and the request has no tools")
         params = with_params(self._context.request.completion_params, params)
         for name in sorted(_RESERVED & params.keys()):
             raise InvalidArgument(name, "is not a sampling parameter")
+        if not has_tools:  # model servers refuse parameters about tools there
+            params = {name: value for name, value in params.items() if name not in _ABOUT_TOOLS}
         place = self.conversations.place(history, sample)
         begins = _policy(model), place.parent
         name, begun = place.sample or self._unused.pop(begins, ""), self._context.samples
@@ -60,19 +88,48 @@ class HistoryChats:
             if not name or name not in begun:
                 new = name or (None if begun else "main")
                 name = self._context.add_sample(new, policy=begins[0], parent=begins[1])
-            result = await self._context.chat(place.messages, sample=name, tools=tools, **params)
+            result = await self._context.ask(place.messages, sample=name, tools=tools, params=params, wanted=wanted)
+        except ValueError as error:
+            self.conversations.refused(place)
+            if name and not place.sample:
+                self._unused[begins] = name
+            raise InvalidArgument("", str(error)) from None
         except BaseException as error:
             self.conversations.failed(place, name)
             self.failure = error if isinstance(error, CallError) else self.failure
-            if isinstance(error, ValueError):
-                if name and not place.sample:
-                    self._unused[begins] = name
-                raise InvalidArgument("", str(error)) from None
             raise
         self.failure = None
         rewritten = None if written is None else written(result)
         self.conversations.answered(place, name, result.chat_number, result.message, rewritten)
+        self._begun.setdefault(name, _Begun(model)).went_on(tools, place.messages)
         return result
+
+    def unread(self, reply: CompletionsResult) -> None:
+        """Note that no client has read a reply."""
+        self._unread.append(reply)
+
+    def leave_out(self) -> None:
+        """At the end of the program, ask the trainer not to train on some samples.
+
+        These are samples with a reply that no client has read, and that nothing continues, and samples that have
+        another model than the main one.
+
+        Programs ask small models for titles and quotas. They get their replies from the policy, but the rollout's
+        reward is not about them. The main sample is the longest one with tools, or without any tools, the longest one.
+        """
+        for reply in self._unread:
+            if not self.conversations.continued(reply.sample, reply.chat_number):
+                self._leave_out(reply.sample, f"the program did not read the reply of chat {reply.chat_number}")
+        main = max(self._begun.values(), key=lambda begun: (begun.tools, begun.length), default=_Begun())
+        for name, begun in self._begun.items():
+            asks_policy = begun.model in ("", POLICY) or _policy(begun.model)
+            if begun.model != main.model and not asks_policy:
+                self._leave_out(name, f"its model is {begun.model!r:.120}, and the main one is {main.model!r:.120}")
+
+    def _leave_out(self, sample: str, why: str) -> None:
+        with suppress(RolloutEndedError):
+            self._context.set_train(False, sample=sample)
+            self._context.log_event("sample left out of training", sample=sample, reason=why)
 
 
 def _policy(model: str) -> str:

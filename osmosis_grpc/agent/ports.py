@@ -85,8 +85,13 @@ class Session(Protocol):
         purpose: ChatPurpose,
         tools: Sequence[Any] | None,
         params: Mapping[str, Any],
+        wanted: Callable[[], Awaitable[Any]] | None = None,
     ) -> tuple[int, ChatResponse]:
-        """Ask for a reply. Return the number of the chat within its sample, and the reply."""
+        """Ask for a reply. Return the number of the chat within its sample, and the reply.
+
+        The trainer's reply becomes part of the rollout when `wanted` returns. If the call is cancelled before, there
+        was no reply.
+        """
 
     def add_sample(self, name: str | None, *, policy: str, parent: ChatRef | None, train: bool | None) -> str:
         """Begin another sample, and return its name. Raises ValueError."""

@@ -32,6 +32,8 @@ class CompletionsResult:
     """Further fields of the sampler's reply."""
     chat_number: int = 0
     """The number of the chat within its sample, for ctx.set_reward(chat=...) and ctx.add_sample(parent=...)."""
+    sample: str = ""
+    """The sample of the chat."""
 
     @property
     def tool_calls(self) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ import asyncio
 import itertools
 import logging
 import math
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -34,6 +34,7 @@ from osmosis_grpc.types import (
     events,
     jsontext,
 )
+from osmosis_grpc.types.call_ids import with_call_ids
 from osmosis_grpc.types.messages import copy_messages
 from osmosis_grpc.types.outcome import clip
 from osmosis_grpc.types.requests import check_id, check_policy_name, own_params, pinned_params, with_params
@@ -233,6 +234,7 @@ class RolloutSession:
         purpose: ChatPurpose,
         tools: Sequence[Any] | None,
         params: Mapping[str, Any],
+        wanted: Callable[[], Awaitable[Any]] | None = None,
     ) -> tuple[int, ChatResponse]:
         if not self._chats.open:
             await asyncio.sleep(0)  # an agent that ignores RolloutEndedError in a loop must not block the event loop
@@ -291,7 +293,10 @@ class RolloutSession:
         try:
             if isinstance(recorded, CallError):
                 raise recorded
-            response = await self._chats.ask(request) if recorded is None else recorded.response
+            reply = await self._chats.ask(request) if recorded is None else recorded.response
+            if wanted is not None and recorded is None:
+                await wanted()
+            response = with_call_ids(reply, request)
             self.check_open()
             if state.lacks_ids(position.parent_chat, response):
                 record.tenant.repeats_ids = True

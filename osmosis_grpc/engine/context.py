@@ -52,6 +52,8 @@ class EngineContext:
         self.failed_chats = Throttled(logging.getLogger("osmosis_grpc.engine.chat_calls"), system.monotonic)
         """Logs the errors of trainers that a retry may mend: all chats fail while a trainer or its model is away."""
         self.earlier_runs = EarlierRuns(runnables, journal, system)
+        self.stage_sinks: list[Callable[[Record], object]] = []
+        """Called when an agent starts, and when its grader does."""
         self.on_ended: Callable[[Record], None] = lambda record: None
         """Called after the end of a rollout is committed. Set by the engine."""
         self.on_delivered: Callable[[Record], None] = lambda record: None
@@ -61,6 +63,11 @@ class EngineContext:
         self.blocked_at: Callable[[str], str] = lambda task: ""
         """Returns where the task of this name blocked the event loop last. Set by the engine."""
         self._tenants: WeakValueDictionary[str, Tenant] = WeakValueDictionary()
+
+    def tell_stage(self, record: Record) -> None:
+        """Tell that the agent or the grader of a rollout starts."""
+        for sink in self.stage_sinks:
+            sink(record)
 
     def callback_tenant(self, owner: str) -> Tenant:
         """Return the tenant that all callbacks of an owner share."""

@@ -151,6 +151,7 @@ class Runner:
         run.cancel_timers()
         run.grading, run.timeout, run.deadline = True, seconds, None if seconds is None else now + seconds
         self.limit(record)
+        self._context.tell_stage(record)
 
     def _later(self, job: Job, record: Record, seconds: float, callback: Callable[..., Any], *args: Any) -> None:
         """Set a timer of a rollout. If the callback raises, the rollout ends FAILED (server)."""
@@ -171,6 +172,7 @@ class Runner:
             record.run.deadline = now + record.run.timeout
             self.limit(record)
         record.run.agent_version = self._context.earlier_runs.versions.get(record.agent_loop, "")
+        self._context.tell_stage(record)
         started = events.Started(waited, record.run.agent_version)
         if record.run.left_over:  # a crash from here on must be counted
             self._context.log.append(record, started, self._run)

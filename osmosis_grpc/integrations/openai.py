@@ -113,7 +113,7 @@ def rollout_agent(
     `client` is an openai.AsyncOpenAI for an async function, and an openai.OpenAI for a sync one. The model's name is
     `policy`, or `policy/NAME` for the trainer's policy NAME. `tools` are offered in every request that has no tools of
     its own; `task.ctx.run_tools(message)` runs their calls. The function returns a reward, None, or a dict with the
-    keys `reward`, `rewards`, `metadata` and `finish_reason`. `replayable` is that of RolloutAgentLoop.
+    keys `reward`, `rewards`, `train`, `metadata` and `finish_reason`. `replayable` is that of RolloutAgentLoop.
 
     Raises MissingExtraError without the openai package. Raises TypeError for a function that cannot be called with a
     task and a client.

@@ -11,6 +11,7 @@ from typing import Any
 from osmosis_grpc.policies.arguments import arguments_for, mapping
 from osmosis_grpc.policies.scripted import Reply, answer
 from osmosis_grpc.types import ChatPurpose, ChatRequest, ChatResponse, Message
+from osmosis_grpc.types.call_ids import call_prefix
 
 MOST_CHATS = 8
 """The mock calls tools only in this many chats of a sample. Then it answers, even if the history lacks the calls."""
@@ -46,7 +47,7 @@ class EveryToolMock:
             "content": None,
             "tool_calls": [
                 {
-                    "id": f"call_{request.chat_number}_{index}",
+                    "id": f"{call_prefix(request)}_{index}",
                     "type": "function",
                     "function": {
                         "name": name,

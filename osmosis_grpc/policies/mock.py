@@ -18,6 +18,7 @@ from osmosis_grpc.agent.tools import get_tool_call_info
 from osmosis_grpc.errors import ToolArgumentError
 from osmosis_grpc.policies.scripted import Reply, answer
 from osmosis_grpc.types import ChatRequest, ChatResponse, Message
+from osmosis_grpc.types.call_ids import call_prefix
 from osmosis_grpc.types.syntax_tree import parse_expression
 
 _RUN = re.compile(r"[-+*/().\d\s]+")
@@ -45,13 +46,12 @@ class ToolCallingMock:
     async def __call__(self, request: ChatRequest, /) -> ChatResponse:
         if self._latency:
             await asyncio.sleep(self._latency)
-        return answer(
-            request, next_reply(request.messages, request.chat_number), tokens=self._tokens, version=self._version
-        )
+        reply = next_reply(request.messages, call_prefix(request))
+        return answer(request, reply, tokens=self._tokens, version=self._version)
 
 
-def next_reply(messages: Sequence[Message], number: int) -> Reply:
-    """Return the next reply: tool calls or the answer."""
+def next_reply(messages: Sequence[Message], prefix: str) -> Reply:
+    """Return the next reply: tool calls or the answer. The ids of the calls begin with `prefix`."""
     users = [i for i, m in enumerate(messages) if m.get("role") == "user" and isinstance(m.get("content"), str)]
     try:
         if not users:
@@ -68,7 +68,7 @@ def next_reply(messages: Sequence[Message], number: int) -> Reply:
             "content": None,
             "tool_calls": [
                 {
-                    "id": f"call_{number}_{i}",
+                    "id": f"{prefix}_{i}",
                     "type": "function",
                     "function": {"name": name, "arguments": json.dumps({"a": a, "b": b})},
                 }

@@ -22,6 +22,7 @@ from osmosis_grpc.policies.sampling import Sampling, sampling_of
 from osmosis_grpc.policies.sent_prompts import SentPrompts
 from osmosis_grpc.supervise import SYSTEM, Backoff, DaemonThreads, OnFailure, Supervisor, job
 from osmosis_grpc.types import ChatRequest, ChatResponse, Extras, Ids, Message, TokenBlock, VersionSpan
+from osmosis_grpc.types.call_ids import call_prefix
 from osmosis_grpc.types.segment_extras import Part, join, rows
 
 log = logging.getLogger(__name__)
@@ -201,7 +202,7 @@ class TokenPolicy:
 
         def read() -> Message:
             text = _before_stop(self._renderer.text(ids), stop)
-            return self._renderer.message(ids, text, tools=tools, call_prefix=f"call_{request.chat_number}")
+            return self._renderer.message(ids, text, tools=tools, call_prefix=call_prefix(request))
 
         message = await self._threads.run(read)
         try:

@@ -13,7 +13,7 @@ from osmosis_grpc.errors import CallError, NotFound
 from osmosis_grpc.link.channel_options import client_options
 from osmosis_grpc.link.connection_errors import REFUSES
 from osmosis_grpc.link.credentials import Credentials, channel
-from osmosis_grpc.reading.source_port import SourceError
+from osmosis_grpc.reading.source_port import NoRollout, SourceError
 from osmosis_grpc.trainer.rollout_client import RolloutClient
 
 TIMEOUT = 10.0
@@ -78,7 +78,7 @@ class ChosenServer:
         try:
             yield
         except NotFound as error:
-            raise SourceError(f"{error} on {self}; list shows the rollouts that the token may see") from None
+            raise NoRollout(f"{error} on {self}; list shows the rollouts that the token may see") from None
         except CallError as error:
             how = f"{', '.join(self.names)} and --tls say how to reach it"
             raise SourceError(f"{self.why}{self.text_of(error)}; {how}") from None

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from osmosis_grpc.errors import DataLoss, InvalidArgument
-from osmosis_grpc.reading.source_port import DamagedRollout, SourceError
+from osmosis_grpc.reading.source_port import DamagedRollout, NoRollout, SourceError
 from osmosis_grpc.storage import JournalError, Reader
 from osmosis_grpc.types import JournaledRollout
 
@@ -38,9 +38,9 @@ def opened(folder: Path) -> Iterator[Reader]:
         raise SourceError(f"{folder} cannot be read: {error}; {doctor_hint(folder)}") from None
 
 
-def unknown_rollout(rollout_id: str, folder: Path, known: list[str]) -> SourceError:
+def unknown_rollout(rollout_id: str, folder: Path, known: list[str]) -> NoRollout:
     """Return the error for an unknown id. `known` are the newest ids."""
-    return SourceError(f"there is no rollout {rollout_id} in {folder}; {_near(rollout_id, known)}")
+    return NoRollout(f"there is no rollout {rollout_id} in {folder}; {_near(rollout_id, known)}")
 
 
 def find_attempt(reader: Reader, folder: Path, rollout_id: str, attempt: int = 0) -> JournaledRollout:
@@ -51,7 +51,7 @@ def find_attempt(reader: Reader, folder: Path, rollout_id: str, attempt: int = 0
     entry = entries.get(attempt or max(entries))
     if entry is None:
         known = ", ".join(map(str, sorted(entries)))
-        raise SourceError(f"rollout {rollout_id} has no attempt {attempt}; it has: {known}")
+        raise NoRollout(f"rollout {rollout_id} has no attempt {attempt}; it has: {known}")
     if entry.damage:
         raise DamagedRollout(f"rollout {rollout_id} is damaged: {entry.damage}; {doctor_hint(folder)}")
     return entry

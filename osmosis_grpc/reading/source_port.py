@@ -24,6 +24,10 @@ class SourceError(Exception):
     """A journal or a server has no answer. The message says why and what to do."""
 
 
+class NoRollout(SourceError):
+    """There is no such rollout, or no such attempt of it."""
+
+
 class DamagedRollout(SourceError):
     """A rollout is damaged in the journal. Other rollouts can be read."""
 

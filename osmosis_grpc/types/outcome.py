@@ -184,8 +184,12 @@ class RolloutOutcome:
 
     @property
     def messages(self) -> Sequence[Message]:
-        """The conversation of sample `main`, or of the first sample; empty without samples."""
-        main = self.samples.get("main") or next(iter(self.samples.values()), None)
+        """The conversation of sample `main`, or of the first sample; empty without samples.
+
+        A sample that is not to be trained on, for example the title of a conversation, gives way to the others.
+        """
+        trained = {name: sample for name, sample in self.samples.items() if sample.train is not False} or self.samples
+        main = trained.get("main") or next(iter(trained.values()), None)
         return main.messages if main is not None else ()
 
     async def confirm(self) -> None:

@@ -194,10 +194,15 @@ async def test_a_program_that_is_stopped_by_its_time_limit_has_its_samples(tmp_p
         ('{"rewards": [1]}', "rewards: is a list, not an object"),
         ('{"rewards": {"main": "x"}}', "rewards.main: is 'x', not a finite number"),
         ('{"rewards": {"other": 1}}', "rewards.other: the rollout has no sample named 'other'; its samples: 'main'"),
+        ('{"train": {"main": 1}}', "train.main: is a int, not a bool"),
+        ('{"train": {"other": true}}', "train.other: the rollout has no sample named 'other'; its samples: 'main'"),
         ("", "the result file is empty"),
         ('{"metadata": 3}', "metadata: is a int, not an object"),
         ('{"finish_reason": 3}', "finish_reason: is a int, not a string"),
-        ('{"rewrd": 1}', "rewrd: is not a key of a result; the keys are reward, rewards, metadata, finish_reason"),
+        (
+            '{"rewrd": 1}',
+            "rewrd: is not a key of a result; the keys are reward, rewards, train, metadata, finish_reason",
+        ),
         ("x" * (4 * 2**20 + 1), "result.json has more than 4194304 bytes"),
     ],
 )
@@ -385,3 +390,30 @@ def test_the_name_of_an_agent_is_that_of_its_script(tmp_path, command, name):
         (tmp_path / script).chmod(0o755)
     agent = CommandAgent(command, Endpoints(str), environment={"PATH": os.environ["PATH"]}, folder=tmp_path)
     assert agent.name == name
+
+
+TITLE = """
+ask([{"role": "system", "content": "Make a title."}, USER], model="small")
+work = [{"role": "system", "content": "plan"}, USER]
+tools = [{"type": "function", "function": {"name": "help", "parameters": {"type": "object"}}}]
+ask(work, model="large", tools=tools)
+work.append({"role": "tool", "tool_call_id": "c1", "content": "5"})
+ask(work, model="large", tools=tools)
+ask([{"role": "system", "content": "Help."}, USER], model="large")
+ask([{"role": "system", "content": "criticize"}, USER], model="policy/critic")
+"""
+
+
+@pytest.mark.parametrize(
+    ("result", "train"),
+    [
+        ("", {"main": False, "sample-2": None, "sample-3": None, "sample-4": None}),
+        ('result(train={"main": True, "sample-3": False})', {"main": True, "sample-3": False}),
+    ],
+)
+async def test_conversations_of_another_model_than_the_main_one_are_not_trained_on(tmp_path, result, train):
+    policies = {"": policy, "critic": policy}
+    outcome = await outcome_of(tmp_path, TITLE + result, policies)
+    assert outcome.status is COMPLETED, outcome.failure
+    assert outcome.messages == outcome.samples["main" if "True" in result else "sample-2"].messages
+    assert train.items() <= {name: sample.train for name, sample in outcome.samples.items()}.items()

@@ -130,7 +130,7 @@ async def test_the_task_has_the_trainers_request_and_the_client_knows_no_other_k
         await client.chat.completions.create(model="policy", messages=task.messages, temperature=0)
 
     parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
-    messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": "x"}]
+    messages = [{"role": "assistant", "content": "x"}, {"role": "user", "content": parts}]
     outcome = await run_rollout(
         agent, EchoPolicy(), messages, rollout_id="r1", label="5", metadata={"k": [1]}, max_turns=3, attempt=2
     )
@@ -209,7 +209,7 @@ async def test_a_subagent_in_a_tool_has_its_parent():
         ({"metadata": "x"}, "metadata: is a str, not an object"),
         ({"metadata": {"x": object()}}, "extra_fields"),
         ({"finish_reason": 3}, "finish_reason: is a int, not a string"),
-        ({"score": 3}, "score: is not a key of a result; the keys are reward, rewards, metadata, finish_reason"),
+        ({"score": 3}, "score: is not a key of a result; the keys are reward, rewards, train, metadata, finish_reason"),
     ],
 )
 async def test_a_bad_result_is_a_failure_that_names_the_field(result, problem):
@@ -281,7 +281,7 @@ async def test_a_cancelled_rollout_ends_with_its_partial_sample_and_a_clear_erro
             try:
                 for _ in range(2):
                     reply = await client.chat.completions.create(model="policy", messages=task.messages)
-                    task.messages.append(reply.choices[0].message.model_dump())
+                    task.messages += [reply.choices[0].message.model_dump(), {"role": "user", "content": "more"}]
             except asyncio.CancelledError as error:
                 errors.append(error)
                 raise
@@ -292,7 +292,7 @@ async def test_a_cancelled_rollout_ends_with_its_partial_sample_and_a_clear_erro
             try:
                 for _ in range(2):
                     reply = client.chat.completions.create(model="policy", messages=task.messages)
-                    task.messages.append(reply.choices[0].message.model_dump())
+                    task.messages += [reply.choices[0].message.model_dump(), {"role": "user", "content": "more"}]
             except openai.APIStatusError as error:
                 errors.append(error)
                 raise

@@ -534,7 +534,10 @@ async def test_r55_a_truncated_reply_fails_the_rollout_and_its_sample_is_kept():
         calls("no tool has this name", {"a": 1}),
         calls("add", {"a": 1, "b": 2}, {"a": 3, "b": 4}) | {"content": "Adding."},
         calls("add", {"a": 1, "b": 2}) | {"content": " ", "reasoning": "so I add"},
-        {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}]},
+        {
+            "role": "assistant",
+            "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}],
+        },
     ],
     ids=range(12),
 )

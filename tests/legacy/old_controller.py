@@ -53,10 +53,13 @@ class NamedSample(RewardedSample):
 
 class Graded(Ended):
     samples: dict[str, NamedSample]
+    sample: Any
+    """It belongs to 0.3.0. The SDK's own models ignore keys that they do not know."""
 
 
 class GradedOne(Ended):
     sample: RewardedSample | None
+    samples: Any
 
 
 def answer(rollout_id: str, sample: str, messages: list[Message]) -> Message:
@@ -70,6 +73,7 @@ class OldController:
         self.reply = reply
         self.port = port
         self.one_sample = one_sample
+        self.chat_key = LLM_KEY if one_sample else KEY
         self.chats: list[tuple[str, str, dict[str, Any]]] = []
         """Rollout, sample and body of each answered chat."""
         self.chat_faults: list[Any] = []
@@ -145,7 +149,7 @@ class OldController:
         return self.completions[rollout_id], self.grades[rollout_id]
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        key = LLM_KEY if self.one_sample else KEY
+        key = self.chat_key
         if request.headers.get("Authorization") != f"Bearer {key}":
             return web.json_response({"detail": "unauthorized"}, status=401)
         body = await request.json()

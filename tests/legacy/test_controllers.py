@@ -14,7 +14,7 @@ from osmosis_grpc.link.server_security import ServerSecurity
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.settings import RolloutClientSettings, RolloutSettings
 from osmosis_grpc.trainer import RolloutClient
-from tests.legacy.old_controller import OldController
+from tests.legacy.old_controller import KEY, OldController
 from tests.legacy.workflows import Contains, Loop, Sums, config
 from tests.waiting import until
 
@@ -72,6 +72,34 @@ async def test_r80_a_controller_of_0_2_18_gets_both_callbacks_of_a_workflow():
         "temperature": 0.5,
     }
     assert controller.calls == [("completed", "r1"), ("grader", "r1")]
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["rollout-id", "no-rollout-id"])
+async def test_a_controller_of_0_3_0_with_one_key_gets_its_sample(named):
+    async with serving() as (_, address), OldController(one_sample=True) as controller:
+        controller.chat_key = KEY
+        more = {} if named else {"rollout_id": None}
+        status, answer = await controller.start(address, llm_api_key=..., **more)
+        await until(lambda: controller.grades)
+    [graded] = controller.grades.values()
+    assert (status, answer, controller.problems) == (202, {}, [])
+    assert (graded.status, graded.sample.reward) == ("success", 1.0)
+
+
+async def test_a_callback_with_one_sample_has_it_under_both_keys():
+    async with serving() as (_, address), OldController() as controller:
+        await controller.start(address)
+        _, graded = await controller.ended()
+    assert {"id": "solver", **graded.sample} == graded.samples["solver"].model_dump()
+
+
+@pytest.mark.parametrize(("metadata", "status"), [({"grader": "removes"}, "success"), ({}, "failure")])
+async def test_a_sample_that_is_not_trained_on_is_no_second_sample(metadata, status):
+    async with serving() as (_, address), OldController(one_sample=True) as controller:
+        await controller.start(address, metadata={"samples": ["first", "second"], **metadata})
+        _, graded = await controller.ended()
+    assert graded.status == status
+    assert (graded.sample is not None and graded.sample.reward == 1.0) is (status == "success")
 
 
 @pytest.mark.parametrize("one_sample", [False, True], ids=["r80-0.2.18", "0.3.0"])
@@ -240,7 +268,6 @@ async def test_r67_r68_r80_health_has_the_concurrency_and_an_overload_is_refused
         ({"rollout_id": ""}, "rollout_id"),
         ({"rollout_id": "a/b"}, "rollout_id"),
         ({"rollout_id": "é"}, "rollout_id"),
-        ({"rollout_id": ...}, "rollout_id"),
         ({"initial_messages": ...}, "initial_messages"),
         ({"initial_messages": [{"content": "no role"}]}, "initial_messages"),
         ({"chat_completions_url": "http://169.254.169.254/"}, "chat_completions_url"),

@@ -9,7 +9,7 @@ from osmosis_gateway.app import create_app
 from osmosis_gateway.leases import LeaseTimes
 from osmosis_grpc.link.server_security import ServerSecurity
 from tests.legacy.old_controller import answer
-from tests.legacy.polling_client import Admission, PollingClient, Refused
+from tests.legacy.polling_client import ENDED, Admission, PollingClient, Refused
 from tests.legacy.test_controllers import multiplies, serving, workflow
 from tests.legacy.workflows import Loop
 from tests.waiting import until
@@ -52,15 +52,21 @@ async def _is(client, address, admission, status):
     return (await client.poll(address, admission)).status == status
 
 
-async def test_gap_s15_a_poll_waits_for_the_end():
-    async with serving() as (_, address), PollingClient() as client:
+async def test_gap_s15_a_poll_is_answered_at_each_change_of_the_status():
+    async with serving(max_concurrent=1) as (_, address), PollingClient() as client:
         client.gate.clear()
-        admission = await client.admit(address)
-        poll = asyncio.create_task(client.poll(address, admission))
+        await client.admit(address, "r0")
         await until(lambda: client.waiting)
-        assert not poll.done()
-        client.gate.set()
-        assert (await poll).status == "success"
+        admission = await client.admit(address, metadata={"grader": "slow"}, grader_timeout_sec=0.3)
+        seen = []
+        while not seen or seen[-1] not in ENDED:
+            poll = asyncio.create_task(client.poll(address, admission))
+            await asyncio.wait({poll}, timeout=0.05)
+            if not seen:
+                assert not poll.done()
+            client.gate.set()
+            seen.append((await poll).status)
+    assert seen == ["running", "grading", "failure"]
 
 
 async def test_gap_s15_unknown_rollouts_wrong_leases_and_used_ids_are_refused():

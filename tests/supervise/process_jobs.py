@@ -119,19 +119,10 @@ async def grade_group(h, fail):
             assert "injected" in failure.message
 
 
-async def await_disconnect(h, fail):
-    chats = OpenChats(Waits())
-    chat = chats.begin(b"", asyncio.Event().wait)
-    fail()
-    with pytest.raises(OSError, match="injected"):
-        await chat.ended_or_gone(None, asyncio.Event().wait)
-    chats.close()
-
-
 async def drop_chat(h, fail):
     """The chat then ends with its rollout."""
     chats = OpenChats(Waits(retry=0.01))
-    chat = chats.begin(b"", asyncio.Event().wait)
+    chat = chats.begin(b"", lambda wanted: asyncio.Event().wait())
     fail()
     chats.leave(chat)
     await h.until(lambda: h.failed("gateway.drop_chat"))
@@ -374,7 +365,6 @@ SCENARIOS = {
     "cli.run_in_daemon_thread": run_in_a_thread,
     "console.write_log": write_log,
     "gateway.ask_chat": ask_chat,
-    "gateway.await_disconnect": await_disconnect,
     "gateway.await_head": await_head,
     "gateway.drop_chat": drop_chat,
     "gateway.relay_chat": relay_chat,

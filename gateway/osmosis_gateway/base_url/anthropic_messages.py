@@ -5,7 +5,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from osmosis_gateway.base_url.requests import ModelRequest, refuse, typed
+from osmosis_gateway.base_url.requests import ModelRequest, refuse, refuse_beginning, typed
 from osmosis_gateway.base_url.sent_events import event
 from osmosis_grpc.agent import CompletionsResult
 from osmosis_grpc.agent.message_keys import arguments_object
@@ -38,6 +38,7 @@ def read(body: Any) -> ModelRequest:
         messages.append({"role": "system", "content": _text(body["system"], "system")})
     for index, message in enumerate(typed(body.get("messages"), list, "messages")):
         messages += _messages(typed(message, dict, f"messages[{index}]"), f"messages[{index}]")
+    refuse_beginning(messages, "messages")
     params = {name: value for name, value in body.items() if name not in _OWN and value is not None}
     refuse(body, ("mcp_servers", "container", "context_management"), "it needs Anthropic's servers")
     params |= _output_config(typed(body.get("output_config") or {}, dict, "output_config"))

@@ -1,6 +1,7 @@
 """The routes of the base URLs. Each API is a module with read(), write(), stream(), error() and stream_error()."""
 
 import logging
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from types import ModuleType
@@ -12,7 +13,7 @@ from starlette.exceptions import HTTPException
 
 from osmosis_gateway.base_url import anthropic_messages, chat_completions, responses
 from osmosis_gateway.base_url.endpoints import Endpoint, Endpoints
-from osmosis_gateway.base_url.open_chats import ClientGone, OpenChat
+from osmosis_gateway.base_url.open_chats import ClientGone, OpenRequest
 from osmosis_gateway.base_url.reading import read_asked, reserved_bytes
 from osmosis_gateway.base_url.requests import ModelRequest
 from osmosis_gateway.routes import gateway_app
@@ -50,7 +51,7 @@ def base_url_app(endpoints: Endpoints) -> FastAPI:
                 key = request.headers.get("x-api-key") or bearer(request.headers.get("authorization", ""))
                 return await answer(request, endpoints.find(rollout_id, key))
             except Exception as error:
-                return JSONResponse(*_failed(error, api.error), {"x-should-retry": "false"})
+                return JSONResponse(*_failed(error, api.error), _retries(error))
 
         app.add_api_route(PREFIX + path, route, methods=[method], response_model=None)
 
@@ -67,42 +68,44 @@ async def _chat(api: ModuleType, request: Request, endpoint: Endpoint) -> Respon
     size = await endpoint.budget.take(reserved_bytes(request))
     try:
         asked = await read_asked(request, api, endpoint.reading)
-        chat = endpoint.ask(asked)
+        chat = endpoint.ask(asked, getattr(request.state, "connection", None))
     except BaseException:
         endpoint.budget.give(size)
         raise
-    chat.task.add_done_callback(lambda _: endpoint.budget.give(size))
+    chat.chat.task.add_done_callback(lambda _: endpoint.budget.give(size))
     wanted = asked.request
     try:
-        ended = await chat.ended_or_gone(endpoint.waits.headers if wanted.stream else None, request.receive)
-    except BaseException as error:
+        if not await chat.ended(endpoint.waits.headers if wanted.stream else None):
+            return StreamingResponse(_waiting(api, wanted, endpoint, chat), media_type=_STREAM)
+    except BaseException:
         endpoint.leave(chat)
-        if isinstance(error, ClientGone):
-            return Response(status_code=499)
         raise
-    if not ended:
-        return StreamingResponse(_waiting(api, wanted, endpoint, chat), media_type=_STREAM)
-    result = chat.result()
+    chat.send(stream=wanted.stream)
+    try:
+        result = chat.result()
+    except ClientGone:
+        return Response(status_code=499)
     if wanted.stream:
         return Response("".join(api.stream(wanted, result)), media_type=_STREAM)
     return JSONResponse(api.write(wanted, result))
 
 
-async def _waiting(api: ModuleType, wanted: ModelRequest, endpoint: Endpoint, chat: OpenChat) -> AsyncIterator[str]:
+async def _waiting(api: ModuleType, wanted: ModelRequest, endpoint: Endpoint, chat: OpenRequest) -> AsyncIterator[str]:
     """Yield comments until the chat ends, and then its reply or its error. The status has been sent before."""
-    delivered = False
     try:
         yield _PING
         while not await chat.ended(endpoint.waits.ping):
             yield _PING
         try:
             text = "".join(api.stream(wanted, chat.result()))
+        except ClientGone:
+            return
         except Exception as error:
             text, _ = _failed(error, api.stream_error)
-        delivered = True
+        chat.send(stream=True)
         yield text
     finally:
-        if not delivered:
+        if not chat.sent:
             endpoint.leave(chat)
 
 
@@ -136,8 +139,15 @@ async def _unknown_path(request: Request, error: Exception) -> Response:
     return JSONResponse(api.error(error.status_code, what, code), error.status_code, headers)
 
 
+def _retries(error: Exception) -> dict[str, str]:
+    """Return the headers that say whether to send a request again. The engine has retried a failed chat already."""
+    if isinstance(error, CallError) and error.retry_after is not None and error.status_code == 429:
+        return {"x-should-retry": "true", "retry-after": f"{math.ceil(error.retry_after)}"}
+    return {"x-should-retry": "false"}
+
+
 def _failed(error: Exception, write: Callable[[int, str, str], Any]) -> tuple[Any, int]:
-    """Return the body and the status for a failed request. The engine has retried already, so the client does not."""
+    """Return the body and the status for a failed request."""
     if isinstance(error, CallError):
         status, code = error.status_code, (error.reason or type(error).__name__).lower()
     elif isinstance(error, RolloutEndedError):

@@ -5,7 +5,7 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
-from osmosis_gateway.base_url.requests import ModelRequest, refuse, typed
+from osmosis_gateway.base_url.requests import ModelRequest, refuse, refuse_beginning, typed
 from osmosis_gateway.base_url.sent_events import event
 from osmosis_grpc.agent import CompletionsResult
 from osmosis_grpc.errors import InvalidArgument
@@ -21,6 +21,7 @@ def read(body: Any) -> ModelRequest:
     messages = typed(body.get("messages"), list, "messages")
     for index, message in enumerate(messages):
         _check(message, f"messages[{index}]")
+    refuse_beginning(messages, "messages")
     refuse(body, ("functions", "function_call"), "send `tools` and `tool_choice`")
     refuse(body, ("top_logprobs",), "the policy's reply has the logprobs of its own tokens only")
     if body.get("n") not in (None, 1):

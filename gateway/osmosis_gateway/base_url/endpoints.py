@@ -3,15 +3,17 @@
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from urllib.parse import quote
 
 from osmosis_gateway.base_url.byte_budget import ByteBudget
-from osmosis_gateway.base_url.open_chats import OpenChat, OpenChats, Waits
+from osmosis_gateway.base_url.open_chats import OpenChats, OpenRequest, Waits, Wanted
 from osmosis_gateway.base_url.requests import Asked
+from osmosis_gateway.http1 import Connection
 from osmosis_gateway.rollout_keys import RolloutKeys
 from osmosis_grpc.agent import CompletionsResult, RolloutContext
 from osmosis_grpc.agent.history_chats import HistoryChats
-from osmosis_grpc.errors import CallError, NotFound, RolloutEndedError
+from osmosis_grpc.errors import CallError, NotFound, ResourceExhausted, RolloutEndedError
 
 OPEN_BYTES = 64 * 1024 * 1024
 """The most bytes of the open requests of one rollout."""
@@ -32,7 +34,9 @@ class Endpoint:
         """Long bodies are read one after the other."""
         self.waits = waits
         self._history_chats = HistoryChats(context)
-        self._chats = OpenChats(waits)
+        self._chats = OpenChats(waits, self._history_chats.unread)
+        self._waiting = 0
+        """The number of requests without a reply."""
         self._closed = False
 
     @property
@@ -40,30 +44,49 @@ class Endpoint:
         """The error of the newest chat that ended; None if it got its reply."""
         return self._history_chats.failure
 
-    def ask(self, asked: Asked) -> OpenChat:
-        """Return the chat of a request. Give it to leave() if the client disconnects.
+    def ask(self, asked: Asked, connection: Connection | None = None) -> OpenRequest:
+        """Begin to wait for the reply to a request. Give it to leave() if it ends without a response.
 
         Sampling parameters that the request does not have are the trainer's completion_params. Raises
         RolloutEndedError. The result of the chat raises CallError and RolloutEndedError.
         """
         if self._closed:
             raise RolloutEndedError("the rollout has ended")
-        return self._chats.begin(asked.digest, lambda: self._ask(asked))
+        if self._waiting >= self.waits.most:
+            raise ResourceExhausted(
+                f"{self._waiting} requests of this rollout wait for their replies already; ask again later",
+                retry_after=1.0,
+            )
+        work = partial(self._ask, asked)
+        request = self._chats.begin(asked.digest, work, retried=asked.retried, connection=connection)
+        self._waiting += 1
+        request.reply.add_done_callback(self._ended)
+        return request
 
-    def leave(self, chat: OpenChat) -> None:
-        """Keep a chat whose client has disconnected, so that the client's retry gets its reply."""
+    def leave(self, request: OpenRequest) -> None:
+        """Keep the chat of a client that has disconnected, so that the client's retry gets its reply."""
         if not self._closed:
-            self._chats.leave(chat)
+            self._chats.leave(request)
 
     def close(self) -> None:
-        """End every open request with RolloutEndedError."""
-        self._closed = True
-        self._chats.close()
+        """End every open request with RolloutEndedError, and say which samples are not to be trained on."""
+        if not self._closed:
+            self._closed = True
+            self._chats.close()
+            self._history_chats.leave_out()
 
-    async def _ask(self, asked: Asked) -> CompletionsResult:
+    def _ended(self, reply: object) -> None:
+        self._waiting -= 1
+
+    async def _ask(self, asked: Asked, wanted: Wanted) -> CompletionsResult:
         request = asked.request
         return await self._history_chats.ask(
-            asked.history, tools=request.tools, params=request.params, model=request.model, sample=asked.sample
+            asked.history,
+            tools=request.tools,
+            params=request.params,
+            model=request.model,
+            sample=asked.sample,
+            wanted=wanted,
         )
 
 

@@ -26,6 +26,8 @@ DISCARD_SECONDS = 5.0
 """A body that is too large is read and discarded for this long."""
 SAMPLE_HEADERS = ("x-osmosis-sample", "x-sample-id")
 """The headers that name the sample of a request, percent-encoded. Without one of them, the history decides."""
+RETRY_HEADER = "x-stainless-retry-count"
+"""The header in which clients of OpenAI and Anthropic count their tries, from 0."""
 _LEAST_BYTES = 64 * 1024
 _NESTED = (dict, list)
 
@@ -49,11 +51,11 @@ async def read_asked(request: Request, api: ModuleType, reading: asyncio.Semapho
             await _discard(request)
         raise
     sample = unquote(next(filter(None, map(request.headers.get, SAMPLE_HEADERS)), "") or "")
-    path = request.url.path
+    path, retried = request.url.path, request.headers.get(RETRY_HEADER, "0") != "0"
     if len(raw) > THREAD_BYTES:
         async with reading:
-            return await asyncio.to_thread(_asked, raw, api, sample, path)
-    return _asked(raw, api, sample, path)
+            return await asyncio.to_thread(_asked, raw, api, sample, path, retried)
+    return _asked(raw, api, sample, path, retried)
 
 
 async def _discard(request: Request) -> None:
@@ -64,7 +66,7 @@ async def _discard(request: Request) -> None:
                 pass
 
 
-def _asked(raw: bytes, api: ModuleType, sample: str, path: str) -> Asked:
+def _asked(raw: bytes, api: ModuleType, sample: str, path: str, retried: bool) -> Asked:
     if sum(raw.count(mark) for mark in b",[{") > MAX_MARKS:
         raise InvalidArgument("", f"the body has more than {MAX_MARKS:,} commas, lists and objects")
     digest = blake2b(f"{path}\0{sample}\0".encode() + raw).digest()
@@ -72,7 +74,8 @@ def _asked(raw: bytes, api: ModuleType, sample: str, path: str) -> Asked:
     if len(raw) > MAX_ITEMS:
         _check_items(body)
     request = api.read(body)
-    return Asked(request=request, history=History.of(request.messages), sample=sample, digest=digest)
+    history = History.of(request.messages)
+    return Asked(request=request, history=history, sample=sample, digest=digest, retried=retried)
 
 
 def _check_items(body: Any) -> None:

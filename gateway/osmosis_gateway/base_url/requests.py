@@ -40,6 +40,8 @@ class Asked:
     """The sample that the program names; empty if the history decides."""
     digest: bytes
     """Equal for a request and its retry."""
+    retried: bool = False
+    """Whether the client says that it repeats an earlier request, as the clients of OpenAI and Anthropic do."""
 
 
 def typed(value: Any, kind: type[T], path: str) -> T:
@@ -55,3 +57,12 @@ def refuse(body: dict[str, Any], names: tuple[str, ...], why: str) -> None:
     for name in names:
         if body.get(name):
             raise InvalidArgument(name, f"is not served here: {why}")
+
+
+def refuse_beginning(messages: list[Message], path: str) -> None:
+    """Raise InvalidArgument for a history that ends with the beginning of a reply. The policy begins each reply."""
+    if messages and messages[-1].get("role") == "assistant":
+        problem = (
+            "ends with a message of the assistant; assistant prefill is not served here: end with a user or a tool"
+        )
+        raise InvalidArgument(path, problem)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from osmosis_gateway.base_url import chat_completions
-from osmosis_gateway.base_url.requests import ModelRequest, refuse, typed
+from osmosis_gateway.base_url.requests import ModelRequest, refuse, refuse_beginning, typed
 from osmosis_gateway.base_url.sent_events import event
 from osmosis_grpc.agent import CompletionsResult
 from osmosis_grpc.errors import InvalidArgument
@@ -41,6 +41,7 @@ def read(body: Any) -> ModelRequest:
     items = [{"role": "user", "content": given}] if isinstance(given, str) else typed(given, list, "input")
     for index, item in enumerate(items):
         _add(messages, typed(item, dict, f"input[{index}]"), f"input[{index}]")
+    refuse_beginning(messages, "input")
     params = {name: value for name, value in body.items() if name not in _OWN and value is not None}
     if body.get("max_output_tokens") is not None:
         params["max_tokens"] = body["max_output_tokens"]

@@ -11,6 +11,7 @@ from urllib.parse import parse_qs
 from fastapi import APIRouter, HTTPException, Request
 from starlette.responses import Response
 
+from osmosis_gateway.bounded_json import BodyRefused, Bounds, read_within
 from osmosis_gateway.viewer.pages import Pages
 from osmosis_gateway.viewer.reads import Loaded
 from osmosis_grpc.errors import InvalidArgument
@@ -21,6 +22,7 @@ from osmosis_grpc.types import Annotation
 
 MOST_BYTES = 256 * 1024
 """A form has at most this many bytes."""
+FORM = Bounds(size=MOST_BYTES, seconds=10.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +94,10 @@ def router(pages: Pages) -> APIRouter:
 
 async def _given(request: Request) -> Annotation:
     """Return the annotation of a form. Raises HTTPException with what is wrong."""
-    body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > MOST_BYTES:
-            raise HTTPException(413, f"the form has more than {MOST_BYTES} bytes; shorten the note")
+    try:
+        body = await read_within(request, FORM)
+    except BodyRefused as error:
+        raise HTTPException(error.status_code, f"{error}; shorten the note, or send the form again") from None
     try:
         given = {name: texts[-1].strip() for name, texts in parse_qs(body.decode(), max_num_fields=16).items()}
     except ValueError:

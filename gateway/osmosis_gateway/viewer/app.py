@@ -39,7 +39,7 @@ from osmosis_grpc.link.target_policy import is_loopback
 from osmosis_grpc.link.tls import ServerTls
 from osmosis_grpc.policies.token_texts import TokenTexts
 from osmosis_grpc.reading.list_filter import FilterError
-from osmosis_grpc.reading.source_port import Source, SourceError
+from osmosis_grpc.reading.source_port import NoRollout, Source, SourceError
 
 STATIC = Path(__file__).parent / "static"
 PAGES = (
@@ -89,7 +89,7 @@ def viewer_app(
 
     @app.exception_handler(SourceError)
     async def unreadable(request: Request, error: SourceError) -> Response:
-        return pages.problem(request, str(error), 404 if str(error).startswith("there is no rollout") else 503)
+        return pages.problem(request, str(error), 404 if isinstance(error, NoRollout) else 503)
 
     @app.exception_handler(FilterError)
     async def wrong(request: Request, error: FilterError) -> Response:

@@ -29,6 +29,9 @@ MOST_STREAMS = 64
 """At most this many pages follow at once. They share the time for their looks (pace.py)."""
 MOST_REQUESTS = 64
 """At most this many other requests are answered at once."""
+MOST_FORMS = 16
+"""At most this many forms are read and answered at once. A slow one keeps no page from being shown."""
+MOST = {"stream": MOST_STREAMS, "form": MOST_FORMS, "page": MOST_REQUESTS}
 HEADERS = {
     "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'self'; "
     "frame-ancestors 'none'; object-src 'none'",
@@ -54,8 +57,8 @@ class ViewGuard:
         self._tokens = tokens
         self._session = secrets.token_urlsafe(32)
         """The value of the cookie. A restart of the viewer makes a new one."""
-        self._open = {False: 0, True: 0}
-        """The number of requests that are being answered, and that of streams."""
+        self._open = dict.fromkeys(MOST, 0)
+        """The number of requests of each kind that are being answered."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -72,22 +75,23 @@ class ViewGuard:
                     headers["cache-control"] = "no-store"
             await send(message)
 
-        streams = scope["path"].endswith("/stream")
-        answer = self._refusal(scope) or self._unauthenticated(scope) or self._busy(streams)
+        kind = "form" if scope["method"] not in SAFE else "stream" if scope["path"].endswith("/stream") else "page"
+        answer = self._refusal(scope) or self._unauthenticated(scope) or self._busy(kind)
         if answer is not None:
             await answer(scope, receive, with_headers)
             return
-        self._open[streams] += 1
+        self._open[kind] += 1
         try:
             await self.app(scope, receive, with_headers)
         finally:
-            self._open[streams] -= 1
+            self._open[kind] -= 1
 
-    def _busy(self, streams: bool) -> Response | None:
-        """Return 503 if as many requests, or as many streams, are open as may be."""
-        if self._open[streams] < (MOST_STREAMS if streams else MOST_REQUESTS):
+    def _busy(self, kind: str) -> Response | None:
+        """Return 503 if as many requests of a kind are open as may be."""
+        if self._open[kind] < MOST[kind]:
             return None
-        what = f"{MOST_STREAMS} pages follow already; close some" if streams else "too many requests; try again"
+        follows = f"{MOST_STREAMS} pages follow already; close some"
+        what = follows if kind == "stream" else "too many requests; try again"
         return PlainTextResponse(f"the viewer is busy: {what}", 503, {"retry-after": "2"})
 
     def _refusal(self, scope: Scope) -> Response | None:

@@ -27,6 +27,7 @@ from osmosis_grpc.trainer.chats.policy_errors import ChatKey, PolicyErrors, key_
 from osmosis_grpc.trainer.chats.sample import PendingChat, SampleState, tools_digest
 from osmosis_grpc.trainer.chats.sampler import Sampler, versioned
 from osmosis_grpc.types import ChatRequest, ChatResponse, RolloutOutcome, ToolDict, TrajectoryEvent, events, jsontext
+from osmosis_grpc.types.call_ids import with_call_ids
 from osmosis_grpc.types.cuts import ABORTED
 from osmosis_grpc.types.outcome import describe
 from osmosis_grpc.wire.chat import reply_bytes
@@ -164,7 +165,7 @@ class AttemptCache:
         try:
             if not isinstance(reply, ChatResponse):
                 raise TypeError(f"it returned a {type(reply).__name__}; return ChatResponse(message=...)")
-            reply = versioned(reply, request.version)
+            reply = with_call_ids(versioned(reply, request.version), request)
             if self._ledger is None:
                 asked.answer(reply)
                 errors.answered(request)

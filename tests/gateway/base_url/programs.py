@@ -26,7 +26,7 @@ class Program(RolloutAgentLoop):
 
     async def run(self, ctx: Any) -> Any:
         with self.endpoints.open(ctx) as endpoint:
-            return ctx.complete((), reward=await self._program(endpoint))
+            return ctx.complete(reward=await self._program(endpoint))
 
 
 @asynccontextmanager

@@ -8,6 +8,7 @@ import pytest
 
 from osmosis_gateway.base_url import reading
 from osmosis_gateway.base_url.byte_budget import ByteBudget
+from osmosis_gateway.base_url.open_chats import Waits
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.types import OutcomeStatus
 from tests.gateway.base_url.programs import USER, outcome_of
@@ -110,3 +111,55 @@ async def test_requests_beyond_the_budget_wait_for_their_turn():
     budget.give(10)
     assert await waiting[2] == 1
     assert await budget.take(9) == 9
+
+
+async def test_slow_bodies_of_one_rollout_keep_no_other_out(monkeypatch):
+    monkeypatch.setattr("osmosis_gateway.http_server.agent_connections", lambda: 8)
+    told = asyncio.Event()
+
+    async def slow(endpoint):
+        url = httpx2.URL(endpoint.base_url)
+        head = f"POST {url.path}/chat/completions HTTP/1.1\r\nhost: h\r\nauthorization: Bearer {endpoint.api_key}\r\n"
+        head += "content-type: application/json\r\ncontent-length: 1000\r\n\r\n{"
+        writers = []
+        for _ in range(24):
+            _, writer = await asyncio.open_connection(url.host, url.port)
+            writer.write(head.encode())
+            writers.append(writer)
+        async with openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, max_retries=0) as model:
+            for _ in range(3):
+                await model.chat.completions.create(model="policy", messages=[USER])
+        for writer in writers:
+            writer.close()
+        told.set()
+        return 1.0
+
+    outcome = await outcome_of(slow, policy)
+    assert outcome.status is OutcomeStatus.COMPLETED, outcome.failure
+    assert told.is_set()
+
+
+async def test_a_rollout_waits_for_so_many_replies_at_once_and_its_clients_retry():
+    async def program(endpoint):
+        async with openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, max_retries=0) as model:
+            chats = [asyncio.create_task(ask(model, f"{number}")) for number in range(3)]
+            done, waiting = await asyncio.wait(chats, return_when=asyncio.FIRST_COMPLETED)
+            [refused] = done
+            assert refused.exception().status_code == 429
+            headers = refused.exception().response.headers
+            assert (headers["x-should-retry"], headers["retry-after"]) == ("true", "1")
+            gate.set()
+            await asyncio.gather(*waiting)
+            await ask(model, "again")
+        return 1.0
+
+    async def ask(model, text):
+        await model.chat.completions.create(model="policy", messages=[{"role": "user", "content": text}])
+
+    async def policy(request):
+        await gate.wait()
+        return answer(request, "fine")
+
+    gate = asyncio.Event()
+    outcome = await outcome_of(program, policy, waits=Waits(most=2))
+    assert outcome.status is OutcomeStatus.COMPLETED, outcome.failure

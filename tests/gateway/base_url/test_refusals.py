@@ -3,7 +3,7 @@
 import pytest
 
 from osmosis_grpc.policies.scripted import answer
-from osmosis_grpc.types import OutcomeStatus
+from osmosis_grpc.types import ChatRef, OutcomeStatus
 from tests.gateway.base_url.programs import USER, outcome_of, running
 
 pytestmark = pytest.mark.adapters
@@ -135,7 +135,7 @@ async def test_an_unexpected_exception_is_an_error_without_its_text(monkeypatch,
         async def fails(*args, **options):
             raise RuntimeError("secret")
 
-        monkeypatch.setattr("osmosis_grpc.agent.RolloutContext.chat", fails)
+        monkeypatch.setattr("osmosis_grpc.agent.RolloutContext.ask", fails)
         async with openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as model:
             with pytest.raises(openai.InternalServerError) as caught:
                 await model.chat.completions.create(model="policy", messages=[USER])
@@ -147,3 +147,90 @@ async def test_an_unexpected_exception_is_an_error_without_its_text(monkeypatch,
     outcome = await outcome_of(program, lambda request: answer(request, "fine"))
     assert outcome.status is OutcomeStatus.COMPLETED, outcome.failure
     assert caplog.text.count("RuntimeError: secret") == 1
+
+
+@pytest.mark.parametrize("header", ["a%2Fb", "a%0Ab", "x" * 300])
+async def test_a_refused_request_changes_nothing(header):
+    calls = [{"id": "c1", "type": "function", "function": {"name": "help", "arguments": "{}"}}]
+
+    def policy(request):
+        first = len(request.messages) == 1
+        return answer(request, {"role": "assistant", "content": None, "tool_calls": calls} if first else "fine")
+
+    async def program(endpoint):
+        async with openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as model:
+
+            async def ask(messages, **options):
+                reply = await model.chat.completions.create(model="policy", messages=messages, **options)
+                return reply.choices[0].message.model_dump(exclude_none=True)
+
+            async def refused(messages):
+                with pytest.raises(openai.BadRequestError):
+                    await ask(messages, extra_headers={"x-osmosis-sample": header})
+
+            await refused([USER])
+            planner = [USER, await ask([USER])]
+            planner.append({"role": "tool", "tool_call_id": "c1", "content": "5"})
+            await refused(planner)
+            await ask([{"role": "system", "content": "Help."}, USER])
+            await ask(planner)
+        return 1.0
+
+    outcome = await outcome_of(program, policy)
+    assert outcome.status is OutcomeStatus.COMPLETED, outcome.failure
+    parents = {name: sample.parent for name, sample in outcome.samples.items()}
+    assert parents == {"main": None, "sample-2": ChatRef("main", 1)}
+
+
+BEGINNING = {"role": "assistant", "content": "The answer is ("}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "kind"),
+    [
+        (CHAT, {"messages": [USER, BEGINNING]}, "invalid_request_error"),
+        (MESSAGES, {"max_tokens": 9, "messages": [USER, BEGINNING]}, "invalid_request_error"),
+        ("/responses", {"input": [USER, BEGINNING]}, "invalid_request_error"),
+        (CHAT, {"messages": [USER], "tool_choice": "required"}, "invalid_request_error"),
+        (MESSAGES, {"max_tokens": 9, "messages": [USER], "tool_choice": {"type": "any"}}, "invalid_request_error"),
+    ],
+)
+async def test_what_cannot_be_served_exactly_is_a_bad_request(path, body, kind):
+    async def program(endpoint):
+        async with httpx2.AsyncClient() as http:
+            headers = {"authorization": f"Bearer {endpoint.api_key}"}
+            got = await http.post(endpoint.base_url + path, json={"model": "policy"} | body, headers=headers)
+        assert (got.status_code, got.json()["error"]["type"]) == (400, kind)
+        return 1.0
+
+    outcome = await outcome_of(program, lambda request: answer(request, "fine"))
+    assert (outcome.status, outcome.samples) == (OutcomeStatus.COMPLETED, {}), outcome.failure
+
+
+@pytest.mark.parametrize("choice", ["auto", "none"])
+@pytest.mark.parametrize("tools", [{}, {"tools": []}])
+async def test_parameters_about_tools_are_left_out_without_tools(tools, choice):
+    asked = []
+
+    def policy(request):
+        asked.append(request.params)
+        return answer(request, "fine")
+
+    bodies = {
+        CHAT: {"messages": [USER], "tool_choice": choice},
+        MESSAGES: {"max_tokens": 9, "messages": [USER], "tool_choice": {"type": choice}},
+        "/responses": {"input": [USER], "tool_choice": choice},
+    }
+
+    async def program(endpoint):
+        async with httpx2.AsyncClient(headers={"authorization": f"Bearer {endpoint.api_key}"}) as http:
+            for path, body in bodies.items():
+                body = {"model": "policy", "parallel_tool_calls": True} | body | tools
+                if path == MESSAGES:
+                    del body["parallel_tool_calls"]
+                assert (await http.post(endpoint.base_url + path, json=body)).status_code == 200
+        return 1.0
+
+    outcome = await outcome_of(program, policy)
+    assert outcome.status is OutcomeStatus.COMPLETED, outcome.failure
+    assert [{"tool_choice", "parallel_tool_calls"} & params.keys() for params in asked] == [set()] * 3

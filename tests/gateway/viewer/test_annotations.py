@@ -1,7 +1,11 @@
 """Labels and notes that a person adds on the page of a rollout: in a folder, and on a server."""
 
+import asyncio
+
 import pytest
 
+from osmosis_gateway.bounded_json import Bounds
+from osmosis_gateway.viewer import annotations
 from osmosis_gateway.viewer.annotations import MOST_BYTES
 from osmosis_grpc.reading.folder_source import FolderSource
 from tests.gateway.viewer.conftest import MARKUP, browsing, calling
@@ -74,3 +78,19 @@ async def test_a_folder_that_a_server_uses_is_not_written(following, tmp_path):
         answer = await client.post(PATH, **form_of(client, **FORM))
         assert answer.status_code == 503
         assert "name the server that uses it with --server" in answer.text
+
+
+async def test_slow_forms_are_given_up_and_keep_no_page_from_being_shown(viewer, monkeypatch):
+    monkeypatch.setattr(annotations, "FORM", Bounds(size=MOST_BYTES, seconds=0.3))
+    url = viewer.base_url
+    head = f"POST {PATH} HTTP/1.1\r\nhost: {url.netloc.decode()}\r\norigin: {str(url).rstrip('/')}\r\n"
+    head += "content-type: application/x-www-form-urlencoded\r\ncontent-length: 1000\r\n\r\nnote="
+    opened = [await asyncio.open_connection(url.host, url.port) for _ in range(64)]
+    for _, writer in opened:
+        writer.write(head.encode())
+    assert (await viewer.get("/rollout?id=good")).status_code == 200
+    answers = [await reader.readline() for reader, _ in opened]
+    assert {answer.split()[1] for answer in answers} == {b"408", b"503"}
+    assert (await viewer.get("/rollout?id=good")).status_code == 200
+    for _, writer in opened:
+        writer.close()

@@ -3,6 +3,8 @@
 import re
 from contextlib import AsyncExitStack
 
+import pytest
+
 from osmosis_grpc.policies.scripted import answer
 from tests.callback_trainer import CallbackTrainer
 from tests.gateway.viewer.conftest import FEW_TURNS, MARKUP, TURNS, browsing, calling, serving, source_of
@@ -190,3 +192,27 @@ async def test_a_server_that_has_gone_is_named(tmp_path):
         page = await client.get("/server")
         assert page.status_code == 503
         assert server.address in page.text
+
+
+OF_ROLLOUTS = ("", "/turns", "/image", ".json", "/tokens", "/tokens.json", "/tokens.bin")
+
+
+@pytest.mark.parametrize("missing", ["id=none", "id=good&attempt=7", "id=good&attempt=-1", f"id=good&attempt={10**12}"])
+@pytest.mark.parametrize("path", [*(f"/rollout{end}" for end in OF_ROLLOUTS), "/turn", "/turn.json", "/messages.json"])
+async def test_what_does_not_exist_is_not_found(viewer, path, missing):
+    assert (await viewer.get(f"{path}?{missing}&turn=1&image=x")).status_code == 404
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "/turn?id=good&turn=99",
+        "/turn.json?id=good&turn=1&sample=none",
+        "/messages.json?id=good&sample=none",
+        "/rollout/tokens.bin?id=good&sample=none",
+        "/rollout/image?id=good&image=none",
+        "/group?id=none",
+    ],
+)
+async def test_what_a_rollout_does_not_have_is_not_found(viewer, address):
+    assert (await viewer.get(address)).status_code == 404
