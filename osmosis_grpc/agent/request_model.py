@@ -60,6 +60,7 @@ class RequestModel(BaseModel):
     server_url: Annotated[str, AfterValidator(_url)] = ""
     messages: list[MessageDict] = Field(default_factory=list)
     completion_params: dict[str, Any] = Field(default_factory=dict)
+    pin_completion_params: bool = False
     tool_server_url: str | None = None
     max_turns: int = DEFAULT_MAX_TURNS
     max_tokens_total: int = DEFAULT_MAX_TOKENS_TOTAL
