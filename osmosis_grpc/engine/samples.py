@@ -302,11 +302,14 @@ class Samples(dict[str, SampleState]):
             raise ValueError(f"{fields[1]}: chat {chat} of sample {sample!r} {problem}")
 
     def conclude(self, messages: Sequence[Any], field: str) -> None:
-        """Make own copies of the agent's final messages the conversation of `main`, or of the first sample.
+        """Make own copies of the agent's final messages the conversation of the sample to which they belong.
 
-        Raises InvalidArgument.
+        That is `main`. Without `main` it is the sample that has most of them, and else the first one. Raises
+        InvalidArgument.
         """
         name = self.main
+        if "main" not in self and len(self) > 1 and all(isinstance(message, dict) for message in messages):
+            name = max(self, key=lambda sample: self[sample].conversation.shares(messages))
         state = self.get(name)
         if state is None:
             state = self._unsampled = SampleState(any_role=self.any_role)
@@ -318,6 +321,8 @@ class Samples(dict[str, SampleState]):
     @property
     def main(self) -> str:
         """The name of the sample to which the agent's final messages belong."""
+        if self._final is not None:
+            return self._final[0]
         return "main" if "main" in self or not self else next(iter(self))
 
     def end_reason(self) -> str:

@@ -103,6 +103,14 @@ class Conversation:
 
         Raises InvalidArgument for a new message that cannot be sent. The tree is then unchanged.
         """
+        node, known = self._walk(messages)
+        new = messages[known:]
+        if new:
+            new = [copy_message(m, f"{field}[{known + i}]", self._any_role) for i, m in enumerate(new)]
+        return self._grow(node, new)
+
+    def _walk(self, messages: Sequence[Message]) -> tuple[Node, int]:
+        """Return the node of the longest beginning of a history that the tree has, and its number of messages."""
         node, known = self.root, 0
         if self._continues_line(messages):
             node, known = self._end, len(self._line)
@@ -111,10 +119,11 @@ class Conversation:
             if child is None:
                 break
             node, known = child, known + 1
-        new = messages[known:]
-        if new:
-            new = [copy_message(m, f"{field}[{known + i}]", self._any_role) for i, m in enumerate(new)]
-        return self._grow(node, new)
+        return node, known
+
+    def shares(self, messages: Sequence[Message]) -> int:
+        """Return how many leading messages of a history the tree has."""
+        return self._walk(messages)[1]
 
     def insert_after(self, chat: int, messages: Sequence[Message]) -> Position | None:
         """Returns the position of messages that follow the reply of an answered chat, and copies them into the tree.
