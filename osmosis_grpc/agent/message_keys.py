@@ -58,6 +58,9 @@ def same_meaning(known: Message, message: Message) -> bool:
     it has something that the known one does not have, it is another message.
     """
     try:
+        text, other_text = known.get("content"), message.get("content")
+        if type(text) is str and type(other_text) is str and text != other_text:
+            return False  # the usual case: a key would take a hundred times as long
         if known.get("role") != message.get("role") or message_key(known)[0] != message_key(message)[0]:
             return False
         one, other = _besides(known), _besides(message)

@@ -289,7 +289,8 @@ class RolloutSession:
         running, latency = _Running(run, self._context.system, "chat", sample, number), 0.0
         run.called = ()
         response: ChatResponse | None = None
-        state.ask(number, position.node, _form(chat_tools, params, purpose))
+        beside = () if run.recording is None else run.recording.beside.get((sample, number), ())
+        state.ask(number, position.node, _form(chat_tools, params, purpose), beside)
         try:
             if isinstance(recorded, CallError):
                 raise recorded

@@ -1,5 +1,6 @@
 """The recorded chats of a rollout. When the agent runs again, it gets the recorded replies."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -96,6 +97,8 @@ class Recording:
         self._replies: dict[ChatName, Reply] = {}
         self.params: dict[ChatName, Mapping[str, Any]] = {}
         """The parameters with which the chats were asked, pinned ones included."""
+        self.beside: dict[ChatName, tuple[int, ...]] = {}
+        """The chats of the same sample that were open when a chat was asked first, if there were any."""
         self.began = False
         self.ran = False
         """Whether the agent ran in the last process that had the rollout."""
@@ -103,13 +106,19 @@ class Recording:
         """Whether the agent got a new reply in the last process that had the rollout."""
         self.cancelled: str | None = None
         """The reason of a cancel, or None if there was no cancel."""
+        running: defaultdict[str, dict[int, None]] = defaultdict(dict)
         for event in trajectory:
             kind = event.kind
             if isinstance(kind, events.Started):
                 self.began = self.ran = True
             elif isinstance(kind, events.Resumed):
                 self.ran = self.progressed = False
+                running.clear()
             elif isinstance(kind, events.ChatRequested):
+                beside = running[kind.sample]
+                if beside and (kind.sample, kind.chat_number) not in self._questions:
+                    self.beside[kind.sample, kind.chat_number] = tuple(beside)
+                beside[kind.chat_number] = None
                 self._questions[kind.sample, kind.chat_number] = question(kind)
                 self.params[kind.sample, kind.chat_number] = kind.params
             elif isinstance(kind, events.ChatAnswered):
@@ -117,6 +126,9 @@ class Recording:
                 number = kind.recorded_event or event.event_number
                 reply = Reply(kind.response, number, kind.latency, kind.forked)
                 self._replies[kind.sample, kind.chat_number] = reply
+                running[kind.sample].pop(kind.chat_number, None)
+            elif isinstance(kind, events.ChatFailed) and not kind.will_retry:
+                running[kind.sample].pop(kind.chat_number, None)
             elif isinstance(kind, events.CancelAsked):
                 self.cancelled = kind.reason
 

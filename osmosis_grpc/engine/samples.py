@@ -1,6 +1,6 @@
 """The samples of one run. A sample is a conversation with its tokens."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,8 +17,6 @@ from osmosis_grpc.types.tool_dicts import dump_model
 
 _PLAIN = {dict}
 """The types of the messages that need no conversion."""
-
-_NO_CHATS: frozenset[int] = frozenset()
 
 ConversationStart = tuple[list[Message], PrefixChat | None]
 """A conversation, and a reference to the answered chat that the conversation begins with."""
@@ -59,7 +57,7 @@ class SampleState:
         """Whether all of them are kept, because a chat needed ids that were not."""
         self.chats = 0
         """The number of the newest chat."""
-        self.forked = _NO_CHATS
+        self.forked = frozenset[int]()
         """The chats that got their recorded replies from the original of a fork."""
         self.newest: Node | None = None
         """The reply of the policy to the newest chat that was answered."""
@@ -142,12 +140,17 @@ class SampleState:
             self.forked |= {number}
         return length or 0
 
-    def ask(self, number: int, asked: Node, form: Hashable) -> None:
-        """Note that a chat begins. `form` is what it asks for besides its history; None for nothing."""
+    def ask(self, number: int, asked: Node, form: Hashable, open_before: Collection[int] = ()) -> None:
+        """Note that a chat begins. `form` is what it asks for besides its history; None for nothing.
+
+        `open_before` has the chats that were open when it was asked before a restart. They may be answered now.
+        """
         self.limit = ""
         if form is not None:
             self._forms[number] = form
         beside = [other for other, node in self._open.items() if node is asked]
+        replies = self.conversation.replies
+        beside += [other for other in open_before if other in replies and replies[other].parent is asked]
         if beside:
             self._beside[number] = beside
         self._open[number] = asked

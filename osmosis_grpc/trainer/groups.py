@@ -127,7 +127,7 @@ class GroupRun(Run):
 
     async def groups(self, requests: Requests) -> AsyncGenerator[OutcomeGroup, None]:
         """See Trainer.groups()."""
-        dropped: list[RolloutOutcome] | None = []  # the last outcome of each group, until one is yielded
+        yields, dropped, last = False, 0, None
         async with aclosing(self.ended(requests)) as ended:
             async for request, outcome in ended:
                 assert request.group is not None
@@ -141,14 +141,13 @@ class GroupRun(Run):
                         raise RolloutFailed(f"rollout {outcome.rollout_id}: {reason_of(outcome)}", outcome)
                     if self._failed.get(name) != len(group):  # otherwise the last member may raise
                         await self._drop(name, group, outcome)
-                        if dropped is not None and outcome.status is not OutcomeStatus.CANCELLED:
-                            dropped.append(outcome)
+                        if outcome.status is not OutcomeStatus.CANCELLED:
+                            dropped, last = dropped + 1, outcome
                 elif len(group) == self._size and not self._renew(name, group):
-                    dropped = None
+                    yields = True
                     yield self._finish(name, group)
-        if dropped:  # a loop over nothing would end as if all were well
-            count = "the group was" if len(dropped) == 1 else f"all {len(dropped)} groups were"
-            last = dropped[-1]
+        if last is not None and not yields:  # a loop over nothing would end as if all were well
+            count = "the group was" if dropped == 1 else f"all {dropped} groups were"
             raise RolloutFailed(
                 f"{count} dropped; the last failure is rollout {last.rollout_id}: {reason_of(last)}", last
             )

@@ -5,6 +5,7 @@ import logging
 import re
 import subprocess
 import sys
+import traceback
 from contextlib import aclosing
 
 import pytest
@@ -89,6 +90,21 @@ async def test_an_evaluation_raises_the_exception_of_the_policy(serve, attach_to
     trainer = await attach_to(raising, await serve(talker()))
     with pytest.raises(OutOfMemory):
         await asyncio.wait_for(trainer.evaluate(requests(4), group_size=2), PATIENCE)
+
+
+async def cancelled_within(request):
+    waiting = asyncio.ensure_future(asyncio.Event().wait())
+    waiting.cancel()
+    await waiting
+
+
+async def test_a_policy_whose_own_task_was_cancelled_has_failed(serve, attach_to):
+    trainer = await attach_to(cancelled_within, await serve(talker()))
+    with pytest.raises(RuntimeError) as raised:
+        await drain(trainer.run(requests(1)))
+    cause = raised.value.__cause__
+    assert isinstance(cause, asyncio.CancelledError)
+    assert "cancelled_within" in [frame.name for frame in traceback.extract_tb(cause.__traceback__)]
 
 
 async def test_the_other_rollouts_are_cancelled_when_the_exception_is_raised(serve, attach_to):

@@ -148,14 +148,18 @@ class AttemptCache:
 
     def _sampled(self, asked: PendingChat, request: ChatRequest, errors: PolicyErrors, reply: object) -> bool:
         """Keep the reply or the exception of a policy call. Returns whether the chat is answered."""
-        stopped = isinstance(asked.task, asyncio.Task) and asked.task.cancelling()
-        if isinstance(reply, asyncio.CancelledError) or (stopped and isinstance(reply, BaseException)):
+        task, cancelled = asked.task, isinstance(reply, asyncio.CancelledError)
+        stopped = task.cancelling() > 0 if isinstance(task, asyncio.Task) else cancelled
+        if stopped and isinstance(reply, BaseException):
             name = f"chat {request.chat_number} of rollout {request.rollout_id}"
             if self.replaced:  # the answer to the next try says whether the attempt is over
                 asked.fail(Unavailable(f"the sampling of {name} was stopped by a higher attempt", retry_after=0.0))
             else:
                 asked.fail(Cancelled(f"the sampling of {name} was stopped, because no reply is needed any more"))
             return False
+        if isinstance(reply, asyncio.CancelledError):  # of what the policy waits for, such as a closed engine
+            problem = RuntimeError("something cancelled the policy's call, and the trainer did not")
+            problem.__cause__, reply = reply, problem
         if isinstance(reply, ChatResponse) and reply.finish_reason in ABORTED:
             reply = Unavailable("the engine aborted the reply", retry_after=ABORTED_RETRY)
         if isinstance(reply, BaseException):

@@ -117,7 +117,7 @@ class Sampler:
 
     def _keep(self, call: "_PolicyCall", reply: object) -> None:
         if isinstance(reply, asyncio.Future):
-            reply = asyncio.CancelledError() if reply.cancelled() else reply.exception() or reply.result()
+            reply = _cancelled(reply) if reply.cancelled() else reply.exception() or reply.result()
         self._calls.discard(call)
         if call.span is not None and self.spans is not None:
             self.spans.answered(call.span, reply)
@@ -134,6 +134,15 @@ class Sampler:
     def _take_waiting(self) -> "list[asyncio.Future[None]]":
         waiting, self._waiting = self._waiting, []
         return [future for future in waiting if not future.done()]
+
+
+def _cancelled(task: "asyncio.Future[Any]") -> asyncio.CancelledError:
+    """Return the error of a cancelled task, with its traceback."""
+    try:
+        task.result()
+    except asyncio.CancelledError as error:
+        return error
+    raise AssertionError("the task was not cancelled")
 
 
 def versioned(response: ChatResponse, version: str) -> ChatResponse:
