@@ -211,7 +211,7 @@ LISTENER = "trainer.transports.callback.listener:CallbackListener"
 TAKE = "trainer.transports.attach.open_chats:OpenChats.take"
 
 
-def _unsorted(_canonical: Any) -> Callable[[Any], str]:
+def _unsorted(_sorted: Any) -> Callable[[Any], str]:
     return json.dumps
 
 
@@ -283,7 +283,7 @@ SERVER = {
     "ignores-windows": Fault("chat-window", gets("window", _dropped)),
     "ignores-goodbye": Fault("goodbye", gets("goodbye", _dropped)),
     "dies-of-unknown-frames": Fault("unknown-frame", gets("", _raises)),
-    "json-as-text": Fault("json-is-compared-by-value", replaced("types.requests:jsontext.canonical", _unsorted)),
+    "json-as-text": Fault("json-is-compared-by-value", replaced("types.jsontext:_encode_sorted", _unsorted)),
     "drift-is-ignored": Fault("segment-drifts", replaced("types.segment_assembly:_common", _length_only)),
     "too-many-frames": Fault("too-many-frames", replaced("link.stream_machine:MAX_FRAMES", _endless)),
 }
