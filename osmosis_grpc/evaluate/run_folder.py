@@ -45,7 +45,8 @@ class RunFolder:
     @classmethod
     def create(cls, path: Path | None, about: dict[str, Any]) -> "RunFolder":
         """Make the folder of a new run. Raises RunError if it cannot be made, or if it has a run already."""
-        now, run_id = datetime.now(UTC), secrets.token_hex(3)
+        now = datetime.now(UTC)
+        run_id = f"{now.microsecond:05x}{secrets.token_hex(1)}"  # so the names of runs sort by their time
         path = path or RUNS / f"{now:%Y%m%d-%H%M%S}-{run_id}"
         if (path / _RUN).exists() or (path / FILE).exists():
             raise RunError(f"{path} has a run already; name another folder with --save-dir")

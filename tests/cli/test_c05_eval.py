@@ -215,6 +215,15 @@ def test_c05_the_last_run_to_resume_is_one_of_eval(tmp_path, monkeypatch):
     assert RunFolder.open("last").path == RUNS / "2"
 
 
+def test_of_runs_that_begin_in_one_second_the_last_one_is_the_newest(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for _ in range(20):
+        made = RunFolder.create(None, {"command": "eval"})
+        (made.path / "journal.db").touch()
+        made.unlock()
+        assert RunFolder.open("last").path == made.path
+
+
 def test_c05_the_same_command_continues_a_run_and_only_missing_rows_run(evaluate, folder):
     command = (*EXACT, "--n", "2", "--save-dir", "run", *MODEL)
     assert evaluate(*command, "--rows", "0").returncode == 0

@@ -27,9 +27,9 @@ def policy(request):
 async def test_a_long_body_is_read_on_a_thread(monkeypatch):
     threads, parse = [], reading.parse_body
 
-    def watched(raw):
+    def watched(raw, **options):
         threads.append(threading.current_thread() is threading.main_thread())
-        return parse(raw)
+        return parse(raw, **options)
 
     async def program(endpoint):
         async with openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as model:
