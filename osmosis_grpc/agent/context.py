@@ -270,6 +270,11 @@ class RolloutContext(RolloutScope):
             raise ValueError(f"wish: is a {type(wish).__name__}, not a bool")
         self._session.train(sample, wish)
 
+    def drop(self, reply: CompletionsResult) -> None:
+        """Say that the conversation goes on without a reply. Trainers do not train on it unless they want to."""
+        self._session.drop(reply.sample, reply.chat_number)
+        self.log_event("reply dropped", sample=reply.sample, chat=reply.chat_number)
+
     def complete(
         self,
         final_messages: Sequence[Message] | None = None,

@@ -6,7 +6,7 @@ A history is put into the spelling of the earlier chats first (conversations.py)
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from osmosis_grpc.agent.context import RolloutContext
@@ -34,9 +34,13 @@ class _Begun:
     """Whether a request had tools."""
     length: int = 0
     """The number of messages in its longest history."""
+    replies: int = 0
+    unread: list[CompletionsResult] = field(default_factory=list)
+    """The replies that no client has read."""
 
     def went_on(self, tools: Sequence[Any] | None, messages: Sequence[Message]) -> None:
         self.tools, self.length = self.tools or bool(tools), max(self.length, len(messages))
+        self.replies += 1
 
 
 class HistoryChats:
@@ -49,7 +53,6 @@ class HistoryChats:
         self._context = context
         self._begun: dict[str, _Begun] = {}
         """The samples that have a reply."""
-        self._unread: list[CompletionsResult] = []
         self._unused: dict[tuple[str, ChatRef | None], str] = {}
         """A sample without a chat, because its request was refused, by policy and parent. Another request gets it."""
 
@@ -106,20 +109,24 @@ class HistoryChats:
 
     def unread(self, reply: CompletionsResult) -> None:
         """Note that no client has read a reply."""
-        self._unread.append(reply)
+        self._begun[reply.sample].unread.append(reply)
 
     def leave_out(self) -> None:
-        """At the end of the program, ask the trainer not to train on some samples.
+        """At the end of the program, ask the trainer not to train on what the rollout's reward is not about.
 
-        These are samples with a reply that no client has read, and that nothing continues, and samples that have
-        another model than the main one.
-
-        Programs ask small models for titles and quotas. They get their replies from the policy, but the rollout's
-        reward is not about them. The main sample is the longest one with tools, or without any tools, the longest one.
+        A reply that no client has read, and that nothing continues, is dropped. A sample without any other reply is
+        left out, and so is one with another model than the main one: programs ask small models for titles and quotas,
+        and get these replies from the policy, too. The main sample is the longest one with tools, or without any
+        tools, the longest one.
         """
-        for reply in self._unread:
-            if not self.conversations.continued(reply.sample, reply.chat_number):
-                self._leave_out(reply.sample, f"the program did not read the reply of chat {reply.chat_number}")
+        for name, begun in self._begun.items():
+            unread = [reply for reply in begun.unread if not self.conversations.continued(name, reply.chat_number)]
+            if unread and len(unread) == begun.replies:
+                self._leave_out(name, "the program has read none of its replies")
+                continue
+            for reply in unread:
+                with suppress(RolloutEndedError):
+                    self._context.drop(reply)
         main = max(self._begun.values(), key=lambda begun: (begun.tools, begun.length), default=_Begun())
         for name, begun in self._begun.items():
             asks_policy = begun.model in ("", POLICY) or _policy(begun.model)

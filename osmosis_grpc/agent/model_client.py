@@ -148,6 +148,9 @@ class ModelSession:
     def train(self, sample: str, wish: bool) -> None:
         """Do nothing: nothing is trained."""
 
+    def drop(self, sample: str, chat: int) -> None:
+        """Do nothing: nothing is trained."""
+
     def limit(self, sample: str, limit: str) -> None:
         """Do nothing: there is no outcome."""
 

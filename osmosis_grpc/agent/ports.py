@@ -117,6 +117,9 @@ class Session(Protocol):
     def train(self, sample: str, wish: bool) -> None:
         """Set whether the author wants a sample to be trained on."""
 
+    def drop(self, sample: str, chat: int) -> None:
+        """Mark a reply as dropped. Raises ValueError for an unknown sample or chat."""
+
     def limit(self, sample: str, limit: str) -> None:
         """Note that a limit has ended a sample, unless another chat continues it. `limit` is that of Sample.cut."""
 

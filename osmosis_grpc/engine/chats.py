@@ -192,6 +192,11 @@ class RolloutSession:
         self.samples.check_ref(sample, 0, ("sample", "chat"))
         self.samples[sample].train = wish
 
+    def drop(self, sample: str, chat: int) -> None:
+        self.check_open()
+        self.samples.check_ref(sample, chat, ("sample", "chat"))
+        self.samples[sample].dropped.add(chat)
+
     def limit(self, sample: str, limit: str) -> None:
         self.check_open()
         if sample in self.samples:

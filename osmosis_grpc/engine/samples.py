@@ -37,6 +37,7 @@ class SampleState:
         "_skipped",
         "chats",
         "conversation",
+        "dropped",
         "forked",
         "limit",
         "newest",
@@ -57,6 +58,8 @@ class SampleState:
         """Whether all of them are kept, because a chat needed ids that were not."""
         self.chats = 0
         """The number of the newest chat."""
+        self.dropped: set[int] = set()
+        """The chats whose replies the agent said to have dropped."""
         self.forked = frozenset[int]()
         """The chats that got their recorded replies from the original of a fork."""
         self.newest: Node | None = None
@@ -189,7 +192,8 @@ class SampleState:
         last = self.newest if end is None else end
         if last is not None:
             undecided = self._beside.get(last.chat, ()) if end is None else ()
-            self._assembler.drop(dropped_chats(self.conversation, last, self._forms, undecided))
+            found = dropped_chats(self.conversation, last, self._forms, undecided)
+            self._assembler.drop(found | self.dropped)
 
     def _keep_removed(self, reply: Node) -> None:
         """Keep the messages that a new history no longer has, if the history has the newest reply."""

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Literal, NamedTuple, get_args
 
 from osmosis_grpc.errors import InvalidArgument
-from osmosis_grpc.types import RolloutOutcome, Sample, Segment
+from osmosis_grpc.types import OutcomeStatus, RolloutOutcome, Sample, Segment
 from osmosis_grpc.types.arrays import BoolArray
 from osmosis_grpc.types.cuts import Cut, Dropped, check_choices
 from osmosis_grpc.types.outcome import lacks
@@ -101,7 +101,9 @@ def select(
     check_choices(cut, dropped)
     samples = outcome.trainable_samples(dropped="train")
     if not samples:
-        return [], [Skipped(outcome.rollout_id, "", outcome.not_trainable_reason)]
+        chosen = bool(outcome.samples) and all(sample.train is False for sample in outcome.samples.values())
+        chosen = chosen and outcome.status is OutcomeStatus.COMPLETED
+        return [], [Skipped(outcome.rollout_id, "", outcome.not_trainable_reason, chosen=chosen)]
     found: list[TrainableSegment] = []
     skipped: list[Skipped] = []
     for name, sample in outcome.samples.items():
@@ -117,7 +119,7 @@ def select(
         for number, segment in enumerate(sample.segments):
             if segment.dropped and dropped == "skip":
                 chats = ", ".join(map(str, segment.chats))
-                reason = f"the agent dropped the reply of chat {chats}: it asked again, and went on with another reply"
+                reason = f"the agent dropped the reply of chat {chats}, and went on without it"
                 skipped.append(leave_out(reason, number, chosen=True))
                 continue
             row = Row(index, outcome.rollout_id, name, number, sample.policy, sample.cut, segment.dropped)

@@ -18,6 +18,23 @@ async def test_replies_that_the_agent_left_are_marked(case):
     assert sum(segment.sampled for segment in outcome.samples["main"].segments) == 3 * outcome.metrics.num_llm_calls
 
 
+class Says(RolloutAgentLoop):
+    """Edits a reply, which nothing marks, and says that it has dropped it."""
+
+    name = "says"
+
+    async def run(self, ctx):
+        reply = await ctx.chat([GO])
+        await ctx.chat([GO, {"role": "assistant", "content": "Another text."}, GO])
+        ctx.drop(reply)
+        return ctx.complete(reward=1.0)
+
+
+async def test_an_agent_can_say_that_it_dropped_a_reply():
+    outcome = await run_rollout(Says(), different)
+    assert marked(outcome.samples["main"]) == ([(2,)], [(1,)])
+
+
 class Together(RolloutAgentLoop):
     """Asks the same twice at the same time, and then a judge. Nothing says which reply it takes."""
 

@@ -141,3 +141,11 @@ def test_a_sample_with_train_false_has_no_row_anywhere(tmp_path):
     names |= set(pyarrow.parquet.read_table(tmp_path / "p" / "segments.parquet")["sample"].to_pylist())
     assert names == {"main"}
     assert len(agent_loop_outputs(whole)) == 1
+
+
+def test_a_rollout_whose_only_sample_is_not_to_be_trained_on_ends_no_loop():
+    unwanted = replace(MIXED, rollout_id="u", samples={"main": replace(sample(KEPT), train=False)})
+    batch = pad([outcome("r", KEPT), unwanted])
+    assert [row.rollout_id for row in batch.rows] == ["r"]
+    assert [(each.rollout_id, each.chosen) for each in batch.skipped] == [("u", True)]
+    assert Selection().of(unwanted) == []

@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 from osmosis_gateway.base_url.open_chats import Waits
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.types import OutcomeStatus
+from tests.dropping import marked
 from tests.gateway.base_url.programs import USER, running
+from tests.waiting import until
 
 ASK = [USER]
 MORE = {"role": "user", "content": "And 4 + 5?"}
@@ -89,6 +91,12 @@ class Client:
         deltas = [json.loads(line[6:]) for line in body.decode().split("\n") if line.startswith("data: {")]
         return "".join(delta["choices"][0]["delta"].get("content") or "" for delta in deltas)
 
+    def ready(self):
+        """Return whether something of the reply has come. It stays unread."""
+        with contextlib.suppress(BlockingIOError):
+            return bool(self._socket.recv(1, socket.MSG_PEEK))
+        return False
+
     def leave(self):
         if self._reads:
             with contextlib.suppress(BlockingIOError):
@@ -131,6 +139,32 @@ async def conversation(endpoint, policy, steps, **kind):
     messages.append({"role": "assistant", "content": await clients[-1].text()})
     clients[-1].leave()
     return messages, clean
+
+
+async def test_a_reply_that_was_asked_for_again_too_late_is_dropped_and_the_conversation_is_trained():
+    async def policy(request):
+        return answer(request, f"reply {request.chat_number}")
+
+    async def program(endpoint):
+        messages = [USER]
+        for turn in range(3):
+            client = Client(endpoint)
+            if turn == 1:  # it gives up
+                await client.ask(messages)
+                await until(client.ready)
+                client.leave()
+                await asyncio.sleep(0.1)  # longer than a chat waits for a retry
+                client = Client(endpoint)
+            await client.ask(messages)
+            messages += [{"role": "assistant", "content": await client.text()}, MORE]
+            client.leave()
+        return 1.0
+
+    async with running(program, policy, waits=Waits(retry=0.02)) as (trainer, _):
+        outcome = await trainer.rollout(rollout_id="r1", messages=ASK)
+    (sample,) = outcome.samples.values()
+    assert sample.train is not False
+    assert marked(sample) == ([(1, 3, 4)], [(2,)])
 
 
 @pytest.mark.slow
