@@ -17,6 +17,8 @@ LONGEST = 4.0
 """Seconds between two deeds, if no rollout ends meanwhile."""
 UNREADY = 0.4
 """How often a deed does not wait until the server is ready."""
+BEFORE_READY = 4
+"""The most workers that are killed before a server is ready. It gives up a first start when one has died 5 times."""
 HURRY = 3.0
 """With fewer rollouts than this for each deed that is left, kills come first, and wait for nothing."""
 
@@ -39,6 +41,8 @@ class Disturber:
         left: Callable[[], float],
     ) -> None:
         self.done: Counter[str] = Counter()
+        self._before_ready: Counter[int] = Counter()
+        """The workers killed before their server was ready, by its process id."""
         self._wanted = {"worker": kills["worker"], "server": kills["server"], "hangup": kills["server"]}
         self._server = server
         self._history = history
@@ -82,8 +86,10 @@ class Disturber:
             self._history.note("hangup")
         else:
             workers = self._workers(process.pid)
-            if not workers:
+            early = not self._server.ready.is_set()
+            if not workers or (early and self._before_ready[process.pid] == BEFORE_READY):
                 return False
+            self._before_ready[process.pid] += early
             pid = self._random.choice(workers)
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
