@@ -9,7 +9,6 @@ from pydantic import BaseModel
 
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.workflow_runnable import WorkflowRunnable
-from osmosis_grpc.integrations.openai import rollout_agent
 from osmosis_grpc.policies import EchoPolicy, EveryToolMock
 from osmosis_grpc.rollout import AgentWorkflow, Grader, RolloutResult, get_rollout_context, tool
 from osmosis_grpc.testing import run_rollout
@@ -103,18 +102,23 @@ async def test_nan_in_extra_fields_fails_the_rollout_and_names_the_place():
     assert "extra_fields.loss[3]:" in outcome.failure.message
 
 
-GIVEN = [
-    lambda value: ends(lambda ctx: ctx.complete(reward=value)),
-    lambda value: ends(lambda ctx: RolloutResult(status="COMPLETED", finish_reason="stop", reward=value)),
-    lambda value: ends(lambda ctx: ctx.set_reward(value, sample="") or ctx.complete()),
-    lambda value: program(lambda task: value),
-    lambda value: program(lambda task: {"reward": value}),
-    lambda value: program(lambda task: {"rewards": {"main": value}}),
-    lambda value: WorkflowRunnable(Asks, None, grades(value)),
-]
+GIVEN = {
+    "complete": lambda value: ends(lambda ctx: ctx.complete(reward=value)),
+    "result": lambda value: ends(lambda ctx: RolloutResult(status="COMPLETED", finish_reason="stop", reward=value)),
+    "set_reward": lambda value: ends(lambda ctx: ctx.set_reward(value, sample="") or ctx.complete()),
+    "grader": lambda value: WorkflowRunnable(Asks, None, grades(value)),
+    "returned": lambda value: program(lambda task: value),
+    "reward": lambda value: program(lambda task: {"reward": value}),
+    "rewards": lambda value: program(lambda task: {"rewards": {"main": value}}),
+}
+OF_PROGRAMS = ("returned", "reward", "rewards")
+EVERY_WAY = [pytest.param(name, marks=[pytest.mark.adapters] * (name in OF_PROGRAMS)) for name in GIVEN]
 
 
 def program(function):
+    """Return an agent of the older SDK's decorator, which needs the extra `openai`."""
+    from osmosis_grpc.integrations.openai import rollout_agent
+
     @rollout_agent("agent")
     async def agent(task, client):
         await task.ctx.chat(task.messages)
@@ -136,24 +140,20 @@ def grades(value):
     return Made
 
 
-@pytest.mark.parametrize(
-    "agent", GIVEN, ids=["complete", "result", "set_reward", "returned", "reward", "rewards", "grader"]
-)
+@pytest.mark.parametrize("given", EVERY_WAY)
 @pytest.mark.parametrize(
     ("value", "reward"), [(True, 1.0), (np.False_, 0.0), (np.array(0.5), 0.5)], ids=["bool", "np.bool", "0-d array"]
 )
-async def test_a_bool_and_a_scalar_are_rewards(agent, value, reward):
-    outcome = await run_rollout(agent(value), EchoPolicy(), [USER], label="42")
+async def test_a_bool_and_a_scalar_are_rewards(given, value, reward):
+    outcome = await run_rollout(GIVEN[given](value), EchoPolicy(), [USER], label="42")
     assert outcome.failure is None
     assert (outcome.reward, type(outcome.reward)) == (reward, float)
 
 
-@pytest.mark.parametrize(
-    "agent", GIVEN, ids=["complete", "result", "set_reward", "returned", "reward", "rewards", "grader"]
-)
+@pytest.mark.parametrize("given", EVERY_WAY)
 @pytest.mark.parametrize("value", [float("nan"), [1.0], "1"], ids=repr)
-async def test_a_reward_that_is_no_number_fails_the_rollout_with_the_value(agent, value):
-    outcome = await run_rollout(agent(value), EchoPolicy(), [USER], label="42")
+async def test_a_reward_that_is_no_number_fails_the_rollout_with_the_value(given, value):
+    outcome = await run_rollout(GIVEN[given](value), EchoPolicy(), [USER], label="42")
     assert outcome.status is OutcomeStatus.FAILED
     assert repr(value) in outcome.failure.message
 

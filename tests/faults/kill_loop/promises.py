@@ -104,12 +104,17 @@ class Evidence:
                 yield self.broke("applied twice", "it came again after its confirmation", line.id, "again", "confirmed")
 
     def recorded_once(self) -> Iterator[Break]:
-        """RECORDED is said once of an attempt; in the end everything is delivered, and taken."""
+        """RECORDED is said once of an attempt; in the end everything is delivered, and taken.
+
+        Not so an attempt that a higher one has replaced: a worker that comes back may only then hear of it, by the
+        answer to its next chat, and the loop ends with the last outcome.
+        """
         for kept in self.journal:
             outcomes = [delivered.receipt for _, delivered in kept.delivered]
             if outcomes.count(Receipt.RECORDED) > 1:
                 yield self.broke("recorded once", "RECORDED came twice", kept.rollout_id, "applied", "confirmed")
-            if not kept.settled or not any(outcome in TAKEN for outcome in outcomes):
+            replaced = any(line.key[0] > kept.attempt for line in self.applied[kept.rollout_id])
+            if not replaced and not (kept.settled and any(outcome in TAKEN for outcome in outcomes)):
                 broken = ", ".join(str(outcome) for outcome in outcomes) or "nothing"
                 yield self.broke("delivered", f"the journal says {broken}", kept.rollout_id)
 
