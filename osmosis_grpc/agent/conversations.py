@@ -29,8 +29,8 @@ class _Node:
 
     message: Message
     children: "dict[bytes, _Node]" = field(default_factory=dict)
-    sample: str = ""
-    """The sample whose newest reply this message is; empty if it is no reply."""
+    samples: dict[str, str] = field(default_factory=dict)
+    """The samples whose newest reply this message is, by policy. Empty if it is no reply."""
     replies: "list[_Node]" = field(default_factory=list)
     """The children that are replies, the newest last."""
 
@@ -43,6 +43,8 @@ class Place(NamedTuple):
     """The history in the spelling of the earlier requests."""
     sample: str
     """The sample that the history continues. Empty: it begins a new sample."""
+    policy: str
+    """The trainer's policy that the request asks."""
     parent: ChatRef | None
     """The chat that seems to have called a new sample. None for a sample that stands alone."""
     calls: dict[str, ChatRef]
@@ -55,8 +57,8 @@ class Conversations:
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._root = _Node({})
         self._free = max_bytes
-        self._unanswered: dict[bytes, str] = {}
-        """The samples of the newest requests that got no reply, by the digest of their histories."""
+        self._unanswered: dict[tuple[bytes, str], str] = {}
+        """The samples of the newest requests that got no reply, by the digest of their histories and by policy."""
         self._calls: dict[str, ChatRef] = {}
         """The newest chat of each sample, if its reply calls tools and the sample has not gone on; the newest last."""
         self._replies: dict[bytes, Message] = {}
@@ -66,10 +68,11 @@ class Conversations:
         self._parents: dict[str, str] = {}
         """The sample that has called each sample. A parent comes before its children."""
 
-    def place(self, history: History, named: str = "") -> Place:
+    def place(self, history: History, named: str = "", policy: str = "") -> Place:
         """Return the place of a history. `named` is the sample that the request names.
 
-        The parent of a new sample is a guess: the newest chat whose tool calls wait for their results. Raises
+        A history continues samples of `policy` only: a sample has one policy, which answers all of its chats. The
+        parent of a new sample is a guess: the newest chat whose tool calls wait for their results. Raises
         ResourceExhausted if the rollout has too many messages.
         """
         node = self._root
@@ -79,17 +82,17 @@ class Conversations:
             if child is None:
                 break
             spelled[known] = child.message
-            node, sample, known = child, child.sample or sample, known + 1
+            node, sample, known = child, child.samples.get(policy, sample), known + 1
         for index in range(known, len(spelled)):
             spelled[index] = self._replies.get(history.keys[index], spelled[index])
         if sum(history.sizes[known:]) > self._free:
             raise ResourceExhausted("the messages of this rollout have too many bytes; send fewer or shorter ones")
-        sample = sample or self._unanswered.get(history.digest, "") or self._changed(history)
+        sample = sample or self._unanswered.get((history.digest, policy), "") or self._changed(history, policy)
         parent = None if sample else next(reversed(self._calls.values()), None)
         calls = self._calls
         if named or sample:
             self._goes_on(named or sample)
-        return Place(history, spelled, named or sample, parent, calls)
+        return Place(history, spelled, named or sample, policy, parent, calls)
 
     def begin(self, messages: Sequence[Message], written: Sequence[Message]) -> None:
         """Keep the beginning of histories. `written` has the messages as the program is going to write them."""
@@ -101,7 +104,7 @@ class Conversations:
         self, place: Place, sample: str, chat_number: int, reply: Message, written: Message | None = None
     ) -> None:
         """Keep a history and its reply. `written` is the reply as the program is going to write it, if it is known."""
-        self._unanswered.pop(place.history.digest, None)
+        self._unanswered.pop((place.history.digest, place.policy), None)
         node = self._root
         for message, key, size in zip(place.messages, place.history.keys, place.history.sizes, strict=True):
             node = self._child(node, message, key, size)
@@ -112,7 +115,7 @@ class Conversations:
             bare = message_key({**(written or reply), "content": None})[0]
             node.children.setdefault(bare, answer)
             self._replies.setdefault(bare, reply)
-        answer.message, answer.sample = reply, sample
+        answer.message, answer.samples[place.policy] = reply, sample
         if answer in node.replies:
             node.replies.remove(answer)
         node.replies.append(answer)
@@ -133,7 +136,7 @@ class Conversations:
 
     def failed(self, place: Place, sample: str) -> None:
         """Note that a history got no reply. The same history then belongs to the same sample."""
-        self._unanswered[place.history.digest] = sample
+        self._unanswered[place.history.digest, place.policy] = sample
         if len(self._unanswered) > MAX_UNANSWERED:
             del self._unanswered[next(iter(self._unanswered))]
 
@@ -153,7 +156,7 @@ class Conversations:
                 over.add(child)
         self._calls = {name: call for name, call in self._calls.items() if name not in over}
 
-    def _changed(self, history: History) -> str:
+    def _changed(self, history: History, policy: str) -> str:
         """Return the sample of a history in which the program has changed a reply, for example left out its reasoning.
 
         Such a history continues the sample, with another segment. Empty if there is no such sample.
@@ -161,9 +164,9 @@ class Conversations:
         node, sample = self._root, ""
         for message, key in zip(history.messages, history.keys, strict=True):
             child = node.children.get(key)
-            if message.get("role") == "assistant" and node.replies and (child is None or not child.sample):
+            if message.get("role") == "assistant" and node.replies and (child is None or not child.samples):
                 child = node.replies[-1]
             if child is None:
                 break
-            node, sample = child, child.sample or sample
+            node, sample = child, child.samples.get(policy, sample)
         return sample

@@ -51,6 +51,8 @@ class HistoryChats:
         """The error of the newest chat that ended; None if it got its reply."""
         self.conversations = Conversations()
         self._context = context
+        self._policies: dict[str, str] = {}
+        """The policies of the samples that began here."""
         self._begun: dict[str, _Begun] = {}
         """The samples that have a reply."""
         self._unused: dict[tuple[str, ChatRef | None], str] = {}
@@ -67,7 +69,7 @@ class HistoryChats:
         written: Callable[[CompletionsResult], Message] | None = None,
         wanted: Callable[[], Awaitable[Any]] | None = None,
     ) -> CompletionsResult:
-        """Return the reply to a history. Without `sample`, the history decides which sample it continues.
+        """Return the reply to a history. Without `sample`, the history and the policy decide which sample it continues.
 
         `written` returns the reply as the program is going to write it in later histories. Without it, the tree finds
         a reply that has the same text and the same tool calls. The reply becomes part of the rollout when `wanted`
@@ -84,13 +86,19 @@ class HistoryChats:
             raise InvalidArgument(name, "is not a sampling parameter")
         if not has_tools:  # model servers refuse parameters about tools there
             params = {name: value for name, value in params.items() if name not in _ABOUT_TOOLS}
-        place = self.conversations.place(history, sample)
-        begins = _policy(model), place.parent
+        policy = self._policies.get(sample, _policy(model))
+        if _policy(model) not in ("", policy):
+            raise InvalidArgument(
+                "model", f"is {model!r:.80}, and the sample {sample!r:.80} has the policy {policy!r:.80}"
+            )
+        place = self.conversations.place(history, sample, policy)
+        begins = policy, place.parent
         name, begun = place.sample or self._unused.pop(begins, ""), self._context.samples
         try:
             if not name or name not in begun:
                 new = name or (None if begun else "main")
                 name = self._context.add_sample(new, policy=begins[0], parent=begins[1])
+                self._policies[name] = policy
             result = await self._context.ask(place.messages, sample=name, tools=tools, params=params, wanted=wanted)
         except ValueError as error:
             self.conversations.refused(place)
