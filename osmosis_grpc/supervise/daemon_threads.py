@@ -133,7 +133,7 @@ class DaemonThreads:
                 work.started()
                 future.set_result(work.function())
         except StopIteration as stop:  # an asyncio future takes no StopIteration
-            future.set_exception(RuntimeError(f"the function raised {stop!r}"))
+            future.set_exception(RuntimeError(f"the function raised {stop!r}").with_traceback(stop.__traceback__))
         except BaseException as error:
             future.set_exception(error)
         with self._lock:

@@ -86,7 +86,7 @@ def number_of(value: object) -> float | None:
     A bool is 1 or 0. NumPy and torch scalars, Decimal and Fraction are numbers; arrays, lists and texts are none.
     """
     if getattr(value, "ndim", None) == 0 and _is_array(value):
-        value = value.item()  # type: ignore[attr-defined]
+        value = value.tolist()  # type: ignore[attr-defined] # None for a masked value, whose item() is 0.0
     try:
         number = float(value) if isinstance(value, numbers.Real | Decimal) else None
     except (OverflowError, ValueError):  # too large, or a signaling NaN

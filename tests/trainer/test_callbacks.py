@@ -219,8 +219,8 @@ async def test_outcomes_in_the_order_of_their_coming(ask):
 
 
 WRONG_REPLIES = {
-    "nothing": (lambda request: None, "it returned a NoneType; return ChatResponse"),
-    "a dict": (lambda request: {"role": "assistant"}, "it returned a dict"),
+    "nothing": (lambda request: None, "the policy returned a NoneType; return ChatResponse"),
+    "a dict": (lambda request: {"role": "assistant"}, "the policy returned a dict"),
     "text for a message": (lambda request: ChatResponse(message="x"), "message: is a str"),
     "a list of tokens": (lambda request: ChatResponse(message=SAID, tokens=[1]), "use TokenBlock.of"),
     "a list of prompt ids": (lambda request: ChatResponse(message=SAID, prompt_ids=[1]), "use TokenBlock.of"),

@@ -107,6 +107,34 @@ async def test_a_policy_whose_own_task_was_cancelled_has_failed(serve, attach_to
     assert "cancelled_within" in [frame.name for frame in traceback.extract_tb(cause.__traceback__)]
 
 
+def stopping(request):
+    raise StopIteration("no text left")
+
+
+async def stopping_later(request):
+    raise StopAsyncIteration("no text left")
+
+
+@pytest.mark.parametrize(
+    ("policy", "function"),
+    [
+        (lambda: stopping, stopping),
+        (lambda: stopping_later, stopping_later),
+        (lambda: ThreadedPolicy(stopping), stopping),
+    ],
+    ids=["sync", "async", "on a thread"],
+)
+async def test_the_end_of_an_iterator_in_a_policy_is_an_error_at_the_line_of_the_policy(
+    serve, attach_to, policy, function
+):
+    trainer = await attach_to(policy(), await serve(talker()))
+    with pytest.raises(RuntimeError) as raised:
+        await drain(trainer.run(requests(1)))
+    frames = [traceback.extract_tb(error.__traceback__) for error in (raised.value, raised.value.__cause__) if error]
+    assert function.__name__ in [stack[-1].name for stack in frames]
+    assert "async generator" not in str(raised.value)
+
+
 async def test_the_other_rollouts_are_cancelled_when_the_exception_is_raised(serve, attach_to):
     agent = talker()
     agent.gate("h0-0", "h0-1")

@@ -176,6 +176,7 @@ def test_a_log_has_the_repr_of_an_object_so_secrets_stay_out():
         (10**400, None),
         ([1.0], None),
         (np.array([1.0]), None),
+        (np.ma.masked, None),
         ("1", None),
         (np.str_("1"), None),
         (1j, None),

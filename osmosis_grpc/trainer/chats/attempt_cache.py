@@ -160,6 +160,10 @@ class AttemptCache:
         if isinstance(reply, asyncio.CancelledError):  # of what the policy waits for, such as a closed engine
             problem = RuntimeError("something cancelled the policy's call, and the trainer did not")
             problem.__cause__, reply = reply, problem
+        elif isinstance(
+            reply, StopAsyncIteration
+        ):  # it would mean the end of the generators between here and the caller
+            reply = RuntimeError(f"the policy raised {reply!r}").with_traceback(reply.__traceback__)
         if isinstance(reply, ChatResponse) and reply.finish_reason in ABORTED:
             reply = Unavailable("the engine aborted the reply", retry_after=ABORTED_RETRY)
         if isinstance(reply, BaseException):
@@ -168,7 +172,7 @@ class AttemptCache:
             return False
         try:
             if not isinstance(reply, ChatResponse):
-                raise TypeError(f"it returned a {type(reply).__name__}; return ChatResponse(message=...)")
+                raise TypeError(f"the policy returned a {type(reply).__name__}; return ChatResponse(message=...)")
             reply = with_call_ids(versioned(reply, request.version), request)
             if self._ledger is None:
                 asked.answer(reply)
@@ -288,7 +292,7 @@ def reply_of(asked: PendingChat, key: ChatKey, parent_chat: int, errors: PolicyE
     try:
         reply = written if written is not None and asked.as_kept(parent_chat) else reply_bytes(asked.reply(parent_chat))
     except Exception as problem:  # the policy may have put anything into the reply
-        error = TypeError(f"its reply cannot be sent: {describe(problem)}")
+        error = TypeError(f"the policy's reply cannot be sent: {describe(problem)}")
         raise errors.failed(key, asked.body[-1], error) from problem
     if len(reply) > MAX_REPLY_BYTES:
         raise Internal(f"the reply to chat {asked.chat_number} has {len(reply)} bytes, more than {MAX_REPLY_BYTES}")
