@@ -160,9 +160,7 @@ class AttemptCache:
         if isinstance(reply, asyncio.CancelledError):  # of what the policy waits for, such as a closed engine
             problem = RuntimeError("something cancelled the policy's call, and the trainer did not")
             problem.__cause__, reply = reply, problem
-        elif isinstance(
-            reply, StopAsyncIteration
-        ):  # it would mean the end of the generators between here and the caller
+        elif isinstance(reply, StopIteration | StopAsyncIteration):  # generators on its way would hide where it is from
             reply = RuntimeError(f"the policy raised {reply!r}").with_traceback(reply.__traceback__)
         if isinstance(reply, ChatResponse) and reply.finish_reason in ABORTED:
             reply = Unavailable("the engine aborted the reply", retry_after=ABORTED_RETRY)
