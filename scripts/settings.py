@@ -88,7 +88,7 @@ VARIABLES = {
     "GRPC_TRACE": "What grpc logs. A server refuses to start with tracers that print bearer tokens, unless "
     "`--unsafe-trace` is set.",
     "GRPC_VERBOSITY": "How much grpc logs. Servers and trainers set it to ERROR, unless it or `GRPC_TRACE` is set.",
-    "GRPC_ENABLE_FORK_SUPPORT": "A server sets it to 0 by default, because a fork would stop grpc's threads.",
+    "GRPC_ENABLE_FORK_SUPPORT": "Servers and trainers set it to 0 by default, because its handlers crash some forks.",
     "OTEL_TRACES_EXPORTER": "The exporter of `serve --otel`: `otlp` by default, `console`, `none`, or the name of "
     "another installed exporter. It reads its own variables, such as `OTEL_EXPORTER_OTLP_ENDPOINT`.",
     "OTEL_EXPORTER_OTLP_PROTOCOL": "The protocol of the exporter `otlp`: `grpc` by default, or `http/protobuf`.",

@@ -22,21 +22,22 @@ class ForkGuard:
     def __init__(self, what: str) -> None:
         self._what = what
         self.forked = bool(_process.forked_at)
-        """Whether this process was forked while gRPC was in use."""
+        """Whether this process was forked from one that had used gRPC."""
         self.check()
+        _process.used = True
         _open.add(self)
 
     def check(self) -> None:
         """Raise RuntimeError if the process was forked after the object was opened."""
         if self.forked:
             raise RuntimeError(
-                f"{self._what} cannot be used in this process, which was forked at {_process.forked_at} while gRPC was "
-                "in use: threads and connections do not survive a fork. Start processes with multiprocessing's method "
+                f"{self._what} cannot be used in this process, which was forked at {_process.forked_at} after gRPC was "
+                "used: threads and connections do not survive a fork. Start processes with multiprocessing's method "
                 "spawn: multiprocessing.get_context('spawn'), or DataLoader(..., multiprocessing_context='spawn')"
             )
 
     def close(self) -> None:
-        """Note that the object is closed. After the last one, a child may use gRPC."""
+        """Note that the object is closed."""
         _open.discard(self)
 
 
@@ -45,7 +46,9 @@ _open: "WeakSet[ForkGuard]" = WeakSet()
 
 class _Process:
     forked_at = ""
-    """FILE:LINE of the fork that made this process, if gRPC was in use there."""
+    """FILE:LINE of the fork that made this process, if gRPC had been used there."""
+    used = False
+    """Whether gRPC was used. Its own threads go on when everything is closed, and a child does not have them."""
     forks = 0
     """How many forks lie between this process and the first one."""
 
@@ -67,11 +70,10 @@ def fork_place(frame: FrameType | None) -> str:
 
 def _in_child() -> None:
     _process.forks += 1
-    guards = list(_open)
-    if guards:
+    if _process.used:
         _process.forked_at = fork_place(sys._getframe(1))
-        for guard in guards:
-            guard.forked = True
+    for guard in list(_open):
+        guard.forked = True
 
 
 os.register_at_fork(after_in_child=_in_child)

@@ -1,5 +1,8 @@
 """The public test kit. It runs an agent loop without a server. `testing.raw` is for tests of other implementations."""
 
+from osmosis_grpc.link import grpc_variables  # noqa: F401 - before anything imports grpc
+
+# isort: split
 from osmosis_grpc.testing.rollouts import collect_rollout, run_rollout
 from osmosis_grpc.testing.stream_pair import StreamEnd, stream_pair
 

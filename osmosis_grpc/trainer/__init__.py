@@ -24,7 +24,7 @@ needs nothing but RolloutClient.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from osmosis_grpc.trainer import grpc_log_level  # noqa: F401 - before anything imports grpc
+from osmosis_grpc.link import grpc_variables  # noqa: F401 - before anything imports grpc
 
 # isort: split
 from osmosis_grpc.errors import (

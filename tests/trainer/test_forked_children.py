@@ -131,3 +131,76 @@ def test_a_forked_child_can_do_what_needs_no_grpc(found, work):
 @pytest.mark.slow
 def test_the_parent_of_forked_children_goes_on(found):
     assert found["the parent"] == "COMPLETED"
+
+
+SERVER = """
+import asyncio
+from osmosis_grpc.server import AgentServer
+from osmosis_grpc.testing.calculator import CalculatorAgent
+
+
+async def serve():
+    async with AgentServer([CalculatorAgent()], port=0) as server:
+        print(server.address, flush=True)
+        await asyncio.to_thread(input)
+
+
+asyncio.run(serve())
+"""
+CHILDREN = """
+import asyncio, json, multiprocessing, sys
+from osmosis_grpc.policies import ToolCallingMock
+from osmosis_grpc.trainer import RolloutClient, SyncTrainer
+
+context = multiprocessing.get_context("fork")
+address = sys.argv[1]
+
+
+async def info():
+    async with RolloutClient(address) as client:
+        await client.info()
+
+
+def ask():
+    try:
+        asyncio.run(info())
+    except RuntimeError:
+        sys.exit(7)
+
+
+def codes(function, count):
+    children = [context.Process(target=function) for _ in range(count)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join(20)
+        child.kill()
+    return sorted({child.exitcode for child in children}, key=str)
+
+
+with SyncTrainer([address], ToolCallingMock()) as trainer:
+    trainer.rollout(rollout_id="parent", messages=[{"role": "user", "content": "What is 2 + 3?"}])
+    found = [codes(int, 60)]
+print(json.dumps([*found, codes(ask, 2)]))
+"""
+
+
+@pytest.fixture(scope="module")
+def codes():
+    """The exit codes of children that do nothing while a trainer is open, and of those that use gRPC after its end."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", SERVER], stdin=pipe, stdout=pipe, text=True) as server:
+        command = [sys.executable, "-c", CHILDREN, server.stdout.readline().strip()]
+        ended = subprocess.run(command, stdout=pipe, text=True, timeout=110, check=True)
+        server.communicate("\n")
+    return json.loads(ended.stdout.split("\n")[-2])
+
+
+@pytest.mark.slow
+def test_no_forked_child_crashes_while_a_trainer_is_open(codes):
+    assert codes[0] == [0]
+
+
+@pytest.mark.slow
+def test_a_child_that_was_forked_after_the_end_of_a_trainer_says_that_it_cannot_use_grpc(codes):
+    assert codes[1] == [7]
