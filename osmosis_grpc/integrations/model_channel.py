@@ -5,6 +5,9 @@ from types import TracebackType
 from typing import TypeVar
 from urllib.parse import quote
 
+from osmosis_grpc.link import grpc_variables  # noqa: F401 - before anything imports grpc
+
+# isort: split
 import grpc
 
 from osmosis_grpc.errors import (

@@ -13,6 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from osmosis_grpc.link import grpc_variables  # noqa: F401 - before anything imports grpc
+
+# isort: split
 import grpc
 
 from osmosis_grpc.errors import Internal, InvalidArgument, MissingExtraError

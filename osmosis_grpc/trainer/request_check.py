@@ -9,6 +9,7 @@ from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.link.channel_options import MAX_MESSAGE_BYTES
 from osmosis_grpc.types import Fork, Group, InitRequest, Message, RolloutRequest
 from osmosis_grpc.types.json_values import to_json
+from osmosis_grpc.types.jsontext import check_text
 from osmosis_grpc.types.messages import copy_messages
 from osmosis_grpc.types.requests import check_id
 from osmosis_grpc.wire.rollout import init_to_wire
@@ -66,6 +67,8 @@ def checked(request: RolloutRequest | None, changes: RolloutFields | Mapping[str
         value = getattr(full, name)
         if value is not None and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
             raise InvalidArgument(name, f"is a {type(value).__name__}, not a {kind.__name__}")
+        if isinstance(value, str):
+            check_text(value, name)
     if not 0 < full.attempt < 2**32:
         raise InvalidArgument("attempt", f"{full.attempt} is not a number from 1")
     if full.fork is not None:
@@ -73,6 +76,8 @@ def checked(request: RolloutRequest | None, changes: RolloutFields | Mapping[str
             raise InvalidArgument("fork", f"is a {type(full.fork).__name__}, not a Fork")
         full.fork.check("fork")
     metadata = to_json(full.metadata, "metadata") if full.metadata else {}
+    if not isinstance(metadata, dict):
+        raise InvalidArgument("metadata", f"is a {type(full.metadata).__name__}, not a dict")
     full = replace(full, messages=copy_messages(full.messages, "messages"), metadata=metadata)
     try:
         size = init_to_wire(InitRequest(request=full)).ByteSize()

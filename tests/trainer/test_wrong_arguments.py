@@ -2,6 +2,7 @@
 
 import pytest
 
+from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.policies import EchoPolicy, ThreadedPolicy
 from osmosis_grpc.trainer import (
     ClientTls,
@@ -93,3 +94,20 @@ async def test_a_trainer_that_is_not_open(call):
 def test_every_public_method_is_asked():
     names = {name for name in dir(Trainer([TARGET], EchoPolicy())) if not name.startswith("_")}
     assert names - {"address", "network"} == {name.partition(" ")[0] for name in CALLS}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("label", "\ud800"),
+        ("agent_loop", "\ud800"),
+        ("idempotency_key", "\ud800"),
+        ("metadata", [1]),
+        ("metadata", "a text"),
+    ],
+)
+async def test_a_request_that_cannot_be_sent_is_refused_with_the_name_of_its_field(field, value):
+    async with Trainer([TARGET], EchoPolicy()) as trainer:
+        with pytest.raises(InvalidArgument) as raised:
+            await trainer.rollout(rollout_id="r1", **{field: value})
+    assert [name for name, _ in raised.value.violations] == [field]
