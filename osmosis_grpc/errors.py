@@ -281,8 +281,8 @@ class ToolArgumentError(ToolExecutionError):
 class ToolUnavailable(ToolExecutionError):
     """The machine under a tool failed, whatever the model asked for.
 
-    It is never a tool's answer to the model, because the reward would be that of another task. The rollout ends FAILED
-    with the boundary "server".
+    The model never gets this error as a tool's answer, because the reward would no longer measure the same task. The
+    rollout ends FAILED with the boundary "server".
     """
 
     boundary: Boundary = "server"
@@ -323,7 +323,7 @@ class LedgerError(OsmosisRolloutError):
 
 
 class RolloutFailed(OsmosisRolloutError):
-    """A rollout of Trainer.groups() did not complete: with on_failure="raise", or when no group was left to yield.
+    """A rollout of Trainer.groups() did not complete. Raised with on_failure="raise", and if every group was dropped.
 
     `outcome` is its RolloutOutcome.
     """

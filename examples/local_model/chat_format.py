@@ -13,7 +13,7 @@ NUMBERS = {"temperature": (0.0, 2.0), "top_p": (0.0, 1.0)}
 KNOWN = {"model", "messages", "tools", "tool_choice", "logprobs", "return_token_ids", "stream", "n", "seed", "user"}
 KNOWN |= {*LENGTHS, *NUMBERS}
 OFF = {"top_k": (0, -1), "min_p": (0,), "presence_penalty": (0,), "frequency_penalty": (0,), "repetition_penalty": (1,)}
-"""Parameters that are accepted with the values that change nothing."""
+"""Parameters that are only accepted with these values, which change nothing."""
 
 
 class Refused(Exception):

@@ -49,7 +49,7 @@ class BodyRefused(CallError):
 async def read_json(request: Request, bounds: Bounds, *, repair: bool = False) -> tuple[Any, int]:
     """Return the value and the size of a request's body. Raises BodyRefused, InvalidArgument.
 
-    `repair` is that of parse_body().
+    See parse_body() for `repair`.
     """
     raw = await read_body(request, bounds)
     return parse_body(raw, repair=repair), len(raw)
@@ -69,7 +69,7 @@ async def read_body(request: Request, bounds: Bounds) -> bytes:
 
 
 def parse_body(raw: bytes, *, repair: bool = False) -> Any:
-    """Return the value of a body. With `repair`, U+FFFD replaces what is no text. Raises InvalidArgument."""
+    """Return the value of a body. With `repair`, U+FFFD replaces invalid text. Raises InvalidArgument."""
     try:
         text = raw.decode(errors="replace" if repair else "strict")
     except UnicodeDecodeError as error:
@@ -80,7 +80,7 @@ def parse_body(raw: bytes, *, repair: bool = False) -> Any:
 
 
 async def read_within(request: Request, bounds: Bounds) -> bytes:
-    """Return a body of any kind. Raises BodyRefused."""
+    """Return a body that need not be JSON. Raises BodyRefused."""
     parts: list[bytes] = []
     size = 0
     ends = asyncio.get_running_loop().time() + bounds.seconds

@@ -106,7 +106,7 @@ class CommandAgent:
             )
             if ended.exit_code or ended.timed_out:
                 return _failed(self._problem(ended), ended.output, endpoint.failure)
-            endpoint.close()  # before the result, which may say otherwise about samples
+            endpoint.close()  # before the result, which can override what it says about samples
             return await _result(context, space, endpoint.api_key)
 
     def accepted(self, request: RolloutRequest, owner: str) -> None:

@@ -1,8 +1,8 @@
 """The contracts of POST /rollout of the Osmosis SDK: reads a body, and says how the rollout's trainer is called.
 
-The body decides the contract. A body with `completion_callback_url` wants the result as callbacks: with a URL for chats
-that names the rollout as in 0.3.0, with `llm_api_key` as in 0.3.1 and 0.3.2, otherwise as in 0.2.18 to 0.2.31. A body
-without callbacks asks for the result with a polling lease, as the versions from 0.3.3 on do.
+The body decides the contract. A body with `completion_callback_url` asks for callbacks: as in 0.3.0 if its URL for
+chats names the rollout, as in 0.3.1 and 0.3.2 if it has `llm_api_key`, otherwise as in 0.2.18 to 0.2.31. A body without
+callbacks asks for the result with a polling lease, as versions from 0.3.3 on do.
 """
 
 import hashlib
@@ -51,7 +51,7 @@ CALLBACKS = Contract("0.2.18", 200, names_samples=True)
 ONE_SAMPLE = Contract("0.3.0", 202)
 POLLED = Contract("0.3.3", 202, polled=True)
 _BY_NAME = {contract.name: contract for contract in (CALLBACKS, ONE_SAMPLE, POLLED)} | {"0.3.x": POLLED}
-"""A journal of an earlier server names the last one 0.3.x."""
+"""Journals of earlier servers call the last one 0.3.x."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,11 +26,11 @@ The time begins when a connection opens, and later with the first bytes of each 
 
 
 Watcher = Callable[[bool, bool], object]
-"""Gets whether the client has read the whole response, as far as it is known, and whether the connection has ended."""
+"""Gets whether the client has read the whole response, as far as is known, and whether the connection has ended."""
 
 
 class Connection:
-    """Tells whether a client reads the response to a request. The scope of a request has it as state["connection"].
+    """Finds out whether a client reads the response to a request. In the scope of a request: state["connection"].
 
     A client that closes its connection before it has read everything resets it. So a response is read if the client
     sends another request, or closes the connection without a reset.
@@ -42,7 +42,7 @@ class Connection:
         self._ended = False
 
     def watch(self, watcher: Watcher) -> None:
-        """Call a function once, when it is known whether the response that now begins is read."""
+        """Call `watcher` once, as soon as it is known whether the client has read the response that now begins."""
         if self._ended:
             watcher(False, True)
         else:
@@ -55,7 +55,7 @@ class Connection:
             watcher(whole, ended)
 
     def is_reset(self) -> bool:
-        """Return whether the connection has ended with a reset that the event loop need not have seen yet."""
+        """Return whether the connection was reset, even if the event loop has not seen it yet."""
         held = self._transport.get_extra_info("socket")
         try:
             return self._ended or held is None or held.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
@@ -96,7 +96,7 @@ class BoundedProtocol(H11Protocol):
             self._head_came()
 
     def eof_received(self) -> None:
-        self._cut = self._answering()  # the transport closes, and drops what is written from now on
+        self._cut = self._answering()  # the transport is closing, and drops whatever is written from now on
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_came()
@@ -109,9 +109,9 @@ class BoundedProtocol(H11Protocol):
         return cycle is not None and not cycle.response_complete
 
     def _working(self) -> bool:
-        """Return whether a request has come as a whole, and its response has not ended.
+        """Return whether a request has arrived completely and its response has not ended.
 
-        A slow body is no reason to refuse a new connection.
+        A connection with a slow body may be closed to make room for a new one.
         """
         cycle = cast("RequestResponseCycle | None", self.cycle)
         return self._answering() and cycle is not None and not cycle.more_body

@@ -107,7 +107,7 @@ LaxFlag = Annotated[
 ]
 """A bool, also as a text or as 0 and 1."""
 _Reward = Annotated[float, BeforeValidator(lambda value: float(value) if isinstance(value, bool) else value)]
-"""A number. A bool is 1 or 0, as in the rewards of Python agents."""
+"""A number. A bool counts as 1 or 0, as in the rewards of Python agents."""
 _MESSAGE: dict[str, JsonValue] = {
     "type": "object",
     "required": ["role"],

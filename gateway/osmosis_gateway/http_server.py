@@ -110,9 +110,10 @@ class HttpServer:
 
 
 def uvicorn_config(app: FastAPI, listening: socket.socket, *, lifespan: bool = True) -> uvicorn.Config:
-    """Return the loaded configuration of uvicorn for an application and the socket at which it listens.
+    """Return the loaded uvicorn configuration for an application, and the socket on which it listens.
 
-    An application without a start and an end of its own needs no `lifespan`, whose task an ending event loop cancels.
+    Leave out `lifespan` if the application has no startup or shutdown of its own: an ending event loop would cancel its
+    task.
     """
     config = uvicorn.Config(
         app,

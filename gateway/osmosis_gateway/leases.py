@@ -47,7 +47,7 @@ class Leases:
         self._waits: dict[tuple[str, int], asyncio.Event] = {}
         """Set when the status of a rollout changes. Only rollouts for which a poll waits have one."""
         self._told: dict[tuple[str, int], str] = {}
-        """The status of each unfinished rollout that a poll returned last. The answer to the Init says queued."""
+        """The status that the last poll returned, for each unfinished rollout. The answer to the Init says queued."""
         self._taken: dict[tuple[str, int], asyncio.Event] = {}
         """Set when a trainer got the result of a rollout. Only rollouts with an undelivered result have one.
 
@@ -89,7 +89,7 @@ class Leases:
     ) -> dict[str, Any]:
         """Renew a lease, and return the result, or the status of an unfinished rollout.
 
-        Wait at most `times.wait` seconds for a status that no poll has returned yet.
+        Wait at most `times.wait` seconds for a status other than the one that the last poll returned.
 
         `gone` returns whether the caller has disconnected. Raises NotFound for an unknown rollout and
         PermissionDenied for a wrong lease.
@@ -136,7 +136,7 @@ class Leases:
             self._until[record] = now + self.times.lease
 
     async def _wait(self, record: Record) -> None:
-        """Wait until a rollout has ended or has another status than the last poll returned, at most `times.wait` s."""
+        """Wait until a rollout ends or its status differs from the last poll's, for at most `times.wait` seconds."""
         key = record.rollout_id, record.attempt
         if record.delivery.outcome is not None or status_of(record) != self._told.get(key, "queued"):
             return

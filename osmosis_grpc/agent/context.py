@@ -148,12 +148,12 @@ class RolloutContext(RolloutScope):
     ) -> CompletionsResult:
         """Ask the model for a reply to the whole history.
 
-        A reply in the history may be written in another way, for example as parts or without its reasoning: the model
-        gets it as it was. `params` are sampling parameters under OpenAI's names. Unknown parameters are forwarded, and
-        pinned ones replace those here. `tools` replaces the
-        rollout's tools for this chat, and run_tools() runs these, too. `sample` names the conversation of the chat.
-        Raises a CallError if the trainer refuses the chat or cannot be reached. Raises ValueError for a history that
-        cannot be sent, and RolloutEndedError after the end of the rollout.
+        A reply in the history may be spelled differently, for example as parts or without its reasoning; the model
+        still gets the original. `params` are sampling parameters under OpenAI's names. Unknown parameters are
+        forwarded, and pinned parameters replace those in `params`. `tools` replaces the rollout's tools for this chat,
+        and run_tools() runs these, too. `sample` names the conversation of the chat. Raises a CallError if the trainer
+        refuses the chat or cannot be reached. Raises ValueError for a history that cannot be sent, and
+        RolloutEndedError after the end of the rollout.
         """
         return await self.ask(messages, sample=sample, purpose=purpose, tools=tools, params=params)
 
@@ -167,7 +167,7 @@ class RolloutContext(RolloutScope):
         params: Mapping[str, Any],
         wanted: Callable[[], Awaitable[Any]] | None = None,
     ) -> CompletionsResult:
-        """Do the same as chat(). The reply becomes part of the rollout when `wanted` returns, see Session.chat."""
+        """Do the same as chat(). The reply becomes part of the rollout when `wanted` returns; see Session.chat."""
         if isinstance(tools, list | tuple):
             self.bind_tools(tools)
         if self._own is not None:
@@ -271,7 +271,7 @@ class RolloutContext(RolloutScope):
         self._session.train(sample, wish)
 
     def drop(self, reply: CompletionsResult) -> None:
-        """Say that the conversation goes on without a reply. Trainers do not train on it unless they want to."""
+        """Say that the conversation goes on without a reply. By default, trainers do not train on such a reply."""
         self._session.drop(reply.sample, reply.chat_number)
         self.log_event("reply dropped", sample=reply.sample, chat=reply.chat_number)
 
@@ -284,8 +284,9 @@ class RolloutContext(RolloutScope):
     ) -> RolloutResult:
         """Make the result of a successful rollout. The agent returns this result from run.
 
-        Without `final_messages`, the trainer gets the conversation up to the last reply. If that reply did not end by
-        itself, or tool_loop() had no turn left, the outcome has `length` or the like in place of "stop".
+        Without `final_messages`, the trainer gets the conversation up to the last reply. If that reply was cut or
+        tool_loop() ran out of turns, the finish reason of the outcome says so ("length" or "max_turns", for example)
+        instead of "stop".
 
         Raises BadRewardError, a ValueError, for a reward that is not a finite number.
         """
@@ -320,7 +321,7 @@ class RolloutContext(RolloutScope):
         `reply` is the result of chat(), its message, or a message of the openai package. The agent's tools with a
         function run, for example those of `@tool`. A call can fail: the tool is unknown, the arguments are wrong, the
         function raises, or the time runs out. The message of such a call has the error. If `reply` is the result of
-        chat() and was cut by its token limit, nobody knows whether a call is whole, so no call runs.
+        chat() and was cut by its token limit, no call runs, because the last one may be incomplete.
         """
         self._session.check_open()
         held = getattr(reply, "message", None)
@@ -339,8 +340,8 @@ class RolloutContext(RolloutScope):
     ) -> list[Message]:
         """Ask the model and run its tools, until a reply calls no tool. Return the conversation with all replies.
 
-        The loop asks at most `max_turns` chats; by default as many as the trainer's request permits. It ends at a reply
-        that was cut by its token limit, and does not run the tools of that reply. `params` are the sampling parameters
+        The loop asks at most `max_turns` chats; by default as many as the trainer's request permits. If a reply was cut
+        by its token limit, the loop ends without running the tools of that reply. `params` are the sampling parameters
         of chat(). Raises what chat() raises.
         """
         conversation: list[Message] = [dict(message) for message in messages]

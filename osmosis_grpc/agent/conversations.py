@@ -1,10 +1,10 @@
 """Finds the conversation of a rollout that a history continues.
 
-A program sends its whole history with every request and names no conversation. Client libraries write messages again:
-they add keys with null, change null content to "", or make text a list of parts. So the tree compares messages by their
-meanings (message_keys.py), and puts the earlier spelling of a message in place of a later one. A message with the calls
-of a reply and without its text means the reply, too. The engine then finds
-that the history continues an earlier chat, and the tokens stay in one segment.
+A program sends its whole history with every request and names no conversation. Client libraries rewrite messages: they
+add keys with null, change null content to "", or make text a list of parts. So the tree compares messages by their
+meanings (message_keys.py), and replaces a later spelling of a message with the earlier one. A message that has the
+calls of a reply but not its text also counts as the reply. The engine then finds that the history continues an earlier
+chat, and the tokens stay in one segment.
 
 The tree keeps the messages of answered requests only. A request that is refused takes no memory.
 """
@@ -48,7 +48,7 @@ class Place(NamedTuple):
     parent: ChatRef | None
     """The chat that seems to have called a new sample. None for a sample that stands alone."""
     calls: dict[str, ChatRef]
-    """The calls that waited for their results when the history came."""
+    """The calls that were waiting for their results when the history arrived."""
 
 
 class Conversations:
@@ -111,7 +111,7 @@ class Conversations:
         key, size = message_key(written or reply)
         answer = self._child(node, reply, key, size)
         self._replies[key] = reply
-        if reply.get("tool_calls"):  # some programs keep the calls of a reply and not its text
+        if reply.get("tool_calls"):  # some programs keep the calls of a reply but not its text
             bare = message_key({**(written or reply), "content": None})[0]
             node.children.setdefault(bare, answer)
             self._replies.setdefault(bare, reply)
@@ -127,7 +127,7 @@ class Conversations:
             self._calls[sample] = ChatRef(sample, chat_number)
 
     def continued(self, sample: str, chat_number: int) -> bool:
-        """Return whether a later history that got a reply has the reply of a chat."""
+        """Return whether a later, answered history contains the reply of a chat."""
         return bool(self._answers[sample, chat_number].children)
 
     def refused(self, place: Place) -> None:

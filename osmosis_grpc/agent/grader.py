@@ -74,7 +74,8 @@ class GraderContext:
     def set_sample_reward(self, sample_id: str, reward: float) -> None:
         """Set the reward of a sample. Setting it again replaces it. An int or a bool becomes a float.
 
-        Raises ValueError for an unknown sample, and BadRewardError, a ValueError, for a value that is no finite number.
+        Raises ValueError for an unknown sample, and BadRewardError, a ValueError, for a value that is not a finite
+        number.
         """
         if sample_id not in self.samples:
             raise ValueError(f"Sample {sample_id} not found; the samples are: {', '.join(self.samples) or 'none'}")

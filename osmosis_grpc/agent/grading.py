@@ -126,7 +126,7 @@ async def grade_recorded(
 
 
 def _telemetry(samples: Mapping[str, RolloutSample]) -> dict[str, Any]:
-    """Return the metrics and the extra fields of the samples. What has no JSON, also NaN, becomes its repr."""
+    """Return the metrics and extra fields of the samples. A value that is not JSON, such as NaN, becomes its repr."""
     rows: dict[str, Any] = {}
     for name, sample in samples.items():
         row = {"metrics": sample.metrics, "extra_fields": sample.extra_fields}

@@ -26,7 +26,7 @@ _ABOUT_TOOLS = frozenset({"tool_choice", "parallel_tool_calls"})
 
 @dataclass(slots=True)
 class _Begun:
-    """What is known of a sample."""
+    """What is known about a sample."""
 
     model: str = ""
     """The name of the model in its first request."""
@@ -71,20 +71,20 @@ class HistoryChats:
     ) -> CompletionsResult:
         """Return the reply to a history. Without `sample`, the history and the policy decide which sample it continues.
 
-        `written` returns the reply as the program is going to write it in later histories. Without it, the tree finds
-        a reply that has the same text and the same tool calls. The reply becomes part of the rollout when `wanted`
-        returns, see Session.chat.
+        `written` returns the reply as the program is going to write it in later histories. Without it, the tree finds a
+        reply that has the same text and the same tool calls. The reply becomes part of the rollout when `wanted`
+        returns; see Session.chat.
 
         Sampling parameters that are not in `params` are the trainer's completion_params. Raises InvalidArgument for a
         history that cannot be sent, and what RolloutContext.chat raises.
         """
         has_tools = bool(self._context.tools if tools is None else tools)
         if not has_tools and params.get("tool_choice", "auto") not in ("auto", "none", None):
-            raise InvalidArgument("tool_choice", "asks for a call of a tool, and the request has no tools")
+            raise InvalidArgument("tool_choice", "requires a tool call, but the request has no tools")
         params = with_params(self._context.request.completion_params, params)
         for name in sorted(_RESERVED & params.keys()):
             raise InvalidArgument(name, "is not a sampling parameter")
-        if not has_tools:  # model servers refuse parameters about tools there
+        if not has_tools:  # without tools, model servers refuse parameters about tools
             params = {name: value for name, value in params.items() if name not in _ABOUT_TOOLS}
         policy = self._policies.get(sample, _policy(model))
         if _policy(model) not in ("", policy):
@@ -120,12 +120,12 @@ class HistoryChats:
         self._begun[reply.sample].unread.append(reply)
 
     def leave_out(self) -> None:
-        """At the end of the program, ask the trainer not to train on what the rollout's reward is not about.
+        """At the end of the program, exclude from training what the reward says nothing about.
 
-        A reply that no client has read, and that nothing continues, is dropped. A sample without any other reply is
-        left out, and so is one with another model than the main one: programs ask small models for titles and quotas,
-        and get these replies from the policy, too. The main sample is the longest one with tools, or without any
-        tools, the longest one.
+        A reply that no client has read and that nothing continues is dropped. A sample that has only such replies is
+        left out. So is a sample with a model other than the main one: programs ask small models for titles and quotas,
+        and the policy answers these requests, too. The main sample is the longest one with tools or, if none has tools,
+        the longest one.
         """
         for name, begun in self._begun.items():
             unread = [reply for reply in begun.unread if not self.conversations.continued(name, reply.chat_number)]
@@ -139,7 +139,7 @@ class HistoryChats:
         for name, begun in self._begun.items():
             asks_policy = begun.model in ("", POLICY) or _policy(begun.model)
             if begun.model != main.model and not asks_policy:
-                self._leave_out(name, f"its model is {begun.model!r:.120}, and the main one is {main.model!r:.120}")
+                self._leave_out(name, f"its model is {begun.model!r:.120}, and the main model is {main.model!r:.120}")
 
     def _leave_out(self, sample: str, why: str) -> None:
         with suppress(RolloutEndedError):

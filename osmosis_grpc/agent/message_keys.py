@@ -1,7 +1,7 @@
 """Makes keys of messages: two messages with the same meaning have the same key.
 
-Client libraries and agents write messages again: they add keys with null, change null content to "", make text a list
-of parts, write arguments with other separators, and leave out the reasoning of replies.
+Client libraries and agents rewrite messages: they add keys with null, change null content to "", make text a list of
+parts, write arguments with other separators, and leave out the reasoning of replies.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ _DIGEST_BYTES = 16
 _KEYED = frozenset(("role", "content", "tool_calls", "tool_call_id", "name"))
 _REASONING = "reasoning_content"
 _REASONINGS = frozenset((_REASONING, "reasoning"))
-"""Two names of one thing."""
+"""Two names for the same thing."""
 
 
 class History(NamedTuple):
@@ -60,19 +60,19 @@ def same_meaning(known: Message, message: Message) -> bool:
     try:
         text, other_text = known.get("content"), message.get("content")
         if type(text) is str and type(other_text) is str and text != other_text:
-            return False  # the usual case: a key would take a hundred times as long
+            return False  # the usual case: computing keys would take a hundred times as long
         if known.get("role") != message.get("role") or message_key(known)[0] != message_key(message)[0]:
             return False
         one, other = _besides(known), _besides(message)
         if message.get("role") == "assistant":
             one = {name: value for name, value in one.items() if name in other}
         return jsontext.canonical(one) == jsontext.canonical(other)
-    except Exception:  # a value that is no JSON
+    except Exception:  # a value that is not JSON
         return False
 
 
 def _besides(message: Message) -> dict[str, Any]:
-    """Return what a message has besides that of which its key is made. Null and empty values count as none."""
+    """Return the parts of a message that are not in its key. Null and empty values are left out."""
     found: dict[str, Any] = {}
     for name, value in message.items():
         if name not in _KEYED and value is not None and value != "" and value != [] and value != {}:

@@ -146,13 +146,13 @@ class ModelSession:
         return RolloutFolders(None)
 
     def train(self, sample: str, wish: bool) -> None:
-        """Do nothing: nothing is trained."""
+        """Do nothing, because nothing is trained on."""
 
     def drop(self, sample: str, chat: int) -> None:
-        """Do nothing: nothing is trained."""
+        """Do nothing, because nothing is trained on."""
 
     def limit(self, sample: str, limit: str) -> None:
-        """Do nothing: there is no outcome."""
+        """Do nothing, because there is no outcome."""
 
     def sample_names(self) -> tuple[str, ...]:
         """Return the names of the samples that have begun."""

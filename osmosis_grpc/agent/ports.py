@@ -89,8 +89,8 @@ class Session(Protocol):
     ) -> tuple[int, ChatResponse]:
         """Ask for a reply. Return the number of the chat within its sample, and the reply.
 
-        The trainer's reply becomes part of the rollout when `wanted` returns. If the call is cancelled before, there
-        was no reply.
+        The trainer's reply becomes part of the rollout when `wanted` returns. If the call is cancelled earlier, it is
+        as if there had been no reply.
         """
 
     def add_sample(self, name: str | None, *, policy: str, parent: ChatRef | None, train: bool | None) -> str:
@@ -121,7 +121,7 @@ class Session(Protocol):
         """Mark a reply as dropped. Raises ValueError for an unknown sample or chat."""
 
     def limit(self, sample: str, limit: str) -> None:
-        """Note that a limit has ended a sample, unless another chat continues it. `limit` is that of Sample.cut."""
+        """Note that a limit has ended a sample, unless another chat continues it. See Sample.cut for `limit`."""
 
     def set_reward(self, value: float, *, sample: str, chat: int, name: str) -> None:
         """Set a reward. Raises ValueError for an unknown sample or chat, and for a wrong name."""

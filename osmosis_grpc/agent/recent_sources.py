@@ -1,7 +1,7 @@
-"""Imports the modules of a folder from their newest source, also if one was changed twice within a second.
+"""Imports the modules of a folder from their newest source, even if one was changed twice within a second.
 
-Python takes a compiled file for that of a source with the same size and the same second. A compiled file that was
-written soon after its source is from before such a change, or it is not: so it is written again.
+Python uses a compiled file if the size and the second in it match the source. If it was written soon after its source,
+the source may have changed once more since then, so the source is compiled again.
 """
 
 import os
@@ -21,13 +21,14 @@ from pathlib import Path
 from types import CodeType
 
 SOON = 2.0
-"""Seconds. Some file systems have times of two seconds."""
+"""A compiled file is removed if it is not this many seconds newer than its source. Some file systems count in steps of
+two seconds."""
 _folders: set[Path] = set()
 
 
 class _Loader(SourceFileLoader):
     def get_code(self, fullname: str) -> CodeType | None:
-        """Return the code of a module. A compiled file that is as old as the source is not used."""
+        """Return the code of a module. A compiled file that is about as old as the source is not used."""
         path = self.get_filename(fullname)
         try:
             compiled = cache_from_source(path)
@@ -42,7 +43,7 @@ class _Loader(SourceFileLoader):
 
 
 def import_newest(folder: Path) -> None:
-    """Let later imports of modules below a folder read their newest source. Installed packages are left out."""
+    """Make later imports of modules below a folder read the newest source. Installed packages are not affected."""
     if folder in _folders:
         return
     if not _folders:
@@ -59,9 +60,9 @@ def _is_own(path: str) -> bool:
 
 
 def _finder(path: str) -> FileFinder:
-    """Return a finder of modules. Raises ImportError for a folder that is not the user's."""
+    """Return a module finder for a folder of the user. Raises ImportError for any other folder."""
     if not _is_own(path or os.getcwd()) or not os.path.isdir(path or "."):
-        raise ImportError("the folder is not below those of import_newest()", path=path)
+        raise ImportError("the folder is not below any folder passed to import_newest()", path=path)
     return FileFinder(
         path,
         (ExtensionFileLoader, EXTENSION_SUFFIXES),

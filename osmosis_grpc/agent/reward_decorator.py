@@ -20,7 +20,7 @@ class BadRewardError(ValueError):
 
 
 def reward_of(value: object) -> float:
-    """Return a reward as a float; a bool is 1 or 0. Raises BadRewardError for what is no finite number."""
+    """Return a reward as a float; a bool counts as 1 or 0. Raises BadRewardError unless it is a finite number."""
     number = number_of(value)
     if number is None:
         raise BadRewardError(value)

@@ -1,4 +1,4 @@
-"""Finds tools whose return types have no JSON, before the tools run."""
+"""Finds tools whose return types cannot be converted to JSON, before the tools run."""
 
 import inspect
 from collections.abc import AsyncIterator, Iterator
@@ -10,16 +10,16 @@ from osmosis_grpc.types.json_values import ARRAYS
 
 
 def result_problem(function: Any) -> str:
-    """Return the problem with the return annotation of a tool's function; an empty text if there is none.
+    """Return what is wrong with the return annotation of a tool's function, or an empty string.
 
     Any, an abstract class, and a function without an annotation may return anything, so they are no problem.
     """
     try:
         hint = get_type_hints(function).get("return")
-    except Exception:  # no function, or a name that only a type checker imports
+    except Exception:  # not a function, or a name that only a type checker imports
         return ""
     found = dict.fromkeys(kind.__name__ for kind in _kinds(hint) if not _has_json(kind))
-    return f"returns {', '.join(found)}, which has no JSON: the model reads its str(), or an error" if found else ""
+    return f"returns {', '.join(found)}, which is not JSON: the model reads its str(), or an error" if found else ""
 
 
 def _kinds(hint: Any) -> Iterator[type]:

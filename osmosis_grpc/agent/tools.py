@@ -81,7 +81,7 @@ CUT_CALL = "the reply was cut by its token limit, so the tool was not run"
 
 
 async def refuse_cut_call(call: Any) -> dict[str, str]:
-    """Return the error for a call of a reply that was cut. Nobody knows whether such a call is whole."""
+    """Return the error for a call of a reply that was cut. Such a call may be incomplete."""
     return create_tool_error_result(get_tool_call_info(call, blank={})[0], CUT_CALL)
 
 
@@ -106,18 +106,18 @@ def note_error(tool_call_id: str, text: str = "") -> None:
 def serialize_tool_result(result: Any) -> str:
     """Return a tool's result as a message's content, with the texts of the Osmosis SDK.
 
-    A text stays unchanged. Any other value becomes JSON, as `osmosis_grpc.types.json_values` says: None is `null`, and
-    letters beyond ASCII are escaped. Raises InvalidArgument for NaN, infinity, and an object that has no JSON and no
-    text of its own.
+    A string stays unchanged. Any other value is converted to JSON as in `osmosis_grpc.types.json_values`: None is
+    `null`, and non-ASCII characters are escaped. Raises InvalidArgument for NaN, infinity, and an object that cannot be
+    converted and has no str() of its own.
     """
     made = readable(result, "result")
     return made if isinstance(made, str) else json.dumps(made)
 
 
 def tool_text(result: Any, tool: str) -> str:
-    """Return what a tool function returned as a message's content: a text unchanged, None empty, the rest as JSON.
+    """Return the result of a tool function as message content: a string unchanged, None as "", anything else as JSON.
 
-    Raises InvalidArgument that names the tool and the place, as serialize_tool_result() does.
+    Raises InvalidArgument as serialize_tool_result() does; the error names the tool and the place.
     """
     if result is None:
         return ""

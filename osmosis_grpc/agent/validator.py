@@ -54,7 +54,7 @@ HINTS = {
     "PARAMETERS_TYPE_NOT_OBJECT": 'set the "type" of "parameters" to "object"',
     "INVALID_TOOL_TYPE": "write @tool above the function, or make the tool a schema or a dict of plain JSON values",
     "DUPLICATE_TOOL_NAME": "give each tool a name of its own, for example with @tool(name=...)",
-    "RESULT_WITHOUT_JSON": "return a dict, a list, a number, a text, a pydantic model or a dataclass",
+    "RESULT_WITHOUT_JSON": "return a dict, a list, a number, a string, a pydantic model or a dataclass",
     "GET_TOOLS_EXCEPTION": "make get_tools(self, request) return for any request; what it raises refuses the rollout",
     "GET_TOOLS_RETURNS_NONE": "return [] to say that there are no tools",
     "GET_TOOLS_INVALID_TYPE": "return a list of tools",

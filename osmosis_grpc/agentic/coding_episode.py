@@ -27,7 +27,7 @@ MOST_BYTES = 64 * 1024 * 1024
 """The largest repository."""
 TEST_SECONDS = 300.0
 DEPTH = 32
-"""The patch has files of so many folders, one in another."""
+"""The patch has files down to this many levels of folders."""
 _MODULE = re.compile(r"(?:^|\s)-m\s+([\w.]+)")
 LEFT_OUT = frozenset({".git", "__pycache__", ".pytest_cache", "node_modules", ".venv"})
 """Folders that are not copied, and not in the patch."""
@@ -116,7 +116,7 @@ class CodingEpisode(Episode):
         return Report(1.0 if tests.exit_code == 0 else 0.0, report)
 
     async def _patch(self) -> tuple[str, str]:
-        """Return the changes of all text files as a unified diff, and what it leaves out; empty if it has all."""
+        """Return the changes of all text files as a unified diff, and what the diff leaves out (empty if nothing)."""
         after: dict[str, bytes] = {}
         before = dict(self._before)
         unread: list[str] = []
@@ -134,7 +134,7 @@ class CodingEpisode(Episode):
                 unread.append(found.path)
                 before.pop(found.path, None)
         left_out = clip(", ".join(unread))
-        if len(listed) >= LISTED:  # a file beyond the last one is neither unchanged nor removed
+        if len(listed) >= LISTED:  # files after the last one listed are unknown, not removed
             left_out = f"all files after {listed[-1].path}, because there are more than {LISTED}"
             before = {path: data for path, data in before.items() if path <= listed[-1].path}
         return await SYSTEM.run(patch_of, before, after), left_out
@@ -154,21 +154,21 @@ def patch_of(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> str:
 
 
 def not_run(command: str, ended: RunResult) -> str:
-    """Return why a command for tests did not run at all; empty if it ran."""
+    """Return why a test command did not run at all, or an empty string if it ran."""
     if ended.timed_out or ended.disk_full:
         return ""
     last = ended.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
     module = _MODULE.search(command)
     missing = module is not None and last.endswith(f": No module named {module[1]}")
-    if missing or ended.exit_code in (126, 127):  # of a shell
+    if missing or ended.exit_code in (126, 127):  # what a shell returns if it cannot run a command
         return f"{command!r} did not run in the sandbox, exit code {ended.exit_code}: {last}"
     return ""
 
 
 def read_folder(folder: Path) -> dict[str, bytes]:
-    """Return the files of a folder, path to content. Links are left out.
+    """Return the files of a folder as a dict from path to content. Links are left out.
 
-    Raises InvalidArgument for a large folder, and for one of which a part cannot be read.
+    Raises InvalidArgument if the folder is too large, or if a part of it cannot be read.
     """
     found: dict[str, bytes] = {}
     total = 0

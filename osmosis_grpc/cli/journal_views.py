@@ -312,13 +312,13 @@ _SAMPLES = (
     Column(
         "cut",
         "TEXT",
-        "The limit that cut it: length, context, max_turns, max_tokens or time.",
+        "The limit that cut it: length, context, abort, max_turns, max_tokens or time.",
         lambda row: row[1].cut or None,
     ),
     Column(
         "dropped",
         "INTEGER",
-        "How many of its replies the agent dropped, once it ended.",
+        "How many of its replies the agent dropped. Known when the rollout has ended.",
         lambda row: len(row[1].dropped_chats),
     ),
     Column(

@@ -38,7 +38,7 @@ _HIDDEN = re.compile(r"facts|tombstones|sqlite_.*|pragma_.*|dbstat")
 _MISSING = re.compile(r"no such (column|table|function): (.+)")
 _VALUES = {(view.name, column.name): column.value for view in VIEWS.values() for column in view.columns if column.value}
 _VALUE, _ROWS = (f"osmosis_{name}_{secrets.token_hex(8)}" for name in ("value", "rows"))
-"""The functions of the views. No query of a user can name them, so their arguments are always right."""
+"""The functions of the views. No user's query can name them, so their arguments are always valid."""
 _HELP = "osmosis-grpc query lists the views"
 
 

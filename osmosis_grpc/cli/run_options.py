@@ -52,7 +52,7 @@ class RunOptions:
     )
     pin_sampling: Annotated[
         bool,
-        typer.Option("--pin-sampling", help="Use --temperature and --max-tokens even where the agent has its own."),
+        typer.Option("--pin-sampling", help="Use --temperature and --max-tokens even if the agent passes its own."),
     ] = False
     limit: Annotated[int | None, typer.Option("--limit", metavar="N", min=1, help="Run at most N rows.")] = None
     offset: Annotated[int, typer.Option("--offset", metavar="N", min=0, help="Skip the first N rows.")] = 0

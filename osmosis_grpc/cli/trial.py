@@ -43,7 +43,8 @@ BLOCKED = 0.2
 """When an agent blocks the event loop for more than this many seconds, the block is recorded."""
 
 SCHEDSTAT = "/proc/thread-self/schedstat"
-"""Linux says here how long the calling thread has run, and how long it waited for a processor, in nanoseconds."""
+"""In this file, Linux says how long the calling thread has run and how long it has waited for a processor, in
+nanoseconds."""
 
 MOST_CHATS = 100
 """When a sample has more chats than this, the agent counts as endless. It is ten times the agent's max_turns."""
@@ -141,7 +142,7 @@ def _watch_blocks(engine: Engine, blocks: list[Block]) -> Callable[[], None]:
     """
     time, watchdog = asyncio.get_running_loop().time, engine.watchdog
 
-    def clock() -> float:  # other programs of a busy machine block no event loop
+    def clock() -> float:  # time that other programs take does not count as blocking
         return time() - _waited()
 
     last, seen = clock(), watchdog.blocked

@@ -29,7 +29,7 @@ from osmosis_grpc.types.outcome import describe
 from osmosis_grpc.types.requests import DEFAULT_MAX_TURNS
 
 HINTS = {
-    "BRIEF_BLOCK": "use await asyncio.to_thread(...) if it takes so long in each rollout",
+    "BRIEF_BLOCK": "use await asyncio.to_thread(...) if it takes this long in every rollout",
     "BLOCKING_CALL": "use await asyncio.to_thread(...) for code that blocks, or a library that is async",
     "RESULT_NOT_RETURNED": "end run with return ctx.complete(messages) or return ctx.error(text)",
     "BAD_RESULT": "return a reward, None, or a dict with the keys reward, rewards, metadata and finish_reason",
@@ -62,7 +62,7 @@ HINTS = {
 """Each code that only --run reports, and its hint. The other codes are in osmosis_grpc.agent.validator."""
 
 LONG_BLOCK = 1.0
-"""An event loop that is blocked for so many seconds is an error, and a shorter block is a warning."""
+"""Blocking the event loop for this many seconds is an error; anything shorter is a warning."""
 
 WARNINGS = frozenset(
     {

@@ -43,7 +43,7 @@ def _key_value(text: str) -> str:
 
 
 def sampling_parameter(text: str) -> tuple[str, Any]:
-    """Return the name and the value of KEY=VALUE. A value that is no JSON is a text. Raises ValueError."""
+    """Return the name and the value of KEY=VALUE. A value that is not JSON is a string. Raises ValueError."""
     import json
 
     from osmosis_grpc.errors import InvalidArgument
@@ -51,7 +51,7 @@ def sampling_parameter(text: str) -> tuple[str, Any]:
 
     name, _, value = _key_value(text).partition("=")
     if re.search(r",\s*\w+=", value):
-        raise ValueError(f"{text!r} has several parameters; name each one separately")
+        raise ValueError(f"{text!r} has several parameters; repeat the option for each one")
     try:
         read = json.loads(value)
     except ValueError:
@@ -102,7 +102,7 @@ SET_BY_SERVER = ("OPENAI_BASE_URL", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL", "ANT
 
 
 def commands_of(text: str | None) -> list[str]:
-    """Return the commands of the option --command, which has one on each line."""
+    """Return the commands of the option --command, one on each line."""
     return text.removesuffix("\n").split("\n") if text else []
 
 
@@ -243,7 +243,7 @@ class ServerOptions(Declared):
         Option(
             "Agents",
             "--pin-sampling KEY=VALUE",
-            "Sampling parameter that agents cannot change, as temperature=1.0; the trainer's own value comes first.",
+            "Sampling parameter that agents cannot change, such as temperature=1.0. A trainer's value comes first.",
             check=_sampling,
         ),
     ] = ()

@@ -347,7 +347,7 @@ class RolloutSession:
         return number, response
 
     def _params(self, sample: str, number: int, passed: Mapping[str, Any], purpose: ChatPurpose) -> Mapping[str, Any]:
-        """Return the parameters of a chat: those that the agent passed, and the pinned ones in place of them.
+        """Return the parameters of a chat: those that the agent passed, replaced by the pinned ones.
 
         A chat that was asked before a restart keeps its parameters, because the trainer may be sampling its reply.
         """
@@ -393,7 +393,7 @@ class RolloutSession:
 
 
 def _form(tools: Sequence[Mapping[str, Any]] | None, params: Mapping[str, Any], purpose: ChatPurpose) -> Hashable:
-    """Return what a chat asks for besides its history, in few bytes; None if it asks for nothing."""
+    """Return a short form of what a chat asks for besides its history, or None if there is nothing."""
     functions = (tool.get("function") for tool in tools or ())
     names = [str(function.get("name")) for function in functions if isinstance(function, Mapping)]
     wanted = [jsontext.canonical({name: params[name]}) for name in _FORM if name in params]

@@ -57,8 +57,8 @@ class EngineConfig:
     sweep_interval: float = 10.0
     """How often records and tombstones are checked for their age."""
     pin_sampling: Mapping[str, Any] = field(default_factory=dict)
-    """Sampling parameters that replace those of the agents' chats. A value in a trainer's completion_params comes
-    before the value here. A judge's chats keep their own."""
+    """Sampling parameters that replace those that agents pass with their chats. If a trainer's completion_params have a
+    value for one, that value is used instead. A judge's chats keep their own parameters."""
 
     def __post_init__(self) -> None:
         if self.max_concurrent < 1 or self.queue_limit < 0 or not self.record_ttl > 0:

@@ -50,10 +50,11 @@ class EngineContext:
         )
         self.destinations = Destinations()
         self.failed_chats = Throttled(logging.getLogger("osmosis_grpc.engine.chat_calls"), system.monotonic)
-        """Logs the errors of trainers that a retry may mend: all chats fail while a trainer or its model is away."""
+        """Logs errors of trainers that are retried. It is throttled, because all chats fail while a trainer or its
+        model is away."""
         self.earlier_runs = EarlierRuns(runnables, journal, system)
         self.stage_sinks: list[Callable[[Record], object]] = []
-        """Called when an agent starts, and when its grader does."""
+        """Called when an agent or its grader starts."""
         self.on_ended: Callable[[Record], None] = lambda record: None
         """Called after the end of a rollout is committed. Set by the engine."""
         self.on_delivered: Callable[[Record], None] = lambda record: None
@@ -65,7 +66,7 @@ class EngineContext:
         self._tenants: WeakValueDictionary[str, Tenant] = WeakValueDictionary()
 
     def tell_stage(self, record: Record) -> None:
-        """Tell that the agent or the grader of a rollout starts."""
+        """Report that the agent or the grader of a rollout starts."""
         for sink in self.stage_sinks:
             sink(record)
 

@@ -15,7 +15,7 @@ from osmosis_grpc.types.json_values import to_json
 
 _COMPLETED = OutcomeStatus.COMPLETED
 _UNTOLD = frozenset({"", "stop", "final_answer"})
-"""Finish reasons that an agent has by default. They do not say whether the last reply was cut."""
+"""The default finish reasons of agents. They do not say whether the last reply was cut."""
 
 
 def build_outcome(record: Record, termination: Termination, result_id: str, now: float) -> RolloutOutcome:
@@ -47,7 +47,7 @@ def build_outcome(record: Record, termination: Termination, result_id: str, now:
 
 
 def _ended_by(termination: Termination, reason: str) -> Termination:
-    """Return the termination of a rollout whose usual conversation did not end by itself. `reason` says how it ended.
+    """Return the termination of a rollout whose main conversation did not end by itself. `reason` says how it ended.
 
     A finish reason that the agent chose stays, and so does that of a failure that the agent did not cause.
     """
@@ -59,10 +59,10 @@ def _ended_by(termination: Termination, reason: str) -> Termination:
 
 
 def _cut(samples: dict[str, Sample], termination: Termination, main: str) -> dict[str, Sample]:
-    """Return the samples, with the limit that cut the rollout.
+    """Return the samples, marked with the limit that cut the rollout.
 
-    A rollout that ran out of time was cut in all samples. Any other limit cut the usual conversation. The limit that
-    cut the last reply of a sample stays.
+    A rollout that ran out of time was cut in all samples. Any other limit cut only the main conversation. If a limit
+    cut the last reply of a sample, that limit is kept.
     """
     failure = termination.failure
     cut = ROLLOUT_CUTS.get(termination.finish_reason, "")

@@ -98,7 +98,8 @@ class Recording:
         self.params: dict[ChatName, Mapping[str, Any]] = {}
         """The parameters with which the chats were asked, pinned ones included."""
         self.beside: dict[ChatName, tuple[int, ...]] = {}
-        """The chats of the same sample that were open when a chat was asked first, if there were any."""
+        """For each chat, the chats of the same sample that were open when it was first asked. Chats without any are
+        left out."""
         self.began = False
         self.ran = False
         """Whether the agent ran in the last process that had the rollout."""
@@ -154,9 +155,9 @@ class Recording:
 
 
 def question(asked: events.ChatRequested) -> str:
-    """Return a text for a question of an agent. Two texts are equal only if the questions are equal.
+    """Return a string that identifies an agent's question: equal only for equal questions.
 
-    Pinned parameters are not the agent's, so they are not compared: the trainer or the server may pin others now.
+    Pinned parameters are not part of the question, because the trainer or the server may pin others by now.
     """
     body = [asked.parent_chat, list(asked.messages), dict(asked.agents_params), asked.purpose.value, asked.policy]
     return jsontext.canonical([*body, None if asked.tools is None else list(asked.tools)])

@@ -59,21 +59,22 @@ class SampleState:
         self.chats = 0
         """The number of the newest chat."""
         self.dropped: set[int] = set()
-        """The chats whose replies the agent said to have dropped."""
+        """The chats whose replies the agent dropped with ctx.drop()."""
         self.forked = frozenset[int]()
         """The chats that got their recorded replies from the original of a fork."""
         self.newest: Node | None = None
-        """The reply of the policy to the newest chat that was answered."""
+        """The policy's reply to the newest answered chat."""
         self.limit = ""
         """The limit that ended the conversation after its newest chat; see Sample.cut. Empty if none did."""
         self._reasons: dict[int, str] = {}
         """The finish reasons of the replies that did not end by themselves."""
         self._forms: dict[int, Hashable] = {}
-        """What chats asked for besides their history, if they asked for anything; see dropped_chats()."""
+        """What chats asked for besides their history; chats that asked for nothing else are left out. See
+        dropped_chats()."""
         self._open: dict[int, Node] = {}
         """The open chats, and the last messages of their histories."""
         self._beside: dict[int, list[int]] = {}
-        """The chats that were open when an equal one was asked, by the number of the later one."""
+        """The chats that were open when an equal one was asked, under the number of the later one."""
         self._removed: list[Message] = []
         """The messages before `newest` that the agent has removed from its history, for example to shorten it."""
         self._skipped = 0
@@ -144,9 +145,10 @@ class SampleState:
         return length or 0
 
     def ask(self, number: int, asked: Node, form: Hashable, open_before: Collection[int] = ()) -> None:
-        """Note that a chat begins. `form` is what it asks for besides its history; None for nothing.
+        """Note that a chat begins. `form` is what it asks for besides its history, or None.
 
-        `open_before` has the chats that were open when it was asked before a restart. They may be answered now.
+        `open_before` has the chats that were open when this one was asked before a restart. They may be answered by
+        now.
         """
         self.limit = ""
         if form is not None:
@@ -163,7 +165,7 @@ class SampleState:
         self._open.pop(number, None)
 
     def answer(self, asked: Node, response: ChatResponse, number: int, purpose: ChatPurpose) -> None:
-        """Add a reply to the conversation. A judge's reply does not become `newest`, nor does a late one."""
+        """Add a reply to the conversation. A judge's reply never becomes `newest`, and neither does a late one."""
         reply = self.conversation.answer(asked, response.message, number)
         if purpose is not ChatPurpose.POLICY:
             return
@@ -176,8 +178,8 @@ class SampleState:
     def last_reason(self, end: Node | None = None) -> str:
         """Return the finish reason of the conversation's last reply; empty if the reply ended by itself.
 
-        `end` is the last of the agent's final messages. If the agent has edited the last reply, it is still that of
-        the policy. If no reply is in the final messages, the newest one counts.
+        `end` is the last of the agent's final messages. An edit of the last reply by the agent makes no difference. If
+        the final messages have no reply, the newest one counts.
         """
         node, chat = end, 0
         while node is not None and node.parent is not None and not chat:
@@ -188,7 +190,7 @@ class SampleState:
         return self._reasons.get(chat, "")
 
     def _drop(self, end: Node | None) -> None:
-        """Give the replies that the agent dropped segments of their own. `end` is that of last_reason()."""
+        """Move the replies that the agent dropped to segments of their own. See last_reason() for `end`."""
         last = self.newest if end is None else end
         if last is not None:
             undecided = self._beside.get(last.chat, ()) if end is None else ()
@@ -311,7 +313,7 @@ class Samples(dict[str, SampleState]):
     def conclude(self, messages: Sequence[Any], field: str) -> None:
         """Make own copies of the agent's final messages the conversation of the sample to which they belong.
 
-        That is `main`. Without `main` it is the sample that has most of them, and else the first one. Raises
+        That is `main`. Without `main`, it is the sample that has most of the messages, or else the first one. Raises
         InvalidArgument.
         """
         name = self.main
@@ -333,7 +335,7 @@ class Samples(dict[str, SampleState]):
         return "main" if "main" in self or not self else next(iter(self))
 
     def end_reason(self) -> str:
-        """Return why the usual conversation ended: the finish reason of its last reply, or a limit.
+        """Return why the main conversation ended: the finish reason of its last reply, or a limit.
 
         Return an empty text if it ended by itself.
         """
@@ -381,7 +383,7 @@ class Samples(dict[str, SampleState]):
 
 
 def insert(conversation: Conversation, messages: Any, field: str) -> Position:
-    """Return the position of an agent's messages. Values that are no JSON, and wrong texts, are converted if possible.
+    """Return the position of an agent's messages. Values that are not JSON and invalid text are converted if possible.
 
     Raises InvalidArgument.
     """

@@ -237,7 +237,7 @@ def read_parquet(path: Path) -> Iterator[Raw]:
         raise MissingExtraError(f"{path.name}: a Parquet file", "parquet") from None
     number = 0
     try:
-        with path.open("rb") as opened, ParquetFile(opened) as file:  # pyarrow takes no path that is not UTF-8
+        with path.open("rb") as opened, ParquetFile(opened) as file:  # pyarrow refuses a path that is not UTF-8
             _check_names(path, file.schema_arrow.names)
             for batch in file.iter_batches(BATCH):
                 for value in batch.to_pylist():

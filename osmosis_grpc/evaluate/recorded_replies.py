@@ -94,7 +94,7 @@ class _Recorded:
 
 
 def _as_asked(event: TrajectoryEvent) -> TrajectoryEvent:
-    """Return an event as a policy knows it: with the parameters that were asked, not with those of the agent."""
+    """Return an event as a policy sees it: with the parameters of the chat instead of those that the agent passed."""
     kind = event.kind
     if not isinstance(kind, events.ChatRequested) or kind.passed is None:
         return event

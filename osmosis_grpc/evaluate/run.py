@@ -56,7 +56,7 @@ class RunConfig:
     completion_params: Mapping[str, Any] = field(default_factory=dict)
     """The sampling parameters, under OpenAI's names."""
     pin_completion_params: bool = False
-    """Whether they replace those that the agent passes."""
+    """Whether these parameters replace those that the agent passes."""
     concurrency: int = 4
     """The most rollouts that run at once."""
     agent_timeout: float | None = 1800.0
@@ -286,7 +286,8 @@ class Run:
             self._warned = True
             names = " and ".join(ignored)
             _logger.warning(
-                "the agent ignores %s: its chats need **ctx.request.completion_params, or the run --pin-sampling", names
+                "the agent ignores %s: pass **ctx.request.completion_params to its chats, or run with --pin-sampling",
+                names,
             )
 
     def _cost(self, response: ChatResponse) -> list[float]:

@@ -26,7 +26,7 @@ SCHEMA_VERSION = 1
 NEWEST = "last"
 """The name of the newest run below RUNS."""
 MOST_BYTES = 64 * 1024 * 1024
-"""The longest run.json that is read."""
+"""The largest run.json that is read, in bytes."""
 MOST_NAMES = 10
 """An error names at most this many runs."""
 _RUN, _RESULTS, _LOCK = "run.json", "results.jsonl", "run.lock"
@@ -46,7 +46,7 @@ class RunFolder:
     def create(cls, path: Path | None, about: dict[str, Any]) -> "RunFolder":
         """Make the folder of a new run. Raises RunError if it cannot be made, or if it has a run already."""
         now = datetime.now(UTC)
-        run_id = f"{now.microsecond:05x}{secrets.token_hex(1)}"  # so the names of runs sort by their time
+        run_id = f"{now.microsecond:05x}{secrets.token_hex(1)}"  # so that the names of runs sort by time
         path = path or RUNS / f"{now:%Y%m%d-%H%M%S}-{run_id}"
         if (path / _RUN).exists() or (path / FILE).exists():
             raise RunError(f"{path} has a run already; name another folder with --save-dir")
@@ -209,7 +209,7 @@ class RunFolder:
 
 
 def _opened(path: Path) -> IO[bytes]:
-    """Open a file to read it. Raises FileNotFoundError, and RunError for a pipe, a device or a folder in its place."""
+    """Open a file for reading. Raises FileNotFoundError, or RunError if the path is a pipe, a device or a folder."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -167,7 +167,7 @@ def _add_tokens(steps: list[dict[str, Any]], sample: Sample) -> dict[str, Any]:
     about = {"dropped_replies": [_numbered(reply) for reply in found if reply.chat_number in left]} if left else {}
     found = [reply for reply in found if reply.chat_number not in left]
     if sum(not segment.dropped for segment in sample.segments) == 1:
-        # The replies are in one line, and a fork has its first ones from its original.
+        # The replies are listed in one sequence; a fork takes the first ones from its original.
         agents = agents[-len(found) :]
     if len(found) != len(agents):
         return about | {"unmatched_replies": [_numbered(reply) for reply in found]}

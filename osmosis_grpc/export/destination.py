@@ -14,7 +14,8 @@ MANIFEST = "export.json"
 """The file in an exported folder that says what it is."""
 
 SHOWN = 50
-"""The characters of a name in that of the unfinished file, so that it is not too long for a file system."""
+"""How many characters of a file's name its unfinished file shows, so that the name is not too long for the file
+system."""
 
 
 class Destination:
@@ -96,7 +97,7 @@ class Destination:
                 old = self.path.with_name(f"{self._working.name}.old")
                 self.path.rename(old)
                 self._working.rename(self.path)
-                if old.is_symlink():  # the folder that it leads to stays
+                if old.is_symlink():  # the folder that it points to stays
                     old.unlink()
                 else:
                     shutil.rmtree(old)

@@ -61,7 +61,7 @@ class _Table:
         self._schema = schema
         self._rows: list[dict[str, Any]] = []
         self._bytes = 0
-        self._file = path.open("wb")  # pyarrow takes no path that is not UTF-8
+        self._file = path.open("wb")  # pyarrow refuses a path that is not UTF-8
         self._writer = ParquetWriter(self._file, schema, compression="zstd")
 
     def add(self, row: dict[str, Any], size: int) -> None:

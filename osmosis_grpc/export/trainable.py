@@ -32,9 +32,9 @@ class Row:
     policy: str = ""
     """The policy that answered the chats of the sample; empty for the trainer's only policy."""
     cut: str = ""
-    """The limit that cut the sample, see Sample.cut; empty if none did."""
+    """The limit that cut the sample; see Sample.cut. Empty if none did."""
     dropped: bool = False
-    """Whether the agent dropped the replies of the segment, see Segment.dropped."""
+    """Whether the agent dropped the replies of the segment; see Segment.dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,8 @@ class Skipped:
     segment: int | None = None
     """The index of the segment in its sample; None for the whole sample or outcome."""
     chosen: bool = False
-    """Whether `cut="skip"` or `dropped="skip"` left it out, or the agent's author with `train=False`."""
+    """Whether somebody chose to leave it out: `cut="skip"`, `dropped="skip"`, or `train=False` of the agent's
+    author."""
 
 
 class TrainableSegment(NamedTuple):
@@ -58,7 +59,7 @@ class TrainableSegment(NamedTuple):
     outcome: RolloutOutcome
     sample: Sample
     segment: Segment
-    """The segment. With `cut="mask"`, the mask of a sample that was cut is 0 for all tokens here, and not in `sample`.
+    """The segment. With `cut="mask"`, all tokens of a sample that was cut have mask 0 here, but not in `sample`.
     """
     reward: float
     """The reward of the sample, or else of the rollout."""
@@ -95,8 +96,8 @@ def select(
 ) -> tuple[list[TrainableSegment], list[Skipped]]:
     """Returns the trainable segments of an outcome in order, and what is left out.
 
-    `cut` and `dropped` are those of RolloutOutcome.trainable_samples(). If no sample is trainable, the only Skipped has
-    an empty sample name and the reason for the whole outcome.
+    See RolloutOutcome.trainable_samples() for `cut` and `dropped`. If no sample is trainable, there is a single Skipped
+    with an empty sample name and the reason for the whole outcome.
     """
     check_choices(cut, dropped)
     samples = outcome.trainable_samples(dropped="train")
@@ -131,7 +132,7 @@ def select(
 class Selection:
     """Selects the segments of many outcomes, one outcome after the other, and counts what is left out.
 
-    What the caller or the agent's author has chosen to leave out is always left out, see Skipped.chosen. Any other
+    What the caller or the agent's author has chosen to leave out is always left out; see Skipped.chosen. Any other
     sample that cannot be trained on raises InvalidArgument, or is left out with `untrainable="skip"`.
     """
 
@@ -166,11 +167,11 @@ def untrainable_error(skipped: Skipped) -> InvalidArgument:
 
 
 def no_outcomes(name: str) -> InvalidArgument:
-    """Returns the error for a batch or a group without outcomes. `name` is the argument."""
+    """Returns the error for a batch or a group without outcomes. `name` is the name of the argument."""
     return InvalidArgument(
         name,
-        "has no outcome, so there is nothing to train on. If groups() yielded nothing, the log says why it dropped "
-        "its groups, and trainer.group_counts has their number",
+        "has no outcomes, so there is nothing to train on. If groups() yielded nothing, the log says why it dropped "
+        "its groups, and trainer.group_counts says how many",
     )
 
 

@@ -45,8 +45,8 @@ class VerlConfig:
     untrainable: Untrainable = "raise"
     """What to do with a sample that cannot be trained on: "raise" or "skip"."""
     cut: Cut = "train"
-    """What to do with a sample that a limit has cut (Sample.cut): "train", "mask" or "skip". A masked row has its
-    reward and no token to train on."""
+    """What to do with a sample that a limit has cut (Sample.cut): "train", "mask" or "skip". A masked row keeps its
+    reward, but has no token to train on."""
     dropped: Dropped = "skip"
     """What to do with replies that the agent dropped (Segment.dropped): "skip" or "train"."""
     extras: tuple[str, ...] = ()

@@ -34,8 +34,9 @@ class OneRow:
 def one_row(outcome: RolloutOutcome, *, cut: Cut = "train", dropped: Dropped = "skip") -> OneRow:
     """Returns the trainable segment with the most sampled tokens, the first one of equal ones, with its reward.
 
-    The outcome may be an evaluation. `cut` and `dropped` are those of RolloutOutcome.trainable_samples(); the mask of a
-    row with `cut="mask"` is 0 everywhere. Raises InvalidArgument with the reason if the outcome has no such segment.
+    The outcome may be an evaluation. See RolloutOutcome.trainable_samples() for `cut` and `dropped`; with `cut="mask"`,
+    all tokens of a row that was cut have mask 0. Raises InvalidArgument with the reason if the outcome has no such
+    segment.
     """
     found, skipped = select(replace(outcome, evaluation=False), cut=cut, dropped=dropped)
     if not found:

@@ -69,9 +69,9 @@ class OsmosisSession(ResourceSession):
     def fetch_training_trace(self) -> TrainingTrace:
         """Returns a turn for each chat, in the order of the samples.
 
-        The mask is 1 for the sampled tokens of samples that can be trained on, without the replies that the agent
-        dropped. The metadata of a turn have `cut` of Sample. The trace of a rollout that failed, or has no reward, has
-        no turns. Raises FailedPrecondition before the end of the rollout.
+        The mask is 1 for the sampled tokens of samples that can be trained on, except for replies that the agent
+        dropped. The metadata of a turn has the sample's `cut`. The trace of a rollout that failed, or has no reward,
+        has no turns. Raises FailedPrecondition before the end of the rollout.
         """
         outcome = self._ended()
         trainable = outcome.trainable_samples()

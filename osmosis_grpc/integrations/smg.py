@@ -38,9 +38,10 @@ LARGEST_TOKENIZER = 256 * 1024 * 1024
 class SmgGenerator:
     """A TokenGenerator for an engine at HOST:PORT. `async with` closes its connection, as TokenPolicy does.
 
-    `engine` is "vllm", "sglang", or "auto": the first call finds out. SGLang says the name of its weights, if they have
-    one. vLLM does not over this service: give the name as TokenPolicyConfig.version, or leave it to the trainer. Raises
-    MissingExtraError without smg-grpc-proto, and ValueError for a wrong target or engine.
+    `engine` is "vllm", "sglang", or "auto", with which the first call finds out. SGLang reports the name of its
+    weights, if they have one. vLLM does not report it over this service: pass the name as TokenPolicyConfig.version, or
+    leave it to the trainer. Raises MissingExtraError without smg-grpc-proto, and ValueError for a wrong target or
+    engine.
     """
 
     def __init__(self, target: str, *, engine: str = AUTO, credentials: Credentials = NO_CREDENTIALS) -> None:
@@ -67,7 +68,7 @@ class SmgGenerator:
     async def generate(self, request: GenerateRequest, /) -> Generated:
         """See TokenGenerator.
 
-        Raises InvalidArgument for media, and for parameters that the service or the engine does not take.
+        Raises InvalidArgument for media, and for parameters that the service or the engine does not accept.
         """
         if request.media:
             problem = "this service does not return the tokens of an image; use vLLM's own gRPC service"

@@ -16,7 +16,7 @@ from osmosis_grpc.policies.generation import FinishReason, Generated, GenerateRe
 from osmosis_grpc.policies.sampling import Sampling
 
 MAX_LOGPROBS = 20
-"""vLLM's own limit, which --max-logprobs raises."""
+"""vLLM's default limit, which --max-logprobs raises."""
 _REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORTED}
 
 
@@ -88,7 +88,7 @@ class _VllmEngine:
         if count <= MAX_LOGPROBS or "logprobs" not in str(error):
             return error
         most = f"ask for at most {MAX_LOGPROBS - 1}, or start vLLM with --max-logprobs {count}"
-        return InvalidArgument("params.top_logprobs", f"the sampled token counts as one more here: {most}; {error}")
+        return InvalidArgument("params.top_logprobs", f"the sampled token counts as one of them: {most}; {error}")
 
     def abort_message(self, request_id: str) -> Any:
         return vllm.AbortRequest(request_ids=[request_id])

@@ -58,7 +58,7 @@ class TrlRollouts:
     request, and `metadata` the columns that become its metadata. The row is found by its prompt, so two rows with the
     same prompt need the same values. `fields` are fields of every RolloutRequest, for example
     {"agent_loop": "calculator", "max_turns": 4}. A rollout that fails runs again, up to `retries` times. `cut` and
-    `dropped` are those of pad(). `options` are those of Trainer, for example `credentials`.
+    `dropped` work as in pad(). `options` are those of Trainer, for example `credentials`.
 
     The first call connects to the servers. close() ends the connections; `with` calls it. Raises the errors of Trainer
     for wrong arguments, for example ValueError for a server that is not HOST:PORT.

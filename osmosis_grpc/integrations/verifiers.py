@@ -144,7 +144,7 @@ class RecordedPolicy:
         )
 
     def mask(self, outcome: RolloutOutcome) -> None:
-        """Masks the replies that are not trained on: of a judge, of samples with `train=False`, and dropped ones."""
+        """Masks the replies of judges and of samples with `train=False`, and the dropped replies."""
         left, kept = set[int](), set[int]()
         for (name, number), node in self._nodes.items():
             sample = outcome.samples.get(name)

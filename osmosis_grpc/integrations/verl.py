@@ -114,7 +114,7 @@ class OsmosisAgentLoop(AgentLoopBase):
     `servers` are the agent servers, each HOST:PORT. `label` names the column of the dataset that becomes the label of
     a request, and `metadata` the columns that become its metadata; a dot leads into a column. `fields` are fields of
     every RolloutRequest, for example {"agent_loop": "calculator", "max_turns": 4}. A rollout that fails runs again, up
-    to `retries` times. `cut` and `dropped` are those of VerlConfig. `verl` are the arguments that verl passes.
+    to `retries` times. `cut` and `dropped` work as in VerlConfig. `verl` are the arguments that verl passes.
 
     make_trainer() and make_renderer() may be overridden, for example for credentials.
     """
@@ -173,7 +173,7 @@ class OsmosisAgentLoop(AgentLoopBase):
         outcome = await trainer.outcome(request, policy, retries=self._retries)
         made = agent_loop_outputs(outcome, self._rows)
         if not made:
-            why = outcome.not_trainable_reason or "what it has was left out by the choice of cut and dropped"
+            why = outcome.not_trainable_reason or "the choice of cut and dropped leaves out everything it has"
             raise FailedPrecondition(f"rollout {outcome.rollout_id} has no row: {why}")
         if "session_id" in row:
             return [AgentLoopOutput(**each) for each in _of_v1(made, outcome.rollout_id, row)]

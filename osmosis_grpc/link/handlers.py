@@ -33,9 +33,9 @@ _Guard = Callable[[Any], object]
 class Registrar(grpc.GenericRpcHandler):
     """Wraps each handler of a server. Pass it to the generated add_..._to_server functions instead of the server.
 
-    Each handler is wrapped once, at its first call. An interceptor would cost every call about 40 us. Before anything
-    of a request is read, `guard` is called with the context of the call. Health checks are the exception: they need
-    no credential, and Strangers bounds what they take. `calls` counts the calls. It counts the calls of unknown
+    Each handler is wrapped once, at its first call. An interceptor would cost every call about 40 us. `guard` is called
+    with the context of the call before any of its request is read. Health checks are the exception: they need no
+    credential, and Strangers limits the memory that they take. `calls` counts the calls. It counts the calls of unknown
     methods under the name "other". `new_id` makes the ids of failed calls.
     """
 
@@ -155,7 +155,7 @@ class _Answering(Call):
             yield decoded(self.message(data))
 
     def message(self, data: bytes) -> Any:
-        """Returns received bytes as a message. decoded() refuses it if the bytes are none."""
+        """Returns received bytes as a message. If they are not one, decoded() refuses the result."""
         self.received += len(data)
         return self._read(data)
 
@@ -214,8 +214,8 @@ async def _abort(context: Any, error: Exception, new_id: Callable[[], str]) -> N
         trailers.append((DETAILS_KEY, status.SerializeToString()))
     if error.retry_after is not None and isinstance(error, ResourceExhausted):
         trailers.append(("grpc-retry-pushback-ms", str(round(error.retry_after * 1000))))
-    # gRPC keeps the exception of abort() with the call. The tracebacks behind it would keep the request, of up to
-    # 64 MiB, until a garbage collection.
+    # gRPC keeps the exception of abort() with the call. Its chain of tracebacks would keep the request, of up to 64
+    # MiB, until the next garbage collection.
     given_error.__traceback__ = given_error.__cause__ = given_error.__context__ = None
     await context.abort(_CODES[status.code], status.message, tuple(trailers))
     raise AssertionError("abort() raises")
@@ -227,5 +227,6 @@ HANDLER_KINDS = (
     ("stream_unary", grpc.stream_unary_rpc_method_handler, _unary),
     ("stream_stream", grpc.stream_stream_rpc_method_handler, _streaming),
 )
-"""How each kind of handler is wrapped. All are registered as if the caller streamed its requests: grpc.aio reads the
-request of any other call, up to 64 MiB, before it calls the handler, and the guard. The caller sees no difference."""
+"""How each kind of handler is wrapped. All are registered as if the caller streamed its requests, because grpc.aio
+reads the request of any other call, up to 64 MiB, before it calls the handler and thus the guard. The caller sees no
+difference."""

@@ -1,4 +1,4 @@
-"""Bounds the memory for requests of callers without a credential, on a server whose other callers need one."""
+"""Limits the memory for requests of callers without a credential, on a server whose other calls need one."""
 
 import asyncio
 from typing import Any
@@ -8,16 +8,16 @@ from osmosis_grpc.supervise import OnFailure, child, job
 
 READ = job("link.read_request_of_stranger", OnFailure.RAISE)
 MOST = 2
-"""So many slow requests may be on their way, each of MAX_MESSAGE_BYTES at most."""
+"""At most this many slow requests are read at once, each of at most MAX_MESSAGE_BYTES."""
 PATIENCE = 0.005
-"""Seconds after which a request is slow. A health check is one packet, which is there before its call is."""
+"""Seconds after which a request is slow. A health check is a single packet, which arrives before its call does."""
 
 
 class Strangers:
-    """Reads the requests of strangers. Of more than MOST slow ones, the oldest are refused.
+    """Reads the requests of strangers. If more than MOST of them are slow, the oldest are refused.
 
-    gRPC does not say how large a request is before it has read it, and a queue would let slow requests keep all others
-    waiting. So each request is read at once, and the slow ones make room for newer ones.
+    gRPC does not say how large a request is before it has read it, and in a queue slow requests would hold up all
+    others. So each request is read at once, and slow ones make room for newer ones.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Strangers:
             return reading.result()
         finally:
             del self._waiting[place]
-            reading.add_done_callback(_seen)  # it ends with the call; to cancel it would take the status from the call
+            reading.add_done_callback(_seen)  # it ends with the call; cancelling it would cost the call its status
 
 
 def _seen(reading: "asyncio.Task[Any]") -> None:

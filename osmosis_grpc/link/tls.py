@@ -94,7 +94,7 @@ class ReloadedFiles(Generic[_T]):
             return self._value
 
     def _look(self) -> list[bytes | None]:
-        """Return the digests. A time and a size would be those of another file that was written at the same moment."""
+        """Return the digests. Comparing sizes and times would miss a file that was replaced at the same moment."""
         return [_digest(file) for file in self._files]
 
 

@@ -218,7 +218,7 @@ class ChatRenderer:
     def _text(
         self, messages: list[Message], tools: list[Tool], time: datetime | None, *, reply_follows: bool = False
     ) -> str:
-        """Return the text of messages. A template that refuses the arguments of calls as objects gets them as texts.
+        """Return the text of messages. A template that refuses the arguments of calls as objects gets them as strings.
 
         `time` is what the template's clock shows; None for this moment.
         """

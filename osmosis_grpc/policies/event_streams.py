@@ -95,13 +95,13 @@ def _append(into: dict[str, Any], parts: Mapping[str, Any], texts: tuple[str, ..
 
 
 def _extend(into: dict[str, Any], parts: Mapping[str, Any]) -> None:
-    """Set values, and append the lists that follow each other. Leave out None.
+    """Merge values: lists that continue each other are joined, other values are replaced. None is left out.
 
     Raises ValueError if the ids of the prompt change.
     """
     for name, value in parts.items():
         if name == _PROMPT and value is not None and into.get(name, value) != value:
-            raise ValueError(f"its {name} are not the ones before")
+            raise ValueError(f"its {name} differ from those in earlier events")
         if value is not None:
             follows = name in (*_LISTS, "content", "refusal") and isinstance(value, list)
             into[name] = [*(into.get(name) or ()), *value] if follows else value
@@ -117,7 +117,8 @@ def _chunks(raw: bytes) -> Iterator[dict[str, Any]]:
 def _events(raw: bytes) -> Iterator[tuple[str, str]]:
     """Yield the name and the data of each event. Comments, such as heartbeats, are left out."""
     kind, data = "message", list[str]()
-    # Lines of bytes end with \n, \r\n or \r. Those of a text end with U+2028 and others, too, which JSON may have.
+    # bytes.splitlines() splits at \n, \r\n and \r. str.splitlines() also splits at U+2028 and others, which JSON may
+    # contain.
     for line in (part.decode(errors="replace") for part in (*raw.splitlines(), b"")):
         if not line:
             if data:

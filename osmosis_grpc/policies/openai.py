@@ -34,10 +34,10 @@ NEUTRAL = {
     "frequency_penalty": 0.0,
     "repetition_penalty": 1.0,
 }
-"""Sent with token ids. vLLM and SGLang take an absent value from the model's generation_config.json, which then shapes
-what is sampled."""
+"""Sent with token ids. If a value is absent, vLLM and SGLang use the one in the model's generation_config.json, which
+would change the distribution."""
 _OF_STREAMS = frozenset(("stream_options",))
-"""A server refuses them without a stream. The policy streams as it was told, not as the agent asks."""
+"""Servers refuse these without a stream. Whether to stream is up to the policy, not to the agent."""
 ABORT_RETRY = 1.0
 """When the model server aborts a chat, the agent server asks again after this many seconds."""
 
@@ -46,10 +46,10 @@ class OpenAIPolicy:
     """Asks `base_url`/chat/completions, for example with base_url "http://127.0.0.1:8000/v1".
 
     A trainer closes the policy's connections at its end. Without a trainer, use `async with OpenAIPolicy(url, model)`.
-    `token_ids=False` leaves out `return_token_ids` and NEUTRAL, and `logprobs=False` leaves out `logprobs`, because
-    some servers refuse them. Otherwise both are always sent, whatever the agent passes. With `stream=True` the server
-    streams each reply, which is returned as a whole. One reply may take `timeout` seconds. `version` is kept with every
-    reply. Without `version`, the trainer's version is kept.
+    Some servers refuse `return_token_ids`, neutral sampling values or `logprobs`: `token_ids=False` leaves out the
+    first two, and `logprobs=False` the third. Otherwise `return_token_ids` and `logprobs` are always sent, whatever the
+    agent passes. With `stream=True` the server streams each reply; the policy still returns it as a whole. One reply
+    may take `timeout` seconds. Every reply is recorded with `version` or, without it, with the trainer's version.
 
     After 429, 408, 5xx or the finish reason "abort", the policy raises an error. Then the agent server asks again, for
     its `trainer_grace` at most. vLLM and SGLang abort a reply when weights change. Any other 4xx is final. Errors name
@@ -123,7 +123,7 @@ class OpenAIPolicy:
         body["messages"] = list(request.messages)
         if request.tools:
             body["tools"] = list(request.tools)
-        elif not body.get("tools"):  # a server refuses both without tools; a call that is required stays refused
+        elif not body.get("tools"):  # servers refuse both without tools; a required call is still sent, and refused
             body.pop("parallel_tool_calls", None)
             if body.get("tool_choice") in ("auto", "none"):
                 del body["tool_choice"]
@@ -162,7 +162,7 @@ def read_completion(body: dict[str, Any], version: str = "") -> ChatResponse:
 
 
 def _without_nulls(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message without the keys that are null, such as `refusal`. A content that is null stays."""
+    """Return a message without keys that are null, such as `refusal`. A null `content` stays."""
     return {name: value for name, value in message.items() if value is not None or name == "content"}
 
 

@@ -40,7 +40,7 @@ class Sampling:
 
 
 NEAR_ZERO = 2.0**-126
-"""The least value of a number that has to be above 0, in float32. Engines take a 0 for an absent value."""
+"""The least float32 value of a number that has to be above 0. Engines treat 0 as absent."""
 NUMBERS = {
     "temperature": (0.0, math.inf),
     "top_p": (NEAR_ZERO, 1.0),
@@ -61,7 +61,7 @@ SAMPLED: dict[str, tuple[Any, ...]] = {
     "echo": (False,),
     "prompt_logprobs": (),
 }
-"""Parameters with the values for which a reply is its prompt's sampled tokens and no more."""
+"""Parameters with the values for which a reply is exactly one sample from the prompt."""
 ONLY: dict[str, tuple[Any, ...]] = {**SAMPLED, "n": (1,), "stream": (False,), "tool_choice": ("auto", "none")}
 """Parameters with the values that a token policy can serve."""
 
@@ -96,7 +96,7 @@ def sampling_of(params: Mapping[str, Any], max_tokens: int) -> Sampling:
 
 
 def check_only(params: Mapping[str, Any], only: Mapping[str, tuple[Any, ...]], policy: str) -> None:
-    """Raise InvalidArgument for a parameter with another value than None and those of `only`. `policy` is for it."""
+    """Raise InvalidArgument for a parameter whose value is neither None nor in `only`. The error names the `policy`."""
     for name in only.keys() & params.keys():
         if params[name] is not None and params[name] not in only[name]:
             allowed = " or ".join(map(repr, only[name] or (None,)))

@@ -1,8 +1,8 @@
-"""The time that a chat template writes, such as today's date: it stays the same in all prompts of a rollout.
+"""Keeps the time that a chat template writes, such as today's date, the same in all prompts of a rollout.
 
 Templates read the clock with `strftime_now`. Without a fixed time, the prompts of a rollout would differ after
-midnight, and its sample would get a new segment there. A macro of this name takes the place of the function, because
-transformers gives no functions to templates.
+midnight, and its sample would get a new segment there. A macro with this name replaces the function, because
+transformers does not let callers pass functions to templates.
 """
 
 import re
@@ -16,12 +16,13 @@ from osmosis_grpc.supervise import SYSTEM
 from osmosis_grpc.types import ChatRequest
 
 MOST = 16_384
-"""The most rollouts whose time is kept. The one that was not used for the longest time is forgotten first."""
+"""The number of rollouts whose time is kept. The least recently used one is forgotten first."""
 DAYS = 7
-"""A first prompt that another process rendered is looked for in so many earlier days. No rollout lasts longer."""
+"""If another process rendered the first prompt, its time is looked for on this many earlier days. No rollout lasts
+longer."""
 NAME = "strftime_now"
 _MACRO = "{% macro strftime_now(format) %}{{ osmosis_times[format] }}{% endmacro %}\n"
-"""The newline is not written, and the template begins on a line of its own."""
+"""The newline is not rendered. It makes the template begin on a line of its own."""
 _CALL = re.compile(rf"\b{NAME}\s*\(")
 _WITH_TEXT = re.compile(rf"""\b{NAME}\s*\(\s*(?:'([^'\\]*)'|"([^"\\]*)")\s*\)""")
 
@@ -33,10 +34,11 @@ class TemplateTimes:
         self._times: OrderedDict[tuple[str, int], datetime] = OrderedDict()
 
     def of(self, request: ChatRequest, *, continues: bool) -> list[datetime]:
-        """Return the time of a chat's rollout.
+        """Return the possible times of a chat's rollout.
 
-        If the rollout is not known and the chat continues another one, return this moment on today and on earlier days:
-        the template may have written one of these days. keep() takes the one that it has written.
+        If the rollout is known, this is its time. If it is not, and the chat continues another one, these are the
+        current time of today and of earlier days: the template may have written any of these days. Pass the one that it
+        wrote to keep().
         """
         key = request.rollout_id, request.attempt
         if key in self._times:
@@ -55,8 +57,8 @@ class TemplateTimes:
 def clocked_template(tokenizer: Any, params: Mapping[str, Any], tools: Any) -> str:
     """Return the source of the chat template if it writes the time; otherwise an empty text.
 
-    `params` are the variables of the template. It is empty, too, if they have a clock of their own, or if the template
-    computes the format of a time.
+    `params` are the variables of the template. The text is also empty if they have a clock of their own, or if the
+    template computes the format of a time.
     """
     chosen = getattr(tokenizer, "get_chat_template", None)
     source = params.get("chat_template", getattr(tokenizer, "chat_template", None))
@@ -72,6 +74,6 @@ def at_time(source: str, time: datetime) -> dict[str, Any]:
 
 @lru_cache(maxsize=16)
 def _formats(source: str) -> frozenset[str]:
-    """Return the formats in which a template writes the time; none if it computes one."""
+    """Return the formats in which a template writes the time. There are none if it computes any of them."""
     found = _WITH_TEXT.findall(source)
     return frozenset(map("".join, found)) if len(found) == len(_CALL.findall(source)) else frozenset()

@@ -53,7 +53,7 @@ _PYTHON_TAG = "<|python_tag|>"
 _FENCE = re.compile(r"\s*```(?:json)?\s*(.*?)\s*```\s*\Z", re.DOTALL)
 _DECODER = json.JSONDecoder()
 _BLANKS = " \t\r\n"
-"""Left out around a reply's content. Other white space of Unicode, such as a no-break space, is content."""
+"""Stripped from both ends of a reply's content. Other Unicode white space, such as a no-break space, is content."""
 
 
 def parse_tool_calls(text: str, tools: Sequence[Tool], style: str = "auto") -> ParsedText:

@@ -1,11 +1,11 @@
-"""What a model server says about the name of its weights."""
+"""Reads the names that model servers give their weights."""
 
 from osmosis_grpc.errors import Unavailable
 
 UNNAMED = "default"
 """What vLLM and SGLang call weights that nobody has named."""
 RENAME_RETRY = 5.0
-"""A chat is asked again after this many seconds while the weights have lost their name."""
+"""While the weights have lost their name, a chat is asked again after this many seconds."""
 
 
 class WeightNames:
@@ -18,7 +18,7 @@ class WeightNames:
     def read(self, name: str) -> str:
         """Return the name of the weights; empty if nobody has named them.
 
-        Raises Unavailable if they had a name before: the server was started again, with the weights of its disk.
+        Raises Unavailable if they had a name before: the server was restarted and has loaded the weights from its disk.
         """
         if name and name != UNNAMED:
             self._last = name
@@ -26,7 +26,7 @@ class WeightNames:
         if self._last and name:
             raise Unavailable(
                 f"the weights of the model server {self._server} were named {self._last!r} and have lost their name: "
-                "it was started again with the weights of its disk. Load the current weights and name them",
+                "it was restarted and has loaded the weights from its disk. Load the current weights and name them",
                 retry_after=RENAME_RETRY,
             )
         return ""

@@ -14,13 +14,13 @@ _SPLITS = {
 
 def split_text(segment: Segment | events.SegmentClosed) -> str:
     """Return why a segment began; empty for the first segment of a sample."""
-    if segment.drift_index is not None:  # segments of earlier versions have no other reason
+    if segment.drift_index is not None:  # segments from earlier versions have no other reason
         return f"its prompt differs from the tokens of the turn that it continues at token {segment.drift_index}"
     return "" if segment.split is None else _SPLITS[segment.split]
 
 
 def pinned_text(asked: events.ChatRequested) -> str:
-    """Return what an agent had passed instead of the pinned sampling parameters of a chat; empty if nothing."""
+    """Return what an agent passed for the sampling parameters that pinned ones replaced; empty if nothing."""
     passed = asked.passed
     if passed is None:
         return ""

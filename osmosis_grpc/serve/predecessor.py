@@ -1,4 +1,4 @@
-"""Waits at the start of a server for the end of the one before it, which may still drain."""
+"""Waits at the start of a server until the previous one, which may still be draining, has ended."""
 
 import time
 from collections.abc import Callable
@@ -11,15 +11,15 @@ from osmosis_grpc.storage.lock_file import Holder, holder_of, is_held
 from osmosis_grpc.storage.worker_folders import worker_folders
 
 ORPHANS = 10.0
-"""Seconds in which the workers of a killed supervisor end."""
+"""The workers of a killed supervisor end within this many seconds."""
 LOOK_EVERY = 0.1
-"""Seconds between two looks at a lock."""
+"""A lock is looked at again after this many seconds."""
 
 
 def wait_for_predecessor(state: Path) -> None:
     """Wait until a server that is stopping has released its state folder, and the folders of its workers.
 
-    A server that uses a folder and goes on is another server: nothing waits for it, and the folder cannot be opened.
+    A server that uses a folder without stopping is not waited for; opening the folder then fails.
     """
 
     def say(holder: Holder, seconds: float) -> None:
@@ -31,9 +31,10 @@ def wait_for_predecessor(state: Path) -> None:
 
 
 def wait_for_end(lock: Path, say: Callable[[Holder, float], None]) -> None:
-    """Wait while the process that holds a lock is stopping. Return at once if it goes on, or if the lock is free.
+    """Wait while the process that holds a lock is stopping. Return at once if it is not stopping, or if the lock is
+    free.
 
-    `say` is called once, with the holder and the most seconds that this call takes.
+    `say` is called once, with the holder and the longest time that this call can take, in seconds.
     """
     end = None
     while is_held(lock):

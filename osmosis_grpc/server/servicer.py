@@ -26,7 +26,7 @@ from osmosis_grpc.wire.rollout import ROLLOUT, check_size, init_from_wire
 
 MAX_PAGE_SIZE = 1000
 LARGE_METADATA = 64 * 1024
-"""Above so many characters, the metadata of one Init is read at a time."""
+"""Metadata of more characters than this is read for only one Init at a time."""
 
 
 class Access(Protocol):
@@ -61,7 +61,7 @@ class RolloutServicer(services_pb2_grpc.RolloutServiceServicer):
         self._attachments = attachments
         self._max_metadata = config.max_metadata_bytes
         self._turn = asyncio.Lock()
-        """Held while large metadata is read, so that other calls run between two such Inits."""
+        """Held while large metadata is read, so that other calls can run between two such Inits."""
         self._tools = tools
         self._on_drain = on_drain
         self._owner: Callable[[Any], str] = security.authenticator() or (lambda context: "")

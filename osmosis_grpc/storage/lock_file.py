@@ -1,7 +1,7 @@
 """A lock file that allows one process at a time.
 
-The file contains the id of the process that holds the lock, and when it is to have ended if it is stopping. The lock
-ends with this process.
+The file contains the id of the process that holds the lock and, if that process is stopping, the time by which it will
+have ended. The lock ends with the process.
 """
 
 import fcntl
@@ -23,10 +23,10 @@ class LockLost(Exception):
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds a lock, as its file says."""
+    """Who holds a lock, according to its file."""
 
     process: int = 0
-    """0 if it is unknown."""
+    """The id of the process; 0 if unknown."""
     until: float = 0.0
     """The Unix time at which a process that is stopping will have ended; 0 for a process that goes on."""
 
@@ -35,7 +35,7 @@ class Holder:
 
     @classmethod
     def read(cls, file: int) -> "Holder":
-        """Read it from an open file."""
+        """Read the holder from an open file."""
         try:
             process, *until = map(int, os.pread(file, 32, 0).split())
         except ValueError:
@@ -102,7 +102,7 @@ class Lock:
             raise LockLost(f"the lock {self.path} was replaced: {_OTHERS}")
 
     def stop_by(self, until: float) -> None:
-        """Note that this process is stopping, and will have ended at this Unix time. The next one can wait for it."""
+        """Note that this process is stopping, and will have ended at this Unix time. The next one can wait for that."""
         with suppress(OSError):
             os.pwrite(self._file, f"{os.getpid()} {until:.0f}".encode(), 0)
 
@@ -131,7 +131,7 @@ def share(path: Path, descriptor: int) -> None:
 
 
 def stop_by(path: Path, until: float) -> None:
-    """Note it on the lock of this path, if this process holds it and shares it with no other one."""
+    """Do the same for the lock at a path, if this process holds it and shares it with no other process."""
     for lock in list(_held):
         if lock.path == path.absolute() and not lock.shared:
             lock.stop_by(until)

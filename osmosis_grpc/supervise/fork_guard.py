@@ -1,7 +1,8 @@
 """Raises in a child made by os.fork(), where gRPC and the threads of the parent do not work.
 
-The threads of the parent do not exist in the child. A call that waits for one of them would wait for ever, and a new
-channel of gRPC may crash the process. multiprocessing forks by default on Linux, and so does a DataLoader of torch.
+The threads of the parent do not exist in the child. A call that waits for one of them would wait forever, and a new
+gRPC channel may crash the process. Up to Python 3.13, multiprocessing forks by default on Linux, and so does torch's
+DataLoader.
 """
 
 import os
@@ -62,7 +63,7 @@ def forks() -> int:
 
 
 def fork_place(frame: FrameType | None) -> str:
-    """Return FILE:LINE of the first frame outside of Python's own library."""
+    """Return FILE:LINE of the first frame outside Python's own library."""
     while frame is not None and Path(frame.f_code.co_filename).is_relative_to(_LIBRARY):
         frame = frame.f_back
     return "an unknown place" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"

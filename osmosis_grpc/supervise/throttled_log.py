@@ -23,7 +23,7 @@ class Throttled:
         self._held = 0
 
     def warn(self, text: str, *, at_once: bool = False) -> None:
-        """Log a warning, or count it as suppressed. With `at_once`, log it."""
+        """Log a warning, or count it as suppressed. With `at_once`, it is always logged."""
         now = self._clock()
         if not at_once and self._last is not None and now - self._last < EVERY:
             self._held += 1

@@ -60,7 +60,7 @@ class BaseTool:
 class ToolsOfTrajectory:
     """The tools of one trajectory, from their creation to their release. Used as `async with`.
 
-    The end raises GradingError if the reward of a tool fails: a sum without it would be another reward.
+    Leaving the block raises GradingError if the reward of a tool fails, because a sum without it would be wrong.
     """
 
     def __init__(self, trajectory_id: str, tools: Mapping[str, BaseTool]) -> None:
@@ -90,7 +90,7 @@ class ToolsOfTrajectory:
         await uninterrupted(self._release(with_rewards=True))
         if self._unrewarded is not None and error is None:
             name, why = self._unrewarded
-            raise GradingError(f"the tool {name} gives no reward: {describe(why)}", "", name) from why
+            raise GradingError(f"the reward of the tool {name} failed: {describe(why)}", "", name) from why
 
     async def _release(self, *, with_rewards: bool) -> None:
         """Ask each tool for its reward, and release it, the newest first. The others do not see an error of one."""
@@ -103,7 +103,7 @@ class ToolsOfTrajectory:
             except Exception as error:
                 self.rewards[name] = None
                 self._unrewarded = name, error
-                log.warning("the tool %s gives no reward: %s", name, describe(error))
+                log.warning("the reward of the tool %s failed: %s", name, describe(error))
             finally:
                 try:
                     await each.release()

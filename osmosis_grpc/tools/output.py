@@ -75,7 +75,7 @@ class Output:
 
     def text(self) -> str:
         """Return the last lines. A line whose beginning was dropped is left out, unless it is the only one."""
-        kept = self.data().strip().splitlines()  # in bytes, only \n and \r end a line
+        kept = self.data().strip().splitlines()  # unlike str.splitlines(), this splits only at \n and \r
         lines = [line.decode("utf-8", "replace") for line in kept]
         if self._cut and len(lines) > 1:
             lines = lines[1:]

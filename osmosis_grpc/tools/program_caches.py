@@ -1,7 +1,8 @@
-"""Keeps programs from reading results of older files.
+"""Keeps programs from using cached results of older files.
 
 Python, pytest, mypy and others compare a file with their caches by its size and the second of its last change. A model
-edits a file and runs it within a second, and many corrections leave the size as it is: the cache then has the old code.
+often edits a file and runs it within a second, and many corrections do not change the size. The cache would then give
+the old code.
 """
 
 from collections.abc import Mapping
@@ -9,22 +10,23 @@ from collections.abc import Mapping
 WRITES_NOTHING: Mapping[str, str] = {"PYTHONDONTWRITEBYTECODE": "1", "MYPY_CACHE_DIR": "/dev/null"}
 """The variables that switch caches off. A value of the caller wins."""
 PYTEST = "PYTEST_ADDOPTS"
-"""The variable with options of pytest. Options of the caller stay."""
+"""The variable with options for pytest. Options of the caller are kept."""
 
 
 def own_pytest_cache(run: str) -> str:
     """Return the options that give pytest a new cache folder in each run.
 
-    The plugin stays, because other plugins and the options of a repository use it. pytest replaces the variables.
+    The cache plugin stays on, because other plugins and the options of repositories use it. pytest expands the
+    variables.
 
     Args:
-        run: the name of a variable that has another value in each run
+        run: the name of a variable whose value differs in each run
     """
     return f"-o cache_dir=$TMPDIR/pytest-cache-${run}"
 
 
 def without_caches(environment: Mapping[str, str], run: str) -> dict[str, str]:
-    """Return the variables of a program, and those that keep it from using caches. See own_pytest_cache()."""
+    """Return the variables of a program with those that switch caches off. See own_pytest_cache() for `run`."""
     theirs = environment.get(PYTEST, "")
     options = theirs if "cache" in theirs else f"{theirs} {own_pytest_cache(run)}".strip()
     return {**WRITES_NOTHING, **environment, PYTEST: options}

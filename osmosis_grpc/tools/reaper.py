@@ -36,9 +36,9 @@ Markers = Mapping[str, int | None]
 """Markers of workspaces, or of single programs of workspaces. The user belongs to the workspace alone, or is None."""
 Enter = Callable[[str, int | None], int | None]
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-"""How a folder is opened."""
+"""The flags with which a folder is opened."""
 OPEN = 16
-"""A walk has at most this many folders open."""
+"""A walk keeps at most this many folders open."""
 Found = tuple[dict[str, set[int]], bool]
 """Processes by marker, and whether a process of the machine has no readable environment."""
 
@@ -155,7 +155,7 @@ class _Level:
         self.name, self.descriptor = name, descriptor
         self.identity = status.st_dev, status.st_ino
         self.folders: list[str] = []
-        """The folders in it that are left."""
+        """The folders in it that are still to be visited."""
 
     def close(self) -> None:
         if self.descriptor >= 0:
@@ -164,16 +164,17 @@ class _Level:
 
 
 def walk(top: int, visit: Callable[[int], list[str]], enter: Enter, leave: Callable[[str, int], None]) -> None:
-    """Visit a folder and all folders below it, each before those in it. Close its descriptor.
+    """Visit a folder and all folders below it, each folder before those in it. Close `top` at the end.
 
-    Folders are opened from the one before, so a path can have any length. At most OPEN folders are open; one above them
-    is opened again from the one within. Raises OSError if a program has moved or removed that one meanwhile.
+    Each folder is opened relative to its parent, so a path can have any length. At most OPEN folders are open at a
+    time; a parent that was closed is opened again from its child. Raises OSError if a program has moved or removed the
+    child meanwhile.
 
     Args:
         top: the descriptor of the folder
-        visit: gets the descriptor of a folder, and returns the names of the folders in it that are visited, too
-        enter: opens a folder by its name and the descriptor of the one around it; None leaves it out
-        leave: gets the name of a folder whose content was visited, and the descriptor of the one around it
+        visit: gets the descriptor of a folder, and returns the names of the folders in it to visit next
+        enter: opens a folder, given its name and the descriptor of its parent; None skips it
+        leave: gets the name of a folder whose content was visited, and the descriptor of its parent
     """
     path = [_Level("", top)]
     try:
@@ -219,7 +220,7 @@ def remove_folder(folder: str | Path) -> None:
 
 
 def _entered(name: str, around: int | None = None) -> int | None:
-    """Open a folder, if need be with new permissions. Return None if that fails."""
+    """Open a folder, changing its permissions if necessary. Return None if that fails."""
     with contextlib.suppress(OSError):
         try:
             return os.open(name, FOLDER, dir_fd=around)

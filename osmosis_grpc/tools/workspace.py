@@ -142,7 +142,7 @@ class Workspace:
         self.kill()
         reaper.remove_folder(self.folder)
         if self.folder.exists():
-            log.warning("a folder cannot be removed, and stays: %s", self.folder)
+            log.warning("a folder cannot be removed and is left behind: %s", self.folder)
         _reaper.ends(self)
 
 

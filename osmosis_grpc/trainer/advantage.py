@@ -40,8 +40,8 @@ class Advantages(ArrayEquality):
     rewards: NDArray[np.float32]
     """float32, shape (n,): the compared rewards."""
     zero_variance: bool
-    """Whether all compared rewards are equal, or differ by a millionth of the largest one at most, which is rounding.
-    Then every value is 0."""
+    """Whether all compared rewards are equal, or differ only by rounding: by at most a millionth of the largest one.
+    Every value is then 0."""
 
 
 def advantages(group: Iterable[RolloutOutcome], method: Method = "grpo") -> Advantages:
@@ -53,11 +53,10 @@ def advantages(group: Iterable[RolloutOutcome], method: Method = "grpo") -> Adva
     the reward of its rollout. If any rollout has samples with different rewards, each sample is compared only with the
     samples of the same name. Samples without any reward, and samples with `train=False`, are left out.
 
-    Rewards that differ by a millionth of the largest one at most count as equal: such a difference is the rounding of
-    float32.
+    Rewards that differ by at most a millionth of the largest one count as equal, because float32 rounds by as much.
 
-    Raises InvalidArgument for an unknown method, without an outcome, and for a rollout that failed, was an evaluation
-    or has no reward.
+    Raises InvalidArgument for an unknown method, for a group without outcomes, and for a rollout that failed, was an
+    evaluation or has no reward.
     """
     compare = _METHODS.get(method)
     if compare is None:

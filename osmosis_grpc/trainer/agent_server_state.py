@@ -91,7 +91,8 @@ class Rollout:
     def failed_by(self, outcome: RolloutOutcome) -> PolicyFailure | None:
         """Returns what the policy raised, if the rollout has failed because of it.
 
-        An agent may catch the error of a chat and complete. This counts as failed if the policy has answered no chat.
+        An agent may catch the error of a chat and complete. The rollout still counts as failed if the policy answered
+        no chat.
         """
         failed = outcome.status in (OutcomeStatus.FAILED, OutcomeStatus.DEADLINE_EXCEEDED)
         unanswered = outcome.status is OutcomeStatus.COMPLETED and not outcome.metrics.num_llm_calls
@@ -103,7 +104,7 @@ class Rollout:
         return self.begun or not self.written
 
     def policy_raised(self, key: ChatKey, failure: PolicyFailure | None) -> None:
-        """Note that the policy has failed at a chat, or with None that it has answered the chat."""
+        """Note that the policy has failed at a chat or, with None, that it has answered the chat."""
         if key[:2] != self.key:
             return
         if failure is None:

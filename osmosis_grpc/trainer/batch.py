@@ -104,13 +104,13 @@ def pad(
     InvalidArgument. With `too_long="truncate"`, the segment loses its end, and the logprobs of the other tokens stay
     exact. With `too_long="skip"`, the segment is listed.
 
-    `cut` is for samples that a limit has cut (Sample.cut): "train" on them, "mask" their tokens, which keeps their
-    rows and with these their rewards, or "skip" them. `dropped` is for replies that the agent dropped
-    (Segment.dropped): "skip" them, or "train" on them. What is skipped is listed.
+    `cut` says what to do with samples that a limit has cut (Sample.cut): "train" on them, "mask" their tokens, which
+    keeps their rows and rewards, or "skip" them. `dropped` says whether to "skip" replies that the agent dropped
+    (Segment.dropped) or to "train" on them. What is skipped is listed in `skipped`.
 
     `extras` names extras that every segment has, for example "routed_experts". They must not be ragged.
 
-    Raises InvalidArgument with the names of the argument and the rollout, and if there is no outcome at all.
+    Raises InvalidArgument with the names of the argument and the rollout, also if there are no outcomes at all.
     """
     for name, value, known in (
         ("side", side, Side),

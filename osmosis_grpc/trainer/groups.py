@@ -146,10 +146,10 @@ class GroupRun(Run):
                 elif len(group) == self._size and not self._renew(name, group):
                     yields = True
                     yield self._finish(name, group)
-        if last is not None and not yields:  # a loop over nothing would end as if all were well
+        if last is not None and not yields:  # otherwise a loop over nothing would end as if all were well
             count = "the group was" if dropped == 1 else f"all {dropped} groups were"
             raise RolloutFailed(
-                f"{count} dropped; the last failure is rollout {last.rollout_id}: {reason_of(last)}", last
+                f"{count} dropped; the last failure was rollout {last.rollout_id}: {reason_of(last)}", last
             )
 
     def _renew(self, name: str, group: dict[int, RolloutOutcome]) -> bool:

@@ -34,13 +34,13 @@ READING_RETRY = 1.0
 """A server reports a refused outcome again after this many seconds."""
 
 READING_LIMIT = 60.0
-"""When an outcome cannot be recorded within this many seconds, its rollout ends with an error.
+"""If an outcome cannot be recorded within this many seconds, its rollout ends with an error.
 
 A server reports an outcome again after up to 30 seconds, for example when its events could not be read."""
 READING_SILENCE = 15.0
-"""While events are read, the rollout ends with an error as soon as no event has come for this many seconds."""
+"""While events are read, the rollout ends with an error if no event comes for this many seconds."""
 TICK = 0.1
-"""A timer may come so many seconds too early."""
+"""A timer may fire up to this many seconds early."""
 
 ReadingKey = tuple[AgentServerLink, str, int, str]
 
@@ -183,7 +183,9 @@ class OutcomeRecorder:
                 wait()
                 return
             waited = self._cache.now() - began
-            problem = f"it refers to chats that are not known here, nor from its events within {waited:.0f} s"
+            problem = (
+                f"it refers to chats that are not known here, and its events did not name them within {waited:.0f} s"
+            )
             for (_, *of, _), task in list(self._reading.items()):
                 if tuple(of) == key:
                     task.cancel()

@@ -1,4 +1,4 @@
-"""Short tracebacks for what ends a loop over a trainer: Ctrl-C, and an exception of the policy."""
+"""Shortens the traceback of what ends a loop over a trainer: Ctrl-C, or an exception of the policy."""
 
 from collections.abc import Iterator
 from types import TracebackType
@@ -10,9 +10,9 @@ _OWN = ("osmosis_grpc.", "asyncio.", "concurrent.", "threading")
 
 
 def hide(trace: TracebackType | None, *, always: bool = False) -> None:
-    """Remove the frames of this package from a traceback, and asyncio's beside them.
+    """Remove the frames of this package, and asyncio's next to them, from a traceback.
 
-    The caller's own frames stay, and those of its policy. Other tracebacks stay as they are, unless `always` is set.
+    The frames of the caller and its policy stay. Other tracebacks are left unchanged unless `always` is set.
     """
     if not always and all(each.tb_frame.f_code is not PolicyFailure.reraise.__code__ for each in _each(trace)):
         return

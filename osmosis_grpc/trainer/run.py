@@ -91,7 +91,8 @@ class Run:
         self._started: Counter[Rollout] = Counter()
         self._tries: Counter[str] = Counter()
         self._failed: dict[str, int] = {}
-        """How many members of a group have failed so, by group. Without groups of which another member has ended."""
+        """How many members of each group the policy has failed. Groups with a member that ended otherwise are left
+        out."""
         self._feeding = ""
         """The id of the request whose members are being started."""
 
@@ -215,9 +216,9 @@ class Run:
         return True
 
     def _raise_if_all_failed(self, rollout: Rollout, outcome: RolloutOutcome) -> None:
-        """Raise the policy's exception if no member of a rollout's group has got replies of the policy.
+        """Raise the policy's exception if all members of a rollout's group have failed because of the policy.
 
-        A run that does not yield refused rollouts also raises the error if every member was refused, unless they have
+        If the run does not yield refused rollouts, also raise the error when all members were refused, unless they have
         run before.
         """
         size, group = self._options.group_size, rollout.request.group

@@ -222,7 +222,7 @@ class Trainer:
 
         Raises InvalidArgument with the name of the field, AlreadyExists if another request uses the id, Superseded if
         a higher attempt replaces the rollout, Unavailable if there is no agent server, and the CallError of a server
-        that refuses the rollout. Raises the exception of the policy if the rollout failed because of it.
+        that refuses the rollout. If the rollout failed because the policy raised, raises the exception of the policy.
         """
         rollout = self.scheduler.submit(checked(request, changes), affinity_key=affinity_key)
         rollout.waiters += 1
@@ -261,9 +261,9 @@ class Trainer:
         `group_counts` counts it as stale. The versions must be numbers.
 
         Raises TypeError and InvalidArgument for a wrong request, and InvalidArgument for two requests with one id. With
-        `max_version_lag`, raises InvalidArgument for tokens without a version. Raises the exception of the policy if a
-        whole group has failed because of it; without groups, if a rollout has. A CallError of the policy, such as
-        Unavailable, is an answer to the agent and is not raised.
+        `max_version_lag`, raises InvalidArgument for tokens without a version. If the policy raised and a whole group
+        (or, without groups, a rollout) failed because of it, raises the exception of the policy. A CallError of the
+        policy, such as Unavailable, is an answer to the agent and is not raised.
         """
         options = RunOptions(
             group_size=group_size,
@@ -295,15 +295,14 @@ class Trainer:
         cancelled, or refused with a permanent error, does not run again. If the member still fails, `on_failure`
         decides. "drop_group" cancels the other members and yields nothing. "drop_member" yields the group without the
         member if at least two members complete. Dropped groups and members are logged and counted in `group_counts`;
-        if every group was dropped, the loop ends with RolloutFailed, which has the last outcome.
-        "raise" raises RolloutFailed, and the first exception of the policy at once.
-        Leaving the loop cancels unfinished rollouts. `max_version_lag` works as in run(): when a group would be
-        yielded, its stale members run again first.
+        if every group was dropped, the loop ends with RolloutFailed, which has the last outcome. "raise" raises
+        RolloutFailed, or the first exception of the policy at once. Leaving the loop cancels unfinished rollouts.
+        `max_version_lag` works as in run(): when a group would be yielded, its stale members run again first.
 
         Raises ValueError, TypeError and InvalidArgument for wrong arguments, AlreadyExists for an id that this trainer
         has run before (Aborted for a lower attempt), LedgerError when the outcomes of a dropped group cannot be
-        confirmed. Raises the exception of the policy if all members of a group have failed because of it, and the error
-        if all members were refused.
+        confirmed. If all members of a group failed because the policy raised, raises the exception of the policy; if
+        all were refused, raises the error.
         """
         options = RunOptions(
             group_size=group_size,
@@ -333,14 +332,14 @@ class Trainer:
         The requests are sent with `evaluation=True`. The trainer, the servers and their files mark the outcomes as
         evaluations, and trainable_samples() and pad() leave them out. Servers take evaluations and other rollouts in
         the order of arrival. A request with a higher `priority` is ahead in a server's queue. Each id runs once, so a
-        later evaluation of the same rows needs new ids. Raises the errors of run(), and InvalidArgument without a
-        request. Cancelling the call cancels unfinished rollouts.
+        later evaluation of the same rows needs new ids. Raises the errors of run(), and InvalidArgument if there are no
+        requests. Cancelling the call cancels unfinished rollouts.
         """
         options = RunOptions(group_size=group_size, max_in_flight=max_in_flight, colocate_groups=colocate_groups)
         async with aclosing(EvaluationRun(self.scheduler, options).ended(requests)) as ended:
             outcomes = tuple([outcome async for _, outcome in ended])
         if not outcomes:
-            raise InvalidArgument("requests", "are none, so there is nothing to measure")
+            raise InvalidArgument("requests", "is empty, so there is nothing to measure")
         return Evaluation(outcomes=outcomes)
 
     async def unconfirmed(self) -> AsyncGenerator[RolloutOutcome, None]:

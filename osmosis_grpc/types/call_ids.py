@@ -1,7 +1,7 @@
-"""Makes the ids of tool calls. An id is unique in its rollout, and the same for everyone who makes it.
+"""Makes the ids of tool calls. An id is unique in its rollout, and the same wherever it is made.
 
-Equal conversations of one rollout, for example of two sub-agents, differ by the ids of their calls. The trainer and the
-agent server make the same id for a call without one, so both have the same history.
+The ids of their calls distinguish equal conversations of one rollout, for example of two sub-agents. For a call without
+an id, the trainer and the agent server make the same one, so both have the same history.
 """
 
 from dataclasses import replace
@@ -11,14 +11,14 @@ from osmosis_grpc.types.chat import ChatRequest, ChatResponse
 
 
 def call_prefix(request: ChatRequest) -> str:
-    """Return the beginning of the ids of the calls in a reply. `_INDEX` follows, with an index from 0."""
+    """Return the prefix of the ids of the calls in a reply. `_INDEX` follows, with an index from 0."""
     name = f"{request.rollout_id}\0{request.sample}\0{request.chat_number}"
     return f"call_{blake2b(name.encode(), digest_size=12).hexdigest()}"
 
 
 def with_call_ids(response: ChatResponse, request: ChatRequest) -> ChatResponse:
     """Return a reply in which each tool call has an id that no other call of the reply has."""
-    message: object = response.message  # that of a policy can be anything
+    message: object = response.message  # a policy may return anything
     calls = message.get("tool_calls") if isinstance(message, dict) else None
     if not isinstance(calls, list) or not calls:
         return response

@@ -99,7 +99,7 @@ class Conversation:
     def insert(self, messages: Sequence[Message], field: str = "messages") -> Position:
         """Returns the position of a full history, and copies new messages into the tree.
 
-        A message that the tree has in another spelling keeps the spelling of the tree.
+        If the tree has a message in another spelling, the spelling of the tree is kept.
 
         Raises InvalidArgument for a new message that cannot be sent. The tree is then unchanged.
         """
@@ -149,7 +149,7 @@ class Conversation:
 
     @property
     def replies(self) -> Mapping[int, Node]:
-        """The nodes of all replies by the numbers of their chats. Chats with equal histories and replies share one."""
+        """The nodes of all replies, by chat number. Chats with equal histories and equal replies share a node."""
         return self._replies
 
     def reply(self, chat: int) -> Node | None:

@@ -1,4 +1,4 @@
-"""The limits that cut replies and rollouts, see Sample.cut, and what a trainer may do with what was cut or dropped."""
+"""The limits that cut replies and rollouts (see Sample.cut), and what a trainer may do with what was cut or dropped."""
 
 from typing import Literal, get_args
 
@@ -12,7 +12,7 @@ Dropped = Literal["train", "skip"]
 NATURAL = frozenset({"", "stop", "tool_calls", "function_call"})
 """The finish reasons of replies that ended by themselves."""
 ABORTED = frozenset({"abort", "aborted"})
-"""The finish reasons of replies that the engine gave up, for example for new weights."""
+"""The finish reasons of replies on which the engine gave up, for example to load new weights."""
 CUTS = {
     "length": "length",
     "max_tokens": "length",
@@ -32,7 +32,7 @@ ROLLOUT_CUTS = {
 
 
 def check_choices(cut: Cut, dropped: Dropped) -> None:
-    """Raises InvalidArgument for a value that is no choice."""
+    """Raises InvalidArgument for a value that is not one of the choices."""
     for name, value, known in (("cut", cut, get_args(Cut)), ("dropped", dropped, get_args(Dropped))):
         if value not in known:
             raise InvalidArgument(name, f"{value!r} is not one of {', '.join(known)}")

@@ -1,9 +1,9 @@
 """Finds the chats whose replies the agent dropped, in the conversation tree of a sample.
 
-An agent may ask the same twice: it retries, or takes the best of several replies. The reply with which the conversation
-goes on is kept, and the others are dropped, with everything that continues them.
+An agent may ask the same question twice, to retry or to take the best of several replies. The reply with which the
+conversation goes on is kept. The others are dropped, along with everything that continues them.
 
-Nothing else is called dropped. If the agent edits a reply, shortens its history, or asks several questions after the
+Nothing else counts as dropped. If the agent edits a reply, shortens its history, or asks several questions after the
 same history, its earlier replies can be legitimate work, and nothing in the conversation says that they are not.
 """
 
@@ -17,10 +17,10 @@ def dropped_chats(
 ) -> set[int]:
     """Returns the numbers of the dropped chats. `end` is the last message of the conversation.
 
-    A chat is dropped if a reply of its history, or its own, has an equal question and another reply, and the
-    conversation goes on with the other one. If the replies are equal, too, the newest one is kept. `forms` has what
-    chats asked for besides their history; questions are equal only if they asked for the same. The chats `undecided`
-    are never called dropped.
+    A chat is dropped if the question of its reply, or of a reply in its history, also got another reply, and the
+    conversation goes on with that one. If the replies are equal as well, the newest one is kept. `forms` has what chats
+    asked for besides their history; questions are equal only if this is equal, too. Chats in `undecided` never count as
+    dropped.
     """
     replies = tree.replies
     if len({reply.parent for reply in replies.values()}) == len(replies):  # no history was asked twice

@@ -59,7 +59,7 @@ class ChatRequested:
 
     @property
     def agents_params(self) -> Mapping[str, Any]:
-        """The parameters that the agent passed. Two runs of an agent have equal ones, whatever was pinned."""
+        """The parameters that the agent passed. They are equal in two runs of an agent, whatever was pinned."""
         return self.params if self.passed is None else self.passed
 
 

@@ -1,4 +1,4 @@
-"""JSON of what people's code returns: results of tools, data for the trainer, rewards, logs. The one conversion.
+"""Converts to JSON what users' code returns: results of tools, data for the trainer, rewards, logs.
 
 | value | JSON |
 |---|---|
@@ -9,7 +9,7 @@
 | bytes | the text in UTF-8 |
 | date, time, timedelta, UUID, path, URL, IP address | text |
 
-A key that is no text becomes the text that json.dumps writes. NaN and infinity are no JSON numbers.
+A key that is not a string becomes the string that json.dumps writes for it. NaN and infinity are not JSON numbers.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ _CONSTANTS = {None: "null", True: "true", False: "false"}
 
 
 class _NotJson(Exception):
-    """A value without a conversion. `place` is the path to it, the last step first."""
+    """A value that cannot be converted. `place` is the path to it, the last step first."""
 
     def __init__(self, problem: str, *, unknown: bool = False) -> None:
         self.problem = problem
@@ -58,7 +58,7 @@ def to_json(value: Any, field: str, *, repair: bool = False) -> Any:
 
 
 def text_of(value: Any, field: str) -> str | None:
-    """Return data as a text, such as a label: a text and None unchanged, the rest as JSON. Raises InvalidArgument."""
+    """Return data as a string, such as a label. A string and None stay, others become JSON. Raises InvalidArgument."""
     made = to_json(value, field)
     return made if made is None or isinstance(made, str) else jsontext.render(made)
 
@@ -66,14 +66,14 @@ def text_of(value: Any, field: str) -> str | None:
 def readable(value: Any, field: str) -> Any:
     """Return a value that a model reads as JSON.
 
-    Wrong surrogates and bytes that are no UTF-8 become U+FFFD, and an object without a conversion its text, unless the
-    text has the object's address. Raises InvalidArgument that names the place.
+    Unpaired surrogates and bytes that are not UTF-8 become U+FFFD. An object that cannot be converted becomes its
+    str(), unless that contains the object's address. Raises InvalidArgument that names the place.
     """
     return _placed(_Walk(_own_text, repair=True, undecodable="replace"), value, field)
 
 
 def loggable(value: Any, *, objects: bool = False) -> Any:
-    """Return a value for a log as JSON. What has no conversion becomes its repr. Raises nothing.
+    """Return a value for a log as JSON. What cannot be converted becomes its repr. Never raises.
 
     Without `objects`, a model or a dataclass becomes its repr, too: authors keep secrets out of a repr.
     """
@@ -83,7 +83,8 @@ def loggable(value: Any, *, objects: bool = False) -> Any:
 def number_of(value: object) -> float | None:
     """Return a finite number as a float, and None for any other value.
 
-    A bool is 1 or 0. NumPy and torch scalars, Decimal and Fraction are numbers; arrays, lists and texts are none.
+    A bool counts as 1 or 0. NumPy and torch scalars, Decimal and Fraction are numbers; arrays, lists and strings are
+    not.
     """
     if getattr(value, "ndim", None) == 0 and _is_array(value):
         value = value.tolist()  # type: ignore[attr-defined] # None for a masked value, whose item() is 0.0
@@ -104,7 +105,7 @@ def _placed(walk: "_Walk", value: Any, field: str) -> Any:
 
 
 class _Walk:
-    """Converts a value. `fallback` answers for a value that has no conversion, or raises the error that it gets."""
+    """Converts a value. If that fails, `fallback` returns a replacement or raises the error that it gets."""
 
     __slots__ = ("_fallback", "_objects", "_repair", "_undecodable")
 
@@ -115,7 +116,7 @@ class _Walk:
         self._repair = repair
         """Whether U+FFFD replaces unpaired surrogates."""
         self._undecodable = undecodable
-        """The handler of errors for bytes that are no UTF-8."""
+        """The error handler for bytes that are not UTF-8."""
         self._objects = objects
         """Whether models and dataclasses have a conversion."""
 
@@ -223,14 +224,14 @@ def _number(value: float) -> float:
     if isinstance(value, float):
         if not jsontext.is_finite(value):
             name = "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
-            raise _NotJson(f"{name} is no JSON number")
+            raise _NotJson(f"{name} is not a JSON number")
     elif not jsontext.is_short(value):
         raise _NotJson(f"a whole number of more than {jsontext.MAX_DIGITS} digits cannot be sent")
     return value
 
 
 def _fraction(value: Decimal | Fraction) -> float | str:
-    """Return a number that is equal, or close to a Fraction; otherwise the text of a Decimal."""
+    """Return the number closest to a Fraction, or the exact number or string of a Decimal."""
     if isinstance(value, Fraction):
         return float(value) if value.denominator != 1 else value.numerator
     if not value.is_finite():
@@ -247,10 +248,10 @@ def _is_array(value: Any) -> bool:
 
 def _listed(value: Any) -> Any:
     """Return an array or a scalar of an array package as lists and scalars of Python."""
-    if getattr(getattr(value, "dtype", None), "kind", "") in ("M", "m"):  # times: as ISO texts, not as nanoseconds
+    if getattr(getattr(value, "dtype", None), "kind", "") in ("M", "m"):  # times, as ISO strings instead of nanoseconds
         return value.astype(str).tolist()
     made = value.tolist()
-    if type(made) is type(value):  # such as a longdouble, which Python has no type for
+    if type(made) is type(value):  # such as a longdouble, for which Python has no type
         return float(made)
     return made
 

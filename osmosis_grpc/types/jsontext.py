@@ -35,7 +35,7 @@ _STEPS = bytes(1 if byte in b"[{" else 255 if byte in b"]}" else 0 for byte in r
 """The change of the level at each byte, as int8: 1 at an opening bracket, -1 at a closing bracket."""
 _NESTED = (dict, list, tuple)
 _LARGE = 16 * 1024
-"""From so many characters on, a text may hold enough objects for several passes of the garbage collector."""
+"""A text of at least this many characters may have enough objects for several passes of the garbage collector."""
 DIGEST_BYTES = 16
 _PLAIN: dict[type, Callable[[Any], Any]] = {str: str.__str__, int: int.__int__, float: float.__float__}
 
@@ -128,9 +128,9 @@ def _digest_of(text: str) -> bytes:
 
 @contextlib.contextmanager
 def large_value() -> Iterator[None]:
-    """Make no pass of the garbage collector while a large value is read or written.
+    """Keep the garbage collector from running while a large value is read or written.
 
-    JSON values have no cycles. For a megabyte of small lists the passes take several times as long as the work itself.
+    JSON values have no cycles. For a megabyte of small lists, the passes take several times as long as the work itself.
     """
     was = gc.isenabled()
     gc.disable()
@@ -184,7 +184,7 @@ def _parsed(
 def _checked_texts(value: Any, field: str, place: str, *, repair: bool) -> Any:
     """Returns the value without unpaired surrogates. Without `repair`, raises InvalidArgument.
 
-    The error names `field`, or the place if the value is no field but a whole body.
+    The error names `field` or, if the value is a whole body, the place in it.
     """
     if isinstance(value, dict):
         dot = "." if place else ""

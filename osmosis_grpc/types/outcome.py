@@ -92,7 +92,8 @@ class Failure:
     def of(cls, error: BaseException) -> "Failure":
         """Returns the failure for an exception that escaped from an agent.
 
-        It names no line of the agent if the trainer failed while it answered a chat, for example because of its policy.
+        If the trainer failed while it answered a chat, for example because of its policy, no line of the agent is
+        named.
         """
         known = _first_blamed(error)
         failure = cls(
@@ -186,7 +187,7 @@ class RolloutOutcome:
     def messages(self) -> Sequence[Message]:
         """The conversation of sample `main`, or of the first sample; empty without samples.
 
-        A sample that is not to be trained on, for example the title of a conversation, gives way to the others.
+        Samples that are not to be trained on, such as one for a title, come after all others.
         """
         trained = {name: sample for name, sample in self.samples.items() if sample.train is not False} or self.samples
         main = trained.get("main") or next(iter(trained.values()), None)
@@ -281,7 +282,7 @@ def lacks(sample: Sample) -> str:
 
 
 def causes_of(error: BaseException) -> tuple[Cause, ...]:
-    """Return the chain of exceptions that caused an exception, which is the first."""
+    """Return an exception, followed by the chain of exceptions that caused it."""
     return tuple(Cause(type(e).__name__, clip(_text(e))) for e in _chain(error))
 
 

@@ -204,7 +204,7 @@ DIGESTED = (
 )
 """The fields of RolloutSpec that a digest covers. The agent loop is not in it, because its name may be left out.
 
-The last one is only in the digest if it is true: earlier versions did not have it."""
+The last one is in the digest only if it is true, because earlier versions do not have it."""
 
 
 def spec_digest(request: RolloutRequest) -> bytes:
@@ -334,20 +334,20 @@ def check_params(params: Mapping[str, Any], name: str) -> None:
 
 
 LENGTHS = ("max_completion_tokens", "max_tokens", "max_new_tokens")
-"""The names of one parameter, the most tokens of a reply. The first one that is set counts."""
+"""The names of the parameter that limits the tokens of a reply. The first one that is set counts."""
 
 
 def with_params(params: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns sampling parameters with `others` in their places. A value of `others` that is None replaces none."""
+    """Returns sampling parameters with those of `others` replaced or added. None in `others` changes nothing."""
     given = {name: value for name, value in others.items() if value is not None}
     replaced = LENGTHS if given.keys() & {*LENGTHS} else ()
     return {name: value for name, value in params.items() if name not in replaced} | given
 
 
 def pinned_params(request: RolloutRequest, server: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the sampling parameters that replace those of an agent's chats. `server` has those that a server pins.
+    """Returns the sampling parameters that replace those of an agent's chats. `server` has those that the server pins.
 
-    Where the server pins a parameter, the value of the trainer's completion_params counts, if they have one.
+    If the trainer's completion_params have a value for a parameter that the server pins, that value is used.
     """
     if not (server or request.pin_completion_params):
         return jsontext.NOTHING

@@ -62,7 +62,7 @@ class Segment(ArrayEquality):
     incomplete_extras: tuple[str, ...] = ()
     """The names of extras that were left out, sorted. A reply lacks the extra, or has it with another type or shape."""
     dropped: bool = False
-    """Whether the agent dropped the replies: it asked the same again, and the conversation goes on with another one."""
+    """Whether the agent dropped the replies: it asked again, and the conversation goes on with another reply."""
 
     @property
     def referred(self) -> bool:
@@ -106,7 +106,7 @@ class Segment(ArrayEquality):
         raise InvalidArgument(f"extras[{name}]", f"is not in the segment: {why}")
 
     def masked(self) -> "Segment":
-        """Returns the segment with mask 0 for all tokens, so that nothing of it is trained on."""
+        """Returns the segment with mask 0 for all tokens, so that none of it is trained on."""
         return replace(
             self,
             mask_runs=(len(self.ids),),
@@ -191,7 +191,7 @@ class Sample:
     """One conversation of a rollout."""
 
     messages: Sequence[Message] = ()
-    """The conversation as the agent left it. Replies are spelled as the policy gave them."""
+    """The conversation as the agent left it, with replies in the spelling of the policy."""
     begins: PrefixChat | None = None
     """The newest answered chat whose messages and reply are the beginning of `messages`; None if there is none."""
     segments: tuple[Segment, ...] = ()
@@ -213,11 +213,11 @@ class Sample:
     """Whether the agent's author wants the trainer to train on the sample. None means yes."""
     cut: str = ""
     """What cut the conversation: "length", "context" or "abort" (of its last reply), "max_turns", "max_tokens" (the
-    budget of the rollout) or "time". Empty if nothing did. A newer server may send another text."""
+    token budget of the rollout) or "time". Empty if nothing did. A newer server may send other values."""
     chats: tuple[SampledChat, ...] = ()
     """The tokens of every chat, if the trainer assembled the sample from its own chats; otherwise empty."""
 
     @property
     def dropped_chats(self) -> frozenset[int]:
-        """The numbers of the chats whose replies the agent dropped, as its server has marked them."""
+        """The numbers of the chats whose replies the agent dropped, as marked by its server."""
         return frozenset(number for segment in self.segments if segment.dropped for number in segment.chats)

@@ -18,7 +18,7 @@ NORMAL_FROM = 1000
 """From this many degrees of freedom on, the normal quantile is used. It differs from the t quantile by 0.1 %."""
 
 ROUNDING = 1e-6
-"""Rewards that differ by less than this part of the largest one are equal: sums in float32 differ by as much."""
+"""Rewards are equal if they differ by at most this fraction of the largest one: sums in float32 differ by as much."""
 
 
 def all_equal(rewards: Collection[float]) -> bool:

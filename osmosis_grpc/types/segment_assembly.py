@@ -9,8 +9,8 @@ In all other cases, the new chat begins a new segment, and all tokens before its
 it began (SplitReason), unless it is the first one of the sample. So each sampled token gets mask 1 only once.
 
 The segments do not depend on the order in which the replies arrive. If two chats continue the same chat, the chat with
-the lower number becomes a part of the segment, and the other chat begins a new segment. Dropped chats, see
-Segment.dropped, come after all others: they are in segments of their own.
+the lower number becomes a part of the segment, and the other chat begins a new segment. Dropped chats (see
+Segment.dropped) come after all others and are in segments of their own.
 """
 
 from collections.abc import Collection, Iterable
@@ -197,7 +197,8 @@ class Assembler:
         return True
 
     def drop(self, chats: Collection[int]) -> None:
-        """Moves dropped chats to segments of their own. The other chats then grow as if these had not been asked.
+        """Moves dropped chats to segments of their own. The other segments then grow as if these chats had not been
+        asked.
 
         A chat that another chat continues is dropped only if that chat is dropped, too. Call this after the last add().
         """
@@ -220,7 +221,7 @@ class Assembler:
                 self._join(self._ends[chat].segment, min(following, key=lambda each: each.chats[0]))
 
     def _follows(self, segment: GrowingSegment, chat: int) -> bool:
-        """Returns whether a segment that is kept could extend that of `chat`, which ends with this chat."""
+        """Returns whether a kept segment could extend the segment of `chat`, which ends with this chat."""
         first = self._ends[segment.chats[0]]
         return segment.split_by is SplitReason.BRANCH and first.parent == chat and not segment.dropped
 

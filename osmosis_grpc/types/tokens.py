@@ -94,7 +94,7 @@ def _flat(values: ArrayLike, name: str, dtype: str | None = None) -> Array:
 
 
 def _wrong_id(ids: Array) -> str:
-    """Returns the place and the value of the first token id that is none."""
+    """Returns the index and the value of the first value that is not a token id."""
     if ids.dtype.kind not in "iu":
         return f"the ids are of the type {ids.dtype}"
     index = int(((ids < 0) | (ids > 0xFFFFFFFF)).argmax())

@@ -30,7 +30,7 @@ def seconds(message: Duration) -> float:
 
 
 def valid_seconds(message: Duration, field: str, least: float = -_LONGEST) -> float:
-    """Returns the seconds of a Duration. Raises InvalidArgument below `least`, and if protobuf does not permit it."""
+    """Returns the seconds of a Duration. Raises InvalidArgument if it is below `least` or not valid in protobuf."""
     value = seconds(message)
     if abs(message.nanos) >= _NANOS or not least <= value <= _LONGEST:
         raise InvalidArgument(field, f"{value:g} s is not a time from {least:g} to {_LONGEST} s")
@@ -53,7 +53,7 @@ def timestamp(unix: float) -> Timestamp:
 
 
 def valid_unix(message: Timestamp, field: str) -> float:
-    """Returns the Unix seconds of a Timestamp. Raises InvalidArgument if protobuf does not permit it."""
+    """Returns the Unix seconds of a Timestamp. Raises InvalidArgument if it is not valid in protobuf."""
     if message.seconds not in _TIMES or not 0 <= message.nanos < _NANOS:
         raise InvalidArgument(field, f"{message.seconds} s is not in the years 1 to 9999")
     return unix(message)

@@ -380,7 +380,7 @@ agent = Agent()
 
 
 @pytest.mark.parametrize(("seconds", "code"), [(0.4, "BRIEF_BLOCK"), (1.1, "BLOCKING_CALL")])
-def test_c02_blocking_call(here, seconds, code):
+def test_code_that_blocks_the_event_loop(here, seconds, code):
     found = running(
         here,
         f"""

@@ -95,7 +95,7 @@ def test_u06_a_sync_policy_with_threads(target):
     [(StopIteration, RuntimeError), (KeyError("no model"), KeyError)],
     ids=["StopIteration", "KeyError"],
 )
-def test_u06_what_a_sync_policy_raises_ends_the_loop(target, error, raised):
+def test_what_a_sync_policy_raises_ends_the_loop(target, error, raised):
     def policy(request):
         raise error
 

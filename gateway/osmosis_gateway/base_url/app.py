@@ -140,14 +140,14 @@ async def _unknown_path(request: Request, error: Exception) -> Response:
 
 
 def _retries(error: Exception) -> dict[str, str]:
-    """Return the headers that say whether to send a request again. The engine has retried a failed chat already."""
+    """Return the headers that say whether to retry. For other errors the engine has already retried the chat."""
     if isinstance(error, CallError) and error.retry_after is not None and error.status_code == 429:
         return {"x-should-retry": "true", "retry-after": f"{math.ceil(error.retry_after)}"}
     return {"x-should-retry": "false"}
 
 
 def _failed(error: Exception, write: Callable[[int, str, str], Any]) -> tuple[Any, int]:
-    """Return the body and the status for a failed request."""
+    """Return the body and the status of the answer to a failed request."""
     if isinstance(error, CallError):
         status, code = error.status_code, (error.reason or type(error).__name__).lower()
     elif isinstance(error, RolloutEndedError):

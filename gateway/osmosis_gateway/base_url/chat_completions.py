@@ -99,7 +99,7 @@ def _check(message: Any, path: str) -> None:
 
 
 def _finish_reason(result: CompletionsResult) -> str:
-    """Return the policy's finish reason. Without one, the reply decides. Any reply that was cut has `length`."""
+    """Return the policy's finish reason; `length` for any reply that was cut. Without one, the reply decides."""
     if result.finish_reason in CUTS:
         return "length"
     return result.finish_reason or ("tool_calls" if result.has_tool_calls else "stop")

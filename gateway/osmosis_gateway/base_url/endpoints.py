@@ -36,7 +36,7 @@ class Endpoint:
         self._history_chats = HistoryChats(context)
         self._chats = OpenChats(waits, self._history_chats.unread)
         self._waiting = 0
-        """The number of requests without a reply."""
+        """The number of requests that wait for their replies."""
         self._closed = False
 
     @property
@@ -45,7 +45,7 @@ class Endpoint:
         return self._history_chats.failure
 
     def ask(self, asked: Asked, connection: Connection | None = None) -> OpenRequest:
-        """Begin to wait for the reply to a request. Give it to leave() if it ends without a response.
+        """Start waiting for the reply to a request. Pass the result to leave() if the request ends without a response.
 
         Sampling parameters that the request does not have are the trainer's completion_params. Raises
         RolloutEndedError. The result of the chat raises CallError and RolloutEndedError.
@@ -54,7 +54,7 @@ class Endpoint:
             raise RolloutEndedError("the rollout has ended")
         if self._waiting >= self.waits.most:
             raise ResourceExhausted(
-                f"{self._waiting} requests of this rollout wait for their replies already; ask again later",
+                f"{self._waiting} requests of this rollout are already waiting for their replies; try again later",
                 retry_after=1.0,
             )
         work = partial(self._ask, asked)
@@ -69,7 +69,7 @@ class Endpoint:
             self._chats.leave(request)
 
     def close(self) -> None:
-        """End every open request with RolloutEndedError, and say which samples are not to be trained on."""
+        """End every open request with RolloutEndedError, and mark the samples that are not to be trained on."""
         if not self._closed:
             self._closed = True
             self._chats.close()

@@ -1,8 +1,9 @@
-"""The chats that requests wait for. A reply belongs to the client that reads it, however often the client asks.
+"""The chats that requests wait for. A client that asks several times for the same reply gets one reply.
 
-A client that gives up and asks again gets the reply of its first request, whichever is noticed first: its disconnect,
-its second request, or the reply. Only two equal requests of clients that both stay are two chats. A reply that comes
-when no client is left is held back: it becomes part of the rollout when a retry asks for it, and is dropped otherwise.
+A client that gives up and asks again gets the reply to its first request. It does not matter what is noticed first:
+that it disconnected, its second request, or the reply. Two equal requests are two chats only if both clients stay. A
+reply that comes when no client is left is held back: it becomes part of the rollout when a retry asks for it, and is
+dropped otherwise.
 """
 
 import asyncio
@@ -42,7 +43,8 @@ class Waits:
     retry: float = 15.0
     """A chat whose client has disconnected goes on for this long. The same request then gets its reply."""
     most: int = field(default_factory=lambda: agent_connections() // 2)
-    """So many requests of one rollout wait for their replies at once. The connections are for all rollouts."""
+    """At most this many requests of one rollout wait for their replies at once, because all rollouts share the
+    connections."""
 
 
 class ClientGone(Exception):
@@ -57,7 +59,7 @@ class _Chat:
         self.number = next(_numbers)
         self.wanted = asyncio.Event()
         self.requests: list[OpenRequest] = []
-        """Those whose clients have not left."""
+        """The requests whose clients have not left."""
         self.read = False
         """Whether a client has read the reply."""
         self.streamed_to = -1
@@ -65,7 +67,7 @@ class _Chat:
         self.task = child(ASK, work(self.wanted.wait))
 
     def place(self) -> tuple[bool, int]:
-        """Return the place among equal chats without a client: the first one gets the next client."""
+        """Return a sort key for equal chats without a client. The first one gets the next client."""
         return not self.answered, self.number
 
     @property
@@ -89,11 +91,11 @@ class OpenRequest:
         self.reply: asyncio.Future[CompletionsResult] = asyncio.get_running_loop().create_future()
 
     async def ended(self, seconds: float | None = None) -> bool:
-        """Wait until the chat has ended, or the client is gone. Return whether that was within the time."""
+        """Wait until the chat has ended or the client is gone. Return False if that takes longer than `seconds`."""
         return bool((await asyncio.wait({self.reply}, timeout=seconds))[0])
 
     def send(self, *, stream: bool) -> None:
-        """Note that the response begins. Its connection then tells whether the client reads it."""
+        """Note that the response begins. The connection then finds out whether the client reads it."""
         self.sent = True
         if stream:
             self.chat.streamed_to = self.number
@@ -107,16 +109,16 @@ class OpenRequest:
         return self.reply.result()
 
     def repeats(self, other: "OpenRequest") -> bool:
-        """Return whether it is newer than another request, equal, and waits for a chat of its own."""
+        """Return whether this is a newer request equal to `other` that waits for a chat of its own."""
         mine, its = self.chat, other.chat
         return self.number > other.number and mine.digest == its.digest and mine is not its and not mine.task.done()
 
     def may_be_read(self) -> bool:
-        """Return whether its client has got the response, as far as it is known."""
+        """Return whether the client may have received the response, as far as is known."""
         return self.sent and not (self.connection is not None and self.connection.is_reset())
 
     def settle(self) -> None:
-        """End the wait as the chat has ended."""
+        """End the wait in the same way as the chat, if the chat has ended."""
         task = self.chat.task
         if self.reply.done() or not task.done():
             return
@@ -137,16 +139,16 @@ class OpenChats:
         self._unread = unread
         self._open: set[_Chat] = set()
         self._requests: dict[OpenRequest, None] = {}
-        """Those whose clients may still read the reply, the oldest first."""
+        """The requests whose clients may still read the reply, oldest first."""
         self._left: dict[_Chat, asyncio.TimerHandle] = {}
-        """The chats without a client, the oldest first."""
+        """The chats without a client, oldest first."""
         self._newest: dict[bytes, int] = {}
         """The number of the newest request of each digest."""
 
     def begin(
         self, digest: bytes, work: Work, *, retried: bool = False, connection: Connection | None = None
     ) -> OpenRequest:
-        """Return a request: for the reply of a chat whose client has left it, otherwise for that of a new chat.
+        """Return a request that waits for an equal chat whose client has left or, if there is none, for a new chat.
 
         `retried` says that the client repeats an earlier request.
         """
@@ -167,7 +169,7 @@ class OpenChats:
         return request
 
     def leave(self, request: OpenRequest) -> None:
-        """Give the chat of a client that has disconnected to the next equal request. Without one, it is cancelled."""
+        """Give the chat of a client that has disconnected to the next equal request. If none comes, it is dropped."""
         if request not in self._requests:
             return
         request.gone, chat = True, request.chat
@@ -186,7 +188,7 @@ class OpenChats:
             abandoned.task.cancel()
 
     def close(self) -> None:
-        """Cancel every chat, and tell which replies no client has read."""
+        """Cancel every chat, and report the replies that no client has read."""
         for request in list(self._requests):
             if request.chat.answered and not request.may_be_read():
                 self.leave(request)
@@ -208,7 +210,7 @@ class OpenChats:
         return bool(request.chat.requests) or request.chat.read
 
     def _closed(self, request: OpenRequest, whole: bool, ended: bool) -> None:
-        """Note whether the client of a response has read the `whole` of it, and whether its connection has ended."""
+        """Note whether a client has read the `whole` response, and whether its connection has `ended`."""
         newer = self._newer(request)
         if not whole or (ended and newer is not None and newer.retried):
             self.leave(request)
@@ -233,7 +235,7 @@ class OpenChats:
         if timer is None:
             return
         timer.cancel()
-        # A client can stop reading a stream when it has seen the end of the reply, and then it does not ask again.
+        # A client can stop reading a stream as soon as it has seen the end of the reply. It then does not ask again.
         stopped_reading = chat.streamed_to == self._newest[chat.digest]
         if chat.answered and not (chat.read or stopped_reading):
             self._unread(chat.task.result())

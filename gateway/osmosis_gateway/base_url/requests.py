@@ -60,9 +60,9 @@ def refuse(body: dict[str, Any], names: tuple[str, ...], why: str) -> None:
 
 
 def refuse_beginning(messages: list[Message], path: str) -> None:
-    """Raise InvalidArgument for a history that ends with the beginning of a reply. The policy begins each reply."""
+    """Raise InvalidArgument for a history that ends with the beginning of a reply: the policy writes whole replies."""
     if messages and messages[-1].get("role") == "assistant":
         problem = (
-            "ends with a message of the assistant; assistant prefill is not served here: end with a user or a tool"
+            "ends with an assistant message, and assistant prefill is not served here; end with a user or tool message"
         )
         raise InvalidArgument(path, problem)

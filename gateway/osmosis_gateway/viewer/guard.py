@@ -30,7 +30,8 @@ MOST_STREAMS = 64
 MOST_REQUESTS = 64
 """At most this many other requests are answered at once."""
 MOST_FORMS = 16
-"""At most this many forms are read and answered at once. A slow one keeps no page from being shown."""
+"""At most this many forms are read and answered at once. They do not count as requests, so slow forms block no
+pages."""
 MOST = {"stream": MOST_STREAMS, "form": MOST_FORMS, "page": MOST_REQUESTS}
 HEADERS = {
     "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'self'; "
@@ -90,7 +91,7 @@ class ViewGuard:
         """Return 503 if as many requests of a kind are open as may be."""
         if self._open[kind] < MOST[kind]:
             return None
-        follows = f"{MOST_STREAMS} pages follow already; close some"
+        follows = f"{MOST_STREAMS} pages are already following; close some"
         what = follows if kind == "stream" else "too many requests; try again"
         return PlainTextResponse(f"the viewer is busy: {what}", 503, {"retry-after": "2"})
 

@@ -89,7 +89,7 @@ class Pages:
         }
 
     def text(self, template: str, **values: Any) -> str:
-        """Return a rendered template. A lone surrogate, which UTF-8 does not have, becomes a question mark."""
+        """Return a rendered template. A lone surrogate, which UTF-8 cannot encode, becomes a question mark."""
         text = str(self._templates.get_template(template).render(**values))
         return text.encode("utf-8", "replace").decode()
 

@@ -123,7 +123,7 @@ def runs_beside(folder: Path) -> list[Run]:
 
 
 def _name(folder: Path) -> str:
-    """Return the name of a run for a page and its address. A byte that is not UTF-8 becomes U+FFFD."""
+    """Return the name of a run for a page and its URL. A byte that is not UTF-8 becomes U+FFFD."""
     return os.fsencode(folder.name).decode("utf-8", "replace")
 
 

@@ -86,9 +86,9 @@ class VllmControl:
         return reply.weight_version
 
     async def set_weight_version(self, version: str) -> None:
-        """Name the weights, after they were loaded in any way that does not name them.
+        """Name the weights after loading them in a way that does not name them.
 
-        Raises InvalidArgument for the name "default", which means that the weights have none.
+        Raises InvalidArgument for the name "default", which means that the weights have no name.
         """
         if version == UNNAMED:
             raise InvalidArgument("version", f"{version!r} means that nobody has named the weights; use another name")

@@ -10,7 +10,7 @@ from osmosis_grpc.policies.media import Media, Modality
 from osmosis_grpc.policies.sampling import Sampling
 
 EVERY_TOKEN = 2**31 - 1
-"""The `top_k` that leaves no token out. Older releases of vLLM take 0 for the default of the model."""
+"""The `top_k` that leaves out no token. For 0, older releases of vLLM use the default of the model."""
 
 _REASONS = {
     pb.FinishInfo.LENGTH: FinishReason.LENGTH,

@@ -32,9 +32,9 @@ class VllmGrpcGenerator:
 
     `model` is a served name; empty for the only model. `lora` is the name of a loaded adapter; empty for none. Each
     result has the version of the weights at its start. If weights change while a reply is sampled (pause mode KEEP),
-    its last tokens are newer than their version says, and never older. A server without versions gives none, and so
-    does one whose weights nobody has named. A call raises Unavailable if the weights have lost their name, because the
-    server was started again.
+    its last tokens are newer than their version says, and never older. If the server has no versions, or nobody has
+    named its weights, results have no version. A call raises Unavailable if the weights have lost their name, because
+    the server was started again.
     """
 
     def __init__(

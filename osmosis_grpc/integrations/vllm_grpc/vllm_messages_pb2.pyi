@@ -159,7 +159,9 @@ global___TokenIds = TokenIds
 
 @typing.final
 class RandomSampling(google.protobuf.message.Message):
-    """vLLM takes an absent top_k, top_p or min_p from the model's generation_config.json. A top_k of 0 is "off"."""
+    """If top_k, top_p or min_p is absent, vLLM uses the value in the model's
+    generation_config.json. A top_k of 0 is "off".
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -194,7 +196,9 @@ global___RandomSampling = RandomSampling
 
 @typing.final
 class DecodingParameters(google.protobuf.message.Message):
-    """A repetition_penalty of 1 is "off". vLLM takes 0 for the value of the model's generation_config.json."""
+    """A repetition_penalty of 1 is "off". For 0, vLLM uses the value in the model's
+    generation_config.json.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -238,7 +242,7 @@ class StoppingCriteria(google.protobuf.message.Message):
     INCLUDE_STOP_STRINGS_FIELD_NUMBER: builtins.int
     IGNORE_EOS_FIELD_NUMBER: builtins.int
     max_new_tokens: builtins.int
-    """0 means all that the context has room for; 20 in older releases."""
+    """0 means as many as the context has room for; in older releases, 20."""
     min_new_tokens: builtins.int
     include_stop_strings: builtins.bool
     ignore_eos: builtins.bool

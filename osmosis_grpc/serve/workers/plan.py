@@ -21,7 +21,8 @@ LONGEST = 80
 """The longest path of a folder for sockets. The path of a socket has at most about 100 characters."""
 
 FREED = 1.0
-"""Seconds in which a process that has released its lock closes its port. gRPC closes ports on a thread of its own."""
+"""A process closes its port within this many seconds after it has released its lock. gRPC closes ports on a thread of
+its own."""
 
 
 @dataclass

@@ -29,7 +29,7 @@ If fewer than 8 writes come in a millisecond, each batch is smaller than the one
 LONGEST_PAUSE = 0.004
 """The most seconds between the starts of two commits, unless the first one takes longer."""
 CHECK_EVERY = 2.0
-"""While no batch comes, the thread checks the lock and the files again after this many seconds at most."""
+"""While no batch comes, the thread checks the lock and the files at least this often, in seconds."""
 
 
 class Committer(ABC, Generic[Batch]):

@@ -86,7 +86,7 @@ class LockedFile:
             self._stack = stack.pop_all()
 
     def check(self) -> None:
-        """Raise LockLost or FilesLost if this process has lost the lock, or writes another file than the path names."""
+        """Raise LockLost if the lock is lost, and FilesLost if the paths no longer name the files that are written."""
         self.lock.check()
         self._files.check()
 

@@ -1,6 +1,6 @@
-"""Notices that somebody removed, replaced or cut the files of a database that this process writes.
+"""Notices when somebody removes, replaces or truncates the files of a database that this process writes.
 
-SQLite goes on writing to a removed file, and nobody finds what it writes: it is lost with the process.
+SQLite goes on writing to a removed file, and everything that it writes is lost when the process ends.
 """
 
 import os
@@ -13,7 +13,7 @@ class FilesLost(Exception):
 
 
 class OwnFiles:
-    """The file of a database, its write-ahead log, and the index of the log. Each is known once it is there.
+    """The file of a database, its write-ahead log, and the index of the log. Each is checked once it exists.
 
     While a connection is open, SQLite removes none of them, and only a commit of this process makes the file smaller.
     """
@@ -25,7 +25,7 @@ class OwnFiles:
         self._size = 0
 
     def check(self) -> None:
-        """Raise FilesLost if one of the files is not the one that it was, or if the first one was cut."""
+        """Raise FilesLost if one of the files was removed or replaced, or if the database was truncated."""
         for path in (self._path + end for end in _ENDS):
             known = self._known.get(path)
             try:
@@ -40,7 +40,7 @@ class OwnFiles:
                 self._check_size(found.st_size)
 
     def _check_size(self, size: int) -> None:
-        """Raise FilesLost if the file is shorter than before, and than SQLite's own commits have made it."""
+        """Raise FilesLost if the file has become shorter, unless SQLite's own commits made it so."""
         if size < self._size:
             ((pages,), (page,)) = (
                 self._database.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "page_size")

@@ -112,8 +112,8 @@ class KubernetesCluster:
     async def call(self, what: str, ask: Callable[[], Awaitable[Any]], *, accept: int | None = None) -> Any:
         """Return the result of a call of the API; None for the status `accept`.
 
-        Repeats it after 429, 5xx, a conflict, a failed connection and a timeout. Raises SandboxLost, which begins
-        with `what`.
+        Retries after 429, 5xx, a conflict, a failed connection or a timeout. Raises SandboxLost with a message that
+        begins with `what`.
         """
         backoff, attempt = Backoff(*PAUSES, system=SYSTEM), 0
         while True:

@@ -126,7 +126,7 @@ class KubernetesSandbox:
         """Run a program in the pod to its end."""
         argv = ["sh", "-c", command] if isinstance(command, str) else list(command)
         given = dict(environment or {})
-        if PYTEST in given:  # without one, the script in the pod keeps the image's
+        if PYTEST in given:  # otherwise the script in the pod keeps the options of the image
             given = without_caches(given, scripts.MARK)
         variables = [f"{name}={value}" for name, value in given.items()]
         texts = [*argv, *variables]
@@ -251,7 +251,7 @@ class KubernetesSandbox:
             async with asyncio.timeout(FILE_SECONDS):
                 code = await self._exec(argv, _once(stdin), out.write, err.write)
         except TimeoutError:
-            raise SandboxLost(f"{path}: the pod gave no answer within {FILE_SECONDS:g} s") from None
+            raise SandboxLost(f"{path}: the pod did not answer within {FILE_SECONDS:g} s") from None
         if code in scripts.WRONG:
             raise SandboxFileError(f"{path}: {scripts.WRONG[code]}")
         if code:

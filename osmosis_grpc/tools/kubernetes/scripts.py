@@ -14,7 +14,7 @@ _CACHES = "".join(f'export {name}="${{{name}-{value}}}"\n' for name, value in pr
     f'case "${program_caches.PYTEST}" in *cache*) ;; *) export '
     f"{program_caches.PYTEST}=\"${program_caches.PYTEST} \"'{program_caches.own_pytest_cache(MARK)}' ;; esac\n"
 )
-"""Sets the variables of program_caches.py. Those of the image win, and its options of pytest stay."""
+"""Sets the variables of program_caches.py. Variables of the image win, and its pytest options are kept."""
 
 _SWEEP = f"""sweep() {{
   n=0
@@ -83,8 +83,8 @@ head -c "$3" > "$t" && [ "$(stat -c %s "$t")" -eq "$3" ] &&
    mv -f "$t" "$p" ||
   {{ rm -f "$t"; exit 1; }}"""
 )
-"""Writes standard input to a file. $3 is the number of bytes, and $4 a random name for the new file. Its time is
-that of files.py."""
+"""Writes standard input to a file. $3 is the number of bytes, and $4 a random name for the new file. Its time is set as
+in files.py."""
 
 REMOVE = _PATH + f'[ -e "$p" ] || exit {MISSING}\n[ -f "$p" ] || exit {NO_FILE}\nexec rm -f "$p"'
 

@@ -18,14 +18,14 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 MOST_AHEAD = 3600
-"""A file whose time is further ahead, in seconds, has it from a program."""
+"""If the time of a file is further ahead than this, in seconds, a program has set it."""
 _LINKS = {
     errno.ELOOP: "it is a symbolic link, or goes over one; name the file itself",
     errno.ENOTDIR: "a file or a symbolic link is in the place of a folder",
 }
 
 _OF_THE_MACHINE = {errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EROFS}
-"""The errors that say nothing about the model's path."""
+"""The errors that have nothing to do with the path that the model named."""
 
 
 def confined(path: str, shown: str) -> list[str]:
@@ -42,9 +42,9 @@ def confined(path: str, shown: str) -> list[str]:
 
 
 def _make_newer(descriptor: int, old: os.stat_result) -> None:
-    """Give a file a time in a later second than the one that it replaces, if both were changed in one second.
+    """If a file and the one that it replaces were changed in the same second, move its time to the next second.
 
-    Programs with caches take a file of equal size and equal second for the old one.
+    Programs with caches mistake a file with equal size and second for the old one.
     """
     second = old.st_mtime_ns // 10**9
     if 0 <= second - os.fstat(descriptor).st_mtime_ns // 10**9 < MOST_AHEAD:
@@ -71,7 +71,7 @@ class Files:
         return data
 
     def write(self, path: str, data: bytes, most: int) -> None:
-        """Write a file under a temporary name, and rename it. Its time is in a later second than the old one."""
+        """Write a file under a temporary name, and rename it. Its time is in a later second than the old file's."""
         if len(data) > most:
             raise SandboxFileError(f"{path} would have {len(data)} bytes; at most {most} are permitted")
         *folders, name = self._names(path)
@@ -178,7 +178,7 @@ class Files:
             os.fchown(descriptor, self._owner, self._owner)
 
     def _old(self, path: str, name: str, parent: int) -> os.stat_result | None:
-        """Return the state of the file that is replaced; None for a new file."""
+        """Return the stat of the file to be replaced; None for a new file."""
         try:
             status = os.stat(name, dir_fd=parent, follow_symlinks=False)
         except FileNotFoundError:

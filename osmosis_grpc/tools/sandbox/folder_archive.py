@@ -25,7 +25,7 @@ def write_archive(source: Path, target: Path, note: bytes, limits: SandboxLimits
     """Save a folder and a note as a file that survives a power cut. Return the bytes of the file.
 
     Files, folders and links are saved with their permissions and times. Special files are left out, and no link is
-    followed. A file `target` appears whole or not at all. The files have to belong to the user `of`, see copy_folder().
+    followed. `target` appears as a whole or not at all. The files have to belong to the user `of`; see copy_folder().
     Raises SandboxError if the folder exceeds the limits, or cannot be read or saved.
     """
     new = target.with_name(f"{target.name}.new")

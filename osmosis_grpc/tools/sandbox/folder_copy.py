@@ -13,14 +13,15 @@ from osmosis_grpc.tools.sandbox.port import SandboxError
 
 
 class _Measured(Exception):
-    """A measurement has its result."""
+    """Ends a measurement whose result is known."""
 
 
 class Measurement:
-    """Measures folders while programs change them, again and again.
+    """Measures folders again and again while programs change them.
 
-    A folder that cannot be read hides what is in it. It counts as full when it was there in LOOKS measurements in a
-    row: tests of programs make such folders for a moment. The same holds for folders that are moved all the time.
+    A folder that cannot be read hides its content. The folders count as full if this happens in LOOKS measurements in a
+    row, because tests of programs make such folders for a moment. The same holds if folders are moved during every
+    measurement.
     """
 
     LOOKS = 3
@@ -28,7 +29,7 @@ class Measurement:
     def __init__(self, folders: tuple[Path, ...], limits: SandboxLimits) -> None:
         self._folders, self._limits = folders, limits
         self._hidden = 0
-        """The measurements in a row that have not seen everything."""
+        """How many measurements in a row have not seen everything."""
         self._unseen = False
         self._count = self._size = 0
 
@@ -85,7 +86,7 @@ def copy_folder(source: Path, target: Path, limits: SandboxLimits, *, of: int | 
     Args:
         source: the folder
         target: an empty folder
-        limits: those of the sandbox
+        limits: the limits of the sandbox
         of: the user to whom the files have to belong; None for the user of this process
         owner: the user who gets the copies; None for the user of this process
     """
@@ -118,9 +119,9 @@ def copy_folder(source: Path, target: Path, limits: SandboxLimits, *, of: int | 
 
 
 def opened(path: Path, of: int | None) -> IO[bytes]:
-    """Open a file that has to belong to a user, see copy_folder(). Raises OSError and SandboxError.
+    """Open a file that has to belong to a user; see copy_folder(). Raises OSError and SandboxError.
 
-    A program can make a hard link to a file of another user, which it cannot read.
+    A program can make a hard link to a file of another user that it cannot read.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if os.fstat(descriptor).st_uid != (os.geteuid() if of is None else of):

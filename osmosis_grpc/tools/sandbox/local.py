@@ -166,7 +166,7 @@ class LocalSandbox:
                 seconds=end.seconds,
             )
         except OSError as error:
-            kind = SandboxError if error.errno == errno.E2BIG else SandboxLost  # the command is the model's
+            kind = SandboxError if error.errno == errno.E2BIG else SandboxLost  # the model wrote the command
             raise kind(f"the program cannot be started: {error}") from None
         finally:
             self._running -= 1

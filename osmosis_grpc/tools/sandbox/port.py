@@ -176,7 +176,7 @@ class Sandbox(Protocol):
 
         Several programs can run at once; the end of one does not disturb the others. They share folder and limits.
         A program begins after a snapshot that is being made.
-        `environment` is added to the sandbox's own variables. The program is killed after `seconds`, and if the caller
+        `environment` is added to the sandbox's own variables. The program is killed after `seconds`, or if the caller
         is cancelled. Raises SandboxLost if no program can be started, and SandboxFileError for a bad `cwd`.
         """
         ...

@@ -33,7 +33,7 @@ from osmosis_grpc.types.outcome import describe
 from osmosis_grpc.wire.chat import reply_bytes
 
 ABORTED_RETRY = 1.0
-"""After a reply that the engine aborted, a server asks again after this many seconds."""
+"""When the engine has aborted a reply, the server asks again after this many seconds."""
 UNWRITTEN_RETRY = 1.0
 """When the ledger cannot be written, a server retries after this many seconds."""
 
@@ -157,8 +157,8 @@ class AttemptCache:
             else:
                 asked.fail(Cancelled(f"the sampling of {name} was stopped, because no reply is needed any more"))
             return False
-        if isinstance(reply, asyncio.CancelledError):  # of what the policy waits for, such as a closed engine
-            problem = RuntimeError("something cancelled the policy's call, and the trainer did not")
+        if isinstance(reply, asyncio.CancelledError):  # of what the policy awaits, such as a closed engine
+            problem = RuntimeError("the policy's call was cancelled, but not by the trainer")
             problem.__cause__, reply = reply, problem
         elif isinstance(reply, StopIteration | StopAsyncIteration):  # generators on its way would hide where it is from
             reply = RuntimeError(f"the policy raised {reply!r}").with_traceback(reply.__traceback__)

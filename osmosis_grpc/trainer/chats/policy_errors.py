@@ -1,8 +1,9 @@
-"""What the policies of a trainer raise: its log, the errors for agent servers, and the errors for the trainer's caller.
+"""Handles what policies raise: the log, the errors for agent servers, and the errors for the trainer's caller.
 
 A policy refuses a chat with a CallError, such as Unavailable, and the agent gets this error. Any other exception, and a
-reply that is no reply, is a failure of the policy itself. The agent gets Internal. The caller of the trainer gets the
-exception itself, if a rollout or a whole group fails because of it: otherwise a loop would go on without any data.
+result that is not a reply, is a failure of the policy itself. The agent gets Internal. If a rollout or a whole group
+fails because of it, the caller of the trainer gets the exception itself, because a loop would otherwise go on without
+any data.
 """
 
 import logging
@@ -21,7 +22,7 @@ log = logging.getLogger(__name__)
 MAX_LOGGED = 2048
 """The most bytes of an error's text in a warning."""
 MAX_TRACEBACKS = 16
-"""The most tracebacks in the log. Each kind of exception has one, and the following ones are counted."""
+"""The most tracebacks in the log. Each kind of exception gets one, and later exceptions of that kind are counted."""
 
 ChatKey = tuple[str, int, str, int]
 """The rollout's id, the attempt, the sample and the number of a chat."""
@@ -46,7 +47,7 @@ class PolicyFailure:
         return f"the policy {self.policy!r}" if self.policy else "the policy"
 
     def of_rollout(self, reported: Failure | None) -> Failure:
-        """Return the failure of the rollout. `reported` is the server's, which may blame the agent."""
+        """Return the failure of the rollout. `reported` is what the server reported; it may blame the agent."""
         text = str(self)
         if reported is not None and reported.boundary != "trainer":
             text = clip(f"{text}; then the {reported.boundary} failed: {reported.message}")
@@ -62,7 +63,7 @@ class PolicyErrors:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.listener: Callable[[ChatKey, PolicyFailure | None], None] = lambda key, failure: None
-        """Called with each failure of a policy. After the first one, it is called with None for each answered chat."""
+        """Called with each failure of a policy and, after the first failure, with None for each answered chat."""
         self._any = False
         self._refusals, self._failures = Throttled(log, clock), Throttled(log, clock)
         self._known: set[tuple[str, type[BaseException], object]] = set()

@@ -264,7 +264,7 @@ class SampleState:
             and _shape(reported.segments) != _shape(segments)
         ):
             return _untrainable(reported, "its segments do not agree with the chats that were answered here")
-        if _shape(reported.segments) == _shape(segments):  # the server may know more of why a segment began
+        if _shape(reported.segments) == _shape(segments):  # the server may know more about why a segment began
             told = zip(segments, reported.segments, strict=True)
             segments = tuple(s if s.split is r.split else replace(s, split=r.split or s.split) for s, r in told)
         return replace(reported, segments=segments, trainable=not reason, not_trainable_reason=reason)

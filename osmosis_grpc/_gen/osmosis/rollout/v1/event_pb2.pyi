@@ -286,7 +286,7 @@ class ChatRequestedEvent(google.protobuf.message.Message):
 
     @property
     def passed(self) -> osmosis_grpc._gen.osmosis.rollout.v1.message_pb2.SamplingParams:
-        """The parameters that the agent passed. Set if pinned parameters made
+        """The parameters that the agent passed. Set only if pinned parameters made
         `sampling` differ from them.
         """
 
@@ -566,7 +566,7 @@ class SegmentClosedEvent(google.protobuf.message.Message):
     drift_index: builtins.int
     """The index of the first token that differs; see Segment.drift_index."""
     split: osmosis_grpc._gen.osmosis.rollout.v1.tokens_pb2.SplitReason.ValueType
-    """Why it began; see Segment.split."""
+    """Why the segment began; see Segment.split."""
     @property
     def chats(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """The chats whose replies are in it."""

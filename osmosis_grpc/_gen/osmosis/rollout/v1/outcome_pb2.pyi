@@ -179,9 +179,9 @@ class RolloutOutcome(google.protobuf.message.Message):
     status: global___OutcomeStatus.ValueType
     """The status."""
     finish_reason: builtins.str
-    """The reason of the end: stop, max_turns, max_tokens or another text of the
-    agent. If the agent gives none but stop, and the last reply did not end by
-    itself, the finish reason of that reply, such as length.
+    """Why the agent ended: stop, max_turns, max_tokens or another text that the
+    agent chose. If the agent gives no reason or stop, and the last reply did
+    not end by itself, this is the finish reason of that reply, such as length.
     """
     reward: builtins.float
     """The reward of the rollout. Unset is not zero. A failure has no reward. If

@@ -115,7 +115,9 @@ class _SplitReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     `drift_index` says where.
     """
     SPLIT_REASON_RECORDED: _SplitReason.ValueType  # 4
-    """The chat that it continues is a recorded one of the original of a fork."""
+    """The rollout is a fork, and the chat that it continues belongs to the
+    original.
+    """
     SPLIT_REASON_JUDGE: _SplitReason.ValueType  # 5
     """The chat that it continues is a judge's."""
     SPLIT_REASON_NO_TOKENS: _SplitReason.ValueType  # 6
@@ -139,7 +141,9 @@ SPLIT_REASON_TOKENS_DIFFER: SplitReason.ValueType  # 3
 `drift_index` says where.
 """
 SPLIT_REASON_RECORDED: SplitReason.ValueType  # 4
-"""The chat that it continues is a recorded one of the original of a fork."""
+"""The rollout is a fork, and the chat that it continues belongs to the
+original.
+"""
 SPLIT_REASON_JUDGE: SplitReason.ValueType  # 5
 """The chat that it continues is a judge's."""
 SPLIT_REASON_NO_TOKENS: SplitReason.ValueType  # 6
@@ -346,8 +350,8 @@ class Segment(google.protobuf.message.Message):
 
     A segment grows from its newest chat only. If two chats continue the same
     chat, the one with the lower number extends the segment, and the other
-    begins a new segment. Dropped chats come after all others here: a dropped
-    chat does not extend the segment of a chat that is not dropped.
+    begins a new segment. Chats that were dropped come after all others in this
+    order, so a dropped chat never extends a segment of kept chats.
 
     Train on the chats that `chats` names, and on no others. A reply that did
     not reach the agent is in no segment. So the masks may add up to fewer
@@ -411,15 +415,15 @@ class Segment(google.protobuf.message.Message):
     split: global___SplitReason.ValueType
     """Why the segment began. Unset for the first segment of the sample."""
     dropped: builtins.bool
-    """Whether the agent dropped the replies of this segment. It asked with an
-    equal history, equal tools and an equal form of the reply again, and the
-    end of the conversation continues another of these replies. The replies
-    that continue a dropped one are dropped, too. The end is the final
-    messages of the agent, or without these the newest chat. If the end
-    continues none of the replies, or the newest chat was asked while an equal
-    one was open, none of these is dropped. Replies after a history that the
-    agent has edited or shortened, and replies to other messages, are not
-    dropped.
+    """Whether the agent dropped the replies of this segment: it asked again with
+    the same history, the same tools and the same requested form of the reply,
+    and the end of the conversation continues another of these replies. Replies
+    that continue a dropped one are dropped, too. The end of the conversation
+    is the agent's final messages or, without them, the newest chat. None of
+    the replies is dropped if the end continues none of them, or if the newest
+    chat was asked while an equal one was open. Replies are not dropped because
+    the agent has edited or shortened the history, or has asked something else.
+    An agent may also say itself that it dropped a reply.
     """
     @property
     def ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
@@ -554,16 +558,16 @@ class Sample(google.protobuf.message.Message):
     yes. `trainable` says whether it is possible.
     """
     cut: builtins.str
-    """What cut the conversation; empty if nothing did. One of "length" (its last
-    reply reached the token limit of a reply), "context" (its last reply
-    filled the model's context), "abort" (the engine gave up its last reply),
-    "max_turns", "max_tokens" (the budget of the rollout) and "time". A later
-    version may add a value.
+    """What cut the conversation; empty if nothing did. One of "length" (the last
+    reply reached its token limit), "context" (the last reply filled the
+    model's context), "abort" (the engine gave up on the last reply),
+    "max_turns", "max_tokens" (the token budget of the rollout) and "time".
+    Later versions may add values.
     """
     @property
     def messages(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[osmosis_grpc._gen.osmosis.rollout.v1.message_pb2.Message]:
-        """The conversation as the agent left it. Replies are spelled as the policy
-        gave them.
+        """The conversation as the agent left it, with replies in the spelling of the
+        policy.
         """
 
     @property
