@@ -71,7 +71,7 @@ test-adapters: .venv/.adapters ## Run the tests that drive rollouts with other l
 	$(BIN)/pytest -m adapters -n 2 --timeout 300 tests
 
 test-browser: .venv/.browser ## Run the tests of the viewer in Chromium (needs Debian's chromium)
-	$(BIN)/pytest -m browser -n 2 --timeout 300 tests/gateway/viewer/browser
+	$(BIN)/pytest -m browser -n 2 --timeout 300 tests/viewer/browser
 
 test-deploy: .venv/.deploy ## Run the tests of deploy/ (kubectl, promtool, nginx and haproxy are Debian's) and of the proxies
 	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/pytest -m "not long" -n 2 --timeout 300 tests/deploy
@@ -82,7 +82,7 @@ test-trainers: $(TRAINERS:%=.venv-trainers/%/.done) ## Run the tests with TRL, v
 	done
 
 test-ray: .venv-ray/.ray ## Run the tests with a local Ray cluster, in an environment of their own (430 MB)
-	.venv-ray/bin/python -m pytest -m ray --timeout 300 tests/scaleout
+	.venv-ray/bin/python -m pytest -m ray --timeout 300 tests/integrations/ray
 
 test-model: .venv/.dev .venv-model/.model ## Run the tests with torch and with a real model, SmolLM2-135M (its environment has 1.5 GB)
 	.venv-model/bin/pytest -m "" tests/policies/test_transformers.py
@@ -153,7 +153,7 @@ bench-viewer: .venv/.browser ## Measure the pages of the viewer in Chromium
 	$(BIN)/python -m benchmarks.viewer
 
 compat-newest: .venv/.dev ## Run the compatibility test with the newest protobuf and grpcio there are
-	OSMOSIS_COMPAT=newest $(BIN)/pytest -m slow --timeout 600 tests/compat
+	OSMOSIS_COMPAT=newest $(BIN)/pytest -m slow --timeout 600 tests/versions
 
 clean: ## Remove what make made
 	rm -rf .venv .venv-tools .venv-audit .venv-model .venv-trainers .venv-learn .venv-ray build dist

@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.figures import Broken, progress, run
 from benchmarks.tool_lag import lag_during
 from osmosis_grpc.agentic import AgenticRollout, AgenticRolloutConfig, ReActAgent, agent_runnable, policy_of
-from osmosis_grpc.errors import ToolArgumentError
+from osmosis_grpc.protocol.errors import ToolArgumentError
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.supervise import OnFailure, child, job
 from osmosis_grpc.tools import tool

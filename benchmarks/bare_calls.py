@@ -22,7 +22,7 @@ from benchmarks.flight import in_flight as run_all
 from benchmarks.flight import new_names
 from benchmarks.measure import Watch
 from benchmarks.processes import Server, ready_record, running, take_core
-from osmosis_grpc.link.channel_options import client_options, server_options
+from osmosis_grpc.network.channel_options import client_options, server_options
 
 QUESTION, REPLY, REPORT = b"q" * 2_000, b"r" * 6_500, b"c" * 24_000
 """About as large as a chat, its reply and an outcome, for 8 turns of 256 tokens with full histories and prompts."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 from importlib import metadata
 from typing import Any
 
-from osmosis_grpc.errors import CallError
+from osmosis_grpc.protocol.errors import CallError
 
 
 class Broken(Exception):

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from benchmarks.figures import progress
 from benchmarks.policy import made_up_tokens
-from osmosis_grpc.storage import SqliteJournal
-from osmosis_grpc.types import (
+from osmosis_grpc.protocol.types import (
     ChatResponse,
     EventKind,
     Failure,
@@ -28,6 +27,7 @@ from osmosis_grpc.types import (
     TrajectoryEvent,
     events,
 )
+from osmosis_grpc.storage import SqliteJournal
 
 AGENTS = ("calculator", "browser", "shell", "search")
 REASONS = ("TOOL_EXCEPTION", "AGENT_EXCEPTION", "AGENT_TIMEOUT", "CHAT_REFUSED")

@@ -18,8 +18,8 @@ from benchmarks.flight import Done, Route, Work, in_flight
 from benchmarks.policy import AsyncPolicy, made_up_tokens
 from benchmarks.processes import Server
 from benchmarks.script import REPLY, begin
+from osmosis_grpc.protocol.types.events import ChatAnswered
 from osmosis_grpc.trainer import ChatRequest, RolloutClient
-from osmosis_grpc.types.events import ChatAnswered
 
 _JSON = {"Content-Type": "application/json"}
 

@@ -29,8 +29,8 @@ from benchmarks.burden import Ratios
 from benchmarks.figures import Broken, Parser, measured, progress, show
 from benchmarks.full_journal import fill
 from benchmarks.processes import CORES, ROOT, Server, environment_with, server
+from osmosis_grpc.protocol.types import RolloutFilter, RolloutState
 from osmosis_grpc.trainer import RolloutClient
-from osmosis_grpc.types import RolloutFilter, RolloutState
 
 ROWS = 100
 FILTERS = {

@@ -16,12 +16,12 @@ from benchmarks.figures import Broken, progress, run
 from benchmarks.flight import new_names
 from benchmarks.processes import server
 from benchmarks.sleepers import PAUSE
-from osmosis_grpc.link.stream_machine import SILENCE
 from osmosis_grpc.policies.scripted import EchoPolicy
+from osmosis_grpc.protocol.stream.stream_machine import SILENCE
+from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.supervise import OnFailure, child, job
 from osmosis_grpc.testing.raw import RawTrainer, trainer_frames
 from osmosis_grpc.trainer import Trainer
-from osmosis_grpc.types import OutcomeStatus
 
 LISTEN = job("benchmarks.listen", OnFailure.RAISE)
 KINDS = ("async", "sync")

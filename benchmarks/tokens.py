@@ -13,8 +13,8 @@ from typing import Any
 
 from benchmarks.figures import machine, run
 from benchmarks.policy import made_up_tokens
-from osmosis_grpc._gen.osmosis.rollout.v1 import tokens_pb2
-from osmosis_grpc.wire.tokens import block_from_wire, block_to_wire
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import tokens_pb2
+from osmosis_grpc.protocol.wire.tokens import block_from_wire, block_to_wire
 
 ROUNDS = 9
 

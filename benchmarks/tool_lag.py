@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import Broken, progress, run
-from osmosis_grpc.errors import ToolArgumentError
+from osmosis_grpc.protocol.errors import ToolArgumentError
 from osmosis_grpc.supervise import OnFailure, child, job
 from osmosis_grpc.tools import bash_tool, search_tool
 from osmosis_grpc.tools.sandbox import LocalSandbox

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from benchmarks.policy import scripted
 from benchmarks.work import agent_loop
+from osmosis_grpc.protocol.types import Group
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.trainer import Trainer
-from osmosis_grpc.types import Group
 
 QUESTION = [{"role": "user", "content": "Take as many turns as you may."}]
 

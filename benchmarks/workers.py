@@ -24,9 +24,9 @@ from benchmarks.flight import new_names
 from benchmarks.processes import Server, environment_with, ready_record
 from benchmarks.script import begin
 from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.protocol.types import ChatRequest, ChatResponse, OutcomeStatus
 from osmosis_grpc.rollout import RolloutAgentLoop, RolloutContext, RolloutResult
 from osmosis_grpc.trainer import Trainer
-from osmosis_grpc.types import ChatRequest, ChatResponse, OutcomeStatus
 
 MODES = {"one process": 1, "two workers": 2}
 

@@ -16,7 +16,7 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests.wire.proto_comments import comments  # noqa: E402
+from tests.protocol.wire.proto_comments import comments  # noqa: E402
 
 STATUSES = (
     "INVALID_ARGUMENT NOT_FOUND ALREADY_EXISTS ABORTED FAILED_PRECONDITION OUT_OF_RANGE RESOURCE_EXHAUSTED UNAVAILABLE"

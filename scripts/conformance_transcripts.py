@@ -1,7 +1,7 @@
 """Writes conformance/vectors/transcripts.yaml: hellos, heartbeats, breaks and ends of a stream, as one side sees them.
 
-`python scripts/conformance_transcripts.py` makes them from the rules of a stream (osmosis_grpc/link/stream_machine.py),
-which have no I/O and no clock. `--check` fails if the file is not up to date.
+`python scripts/conformance_transcripts.py` makes them from the rules of a stream
+(osmosis_grpc/protocol/stream/stream_machine.py), which have no I/O and no clock. `--check` fails if the file is not up to date.
 """
 
 import sys
@@ -15,9 +15,9 @@ from google.protobuf import json_format
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, services_pb2  # noqa: E402
-from osmosis_grpc.link.stream_machine import StreamMachine  # noqa: E402
-from osmosis_grpc.wire.status import to_status  # noqa: E402
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import attach_pb2, services_pb2  # noqa: E402
+from osmosis_grpc.protocol.stream.stream_machine import StreamMachine  # noqa: E402
+from osmosis_grpc.protocol.wire.status import to_status  # noqa: E402
 
 FILE = ROOT / "conformance" / "vectors" / "transcripts.yaml"
 HEAD = """\

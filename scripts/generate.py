@@ -16,8 +16,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TOOLS = ROOT / ".venv-tools"
-PACKAGE = "osmosis_grpc._gen"
-STUBS = ROOT / "osmosis_grpc" / "_gen"
+PACKAGE = "osmosis_grpc.protocol._gen"
+STUBS = ROOT / "osmosis_grpc" / "protocol" / "_gen"
 PEERS = ("osmosis_grpc/integrations/vllm_grpc/vllm_messages.proto",)
 """The protos of other projects' services. Their stubs are beside them, and their methods are in Python."""
 _IMPORT = re.compile(r"(?<=^from )(?=osmosis\.rollout)", re.MULTILINE)
@@ -74,7 +74,7 @@ def stale_stubs(out: Path, peers: Path) -> list[str]:
     _, differ, missing = filecmp.cmpfiles(out, STUBS, made, shallow=False)
     made_peers = [str(p.relative_to(peers)) for p in peers.rglob("*_pb2.py*")]
     _, differ_peers, missing_peers = filecmp.cmpfiles(peers, ROOT, made_peers, shallow=False)
-    own = (f"osmosis_grpc/_gen/{name}" for name in {*differ, *missing, *(kept - made)})
+    own = (f"osmosis_grpc/protocol/_gen/{name}" for name in {*differ, *missing, *(kept - made)})
     return sorted([*own, *differ_peers, *missing_peers])
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("osmosis_grpc", "gateway/osmosis_gateway")
-LEFT_OUT = ("osmosis_grpc/supervise/", "osmosis_grpc/_gen/", "osmosis_grpc/tools/reaper.py")
+LEFT_OUT = ("osmosis_grpc/supervise/", "osmosis_grpc/protocol/_gen/", "osmosis_grpc/tools/reaper.py")
 TASKS = {"create_task", "ensure_future", "create_task_group", "TaskGroup", "start_soon", "start_new_thread"}
 """Names that are not used at all."""
 THREADS = {"Thread", "Timer", "ThreadPoolExecutor"}

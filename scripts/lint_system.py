@@ -24,7 +24,7 @@ NAMES = {
 METHODS = {"run_in_executor"}
 """Methods of any object that are not called."""
 ALLOWED = {
-    "osmosis_grpc/link/call_metrics.py": "measures calls of grpc for the metrics; nothing decides by it",
+    "osmosis_grpc/network/call_metrics.py": "measures calls of grpc for the metrics; nothing decides by it",
     "osmosis_grpc/server/tracelog.py": "names the folder of a debug log when serve starts",
     "osmosis_grpc/supervise/daemon_threads.py": "runs functions of agents that block, on real threads",
     "osmosis_grpc/supervise/system.py": "is the System",

@@ -33,7 +33,7 @@ FOREVER = 30.0
 MESSAGES = {
     "private": "is private: test through a public seam",
     "sleep": "waits for time to pass: use tests.waiting.until, or say why in a comment on this line",
-    "eval": "fails under the policy of the pages: use wait_until of tests/gateway/viewer/browser/readable.py",
+    "eval": "fails under the policy of the pages: use wait_until of tests/viewer/browser/readable.py",
 }
 
 

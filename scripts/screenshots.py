@@ -20,8 +20,8 @@ from typing import Any
 
 from benchmarks.viewed import viewing, write_group
 from osmosis_grpc.policies.scripted import EchoPolicy
+from osmosis_grpc.protocol.types import RolloutRequest
 from osmosis_grpc.trainer import Trainer
-from osmosis_grpc.types import RolloutRequest
 
 ROOT = Path(__file__).resolve().parent.parent
 MOST_BYTES = 200_000

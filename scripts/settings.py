@@ -30,14 +30,14 @@ from osmosis_grpc.agentic import (
     Retries,
 )
 from osmosis_grpc.cli.commands import app
-from osmosis_grpc.console.line import FIELDS
-from osmosis_grpc.console.option import Field
-from osmosis_grpc.export import Export, ExportOptions, VerlConfig
-from osmosis_grpc.link.credentials import Credentials
-from osmosis_grpc.link.server_security import ServerSecurity
-from osmosis_grpc.link.tls import ClientTls, ServerTls
+from osmosis_grpc.network.credentials import Credentials
+from osmosis_grpc.network.server_security import ServerSecurity
+from osmosis_grpc.network.tls import ClientTls, ServerTls
+from osmosis_grpc.records.export import Export, ExportOptions, VerlConfig
 from osmosis_grpc.rollout import RolloutAgentLoop
 from osmosis_grpc.server import AgentServer, ServerConfig
+from osmosis_grpc.settings.line import FIELDS
+from osmosis_grpc.settings.option import Field
 from osmosis_grpc.tools.kubernetes import KubernetesCluster, KubernetesConfig
 from osmosis_grpc.tools.sandbox import LocalSandbox, SandboxLimits
 from osmosis_grpc.trainer import RolloutClient, SyncTrainer, Trainer, TrainerConfig

@@ -3,13 +3,13 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import outcome_pb2
-from osmosis_grpc.errors import Internal, InvalidArgument
-from osmosis_grpc.link.server_security import ServerSecurity
-from osmosis_grpc.link.tls import ServerTls
+from osmosis_grpc.network.server_security import ServerSecurity
+from osmosis_grpc.network.tls import ServerTls
 from osmosis_grpc.policies import Policy
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import outcome_pb2
+from osmosis_grpc.protocol.errors import Internal, InvalidArgument
+from osmosis_grpc.protocol.types import Receipt, RolloutOutcome
 from osmosis_grpc.trainer.transports.callback.recorder import CallbackRecorder, Record
-from osmosis_grpc.types import Receipt, RolloutOutcome
 
 
 class CallbackTrainer(CallbackRecorder):

@@ -13,7 +13,7 @@ import hypothesis
 import pytest
 import uvicorn.server
 
-from osmosis_grpc.link import channel_options
+from osmosis_grpc.network import channel_options
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from tests.callback_trainer import CallbackTrainer
@@ -57,7 +57,7 @@ def forked() -> Iterator[Forked]:
         "pydantic.type_adapter",
         "pydantic.types",
         "osmosis_grpc.cli.commands",
-        "osmosis_grpc.reading.folder_source",
+        "osmosis_grpc.records.reading.folder_source",
         "osmosis_grpc.cli.demo",
         "osmosis_grpc.cli.validate",
         "osmosis_grpc.cli.trial",
@@ -67,14 +67,14 @@ def forked() -> Iterator[Forked]:
         "osmosis_grpc.cli.events",
         "osmosis_grpc.cli.query",
         "osmosis_grpc.cli.list",
-        "osmosis_grpc.reading.server_source",
+        "osmosis_grpc.records.reading.server_source",
         "osmosis_grpc.cli.query",
         "osmosis_grpc.cli.test",
         "osmosis_grpc.cli.eval",
         "osmosis_grpc.cli.compare",
         "osmosis_grpc.cli.rescore",
         "osmosis_grpc.cli.interactive",
-        "osmosis_grpc.evaluate.formats",
+        "osmosis_grpc.records.evaluate.formats",
         "osmosis_grpc.serve.command",
         "osmosis_grpc.serve.json_output",
         "osmosis_grpc.serve.process",
@@ -82,8 +82,8 @@ def forked() -> Iterator[Forked]:
         "osmosis_grpc.engine.engine",
         "osmosis_grpc.policies",
         "osmosis_grpc.rollout.tools",
-        "osmosis_grpc.settings",
-        "osmosis_grpc.console.logs",
+        "osmosis_grpc.settings.settings",
+        "osmosis_grpc.settings.logs",
         "osmosis_grpc.tools.tool",
         "rich.progress",
     ) as started:

@@ -10,10 +10,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from osmosis_grpc import supervise
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.policies.scripted import EchoPolicy
+from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.testing.raw import RawTrainer
 from osmosis_grpc.trainer import RolloutClient
-from osmosis_grpc.types import OutcomeStatus
 from tests.callback_trainer import CallbackTrainer
 from tests.waiting import until
 

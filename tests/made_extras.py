@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from osmosis_grpc.types import RaggedTensor, Segment, Tensor
+from osmosis_grpc.protocol.types import RaggedTensor, Segment, Tensor
 
 
 def experts(tokens, first=0) -> Tensor:

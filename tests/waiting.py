@@ -7,9 +7,9 @@ from collections.abc import AsyncIterable, Callable
 from contextlib import aclosing
 from typing import Any
 
-from osmosis_grpc.errors import Unavailable
+from osmosis_grpc.protocol.errors import Unavailable
+from osmosis_grpc.protocol.types import RolloutOutcome, events
 from osmosis_grpc.trainer import RolloutClient
-from osmosis_grpc.types import RolloutOutcome, events
 
 PATIENCE = 20.0
 """Seconds after which `until` gives up: more than anything takes on a busy machine."""

@@ -9,8 +9,8 @@ import torch
 from model import Model
 from vocabulary import END
 
-from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.policies import FinishReason, Generated, GenerateRequest
+from osmosis_grpc.protocol.errors import InvalidArgument
 
 
 class TorchGenerator:

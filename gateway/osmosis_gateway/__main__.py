@@ -1,6 +1,6 @@
 """python -m osmosis_gateway --target HOST:PORT -p 9000
 
-osmosis_grpc.console declares the options. Heavy imports are in the functions, so that --help is fast.
+osmosis_grpc.settings declares the options. Heavy imports are in the functions, so that --help is fast.
 """
 
 import asyncio
@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from osmosis_grpc.console.command import command
-from osmosis_grpc.console.line import Line
-from osmosis_grpc.link.bearer_tokens import check_token
+from osmosis_grpc.network.bearer_tokens import check_token
 from osmosis_grpc.serve import entrypoint
 from osmosis_grpc.serve.startup import read_settings, server_security, usage_errors, warn_about_settings
+from osmosis_grpc.settings.command import command
+from osmosis_grpc.settings.line import Line
 
 if TYPE_CHECKING:
-    from osmosis_grpc.link.credentials import Credentials
-    from osmosis_grpc.link.server_security import ServerSecurity
-    from osmosis_grpc.settings import RolloutSettings
+    from osmosis_grpc.network.credentials import Credentials
+    from osmosis_grpc.network.server_security import ServerSecurity
+    from osmosis_grpc.settings.settings import RolloutSettings
 
 NAME = "osmosis_gateway"
 log = logging.getLogger(NAME)
@@ -33,8 +33,8 @@ log = logging.getLogger(NAME)
 
 def run(line: Line) -> None:
     """Serve the legacy HTTP contract in front of a gRPC agent server."""
-    from osmosis_grpc.console import logs
-    from osmosis_grpc.settings import forget_secrets
+    from osmosis_grpc.settings import logs
+    from osmosis_grpc.settings.settings import forget_secrets
 
     settings = read_settings(NAME, line)
     forget_secrets()

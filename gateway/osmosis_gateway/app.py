@@ -10,7 +10,6 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from osmosis_gateway.http1 import BoundedProtocol
 from osmosis_gateway.http_server import tokens_of
 from osmosis_gateway.in_process import InProcessRollouts, NotStarted
 from osmosis_gateway.leases import Leases
@@ -24,13 +23,14 @@ from osmosis_grpc.agent.ports import EventSink
 from osmosis_grpc.agent.request_model import metadata_limit_that_was_set
 from osmosis_grpc.agent.validator import validate_agent_loop
 from osmosis_grpc.engine import Engine, EngineConfig
-from osmosis_grpc.errors import OsmosisRolloutError
-from osmosis_grpc.link.bearer_tokens import Tokens, check_token
-from osmosis_grpc.link.server_security import ServerSecurity
-from osmosis_grpc.link.target_policy import TargetPolicy, is_loopback
+from osmosis_grpc.network.bearer_tokens import Tokens, check_token
+from osmosis_grpc.network.http.http1 import BoundedProtocol
+from osmosis_grpc.network.server_security import ServerSecurity
+from osmosis_grpc.network.target_policy import TargetPolicy, is_loopback
 from osmosis_grpc.observability.server_metrics import ServerMetrics
+from osmosis_grpc.protocol.errors import OsmosisRolloutError
 from osmosis_grpc.server.tracelog import DebugLog, TraceLog, new_folder
-from osmosis_grpc.settings import RolloutSettings, forget_secrets, get_settings
+from osmosis_grpc.settings.settings import RolloutSettings, forget_secrets, get_settings
 from osmosis_grpc.storage import MemoryJournal
 
 log = logging.getLogger(__name__)

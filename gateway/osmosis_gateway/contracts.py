@@ -16,10 +16,10 @@ from pydantic import Field
 
 from osmosis_gateway.http_bodies import MAX_URL_CHARS, Body, LaxFlag, LaxNumber, Messages, bounded_metadata, validated
 from osmosis_grpc.agent.workflow_runnable import GRADE_KEY
-from osmosis_grpc.errors import InvalidArgument
-from osmosis_grpc.types import Callback, InitRequest, RolloutRequest, TraceContext, jsontext
-from osmosis_grpc.types.messages import copy_messages
-from osmosis_grpc.types.requests import MAX_HEADER_CHARS, MAX_ID_CHARS, check_header, check_id, spec_digest
+from osmosis_grpc.protocol.errors import InvalidArgument
+from osmosis_grpc.protocol.types import Callback, InitRequest, RolloutRequest, TraceContext, jsontext
+from osmosis_grpc.protocol.types.messages import copy_messages
+from osmosis_grpc.protocol.types.requests import MAX_HEADER_CHARS, MAX_ID_CHARS, check_header, check_id, spec_digest
 
 FIELDS = {
     "messages": "initial_messages",

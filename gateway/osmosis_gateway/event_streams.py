@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from osmosis_grpc.errors import InvalidArgument, OsmosisServerError, ReplyUnreadable
 from osmosis_grpc.policies import event_streams
-from osmosis_grpc.types import jsontext
+from osmosis_grpc.protocol.errors import InvalidArgument, OsmosisServerError, ReplyUnreadable
+from osmosis_grpc.protocol.types import jsontext
 
 
 def error_of(raw: bytes) -> OsmosisServerError | None:

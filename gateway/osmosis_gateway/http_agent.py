@@ -14,7 +14,6 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
 from osmosis_gateway import http_bodies
-from osmosis_gateway.bounded_json import BodyRefused, Bounds, read_json
 from osmosis_gateway.http_bodies import ChatBody, CompletedBody
 from osmosis_gateway.http_server import HttpServer
 from osmosis_gateway.outgoing_calls import Base, Calls
@@ -25,7 +24,9 @@ from osmosis_grpc.agent import RolloutContext, RolloutResult
 from osmosis_grpc.agent.grader_limit import refuse_grader_timeout
 from osmosis_grpc.agent.loop import name_problem
 from osmosis_grpc.agent.result_check import RunOutcome, outcome_of
-from osmosis_grpc.errors import (
+from osmosis_grpc.network.bearer_tokens import bearer
+from osmosis_grpc.network.http.bounded_json import BodyRefused, Bounds, read_json
+from osmosis_grpc.protocol.errors import (
     CallError,
     FailedPrecondition,
     Internal,
@@ -35,10 +36,9 @@ from osmosis_grpc.errors import (
     RolloutEndedError,
     Unavailable,
 )
-from osmosis_grpc.link.bearer_tokens import bearer
-from osmosis_grpc.settings import RolloutClientSettings, get_settings
-from osmosis_grpc.types import RolloutRequest, ToolDict, jsontext
-from osmosis_grpc.types.requests import MAX_ID_CHARS
+from osmosis_grpc.protocol.types import RolloutRequest, ToolDict, jsontext
+from osmosis_grpc.protocol.types.requests import MAX_ID_CHARS
+from osmosis_grpc.settings.settings import RolloutClientSettings, get_settings
 
 SILENCE = 3600.0
 """When a legacy agent sends nothing for this many seconds and no chat is open, the run fails with LegacyAgentLost."""

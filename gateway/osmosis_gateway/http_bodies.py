@@ -14,8 +14,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, Js
 
 from osmosis_grpc.agent import CompletionsResult
 from osmosis_grpc.agent.workflow_runnable import NATIVE_KEY
-from osmosis_grpc.errors import InvalidArgument, ReplyUnreadable
-from osmosis_grpc.types import (
+from osmosis_grpc.protocol.errors import InvalidArgument, ReplyUnreadable
+from osmosis_grpc.protocol.types import (
     Callback,
     Capacity,
     ChatRequest,
@@ -31,8 +31,8 @@ from osmosis_grpc.types import (
     TraceContext,
     jsontext,
 )
-from osmosis_grpc.types.messages import MAX_ROLE_CHARS, copy_messages
-from osmosis_grpc.types.requests import (
+from osmosis_grpc.protocol.types.messages import MAX_ROLE_CHARS, copy_messages
+from osmosis_grpc.protocol.types.requests import (
     DEFAULT_MAX_TOKENS_TOTAL,
     DEFAULT_MAX_TURNS,
     MAX_HEADER_CHARS,

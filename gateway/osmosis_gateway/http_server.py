@@ -14,23 +14,23 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.middleware import Middleware
 
-from osmosis_gateway.http1 import AWAIT_HEAD, HEAD_SECONDS, BoundedProtocol
 from osmosis_gateway.in_process import InProcessRollouts
 from osmosis_gateway.leases import Leases, LeaseTimes
 from osmosis_gateway.legacy_trainers import HttpTrainers
 from osmosis_gateway.lifecycle import Lifecycle
-from osmosis_gateway.limited_socket import BACKLOG, IN_ONE_PASS, LimitedSocket
 from osmosis_gateway.outgoing_calls import Calls
 from osmosis_gateway.rollout_routes import add_rollout_routes
 from osmosis_gateway.routes import HttpAccess, add_metrics, add_routes, gateway_app
 from osmosis_gateway.workers import KIND, SiblingGuard, WorkerCalls, WorkerRoutes
-from osmosis_grpc.link import fork_safety
-from osmosis_grpc.link.bearer_tokens import Tokens
-from osmosis_grpc.link.connection_limit import agent_connections, default_connections
-from osmosis_grpc.link.target_policy import is_loopback
-from osmosis_grpc.link.tls import ServerTls, client_context, server_context
+from osmosis_grpc.network import fork_safety
+from osmosis_grpc.network.bearer_tokens import Tokens
+from osmosis_grpc.network.connection_limit import agent_connections, default_connections
+from osmosis_grpc.network.http.http1 import AWAIT_HEAD, HEAD_SECONDS, BoundedProtocol
+from osmosis_grpc.network.http.limited_socket import BACKLOG, IN_ONE_PASS, LimitedSocket
+from osmosis_grpc.network.target_policy import is_loopback
+from osmosis_grpc.network.tls import ServerTls, client_context, server_context
 from osmosis_grpc.server import AgentServer
-from osmosis_grpc.settings import RolloutSettings, get_settings
+from osmosis_grpc.settings.settings import RolloutSettings, get_settings
 from osmosis_grpc.supervise import OnFailure, Supervisor, call_later, job
 
 SERVE_HTTP = job("gateway.serve_http", OnFailure.FAIL_OWNER)

@@ -5,8 +5,8 @@ from typing import Any, NoReturn
 
 from osmosis_gateway import http_bodies
 from osmosis_grpc.engine import Engine, Peer
-from osmosis_grpc.errors import Unavailable
-from osmosis_grpc.types import Capacity, InitRequest, ToolDict
+from osmosis_grpc.protocol.errors import Unavailable
+from osmosis_grpc.protocol.types import Capacity, InitRequest, ToolDict
 
 
 class InProcessRollouts:

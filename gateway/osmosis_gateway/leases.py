@@ -15,9 +15,9 @@ from osmosis_gateway.contracts import has_lease, lease_name, polled_terms
 from osmosis_gateway.rollout_results import polled_body, polled_verdict
 from osmosis_grpc.engine import Engine
 from osmosis_grpc.engine.record import Record
-from osmosis_grpc.errors import Aborted, AlreadyExists, NotFound, PermissionDenied
+from osmosis_grpc.protocol.errors import Aborted, AlreadyExists, NotFound, PermissionDenied
+from osmosis_grpc.protocol.types import Receipt, RolloutInfo, RolloutOutcome, RolloutState
 from osmosis_grpc.supervise import OnFailure, job
-from osmosis_grpc.types import Receipt, RolloutInfo, RolloutOutcome, RolloutState
 
 SWEEP_LEASES = job("gateway.sweep_leases", OnFailure.RESTART)
 EXPIRED = "polling lease expired"

@@ -12,10 +12,9 @@ from osmosis_gateway.leases import Leases
 from osmosis_gateway.outgoing_calls import Base, Calls, redacted
 from osmosis_gateway.rollout_trainers import Answered, Channel, RolloutTrainer
 from osmosis_grpc.engine import Peer
-from osmosis_grpc.errors import Internal, InvalidArgument, OsmosisValidationError
-from osmosis_grpc.link.target_policy import Address, TargetPolicy
-from osmosis_grpc.settings import RolloutClientSettings
-from osmosis_grpc.types import (
+from osmosis_grpc.network.target_policy import Address, TargetPolicy
+from osmosis_grpc.protocol.errors import Internal, InvalidArgument, OsmosisValidationError
+from osmosis_grpc.protocol.types import (
     Callback,
     ChatRequest,
     ChatResponse,
@@ -25,6 +24,7 @@ from osmosis_grpc.types import (
     TraceContext,
     jsontext,
 )
+from osmosis_grpc.settings.settings import RolloutClientSettings
 
 
 class Trainer(Protocol):

@@ -5,7 +5,7 @@ from typing import Any
 
 from osmosis_grpc.engine import Engine
 from osmosis_grpc.engine.record import Record
-from osmosis_grpc.types import RolloutState
+from osmosis_grpc.protocol.types import RolloutState
 
 MAX_LISTED = 10_000
 """The answer to a drain names at most this many rollouts of the process."""

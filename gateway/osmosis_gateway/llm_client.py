@@ -9,9 +9,8 @@ from osmosis_gateway.outgoing_calls import Base, Calls
 from osmosis_grpc.agent import CompletionsResult
 from osmosis_grpc.agent.model_client import with_positional
 from osmosis_grpc.agent.sdk_schemas import RolloutMetrics as CountedMetrics
-from osmosis_grpc.errors import InvalidArgument
-from osmosis_grpc.settings import RolloutClientSettings, get_settings
-from osmosis_grpc.types import (
+from osmosis_grpc.protocol.errors import InvalidArgument
+from osmosis_grpc.protocol.types import (
     ChatRequest,
     Failure,
     FailureReason,
@@ -21,10 +20,11 @@ from osmosis_grpc.types import (
     Sample,
     jsontext,
 )
-from osmosis_grpc.types.json_values import number_of
-from osmosis_grpc.types.messages import copy_messages
-from osmosis_grpc.types.requests import check_header, own_params
-from osmosis_grpc.types.tool_dicts import tool_dicts
+from osmosis_grpc.protocol.types.json_values import number_of
+from osmosis_grpc.protocol.types.messages import copy_messages
+from osmosis_grpc.protocol.types.requests import check_header, own_params
+from osmosis_grpc.protocol.types.tool_dicts import tool_dicts
+from osmosis_grpc.settings.settings import RolloutClientSettings, get_settings
 
 
 class OsmosisLLMClient:
@@ -123,7 +123,7 @@ class OsmosisLLMClient:
     ) -> None:
         """Report the result with status COMPLETED or ERROR. Any 2xx answer acknowledges the report.
 
-        `metrics` are RolloutMetrics of osmosis_grpc.rollout or of osmosis_grpc.types.
+        `metrics` are RolloutMetrics of osmosis_grpc.rollout or of osmosis_grpc.protocol.types.
         """
         await self.__aenter__()
         if status not in ("COMPLETED", "ERROR"):

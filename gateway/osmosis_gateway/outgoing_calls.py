@@ -22,7 +22,8 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
-from osmosis_grpc.errors import (
+from osmosis_grpc.network.target_policy import Address
+from osmosis_grpc.protocol.errors import (
     CallError,
     FailedPrecondition,
     InvalidArgument,
@@ -34,10 +35,9 @@ from osmosis_grpc.errors import (
     PermissionDenied,
     Unauthenticated,
 )
-from osmosis_grpc.link.target_policy import Address
-from osmosis_grpc.settings import RolloutClientSettings
+from osmosis_grpc.protocol.types.outcome import clip
+from osmosis_grpc.settings.settings import RolloutClientSettings
 from osmosis_grpc.supervise import SYSTEM, Backoff
-from osmosis_grpc.types.outcome import clip
 
 log = logging.getLogger(__name__)
 

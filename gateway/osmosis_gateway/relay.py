@@ -8,9 +8,9 @@ from typing import Any
 
 from osmosis_gateway.http_bodies import CompletedBody
 from osmosis_grpc.agent import CompletionsResult, RolloutContext
-from osmosis_grpc.errors import CallError, OsmosisRolloutError, RolloutEndedError
+from osmosis_grpc.protocol.errors import CallError, OsmosisRolloutError, RolloutEndedError
+from osmosis_grpc.protocol.types import jsontext
 from osmosis_grpc.supervise import OnFailure, child, job
-from osmosis_grpc.types import jsontext
 
 RELAY_CHAT = job("gateway.relay_chat", OnFailure.RAISE)
 

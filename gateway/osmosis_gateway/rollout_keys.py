@@ -4,7 +4,7 @@ import hashlib
 import hmac
 import secrets
 
-from osmosis_grpc.errors import Unauthenticated
+from osmosis_grpc.protocol.errors import Unauthenticated
 
 
 class RolloutKeys:

@@ -6,7 +6,7 @@ from typing import Any
 from osmosis_gateway.contracts import Terms
 from osmosis_grpc.agent.error_categories import RolloutErrorCategory, error_category
 from osmosis_grpc.agent.workflow_runnable import NATIVE_KEY
-from osmosis_grpc.types import FailureReason, OutcomeStatus, RolloutOutcome
+from osmosis_grpc.protocol.types import FailureReason, OutcomeStatus, RolloutOutcome
 
 _GRADER = frozenset((FailureReason.GRADER_EXCEPTION, FailureReason.GRADER_RESULT_INVALID, FailureReason.GRADER_TIMEOUT))
 """The reasons of rollouts whose agent has succeeded."""

@@ -9,9 +9,7 @@ from fastapi import FastAPI, Header, Request
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
-from osmosis_gateway.bounded_json import init_refusal, read_json
 from osmosis_gateway.contracts import FIELDS, RolloutBody, read_rollout
-from osmosis_gateway.guard import bound_to_loopback
 from osmosis_gateway.http_bodies import Body, LaxFlag, LaxNumber, validated
 from osmosis_gateway.in_process import NotStarted
 from osmosis_gateway.leases import Leases
@@ -27,9 +25,11 @@ from osmosis_gateway.routes import (
     rollouts_of,
     trace_of,
 )
-from osmosis_grpc.errors import AlreadyExists, CallError, InvalidArgument, Unimplemented
-from osmosis_grpc.types import InitRequest
-from osmosis_grpc.types.requests import spec_digest
+from osmosis_grpc.network.http.bounded_json import init_refusal, read_json
+from osmosis_grpc.network.http.guard import bound_to_loopback
+from osmosis_grpc.protocol.errors import AlreadyExists, CallError, InvalidArgument, Unimplemented
+from osmosis_grpc.protocol.types import InitRequest
+from osmosis_grpc.protocol.types.requests import spec_digest
 
 LEASE_HEADER = "X-Osmosis-Rollout-Lease"
 PATH = "/rollout"

@@ -10,7 +10,8 @@ from osmosis_gateway.event_streams import error_of, read_stream
 from osmosis_gateway.leases import Leases
 from osmosis_gateway.outgoing_calls import Base, Calls, Problem, redacted
 from osmosis_gateway.rollout_results import completion_body, grader_body
-from osmosis_grpc.errors import (
+from osmosis_grpc.network.target_policy import Address
+from osmosis_grpc.protocol.errors import (
     CallError,
     FailedPrecondition,
     Internal,
@@ -18,9 +19,16 @@ from osmosis_grpc.errors import (
     OsmosisValidationError,
     Unimplemented,
 )
-from osmosis_grpc.link.target_policy import Address
-from osmosis_grpc.settings import RolloutClientSettings
-from osmosis_grpc.types import ChatPurpose, ChatRequest, ChatResponse, Receipt, RolloutOutcome, TraceContext, jsontext
+from osmosis_grpc.protocol.types import (
+    ChatPurpose,
+    ChatRequest,
+    ChatResponse,
+    Receipt,
+    RolloutOutcome,
+    TraceContext,
+    jsontext,
+)
+from osmosis_grpc.settings.settings import RolloutClientSettings
 
 MODEL = "osmosis-rollout"
 _OWN = ("messages", "model", "stream", "stream_options", "tools")

@@ -14,14 +14,14 @@ from starlette.middleware import Middleware
 from starlette.types import Scope
 
 from osmosis_gateway import http_bodies
-from osmosis_gateway.bounded_json import Bounds, init_refusal, internal, read_json, refusal
-from osmosis_gateway.guard import Guard, bound_to_loopback, from_test_client
-from osmosis_gateway.http1 import OneBody
 from osmosis_gateway.http_bodies import Health, InitAnswer, InitBody
 from osmosis_grpc import __version__
-from osmosis_grpc.errors import CallError, MissingExtraError, NotFound, PermissionDenied, Unimplemented
-from osmosis_grpc.link.bearer_tokens import Tokens
-from osmosis_grpc.types import InitRequest, ToolDict, TraceContext
+from osmosis_grpc.network.bearer_tokens import Tokens
+from osmosis_grpc.network.http.bounded_json import Bounds, init_refusal, internal, read_json, refusal
+from osmosis_grpc.network.http.guard import Guard, bound_to_loopback, from_test_client
+from osmosis_grpc.network.http.http1 import OneBody
+from osmosis_grpc.protocol.errors import CallError, MissingExtraError, NotFound, PermissionDenied, Unimplemented
+from osmosis_grpc.protocol.types import InitRequest, ToolDict, TraceContext
 
 _DETAIL = {"type": "object", "required": ["detail"], "properties": {"detail": {"type": "string"}}}
 _JSON_DETAIL = {"application/json": {"schema": _DETAIL}}

@@ -19,18 +19,18 @@ from osmosis_gateway.legacy_trainers import HttpTrainers, Trainer
 from osmosis_gateway.outgoing_calls import Calls
 from osmosis_gateway.rollout_routes import add_rollout_routes
 from osmosis_gateway.routes import HttpAccess, add_routes, gateway_app
-from osmosis_grpc.errors import CallError, InvalidArgument, Unavailable
-from osmosis_grpc.link.connection_limit import default_connections
-from osmosis_grpc.link.credentials import Credentials
-from osmosis_grpc.link.server_security import ServerSecurity
-from osmosis_grpc.link.target_policy import TargetPolicy, is_loopback
+from osmosis_grpc.network.connection_limit import default_connections
+from osmosis_grpc.network.credentials import Credentials
+from osmosis_grpc.network.server_security import ServerSecurity
+from osmosis_grpc.network.target_policy import TargetPolicy, is_loopback
 from osmosis_grpc.observability import Reading, Source
 from osmosis_grpc.observability.process_metrics import ProcessMetrics
-from osmosis_grpc.settings import RolloutSettings, get_settings
+from osmosis_grpc.protocol.errors import CallError, InvalidArgument, Unavailable
+from osmosis_grpc.protocol.types import InitRequest, ToolDict, TraceContext
+from osmosis_grpc.settings.settings import RolloutSettings, get_settings
 from osmosis_grpc.supervise import Supervisor
 from osmosis_grpc.trainer import Callback, ChatRequest, ChatResponse, RolloutClient, RolloutOutcome
 from osmosis_grpc.trainer.transports.callback.recorder import CallbackRecorder
-from osmosis_grpc.types import InitRequest, ToolDict, TraceContext
 
 _REMEMBERED = 100_000  # rollouts whose tools are cached
 

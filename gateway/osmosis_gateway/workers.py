@@ -18,9 +18,9 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from osmosis_gateway.bounded_json import Bounds, parse_body, read_body, refusal
-from osmosis_grpc.errors import CallError
-from osmosis_grpc.link.bearer_tokens import WRONG
+from osmosis_grpc.network.bearer_tokens import WRONG
+from osmosis_grpc.network.http.bounded_json import Bounds, parse_body, read_body, refusal
+from osmosis_grpc.protocol.errors import CallError
 from osmosis_grpc.server.workers.config import WorkersConfig
 from osmosis_grpc.server.workers.routing import Workers, possibly_started
 from osmosis_grpc.server.workers.siblings import WorkerAway, patient

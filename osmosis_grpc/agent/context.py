@@ -25,10 +25,10 @@ from osmosis_grpc.agent.tools import (
     refuse_cut_call,
     tool_text,
 )
-from osmosis_grpc.types import ChatPurpose, ChatRef, Message, events, jsontext
-from osmosis_grpc.types.cuts import CUTS
-from osmosis_grpc.types.json_values import loggable
-from osmosis_grpc.types.tool_dicts import dump_model
+from osmosis_grpc.protocol.types import ChatPurpose, ChatRef, Message, events, jsontext
+from osmosis_grpc.protocol.types.cuts import CUTS
+from osmosis_grpc.protocol.types.json_values import loggable
+from osmosis_grpc.protocol.types.tool_dicts import dump_model
 
 if TYPE_CHECKING:
     from osmosis_grpc.agent.grader import RolloutSample

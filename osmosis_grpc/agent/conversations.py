@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from osmosis_grpc.agent.message_keys import History, message_key
-from osmosis_grpc.errors import ResourceExhausted
-from osmosis_grpc.types import ChatRef, Message
+from osmosis_grpc.protocol.errors import ResourceExhausted
+from osmosis_grpc.protocol.types import ChatRef, Message
 
 MAX_BYTES = 256 * 1024 * 1024
 """The most bytes of the messages that one rollout keeps."""

@@ -3,7 +3,7 @@
 import builtins
 from enum import StrEnum
 
-from osmosis_grpc.types import FailureReason, RolloutOutcome
+from osmosis_grpc.protocol.types import FailureReason, RolloutOutcome
 
 
 class RolloutErrorCategory(StrEnum):

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from osmosis_grpc.agent.grader import GraderContext
-from osmosis_grpc.errors import RolloutEndedError
+from osmosis_grpc.protocol.errors import RolloutEndedError
+from osmosis_grpc.protocol.types import RolloutRequest, jsontext
 from osmosis_grpc.supervise import OnFailure, child, job
-from osmosis_grpc.types import RolloutRequest, jsontext
 
 GRADE_GROUP = job("agent.grade_group", OnFailure.RAISE)
 

@@ -1,7 +1,7 @@
 """The time limit of a grader, for agents without a grader."""
 
-from osmosis_grpc.errors import InvalidArgument
-from osmosis_grpc.types import RolloutRequest
+from osmosis_grpc.protocol.errors import InvalidArgument
+from osmosis_grpc.protocol.types import RolloutRequest
 
 
 def refuse_grader_timeout(name: str, request: RolloutRequest) -> None:

@@ -10,10 +10,10 @@ from osmosis_grpc.agent.grader import Grader, GraderContext, RolloutSample
 from osmosis_grpc.agent.missing_names import with_import_hint
 from osmosis_grpc.agent.result_check import RunOutcome
 from osmosis_grpc.agent.workflow_config import GraderConfig
-from osmosis_grpc.errors import RolloutEndedError
-from osmosis_grpc.types import Failure, FailureReason, Message, RolloutOutcome, RolloutRequest
-from osmosis_grpc.types.json_values import loggable
-from osmosis_grpc.types.outcome import clip
+from osmosis_grpc.protocol.errors import RolloutEndedError
+from osmosis_grpc.protocol.types import Failure, FailureReason, Message, RolloutOutcome, RolloutRequest
+from osmosis_grpc.protocol.types.json_values import loggable
+from osmosis_grpc.protocol.types.outcome import clip
 
 NOT_FROM_GRADERS = frozenset({"trainer", "server"})
 """The boundaries of failures that are not the grader's fault, for example of a judge's chat."""

@@ -13,9 +13,9 @@ from osmosis_grpc.agent.context import RolloutContext
 from osmosis_grpc.agent.conversations import Conversations
 from osmosis_grpc.agent.message_keys import History
 from osmosis_grpc.agent.results import CompletionsResult
-from osmosis_grpc.errors import CallError, InvalidArgument, RolloutEndedError
-from osmosis_grpc.types import ChatRef, Message
-from osmosis_grpc.types.requests import with_params
+from osmosis_grpc.protocol.errors import CallError, InvalidArgument, RolloutEndedError
+from osmosis_grpc.protocol.types import ChatRef, Message
+from osmosis_grpc.protocol.types.requests import with_params
 
 POLICY = "policy"
 """The name of the model. `policy/NAME` is the trainer's policy NAME."""

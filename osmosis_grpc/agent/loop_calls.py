@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from osmosis_grpc.agent.sync_waits import wait_in_task
-from osmosis_grpc.errors import RolloutEndedError
+from osmosis_grpc.protocol.errors import RolloutEndedError
 from osmosis_grpc.supervise import OnFailure, child, job
 
 CALL = job("agent.sync_call", OnFailure.RAISE)

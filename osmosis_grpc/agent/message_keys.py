@@ -9,8 +9,8 @@ from contextlib import suppress
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from osmosis_grpc.errors import InvalidArgument
-from osmosis_grpc.types import Message, jsontext
+from osmosis_grpc.protocol.errors import InvalidArgument
+from osmosis_grpc.protocol.types import Message, jsontext
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _DIGEST_BYTES = 16

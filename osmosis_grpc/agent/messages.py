@@ -1,6 +1,6 @@
 """Functions that read messages, for agent loops. They accept every message that a model server sends.
 
-osmosis_grpc.types.messages checks which messages can be sent.
+osmosis_grpc.protocol.types.messages checks which messages can be sent.
 """
 
 from collections import Counter

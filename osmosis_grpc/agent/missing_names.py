@@ -5,9 +5,9 @@ Each text is one sentence. It says where the name is, or what to use until osmos
 
 from dataclasses import replace
 
-from osmosis_grpc.errors import install, missing_extra
-from osmosis_grpc.types import Failure
-from osmosis_grpc.types.outcome import clip
+from osmosis_grpc.protocol.errors import install, missing_extra
+from osmosis_grpc.protocol.types import Failure
+from osmosis_grpc.protocol.types.outcome import clip
 
 _LOOP = "write the agent as a RolloutAgentLoop of osmosis_grpc.rollout"
 _REWARD = "compute the reward in the agent and pass it to ctx.complete(messages, reward=...)"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from osmosis_grpc.agent.call_origins import CallOrigins
 from osmosis_grpc.agent.ports import RolloutFolders
-from osmosis_grpc.types import ChatPurpose, ChatRef, ChatResponse, EventKind, Message
+from osmosis_grpc.protocol.types import ChatPurpose, ChatRef, ChatResponse, EventKind, Message
 
 if TYPE_CHECKING:
     from osmosis_grpc.agent.results import CompletionsResult

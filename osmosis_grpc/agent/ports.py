@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from osmosis_grpc.agent.call_origins import CallOrigins
-from osmosis_grpc.types import (
+from osmosis_grpc.protocol.types import (
     ChatPurpose,
     ChatRef,
     ChatRequest,
@@ -29,7 +29,7 @@ ChatModel = Callable[[ChatRequest], Awaitable[ChatResponse]]
 
 It returns the same reply for the same rollout, attempt, sample and number. The engine awaits the result. To cancel a
 chat, the engine calls cancel() of the result. If the result has no cancel(), the engine cancels the task that awaits
-the result. Raises osmosis_grpc.errors.CallError. If the error is `retryable`, the engine retries.
+the result. Raises osmosis_grpc.protocol.errors.CallError. If the error is `retryable`, the engine retries.
 """
 
 ResultSink = Callable[[RolloutOutcome], Awaitable[Receipt]]

@@ -7,7 +7,7 @@ from typing import Any
 
 from osmosis_grpc.agent.context import RolloutContext
 from osmosis_grpc.agent.result_check import RunOutcome, invalid_result
-from osmosis_grpc.types.json_values import number_of
+from osmosis_grpc.protocol.types.json_values import number_of
 
 KEYS = ("reward", "rewards", "train", "metadata", "finish_reason")
 """The keys of a result. Each can be left out."""

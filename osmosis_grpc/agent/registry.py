@@ -6,7 +6,7 @@ Servers do not read registries, because a server is given the loops that it host
 import threading
 
 from osmosis_grpc.agent.loop import AgentNameError, RolloutAgentLoop, name_problem
-from osmosis_grpc.errors import AgentLoopNotFoundError
+from osmosis_grpc.protocol.errors import AgentLoopNotFoundError
 
 
 class AgentLoopRegistry:

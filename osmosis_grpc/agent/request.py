@@ -4,7 +4,7 @@ import copy
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
-from osmosis_grpc.types import requests
+from osmosis_grpc.protocol.types import requests
 
 if TYPE_CHECKING:
     from osmosis_grpc.agent.request_model import RequestModel

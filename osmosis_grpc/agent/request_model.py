@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from osmosis_grpc.agent.sdk_schemas import MessageDict, RolloutId
-from osmosis_grpc.types.requests import DEFAULT_MAX_TOKENS_TOTAL, DEFAULT_MAX_TURNS, Fork, Group
+from osmosis_grpc.protocol.types.requests import DEFAULT_MAX_TOKENS_TOTAL, DEFAULT_MAX_TURNS, Fork, Group
 
 DEFAULT_MAX_METADATA_SIZE_BYTES = 1024 * 1024
 """The most bytes of a request's metadata as JSON."""

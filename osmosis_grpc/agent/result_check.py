@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from osmosis_grpc.agent.results import RolloutResult
-from osmosis_grpc.types import Failure, FailureReason, Message
-from osmosis_grpc.types.json_values import number_of
-from osmosis_grpc.types.outcome import clip, describe
+from osmosis_grpc.protocol.types import Failure, FailureReason, Message
+from osmosis_grpc.protocol.types.json_values import number_of
+from osmosis_grpc.protocol.types.outcome import clip, describe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,8 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from osmosis_grpc.agent.token_list import TokenList, as_list
-from osmosis_grpc.types import Message
-from osmosis_grpc.types.fast_init import fast_init
+from osmosis_grpc.protocol.types import Message
+from osmosis_grpc.protocol.types.fast_init import fast_init
 
 if TYPE_CHECKING:
     from osmosis_grpc.agent.sdk_schemas import RolloutMetrics

@@ -6,7 +6,7 @@ import reprlib
 from collections.abc import Callable
 from typing import Any
 
-from osmosis_grpc.types.json_values import number_of
+from osmosis_grpc.protocol.types.json_values import number_of
 
 _EXPECTED = ("solution_str", "ground_truth")
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from contextvars import ContextVar, Token
 from typing import Any, Self
 
-from osmosis_grpc.errors import MissingExtraError, RolloutEndedError
+from osmosis_grpc.protocol.errors import MissingExtraError, RolloutEndedError
 
 current_rollout: ContextVar[Any] = ContextVar("osmosis_grpc_rollout", default=None)
 """The RolloutContext of the running code; None outside of a rollout."""
@@ -36,7 +36,7 @@ class BaseUrls:
         if self._ended:
             raise RolloutEndedError("the rollout has ended")
         try:
-            gateway: Any = importlib.import_module("osmosis_gateway.base_url.lazy_endpoint")
+            gateway: Any = importlib.import_module("osmosis_grpc.endpoints.lazy_endpoint")
         except ModuleNotFoundError as error:
             raise MissingExtraError("the base URL of a rollout", "server") from error
         address = gateway.lazy_endpoint(context, self._loop)

@@ -8,11 +8,11 @@ from typing import Any
 from osmosis_grpc.agent.call_origins import CallOrigin
 from osmosis_grpc.agent.current_context import ToolRun, tool_watcher
 from osmosis_grpc.agent.ports import Session
-from osmosis_grpc.errors import InvalidArgument
-from osmosis_grpc.types import Message, events, jsontext
-from osmosis_grpc.types.json_values import readable
-from osmosis_grpc.types.messages import copy_message
-from osmosis_grpc.types.outcome import clip
+from osmosis_grpc.protocol.errors import InvalidArgument
+from osmosis_grpc.protocol.types import Message, events, jsontext
+from osmosis_grpc.protocol.types.json_values import readable
+from osmosis_grpc.protocol.types.messages import copy_message
+from osmosis_grpc.protocol.types.outcome import clip
 
 
 def names_of(call: Any) -> tuple[str, str]:

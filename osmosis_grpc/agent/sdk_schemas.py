@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from osmosis_grpc.types.messages import Message
-from osmosis_grpc.types.requests import MAX_ID_CHARS
-from osmosis_grpc.types.tool_models import OpenAIFunctionToolSchema
+from osmosis_grpc.protocol.types.messages import Message
+from osmosis_grpc.protocol.types.requests import MAX_ID_CHARS
+from osmosis_grpc.protocol.types.tool_models import OpenAIFunctionToolSchema
 
 MessageDict = Message
 SamplingParamsDict = dict[str, Any]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from osmosis_grpc.agent.entry_points import PACKAGE
-from osmosis_grpc.types.syntax_tree import parse
+from osmosis_grpc.agent.syntax_tree import parse
 
 OURS = {"osmosis_grpc": "osmosis-grpc", "osmosis_gateway": "osmosis-grpc"}
 """Our own packages. Only their version is part of an agent's version, not their files."""

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from osmosis_grpc.agent.context import RolloutContext
 from osmosis_grpc.agent.loop_calls import LoopCalls
 from osmosis_grpc.agent.results import CompletionsResult, RolloutResult
-from osmosis_grpc.types import ChatPurpose, ChatRef, Message, RolloutRequest, ToolDict
+from osmosis_grpc.protocol.types import ChatPurpose, ChatRef, Message, RolloutRequest, ToolDict
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from pydantic import PydanticUserError, TypeAdapter
 
-from osmosis_grpc.types.json_values import ARRAYS
+from osmosis_grpc.protocol.types.json_values import ARRAYS
 
 
 def result_problem(function: Any) -> str:

@@ -10,14 +10,14 @@ from typing import Any
 
 from osmosis_grpc.agent.current_context import ToolRun, current_run, current_session, tool_watcher
 from osmosis_grpc.agent.running_tool_call import RunningToolCall, names_of
-from osmosis_grpc.errors import RolloutEndedError, ToolArgumentError, ToolExecutionError, ToolUnavailable
+from osmosis_grpc.protocol.errors import RolloutEndedError, ToolArgumentError, ToolExecutionError, ToolUnavailable
+from osmosis_grpc.protocol.types import Message
+from osmosis_grpc.protocol.types.json_values import readable
+from osmosis_grpc.protocol.types.jsontext import repaired
+from osmosis_grpc.protocol.types.messages import copy_message
+from osmosis_grpc.protocol.types.outcome import clip, describe, printable
+from osmosis_grpc.protocol.types.stack_frames import own_lines
 from osmosis_grpc.supervise import OnFailure, child, job
-from osmosis_grpc.types import Message
-from osmosis_grpc.types.json_values import readable
-from osmosis_grpc.types.jsontext import repaired
-from osmosis_grpc.types.messages import copy_message
-from osmosis_grpc.types.outcome import clip, describe, printable
-from osmosis_grpc.types.stack_frames import own_lines
 
 log = logging.getLogger(__name__)
 
@@ -106,8 +106,8 @@ def note_error(tool_call_id: str, text: str = "") -> None:
 def serialize_tool_result(result: Any) -> str:
     """Return a tool's result as a message's content, with the texts of the Osmosis SDK.
 
-    A string stays unchanged. Any other value is converted to JSON as in `osmosis_grpc.types.json_values`: None is
-    `null`, and non-ASCII characters are escaped. Raises InvalidArgument for NaN, infinity, and an object that cannot be
+    A string stays unchanged. Any other value is converted to JSON as in `osmosis_grpc.protocol.types.json_values`:
+    None is `null`, and non-ASCII characters are escaped. Raises InvalidArgument for NaN, infinity, and an object that cannot be
     converted and has no str() of its own.
     """
     made = readable(result, "result")

@@ -23,10 +23,10 @@ from osmosis_grpc.agent.result_check import RunOutcome, invalid_result
 from osmosis_grpc.agent.sync_waits import with_sync_waits
 from osmosis_grpc.agent.workflow import AgentWorkflow, AgentWorkflowContext
 from osmosis_grpc.agent.workflow_config import AgentWorkflowConfig, BaseConfig, GraderConfig
-from osmosis_grpc.errors import InvalidArgument
-from osmosis_grpc.types import RolloutRequest
-from osmosis_grpc.types.json_values import loggable
-from osmosis_grpc.types.outcome import describe
+from osmosis_grpc.protocol.errors import InvalidArgument
+from osmosis_grpc.protocol.types import RolloutRequest
+from osmosis_grpc.protocol.types.json_values import loggable
+from osmosis_grpc.protocol.types.outcome import describe
 
 METADATA = "spec.metadata_json"
 """The field of an Init that errors about the metadata name."""

@@ -19,7 +19,7 @@ class SourceOptions:
 
     def sources(self) -> ConfigSources:
         """Return the sources that the options and the environment name. Raises LoadError."""
-        from osmosis_grpc.settings import RolloutServerSettings, check_server_table, problems
+        from osmosis_grpc.settings.settings import RolloutServerSettings, check_server_table, problems
 
         given = {"config_file": Path(self.config)} if self.config else {}
         try:

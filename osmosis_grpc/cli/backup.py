@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from osmosis_grpc.cli.usual_folder import state_folder
-from osmosis_grpc.errors import LedgerError
+from osmosis_grpc.protocol.errors import LedgerError
+from osmosis_grpc.protocol.types.outcome import printable
 from osmosis_grpc.serve.json_output import records, say_error
 from osmosis_grpc.storage import JournalError
 from osmosis_grpc.storage.backup import copied_schemas, copy_ledger, copy_workers, new_folder
 from osmosis_grpc.storage.find_damage import Examined, examine
-from osmosis_grpc.types.outcome import printable
 
 PROGRESS = 5.0
 """Seconds between two lines about the progress."""

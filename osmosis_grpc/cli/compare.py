@@ -4,14 +4,14 @@ from collections.abc import Iterator, Sequence
 
 from osmosis_grpc.cli.score_text import estimate_text
 from osmosis_grpc.cli.screen import Line, Screen, wrapped
-from osmosis_grpc.evaluate import RunError, RunFolder
-from osmosis_grpc.evaluate.comparison import Comparison, RowPair, compare, differences
-from osmosis_grpc.evaluate.run_folder import SCHEMA_VERSION
-from osmosis_grpc.reading.phrases import counted
+from osmosis_grpc.protocol.types.outcome import printable
+from osmosis_grpc.records.evaluate import RunError, RunFolder
+from osmosis_grpc.records.evaluate.comparison import Comparison, RowPair, compare, differences
+from osmosis_grpc.records.evaluate.run_folder import SCHEMA_VERSION
+from osmosis_grpc.records.reading.phrases import counted
 from osmosis_grpc.serve.json_output import records
 from osmosis_grpc.serve.startup import usage_error
-from osmosis_grpc.types.outcome import printable
-from osmosis_grpc.types.score_stats import shown_k
+from osmosis_grpc.trainer.score_stats import shown_k
 
 MOST_ROWS = 10
 """At most this many rows that got better, or worse, are printed."""

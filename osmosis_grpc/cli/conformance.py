@@ -10,13 +10,13 @@ from typing import Any
 
 from osmosis_grpc.cli.server_choice import chosen_server
 from osmosis_grpc.cli.source_options import SourceOptions
-from osmosis_grpc.errors import MissingExtraError
-from osmosis_grpc.link.channel_options import client_options
-from osmosis_grpc.link.credentials import Credentials, channel
-from osmosis_grpc.reading.source_port import SourceError
+from osmosis_grpc.network.channel_options import client_options
+from osmosis_grpc.network.credentials import Credentials, channel
+from osmosis_grpc.protocol.errors import MissingExtraError
+from osmosis_grpc.protocol.types.outcome import printable
+from osmosis_grpc.records.reading.source_port import SourceError
 from osmosis_grpc.serve.json_output import Records, records, say_error
 from osmosis_grpc.serve.startup import usage_error
-from osmosis_grpc.types.outcome import printable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from osmosis_grpc.cli.screen import Line, wrapped
-from osmosis_grpc.reading.message_text import CallName, ToolEnd, mapping, mappings, reasoning_of, text_of
-from osmosis_grpc.types.outcome import printable
+from osmosis_grpc.protocol.types.outcome import printable
+from osmosis_grpc.records.reading.message_text import CallName, ToolEnd, mapping, mappings, reasoning_of, text_of
 
 INDENT = 8
 """The most columns by which a line of a conversation is indented."""

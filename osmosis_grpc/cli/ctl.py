@@ -9,14 +9,14 @@ from typing import Any
 from osmosis_grpc.cli.screen import Line, Screen, wrapped
 from osmosis_grpc.cli.server_choice import chosen_server
 from osmosis_grpc.cli.source_options import SourceOptions
-from osmosis_grpc.reading.chosen_server import ChosenServer
-from osmosis_grpc.reading.record_values import plain
-from osmosis_grpc.reading.source_port import SourceError
+from osmosis_grpc.protocol.types import CancelResult
+from osmosis_grpc.protocol.types.server_info import DrainResult, ServerInfo
+from osmosis_grpc.records.reading.chosen_server import ChosenServer
+from osmosis_grpc.records.reading.record_values import plain
+from osmosis_grpc.records.reading.source_port import SourceError
 from osmosis_grpc.serve.json_output import Records, records, say_error
 from osmosis_grpc.serve.startup import usage_error
 from osmosis_grpc.trainer.rollout_client import RolloutClient
-from osmosis_grpc.types import CancelResult
-from osmosis_grpc.types.server_info import DrainResult, ServerInfo
 
 POLL = 0.25
 """Seconds between two questions how much work is left."""

@@ -22,8 +22,12 @@ from osmosis_grpc.cli.run_display import Display, failed_lines, figures, row_lin
 from osmosis_grpc.cli.run_options import RunOptions
 from osmosis_grpc.cli.screen import say_wrapped
 from osmosis_grpc.cli.transcript import transcript
-from osmosis_grpc.errors import CallError, InvalidArgument
-from osmosis_grpc.evaluate import (
+from osmosis_grpc.policies import Policy
+from osmosis_grpc.protocol.errors import CallError, InvalidArgument
+from osmosis_grpc.protocol.types import RolloutOutcome
+from osmosis_grpc.protocol.types.outcome import printable
+from osmosis_grpc.protocol.types.requests import check_params
+from osmosis_grpc.records.evaluate import (
     Dataset,
     DatasetError,
     ModelError,
@@ -35,19 +39,15 @@ from osmosis_grpc.evaluate import (
     Summary,
     open_model,
 )
-from osmosis_grpc.evaluate.columns import parse_map
-from osmosis_grpc.evaluate.dataset import Chosen, every
-from osmosis_grpc.evaluate.inputs import Inputs, agent_inputs, digest_of
-from osmosis_grpc.evaluate.models import Model, check_url
-from osmosis_grpc.evaluate.price import Price
-from osmosis_grpc.policies import Policy
-from osmosis_grpc.reading.phrases import counted
+from osmosis_grpc.records.evaluate.columns import parse_map
+from osmosis_grpc.records.evaluate.dataset import Chosen, every
+from osmosis_grpc.records.evaluate.inputs import Inputs, agent_inputs, digest_of
+from osmosis_grpc.records.evaluate.models import Model, check_url
+from osmosis_grpc.records.evaluate.price import Price
+from osmosis_grpc.records.reading.phrases import counted
 from osmosis_grpc.serve.json_output import Records, say_error
 from osmosis_grpc.serve.startup import usage_error
 from osmosis_grpc.storage import JournalError
-from osmosis_grpc.types import RolloutOutcome
-from osmosis_grpc.types.outcome import printable
-from osmosis_grpc.types.requests import check_params
 
 T = TypeVar("T")
 

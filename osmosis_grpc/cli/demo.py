@@ -25,11 +25,11 @@ from rich.text import Text
 
 from osmosis_grpc.cli.program import program
 from osmosis_grpc.cli.trial import ANSWER, FINAL, QUESTION
-from osmosis_grpc.errors import CallError
+from osmosis_grpc.protocol.errors import CallError
+from osmosis_grpc.protocol.types import RolloutOutcome
+from osmosis_grpc.protocol.types.outcome import printable
 from osmosis_grpc.serve.json_output import records, say_error
 from osmosis_grpc.supervise import OnFailure, child, job
-from osmosis_grpc.types import RolloutOutcome
-from osmosis_grpc.types.outcome import printable
 
 TRAIN = job("cli.demo_trainer", OnFailure.RAISE)
 WAIT = job("cli.demo_server", OnFailure.RAISE)

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import osmosis_grpc
 from osmosis_grpc.cli.screen import Screen
+from osmosis_grpc.protocol.types.outcome import printable
 from osmosis_grpc.serve.json_output import Records, records
 from osmosis_grpc.serve.startup import usage_error
-from osmosis_grpc.types.outcome import printable
 
 PACKAGE = Path(osmosis_grpc.__file__).parent
 FOLDERS = PACKAGE / "docs", PACKAGE.parent / "docs"

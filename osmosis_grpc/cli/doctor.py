@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Literal
 
 from osmosis_grpc.cli.machine_checks import Check, checks
 from osmosis_grpc.cli.usual_folder import state_folder, usual_folder
-from osmosis_grpc.errors import LedgerError
+from osmosis_grpc.protocol.errors import LedgerError
+from osmosis_grpc.protocol.types.outcome import printable
 from osmosis_grpc.serve.json_output import Records, records, say_error
 from osmosis_grpc.storage.worker_folders import worker_folders
-from osmosis_grpc.types.outcome import printable
 
 if TYPE_CHECKING:
     from osmosis_grpc.storage.find_damage import Examined, Finding

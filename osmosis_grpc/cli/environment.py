@@ -4,10 +4,12 @@ import os
 import sys
 from pathlib import Path
 
-from osmosis_grpc.console.option import PREFIX
+from osmosis_grpc.settings.option import PREFIX
 
 
 def sets_options() -> bool:
     """Return whether a variable or the file .env possibly sets an option. If not, all options have their defaults."""
-    known = "osmosis_grpc.settings" in sys.modules  # then the import takes no time, and configure() was perhaps called
+    known = (
+        "osmosis_grpc.settings.settings" in sys.modules
+    )  # then the import takes no time, and configure() was perhaps called
     return known or Path(".env").exists() or any(name.upper().startswith(PREFIX) for name in os.environ)

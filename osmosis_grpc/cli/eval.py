@@ -20,19 +20,19 @@ from osmosis_grpc.cli.run_display import Display
 from osmosis_grpc.cli.run_options import RunOptions
 from osmosis_grpc.cli.score_text import score_lines
 from osmosis_grpc.cli.screen import Screen
-from osmosis_grpc.evaluate import DatasetError, ModelError, Run, RunError, RunFolder
-from osmosis_grpc.evaluate.dataset import Row
-from osmosis_grpc.evaluate.errors import EvalFunctionError
-from osmosis_grpc.evaluate.eval_functions import OWN_REWARD, EvalFunction, Scorer, load_eval_functions
-from osmosis_grpc.evaluate.inputs import Inputs, changes, function_inputs
-from osmosis_grpc.evaluate.results import RowResult
-from osmosis_grpc.evaluate.row_choice import RowChoice
-from osmosis_grpc.evaluate.run_folder import SCHEMA_VERSION
-from osmosis_grpc.reading.phrases import counted
+from osmosis_grpc.protocol.types.outcome import printable
+from osmosis_grpc.records.evaluate import DatasetError, ModelError, Run, RunError, RunFolder
+from osmosis_grpc.records.evaluate.dataset import Row
+from osmosis_grpc.records.evaluate.errors import EvalFunctionError
+from osmosis_grpc.records.evaluate.eval_functions import OWN_REWARD, EvalFunction, Scorer, load_eval_functions
+from osmosis_grpc.records.evaluate.inputs import Inputs, changes, function_inputs
+from osmosis_grpc.records.evaluate.results import RowResult
+from osmosis_grpc.records.evaluate.row_choice import RowChoice
+from osmosis_grpc.records.evaluate.run_folder import SCHEMA_VERSION
+from osmosis_grpc.records.reading.phrases import counted
 from osmosis_grpc.serve.json_output import Records, records, say_error
 from osmosis_grpc.serve.startup import usage_error
-from osmosis_grpc.types.outcome import printable
-from osmosis_grpc.types.score_stats import Scores, ScoreSummary
+from osmosis_grpc.trainer.score_stats import Scores, ScoreSummary
 
 COMMAND = "eval"
 

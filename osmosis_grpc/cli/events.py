@@ -7,13 +7,13 @@ from contextlib import aclosing
 from osmosis_grpc.cli.screen import Screen
 from osmosis_grpc.cli.source import Source, open_source, stopped_text
 from osmosis_grpc.cli.source_options import SourceOptions
-from osmosis_grpc.reading.event_text import name_of, one_line
-from osmosis_grpc.reading.history import sampled
-from osmosis_grpc.reading.record_values import plain
-from osmosis_grpc.reading.source_port import SourceError
+from osmosis_grpc.protocol.types import OutcomeStatus, TrajectoryEvent, events
+from osmosis_grpc.records.reading.event_text import name_of, one_line
+from osmosis_grpc.records.reading.history import sampled
+from osmosis_grpc.records.reading.record_values import plain
+from osmosis_grpc.records.reading.source_port import SourceError
 from osmosis_grpc.serve.json_output import Records, records, say_error
 from osmosis_grpc.serve.startup import usage_error
-from osmosis_grpc.types import OutcomeStatus, TrajectoryEvent, events
 
 HEAVY: dict[type, frozenset[str]] = {
     events.Accepted: frozenset({"digest"}),

@@ -13,17 +13,17 @@ from osmosis_grpc.cli.export_options import ExportChoices
 from osmosis_grpc.cli.list import chosen_filter
 from osmosis_grpc.cli.source import Source, open_source
 from osmosis_grpc.cli.source_options import SourceOptions
-from osmosis_grpc.errors import InvalidArgument, MissingExtraError
-from osmosis_grpc.export import Export, ExportCounts, ExportOptions, RecordedRollout, VerlConfig
-from osmosis_grpc.export.files import Format
-from osmosis_grpc.export.verl_rows import TooLong
-from osmosis_grpc.reading.list_filter import ListOptions
-from osmosis_grpc.reading.phrases import counted
-from osmosis_grpc.reading.source_port import DamagedRollout, SourceError
+from osmosis_grpc.protocol.errors import InvalidArgument, MissingExtraError
+from osmosis_grpc.protocol.types import RolloutFilter, RolloutInfo
+from osmosis_grpc.protocol.types.cuts import Cut, Dropped
+from osmosis_grpc.records.export import Export, ExportCounts, ExportOptions, RecordedRollout, VerlConfig
+from osmosis_grpc.records.export.files import Format
+from osmosis_grpc.records.export.verl_rows import TooLong
+from osmosis_grpc.records.reading.list_filter import ListOptions
+from osmosis_grpc.records.reading.phrases import counted
+from osmosis_grpc.records.reading.source_port import DamagedRollout, SourceError
 from osmosis_grpc.serve.json_output import Records, records, say_error
 from osmosis_grpc.serve.startup import usage_error
-from osmosis_grpc.types import RolloutFilter, RolloutInfo
-from osmosis_grpc.types.cuts import Cut, Dropped
 
 PAGE = 200
 PROGRESS = 5.0
@@ -43,7 +43,7 @@ _OPTIONS = {
     'untrainable="skip"': "--skip-untrainable",
     'too_long="skip"': "--too-long skip",
     "components=False": "--no-reward-components",
-    "inputs_of=": "osmosis_grpc.export.verl_records(inputs_of=) in Python",
+    "inputs_of=": "osmosis_grpc.records.export.verl_records(inputs_of=) in Python",
 }
 """What Python calls the options."""
 _NOT_ROLLOUTS = {"output", "pad_id", "prompt_length", "response_length", "global_steps", "too_long"}

@@ -8,7 +8,7 @@ import typer
 from osmosis_grpc.cli.option_groups import with_options
 
 if TYPE_CHECKING:
-    from osmosis_grpc.reading.list_filter import ListOptions
+    from osmosis_grpc.records.reading.list_filter import ListOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class FilterOptions:
 
     def with_limit(self, limit: int) -> "ListOptions":
         """Return these options and a limit, as the reader of rollouts takes them."""
-        from osmosis_grpc.reading.list_filter import ListOptions
+        from osmosis_grpc.records.reading.list_filter import ListOptions
 
         return ListOptions(
             states=tuple(self.state or ()),

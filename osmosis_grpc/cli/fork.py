@@ -22,19 +22,19 @@ from osmosis_grpc.cli.run_options import RunOptions
 from osmosis_grpc.cli.source import Source, open_source
 from osmosis_grpc.cli.source_options import SourceOptions
 from osmosis_grpc.engine.recorded_chats import ForkedChats
-from osmosis_grpc.errors import CallError, OsmosisRolloutError
-from osmosis_grpc.evaluate import ModelError, RunError, RunFolder
-from osmosis_grpc.evaluate.fork_run import run_fork
-from osmosis_grpc.evaluate.models import Model
-from osmosis_grpc.reading.fork_origin import origin
-from osmosis_grpc.reading.phrases import counted, reward_text
-from osmosis_grpc.reading.record_values import plain
-from osmosis_grpc.reading.source_port import SourceError
+from osmosis_grpc.protocol.errors import CallError, OsmosisRolloutError
+from osmosis_grpc.protocol.types import Fork, OutcomeStatus, RolloutOutcome, RolloutRequest
+from osmosis_grpc.protocol.types.outcome import printable
+from osmosis_grpc.records.evaluate import ModelError, RunError, RunFolder
+from osmosis_grpc.records.evaluate.fork_run import run_fork
+from osmosis_grpc.records.evaluate.models import Model
+from osmosis_grpc.records.reading.fork_origin import origin
+from osmosis_grpc.records.reading.phrases import counted, reward_text
+from osmosis_grpc.records.reading.record_values import plain
+from osmosis_grpc.records.reading.source_port import SourceError
 from osmosis_grpc.serve.json_output import Records, records, say_error
 from osmosis_grpc.serve.startup import usage_error
 from osmosis_grpc.storage import JournalError
-from osmosis_grpc.types import Fork, OutcomeStatus, RolloutOutcome, RolloutRequest
-from osmosis_grpc.types.outcome import printable
 
 MAIN = "main"
 

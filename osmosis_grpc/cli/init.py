@@ -7,9 +7,9 @@ from importlib.resources import files
 from pathlib import Path
 
 from osmosis_grpc.cli.program import program
+from osmosis_grpc.protocol.types.outcome import printable
 from osmosis_grpc.serve.json_output import records
 from osmosis_grpc.serve.startup import usage_error
-from osmosis_grpc.types.outcome import printable
 
 TEMPLATES = {"minimal": "server", "tools": "server", "openai": "server,openai"}
 """The templates, and the extras of osmosis-grpc that each needs."""

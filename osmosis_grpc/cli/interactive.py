@@ -9,15 +9,15 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any
 
-from osmosis_grpc.errors import CallError
-from osmosis_grpc.evaluate import Dataset, Row
-from osmosis_grpc.evaluate.models import entered
 from osmosis_grpc.policies import Policy
-from osmosis_grpc.reading.message_text import mapping, mappings
+from osmosis_grpc.protocol.errors import CallError
+from osmosis_grpc.protocol.types import ChatRequest, ChatResponse, Message
+from osmosis_grpc.protocol.types.outcome import printable
+from osmosis_grpc.records.evaluate import Dataset, Row
+from osmosis_grpc.records.evaluate.models import entered
+from osmosis_grpc.records.reading.message_text import mapping, mappings
 from osmosis_grpc.serve.json_output import harmless
 from osmosis_grpc.supervise import DaemonThreads
-from osmosis_grpc.types import ChatRequest, ChatResponse, Message
-from osmosis_grpc.types.outcome import printable
 
 HELP = """\
   n, or Enter   ask the model

@@ -10,10 +10,10 @@ from typing import Any
 
 from osmosis_grpc.cli import view_values as values
 from osmosis_grpc.cli.rollout_facts import RolloutFacts
-from osmosis_grpc.reading.event_text import name_of, one_line
-from osmosis_grpc.reading.history import sampled
-from osmosis_grpc.reading.message_text import mapping
-from osmosis_grpc.types import EventKind, events
+from osmosis_grpc.protocol.types import EventKind, events
+from osmosis_grpc.records.reading.event_text import name_of, one_line
+from osmosis_grpc.records.reading.history import sampled
+from osmosis_grpc.records.reading.message_text import mapping
 
 VIEWS_VERSION = 1
 """The version of the views. It grows with a change that can break a query; a new column or view leaves it the same."""

@@ -8,11 +8,11 @@ from osmosis_grpc.cli.list_table import table
 from osmosis_grpc.cli.screen import Screen, available_width, wrapped
 from osmosis_grpc.cli.source import Source, open_source, stopped_text
 from osmosis_grpc.cli.source_options import SourceOptions
-from osmosis_grpc.reading.list_filter import FilterError, ListOptions, list_record, rollout_filter
-from osmosis_grpc.reading.source_port import SourceError
+from osmosis_grpc.protocol.types import RolloutFilter, RolloutInfo
+from osmosis_grpc.records.reading.list_filter import FilterError, ListOptions, list_record, rollout_filter
+from osmosis_grpc.records.reading.source_port import SourceError
 from osmosis_grpc.serve.json_output import Records, records
 from osmosis_grpc.serve.startup import usage_error
-from osmosis_grpc.types import RolloutFilter, RolloutInfo
 
 PAGE = 500
 """A page has at most this many rollouts."""

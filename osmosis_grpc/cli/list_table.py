@@ -7,9 +7,9 @@ Ids stay whole: if a line is still too wide, each id is in the line above its ro
 from collections.abc import Callable, Iterator, Sequence
 
 from osmosis_grpc.cli.screen import wrapped
-from osmosis_grpc.reading.phrases import span
-from osmosis_grpc.types import RolloutInfo
-from osmosis_grpc.types.outcome import printable
+from osmosis_grpc.protocol.types import RolloutInfo
+from osmosis_grpc.protocol.types.outcome import printable
+from osmosis_grpc.records.reading.phrases import span
 
 GAP = "  "
 NARROWEST = 12

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 
 from osmosis_grpc.cli.certificate_time import expiry
 from osmosis_grpc.cli.environment import sets_options
-from osmosis_grpc.console.server_options import ServerOptions
-from osmosis_grpc.errors import DISTRIBUTION, install
+from osmosis_grpc.protocol.errors import DISTRIBUTION, install
+from osmosis_grpc.settings.server_options import ServerOptions
 from osmosis_grpc.storage.lock_file import holder_of, is_held
 
 if TYPE_CHECKING:
-    from osmosis_grpc.settings import RolloutServerSettings
+    from osmosis_grpc.settings.settings import RolloutServerSettings
 
 GIB = 1024**3
 SOON = 7 * 86_400.0
@@ -56,7 +56,7 @@ def checks(folder: Path | None) -> Iterator[Check]:
     if sets_options():
         from pydantic import ValidationError
 
-        from osmosis_grpc.settings import get_settings, problems
+        from osmosis_grpc.settings.settings import get_settings, problems
 
         try:
             server = get_settings().server

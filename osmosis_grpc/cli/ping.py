@@ -13,18 +13,18 @@ from osmosis_grpc.cli.ctl import protocol_range
 from osmosis_grpc.cli.screen import Line, Screen
 from osmosis_grpc.cli.server_choice import chosen_server
 from osmosis_grpc.cli.source_options import SourceOptions
-from osmosis_grpc.errors import CallError
-from osmosis_grpc.link.client_calls import Metadata, error_of
-from osmosis_grpc.link.connection_errors import explained
-from osmosis_grpc.link.method_calls import replies
-from osmosis_grpc.reading.chosen_server import ChosenServer
-from osmosis_grpc.reading.record_values import plain
-from osmosis_grpc.reading.source_port import SourceError
+from osmosis_grpc.network.client_calls import Metadata, error_of
+from osmosis_grpc.network.connection_errors import explained
+from osmosis_grpc.network.method_calls import replies
+from osmosis_grpc.protocol.errors import CallError
+from osmosis_grpc.protocol.types.server_info import ServerInfo
+from osmosis_grpc.protocol.wire.control import PROTOCOL, SERVER_INFO
+from osmosis_grpc.protocol.wire.methods import METHODS
+from osmosis_grpc.records.reading.chosen_server import ChosenServer
+from osmosis_grpc.records.reading.record_values import plain
+from osmosis_grpc.records.reading.source_port import SourceError
 from osmosis_grpc.serve.json_output import records
 from osmosis_grpc.serve.startup import usage_error
-from osmosis_grpc.types.server_info import ServerInfo
-from osmosis_grpc.wire.control import PROTOCOL, SERVER_INFO
-from osmosis_grpc.wire.methods import METHODS
 
 CALLS = 5
 """The round-trip time is that of the fastest of so many calls."""

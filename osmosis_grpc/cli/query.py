@@ -15,13 +15,13 @@ from osmosis_grpc.cli.journal_views import VIEWS, VIEWS_VERSION
 from osmosis_grpc.cli.query_database import Answer, Interrupted, QueryDatabase, QueryError
 from osmosis_grpc.cli.screen import Screen, columns, wrapped
 from osmosis_grpc.cli.usual_folder import run_folder, state_folder
-from osmosis_grpc.reading.journal_folder import doctor_hint
-from osmosis_grpc.reading.record_values import plain
-from osmosis_grpc.reading.source_port import SourceError
+from osmosis_grpc.protocol.types.outcome import printable
+from osmosis_grpc.records.reading.journal_folder import doctor_hint
+from osmosis_grpc.records.reading.record_values import plain
+from osmosis_grpc.records.reading.source_port import SourceError
 from osmosis_grpc.serve.json_output import Records, records, say_error
 from osmosis_grpc.serve.startup import usage_error
 from osmosis_grpc.storage.journal.schema import FILE
-from osmosis_grpc.types.outcome import printable
 
 RUNS = ".osmosis/runs"
 """Where test and eval keep their runs."""

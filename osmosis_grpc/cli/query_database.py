@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 from osmosis_grpc.cli.journal_views import VIEWS, Column, View
 from osmosis_grpc.cli.rollout_facts import KEPT, JournalFacts
-from osmosis_grpc.reading.journal_folder import doctor_hint
-from osmosis_grpc.reading.source_port import SourceError
+from osmosis_grpc.records.reading.journal_folder import doctor_hint
+from osmosis_grpc.records.reading.source_port import SourceError
 from osmosis_grpc.storage import JournalError
 from osmosis_grpc.storage.journal import schema
 from osmosis_grpc.storage.journal.event_reader import EventReader

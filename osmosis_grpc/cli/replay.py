@@ -13,14 +13,14 @@ from osmosis_grpc.cli.agent_sources import SourceOptions as AgentSources
 from osmosis_grpc.cli.daemon_thread import run_in_daemon_thread
 from osmosis_grpc.cli.source import Source, open_source
 from osmosis_grpc.cli.source_options import SourceOptions
-from osmosis_grpc.errors import OsmosisRolloutError
-from osmosis_grpc.reading.phrases import reward_text
-from osmosis_grpc.reading.source_port import SourceError
+from osmosis_grpc.protocol.errors import OsmosisRolloutError
+from osmosis_grpc.protocol.types import RolloutInfo, RolloutOutcome
+from osmosis_grpc.protocol.types.outcome import printable
+from osmosis_grpc.records.reading.phrases import reward_text
+from osmosis_grpc.records.reading.source_port import SourceError
 from osmosis_grpc.serve.json_output import Records, records, say_error
 from osmosis_grpc.serve.startup import usage_error
 from osmosis_grpc.testing.replay import Difference, Recorded, Row, rerun, result_differences
-from osmosis_grpc.types import RolloutInfo, RolloutOutcome
-from osmosis_grpc.types.outcome import printable
 
 
 def run_replay(

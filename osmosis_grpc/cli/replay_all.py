@@ -20,15 +20,15 @@ from osmosis_grpc.cli.list import chosen_filter
 from osmosis_grpc.cli.replay import STOPPED, recorded_of
 from osmosis_grpc.cli.source import Source, open_source
 from osmosis_grpc.cli.source_options import SourceOptions
-from osmosis_grpc.errors import OsmosisRolloutError
-from osmosis_grpc.reading.list_filter import ListOptions
-from osmosis_grpc.reading.phrases import counted
-from osmosis_grpc.reading.source_port import DamagedRollout, SourceError
+from osmosis_grpc.protocol.errors import OsmosisRolloutError
+from osmosis_grpc.protocol.types import RolloutFilter, RolloutInfo
+from osmosis_grpc.protocol.types.outcome import printable
+from osmosis_grpc.records.reading.list_filter import ListOptions
+from osmosis_grpc.records.reading.phrases import counted
+from osmosis_grpc.records.reading.source_port import DamagedRollout, SourceError
 from osmosis_grpc.serve.json_output import Records, records, say_error
 from osmosis_grpc.serve.startup import usage_error
 from osmosis_grpc.testing.replay import Difference, Row, rerun, result_differences
-from osmosis_grpc.types import RolloutFilter, RolloutInfo
-from osmosis_grpc.types.outcome import printable
 
 PAGE = 100
 PROGRESS = 5.0

@@ -14,18 +14,18 @@ from osmosis_grpc.cli.score_text import score_lines
 from osmosis_grpc.cli.screen import Screen
 from osmosis_grpc.cli.source import Source, open_source
 from osmosis_grpc.cli.source_options import SourceOptions
-from osmosis_grpc.evaluate import RunError, RunFolder
-from osmosis_grpc.evaluate.errors import EvalFunctionError
-from osmosis_grpc.evaluate.eval_functions import EvalFunction, Scored, Scorer, load_eval_functions
-from osmosis_grpc.reading.annotator import Annotator, open_annotator
-from osmosis_grpc.reading.history import History
-from osmosis_grpc.reading.phrases import counted
-from osmosis_grpc.reading.source_port import SourceError
+from osmosis_grpc.protocol.types import OutcomeStatus, RolloutFilter, RolloutInfo, RolloutState, events
+from osmosis_grpc.protocol.types.outcome import printable
+from osmosis_grpc.records.evaluate import RunError, RunFolder
+from osmosis_grpc.records.evaluate.errors import EvalFunctionError
+from osmosis_grpc.records.evaluate.eval_functions import EvalFunction, Scored, Scorer, load_eval_functions
+from osmosis_grpc.records.reading.annotator import Annotator, open_annotator
+from osmosis_grpc.records.reading.history import History
+from osmosis_grpc.records.reading.phrases import counted
+from osmosis_grpc.records.reading.source_port import SourceError
 from osmosis_grpc.serve.json_output import Records, records
 from osmosis_grpc.serve.startup import usage_error
-from osmosis_grpc.types import OutcomeStatus, RolloutFilter, RolloutInfo, RolloutState, events
-from osmosis_grpc.types.outcome import printable
-from osmosis_grpc.types.score_stats import Scores
+from osmosis_grpc.trainer.score_stats import Scores
 
 PAGE = 100
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 
-from osmosis_grpc.errors import DataLoss, InvalidArgument
-from osmosis_grpc.reading.journal_info import unfinished_info
+from osmosis_grpc.protocol.errors import DataLoss, InvalidArgument
+from osmosis_grpc.protocol.types import EventKind, RolloutInfo, RolloutOutcome, RolloutRequest, TrajectoryEvent, events
+from osmosis_grpc.protocol.wire.event import kind_number
+from osmosis_grpc.records.reading.journal_info import unfinished_info
 from osmosis_grpc.storage.journal.event_reader import EventReader
 from osmosis_grpc.storage.journal.open_trails import OpenTrail
 from osmosis_grpc.storage.journal.rows import RolloutRow
-from osmosis_grpc.types import EventKind, RolloutInfo, RolloutOutcome, RolloutRequest, TrajectoryEvent, events
-from osmosis_grpc.wire.event import kind_number
 
 OPEN_PAGE = 200
 """The events of this many unfinished rollouts are read at once."""

@@ -8,10 +8,10 @@ from osmosis_grpc.cli.conversation import Conversation, View
 from osmosis_grpc.cli.screen import Line, Screen, wrapped
 from osmosis_grpc.cli.token_text import token_lines
 from osmosis_grpc.cli.transcript import reward_lines, sample_lines
-from osmosis_grpc.reading.event_text import failure_text, one_line
-from osmosis_grpc.reading.history import MAIN, Chat, History, ToolCall, by_tool
-from osmosis_grpc.reading.phrases import counted, pinned_text, reward_text
-from osmosis_grpc.types import Failure, FailureReason, OutcomeStatus, RolloutInfo, Sample
+from osmosis_grpc.protocol.types import Failure, FailureReason, OutcomeStatus, RolloutInfo, Sample
+from osmosis_grpc.records.reading.event_text import failure_text, one_line
+from osmosis_grpc.records.reading.history import MAIN, Chat, History, ToolCall, by_tool
+from osmosis_grpc.records.reading.phrases import counted, pinned_text, reward_text
 
 MOST_LINES = 12
 """The most lines of one text in a conversation. --turn shows all lines of a turn."""

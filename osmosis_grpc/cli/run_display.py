@@ -8,11 +8,11 @@ from typing import Any, Protocol
 
 from osmosis_grpc.cli.screen import pieces, say_wrapped
 from osmosis_grpc.engine import runner
-from osmosis_grpc.evaluate import RowResult, Summary
-from osmosis_grpc.evaluate.eval_functions import OWN_REWARD
-from osmosis_grpc.reading.phrases import counted
+from osmosis_grpc.protocol.types.outcome import printable
+from osmosis_grpc.records.evaluate import RowResult, Summary
+from osmosis_grpc.records.evaluate.eval_functions import OWN_REWARD
+from osmosis_grpc.records.reading.phrases import counted
 from osmosis_grpc.serve.json_output import Records, say_error
-from osmosis_grpc.types.outcome import printable
 
 MOST_CHARS = 300
 """The most characters of an error in a line."""

@@ -11,8 +11,8 @@ import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from osmosis_grpc.protocol.types.outcome import printable
 from osmosis_grpc.serve.json_output import Records
-from osmosis_grpc.types.outcome import printable
 
 WIDTH = 80
 """The width without a terminal."""

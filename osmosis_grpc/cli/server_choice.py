@@ -2,11 +2,11 @@
 
 from osmosis_grpc.cli.environment import sets_options
 from osmosis_grpc.cli.source_options import SourceOptions
-from osmosis_grpc.console.option import host_port
-from osmosis_grpc.link.credentials import Credentials
-from osmosis_grpc.reading.chosen_server import ChosenServer
+from osmosis_grpc.network.credentials import Credentials
+from osmosis_grpc.records.reading.chosen_server import ChosenServer
 from osmosis_grpc.serve.security_options import credentials_from_options
 from osmosis_grpc.serve.startup import usage_error
+from osmosis_grpc.settings.option import host_port
 
 SERVER = "127.0.0.1:50051"
 """The server that commands ask if no option names another one."""
@@ -33,7 +33,7 @@ def _credentials(options: SourceOptions) -> Credentials:
         return Credentials(insecure=options.insecure)
     from pydantic import ValidationError
 
-    from osmosis_grpc.settings import RolloutClientSettings, problems
+    from osmosis_grpc.settings.settings import RolloutClientSettings, problems
 
     try:
         known = RolloutClientSettings(**given)

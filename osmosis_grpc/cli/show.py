@@ -10,12 +10,12 @@ from osmosis_grpc.cli.rollout_text import RolloutText, Wanted
 from osmosis_grpc.cli.screen import Screen, wrapped
 from osmosis_grpc.cli.source import Source, open_source, stopped_text
 from osmosis_grpc.cli.source_options import SourceOptions
-from osmosis_grpc.reading.history import history_of
-from osmosis_grpc.reading.rollout_record import rollout_record, turn_record
-from osmosis_grpc.reading.source_port import SourceError
+from osmosis_grpc.protocol.types import OutcomeStatus
+from osmosis_grpc.records.reading.history import history_of
+from osmosis_grpc.records.reading.rollout_record import rollout_record, turn_record
+from osmosis_grpc.records.reading.source_port import SourceError
 from osmosis_grpc.serve.json_output import Records, records
 from osmosis_grpc.serve.startup import usage_error
-from osmosis_grpc.types import OutcomeStatus
 
 BAD = (OutcomeStatus.FAILED, OutcomeStatus.DEADLINE_EXCEEDED)
 """The ends for which the command exits with 1."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from osmosis_grpc.cli.source_options import SourceOptions
 from osmosis_grpc.cli.usual_folder import run_folder, state_folder, usual_folder
-from osmosis_grpc.reading.source_port import Events, Source, stopped_text
+from osmosis_grpc.records.reading.source_port import Events, Source, stopped_text
 from osmosis_grpc.serve.json_output import say_error
 from osmosis_grpc.serve.startup import usage_error
 
@@ -41,11 +41,11 @@ def open_source(command: str, options: SourceOptions) -> Source:
             other = f" (--run last reads the newest run in {RUNS})" if any(RUNS.glob("*/journal.db")) else ""
             why = f"there is no journal in {usual}{other}, and "
     if folder is not None:
-        from osmosis_grpc.reading.folder_source import FolderSource
+        from osmosis_grpc.records.reading.folder_source import FolderSource
 
         return FolderSource(folder)
     from osmosis_grpc.cli.server_choice import chosen_server
-    from osmosis_grpc.reading.server_source import ServerSource
+    from osmosis_grpc.records.reading.server_source import ServerSource
 
     server = chosen_server(command, options, why)
     if given:

@@ -9,12 +9,12 @@ from osmosis_grpc.cli.dataset_run import DatasetRun, Prepared, Rows, about, inpu
 from osmosis_grpc.cli.interactive import Session, SteppedPolicy, check_terminal
 from osmosis_grpc.cli.run_display import Display
 from osmosis_grpc.cli.run_options import RunOptions
-from osmosis_grpc.evaluate import DatasetError, ModelError, Run, RunError, RunFolder
-from osmosis_grpc.evaluate.run_folder import SCHEMA_VERSION
-from osmosis_grpc.reading.phrases import counted
+from osmosis_grpc.protocol.types.outcome import printable
+from osmosis_grpc.records.evaluate import DatasetError, ModelError, Run, RunError, RunFolder
+from osmosis_grpc.records.evaluate.run_folder import SCHEMA_VERSION
+from osmosis_grpc.records.reading.phrases import counted
 from osmosis_grpc.serve.json_output import records
 from osmosis_grpc.serve.startup import usage_error
-from osmosis_grpc.types.outcome import printable
 
 LONGEST = 604_800.0
 """The most seconds of a row in a session."""

@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import Callable
 from tempfile import TemporaryDirectory
 
-from osmosis_grpc.errors import CallError, MissingExtraError
-from osmosis_grpc.evaluate import ModelError
-from osmosis_grpc.evaluate.models import Model
 from osmosis_grpc.integrations.smg import SmgGenerator
 from osmosis_grpc.integrations.vllm_grpc import VllmGrpcGenerator
 from osmosis_grpc.policies import ChatRenderer, TemplateTokenizer, TokenPolicy, TokenPolicyConfig
+from osmosis_grpc.protocol.errors import CallError, MissingExtraError
+from osmosis_grpc.records.evaluate import ModelError
+from osmosis_grpc.records.evaluate.models import Model
 
 Generator = VllmGrpcGenerator | SmgGenerator
 GENERATORS: dict[str, Callable[[str], Generator]] = {"vllm-grpc": VllmGrpcGenerator, "smg": SmgGenerator}

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from osmosis_grpc.cli.screen import Line, wrapped
-from osmosis_grpc.reading.phrases import counted, split_text
-from osmosis_grpc.types import Sample, Segment
+from osmosis_grpc.protocol.types import Sample, Segment
+from osmosis_grpc.records.reading.phrases import counted, split_text
 
 
 def token_lines(sample: Sample, width: int) -> Iterator[Line]:

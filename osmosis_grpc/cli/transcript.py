@@ -6,10 +6,10 @@ from typing import Any
 from osmosis_grpc.agent.current_context import ToolRun
 from osmosis_grpc.cli.conversation import Conversation, View
 from osmosis_grpc.cli.screen import Line, wrapped
-from osmosis_grpc.reading.message_text import ToolEnd
-from osmosis_grpc.reading.phrases import counted, reward_text
-from osmosis_grpc.types import ChatRequest, Message, RolloutOutcome, Sample
-from osmosis_grpc.types.outcome import printable
+from osmosis_grpc.protocol.types import ChatRequest, Message, RolloutOutcome, Sample
+from osmosis_grpc.protocol.types.outcome import printable
+from osmosis_grpc.records.reading.message_text import ToolEnd
+from osmosis_grpc.records.reading.phrases import counted, reward_text
 
 Chats = Sequence[tuple[ChatRequest, Message]]
 Messages = Sequence[Mapping[str, Any]]

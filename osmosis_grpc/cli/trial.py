@@ -18,11 +18,19 @@ from osmosis_grpc.agent.runnable import AgentLoopRunnable, as_runnable
 from osmosis_grpc.cli.daemon_thread import run_in_daemon_thread
 from osmosis_grpc.engine import Engine, EngineConfig, Peer, chats, loop_watchdog, runner, stalled_rollouts
 from osmosis_grpc.engine.loop_watchdog import Watchdog
-from osmosis_grpc.errors import OsmosisRolloutError
 from osmosis_grpc.policies import EveryToolMock
+from osmosis_grpc.protocol.errors import OsmosisRolloutError
+from osmosis_grpc.protocol.types import (
+    ChatRequest,
+    ChatResponse,
+    InitRequest,
+    Message,
+    Receipt,
+    RolloutOutcome,
+    RolloutRequest,
+)
 from osmosis_grpc.storage import MemoryJournal
 from osmosis_grpc.supervise import OnFailure, job
-from osmosis_grpc.types import ChatRequest, ChatResponse, InitRequest, Message, Receipt, RolloutOutcome, RolloutRequest
 
 PULSE = job("cli.pulse", OnFailure.RESTART)
 

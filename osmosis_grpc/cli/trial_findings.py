@@ -20,13 +20,13 @@ from osmosis_grpc.agent.sync_agents import RunNotAsyncError
 from osmosis_grpc.agent.tools import ToolRunnerNotAsyncError
 from osmosis_grpc.agent.validator import Finding, Place, make, one_line, place_of, place_of_error
 from osmosis_grpc.cli.trial import MOST_CHATS, Trial
-from osmosis_grpc.errors import ToolExecutionError
-from osmosis_grpc.reading.message_text import mapping
-from osmosis_grpc.reading.phrases import counted
-from osmosis_grpc.types import ChatPurpose, OutcomeStatus
-from osmosis_grpc.types.json_values import number_of
-from osmosis_grpc.types.outcome import describe
-from osmosis_grpc.types.requests import DEFAULT_MAX_TURNS
+from osmosis_grpc.protocol.errors import ToolExecutionError
+from osmosis_grpc.protocol.types import ChatPurpose, OutcomeStatus
+from osmosis_grpc.protocol.types.json_values import number_of
+from osmosis_grpc.protocol.types.outcome import describe
+from osmosis_grpc.protocol.types.requests import DEFAULT_MAX_TURNS
+from osmosis_grpc.records.reading.message_text import mapping
+from osmosis_grpc.records.reading.phrases import counted
 
 HINTS = {
     "BRIEF_BLOCK": "use await asyncio.to_thread(...) if it takes this long in every rollout",

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from osmosis_grpc.cli.environment import sets_options
-from osmosis_grpc.console.server_options import ServerOptions
 from osmosis_grpc.serve.startup import usage_error
+from osmosis_grpc.settings.server_options import ServerOptions
 
 MEMORY = ":memory:"
 """The name of a journal in memory."""
@@ -26,9 +26,9 @@ def run_folder(command: str, run: str) -> Path:
 
     If there is no such run, the command ends with exit code 2.
     """
-    from osmosis_grpc.evaluate.errors import RunError
-    from osmosis_grpc.evaluate.run_folder import RunFolder
-    from osmosis_grpc.types.outcome import printable
+    from osmosis_grpc.protocol.types.outcome import printable
+    from osmosis_grpc.records.evaluate.errors import RunError
+    from osmosis_grpc.records.evaluate.run_folder import RunFolder
 
     try:
         return RunFolder.open(run).path
@@ -45,7 +45,7 @@ def usual_folder(command: str) -> Path | None:
         return Path(ServerOptions.state_dir)
     from pydantic import ValidationError
 
-    from osmosis_grpc.settings import get_settings, problems
+    from osmosis_grpc.settings.settings import get_settings, problems
 
     try:
         chosen = get_settings().server.state_dir

@@ -33,10 +33,10 @@ from osmosis_grpc.agent.workflow_validator import validate_agent
 from osmosis_grpc.cli.agent_sources import SourceOptions
 from osmosis_grpc.cli.screen import say_wrapped
 from osmosis_grpc.cli.transcript import transcript
-from osmosis_grpc.reading.phrases import counted
+from osmosis_grpc.protocol.types.outcome import printable
+from osmosis_grpc.records.reading.phrases import counted
 from osmosis_grpc.serve.json_output import Records, records, say_error
 from osmosis_grpc.serve.startup import usage_error
-from osmosis_grpc.types.outcome import printable
 
 if TYPE_CHECKING:
     from osmosis_grpc.cli.trial import Trial

@@ -17,13 +17,13 @@ from urllib.parse import urlencode
 
 from osmosis_grpc.cli.source import RUNS, Source, open_source
 from osmosis_grpc.cli.source_options import SourceOptions
-from osmosis_grpc.errors import MissingExtraError, missing_extra
 from osmosis_grpc.policies.token_texts import TokenTexts
-from osmosis_grpc.reading.list_filter import FilterError, ListOptions, pairs_of, rollout_filter
-from osmosis_grpc.reading.source_port import SourceError
+from osmosis_grpc.protocol.errors import MissingExtraError, missing_extra
+from osmosis_grpc.protocol.types.outcome import printable
+from osmosis_grpc.records.reading.list_filter import FilterError, ListOptions, pairs_of, rollout_filter
+from osmosis_grpc.records.reading.source_port import SourceError
 from osmosis_grpc.serve.json_output import Records, records, say_error
 from osmosis_grpc.serve.startup import usage_error
-from osmosis_grpc.types.outcome import printable
 
 PORT = 7700
 """The usual port. If another program uses it, the system chooses one."""
@@ -57,7 +57,7 @@ def run_view(options: ViewOptions, source: SourceOptions, *, json: bool) -> int:
     """Serve the viewer until Ctrl-C, and return the exit code."""
     with records(json) as out, ExitStack() as stack:
         try:
-            app: Any = importlib.import_module("osmosis_gateway.viewer.app")
+            app: Any = importlib.import_module("osmosis_grpc.viewer.app")
         except ModuleNotFoundError as error:
             usage_error("view", f"{missing_extra('it', 'server,view')} (there is no {error.name})")
         if options.single_file and options.export is None:
@@ -84,7 +84,7 @@ def run_view(options: ViewOptions, source: SourceOptions, *, json: bool) -> int:
 
 async def _export(source: Source, target: str, options: ViewOptions, out: Records) -> int:
     """Write the pages to files, and return the exit code. Raises SourceError, FilterError and OSError."""
-    export: Any = importlib.import_module("osmosis_gateway.viewer.export")
+    export: Any = importlib.import_module("osmosis_grpc.viewer.export")
     write = export.write_file if options.single_file else export.write_folder
     async with source:
         try:
@@ -138,7 +138,7 @@ def _metrics(options: ViewOptions, source: SourceOptions) -> Any:
         usage_error("view", "--metrics needs --follow HOST:PORT: a folder has no metrics")
     try:
         token = Path(source.token_file).read_text().strip() if source.token_file else ""
-        return importlib.import_module("osmosis_gateway.viewer.metrics").scraped(options.metrics, token, source.ca)
+        return importlib.import_module("osmosis_grpc.viewer.metrics").scraped(options.metrics, token, source.ca)
     except (ValueError, OSError) as error:
         usage_error("view", f"--metrics: {error}")
 

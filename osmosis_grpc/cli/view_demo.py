@@ -17,10 +17,7 @@ from pathlib import Path
 
 from osmosis_grpc.agent import RolloutAgentLoop, RolloutContext, RolloutResult
 from osmosis_grpc.policies.scripted import answer
-from osmosis_grpc.server import AgentServer, ServerConfig
-from osmosis_grpc.tools import tool
-from osmosis_grpc.trainer import Trainer
-from osmosis_grpc.types import (
+from osmosis_grpc.protocol.types import (
     Annotation,
     ChatRequest,
     ChatResponse,
@@ -31,6 +28,9 @@ from osmosis_grpc.types import (
     SegmentAnnotation,
     TokenBlock,
 )
+from osmosis_grpc.server import AgentServer, ServerConfig
+from osmosis_grpc.tools import tool
+from osmosis_grpc.trainer import Trainer
 
 POPULATIONS = {"Lisbon": 545_000, "Oslo": 709_000}
 CITIES = {

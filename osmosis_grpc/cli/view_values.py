@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from osmosis_grpc.cli.rollout_facts import RolloutFacts
-from osmosis_grpc.reading.history import Chat, ChatName, History, ToolCall
-from osmosis_grpc.reading.message_text import mappings, text_of
-from osmosis_grpc.reading.record_values import plain
-from osmosis_grpc.types import Sample, TrajectoryEvent, events
+from osmosis_grpc.protocol.types import Sample, TrajectoryEvent, events
+from osmosis_grpc.records.reading.history import Chat, ChatName, History, ToolCall
+from osmosis_grpc.records.reading.message_text import mappings, text_of
+from osmosis_grpc.records.reading.record_values import plain
 
 Events = list[TrajectoryEvent]
 

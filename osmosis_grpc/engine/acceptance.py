@@ -24,12 +24,20 @@ from osmosis_grpc.engine.runner import Runner, notify_ended, own_copy
 from osmosis_grpc.engine.shutdown import Shutdown
 from osmosis_grpc.engine.termination import Termination
 from osmosis_grpc.engine.tombstones import CANCELLED_EARLY
-from osmosis_grpc.errors import Aborted, AlreadyExists, CallError, Internal, InvalidArgument, NotFound, Unavailable
+from osmosis_grpc.protocol.errors import (
+    Aborted,
+    AlreadyExists,
+    CallError,
+    Internal,
+    InvalidArgument,
+    NotFound,
+    Unavailable,
+)
+from osmosis_grpc.protocol.types import InitRequest, events
+from osmosis_grpc.protocol.types.outcome import clip, describe
+from osmosis_grpc.protocol.types.requests import differing_fields
+from osmosis_grpc.protocol.types.tool_dicts import tool_dicts
 from osmosis_grpc.supervise import OnFailure, job
-from osmosis_grpc.types import InitRequest, events
-from osmosis_grpc.types.outcome import clip, describe
-from osmosis_grpc.types.requests import differing_fields
-from osmosis_grpc.types.tool_dicts import tool_dicts
 
 ACCEPT = job("engine.accept", OnFailure.REPORT, "callback")
 FORK = job("engine.fork", OnFailure.REPORT)

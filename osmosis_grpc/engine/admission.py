@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from osmosis_grpc.engine.fair_shares import Shares
 from osmosis_grpc.engine.record import Record, Tenant
-from osmosis_grpc.errors import ResourceExhausted
+from osmosis_grpc.protocol.errors import ResourceExhausted
 
 RETRY_AFTER = 1.0
 """When Admission refuses an Init, it sends this retry_after, in seconds."""

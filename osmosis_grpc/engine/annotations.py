@@ -6,9 +6,15 @@ from dataclasses import dataclass, field, replace
 from osmosis_grpc.engine.context import EngineContext
 from osmosis_grpc.engine.record import Record
 from osmosis_grpc.engine.rollout_queries import Rollouts
-from osmosis_grpc.errors import AlreadyExists, FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
-from osmosis_grpc.types.annotation import Annotation
-from osmosis_grpc.types.events import Annotated
+from osmosis_grpc.protocol.errors import (
+    AlreadyExists,
+    FailedPrecondition,
+    InvalidArgument,
+    ResourceExhausted,
+    Unavailable,
+)
+from osmosis_grpc.protocol.types.annotation import Annotation
+from osmosis_grpc.protocol.types.events import Annotated
 
 MAX_ANNOTATIONS = 1000
 """The most annotations of one rollout."""

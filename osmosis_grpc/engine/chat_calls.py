@@ -8,10 +8,10 @@ from typing import Any
 from osmosis_grpc.engine import failpoints
 from osmosis_grpc.engine.context import EngineContext
 from osmosis_grpc.engine.record import Peer, Record
-from osmosis_grpc.errors import CallError, DeadlineExceeded, RolloutEndedError, Unavailable
+from osmosis_grpc.protocol.errors import CallError, DeadlineExceeded, RolloutEndedError, Unavailable
+from osmosis_grpc.protocol.types import AbandonReason, ChatRequest, ChatResponse, RolloutState, events
+from osmosis_grpc.protocol.types.outcome import clip, describe
 from osmosis_grpc.supervise import Backoff, OnFailure, future, job
-from osmosis_grpc.types import AbandonReason, ChatRequest, ChatResponse, RolloutState, events
-from osmosis_grpc.types.outcome import clip, describe
 
 CHAT = job("engine.chat", OnFailure.RAISE)
 

@@ -20,9 +20,15 @@ from osmosis_grpc.engine.record import Record, Run
 from osmosis_grpc.engine.recorded_chats import Diverged, Reply
 from osmosis_grpc.engine.resolve_references import assembler_from_journal
 from osmosis_grpc.engine.samples import Samples, SampleState, insert
-from osmosis_grpc.errors import Aborted, AlreadyExists, CallError, InvalidArgument, RolloutEndedError, Unavailable
-from osmosis_grpc.supervise.system import System
-from osmosis_grpc.types import (
+from osmosis_grpc.protocol.errors import (
+    Aborted,
+    AlreadyExists,
+    CallError,
+    InvalidArgument,
+    RolloutEndedError,
+    Unavailable,
+)
+from osmosis_grpc.protocol.types import (
     ChatPurpose,
     ChatRef,
     ChatRequest,
@@ -34,11 +40,12 @@ from osmosis_grpc.types import (
     events,
     jsontext,
 )
-from osmosis_grpc.types.call_ids import with_call_ids
-from osmosis_grpc.types.messages import copy_messages
-from osmosis_grpc.types.outcome import clip
-from osmosis_grpc.types.requests import check_id, check_policy_name, own_params, pinned_params, with_params
-from osmosis_grpc.types.tool_dicts import tool_dicts
+from osmosis_grpc.protocol.types.call_ids import with_call_ids
+from osmosis_grpc.protocol.types.messages import copy_messages
+from osmosis_grpc.protocol.types.outcome import clip
+from osmosis_grpc.protocol.types.requests import check_id, check_policy_name, own_params, pinned_params, with_params
+from osmosis_grpc.protocol.types.tool_dicts import tool_dicts
+from osmosis_grpc.supervise.system import System
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from osmosis_grpc.types.requests import own_params
+from osmosis_grpc.protocol.types.requests import own_params
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,8 +30,8 @@ from osmosis_grpc.engine.runner import Runner
 from osmosis_grpc.engine.shutdown import Shutdown
 from osmosis_grpc.engine.stalled_rollouts import warn_of_stalls
 from osmosis_grpc.engine.termination import Termination
+from osmosis_grpc.protocol.types import CancelResult, Capacity, InitRequest, OutcomeStatus
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
-from osmosis_grpc.types import CancelResult, Capacity, InitRequest, OutcomeStatus
 
 log = logging.getLogger(__name__)
 

@@ -12,10 +12,10 @@ from typing import Any, NoReturn, get_args
 from osmosis_grpc.agent.ports import EventSink
 from osmosis_grpc.engine.journal_port import Journal
 from osmosis_grpc.engine.record import Record
-from osmosis_grpc.errors import CallError, FailedPrecondition, InvalidArgument, OutOfRange, Unavailable
+from osmosis_grpc.protocol.errors import CallError, FailedPrecondition, InvalidArgument, OutOfRange, Unavailable
+from osmosis_grpc.protocol.types import EventKind, JournaledRollout, TrajectoryEvent, events
+from osmosis_grpc.protocol.types.messages import text_size
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
-from osmosis_grpc.types import EventKind, JournaledRollout, TrajectoryEvent, events
-from osmosis_grpc.types.messages import text_size
 
 log = logging.getLogger(__name__)
 

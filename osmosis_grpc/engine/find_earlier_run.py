@@ -12,9 +12,9 @@ from osmosis_grpc.agent.runnable import Runnable
 from osmosis_grpc.agent.source_version import AgentVersion, changes
 from osmosis_grpc.engine.journal_port import Journal
 from osmosis_grpc.engine.record import Peer, Record
-from osmosis_grpc.errors import Unavailable
+from osmosis_grpc.protocol.errors import Unavailable
+from osmosis_grpc.protocol.types import EarlierRun, EndedBy
 from osmosis_grpc.supervise import System
-from osmosis_grpc.types import EarlierRun, EndedBy
 
 log = logging.getLogger(__name__)
 

@@ -3,8 +3,8 @@
 from osmosis_grpc.engine.context import EngineContext
 from osmosis_grpc.engine.record import Record
 from osmosis_grpc.engine.recorded_chats import ForkedChats
-from osmosis_grpc.errors import FailedPrecondition, InvalidArgument, NotFound
-from osmosis_grpc.types import Fork
+from osmosis_grpc.protocol.errors import FailedPrecondition, InvalidArgument, NotFound
+from osmosis_grpc.protocol.types import Fork
 
 MOST_NAMED = 20
 """An error names at most this many chats."""

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from types import FrameType
 
 from osmosis_grpc.agent.tools import TOOL_TASK
+from osmosis_grpc.protocol.types.stack_frames import is_installed, is_own
 from osmosis_grpc.supervise import OnFailure, StartedThread, Supervisor, job
-from osmosis_grpc.types.stack_frames import is_installed, is_own
 
 log = logging.getLogger(__name__)
 

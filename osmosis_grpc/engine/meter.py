@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from osmosis_grpc.types import ChatResponse, OutcomeSummary, RolloutMetrics
+from osmosis_grpc.protocol.types import ChatResponse, OutcomeSummary, RolloutMetrics
 
 _MOST = 2**48
 """Larger counts of tokens are ignored, because sums of such counts would not fit into their field."""

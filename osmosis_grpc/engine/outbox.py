@@ -17,10 +17,10 @@ from osmosis_grpc.engine import failpoints
 from osmosis_grpc.engine.context import EngineContext
 from osmosis_grpc.engine.record import Peer, Record
 from osmosis_grpc.engine.resolve_references import has_references, resolve_from_journal
-from osmosis_grpc.errors import Aborted, CallError, InvalidArgument, ResourceExhausted, Unimplemented
+from osmosis_grpc.protocol.errors import Aborted, CallError, InvalidArgument, ResourceExhausted, Unimplemented
+from osmosis_grpc.protocol.types import Receipt, RolloutOutcome, events
+from osmosis_grpc.protocol.types.outcome import clip, describe
 from osmosis_grpc.supervise import Backoff, OnFailure, child, future, job
-from osmosis_grpc.types import Receipt, RolloutOutcome, events
-from osmosis_grpc.types.outcome import clip, describe
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from osmosis_grpc.agent.ports import ChatModel, ResultSink
 from osmosis_grpc.engine.meter import Meter
 from osmosis_grpc.engine.recorded_chats import ForkedChats, Recording
 from osmosis_grpc.engine.termination import Termination
-from osmosis_grpc.types import (
+from osmosis_grpc.protocol.types import (
     AbandonReason,
     Activity,
     EndedBy,

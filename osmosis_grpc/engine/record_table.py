@@ -11,10 +11,10 @@ from osmosis_grpc.engine.config import EngineConfig
 from osmosis_grpc.engine.fair_shares import Shares
 from osmosis_grpc.engine.journal_port import Journal
 from osmosis_grpc.engine.record import Peer, Record, Tenant
-from osmosis_grpc.errors import AlreadyExists, ResourceExhausted, Unavailable
+from osmosis_grpc.protocol.errors import AlreadyExists, ResourceExhausted, Unavailable
+from osmosis_grpc.protocol.types import JournaledRollout, RolloutFilter, RolloutRequest
+from osmosis_grpc.protocol.types.rollout_filter import EVERY
 from osmosis_grpc.supervise import System
-from osmosis_grpc.types import JournaledRollout, RolloutFilter, RolloutRequest
-from osmosis_grpc.types.rollout_filter import EVERY
 
 MESSAGE_BYTES = 256
 """The approximate memory of a message without its texts, in bytes."""

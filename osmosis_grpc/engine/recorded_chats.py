@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from osmosis_grpc.engine.meter import Meter
-from osmosis_grpc.errors import CLASSES, Aborted, CallError, InvalidArgument, UnknownError
-from osmosis_grpc.types import ChatResponse, Fork, TrajectoryEvent, events, jsontext
+from osmosis_grpc.protocol.errors import CLASSES, Aborted, CallError, InvalidArgument, UnknownError
+from osmosis_grpc.protocol.types import ChatResponse, Fork, TrajectoryEvent, events, jsontext
 
 ChatName = tuple[str, int]
 """The name of the sample, and the number of the chat."""

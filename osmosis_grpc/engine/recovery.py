@@ -16,8 +16,8 @@ from osmosis_grpc.engine.recorded_chats import ForkedChats, Recording
 from osmosis_grpc.engine.runner import Runner, own_copy
 from osmosis_grpc.engine.termination import Termination
 from osmosis_grpc.engine.tombstones import CANCELLED_EARLY
-from osmosis_grpc.types import FailureReason, Fork, JournaledRollout, TrajectoryEvent, events
-from osmosis_grpc.types.failure_reasons import DATA_LOSS
+from osmosis_grpc.protocol.types import FailureReason, Fork, JournaledRollout, TrajectoryEvent, events
+from osmosis_grpc.protocol.types.failure_reasons import DATA_LOSS
 
 log = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from osmosis_grpc.engine.journal_port import Journal
 from osmosis_grpc.engine.recorded_chats import ChatName
-from osmosis_grpc.types import Message, PrefixChat, RolloutOutcome, Sample, Segment, TrajectoryEvent, events
-from osmosis_grpc.types.segment_assembly import Assembler
+from osmosis_grpc.protocol.types import Message, PrefixChat, RolloutOutcome, Sample, Segment, TrajectoryEvent, events
+from osmosis_grpc.protocol.types.segment_assembly import Assembler
 
 
 def resolve_references(

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from osmosis_grpc.types import ChatReward, Sample
+from osmosis_grpc.protocol.types import ChatReward, Sample
 
 MAX_COMPONENTS = 64
 """The most names of reward components for a sample, for a chat, or for the whole rollout."""

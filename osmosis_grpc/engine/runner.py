@@ -25,9 +25,8 @@ from osmosis_grpc.engine.outbox import Outbox
 from osmosis_grpc.engine.outcome import bare_outcome, build_outcome
 from osmosis_grpc.engine.record import Record, advance
 from osmosis_grpc.engine.termination import Termination
-from osmosis_grpc.errors import Boundary, RolloutEndedError, SnapshotGone
-from osmosis_grpc.supervise import Job, OnFailure, child, job
-from osmosis_grpc.types import (
+from osmosis_grpc.protocol.errors import Boundary, RolloutEndedError, SnapshotGone
+from osmosis_grpc.protocol.types import (
     AbandonReason,
     FailureReason,
     OutcomeStatus,
@@ -37,9 +36,10 @@ from osmosis_grpc.types import (
     events,
     jsontext,
 )
-from osmosis_grpc.types.messages import copy_messages
-from osmosis_grpc.types.outcome import describe, log_traceback, printable
-from osmosis_grpc.types.requests import copy_of, unread_metadata
+from osmosis_grpc.protocol.types.messages import copy_messages
+from osmosis_grpc.protocol.types.outcome import describe, log_traceback, printable
+from osmosis_grpc.protocol.types.requests import copy_of, unread_metadata
+from osmosis_grpc.supervise import Job, OnFailure, child, job
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from osmosis_grpc.engine.outbox import Outbox
 from osmosis_grpc.engine.record import Record
 from osmosis_grpc.engine.runner import Runner
 from osmosis_grpc.engine.termination import Termination
-from osmosis_grpc.types import FailureReason
+from osmosis_grpc.protocol.types import FailureReason
 
 log = logging.getLogger(__name__)
 

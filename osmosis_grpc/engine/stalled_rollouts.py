@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable
 
 from osmosis_grpc.engine.record import Record
-from osmosis_grpc.types import RolloutState
+from osmosis_grpc.protocol.types import RolloutState
 
 log = logging.getLogger(__name__)
 

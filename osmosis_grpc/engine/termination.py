@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from osmosis_grpc.agent.missing_names import with_import_hint
 from osmosis_grpc.agent.result_check import RunOutcome
-from osmosis_grpc.errors import Boundary
-from osmosis_grpc.types import AbandonReason, Failure, FailureReason, OutcomeStatus
-from osmosis_grpc.types.outcome import clip
+from osmosis_grpc.protocol.errors import Boundary
+from osmosis_grpc.protocol.types import AbandonReason, Failure, FailureReason, OutcomeStatus
+from osmosis_grpc.protocol.types.outcome import clip
 
 CANCEL_REASON = "cancel_reason"
 """The key of an outcome's extra_fields with the reason that the caller gave for a cancel."""

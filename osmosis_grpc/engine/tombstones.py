@@ -7,7 +7,7 @@ too many tombstones, a further cancel is refused.
 from osmosis_grpc.engine.config import EngineConfig
 from osmosis_grpc.engine.journal_port import Journal
 from osmosis_grpc.engine.record import Record
-from osmosis_grpc.errors import ResourceExhausted
+from osmosis_grpc.protocol.errors import ResourceExhausted
 from osmosis_grpc.supervise import System
 
 CANCELLED_EARLY = "cancelled before its Init came"

@@ -22,15 +22,15 @@ from osmosis_grpc.agent.context import RolloutContext, get_rollout_context
 from osmosis_grpc.agent.history_chats import POLICY, HistoryChats
 from osmosis_grpc.agent.message_keys import History
 from osmosis_grpc.agent.results import CompletionsResult
-from osmosis_grpc.errors import (
+from osmosis_grpc.policies.litellm import import_litellm
+from osmosis_grpc.protocol.errors import (
     FailedPrecondition,
     InvalidArgument,
     OsmosisRolloutError,
     OsmosisValidationError,
     UnknownChat,
 )
-from osmosis_grpc.policies.litellm import import_litellm
-from osmosis_grpc.types.tool_dicts import dump_model
+from osmosis_grpc.protocol.types.tool_dicts import dump_model
 
 PROVIDER = "osmosis"
 """The part of a model's name before the slash. After the slash: `policy`, or `policy/NAME` for a policy with a name."""

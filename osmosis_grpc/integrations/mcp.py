@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from osmosis_grpc.agent.context import RolloutContext
-from osmosis_grpc.errors import MissingExtraError, ToolExecutionError
 from osmosis_grpc.integrations.mcp_connection import (
     Connection,
     Session,
@@ -33,9 +32,10 @@ from osmosis_grpc.integrations.mcp_connection import (
     reason,
     without_secrets,
 )
-from osmosis_grpc.settings import program_path
-from osmosis_grpc.types import ToolDict
-from osmosis_grpc.types.outcome import clip, describe
+from osmosis_grpc.protocol.errors import MissingExtraError, ToolExecutionError
+from osmosis_grpc.protocol.types import ToolDict
+from osmosis_grpc.protocol.types.outcome import clip, describe
+from osmosis_grpc.settings.settings import program_path
 
 log = logging.getLogger(__name__)
 

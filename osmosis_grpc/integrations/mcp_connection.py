@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
-from osmosis_grpc.errors import ToolExecutionError
+from osmosis_grpc.protocol.errors import ToolExecutionError
+from osmosis_grpc.protocol.types.outcome import clip, describe
 from osmosis_grpc.supervise import OnFailure, child, job
-from osmosis_grpc.types.outcome import clip, describe
 
 CONNECTION = job("integrations.mcp_connection", OnFailure.RAISE)
 

@@ -5,12 +5,16 @@ from types import TracebackType
 from typing import TypeVar
 from urllib.parse import quote
 
-from osmosis_grpc.link import grpc_variables  # noqa: F401 - before anything imports grpc
+from osmosis_grpc.network import grpc_variables  # noqa: F401 - before anything imports grpc
 
 # isort: split
 import grpc
 
-from osmosis_grpc.errors import (
+from osmosis_grpc.network.channel_options import client_options
+from osmosis_grpc.network.client_calls import Metadata
+from osmosis_grpc.network.connection_errors import explained
+from osmosis_grpc.network.credentials import Credentials, channel
+from osmosis_grpc.protocol.errors import (
     CallError,
     DeadlineExceeded,
     Internal,
@@ -20,10 +24,6 @@ from osmosis_grpc.errors import (
     Unavailable,
     Unimplemented,
 )
-from osmosis_grpc.link.channel_options import client_options
-from osmosis_grpc.link.client_calls import Metadata
-from osmosis_grpc.link.connection_errors import explained
-from osmosis_grpc.link.credentials import Credentials, channel
 from osmosis_grpc.supervise import ForkGuard
 
 Reply = TypeVar("Reply")

@@ -4,10 +4,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from osmosis_grpc.errors import InvalidArgument
-from osmosis_grpc.export.trainable import select
-from osmosis_grpc.types import RolloutOutcome
-from osmosis_grpc.types.cuts import Cut, Dropped
+from osmosis_grpc.protocol.errors import InvalidArgument
+from osmosis_grpc.protocol.types import RolloutOutcome
+from osmosis_grpc.protocol.types.cuts import Cut, Dropped
+from osmosis_grpc.protocol.types.trainable import select
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,8 +23,8 @@ from osmosis_grpc.agent.program_result import outcome_of_program
 from osmosis_grpc.agent.result_check import RunOutcome
 from osmosis_grpc.agent.sync_agents import is_async, run_on_thread
 from osmosis_grpc.agent.sync_context import SyncRolloutContext
-from osmosis_grpc.errors import MissingExtraError, RolloutEndedError
-from osmosis_grpc.types import Message
+from osmosis_grpc.protocol.errors import MissingExtraError, RolloutEndedError
+from osmosis_grpc.protocol.types import Message
 
 ADDRESS = "http://rollout.invalid"
 """The address in the client's base URL. No socket has it."""
@@ -158,7 +158,7 @@ class _Clients:
         except ModuleNotFoundError as error:
             raise MissingExtraError("@rollout_agent", "openai") from error
         try:
-            base_url: Any = importlib.import_module("osmosis_gateway.base_url.app")
+            base_url: Any = importlib.import_module("osmosis_grpc.endpoints.app")
         except ModuleNotFoundError as error:
             raise MissingExtraError("@rollout_agent", "server") from error
         self._http = _http_module(self._openai)

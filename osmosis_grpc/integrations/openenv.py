@@ -16,12 +16,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from osmosis_grpc.errors import FailedPrecondition, InvalidArgument, MissingExtraError
+from osmosis_grpc.protocol.errors import FailedPrecondition, InvalidArgument, MissingExtraError
+from osmosis_grpc.protocol.types import Message, OutcomeStatus
+from osmosis_grpc.protocol.types.json_values import text_of
+from osmosis_grpc.protocol.types.outcome import lacks
 from osmosis_grpc.trainer import RolloutOutcome, RolloutRequest, SyncTrainer
 from osmosis_grpc.trainer.chats.policy_table import Policies
-from osmosis_grpc.types import Message, OutcomeStatus
-from osmosis_grpc.types.json_values import text_of
-from osmosis_grpc.types.outcome import lacks
 
 try:
     from openenv.core.harness import ResourceSession, ResourceSessionFactory, VerifyResult

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from osmosis_grpc.agent.context import AGENT_REGISTERED
 from osmosis_grpc.integrations.strands_messages import to_strands
-from osmosis_grpc.types import Message, RolloutOutcome, TrajectoryEvent, events
+from osmosis_grpc.protocol.types import Message, RolloutOutcome, TrajectoryEvent, events
 
 NATIVE: dict[str, Callable[[Sequence[Message]], list[Message]]] = {"strands": to_strands}
 """The format of a library to the function that makes its messages of OpenAI's."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from osmosis_grpc.errors import FailedPrecondition
 from osmosis_grpc.policies import Policy
+from osmosis_grpc.protocol.errors import FailedPrecondition
 from osmosis_grpc.trainer import ChatRequest, ChatResponse, RolloutOutcome, RolloutRequest, Trainer
 
 

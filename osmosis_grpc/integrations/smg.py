@@ -13,16 +13,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from osmosis_grpc.link import grpc_variables  # noqa: F401 - before anything imports grpc
+from osmosis_grpc.network import grpc_variables  # noqa: F401 - before anything imports grpc
 
 # isort: split
 import grpc
 
-from osmosis_grpc.errors import Internal, InvalidArgument, MissingExtraError
 from osmosis_grpc.integrations.model_channel import NO_CREDENTIALS, ModelChannel
-from osmosis_grpc.link.credentials import Credentials
+from osmosis_grpc.network.credentials import Credentials
 from osmosis_grpc.policies.generation import Generated, GenerateRequest
 from osmosis_grpc.policies.weight_names import WeightNames
+from osmosis_grpc.protocol.errors import Internal, InvalidArgument, MissingExtraError
 
 if TYPE_CHECKING:
     from osmosis_grpc.integrations.smg_engines import Engine

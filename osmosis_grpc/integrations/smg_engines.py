@@ -10,10 +10,10 @@ from smg_grpc_proto import vllm_engine_pb2 as vllm
 from smg_grpc_proto import vllm_engine_pb2_grpc as vllm_grpc
 from smg_grpc_proto.generated import common_pb2 as common
 
-from osmosis_grpc.errors import CallError, Internal, InvalidArgument, Unavailable
 from osmosis_grpc.integrations.top_logprobs import top_logprob_extras
 from osmosis_grpc.policies.generation import FinishReason, Generated, GenerateRequest
 from osmosis_grpc.policies.sampling import Sampling
+from osmosis_grpc.protocol.errors import CallError, Internal, InvalidArgument, Unavailable
 
 MAX_LOGPROBS = 20
 """vLLM's default limit, which --max-logprobs raises."""

@@ -22,7 +22,6 @@ from osmosis_grpc.agent.history_chats import HistoryChats
 from osmosis_grpc.agent.message_keys import History
 from osmosis_grpc.agent.results import CompletionsResult
 from osmosis_grpc.agent.sync_waits import may_wait, wait_in_task
-from osmosis_grpc.errors import MissingExtraError
 from osmosis_grpc.integrations.strands_messages import (
     in_short,
     is_native,
@@ -33,7 +32,8 @@ from osmosis_grpc.integrations.strands_messages import (
     without_thoughts,
 )
 from osmosis_grpc.policies.litellm import import_litellm
-from osmosis_grpc.types import Message
+from osmosis_grpc.protocol.errors import MissingExtraError
+from osmosis_grpc.protocol.types import Message
 
 try:
     import_litellm("OsmosisStrandsAgent")

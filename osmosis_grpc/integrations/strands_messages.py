@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from osmosis_grpc.agent.results import CompletionsResult
-from osmosis_grpc.types import Message
+from osmosis_grpc.protocol.types import Message
 
 BLANK = "[blank text]"
 """Strands writes this text in place of a blank reply when it sends the reply back."""

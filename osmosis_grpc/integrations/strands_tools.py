@@ -8,8 +8,8 @@ from strands.hooks import AfterInvocationEvent, AfterToolCallEvent, BeforeToolCa
 
 from osmosis_grpc.agent.context import RolloutContext
 from osmosis_grpc.agent.running_tool_call import RunningToolCall
-from osmosis_grpc.types import Message
-from osmosis_grpc.types.json_values import loggable
+from osmosis_grpc.protocol.types import Message
+from osmosis_grpc.protocol.types.json_values import loggable
 
 
 class ToolRecorder:

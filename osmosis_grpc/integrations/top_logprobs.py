@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from osmosis_grpc.types import Extras, Ids, Tensor
-from osmosis_grpc.types.tokens import Logprobs
+from osmosis_grpc.protocol.types import Extras, Ids, Tensor
+from osmosis_grpc.protocol.types.tokens import Logprobs
 
 
 def top_logprob_extras(

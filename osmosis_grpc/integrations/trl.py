@@ -27,15 +27,15 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from osmosis_grpc.errors import FailedPrecondition, InvalidArgument
 from osmosis_grpc.integrations.one_row import OneRow, one_row
 from osmosis_grpc.integrations.trl_policy import model_policy, sampling_mode, sampling_params
 from osmosis_grpc.policies import EchoPolicy
+from osmosis_grpc.protocol.errors import FailedPrecondition, InvalidArgument
+from osmosis_grpc.protocol.types import Group
+from osmosis_grpc.protocol.types.cuts import Cut, Dropped, check_choices
+from osmosis_grpc.protocol.types.json_values import text_of
 from osmosis_grpc.trainer import RolloutOutcome, RolloutRequest, SyncTrainer, Trainer
 from osmosis_grpc.trainer.chats.policy_table import Policies
-from osmosis_grpc.types import Group
-from osmosis_grpc.types.cuts import Cut, Dropped, check_choices
-from osmosis_grpc.types.json_values import text_of
 
 if TYPE_CHECKING:
     from trl import GRPOTrainer

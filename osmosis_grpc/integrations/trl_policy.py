@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from osmosis_grpc.errors import FailedPrecondition
 from osmosis_grpc.policies import ChatRenderer, TokenPolicy
 from osmosis_grpc.policies.transformers import TransformersGenerator
+from osmosis_grpc.protocol.errors import FailedPrecondition
 
 if TYPE_CHECKING:
     from trl import GRPOTrainer

@@ -21,12 +21,12 @@ mask False in the trace.
 from collections.abc import Sequence
 from typing import Any
 
-from osmosis_grpc.errors import CallError, MissingExtraError
 from osmosis_grpc.integrations.shared_trainer import SharedTrainers
 from osmosis_grpc.policies import OpenAIPolicy, Policy
+from osmosis_grpc.protocol.errors import CallError, MissingExtraError
+from osmosis_grpc.protocol.types import ChatPurpose, Message, OutcomeStatus
+from osmosis_grpc.protocol.types.json_values import text_of
 from osmosis_grpc.trainer import ChatRequest, ChatResponse, RolloutOutcome, RolloutRequest, TokenBlock, Trainer
-from osmosis_grpc.types import ChatPurpose, Message, OutcomeStatus
-from osmosis_grpc.types.json_values import text_of
 
 try:
     from pydantic import Field

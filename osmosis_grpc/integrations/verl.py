@@ -22,8 +22,6 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from osmosis_grpc.errors import FailedPrecondition, InvalidArgument, MissingExtraError
-from osmosis_grpc.export import VerlConfig, agent_loop_outputs
 from osmosis_grpc.integrations.shared_trainer import SharedTrainers
 from osmosis_grpc.policies import (
     ChatRenderer,
@@ -34,10 +32,12 @@ from osmosis_grpc.policies import (
     TokenPolicy,
     TokenPolicyConfig,
 )
+from osmosis_grpc.protocol.errors import FailedPrecondition, InvalidArgument, MissingExtraError
+from osmosis_grpc.protocol.types import Group
+from osmosis_grpc.protocol.types.cuts import Cut, Dropped
+from osmosis_grpc.protocol.types.json_values import text_of, to_json
+from osmosis_grpc.records.export import VerlConfig, agent_loop_outputs
 from osmosis_grpc.trainer import ChatRequest, ChatResponse, RolloutRequest, TokenBlock, Trainer
-from osmosis_grpc.types import Group
-from osmosis_grpc.types.cuts import Cut, Dropped
-from osmosis_grpc.types.json_values import text_of, to_json
 
 try:
     from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from typing import Any, cast
 
-from osmosis_grpc.errors import MissingExtraError
 from osmosis_grpc.observability.metric_families import Histogram, Reading, Source, Summary
+from osmosis_grpc.protocol.errors import MissingExtraError
 
 try:
     from prometheus_client import CollectorRegistry, ProcessCollector

@@ -7,8 +7,8 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from osmosis_grpc.types import ChatResponse, RolloutOutcome
-from osmosis_grpc.types.messages import Message
+from osmosis_grpc.protocol.types import ChatResponse, RolloutOutcome
+from osmosis_grpc.protocol.types.messages import Message
 
 SCOPE = "osmosis_grpc"
 """The name of the tracer."""

@@ -24,8 +24,8 @@ from osmosis_grpc.observability.metric_families import (
     by_name,
     single,
 )
-from osmosis_grpc.types import Capacity, RolloutInfo, events
-from osmosis_grpc.types.tool_dicts import ToolDict
+from osmosis_grpc.protocol.types import Capacity, RolloutInfo, events
+from osmosis_grpc.protocol.types.tool_dicts import ToolDict
 
 _CODES = {code.value[0]: code.name for code in grpc.StatusCode}
 MAX_TOOLS = 50

@@ -12,7 +12,7 @@ from opentelemetry.trace import Span, SpanKind, Tracer, set_span_in_context
 from osmosis_grpc.engine import Engine
 from osmosis_grpc.observability import genai
 from osmosis_grpc.observability.tracing import context_of, end, fail, nanoseconds, tracer
-from osmosis_grpc.types import InitRequest, RolloutInfo, TrajectoryEvent, events
+from osmosis_grpc.protocol.types import InitRequest, RolloutInfo, TrajectoryEvent, events
 
 _Key = tuple[str, int]
 

@@ -5,10 +5,10 @@ The spans go to the process's tracer provider. The application, or `serve --otel
 
 from typing import Any
 
-from osmosis_grpc.errors import MissingExtraError
 from osmosis_grpc.observability.genai import ERROR_TYPE, SCOPE
-from osmosis_grpc.types import TraceContext
-from osmosis_grpc.types.outcome import clip
+from osmosis_grpc.protocol.errors import MissingExtraError
+from osmosis_grpc.protocol.types import TraceContext
+from osmosis_grpc.protocol.types.outcome import clip
 
 try:
     from opentelemetry import trace

@@ -13,7 +13,7 @@ from opentelemetry.trace import Span, SpanKind, set_span_in_context, use_span
 
 from osmosis_grpc.observability import genai
 from osmosis_grpc.observability.tracing import end, fail, trace_context, tracer
-from osmosis_grpc.types import ChatRequest, ChatResponse, RolloutOutcome, RolloutRequest, TraceContext
+from osmosis_grpc.protocol.types import ChatRequest, ChatResponse, RolloutOutcome, RolloutRequest, TraceContext
 
 
 class TrainerSpans:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from osmosis_grpc.errors import MissingExtraError
+from osmosis_grpc.protocol.errors import MissingExtraError
 
 try:
     from prometheus_client import CollectorRegistry, Metric

@@ -18,7 +18,7 @@ from osmosis_grpc.policies.scripted import EchoPolicy, ScriptedPolicy
 from osmosis_grpc.policies.template_tokenizer import TemplateTokenizer
 from osmosis_grpc.policies.threads import ThreadedPolicy
 from osmosis_grpc.policies.token_policy import TokenPolicy, TokenPolicyConfig
-from osmosis_grpc.types import ChatRequest, ChatResponse
+from osmosis_grpc.protocol.types import ChatRequest, ChatResponse
 
 Policy = Callable[[ChatRequest], ChatResponse | Awaitable[ChatResponse]]
 """Answers a trainer's chats.

@@ -8,7 +8,6 @@ Needs the extra `policies` (aiohttp).
 from types import TracebackType
 from typing import Any
 
-from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.policies.anthropic_messages import (
     FINISH_REASONS,
     messages_body,
@@ -17,7 +16,8 @@ from osmosis_grpc.policies.anthropic_messages import (
     usage_of,
 )
 from osmosis_grpc.policies.model_http import ModelHttp, checked_url, typed
-from osmosis_grpc.types import ChatRequest, ChatResponse
+from osmosis_grpc.protocol.errors import InvalidArgument
+from osmosis_grpc.protocol.types import ChatRequest, ChatResponse
 
 BASE_URL = "https://api.anthropic.com"
 VERSION = "2023-06-01"

@@ -7,9 +7,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.policies.media import MODALITIES, Modality, medium
-from osmosis_grpc.types import Message, jsontext
+from osmosis_grpc.protocol.errors import InvalidArgument
+from osmosis_grpc.protocol.types import Message, jsontext
 
 Block = dict[str, Any]
 

@@ -20,11 +20,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.policies.template_messages import template_messages, with_text_arguments
 from osmosis_grpc.policies.template_time import TemplateTimes, at_time, clocked_template
 from osmosis_grpc.policies.tool_call_texts import Tool, ToolParser, parser_of
-from osmosis_grpc.types import ChatRequest, Ids, Message, jsontext
+from osmosis_grpc.protocol.errors import InvalidArgument
+from osmosis_grpc.protocol.types import ChatRequest, Ids, Message, jsontext
 
 log = logging.getLogger(__name__)
 

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from osmosis_grpc.errors import InvalidArgument
-from osmosis_grpc.types import jsontext
+from osmosis_grpc.protocol.errors import InvalidArgument
+from osmosis_grpc.protocol.types import jsontext
 
 _DONE = "[DONE]"
 _FINISHED = re.compile(r'"finish_reason"\s*:\s*"')

@@ -15,7 +15,7 @@ import zlib
 
 import numpy as np
 
-from osmosis_grpc.types import ChatRequest, Ids, TokenBlock
+from osmosis_grpc.protocol.types import ChatRequest, Ids, TokenBlock
 
 VOCABULARY = 32_000
 IDS_PER_MESSAGE = 4

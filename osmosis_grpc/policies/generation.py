@@ -9,11 +9,11 @@ from typing import Protocol
 
 from osmosis_grpc.policies.media import Media
 from osmosis_grpc.policies.sampling import Sampling
-from osmosis_grpc.types import Extras, Ids
-from osmosis_grpc.types.fast_init import fast_init
-from osmosis_grpc.types.jsontext import NOTHING
-from osmosis_grpc.types.tensors import ArrayEquality
-from osmosis_grpc.types.tokens import Logprobs
+from osmosis_grpc.protocol.types import Extras, Ids
+from osmosis_grpc.protocol.types.fast_init import fast_init
+from osmosis_grpc.protocol.types.jsontext import NOTHING
+from osmosis_grpc.protocol.types.tensors import ArrayEquality
+from osmosis_grpc.protocol.types.tokens import Logprobs
 
 
 class FinishReason(StrEnum):

@@ -8,9 +8,16 @@ Needs the extra `litellm`.
 from typing import Any
 
 from osmosis_grpc.agent.local_prices import use_local_prices
-from osmosis_grpc.errors import CallError, DeadlineExceeded, Internal, InvalidArgument, MissingExtraError, Unavailable
 from osmosis_grpc.policies.model_http import refused
-from osmosis_grpc.types import ChatRequest, ChatResponse
+from osmosis_grpc.protocol.errors import (
+    CallError,
+    DeadlineExceeded,
+    Internal,
+    InvalidArgument,
+    MissingExtraError,
+    Unavailable,
+)
+from osmosis_grpc.protocol.types import ChatRequest, ChatResponse
 
 
 def import_litellm(needed_by: str) -> Any:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from osmosis_grpc.errors import InvalidArgument
-from osmosis_grpc.types import Message
+from osmosis_grpc.protocol.errors import InvalidArgument
+from osmosis_grpc.protocol.types import Message
 
 
 class Modality(StrEnum):

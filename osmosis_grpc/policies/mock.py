@@ -14,12 +14,12 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from osmosis_grpc.agent.syntax_tree import parse_expression
 from osmosis_grpc.agent.tools import get_tool_call_info
-from osmosis_grpc.errors import ToolArgumentError
 from osmosis_grpc.policies.scripted import Reply, answer
-from osmosis_grpc.types import ChatRequest, ChatResponse, Message
-from osmosis_grpc.types.call_ids import call_prefix
-from osmosis_grpc.types.syntax_tree import parse_expression
+from osmosis_grpc.protocol.errors import ToolArgumentError
+from osmosis_grpc.protocol.types import ChatRequest, ChatResponse, Message
+from osmosis_grpc.protocol.types.call_ids import call_prefix
 
 _RUN = re.compile(r"[-+*/().\d\s]+")
 _LONGEST = 1000  # characters of an expression

@@ -7,7 +7,7 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlsplit
 
-from osmosis_grpc.errors import (
+from osmosis_grpc.protocol.errors import (
     CallError,
     DeadlineExceeded,
     Internal,
@@ -18,7 +18,7 @@ from osmosis_grpc.errors import (
     Unauthenticated,
     Unavailable,
 )
-from osmosis_grpc.types import ChatRequest, jsontext
+from osmosis_grpc.protocol.types import ChatRequest, jsontext
 
 if TYPE_CHECKING:
     import aiohttp

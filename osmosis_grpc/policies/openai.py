@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from osmosis_grpc.errors import InvalidArgument, Unavailable
 from osmosis_grpc.policies.event_streams import is_stream, read_stream, stream_problem
 from osmosis_grpc.policies.model_http import ModelHttp, checked_url, typed
 from osmosis_grpc.policies.sampling import SAMPLED, check_only
 from osmosis_grpc.policies.weight_names import WeightNames
-from osmosis_grpc.types import ChatRequest, ChatResponse, Ids, Tensor, TokenBlock, VersionSpan, jsontext
-from osmosis_grpc.types.cuts import ABORTED
+from osmosis_grpc.protocol.errors import InvalidArgument, Unavailable
+from osmosis_grpc.protocol.types import ChatRequest, ChatResponse, Ids, Tensor, TokenBlock, VersionSpan, jsontext
+from osmosis_grpc.protocol.types.cuts import ABORTED
 
 BAD_BODY = (KeyError, IndexError, TypeError, ValueError, AttributeError, InvalidArgument)
 """The errors of a reply that cannot be read."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from osmosis_grpc.errors import InvalidArgument
-from osmosis_grpc.types.requests import LENGTHS
+from osmosis_grpc.protocol.errors import InvalidArgument
+from osmosis_grpc.protocol.types.requests import LENGTHS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

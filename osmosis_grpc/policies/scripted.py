@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from osmosis_grpc.errors import FailedPrecondition
 from osmosis_grpc.policies import formula
-from osmosis_grpc.types import ChatRequest, ChatResponse, Message, VersionSpan
+from osmosis_grpc.protocol.errors import FailedPrecondition
+from osmosis_grpc.protocol.types import ChatRequest, ChatResponse, Message, VersionSpan
 
 Reply = str | Message
 """A reply: text or an assistant message."""

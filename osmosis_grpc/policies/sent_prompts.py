@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from osmosis_grpc.types import ChatRequest, Ids
+from osmosis_grpc.protocol.types import ChatRequest, Ids
 
 MOST = 1024
 """The most chats that are remembered. The one that was not used for the longest time is forgotten first."""

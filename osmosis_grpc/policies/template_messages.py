@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from osmosis_grpc.policies.media import MODALITIES
-from osmosis_grpc.types import Message
+from osmosis_grpc.protocol.types import Message
 
 
 def template_messages(messages: Iterable[Message]) -> list[Message]:

@@ -12,8 +12,8 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any
 
+from osmosis_grpc.protocol.types import ChatRequest
 from osmosis_grpc.supervise import SYSTEM
-from osmosis_grpc.types import ChatRequest
 
 MOST = 16_384
 """The number of rollouts whose time is kept. The least recently used one is forgotten first."""

@@ -13,9 +13,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from osmosis_grpc.errors import MissingExtraError
 from osmosis_grpc.policies.token_texts import read_tokenizer
-from osmosis_grpc.types import Message
+from osmosis_grpc.protocol.errors import MissingExtraError
+from osmosis_grpc.protocol.types import Message
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """The special tokens that a template can use by these names."""

@@ -4,8 +4,8 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from osmosis_grpc.protocol.types import ChatRequest, ChatResponse
 from osmosis_grpc.supervise import DaemonThreads
-from osmosis_grpc.types import ChatRequest, ChatResponse
 
 
 class ThreadedPolicy:

@@ -14,16 +14,16 @@ from uuid import uuid4
 
 import numpy as np
 
-from osmosis_grpc.errors import CallError, Cancelled, DeadlineExceeded, Internal, InvalidArgument
 from osmosis_grpc.policies.chat_renderer import ChatRenderer
 from osmosis_grpc.policies.generation import FinishReason, Generated, GenerateRequest, TokenGenerator
 from osmosis_grpc.policies.media import media_of
 from osmosis_grpc.policies.sampling import Sampling, sampling_of
 from osmosis_grpc.policies.sent_prompts import SentPrompts
+from osmosis_grpc.protocol.errors import CallError, Cancelled, DeadlineExceeded, Internal, InvalidArgument
+from osmosis_grpc.protocol.types import ChatRequest, ChatResponse, Extras, Ids, Message, TokenBlock, VersionSpan
+from osmosis_grpc.protocol.types.call_ids import call_prefix
+from osmosis_grpc.protocol.types.segment_extras import Part, join, rows
 from osmosis_grpc.supervise import SYSTEM, Backoff, DaemonThreads, OnFailure, Supervisor, job
-from osmosis_grpc.types import ChatRequest, ChatResponse, Extras, Ids, Message, TokenBlock, VersionSpan
-from osmosis_grpc.types.call_ids import call_prefix
-from osmosis_grpc.types.segment_extras import Part, join, rows
 
 log = logging.getLogger(__name__)
 

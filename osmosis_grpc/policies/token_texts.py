@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from osmosis_grpc.errors import MissingExtraError
+from osmosis_grpc.protocol.errors import MissingExtraError
 
 _BAD = "\N{REPLACEMENT CHARACTER}"
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"

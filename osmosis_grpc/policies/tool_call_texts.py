@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from osmosis_grpc.errors import InvalidArgument
-from osmosis_grpc.types import jsontext
+from osmosis_grpc.protocol.errors import InvalidArgument
+from osmosis_grpc.protocol.types import jsontext
 
 
 @dataclass(frozen=True, slots=True)

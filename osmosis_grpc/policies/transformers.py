@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from osmosis_grpc.errors import CallError, Internal, InvalidArgument, ResourceExhausted
 from osmosis_grpc.policies.generation import Generated, GenerateRequest
 from osmosis_grpc.policies.sampled_row import SampledRow
+from osmosis_grpc.protocol.errors import CallError, Internal, InvalidArgument, ResourceExhausted
 from osmosis_grpc.supervise import DaemonThreads, OnFailure, Supervisor, job
 
 if TYPE_CHECKING:

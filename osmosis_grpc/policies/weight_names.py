@@ -1,6 +1,6 @@
 """Reads the names that model servers give their weights."""
 
-from osmosis_grpc.errors import Unavailable
+from osmosis_grpc.protocol.errors import Unavailable
 
 UNNAMED = "default"
 """What vLLM and SGLang call weights that nobody has named."""

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from osmosis_grpc.agent.missing_names import missing_name
-from osmosis_grpc.errors import MissingExtraError
+from osmosis_grpc.protocol.errors import MissingExtraError
 
-_NEEDS_SERVER_EXTRA = ("osmosis_gateway.", "osmosis_grpc.settings")
+_NEEDS_SERVER_EXTRA = ("osmosis_gateway.", "osmosis_grpc.settings.settings")
 
 
 def attach(module: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:

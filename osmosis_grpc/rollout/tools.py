@@ -8,7 +8,7 @@ from osmosis_grpc.agent.tools import (
     parse_tool_arguments,
     serialize_tool_result,
 )
-from osmosis_grpc.errors import ToolArgumentError, ToolExecutionError
+from osmosis_grpc.protocol.errors import ToolArgumentError, ToolExecutionError
 
 __all__ = [
     "ToolArgumentError",

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 from osmosis_grpc.agent.loader import LoadError
 from osmosis_grpc.agent.workflow_sources import ConfigSources, Texts
 from osmosis_grpc.agent.workflow_toml import WorkflowToml, WorkflowTomlError
-from osmosis_grpc.console.line import FIELDS, Line
+from osmosis_grpc.settings.line import FIELDS, Line
 
 if TYPE_CHECKING:
-    from osmosis_grpc.settings import RolloutServerSettings
+    from osmosis_grpc.settings.settings import RolloutServerSettings
 
 VARIABLES = {field.name: field.variable for field in FIELDS.values() if field.part == "server"}
 

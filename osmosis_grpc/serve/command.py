@@ -1,4 +1,4 @@
-"""The serve command: checks its options. osmosis_grpc.console.server_options declares the options.
+"""The serve command: checks its options. osmosis_grpc.settings.server_options declares the options.
 
 Heavy imports are in the functions, so that --help is fast. osmosis_grpc.serve.process runs the server.
 """
@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from osmosis_grpc.console.command import command
-from osmosis_grpc.console.line import Line
-from osmosis_grpc.console.server_options import sampling_parameter
 from osmosis_grpc.serve.startup import read_settings, server_security, usage_errors, warn_about_settings
+from osmosis_grpc.settings.command import command
+from osmosis_grpc.settings.line import Line
+from osmosis_grpc.settings.server_options import sampling_parameter
 
 if TYPE_CHECKING:
     from osmosis_grpc.agent import RolloutAgentLoop
     from osmosis_grpc.agent.runnable import Runnable
-    from osmosis_grpc.link.credentials import Credentials
-    from osmosis_grpc.link.server_security import ServerSecurity
-    from osmosis_grpc.settings import RolloutServerSettings, RolloutSettings
+    from osmosis_grpc.network.credentials import Credentials
+    from osmosis_grpc.network.server_security import ServerSecurity
+    from osmosis_grpc.settings.settings import RolloutServerSettings, RolloutSettings
 
 
 def run(line: Line) -> None:
@@ -26,10 +26,10 @@ def run(line: Line) -> None:
     Exit codes: 0 stopped, 1 the server failed, or an agent loop is not valid, 2 a wrong option, or a port or a folder
     that cannot be used, 130 or 143 a second signal.
     """
-    from osmosis_grpc.console import logs
     from osmosis_grpc.serve.json_output import records, send_errors
     from osmosis_grpc.serve.workers import VARIABLE
-    from osmosis_grpc.settings import forget_secrets, otel_content, prepare_grpc, take_variable
+    from osmosis_grpc.settings import logs
+    from osmosis_grpc.settings.settings import forget_secrets, otel_content, prepare_grpc, take_variable
 
     prepare_grpc()
     descriptor = take_variable(VARIABLE)
@@ -116,13 +116,13 @@ def _beyond(options: "RolloutServerSettings") -> list[int]:
 
 def _supervise(line: Line, settings: "RolloutSettings", beyond: list[int]) -> int:
     """Run the workers, and return the exit code. This process imports neither gRPC nor the code of agents."""
-    from osmosis_grpc.console import logs
     from osmosis_grpc.serve.json_output import records
     from osmosis_grpc.serve.predecessor import wait_for_predecessor
     from osmosis_grpc.serve.process_memory import close_memory
     from osmosis_grpc.serve.workers.plan import plan
     from osmosis_grpc.serve.workers.supervisor import run_workers
-    from osmosis_grpc.settings import environment, forget_secrets
+    from osmosis_grpc.settings import logs
+    from osmosis_grpc.settings.settings import environment, forget_secrets
 
     options = settings.server
     if options.command:
@@ -139,10 +139,10 @@ def _supervise(line: Line, settings: "RolloutSettings", beyond: list[int]) -> in
 
 def _checked(line: Line, settings: "RolloutSettings") -> "tuple[ServerSecurity, Credentials]":
     """Return the security for callers and the credentials for trainers. Raises ValueError naming the option."""
-    from osmosis_grpc.console.option import split_host_port
-    from osmosis_grpc.console.server_options import commands_of
-    from osmosis_grpc.link.target_policy import TargetPolicy, is_loopback
+    from osmosis_grpc.network.target_policy import TargetPolicy, is_loopback
     from osmosis_grpc.serve.security_options import credentials_from_options, naming
+    from osmosis_grpc.settings.option import split_host_port
+    from osmosis_grpc.settings.server_options import commands_of
 
     options = settings.server
     if not (options.module or options.legacy_agent or options.command):
@@ -195,8 +195,8 @@ def _check_view(options: "RolloutServerSettings", security: "ServerSecurity") ->
     """Raise ValueError if the viewer cannot be served. Its pages show the rollouts of all callers."""
     import importlib
 
-    from osmosis_grpc.errors import missing_extra
-    from osmosis_grpc.link.target_policy import is_loopback
+    from osmosis_grpc.network.target_policy import is_loopback
+    from osmosis_grpc.protocol.errors import missing_extra
 
     if not options.view:
         if "view_port" in options.model_fields_set:
@@ -207,7 +207,7 @@ def _check_view(options: "RolloutServerSettings", security: "ServerSecurity") ->
     if not security.admin_tokens and (security.authenticates or not is_loopback(options.host)):
         raise ValueError("--view shows the rollouts of all callers, so it needs a token: --admin-token-file FILE")
     try:
-        importlib.import_module("osmosis_gateway.viewer.app")
+        importlib.import_module("osmosis_grpc.viewer.app")
     except ModuleNotFoundError as error:
         raise ValueError(f"--view: {missing_extra('it', 'server,view')} (there is no {error.name})") from None
 

@@ -63,7 +63,7 @@ _send_error: list[Callable[[str], None]] = []
 
 def harmless(text: str) -> str:
     """Return lines of text with escapes for the characters that are not printable."""
-    from osmosis_grpc.types.outcome import printable
+    from osmosis_grpc.protocol.types.outcome import printable
 
     return printable(text, keep="\n\t")
 

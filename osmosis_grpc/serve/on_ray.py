@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from osmosis_grpc.console.option import PREFIX
-from osmosis_grpc.console.server_options import SERVER
-from osmosis_grpc.link.server_security import ServerSecurity
-from osmosis_grpc.scaleout.ray_servers import RayPlan, RayProblem, RayServers
+from osmosis_grpc.integrations.ray.ray_servers import RayPlan, RayProblem, RayServers
+from osmosis_grpc.network.server_security import ServerSecurity
 from osmosis_grpc.serve.json_output import Records, say_error
+from osmosis_grpc.settings.option import PREFIX
+from osmosis_grpc.settings.server_options import SERVER
 
 if TYPE_CHECKING:
-    from osmosis_grpc.settings import RolloutServerSettings
+    from osmosis_grpc.settings.settings import RolloutServerSettings
 
 LOOK_EVERY = 1.0
 """Seconds between two looks at the addresses of the servers."""

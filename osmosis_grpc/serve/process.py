@@ -16,30 +16,30 @@ from typing import TYPE_CHECKING, Any
 from osmosis_grpc import __version__
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.runnable import Runnable
-from osmosis_grpc.console.option import split_host_port
-from osmosis_grpc.console.server_options import commands_of, split_legacy_agent
 from osmosis_grpc.engine import failpoints
-from osmosis_grpc.errors import CallError, MissingExtraError, Unavailable
-from osmosis_grpc.link.credentials import Credentials
-from osmosis_grpc.link.free_ports import check_free
-from osmosis_grpc.link.server_security import ServerSecurity
-from osmosis_grpc.link.target_policy import is_loopback
-from osmosis_grpc.reading.folder_source import FolderSource
+from osmosis_grpc.network.credentials import Credentials
+from osmosis_grpc.network.free_ports import check_free
+from osmosis_grpc.network.server_security import ServerSecurity
+from osmosis_grpc.network.target_policy import is_loopback
+from osmosis_grpc.protocol.errors import CallError, MissingExtraError, Unavailable
+from osmosis_grpc.protocol.types import events
+from osmosis_grpc.records.reading.folder_source import FolderSource
 from osmosis_grpc.serve.json_output import Records
 from osmosis_grpc.serve.rollout_log import RolloutLog
 from osmosis_grpc.serve.workers.worker import Worker
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.server.tracelog import DebugLog, TraceLog, new_folder
 from osmosis_grpc.server.workers.config import WorkersConfig
+from osmosis_grpc.settings.option import split_host_port
+from osmosis_grpc.settings.server_options import commands_of, split_legacy_agent
 from osmosis_grpc.storage import JournalError
 from osmosis_grpc.storage.journal.schema import LOCK
 from osmosis_grpc.storage.lock_file import stop_by
 from osmosis_grpc.supervise import OnFailure, Supervisor, job, thread
-from osmosis_grpc.types import events
 
 if TYPE_CHECKING:
     from osmosis_grpc.serve.workers.place import Place
-    from osmosis_grpc.settings import RolloutServerSettings, RolloutSettings
+    from osmosis_grpc.settings.settings import RolloutServerSettings, RolloutSettings
 
 log = logging.getLogger(__name__)
 
@@ -186,10 +186,10 @@ async def _programs(stack: AsyncExitStack, options: "RolloutServerSettings") -> 
     commands = commands_of(options.command)
     if not commands:
         return [], []
-    from osmosis_grpc.settings import program_environment
+    from osmosis_grpc.settings.settings import program_environment
 
     memory = options.command_memory_mib
-    agents = importlib.import_module("osmosis_gateway.command_agent").command_agents(
+    agents = importlib.import_module("osmosis_grpc.endpoints.command_agent").command_agents(
         commands,
         options.command_name,
         program_environment(options.command_env),
@@ -280,9 +280,9 @@ async def _view(
     stack: AsyncExitStack, server: AgentServer, options: "RolloutServerSettings", security: ServerSecurity
 ) -> str:
     """Serve the viewer over the state folder and return the address. Raises NotStarted naming the option."""
-    metrics = importlib.import_module("osmosis_gateway.viewer.metrics").metrics_of(server)
-    share = importlib.import_module("osmosis_gateway.viewer.pace").AGENTS_SHARE
-    serve_viewer = importlib.import_module("osmosis_gateway.viewer.app").serve_viewer
+    metrics = importlib.import_module("osmosis_grpc.viewer.metrics").metrics_of(server)
+    share = importlib.import_module("osmosis_grpc.viewer.pace").AGENTS_SHARE
+    serve_viewer = importlib.import_module("osmosis_grpc.viewer.app").serve_viewer
     state = options.state_folder
     assert state is not None  # the command has checked it
     given = {

@@ -6,7 +6,7 @@ import sys
 import threading
 from pathlib import Path
 
-from osmosis_grpc.errors import MissingExtraError
+from osmosis_grpc.protocol.errors import MissingExtraError
 from osmosis_grpc.serve.json_output import say_error
 
 LOOK_EVERY = 500

@@ -8,8 +8,8 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
 
+from osmosis_grpc.protocol.types import Capacity, Failure, OutcomeStatus, RolloutInfo
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
-from osmosis_grpc.types import Capacity, Failure, OutcomeStatus, RolloutInfo
 
 log = logging.getLogger(__name__)
 

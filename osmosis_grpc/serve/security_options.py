@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from osmosis_grpc.link.credentials import Credentials
-from osmosis_grpc.link.server_security import ServerSecurity
-from osmosis_grpc.link.tls import ClientTls, ServerTls, read_pems
+from osmosis_grpc.network.credentials import Credentials
+from osmosis_grpc.network.server_security import ServerSecurity
+from osmosis_grpc.network.tls import ClientTls, ServerTls, read_pems
 
 HARMLESS_TRACERS = frozenset(
     (

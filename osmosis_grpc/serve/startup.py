@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
-from osmosis_grpc.console.line import Line
 from osmosis_grpc.serve.json_output import say_error
+from osmosis_grpc.settings.line import Line
 
 if TYPE_CHECKING:
-    from osmosis_grpc.link.server_security import ServerSecurity
-    from osmosis_grpc.settings import RolloutServerSettings, RolloutSettings
+    from osmosis_grpc.network.server_security import ServerSecurity
+    from osmosis_grpc.settings.settings import RolloutServerSettings, RolloutSettings
 
 log = logging.getLogger(__name__)
 
 
 def read_settings(command: str, line: Line) -> "RolloutSettings":
     """Return the settings of a command line. A wrong value ends the command with exit code 2."""
-    from osmosis_grpc.settings import command_settings
+    from osmosis_grpc.settings.settings import command_settings
 
     try:
         settings = command_settings(line)
@@ -38,7 +38,7 @@ def usage_errors(
 
     The message names the option. If the value came from a variable, the message names the variable instead.
     """
-    from osmosis_grpc.settings import by_source
+    from osmosis_grpc.settings.settings import by_source
 
     try:
         yield
@@ -54,9 +54,9 @@ def usage_error(command: str, problem: str) -> NoReturn:
 
 def server_security(options: "RolloutServerSettings", *, admin: Sequence[str] = ()) -> "ServerSecurity":
     """Return the security for callers. Raises ValueError naming the option, also if the host needs more security."""
-    from osmosis_grpc.link.target_policy import is_loopback
+    from osmosis_grpc.network.target_policy import is_loopback
     from osmosis_grpc.serve.security_options import check_trace, naming, server_security_from_options
-    from osmosis_grpc.settings import grpc_tracers
+    from osmosis_grpc.settings.settings import grpc_tracers
 
     if not options.unsafe_trace:
         check_trace(grpc_tracers())
@@ -72,7 +72,7 @@ def server_security(options: "RolloutServerSettings", *, admin: Sequence[str] = 
 
 def warn_about_settings(line: Line) -> None:
     """Log each variable with our prefix that has no effect, and each secret that the command line shows."""
-    from osmosis_grpc.settings import shown_secrets, unknown_variables
+    from osmosis_grpc.settings.settings import shown_secrets, unknown_variables
 
     for name, nearest in unknown_variables():
         log.warning("the variable %s is unknown, and ignored%s", name, f": is {nearest} meant?" if nearest else "")

@@ -11,20 +11,23 @@ from typing import Any
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2, services_pb2_grpc
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.request import RolloutRequest
 from osmosis_grpc.agent.runnable import Runnable, await_tools
 from osmosis_grpc.engine import Engine
 from osmosis_grpc.engine.journal_port import Journal
-from osmosis_grpc.errors import FailedPrecondition
-from osmosis_grpc.link.credentials import Credentials
-from osmosis_grpc.link.handlers import Registrar
-from osmosis_grpc.link.listen import start
-from osmosis_grpc.link.network import GRPC, Network
-from osmosis_grpc.link.server_security import ServerSecurity
-from osmosis_grpc.link.target_policy import TargetPolicy, is_loopback
+from osmosis_grpc.network.credentials import Credentials
+from osmosis_grpc.network.handlers import Registrar
+from osmosis_grpc.network.listen import start
+from osmosis_grpc.network.network import GRPC, Network
+from osmosis_grpc.network.server_security import ServerSecurity
+from osmosis_grpc.network.target_policy import TargetPolicy, is_loopback
 from osmosis_grpc.observability.server_metrics import ServerMetrics
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import services_pb2, services_pb2_grpc
+from osmosis_grpc.protocol.errors import FailedPrecondition
+from osmosis_grpc.protocol.types import Capacity, ToolDict
+from osmosis_grpc.protocol.types.outcome import describe
+from osmosis_grpc.protocol.types.tool_dicts import tool_dicts
 from osmosis_grpc.server.attachment_registry import Attachments
 from osmosis_grpc.server.callbacks import Callbacks
 from osmosis_grpc.server.config import ServerConfig
@@ -35,9 +38,6 @@ from osmosis_grpc.server.workers.sibling_server import SiblingServer
 from osmosis_grpc.server.workers.siblings import Siblings
 from osmosis_grpc.storage import MemoryJournal, SqliteJournal
 from osmosis_grpc.supervise import SYSTEM, ForkGuard, OnFailure, Supervisor, System, job
-from osmosis_grpc.types import Capacity, ToolDict
-from osmosis_grpc.types.outcome import describe
-from osmosis_grpc.types.tool_dicts import tool_dicts
 
 log = logging.getLogger(__name__)
 

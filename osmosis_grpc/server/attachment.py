@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
-from osmosis_grpc._gen.osmosis.rollout.v1 import chat_pb2, rollout_pb2
 from osmosis_grpc.engine import Engine, Peer, Record, Tenant
 from osmosis_grpc.engine.find_earlier_run import run_name
 from osmosis_grpc.engine.record import ChatKey
-from osmosis_grpc.errors import (
+from osmosis_grpc.network.channel_options import MAX_MESSAGE_BYTES, MAX_REPLY_BYTES
+from osmosis_grpc.network.frame_stream import FrameStream
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import attach_pb2 as pb
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import chat_pb2, rollout_pb2
+from osmosis_grpc.protocol.errors import (
     Aborted,
     CallError,
     Internal,
@@ -29,18 +31,24 @@ from osmosis_grpc.errors import (
     Unavailable,
     UnknownChat,
 )
-from osmosis_grpc.link.channel_options import MAX_MESSAGE_BYTES, MAX_REPLY_BYTES
-from osmosis_grpc.link.frame_stream import FrameStream
+from osmosis_grpc.protocol.types import AbandonReason, ChatRequest, ChatResponse, Receipt, RolloutOutcome
+from osmosis_grpc.protocol.wire.attach import (
+    chat_frame,
+    complete_frame,
+    refusal,
+    refused,
+    server_frame,
+    unknown_kind,
+    window_of,
+)
+from osmosis_grpc.protocol.wire.chat import RECEIPTS, chat_bytes, reply_from_wire
+from osmosis_grpc.protocol.wire.features import ABANDON_CHAT, BLOBS, features_from_wire
+from osmosis_grpc.protocol.wire.rollout import check_size, init_from_wire, wants_delta
 from osmosis_grpc.server.event_subscriptions import Subscriptions
 from osmosis_grpc.server.journaled_requests import JournaledRequests
 from osmosis_grpc.server.requests import init_answer
 from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.supervise.throttled_log import Throttled
-from osmosis_grpc.types import AbandonReason, ChatRequest, ChatResponse, Receipt, RolloutOutcome
-from osmosis_grpc.wire.attach import chat_frame, complete_frame, refusal, refused, server_frame, unknown_kind, window_of
-from osmosis_grpc.wire.chat import RECEIPTS, chat_bytes, reply_from_wire
-from osmosis_grpc.wire.features import ABANDON_CHAT, BLOBS, features_from_wire
-from osmosis_grpc.wire.rollout import check_size, init_from_wire, wants_delta
 
 log = logging.getLogger(__name__)
 

@@ -8,24 +8,24 @@ from functools import partial
 from typing import Any
 
 from osmosis_grpc import __version__
-from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
-from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2
 from osmosis_grpc.engine import Engine, Peer
 from osmosis_grpc.engine.fair_shares import Shares
-from osmosis_grpc.errors import CallError, ResourceExhausted, Unauthenticated
-from osmosis_grpc.link.call_metrics import CallSink
-from osmosis_grpc.link.channel_options import MAX_MESSAGE_BYTES, MAX_REPLY_BYTES, MIN_PING_INTERVAL
-from osmosis_grpc.link.credentials import Credentials
-from osmosis_grpc.link.dialled_stream import DialledStream, redial
-from osmosis_grpc.link.frame_stream import Duplex, FrameStream
-from osmosis_grpc.link.network import GRPC, Network
+from osmosis_grpc.network.call_metrics import CallSink
+from osmosis_grpc.network.channel_options import MAX_MESSAGE_BYTES, MAX_REPLY_BYTES, MIN_PING_INTERVAL
+from osmosis_grpc.network.credentials import Credentials
+from osmosis_grpc.network.dialled_stream import DialledStream, redial
+from osmosis_grpc.network.frame_stream import Duplex, FrameStream
+from osmosis_grpc.network.network import GRPC, Network
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import attach_pb2 as pb
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import services_pb2
+from osmosis_grpc.protocol.errors import CallError, ResourceExhausted, Unauthenticated
+from osmosis_grpc.protocol.types.outcome import clip, describe
+from osmosis_grpc.protocol.types.server_info import ServerLimits, Worker
+from osmosis_grpc.protocol.wire.attach import check_trainer_hello, server_frame
+from osmosis_grpc.protocol.wire.control import LIMITS, PROTOCOL, WORKER
+from osmosis_grpc.protocol.wire.features import FEATURES
 from osmosis_grpc.server.attachment import Attachment
 from osmosis_grpc.supervise import OnFailure, job
-from osmosis_grpc.types.outcome import clip, describe
-from osmosis_grpc.types.server_info import ServerLimits, Worker
-from osmosis_grpc.wire.attach import check_trainer_hello, server_frame
-from osmosis_grpc.wire.control import LIMITS, PROTOCOL, WORKER
-from osmosis_grpc.wire.features import FEATURES
 
 log = logging.getLogger(__name__)
 

@@ -12,20 +12,19 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import chat_pb2, outcome_pb2
 from osmosis_grpc.agent.ports import ChatModel, ResultSink
 from osmosis_grpc.engine import Peer
 from osmosis_grpc.engine.find_earlier_run import run_name
 from osmosis_grpc.engine.record import ChatKey
-from osmosis_grpc.errors import Internal, InvalidArgument, ReplyUnreadable, Unavailable, UnknownChat
-from osmosis_grpc.link.call_metrics import Asking, CallSink
-from osmosis_grpc.link.channel_options import MAX_MESSAGE_BYTES, callback_options
-from osmosis_grpc.link.client_calls import DETAILS_KEY, call, error_of
-from osmosis_grpc.link.network import GRPC, Network
-from osmosis_grpc.link.target_policy import Address, TargetPolicy
-from osmosis_grpc.link.tls import ClientTls
-from osmosis_grpc.supervise import SYSTEM, System
-from osmosis_grpc.types import (
+from osmosis_grpc.network.call_metrics import Asking, CallSink
+from osmosis_grpc.network.channel_options import MAX_MESSAGE_BYTES, callback_options
+from osmosis_grpc.network.client_calls import DETAILS_KEY, call, error_of
+from osmosis_grpc.network.network import GRPC, Network
+from osmosis_grpc.network.target_policy import Address, TargetPolicy
+from osmosis_grpc.network.tls import ClientTls
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import chat_pb2, outcome_pb2
+from osmosis_grpc.protocol.errors import Internal, InvalidArgument, ReplyUnreadable, Unavailable, UnknownChat
+from osmosis_grpc.protocol.types import (
     AbandonReason,
     Callback,
     ChatRequest,
@@ -35,9 +34,10 @@ from osmosis_grpc.types import (
     RolloutOutcome,
     TraceContext,
 )
-from osmosis_grpc.wire.chat import RECEIPTS, chat_bytes, reply_from_wire
-from osmosis_grpc.wire.features import ABANDON_CHAT, BLOBS
-from osmosis_grpc.wire.outcome import fit, outcome_to_wire
+from osmosis_grpc.protocol.wire.chat import RECEIPTS, chat_bytes, reply_from_wire
+from osmosis_grpc.protocol.wire.features import ABANDON_CHAT, BLOBS
+from osmosis_grpc.protocol.wire.outcome import fit, outcome_to_wire
+from osmosis_grpc.supervise import SYSTEM, System
 
 log = logging.getLogger(__name__)
 

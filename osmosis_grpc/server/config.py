@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from osmosis_grpc.engine import EngineConfig
-from osmosis_grpc.wire.rollout import MAX_METADATA_BYTES
+from osmosis_grpc.protocol.wire.rollout import MAX_METADATA_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,7 +12,7 @@ class ServerConfig(EngineConfig):
     """The configuration of the engine, and the fields that only a server has. Sizes are in bytes."""
 
     allow_targets: Sequence[str] = ()
-    """Callback addresses that are allowed in addition to the addresses that link/target_policy.py allows."""
+    """Callback addresses that are allowed in addition to the addresses that network/target_policy.py allows."""
     reflection: bool = True
     """Whether the server describes its services to callers, as gRPC server reflection."""
     max_metadata_bytes: int = MAX_METADATA_BYTES

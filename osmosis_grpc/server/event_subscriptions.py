@@ -4,15 +4,15 @@ import asyncio
 from contextlib import aclosing
 from functools import partial
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
-from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2
 from osmosis_grpc.engine import Engine
-from osmosis_grpc.errors import CallError, Internal, ResourceExhausted
-from osmosis_grpc.link.channel_options import MAX_MESSAGE_BYTES
-from osmosis_grpc.link.frame_stream import FrameStream
+from osmosis_grpc.network.channel_options import MAX_MESSAGE_BYTES
+from osmosis_grpc.network.frame_stream import FrameStream
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import attach_pb2 as pb
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import control_pb2
+from osmosis_grpc.protocol.errors import CallError, Internal, ResourceExhausted
+from osmosis_grpc.protocol.wire.attach import refusal, server_frame
 from osmosis_grpc.server.requests import follow
 from osmosis_grpc.supervise import OnFailure, job
-from osmosis_grpc.wire.attach import refusal, server_frame
 
 FOLLOW = job("server.follow_events", OnFailure.REPORT)
 

@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
 from osmosis_grpc.engine import Engine
-from osmosis_grpc.errors import CallError, ResourceExhausted
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import attach_pb2 as pb
+from osmosis_grpc.protocol.errors import CallError, ResourceExhausted
+from osmosis_grpc.protocol.wire.attach import refusal
 from osmosis_grpc.server.requests import annotate, cancel
 from osmosis_grpc.supervise import OnFailure, job
-from osmosis_grpc.wire.attach import refusal
 
 CANCELLED = job("server.answer_cancel", OnFailure.REPORT, "callback")
 ANNOTATE = job("server.annotate", OnFailure.REPORT)

@@ -3,18 +3,18 @@
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2 as pb
-from osmosis_grpc._gen.osmosis.rollout.v1.annotation_pb2 import AnnotateRequest, AnnotateResponse
-from osmosis_grpc._gen.osmosis.rollout.v1.rollout_pb2 import InitResponse
 from osmosis_grpc.engine import Engine, Record
-from osmosis_grpc.errors import InvalidArgument
-from osmosis_grpc.types.requests import check_id
-from osmosis_grpc.wire import control
-from osmosis_grpc.wire.annotation import annotation_from_wire
-from osmosis_grpc.wire.event import event_to_wire
-from osmosis_grpc.wire.message import tool_to_wire
-from osmosis_grpc.wire.outcome import EARLIER_RUN
-from osmosis_grpc.wire.rollout import ACTIVITY
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import control_pb2 as pb
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1.annotation_pb2 import AnnotateRequest, AnnotateResponse
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1.rollout_pb2 import InitResponse
+from osmosis_grpc.protocol.errors import InvalidArgument
+from osmosis_grpc.protocol.types.requests import check_id
+from osmosis_grpc.protocol.wire import control
+from osmosis_grpc.protocol.wire.annotation import annotation_from_wire
+from osmosis_grpc.protocol.wire.event import event_to_wire
+from osmosis_grpc.protocol.wire.message import tool_to_wire
+from osmosis_grpc.protocol.wire.outcome import EARLIER_RUN
+from osmosis_grpc.protocol.wire.rollout import ACTIVITY
 
 
 def cancel(engine: Engine, owner: str, request: pb.CancelRequest) -> pb.CancelResponse:

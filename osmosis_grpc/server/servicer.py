@@ -7,22 +7,22 @@ from typing import Any, Protocol
 from urllib.parse import unquote
 
 from osmosis_grpc import __version__
-from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2 as pb
-from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2_grpc
-from osmosis_grpc._gen.osmosis.rollout.v1.annotation_pb2 import AnnotateRequest, AnnotateResponse
-from osmosis_grpc._gen.osmosis.rollout.v1.rollout_pb2 import InitRequest, InitResponse
 from osmosis_grpc.engine import Engine
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import control_pb2 as pb
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import services_pb2_grpc
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1.annotation_pb2 import AnnotateRequest, AnnotateResponse
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1.rollout_pb2 import InitRequest, InitResponse
+from osmosis_grpc.protocol.types import ToolDict
+from osmosis_grpc.protocol.types.requests import check_id
+from osmosis_grpc.protocol.types.server_info import AgentLoopInfo, ServerInfo
+from osmosis_grpc.protocol.wire import control as wire
+from osmosis_grpc.protocol.wire.features import FEATURES
+from osmosis_grpc.protocol.wire.rollout import ROLLOUT, check_size, init_from_wire
 from osmosis_grpc.server import requests
 from osmosis_grpc.server.attachment_registry import Attachments
 from osmosis_grpc.server.callbacks import Callbacks
 from osmosis_grpc.server.config import ServerConfig
 from osmosis_grpc.server.requests import init_answer
-from osmosis_grpc.types import ToolDict
-from osmosis_grpc.types.requests import check_id
-from osmosis_grpc.types.server_info import AgentLoopInfo, ServerInfo
-from osmosis_grpc.wire import control as wire
-from osmosis_grpc.wire.features import FEATURES
-from osmosis_grpc.wire.rollout import ROLLOUT, check_size, init_from_wire
 
 MAX_PAGE_SIZE = 1000
 LARGE_METADATA = 64 * 1024

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from osmosis_grpc.types import InitRequest, TrajectoryEvent
-from osmosis_grpc.types.events import Logged
+from osmosis_grpc.protocol.types import InitRequest, TrajectoryEvent
+from osmosis_grpc.protocol.types.events import Logged
 
 
 def new_folder(parent: str | Path) -> Path:

@@ -3,8 +3,8 @@
 import hashlib
 from typing import Literal
 
-from osmosis_grpc.types import Failure, FailureReason, OutcomeStatus, RolloutOutcome
-from osmosis_grpc.types.failure_reasons import DATA_LOSS
+from osmosis_grpc.protocol.types import Failure, FailureReason, OutcomeStatus, RolloutOutcome
+from osmosis_grpc.protocol.types.failure_reasons import DATA_LOSS
 
 
 def data_loss(

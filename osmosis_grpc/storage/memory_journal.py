@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from osmosis_grpc.engine.journal_port import Journal, Trajectories
+from osmosis_grpc.protocol.types import JournaledRollout, RolloutFilter, TrajectoryEvent, events
+from osmosis_grpc.protocol.types.rollout_filter import EVERY
 from osmosis_grpc.supervise import SYSTEM, System
-from osmosis_grpc.types import JournaledRollout, RolloutFilter, TrajectoryEvent, events
-from osmosis_grpc.types.rollout_filter import EVERY
 
 T = TypeVar("T")
 

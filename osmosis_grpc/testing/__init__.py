@@ -1,6 +1,6 @@
 """The public test kit. It runs an agent loop without a server. `testing.raw` is for tests of other implementations."""
 
-from osmosis_grpc.link import grpc_variables  # noqa: F401 - before anything imports grpc
+from osmosis_grpc.network import grpc_variables  # noqa: F401 - before anything imports grpc
 
 # isort: split
 from osmosis_grpc.testing.rollouts import collect_rollout, run_rollout

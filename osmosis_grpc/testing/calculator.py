@@ -5,8 +5,8 @@ import re
 from collections.abc import Sequence
 
 from osmosis_grpc.agent import RolloutAgentLoop, RolloutContext, RolloutResult
+from osmosis_grpc.protocol.types import Message
 from osmosis_grpc.tools import tool
-from osmosis_grpc.types import Message
 
 
 @tool

@@ -15,9 +15,8 @@ from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.runnable import Runnable
 from osmosis_grpc.engine import Engine, EngineConfig, Peer
 from osmosis_grpc.engine.recorded_chats import ForkedChats
-from osmosis_grpc.errors import Aborted
-from osmosis_grpc.storage import MemoryJournal
-from osmosis_grpc.types import (
+from osmosis_grpc.protocol.errors import Aborted
+from osmosis_grpc.protocol.types import (
     ChatRequest,
     ChatResponse,
     EventKind,
@@ -30,7 +29,8 @@ from osmosis_grpc.types import (
     events,
     jsontext,
 )
-from osmosis_grpc.wire.status import from_code
+from osmosis_grpc.protocol.wire.status import from_code
+from osmosis_grpc.storage import MemoryJournal
 
 WIDTH = 100
 """The most characters of one line in a difference."""

@@ -10,8 +10,7 @@ from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.runnable import Runnable
 from osmosis_grpc.engine import Engine, EngineConfig, Peer
 from osmosis_grpc.policies import Policy
-from osmosis_grpc.storage import MemoryJournal
-from osmosis_grpc.types import (
+from osmosis_grpc.protocol.types import (
     ChatRequest,
     ChatResponse,
     InitRequest,
@@ -21,6 +20,7 @@ from osmosis_grpc.types import (
     RolloutRequest,
     TrajectoryEvent,
 )
+from osmosis_grpc.storage import MemoryJournal
 
 
 async def run_rollout(

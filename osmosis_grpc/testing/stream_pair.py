@@ -7,11 +7,11 @@ from typing import Any
 
 import grpc
 
-from osmosis_grpc.errors import Unavailable
+from osmosis_grpc.protocol.errors import Unavailable
 
 
 class StreamEnd:
-    """One end of a stream call in memory, a Duplex of osmosis_grpc.link.frame_stream. Made by stream_pair()."""
+    """One end of a stream call in memory, a Duplex of osmosis_grpc.network.frame_stream. Made by stream_pair()."""
 
     def __init__(self, wire: "_Wire", decode: Callable[[bytes], Any], inbox: deque[Any], outbox: deque[Any]) -> None:
         self.written: list[bytes] = []

@@ -6,8 +6,8 @@ from typing import Any, get_type_hints
 
 from pydantic import PydanticUserError, TypeAdapter
 
-from osmosis_grpc.errors import ToolArgumentError
-from osmosis_grpc.types.outcome import clip
+from osmosis_grpc.protocol.errors import ToolArgumentError
+from osmosis_grpc.protocol.types.outcome import clip
 
 _TYPES: Mapping[str, Callable[[Any], bool]] = {
     "string": lambda value: isinstance(value, str),

@@ -6,8 +6,8 @@ import fcntl
 import os
 from collections.abc import Collection
 
+from osmosis_grpc.protocol.types.outcome import printable
 from osmosis_grpc.supervise import OnFailure, call_later, job
-from osmosis_grpc.types.outcome import printable
 
 READ_AGAIN = job("tools.read_output", OnFailure.REPORT, "timer")
 

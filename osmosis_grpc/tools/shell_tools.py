@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from osmosis_grpc.errors import ToolArgumentError
+from osmosis_grpc.protocol.errors import ToolArgumentError
 from osmosis_grpc.tools.sandbox.port import OUTPUT_BYTES, SECONDS, RunResult, Sandbox, check_sandbox
 from osmosis_grpc.tools.tool import Tool
 

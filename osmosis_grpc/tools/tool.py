@@ -22,10 +22,10 @@ from pydantic_core import ArgsKwargs
 
 from osmosis_grpc.agent.context import RolloutContext
 from osmosis_grpc.agent.sync_context import SyncRolloutContext
-from osmosis_grpc.errors import ToolArgumentError
+from osmosis_grpc.protocol.errors import ToolArgumentError
+from osmosis_grpc.protocol.types import ToolDict
 from osmosis_grpc.supervise import DaemonThreads
 from osmosis_grpc.tools.argument_schema import check_arguments
-from osmosis_grpc.types import ToolDict
 
 log = logging.getLogger(__name__)
 

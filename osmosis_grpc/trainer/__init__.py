@@ -24,10 +24,13 @@ needs nothing but RolloutClient.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from osmosis_grpc.link import grpc_variables  # noqa: F401 - before anything imports grpc
+from osmosis_grpc.network import grpc_variables  # noqa: F401 - before anything imports grpc
 
 # isort: split
-from osmosis_grpc.errors import (
+from osmosis_grpc.network.credentials import Credentials
+from osmosis_grpc.network.server_security import ServerSecurity
+from osmosis_grpc.network.tls import ClientTls, ServerTls
+from osmosis_grpc.protocol.errors import (
     Aborted,
     AlreadyExists,
     CallError,
@@ -44,11 +47,7 @@ from osmosis_grpc.errors import (
     Unavailable,
     Unimplemented,
 )
-from osmosis_grpc.link.credentials import Credentials
-from osmosis_grpc.link.server_security import ServerSecurity
-from osmosis_grpc.link.tls import ClientTls, ServerTls
-from osmosis_grpc.trainer.rollout_client import InitResult, RolloutClient
-from osmosis_grpc.types import (
+from osmosis_grpc.protocol.types import (
     Annotation,
     Callback,
     CallbackTls,
@@ -67,11 +66,12 @@ from osmosis_grpc.types import (
     TrajectoryEvent,
     VersionSpan,
 )
-from osmosis_grpc.types.server_info import DrainResult, ServerInfo
+from osmosis_grpc.protocol.types.server_info import DrainResult, ServerInfo
+from osmosis_grpc.trainer.rollout_client import InitResult, RolloutClient
 
 if TYPE_CHECKING:
-    from osmosis_grpc.export import Row, Skipped
     from osmosis_grpc.policies import Policy
+    from osmosis_grpc.records.export import Row, Skipped
     from osmosis_grpc.trainer.advantage import Advantages, advantages
     from osmosis_grpc.trainer.batch import Batch, pad
     from osmosis_grpc.trainer.config import TrainerConfig
@@ -146,8 +146,8 @@ _MODULES = {
     "Advantages": "trainer.advantage",
     "advantages": "trainer.advantage",
     "Batch": "trainer.batch",
-    "Row": "export",
-    "Skipped": "export",
+    "Row": "records.export",
+    "Skipped": "records.export",
     "pad": "trainer.batch",
     "TrainerConfig": "trainer.config",
     "Evaluation": "trainer.evaluate",

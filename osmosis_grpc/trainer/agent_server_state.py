@@ -10,15 +10,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import annotation_pb2, message_pb2, outcome_pb2
 from osmosis_grpc.engine.failpoints import reach
-from osmosis_grpc.errors import CallError, Internal, LedgerError
-from osmosis_grpc.storage.ledger import Ledger
-from osmosis_grpc.supervise import Backoff, Job, OnFailure, Supervisor, job
-from osmosis_grpc.trainer.chats.chat_cache import ChatCache
-from osmosis_grpc.trainer.chats.ledger_codec import init_bytes
-from osmosis_grpc.trainer.chats.policy_errors import ChatKey, PolicyFailure
-from osmosis_grpc.types import (
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import annotation_pb2, message_pb2, outcome_pb2
+from osmosis_grpc.protocol.errors import CallError, Internal, LedgerError
+from osmosis_grpc.protocol.types import (
     CancelResult,
     OutcomeStatus,
     Receipt,
@@ -27,8 +22,13 @@ from osmosis_grpc.types import (
     TraceContext,
     TrajectoryEvent,
 )
-from osmosis_grpc.types.outcome import describe
-from osmosis_grpc.wire.message import tools_from_wire
+from osmosis_grpc.protocol.types.outcome import describe
+from osmosis_grpc.protocol.wire.message import tools_from_wire
+from osmosis_grpc.storage.ledger import Ledger
+from osmosis_grpc.supervise import Backoff, Job, OnFailure, Supervisor, job
+from osmosis_grpc.trainer.chats.chat_cache import ChatCache
+from osmosis_grpc.trainer.chats.ledger_codec import init_bytes
+from osmosis_grpc.trainer.chats.policy_errors import ChatKey, PolicyFailure
 
 LOST_PAUSES = 0.25, 10.0
 """The first and the longest pause, in seconds, before a lost rollout runs again."""

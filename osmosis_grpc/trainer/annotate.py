@@ -4,11 +4,11 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypedDict
 
-from osmosis_grpc.errors import NotFound, Unavailable, Unimplemented
+from osmosis_grpc.protocol.errors import NotFound, Unavailable, Unimplemented
+from osmosis_grpc.protocol.types import Annotation, SegmentAnnotation
+from osmosis_grpc.protocol.wire.annotation import annotate_request
+from osmosis_grpc.protocol.wire.features import ANNOTATE
 from osmosis_grpc.trainer.agent_server_state import AgentServerLink
-from osmosis_grpc.types import Annotation, SegmentAnnotation
-from osmosis_grpc.wire.annotation import annotate_request
-from osmosis_grpc.wire.features import ANNOTATE
 
 MAX_RECENT = 16_384
 """The number of ended rollouts whose servers are kept."""

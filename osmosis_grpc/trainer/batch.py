@@ -12,8 +12,11 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from osmosis_grpc.errors import InvalidArgument
-from osmosis_grpc.export.trainable import (
+from osmosis_grpc.protocol.errors import InvalidArgument
+from osmosis_grpc.protocol.types import RolloutOutcome, Segment
+from osmosis_grpc.protocol.types.cuts import Cut, Dropped
+from osmosis_grpc.protocol.types.tensors import ArrayEquality
+from osmosis_grpc.protocol.types.trainable import (
     Row,
     Skipped,
     TrainableSegment,
@@ -27,9 +30,6 @@ from osmosis_grpc.export.trainable import (
 from osmosis_grpc.trainer.advantage import Advantages
 from osmosis_grpc.trainer.batch_extras import pad_extra
 from osmosis_grpc.trainer.groups import OutcomeGroup
-from osmosis_grpc.types import RolloutOutcome, Segment
-from osmosis_grpc.types.cuts import Cut, Dropped
-from osmosis_grpc.types.tensors import ArrayEquality
 
 Side = Literal["right", "left"]
 TooLong = Literal["raise", "truncate", "skip"]

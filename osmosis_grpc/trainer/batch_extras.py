@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from osmosis_grpc.errors import InvalidArgument
-from osmosis_grpc.types import Segment, Tensor
+from osmosis_grpc.protocol.errors import InvalidArgument
+from osmosis_grpc.protocol.types import Segment, Tensor
 
 
 def pad_extra(

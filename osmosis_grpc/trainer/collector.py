@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 from osmosis_grpc.observability.metric_families import OTHER, Family, Labels, Reading, Source, single
 from osmosis_grpc.observability.process_metrics import failures
+from osmosis_grpc.protocol.types import FailureReason
 from osmosis_grpc.trainer.metrics import Metrics
-from osmosis_grpc.types import FailureReason
 
 _EVALUATION = "evaluation"
 ROLLOUTS = Family(

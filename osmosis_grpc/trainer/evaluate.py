@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from osmosis_grpc.types import OutcomeStatus, RolloutOutcome
-from osmosis_grpc.types.score_stats import Scores, ScoreSummary
+from osmosis_grpc.protocol.types import OutcomeStatus, RolloutOutcome
+from osmosis_grpc.trainer.score_stats import Scores, ScoreSummary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,11 +14,11 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from osmosis_grpc.errors import InvalidArgument, RolloutFailed
+from osmosis_grpc.protocol.errors import InvalidArgument, RolloutFailed
+from osmosis_grpc.protocol.types import OutcomeStatus, RolloutOutcome, RolloutRequest
 from osmosis_grpc.trainer.advantage import without_variance
 from osmosis_grpc.trainer.run import Requests, Run, RunOptions, reason_of
 from osmosis_grpc.trainer.scheduler import Scheduler
-from osmosis_grpc.types import OutcomeStatus, RolloutOutcome, RolloutRequest
 
 log = logging.getLogger(__name__)
 

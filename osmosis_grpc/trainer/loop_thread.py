@@ -10,7 +10,7 @@ import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
 from typing import Any, Generic, TypeVar
 
-from osmosis_grpc.errors import TrainerFailed, Unavailable
+from osmosis_grpc.protocol.errors import TrainerFailed, Unavailable
 from osmosis_grpc.supervise import ForkGuard, OnFailure, StartedThread, Supervisor, job, result_of, thread
 
 log = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ import numpy as np
 
 from osmosis_grpc.observability import Calls, Histogram
 from osmosis_grpc.observability.metric_families import CHAT_SECONDS, ROLLOUT_SECONDS
+from osmosis_grpc.protocol.types import ChatResponse, OutcomeStatus, RolloutOutcome, RolloutRequest
 from osmosis_grpc.trainer.staleness import version_lag, version_number
-from osmosis_grpc.types import ChatResponse, OutcomeStatus, RolloutOutcome, RolloutRequest
 
 RECENT = 1024
 """Means and percentiles are computed from this many of the newest values."""

@@ -11,14 +11,14 @@ from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 
-from osmosis_grpc.errors import Aborted, CallError, Internal, InvalidArgument, Unavailable
+from osmosis_grpc.protocol.errors import Aborted, CallError, Internal, InvalidArgument, Unavailable
+from osmosis_grpc.protocol.types import OutcomeStatus, Receipt, RolloutOutcome, TrajectoryEvent, events
+from osmosis_grpc.protocol.wire.outcome import FAILURE
 from osmosis_grpc.storage.ledger import ChatRow
 from osmosis_grpc.supervise import Job, OnFailure, Supervisor, job
 from osmosis_grpc.trainer.agent_server_state import AgentServerLink, Report, Rollout, RolloutKey, job_failed
 from osmosis_grpc.trainer.chats.chat_cache import ChatCache
 from osmosis_grpc.trainer.chats.ledger_codec import all_chats
-from osmosis_grpc.types import OutcomeStatus, Receipt, RolloutOutcome, TrajectoryEvent, events
-from osmosis_grpc.wire.outcome import FAILURE
 
 READ = job("trainer.read_events", OnFailure.REPORT)
 OVERDUE = job("trainer.overdue_outcome", OnFailure.REPORT, "timer")

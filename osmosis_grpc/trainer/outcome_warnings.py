@@ -5,8 +5,8 @@ Without logging configuration, Python's handler of last resort writes the warnin
 
 import logging
 
-from osmosis_grpc.types import OutcomeStatus, RolloutOutcome
-from osmosis_grpc.types.outcome import clip, printable
+from osmosis_grpc.protocol.types import OutcomeStatus, RolloutOutcome
+from osmosis_grpc.protocol.types.outcome import clip, printable
 
 log = logging.getLogger(__name__)
 

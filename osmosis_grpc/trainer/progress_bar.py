@@ -13,8 +13,8 @@ from contextlib import AbstractContextManager, nullcontext
 from operator import length_hint
 from typing import Any, TextIO
 
+from osmosis_grpc.protocol.types import OutcomeStatus, RolloutOutcome, RolloutRequest
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
-from osmosis_grpc.types import OutcomeStatus, RolloutOutcome, RolloutRequest
 
 log = logging.getLogger(__name__)
 

@@ -5,14 +5,14 @@ from dataclasses import fields, replace
 from types import UnionType
 from typing import Any, TypedDict, get_args, get_type_hints
 
-from osmosis_grpc.errors import InvalidArgument
-from osmosis_grpc.link.channel_options import MAX_MESSAGE_BYTES
-from osmosis_grpc.types import Fork, Group, InitRequest, Message, RolloutRequest
-from osmosis_grpc.types.json_values import to_json
-from osmosis_grpc.types.jsontext import check_text
-from osmosis_grpc.types.messages import copy_messages
-from osmosis_grpc.types.requests import check_id
-from osmosis_grpc.wire.rollout import init_to_wire
+from osmosis_grpc.network.channel_options import MAX_MESSAGE_BYTES
+from osmosis_grpc.protocol.errors import InvalidArgument
+from osmosis_grpc.protocol.types import Fork, Group, InitRequest, Message, RolloutRequest
+from osmosis_grpc.protocol.types.json_values import to_json
+from osmosis_grpc.protocol.types.jsontext import check_text
+from osmosis_grpc.protocol.types.messages import copy_messages
+from osmosis_grpc.protocol.types.requests import check_id
+from osmosis_grpc.protocol.wire.rollout import init_to_wire
 
 MAX_INIT_BYTES = MAX_MESSAGE_BYTES - 64 * 1024
 """The most bytes of a request. The rest of a message is for the callback and the frame."""

@@ -8,20 +8,16 @@ from typing import Any, Unpack
 
 import grpc
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2 as pb
-from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2_grpc
-from osmosis_grpc.errors import CallError, Unavailable
-from osmosis_grpc.link.callback_credentials import narrowed
-from osmosis_grpc.link.channel_options import client_options
-from osmosis_grpc.link.client_calls import call, error_of
-from osmosis_grpc.link.connection_errors import explained
-from osmosis_grpc.link.credentials import Credentials, channel
-from osmosis_grpc.link.tls import ClientTls
-from osmosis_grpc.supervise import SYSTEM, Backoff, ForkGuard, Supervisor, System
-from osmosis_grpc.trainer.request_check import RolloutFields, check_selection, checked
-from osmosis_grpc.trainer.transports.calls import raise_if_cancelled
-from osmosis_grpc.trainer.unreachable_warnings import Unreached
-from osmosis_grpc.types import (
+from osmosis_grpc.network.callback_credentials import narrowed
+from osmosis_grpc.network.channel_options import client_options
+from osmosis_grpc.network.client_calls import call, error_of
+from osmosis_grpc.network.connection_errors import explained
+from osmosis_grpc.network.credentials import Credentials, channel
+from osmosis_grpc.network.tls import ClientTls
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import control_pb2 as pb
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import services_pb2_grpc
+from osmosis_grpc.protocol.errors import CallError, Unavailable
+from osmosis_grpc.protocol.types import (
     Callback,
     CancelResult,
     EarlierRun,
@@ -32,15 +28,19 @@ from osmosis_grpc.types import (
     ToolDict,
     TrajectoryEvent,
 )
-from osmosis_grpc.types.annotation import Annotation
-from osmosis_grpc.types.rollout_filter import EVERY
-from osmosis_grpc.types.server_info import DrainResult, ServerInfo
-from osmosis_grpc.wire.annotation import annotate_request
-from osmosis_grpc.wire.control import CANCEL_RESULT, DRAIN_RESULT, FILTER, SERVER_INFO
-from osmosis_grpc.wire.event import event_from_wire
-from osmosis_grpc.wire.message import tools_from_wire
-from osmosis_grpc.wire.outcome import EARLIER_RUN
-from osmosis_grpc.wire.rollout import ROLLOUT, init_to_wire
+from osmosis_grpc.protocol.types.annotation import Annotation
+from osmosis_grpc.protocol.types.rollout_filter import EVERY
+from osmosis_grpc.protocol.types.server_info import DrainResult, ServerInfo
+from osmosis_grpc.protocol.wire.annotation import annotate_request
+from osmosis_grpc.protocol.wire.control import CANCEL_RESULT, DRAIN_RESULT, FILTER, SERVER_INFO
+from osmosis_grpc.protocol.wire.event import event_from_wire
+from osmosis_grpc.protocol.wire.message import tools_from_wire
+from osmosis_grpc.protocol.wire.outcome import EARLIER_RUN
+from osmosis_grpc.protocol.wire.rollout import ROLLOUT, init_to_wire
+from osmosis_grpc.supervise import SYSTEM, Backoff, ForkGuard, Supervisor, System
+from osmosis_grpc.trainer.request_check import RolloutFields, check_selection, checked
+from osmosis_grpc.trainer.transports.calls import raise_if_cancelled
+from osmosis_grpc.trainer.unreachable_warnings import Unreached
 
 STREAM_PAUSES = 0.25, 5.0
 """The first and the longest pause, in seconds, before events() connects again."""

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterab
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from osmosis_grpc.errors import (
+from osmosis_grpc.protocol.errors import (
     Aborted,
     AlreadyExists,
     CallError,
@@ -16,6 +16,7 @@ from osmosis_grpc.errors import (
     OsmosisValidationError,
     Superseded,
 )
+from osmosis_grpc.protocol.types import Failure, FailureReason, Group, OutcomeStatus, RolloutOutcome, RolloutRequest
 from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.trainer.agent_server_state import Rollout, job_failed
 from osmosis_grpc.trainer.chats.policy_errors import PolicyFailure
@@ -23,7 +24,6 @@ from osmosis_grpc.trainer.progress_bar import Progress, shown
 from osmosis_grpc.trainer.request_check import checked
 from osmosis_grpc.trainer.scheduler import Scheduler
 from osmosis_grpc.trainer.staleness import version_lag
-from osmosis_grpc.types import Failure, FailureReason, Group, OutcomeStatus, RolloutOutcome, RolloutRequest
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from osmosis_grpc.errors import (
+from osmosis_grpc.protocol.errors import (
     Aborted,
     AlreadyExists,
     CallError,
@@ -21,6 +21,8 @@ from osmosis_grpc.errors import (
     Unavailable,
     Unimplemented,
 )
+from osmosis_grpc.protocol.types import OutcomeStatus, RolloutOutcome, RolloutRequest
+from osmosis_grpc.protocol.wire.features import FORK
 from osmosis_grpc.storage.ledger import Ledger, LedgerRollout
 from osmosis_grpc.supervise import Backoff, OnFailure, Supervisor, job
 from osmosis_grpc.trainer.agent_server_state import (
@@ -45,8 +47,6 @@ from osmosis_grpc.trainer.rollout_queue import RolloutQueue
 from osmosis_grpc.trainer.server_availability import LOST, Servers
 from osmosis_grpc.trainer.unconfirmed_outcomes import UnconfirmedOutcomes
 from osmosis_grpc.trainer.unreachable_warnings import warn_draining
-from osmosis_grpc.types import OutcomeStatus, RolloutOutcome, RolloutRequest
-from osmosis_grpc.wire.features import FORK
 
 log = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from osmosis_grpc.errors import CallError, Unavailable
-from osmosis_grpc.link.connection_errors import is_permanent
-from osmosis_grpc.link.stream_machine import LEAVE_TIMEOUT
+from osmosis_grpc.network.connection_errors import is_permanent
+from osmosis_grpc.protocol.errors import CallError, Unavailable
+from osmosis_grpc.protocol.stream.stream_machine import LEAVE_TIMEOUT
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.trainer.agent_server_state import AgentServerLink
 from osmosis_grpc.trainer.config import TrainerConfig

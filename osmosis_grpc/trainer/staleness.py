@@ -2,7 +2,7 @@
 
 import math
 
-from osmosis_grpc.types import RolloutOutcome
+from osmosis_grpc.protocol.types import RolloutOutcome
 
 
 def version_lag(outcome: RolloutOutcome, version: str | int) -> float | None:

@@ -23,15 +23,15 @@ from operator import length_hint
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
-from osmosis_grpc.errors import CallError
 from osmosis_grpc.policies.threads import ThreadedPolicy, is_async
+from osmosis_grpc.protocol.errors import CallError
+from osmosis_grpc.protocol.types.outcome import Confirmable
 from osmosis_grpc.supervise import DaemonThreads
 from osmosis_grpc.trainer import own_frames
 from osmosis_grpc.trainer.chats.policy_table import Policies
 from osmosis_grpc.trainer.loop_thread import LoopThread
 from osmosis_grpc.trainer.server_availability import Server
 from osmosis_grpc.trainer.trainer import Trainer
-from osmosis_grpc.types.outcome import Confirmable
 
 if TYPE_CHECKING:
     from osmosis_grpc.observability.exposition import PrometheusCollector

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from osmosis_grpc.errors import InvalidArgument
-from osmosis_grpc.link.credentials import Credentials
-from osmosis_grpc.link.network import Network
-from osmosis_grpc.link.target_policy import split_target
+from osmosis_grpc.network.credentials import Credentials
+from osmosis_grpc.network.network import Network
+from osmosis_grpc.network.target_policy import split_target
+from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.supervise import System
 
 log = logging.getLogger(__name__)

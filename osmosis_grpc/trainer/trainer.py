@@ -10,10 +10,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Unpack
 
-from osmosis_grpc.errors import InvalidArgument, NotFound, TrainerFailed, Unavailable
-from osmosis_grpc.link.credentials import Credentials
-from osmosis_grpc.link.network import GRPC, Network
-from osmosis_grpc.link.server_security import ServerSecurity
+from osmosis_grpc.network.credentials import Credentials
+from osmosis_grpc.network.network import GRPC, Network
+from osmosis_grpc.network.server_security import ServerSecurity
+from osmosis_grpc.protocol.errors import InvalidArgument, NotFound, TrainerFailed, Unavailable
+from osmosis_grpc.protocol.types import Annotation, CancelResult, RolloutOutcome, RolloutRequest, TrajectoryEvent
 from osmosis_grpc.storage.ledger import SqliteLedger
 from osmosis_grpc.supervise import SYSTEM, ForkGuard, Supervisor, System
 from osmosis_grpc.trainer import own_frames, unreachable_warnings
@@ -32,7 +33,6 @@ from osmosis_grpc.trainer.server_availability import Server
 from osmosis_grpc.trainer.target_sources import Named, sources_of
 from osmosis_grpc.trainer.transports.attach.connections import AttachTransport
 from osmosis_grpc.trainer.transports.callback.transport import CallbackTransport
-from osmosis_grpc.types import Annotation, CancelResult, RolloutOutcome, RolloutRequest, TrajectoryEvent
 
 if TYPE_CHECKING:
     from osmosis_grpc.observability.exposition import PrometheusCollector
@@ -54,7 +54,7 @@ class Trainer:
     - "dns:///NAME:PORT": each address of the name is a server. The name is resolved again and again.
     - a Path, "./FILE" or "file:///PATH": each line of the file is HOST:PORT, with comments after #. The file is read
       again and again.
-    - an async function that returns a list of HOST:PORT, such as osmosis_grpc.scaleout.ray_targets().
+    - an async function that returns a list of HOST:PORT, such as osmosis_grpc.integrations.ray.ray_targets().
 
     New servers get rollouts at once. A server that is no longer named gets no new ones. `transport` is one of:
 

@@ -5,15 +5,15 @@ import logging
 from dataclasses import replace
 from functools import partial
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
-from osmosis_grpc.errors import AlreadyExists, LedgerError
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import rollout_pb2
+from osmosis_grpc.protocol.errors import AlreadyExists, LedgerError
+from osmosis_grpc.protocol.types import RolloutOutcome, RolloutRequest
+from osmosis_grpc.protocol.types.outcome import clip, describe
 from osmosis_grpc.storage.data_loss import data_loss
 from osmosis_grpc.storage.ledger import Ledger, LedgerRollout
 from osmosis_grpc.trainer.chats.attempt_cache import AttemptCache
 from osmosis_grpc.trainer.chats.chat_cache import LedgerReceipt
 from osmosis_grpc.trainer.chats.ledger_codec import init_bytes, learn, outcome_of, tools_of
-from osmosis_grpc.types import RolloutOutcome, RolloutRequest
-from osmosis_grpc.types.outcome import clip, describe
 
 log = logging.getLogger(__name__)
 

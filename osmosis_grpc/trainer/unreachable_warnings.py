@@ -4,8 +4,8 @@ import asyncio
 import logging
 from collections.abc import Collection
 
-from osmosis_grpc.errors import CallError
-from osmosis_grpc.link.connection_errors import is_permanent
+from osmosis_grpc.network.connection_errors import is_permanent
+from osmosis_grpc.protocol.errors import CallError
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 
 log = logging.getLogger(__name__)

@@ -10,9 +10,9 @@ import pytest
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.context import MAX_LATENCY_MS
 from osmosis_grpc.policies.scripted import EchoPolicy
+from osmosis_grpc.protocol.types import OutcomeStatus, events, jsontext
+from osmosis_grpc.protocol.wire.outcome import outcome_to_wire
 from osmosis_grpc.testing import collect_rollout
-from osmosis_grpc.types import OutcomeStatus, events, jsontext
-from osmosis_grpc.wire.outcome import outcome_to_wire
 
 USER = {"role": "user", "content": "hello"}
 

@@ -4,8 +4,8 @@ import pytest
 
 from osmosis_grpc.agent.conversations import MAX_UNANSWERED, Conversations
 from osmosis_grpc.agent.message_keys import History, arguments_object, message_key
-from osmosis_grpc.errors import ResourceExhausted
-from osmosis_grpc.types import ChatRef
+from osmosis_grpc.protocol.errors import ResourceExhausted
+from osmosis_grpc.protocol.types import ChatRef
 
 USER = {"role": "user", "content": "go"}
 

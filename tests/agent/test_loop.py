@@ -8,8 +8,8 @@ from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.loop import AgentNameError, name_problem
 from osmosis_grpc.agent.runnable import as_runnable
 from osmosis_grpc.policies.scripted import EchoPolicy
+from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.testing import run_rollout
-from osmosis_grpc.types import OutcomeStatus
 
 
 def get_tools(self, request):

@@ -7,7 +7,7 @@ import pytest
 
 from osmosis_grpc.agent.context import RolloutContext
 from osmosis_grpc.agent.loop_calls import LoopCalls
-from osmosis_grpc.errors import RolloutEndedError
+from osmosis_grpc.protocol.errors import RolloutEndedError
 
 
 async def test_a_call_runs_on_the_loop_from_a_thread_and_from_another_loop():

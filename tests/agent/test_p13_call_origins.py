@@ -10,8 +10,8 @@ from osmosis_grpc.agent.current_context import ToolRun
 from osmosis_grpc.agent.tools import execute_tool_calls
 from osmosis_grpc.cli.transcript import transcript
 from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.protocol.types import OutcomeStatus, events
 from osmosis_grpc.testing import collect_rollout
-from osmosis_grpc.types import OutcomeStatus, events
 
 USER = {"role": "user", "content": "hello"}
 

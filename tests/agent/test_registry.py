@@ -12,7 +12,7 @@ from osmosis_grpc.agent.registry import (
     register_agent_loop,
     unregister_agent_loop,
 )
-from osmosis_grpc.errors import AgentLoopNotFoundError
+from osmosis_grpc.protocol.errors import AgentLoopNotFoundError
 from osmosis_grpc.testing.calculator import CalculatorAgent
 
 

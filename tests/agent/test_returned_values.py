@@ -10,10 +10,10 @@ from pydantic import BaseModel
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.workflow_runnable import WorkflowRunnable
 from osmosis_grpc.policies import EchoPolicy, EveryToolMock
+from osmosis_grpc.protocol.types import FailureReason, OutcomeStatus
 from osmosis_grpc.rollout import AgentWorkflow, Grader, RolloutResult, get_rollout_context, tool
 from osmosis_grpc.testing import run_rollout
 from osmosis_grpc.tools import BaseTool
-from osmosis_grpc.types import FailureReason, OutcomeStatus
 
 USER = {"role": "user", "content": "hello"}
 

@@ -6,13 +6,13 @@ import threading
 import pytest
 
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.errors import RolloutEndedError, Unavailable
 from osmosis_grpc.policies.scripted import EchoPolicy, answer
+from osmosis_grpc.protocol.errors import RolloutEndedError, Unavailable
+from osmosis_grpc.protocol.types import OutcomeStatus, events
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.testing import collect_rollout, run_rollout
 from osmosis_grpc.tools import tool
 from osmosis_grpc.trainer import Trainer
-from osmosis_grpc.types import OutcomeStatus, events
 from tests.ports import quiet_port
 from tests.waiting import until
 

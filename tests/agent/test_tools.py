@@ -15,11 +15,11 @@ from osmosis_grpc.agent.tools import (
     get_tool_call_info,
     serialize_tool_result,
 )
-from osmosis_grpc.errors import RolloutEndedError, ToolArgumentError, ToolExecutionError
 from osmosis_grpc.policies.scripted import EchoPolicy, ScriptedPolicy
+from osmosis_grpc.protocol.errors import RolloutEndedError, ToolArgumentError, ToolExecutionError
+from osmosis_grpc.protocol.types import OutcomeStatus, events
+from osmosis_grpc.protocol.wire.event import event_from_wire, event_to_wire
 from osmosis_grpc.testing import collect_rollout
-from osmosis_grpc.types import OutcomeStatus, events
-from osmosis_grpc.wire.event import event_from_wire, event_to_wire
 
 
 def call(name="add", arguments="{}", call_id="c1"):

@@ -18,7 +18,7 @@ from osmosis_grpc.agent.validator import (
     ValidationResult,
     validate_agent_loop,
 )
-from osmosis_grpc.errors import OsmosisRolloutError
+from osmosis_grpc.protocol.errors import OsmosisRolloutError
 from osmosis_grpc.testing.calculator import CalculatorAgent
 
 SOURCE = Path(__file__).parent / "fixtures" / "broken_agents.py"

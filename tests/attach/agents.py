@@ -5,7 +5,7 @@ import random
 from typing import Any
 
 from osmosis_grpc.agent import RolloutAgentLoop, RolloutContext, RolloutResult
-from osmosis_grpc.types import RolloutRequest
+from osmosis_grpc.protocol.types import RolloutRequest
 
 ASKED = "please go on, said the agent"
 """Stands in every chat."""

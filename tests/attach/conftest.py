@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from osmosis_grpc.link import channel_options
-from osmosis_grpc.link.dialled_stream import redial
+from osmosis_grpc.network import channel_options
+from osmosis_grpc.network.dialled_stream import redial
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from osmosis_grpc.errors import Unavailable
+from osmosis_grpc.protocol.errors import Unavailable
 from osmosis_grpc.trainer import RolloutClient, RolloutOutcome, RolloutRequest, Trainer
 from osmosis_grpc.trainer.config import TrainerConfig
 from tests.attach.cutting_proxy import CuttingProxy

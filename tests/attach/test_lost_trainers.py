@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from osmosis_grpc.protocol.types import events
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.trainer import ChatResponse, RolloutClient, Trainer
-from osmosis_grpc.types import events
 from tests.attach.agents import Talker
 from tests.attach.policies import REPLIED, CountingPolicy, Key, check_run, check_whole, made_of, requests, size_of
 from tests.processes import ROOT

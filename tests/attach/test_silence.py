@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from osmosis_grpc.link import stream_machine
+from osmosis_grpc.protocol.stream import stream_machine
 from osmosis_grpc.server import callbacks
 from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerConfig
 from tests.attach.agents import Talker

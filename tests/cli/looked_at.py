@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.protocol.types import ChatRequest, ChatResponse, events
 from osmosis_grpc.trainer import RolloutClient
-from osmosis_grpc.types import ChatRequest, ChatResponse, events
 from tests.callback_trainer import CallbackTrainer
 
 AGENTS = """

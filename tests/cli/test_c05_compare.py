@@ -5,7 +5,7 @@ import json
 import pytest
 
 from osmosis_grpc.cli.compare import run_compare
-from osmosis_grpc.evaluate import RunFolder
+from osmosis_grpc.records.evaluate import RunFolder
 
 
 def made(path, scores, *, dataset="sha256:1", more=None, **inputs):

@@ -10,10 +10,10 @@ import sys
 
 import pytest
 
-from osmosis_grpc.evaluate import RunError, RunFolder
-from osmosis_grpc.evaluate.run_folder import RUNS
+from osmosis_grpc.protocol.types import RolloutFilter, RolloutState
+from osmosis_grpc.records.evaluate import RunError, RunFolder
+from osmosis_grpc.records.evaluate.run_folder import RUNS
 from osmosis_grpc.storage import Reader
-from osmosis_grpc.types import RolloutFilter, RolloutState
 from tests.cli.evaluated import MODEL, ROWS, arguments, environment, records, results_of, write
 from tests.model_server import KEY, model_server, reply
 from tests.waiting import wait_until

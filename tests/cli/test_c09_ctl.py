@@ -8,9 +8,9 @@ import pytest
 
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.policies import ToolCallingMock
+from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.server import AgentServer, ServerSecurity
 from osmosis_grpc.trainer import RolloutClient
-from osmosis_grpc.types import OutcomeStatus
 from tests.callback_trainer import CallbackTrainer
 from tests.cli.in_process import command
 from tests.ports import quiet_port

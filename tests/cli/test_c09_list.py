@@ -9,10 +9,10 @@ from contextlib import closing
 import pytest
 
 from osmosis_grpc.cli.list_table import table
+from osmosis_grpc.protocol.types import Activity, RolloutInfo, RolloutState
 from osmosis_grpc.storage import SqliteJournal
 from osmosis_grpc.storage.journal import open_trails
 from osmosis_grpc.storage.lock_file import Lock, is_held
-from osmosis_grpc.types import Activity, RolloutInfo, RolloutState
 from tests.cli.looked_at import record, write_agents
 from tests.processes import run
 
@@ -209,7 +209,8 @@ def test_c12_a_list_of_a_folder_imports_no_grpc(looked_at):
 
 
 def test_c09_a_list_imports_numpy_only_for_tokens():
-    code = "import sys, osmosis_grpc.cli.list, osmosis_grpc.reading.folder_source, osmosis_grpc.reading.server_source"
+    reading = "osmosis_grpc.records.reading"
+    code = f"import sys, osmosis_grpc.cli.list, {reading}.folder_source, {reading}.server_source"
     assert run("-c", f"{code}; sys.exit('numpy' in sys.modules)").returncode == 0
 
 

@@ -6,11 +6,11 @@ from contextlib import AsyncExitStack
 
 import pytest
 
+from osmosis_grpc.protocol.types.server_info import ServerInfo
+from osmosis_grpc.protocol.wire import control
+from osmosis_grpc.protocol.wire.methods import METHODS
 from osmosis_grpc.server import AgentServer, ServerSecurity
 from osmosis_grpc.testing.calculator import CalculatorAgent
-from osmosis_grpc.types.server_info import ServerInfo
-from osmosis_grpc.wire import control
-from osmosis_grpc.wire.methods import METHODS
 from tests.cli.in_process import command
 from tests.ports import quiet_port
 from tests.processes import run

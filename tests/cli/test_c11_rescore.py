@@ -4,11 +4,11 @@ import pytest
 
 from osmosis_grpc.cli.recorded_grader import RecordedGrader
 from osmosis_grpc.policies import EchoPolicy
+from osmosis_grpc.protocol.types import RolloutRequest
 from osmosis_grpc.testing import collect_rollout
-from osmosis_grpc.types import RolloutRequest
+from tests.agent.workflows.made import QUESTION, AsksTwice
 from tests.cli.evaluated import MODEL, REWARDS, arguments, environment, records, results_of, write
 from tests.processes import run, server_process
-from tests.workflows.made import QUESTION, AsksTwice
 
 BY_SAMPLE = """
 import asyncio

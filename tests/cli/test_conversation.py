@@ -3,7 +3,7 @@
 import pytest
 
 from osmosis_grpc.cli.conversation import Conversation, View
-from osmosis_grpc.reading.message_text import ToolEnd, reasoning_of, text_of
+from osmosis_grpc.records.reading.message_text import ToolEnd, reasoning_of, text_of
 
 
 def call(number="c1", name="look"):

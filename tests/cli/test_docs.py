@@ -5,7 +5,7 @@ import tomllib
 import pytest
 
 from osmosis_grpc.cli.docs import sections
-from osmosis_grpc.types import FailureReason
+from osmosis_grpc.protocol.types import FailureReason
 from tests.cli.in_process import command
 from tests.processes import ROOT
 

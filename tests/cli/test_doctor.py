@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from osmosis_grpc.cli.doctor import examine_all
+from osmosis_grpc.protocol.types import OutcomeStatus, RolloutOutcome
 from osmosis_grpc.storage.ledger import ChatRow, SqliteLedger
-from osmosis_grpc.types import OutcomeStatus, RolloutOutcome
 from tests.damaged import flip
 from tests.storage.journals import opened
 from tests.storage.test_damage import TEXT, change, written

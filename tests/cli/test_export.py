@@ -8,9 +8,9 @@ from contextlib import closing
 import pyarrow.parquet
 import pytest
 
-from osmosis_grpc.export import load_batch, load_outputs
+from osmosis_grpc.records.export import load_batch, load_outputs
 from tests.cli.in_process import command
-from tests.export.atif_schema import check
+from tests.records.export.atif_schema import check
 
 BOTH = pytest.mark.parametrize("kind", ["server", "state_dir"])
 

@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from osmosis_grpc.errors import DISTRIBUTION, missing_extra
+from osmosis_grpc.protocol.errors import DISTRIBUTION, missing_extra
 from tests.processes import ROOT, run
 
 CALCULATOR = ("-m", "osmosis_grpc.testing.calculator:agent_loop")

@@ -529,7 +529,7 @@ def test_another_branch_on_purpose_is_no_warning(forked, tmp_path, line):
         forked,
         tmp_path,
         chats(
-            "from osmosis_grpc.types import ChatPurpose",
+            "from osmosis_grpc.protocol.types import ChatPurpose",
             "messages.append((await ctx.chat(messages)).message)",
             line.replace("'judge'", "ChatPurpose.JUDGE"),
         ),

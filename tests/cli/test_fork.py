@@ -8,10 +8,10 @@ from pathlib import Path
 import pyarrow.parquet as parquet
 import pytest
 
-from osmosis_grpc.export import load_outputs
+from osmosis_grpc.protocol.types import RolloutFilter
+from osmosis_grpc.records.export import load_outputs
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.trainer import Trainer
-from osmosis_grpc.types import RolloutFilter
 from tests.cli.in_process import command
 from tests.processes import ROOT
 from tests.server.forking import CHATS, USER, Brancher, fork_at, policy

@@ -2,8 +2,7 @@
 
 import pytest
 
-from osmosis_grpc.reading.history import History, by_tool
-from osmosis_grpc.types import (
+from osmosis_grpc.protocol.types import (
     ChatPurpose,
     ChatResponse,
     Failure,
@@ -17,6 +16,7 @@ from osmosis_grpc.types import (
     TrajectoryEvent,
     events,
 )
+from osmosis_grpc.records.reading.history import History, by_tool
 
 USER = {"role": "user", "content": "hi"}
 

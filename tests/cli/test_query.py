@@ -17,8 +17,7 @@ import pytest
 from osmosis_grpc.cli.journal_views import VIEWS, VIEWS_VERSION
 from osmosis_grpc.cli.query import QueryOptions, run_query
 from osmosis_grpc.cli.query_database import QueryDatabase, QueryError
-from osmosis_grpc.storage import SqliteJournal
-from osmosis_grpc.types import (
+from osmosis_grpc.protocol.types import (
     Annotation,
     Callback,
     ChatResponse,
@@ -32,6 +31,7 @@ from osmosis_grpc.types import (
     TrajectoryEvent,
     events,
 )
+from osmosis_grpc.storage import SqliteJournal
 from tests.processes import ROOT, run
 
 ENDLESS = """WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)

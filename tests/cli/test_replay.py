@@ -10,21 +10,21 @@ from dataclasses import replace
 
 import pytest
 
-from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.protocol.errors import InvalidArgument
+from osmosis_grpc.protocol.types import ChatReward, OutcomeStatus, RolloutOutcome, RolloutState, Sample, events
 from osmosis_grpc.storage.journal.schema import JOURNAL
 from osmosis_grpc.testing.replay import question_difference, result_differences
 from osmosis_grpc.trainer import RolloutClient, Trainer
-from osmosis_grpc.types import ChatReward, OutcomeStatus, RolloutOutcome, RolloutState, Sample, events
 from tests.callback_trainer import CallbackTrainer
 from tests.processes import run
 
 AGENTS = """
 import asyncio, os
-from osmosis_grpc.errors import Internal
+from osmosis_grpc.protocol.errors import Internal
 from osmosis_grpc.rollout import RolloutAgentLoop
 from osmosis_grpc.rollout.tools import create_tool_result, execute_tool_calls
-from osmosis_grpc.types import ChatPurpose
+from osmosis_grpc.protocol.types import ChatPurpose
 
 WORD, TEMPERATURE = os.environ.get("WORD", "fine"), float(os.environ.get("TEMPERATURE", "0.5"))
 CHATS, REWARD = int(os.environ.get("CHATS", "3")), float(os.environ.get("REWARD", "1"))

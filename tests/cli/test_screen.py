@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from osmosis_grpc.cli.screen import Line, Screen, columns, pieces, wrapped
+from osmosis_grpc.protocol.types.outcome import printable
 from osmosis_grpc.serve.json_output import Records
-from osmosis_grpc.types.outcome import printable
 
 
 class Printed(Records):

@@ -13,8 +13,8 @@ import time
 import pytest
 
 from osmosis_grpc.policies import ToolCallingMock
+from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.trainer import RolloutClient
-from osmosis_grpc.types import OutcomeStatus
 from tests.callback_trainer import CallbackTrainer
 from tests.processes import ROOT, run, server_process
 from tests.waiting import until

@@ -10,8 +10,8 @@ import pytest
 
 from osmosis_grpc.policies import ToolCallingMock
 from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.trainer import RolloutClient, Trainer
-from osmosis_grpc.types import OutcomeStatus
 from tests.callback_trainer import CallbackTrainer
 from tests.ports import quiet_port
 from tests.processes import server_process

@@ -9,13 +9,13 @@ import typer
 
 from osmosis_grpc.cli.source import open_source
 from osmosis_grpc.cli.source_options import SourceOptions
-from osmosis_grpc.evaluate.run_folder import RunFolder
-from osmosis_grpc.reading.folder_source import FolderSource
-from osmosis_grpc.reading.server_source import ServerSource
-from osmosis_grpc.reading.source_port import SourceError
+from osmosis_grpc.protocol.types import RolloutFilter, RolloutState, events
+from osmosis_grpc.protocol.types.rollout_filter import EVERY
+from osmosis_grpc.records.evaluate.run_folder import RunFolder
+from osmosis_grpc.records.reading.folder_source import FolderSource
+from osmosis_grpc.records.reading.server_source import ServerSource
+from osmosis_grpc.records.reading.source_port import SourceError
 from osmosis_grpc.storage import Reader
-from osmosis_grpc.types import RolloutFilter, RolloutState, events
-from osmosis_grpc.types.rollout_filter import EVERY
 from tests.cli.looked_at import recorded
 from tests.ports import quiet_port
 from tests.waiting import until

@@ -11,7 +11,7 @@ from typer import Exit
 
 from osmosis_grpc.cli.dataset_run import Rows, prepare
 from osmosis_grpc.cli.run_options import RunOptions
-from osmosis_grpc.evaluate import RunError, RunFolder
+from osmosis_grpc.records.evaluate import RunError, RunFolder
 from osmosis_grpc.storage import Reader
 from tests.model_server import KEY, model_server, reply
 from tests.processes import ROOT, run
@@ -359,7 +359,7 @@ import sys
 from typer.testing import CliRunner
 from osmosis_grpc.cli import build
 result = CliRunner().invoke(build(), ["test", "--help"], env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"})
-names = ("grpc", "fastapi", "pyarrow", "litellm", "openai", "aiohttp", "rich.table", "osmosis_grpc.evaluate")
+names = ("grpc", "fastapi", "pyarrow", "litellm", "openai", "aiohttp", "rich.table", "osmosis_grpc.records.evaluate")
 print(result.exit_code, [name for name in names if name in sys.modules], max(map(len, result.stdout.splitlines())))
 """
     code, rest = run("-c", code).stdout.split(" ", 1)

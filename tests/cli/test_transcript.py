@@ -1,7 +1,7 @@
 """The transcript of a rollout: rewards, policies and parents of its samples."""
 
 from osmosis_grpc.cli.transcript import transcript
-from osmosis_grpc.types import ChatRef, ChatReward, OutcomeStatus, RolloutOutcome, Sample
+from osmosis_grpc.protocol.types import ChatRef, ChatReward, OutcomeStatus, RolloutOutcome, Sample
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 

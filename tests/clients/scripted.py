@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from osmosis_grpc.protocol.types import ChatRequest, ChatResponse, TokenBlock
 from osmosis_grpc.trainer import RolloutOutcome, Trainer
-from osmosis_grpc.types import ChatRequest, ChatResponse, TokenBlock
 from tests.clients.client_process import SCRIPTED
 
 PROMPT_ID, REPLY_ID = 1000, 2000

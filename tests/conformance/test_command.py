@@ -8,7 +8,7 @@ import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
-from osmosis_grpc.link.server_security import ServerSecurity
+from osmosis_grpc.network.server_security import ServerSecurity
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.testing.conformance import ConformanceAgent, server_session
 from osmosis_grpc.trainer import RolloutClient

@@ -2,12 +2,12 @@
 
 import pytest
 
+from osmosis_grpc.protocol.types import ChatPurpose, ChatResponse, TokenBlock, jsontext
+from osmosis_grpc.protocol.types.segment_assembly import Assembler
 from osmosis_grpc.testing.conformance.cases import load
 from osmosis_grpc.testing.conformance.patterns import differences, json_equal
 from osmosis_grpc.testing.conformance.server_kinds import KINDS
 from osmosis_grpc.testing.conformance.vectors import pairs
-from osmosis_grpc.types import ChatPurpose, ChatResponse, TokenBlock, jsontext
-from osmosis_grpc.types.segment_assembly import Assembler
 
 
 @pytest.mark.parametrize(("one", "other", "equal"), list(pairs({"vector": "json_equality"})))

@@ -10,7 +10,7 @@ import pytest
 import trustme
 import yaml
 
-from osmosis_grpc.console.line import FIELDS
+from osmosis_grpc.settings.line import FIELDS
 from tests.processes import ROOT, run, serving
 
 DEPLOY = ROOT / "deploy"

@@ -3,8 +3,8 @@
 import ast
 import re
 
-from osmosis_grpc.types import FailureReason
-from osmosis_grpc.wire.status import CLASSES, from_code, to_status
+from osmosis_grpc.protocol.types import FailureReason
+from osmosis_grpc.protocol.wire.status import CLASSES, from_code, to_status
 from tests.docs.pages import blocks_of
 from tests.processes import ROOT
 

@@ -11,9 +11,9 @@ from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.workflow_runnable import WorkflowRunnable
 from osmosis_grpc.engine import Engine, EngineConfig, Peer
 from osmosis_grpc.policies.scripted import EchoPolicy
+from osmosis_grpc.protocol.types import InitRequest, Receipt, RolloutRequest, events
 from osmosis_grpc.storage import MemoryJournal
 from osmosis_grpc.supervise import Supervisor, System
-from osmosis_grpc.types import InitRequest, Receipt, RolloutRequest, events
 from tests.waiting import until
 
 FAST = {

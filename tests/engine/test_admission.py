@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from osmosis_grpc.engine import EngineConfig, Tenant
-from osmosis_grpc.errors import NotFound, ResourceExhausted, Unavailable
-from osmosis_grpc.types import InitRequest, OutcomeStatus, RolloutFilter, RolloutRequest, RolloutState, events
+from osmosis_grpc.protocol.errors import NotFound, ResourceExhausted, Unavailable
+from osmosis_grpc.protocol.types import InitRequest, OutcomeStatus, RolloutFilter, RolloutRequest, RolloutState, events
 
 USER = {"role": "user", "content": "hello"}
 

@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from osmosis_grpc.engine import Engine, EngineConfig
+from osmosis_grpc.protocol.types import RolloutFilter, RolloutState
 from osmosis_grpc.storage import MemoryJournal, SqliteJournal
 from osmosis_grpc.supervise import Supervisor
-from osmosis_grpc.types import RolloutFilter, RolloutState
 from tests.engine.conftest import FAST, Clock, Host, as_loop
 from tests.engine.test_journal import Talker, keeping
 from tests.waiting import until

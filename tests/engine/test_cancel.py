@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from osmosis_grpc.errors import Internal
-from osmosis_grpc.types import CancelResult, Group, OutcomeStatus, Receipt, RolloutState, events
+from osmosis_grpc.protocol.errors import Internal
+from osmosis_grpc.protocol.types import CancelResult, Group, OutcomeStatus, Receipt, RolloutState, events
 
 USER = {"role": "user", "content": "hello"}
 

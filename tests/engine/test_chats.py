@@ -6,11 +6,11 @@ import copy
 import numpy as np
 import pytest
 
-from osmosis_grpc import errors
 from osmosis_grpc.agent.tools import execute_tool_calls
-from osmosis_grpc.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted, Unavailable
 from osmosis_grpc.policies.scripted import EchoPolicy, ScriptedPolicy, answer
-from osmosis_grpc.types import Callback, ChatPurpose, ChatResponse, OutcomeStatus, Receipt, TokenBlock, events
+from osmosis_grpc.protocol import errors
+from osmosis_grpc.protocol.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted, Unavailable
+from osmosis_grpc.protocol.types import Callback, ChatPurpose, ChatResponse, OutcomeStatus, Receipt, TokenBlock, events
 
 TOOL = {"type": "function", "function": {"name": "add"}}
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}

@@ -6,9 +6,9 @@ import pytest
 
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.protocol.types import FailureReason, OutcomeStatus
 from osmosis_grpc.rollout import tool
 from osmosis_grpc.testing import run_rollout
-from osmosis_grpc.types import FailureReason, OutcomeStatus
 
 GO = {"role": "user", "content": "Go."}
 CALL = {"id": "c", "type": "function", "function": {"name": "write", "arguments": '{"text": ""}'}}

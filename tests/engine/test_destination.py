@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from osmosis_grpc.engine.unreachable_trainers import AT_ONCE
-from osmosis_grpc.errors import InvalidArgument, Unavailable
-from osmosis_grpc.types import Receipt, events
+from osmosis_grpc.protocol.errors import InvalidArgument, Unavailable
+from osmosis_grpc.protocol.types import Receipt, events
 from tests.engine.conftest import Trainer
 
 USER = {"role": "user", "content": "hello"}

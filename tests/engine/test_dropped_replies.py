@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from osmosis_grpc.agent import RolloutAgentLoop
+from osmosis_grpc.protocol.types import ChatPurpose
 from osmosis_grpc.testing import run_rollout
-from osmosis_grpc.types import ChatPurpose
 from tests.dropping import CASES, GO, Drops, different, marked
 from tests.engine.test_journal import Until, crashed, keeping
 

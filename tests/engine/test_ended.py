@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.errors import Internal
+from osmosis_grpc.protocol.errors import Internal
 
 
 class Agent(RolloutAgentLoop):

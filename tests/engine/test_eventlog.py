@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 from osmosis_grpc.engine.eventlog import EventLog
 from osmosis_grpc.engine.record import Trail
+from osmosis_grpc.protocol.types import TrajectoryEvent, events
 from osmosis_grpc.storage import MemoryJournal
 from osmosis_grpc.supervise import Supervisor
-from osmosis_grpc.types import TrajectoryEvent, events
 
 
 def test_one_rollouts_trouble_keeps_no_other_of_its_transaction_waiting(caplog):

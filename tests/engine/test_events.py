@@ -5,9 +5,9 @@ from contextlib import aclosing
 
 import pytest
 
-from osmosis_grpc.errors import FailedPrecondition, InvalidArgument, OutOfRange
 from osmosis_grpc.policies.scripted import ScriptedPolicy
-from osmosis_grpc.types import TrajectoryEvent, events
+from osmosis_grpc.protocol.errors import FailedPrecondition, InvalidArgument, OutOfRange
+from osmosis_grpc.protocol.types import TrajectoryEvent, events
 
 USER = {"role": "user", "content": "hello"}
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from osmosis_grpc.errors import Internal, InvalidArgument, ToolExecutionError, Unavailable
 from osmosis_grpc.policies.scripted import EchoPolicy
-from osmosis_grpc.types import Failure, FailureReason, OutcomeStatus, RolloutOutcome
-from osmosis_grpc.wire.outcome import outcome_from_wire, outcome_to_wire
+from osmosis_grpc.protocol.errors import Internal, InvalidArgument, ToolExecutionError, Unavailable
+from osmosis_grpc.protocol.types import Failure, FailureReason, OutcomeStatus, RolloutOutcome
+from osmosis_grpc.protocol.wire.outcome import outcome_from_wire, outcome_to_wire
 
 USER = {"role": "user", "content": "hello"}
 

@@ -8,10 +8,10 @@ import pytest
 
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.tools import create_tool_result, execute_tool_calls
-from osmosis_grpc.errors import FailedPrecondition
 from osmosis_grpc.policies import EveryToolMock
 from osmosis_grpc.policies.scripted import ScriptedPolicy
-from osmosis_grpc.types import OutcomeStatus, events
+from osmosis_grpc.protocol.errors import FailedPrecondition
+from osmosis_grpc.protocol.types import OutcomeStatus, events
 from tests.processes import ROOT
 
 USER = {"role": "user", "content": "hello"}

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.errors import (
+from osmosis_grpc.protocol.errors import (
     Aborted,
     AlreadyExists,
     Internal,
@@ -14,8 +14,8 @@ from osmosis_grpc.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from osmosis_grpc.types import OutcomeStatus, Receipt, RolloutState, events
-from osmosis_grpc.types.tool_models import OpenAIFunctionSchema, OpenAIFunctionToolSchema
+from osmosis_grpc.protocol.types import OutcomeStatus, Receipt, RolloutState, events
+from osmosis_grpc.protocol.types.tool_models import OpenAIFunctionSchema, OpenAIFunctionToolSchema
 
 USER = {"role": "user", "content": "hello"}
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}

@@ -17,13 +17,9 @@ import osmosis_grpc.storage.journal.reader
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.engine import Engine, EngineConfig, Peer
 from osmosis_grpc.engine.resolve_references import resolve_references
-from osmosis_grpc.errors import Aborted, AlreadyExists, NotFound, Unavailable
 from osmosis_grpc.policies.scripted import EchoPolicy, answer
-from osmosis_grpc.storage import Reader, SqliteJournal
-from osmosis_grpc.storage.journal import writer
-from osmosis_grpc.storage.sqlite import committer
-from osmosis_grpc.supervise import Supervisor
-from osmosis_grpc.types import (
+from osmosis_grpc.protocol.errors import Aborted, AlreadyExists, NotFound, Unavailable
+from osmosis_grpc.protocol.types import (
     CancelResult,
     ChatRef,
     FailureReason,
@@ -36,6 +32,10 @@ from osmosis_grpc.types import (
     RolloutState,
     events,
 )
+from osmosis_grpc.storage import Reader, SqliteJournal
+from osmosis_grpc.storage.journal import writer
+from osmosis_grpc.storage.sqlite import committer
+from osmosis_grpc.supervise import Supervisor
 from tests.engine.conftest import FAST, Clock, Host, Trainer
 from tests.waiting import until
 

@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 
-from osmosis_grpc.errors import ResourceExhausted, Unavailable
-from osmosis_grpc.types import CancelResult, OutcomeStatus, RolloutState
+from osmosis_grpc.protocol.errors import ResourceExhausted, Unavailable
+from osmosis_grpc.protocol.types import CancelResult, OutcomeStatus, RolloutState
 from tests.engine.test_journal import Talker, Until, keeping
 from tests.storage.disk import Disk
 

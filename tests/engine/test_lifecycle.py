@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from osmosis_grpc.engine.record import TERMINAL, TRANSITIONS, LifecycleError, advance
-from osmosis_grpc.types import OutcomeStatus, RolloutState
+from osmosis_grpc.protocol.types import OutcomeStatus, RolloutState
 
 EXPECTED = {
     "ACCEPTED": {"QUEUED", "RUNNING", "REPORTING"},

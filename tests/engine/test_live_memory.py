@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from osmosis_grpc.errors import InvalidArgument, ResourceExhausted
-from osmosis_grpc.types import RolloutRequest, jsontext
-from osmosis_grpc.types.requests import copy_of, unread_metadata
+from osmosis_grpc.protocol.errors import InvalidArgument, ResourceExhausted
+from osmosis_grpc.protocol.types import RolloutRequest, jsontext
+from osmosis_grpc.protocol.types.requests import copy_of, unread_metadata
 
 TEXT = '{"a":[' + ",".join(["[]"] * 10_000) + "]}"
 USER = {"role": "user", "content": "x" * 10_000}

@@ -13,10 +13,10 @@ import pytest
 from pydantic import BaseModel
 
 from osmosis_grpc.agent import RolloutResult
-from osmosis_grpc.errors import RolloutEndedError, ToolExecutionError, Unavailable
 from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.protocol.errors import RolloutEndedError, ToolExecutionError, Unavailable
+from osmosis_grpc.protocol.types import OutcomeStatus, Receipt, RolloutState, events, jsontext
 from osmosis_grpc.supervise import backlog
-from osmosis_grpc.types import OutcomeStatus, Receipt, RolloutState, events, jsontext
 
 USER = {"role": "user", "content": "hello"}
 DEEP = 300

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from osmosis_grpc.errors import (
+from osmosis_grpc.protocol.errors import (
     Aborted,
     Cancelled,
     DeadlineExceeded,
@@ -17,7 +17,7 @@ from osmosis_grpc.errors import (
     Unavailable,
     Unimplemented,
 )
-from osmosis_grpc.types import Callback, OutcomeStatus, Receipt, RolloutFilter, RolloutState, events
+from osmosis_grpc.protocol.types import Callback, OutcomeStatus, Receipt, RolloutFilter, RolloutState, events
 from tests.waiting import turns
 
 USER = {"role": "user", "content": "hello"}

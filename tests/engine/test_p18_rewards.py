@@ -7,8 +7,8 @@ import pytest
 
 from osmosis_grpc.agent.reward_decorator import BadRewardError
 from osmosis_grpc.engine.rewards import MAX_COMPONENTS, Rewards
-from osmosis_grpc.errors import RolloutEndedError
-from osmosis_grpc.types import ChatPurpose, ChatReward, OutcomeStatus, Sample, events
+from osmosis_grpc.protocol.errors import RolloutEndedError
+from osmosis_grpc.protocol.types import ChatPurpose, ChatReward, OutcomeStatus, Sample, events
 
 
 def user(text):

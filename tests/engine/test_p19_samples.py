@@ -3,8 +3,8 @@
 import pytest
 
 from osmosis_grpc.agent.workflow_runnable import WorkflowRunnable
+from osmosis_grpc.protocol.types import ChatRef, OutcomeStatus, events
 from osmosis_grpc.rollout import AgentWorkflow, get_rollout_context
-from osmosis_grpc.types import ChatRef, OutcomeStatus, events
 
 
 def user(text):

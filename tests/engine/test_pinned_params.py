@@ -4,8 +4,8 @@ import pytest
 
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.engine import EngineConfig
-from osmosis_grpc.errors import InvalidArgument
-from osmosis_grpc.types import ChatPurpose, Fork, events
+from osmosis_grpc.protocol.errors import InvalidArgument
+from osmosis_grpc.protocol.types import ChatPurpose, Fork, events
 from tests.engine.test_journal import Talker, crashed, keeping
 
 QUESTION = [{"role": "user", "content": "hi"}]

@@ -8,8 +8,8 @@ import pytest
 from osmosis_grpc.agent import grader_groups
 from osmosis_grpc.agent.workflow_runnable import WorkflowRunnable
 from osmosis_grpc.engine.record import Tenant
+from osmosis_grpc.protocol.types import ChatPurpose, FailureReason, Group, InitRequest, RolloutRequest
 from osmosis_grpc.rollout import AgentWorkflow, Grader, get_rollout_context
-from osmosis_grpc.types import ChatPurpose, FailureReason, Group, InitRequest, RolloutRequest
 from tests.engine.test_journal import keeping
 from tests.waiting import until
 

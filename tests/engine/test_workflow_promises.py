@@ -6,10 +6,10 @@ import pytest
 
 from osmosis_grpc.agent.workflow_runnable import WorkflowRunnable
 from osmosis_grpc.engine import EngineConfig
-from osmosis_grpc.errors import AlreadyExists, InvalidArgument, NotFound, ResourceExhausted, Unavailable
 from osmosis_grpc.policies import EchoPolicy
+from osmosis_grpc.protocol.errors import AlreadyExists, InvalidArgument, NotFound, ResourceExhausted, Unavailable
+from osmosis_grpc.protocol.types import FailureReason, Group, RolloutState, events
 from osmosis_grpc.rollout import AgentWorkflow, AgentWorkflowConfig, ConcurrencyConfig, Grader, get_rollout_context
-from osmosis_grpc.types import FailureReason, Group, RolloutState, events
 from tests.waiting import until
 
 PROMPT = [{"role": "user", "content": "hello"}]

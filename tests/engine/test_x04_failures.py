@@ -15,10 +15,10 @@ from osmosis_grpc.engine.runner import Runner
 from osmosis_grpc.engine.termination import Termination
 from osmosis_grpc.engine.tombstones import Tombstones
 from osmosis_grpc.engine.unreachable_trainers import Destinations
-from osmosis_grpc.errors import Unavailable
+from osmosis_grpc.protocol.errors import Unavailable
+from osmosis_grpc.protocol.types import OutcomeStatus, events
 from osmosis_grpc.storage import SqliteJournal
 from osmosis_grpc.supervise import Supervisor
-from osmosis_grpc.types import OutcomeStatus, events
 from tests.engine.conftest import FAST, Clock, Host
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from osmosis_grpc.errors import ResourceExhausted, Unavailable
-from osmosis_grpc.types import InitRequest, OutcomeStatus, RolloutRequest
+from osmosis_grpc.protocol.errors import ResourceExhausted, Unavailable
+from osmosis_grpc.protocol.types import InitRequest, OutcomeStatus, RolloutRequest
 
 TEXT = {"role": "user", "content": "x" * 5000}
 

@@ -13,8 +13,8 @@ import pytest
 from aiohttp import web
 
 from osmosis_grpc.policies import ChatRenderer, FinishReason, Generated, Modality, OpenAIPolicy, TokenPolicy
+from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.trainer import RolloutRequest, Trainer
-from osmosis_grpc.types import OutcomeStatus
 from tests.policies.byte_tokenizer import ByteTokenizer
 from tests.processes import ROOT
 

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.protocol.types import ChatRef, OutcomeStatus
 from osmosis_grpc.trainer import Trainer
-from osmosis_grpc.types import ChatRef, OutcomeStatus
 from tests.processes import ROOT, server_process
 
 EXAMPLES = ROOT / "examples"

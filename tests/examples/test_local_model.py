@@ -12,9 +12,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from osmosis_grpc.errors import CallError, ResourceExhausted, Unauthenticated
 from osmosis_grpc.policies import OpenAIPolicy
-from osmosis_grpc.types import ChatRequest
+from osmosis_grpc.protocol.errors import CallError, ResourceExhausted, Unauthenticated
+from osmosis_grpc.protocol.types import ChatRequest
 from tests.processes import ROOT, run
 
 FOLDER = ROOT / "examples" / "local_model"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from osmosis_grpc.types.events import ChatRequested
+from osmosis_grpc.protocol.types.events import ChatRequested
 from tests.attach.cutting_proxy import CuttingProxy
 from tests.processes import ROOT
 from tests.waiting import until

@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import pytest
 
-from osmosis_grpc.link.frame_stream import FrameStream
+from osmosis_grpc.network.frame_stream import FrameStream
 
 Fault = str
 FAULTS = ("request", "response", "in_flight")

@@ -14,7 +14,9 @@ from typing import Any, ClassVar
 import grpc
 from grpc_health.v1 import health_pb2
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import (
+from osmosis_grpc.agent import RolloutAgentLoop
+from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import (
     annotation_pb2,
     chat_pb2,
     message_pb2,
@@ -22,8 +24,6 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import (
     rollout_pb2,
     tokens_pb2,
 )
-from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.testing.raw import RawAgentServer
 from osmosis_grpc.testing.raw.connections import OPTIONS

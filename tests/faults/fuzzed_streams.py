@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, chat_pb2, message_pb2, rollout_pb2, tokens_pb2
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import attach_pb2, chat_pb2, message_pb2, rollout_pb2, tokens_pb2
 from osmosis_grpc.testing.raw import RawAgentServer, RawStream, RawTrainer
 from osmosis_grpc.testing.raw.server_frames import accepted, chat, complete
 from osmosis_grpc.testing.raw.trainer_frames import cancel, init, recorded

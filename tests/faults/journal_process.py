@@ -12,8 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from osmosis_grpc.storage import SqliteJournal
-from osmosis_grpc.types import (
+from osmosis_grpc.protocol.types import (
     EventKind,
     InitRequest,
     JournaledRollout,
@@ -24,6 +23,7 @@ from osmosis_grpc.types import (
     TrajectoryEvent,
     events,
 )
+from osmosis_grpc.storage import SqliteJournal
 
 LOGGED = 5
 LASTING = 10

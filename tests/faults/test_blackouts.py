@@ -6,8 +6,8 @@ from typing import Any
 import grpc
 import pytest
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, services_pb2_grpc
 from osmosis_grpc.agent import RolloutAgentLoop, RolloutContext, RolloutResult
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import control_pb2, services_pb2_grpc
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.trainer import RolloutClient, Trainer
 from tests.attach.cutting_proxy import CuttingProxy

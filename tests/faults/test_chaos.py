@@ -10,7 +10,7 @@ from collections import Counter
 
 import pytest
 
-from osmosis_grpc.errors import Unavailable
+from osmosis_grpc.protocol.errors import Unavailable
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.server import attachment as attachments
 from osmosis_grpc.trainer import RolloutClient, Trainer

@@ -6,7 +6,7 @@ import time
 import grpc
 import pytest
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, services_pb2_grpc
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import control_pb2, services_pb2_grpc
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.supervise import System
 from osmosis_grpc.trainer import RolloutClient, Trainer, TrainerConfig

@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.protocol.types import FailureReason, OutcomeStatus
 from osmosis_grpc.trainer import RolloutRequest, Trainer
-from osmosis_grpc.types import FailureReason, OutcomeStatus
 from tests.ports import quiet_port
 
 AGENTS = """

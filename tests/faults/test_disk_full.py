@@ -8,9 +8,9 @@ import sqlite3
 
 import pytest
 
-from osmosis_grpc.errors import Unavailable
+from osmosis_grpc.protocol.errors import Unavailable
+from osmosis_grpc.protocol.types import Callback
 from osmosis_grpc.trainer import RolloutClient, Trainer
-from osmosis_grpc.types import Callback
 from tests.attach.policies import CountingPolicy, check_run, requests
 from tests.attach.servers import ServerProcess
 from tests.deployment import health

@@ -11,8 +11,8 @@ from typing import Any
 import grpc
 import pytest
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2, rollout_pb2, services_pb2_grpc
 from osmosis_grpc.policies import ToolCallingMock
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import message_pb2, rollout_pb2, services_pb2_grpc
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.testing.calculator import agent_loop
 from osmosis_grpc.trainer import RolloutClient, Trainer
@@ -321,8 +321,8 @@ DANGEROUS = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "x
 CALLS = {"eval", "exec", "compile", "__import__"}
 YAML = {"safe_load", "safe_dump", "YAMLError"}
 """The names of the module yaml that make no objects of classes."""
-DOCUMENTED = {"osmosis_grpc/types/fast_init.py": {"exec"}}
-"""types/fast_init.py writes the constructors of its values from their fields' names."""
+DOCUMENTED = {"osmosis_grpc/protocol/types/fast_init.py": {"exec"}}
+"""protocol/types/fast_init.py writes the constructors of its values from their fields' names."""
 
 
 def used(tree, module):

@@ -10,7 +10,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, services_pb2_grpc
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import control_pb2, services_pb2_grpc
 from tests.faults.http2 import (
     ACK,
     CONTINUATION,

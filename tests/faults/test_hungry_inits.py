@@ -6,8 +6,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2, services_pb2_grpc
 from osmosis_grpc.policies.scripted import EchoPolicy
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import rollout_pb2, services_pb2_grpc
 from tests.callback_trainer import CallbackTrainer
 from tests.processes import server_process
 

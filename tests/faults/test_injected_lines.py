@@ -12,8 +12,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
-from osmosis_grpc.errors import OsmosisRolloutError
 from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.protocol.errors import OsmosisRolloutError
 from osmosis_grpc.trainer import Trainer, TrainerConfig
 from tests.deployment import USER, deployment
 from tests.faults.lines import Injected, executed, raising

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from osmosis_grpc.types import Receipt, events
+from osmosis_grpc.protocol.types import Receipt, events
 from tests.faults.kill_loop.history import History, read
 from tests.faults.kill_loop.promises import Evidence, Kept
 from tests.programs import figures_of

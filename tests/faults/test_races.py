@@ -10,7 +10,10 @@ from typing import Any, ClassVar
 import grpc
 import pytest
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import (
+from osmosis_grpc.agent import RolloutAgentLoop
+from osmosis_grpc.network.channel_options import client_options
+from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import (
     chat_pb2,
     control_pb2,
     message_pb2,
@@ -18,11 +21,8 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import (
     rollout_pb2,
     services_pb2_grpc,
 )
-from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.link.channel_options import client_options
-from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.protocol.types import events
 from osmosis_grpc.server import AgentServer, ServerConfig
-from osmosis_grpc.types import events
 from tests.callback_trainer import CallbackTrainer
 from tests.credentials import shown
 from tests.waiting import until

@@ -5,9 +5,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2, services_pb2, services_pb2_grpc
-from osmosis_grpc.link.channel_options import MAX_MESSAGE_BYTES, MAX_REPLY_BYTES
+from osmosis_grpc.network.channel_options import MAX_MESSAGE_BYTES, MAX_REPLY_BYTES
 from osmosis_grpc.policies import ToolCallingMock
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import rollout_pb2, services_pb2, services_pb2_grpc
 from osmosis_grpc.testing.raw import RawTrainer
 from osmosis_grpc.testing.raw.connections import OPTIONS
 from osmosis_grpc.testing.raw.trainer_frames import HEARTBEAT, chat_reply, init, reply

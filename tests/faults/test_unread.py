@@ -7,9 +7,11 @@ from typing import Any
 import grpc
 import pytest
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, control_pb2, services_pb2
-from osmosis_grpc.link import frame_stream, stream_machine
+from osmosis_grpc.network import frame_stream
 from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import attach_pb2, control_pb2, services_pb2
+from osmosis_grpc.protocol.stream import stream_machine
+from osmosis_grpc.protocol.types import RolloutRequest
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.testing.raw import RawTrainer
 from osmosis_grpc.testing.raw.connections import ACCEPT, ATTACH
@@ -17,7 +19,6 @@ from osmosis_grpc.testing.raw.server_frames import accepted, chat, complete
 from osmosis_grpc.testing.raw.server_frames import hello as server_hello
 from osmosis_grpc.testing.raw.trainer_frames import HEARTBEAT, init, recorded
 from osmosis_grpc.trainer import Trainer
-from osmosis_grpc.types import RolloutRequest
 from tests.server.attached import Talk, Wide, bystander
 from tests.waiting import until
 

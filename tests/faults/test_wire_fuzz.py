@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, control_pb2, services_pb2
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import attach_pb2, control_pb2, services_pb2
 from tests.faults.fuzzed import Deployment, annotation
 from tests.faults.fuzzed_streams import LOST, Serverly, Trainerly
 from tests.faults.messages import hostile

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from osmosis_grpc.policies.scripted import EchoPolicy
+from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.trainer import Trainer
-from osmosis_grpc.types import OutcomeStatus
 from tests.serve.workers.server import QUESTION, started
 from tests.serve.workers.test_workers import Policy
 from tests.waiting import wait_until

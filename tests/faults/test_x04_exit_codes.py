@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from osmosis_grpc.errors import CallError
 from osmosis_grpc.policies.scripted import EchoPolicy
+from osmosis_grpc.protocol.errors import CallError
 from osmosis_grpc.trainer import RolloutClient
 from tests.callback_trainer import CallbackTrainer
 from tests.processes import serving

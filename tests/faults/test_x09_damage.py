@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.errors import DataLoss, Unavailable
+from osmosis_grpc.protocol.errors import DataLoss, Unavailable
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.storage.find_damage import examine
 from osmosis_grpc.storage.journal.schema import JOURNAL

@@ -9,8 +9,8 @@ import aiohttp
 import grpc
 import pytest
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, services_pb2_grpc
 from osmosis_grpc.policies import ToolCallingMock
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import control_pb2, services_pb2_grpc
 from osmosis_grpc.trainer import RolloutRequest, Trainer
 from tests.processes import serving
 

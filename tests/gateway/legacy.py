@@ -7,7 +7,7 @@ import time
 from aiohttp import web
 
 from osmosis_grpc.policies import ToolCallingMock
-from osmosis_grpc.types import ChatRequest
+from osmosis_grpc.protocol.types import ChatRequest
 
 
 class LegacyTrainer:

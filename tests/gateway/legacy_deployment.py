@@ -10,11 +10,11 @@ from unittest.mock import patch
 import pytest_asyncio
 
 from osmosis_gateway.http_agent import HttpAgent
-from osmosis_grpc.errors import CallError
-from osmosis_grpc.link.channel_options import client_options
+from osmosis_grpc.network.channel_options import client_options
 from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.protocol.errors import CallError
 from osmosis_grpc.server import AgentServer, ServerConfig
-from osmosis_grpc.settings import RolloutClientSettings
+from osmosis_grpc.settings.settings import RolloutClientSettings
 from osmosis_grpc.trainer import RolloutClient
 from tests.callback_trainer import CallbackTrainer
 from tests.gateway.legacy_agent import QUESTION, REPLY, OldAgentServer

@@ -7,12 +7,12 @@ import aiohttp
 import pytest
 
 from osmosis_gateway.http_server import serve_http
-from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.protocol.errors import InvalidArgument
+from osmosis_grpc.protocol.types import events
 from osmosis_grpc.rollout import RolloutAgentLoop, RolloutClientSettings, RolloutServerSettings, RolloutSettings
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.trainer import Callback, RolloutClient
-from osmosis_grpc.types import events
 from tests.gateway.legacy import LegacyTrainer
 from tests.waiting import ended, until
 

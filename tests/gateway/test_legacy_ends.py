@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from osmosis_grpc.errors import CallError, Unavailable
-from osmosis_grpc.types import RolloutState
+from osmosis_grpc.protocol.errors import CallError, Unavailable
+from osmosis_grpc.protocol.types import RolloutState
 from tests.gateway.legacy_agent import QUESTION, REPLY, never, plays
 from tests.gateway.legacy_deployment import builder, closings, usual  # noqa: F401  # fixtures
 from tests.waiting import until

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from osmosis_gateway.bounded_json import Bounds
-from osmosis_grpc.types import events
+from osmosis_grpc.network.http.bounded_json import Bounds
+from osmosis_grpc.protocol.types import events
 from tests.gateway.legacy_agent import COMPLETED, QUESTION, REPLY
 from tests.gateway.legacy_deployment import builder, closings, usual  # noqa: F401  # fixtures
 

@@ -8,7 +8,7 @@ import pytest
 
 from osmosis_gateway.http_agent import HttpAgent
 from osmosis_grpc.engine import Engine
-from osmosis_grpc.errors import CallError, InvalidArgument
+from osmosis_grpc.protocol.errors import CallError, InvalidArgument
 from osmosis_grpc.storage import MemoryJournal
 from osmosis_grpc.trainer import RolloutClient
 from tests.callback_trainer import CallbackTrainer

@@ -8,8 +8,8 @@ import trustme
 from fastapi import FastAPI, Response
 
 from osmosis_gateway.http_server import HttpServer
-from osmosis_gateway.limited_socket import network_of
-from osmosis_grpc.link.tls import ServerTls
+from osmosis_grpc.network.http.limited_socket import network_of
+from osmosis_grpc.network.tls import ServerTls
 
 
 @asynccontextmanager

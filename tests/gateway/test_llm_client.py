@@ -12,7 +12,7 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from osmosis_gateway.llm_client import OsmosisLLMClient
-from osmosis_grpc.errors import (
+from osmosis_grpc.protocol.errors import (
     CallError,
     InvalidArgument,
     OsmosisServerError,
@@ -20,8 +20,8 @@ from osmosis_grpc.errors import (
     OsmosisTransportError,
     OsmosisValidationError,
 )
-from osmosis_grpc.settings import RolloutClientSettings
-from osmosis_grpc.types import RolloutMetrics
+from osmosis_grpc.protocol.types import RolloutMetrics
+from osmosis_grpc.settings.settings import RolloutClientSettings
 from tests.waiting import until
 
 QUESTION = [{"role": "user", "content": "hi"}]

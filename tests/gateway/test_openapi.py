@@ -7,8 +7,8 @@ import sys
 import jsonschema_rs
 import pytest
 
-from osmosis_gateway.bounded_json import Bounds
 from osmosis_gateway.http_bodies import InitBody
+from osmosis_grpc.network.http.bounded_json import Bounds
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from tests.gateway.conftest import INIT
 

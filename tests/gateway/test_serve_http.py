@@ -68,7 +68,7 @@ def test_the_default_port_being_taken_does_not(monkeypatch, tmp_path):
     import sys
 
     code = (
-        "import sys; from osmosis_grpc.settings import RolloutServerSettings as Settings;"
+        "import sys; from osmosis_grpc.settings.settings import RolloutServerSettings as Settings;"
         "Settings.model_fields['http_port'].default = int(sys.argv.pop(1)); Settings.model_rebuild(force=True);"
         "from osmosis_grpc.serve.entrypoint import run, single;"
         "sys.exit(run(lambda: single('serve', 'osmosis_grpc.serve.command', 'serve')))"

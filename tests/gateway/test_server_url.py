@@ -13,8 +13,8 @@ import pytest
 
 from osmosis_gateway import http_bodies
 from osmosis_gateway.outgoing_calls import Base, Calls
-from osmosis_grpc.errors import InvalidArgument, OsmosisTransportError
-from osmosis_grpc.link.target_policy import TargetPolicy
+from osmosis_grpc.network.target_policy import TargetPolicy
+from osmosis_grpc.protocol.errors import InvalidArgument, OsmosisTransportError
 from osmosis_grpc.rollout import RolloutClientSettings
 from osmosis_grpc.trainer import RolloutClient
 from tests.gateway.conftest import CHAT, COMPLETED, REPLY, response

@@ -14,10 +14,10 @@ import pytest
 
 from osmosis_gateway.standalone import serve_standalone
 from osmosis_grpc.agent import RolloutAgentLoop
+from osmosis_grpc.protocol.types import events
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.trainer import RolloutClient
-from osmosis_grpc.types import events
 from tests.gateway.legacy import LegacyTrainer
 from tests.gateway.test_contract import init
 from tests.gateway.test_health import delivered

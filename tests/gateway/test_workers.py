@@ -8,8 +8,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from osmosis_grpc.policies.scripted import EchoPolicy
+from osmosis_grpc.protocol.types import RolloutState
 from osmosis_grpc.server import ServerSecurity
-from osmosis_grpc.types import RolloutState
 from tests.callback_trainer import CallbackTrainer
 from tests.server.workers.cluster import workers
 from tests.server.workers.test_routing import ADMIN, IDS, MINE, QUESTION, YOURS, Waiter

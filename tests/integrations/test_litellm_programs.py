@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from osmosis_grpc.types import OutcomeStatus
+from osmosis_grpc.protocol.types import OutcomeStatus
 from tests.gateway.commands import outcome_of
 from tests.integrations.strands_policy import Replies
 

@@ -7,10 +7,10 @@ import weakref
 import numpy as np
 import pytest
 
-from osmosis_grpc.errors import FailedPrecondition, InvalidArgument, OsmosisRolloutError, ResourceExhausted
+from osmosis_grpc.protocol.errors import FailedPrecondition, InvalidArgument, OsmosisRolloutError, ResourceExhausted
+from osmosis_grpc.protocol.types import ChatRef, OutcomeStatus
 from osmosis_grpc.rollout import AgentWorkflow, RolloutAgentLoop, get_rollout_context, register_litellm_provider
 from osmosis_grpc.testing import run_rollout
-from osmosis_grpc.types import ChatRef, OutcomeStatus
 from tests.integrations.strands_policy import Replies, calls
 
 pytestmark = pytest.mark.adapters

@@ -13,15 +13,15 @@ import pytest
 
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.validator import validate_agent_loop
-from osmosis_grpc.errors import Internal, ToolExecutionError
 from osmosis_grpc.integrations.mcp import mcp_tools, text_of
 from osmosis_grpc.integrations.mcp_connection import without_secrets
 from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.protocol.errors import Internal, ToolExecutionError
+from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.rollout import rollout_agent, tool
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.testing import run_rollout
 from osmosis_grpc.trainer import Trainer
-from osmosis_grpc.types import OutcomeStatus
 from tests.ports import quiet_port
 from tests.processes import run, server_process
 from tests.waiting import until, wait_until

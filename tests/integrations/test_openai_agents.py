@@ -11,13 +11,13 @@ import pytest
 from osmosis_grpc.agent.loop import AgentNameError
 from osmosis_grpc.agent.source_version import AgentVersion
 from osmosis_grpc.agent.validator import place_of, validate_agent_loop
-from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.policies.scripted import EchoPolicy, answer
+from osmosis_grpc.protocol.errors import InvalidArgument
+from osmosis_grpc.protocol.types import ChatRef, OutcomeStatus
 from osmosis_grpc.rollout import rollout_agent, tool
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.testing import run_rollout
 from osmosis_grpc.trainer import Trainer
-from osmosis_grpc.types import ChatRef, OutcomeStatus
 from tests.waiting import until
 
 pytestmark = pytest.mark.adapters

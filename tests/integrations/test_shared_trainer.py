@@ -6,12 +6,12 @@ from functools import partial
 import numpy as np
 import pytest
 
-from osmosis_grpc.errors import InvalidArgument, Unavailable
 from osmosis_grpc.integrations.one_row import one_row
 from osmosis_grpc.integrations.shared_trainer import SharedTrainers
 from osmosis_grpc.policies import EchoPolicy, ScriptedPolicy, ToolCallingMock
+from osmosis_grpc.protocol.errors import InvalidArgument, Unavailable
+from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.trainer import ChatRequest, ChatResponse, RolloutRequest, Trainer, TrainerConfig
-from osmosis_grpc.types import OutcomeStatus
 from tests.ports import quiet_port
 
 QUESTION = [{"role": "user", "content": "What is (2 + 3) * (4 + 5)?"}]

@@ -7,7 +7,8 @@ import threading
 import pytest
 
 from osmosis_grpc.agent.workflow_runnable import WorkflowRunnable
-from osmosis_grpc.errors import FailedPrecondition
+from osmosis_grpc.protocol.errors import FailedPrecondition
+from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.rollout import (
     AgentWorkflow,
     AgentWorkflowConfig,
@@ -18,7 +19,6 @@ from osmosis_grpc.rollout import (
     get_rollout_context,
 )
 from osmosis_grpc.testing import run_rollout
-from osmosis_grpc.types import OutcomeStatus
 from tests.integrations.strands_policy import Replies, calls
 
 pytestmark = pytest.mark.adapters

@@ -8,10 +8,10 @@ import pytest
 
 from osmosis_grpc.agent.workflow_runnable import WorkflowRunnable
 from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.rollout import AgentWorkflow, Grader
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.trainer import Trainer
-from osmosis_grpc.types import OutcomeStatus
 from tests.integrations.strands_policy import Replies, calls
 from tests.integrations.wire_tap import tapped
 from tests.waiting import until

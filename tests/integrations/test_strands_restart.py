@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
+from osmosis_grpc.protocol.types import OutcomeStatus, events
 from osmosis_grpc.testing import run_rollout
 from osmosis_grpc.trainer import Trainer
-from osmosis_grpc.types import OutcomeStatus, events
 from tests.ports import quiet_port
 from tests.processes import serving
 from tests.waiting import until

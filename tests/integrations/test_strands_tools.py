@@ -6,10 +6,10 @@ import threading
 
 import pytest
 
+from osmosis_grpc.protocol.types import OutcomeStatus, events
 from osmosis_grpc.rollout import AgentWorkflow
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.trainer import Trainer
-from osmosis_grpc.types import OutcomeStatus, events
 from tests.integrations.strands_policy import Replies, calls
 from tests.processes import run
 

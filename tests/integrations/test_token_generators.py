@@ -7,7 +7,6 @@ import grpc
 import numpy as np
 import pytest
 
-from osmosis_grpc.errors import Internal, InvalidArgument, Unavailable
 from osmosis_grpc.integrations.smg import SmgGenerator
 from osmosis_grpc.integrations.vllm_grpc import VllmGrpcGenerator
 from osmosis_grpc.policies import (
@@ -20,9 +19,10 @@ from osmosis_grpc.policies import (
     TokenPolicy,
     TokenPolicyConfig,
 )
+from osmosis_grpc.protocol.errors import Internal, InvalidArgument, Unavailable
+from osmosis_grpc.protocol.types import OutcomeStatus, VersionSpan
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.trainer import ChatRequest, Trainer
-from osmosis_grpc.types import OutcomeStatus, VersionSpan
 from tests.integrations.counting_agent import EVERY, QUESTION, TURNS, CountingAgent, counting_model
 from tests.integrations.fake_engine import FakeEngine, Plan, logprob
 from tests.integrations.fake_vllm import FakeVllm

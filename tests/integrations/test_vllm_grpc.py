@@ -7,7 +7,10 @@ import grpc
 import numpy as np
 import pytest
 
-from osmosis_grpc.errors import (
+from osmosis_grpc.integrations.vllm_grpc import PauseMode, VllmControl, VllmGrpcGenerator
+from osmosis_grpc.integrations.vllm_grpc import vllm_messages_pb2 as pb
+from osmosis_grpc.policies import ChatRenderer, FinishReason, GenerateRequest, Media, Modality, Sampling, TokenPolicy
+from osmosis_grpc.protocol.errors import (
     CallError,
     DeadlineExceeded,
     Internal,
@@ -17,11 +20,8 @@ from osmosis_grpc.errors import (
     Unauthenticated,
     Unavailable,
 )
-from osmosis_grpc.integrations.vllm_grpc import PauseMode, VllmControl, VllmGrpcGenerator
-from osmosis_grpc.integrations.vllm_grpc import vllm_messages_pb2 as pb
-from osmosis_grpc.policies import ChatRenderer, FinishReason, GenerateRequest, Media, Modality, Sampling, TokenPolicy
+from osmosis_grpc.protocol.types import VersionSpan
 from osmosis_grpc.trainer import ChatRequest, Credentials, RolloutRequest, Trainer, version_lag
-from osmosis_grpc.types import VersionSpan
 from tests.integrations.fake_engine import FakeEngine, Plan, logprob
 from tests.integrations.fake_vllm import EXPANDED, PLACEHOLDER, FakeVllm
 from tests.policies.byte_tokenizer import ByteTokenizer

@@ -16,7 +16,7 @@ from osmosis_grpc.agent.tools import (
     get_tool_call_info,
     serialize_tool_result,
 )
-from osmosis_grpc.errors import ToolArgumentError
+from osmosis_grpc.protocol.errors import ToolArgumentError
 
 NAME = "conformance"
 

@@ -24,10 +24,10 @@ import pytest_asyncio
 
 from osmosis_gateway.http_agent import HttpAgent
 from osmosis_gateway.http_server import serve_http
+from osmosis_grpc.protocol.types import RolloutInfo
 from osmosis_grpc.server import AgentServer, ServerConfig
-from osmosis_grpc.settings import RolloutClientSettings, RolloutSettings
+from osmosis_grpc.settings.settings import RolloutClientSettings, RolloutSettings
 from osmosis_grpc.trainer import RolloutClient, Trainer, TrajectoryEvent
-from osmosis_grpc.types import RolloutInfo
 from tests.legacy.agent import Agent
 from tests.legacy.new_trainer import AttachedTrainer, DialledTrainer, Hub, NewTrainer
 from tests.legacy.old_agent_server import OldAgentServer

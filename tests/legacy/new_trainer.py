@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from osmosis_grpc.errors import AlreadyExists, FailedPrecondition, Internal, ResourceExhausted, Unavailable
 from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.protocol.errors import AlreadyExists, FailedPrecondition, Internal, ResourceExhausted, Unavailable
 from osmosis_grpc.trainer import (
     ChatRequest,
     ChatResponse,

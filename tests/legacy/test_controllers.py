@@ -10,9 +10,9 @@ import pytest
 from osmosis_gateway.http_server import serve_http
 from osmosis_gateway.standalone import serve_standalone
 from osmosis_grpc.agent.workflow_runnable import WorkflowRunnable
-from osmosis_grpc.link.server_security import ServerSecurity
+from osmosis_grpc.network.server_security import ServerSecurity
 from osmosis_grpc.server import AgentServer, ServerConfig
-from osmosis_grpc.settings import RolloutClientSettings, RolloutSettings
+from osmosis_grpc.settings.settings import RolloutClientSettings, RolloutSettings
 from osmosis_grpc.trainer import RolloutClient
 from tests.legacy.old_controller import KEY, OldController
 from tests.legacy.workflows import Contains, Loop, Sums, config

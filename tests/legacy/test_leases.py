@@ -7,7 +7,7 @@ from starlette.testclient import TestClient
 
 from osmosis_gateway.app import create_app
 from osmosis_gateway.leases import LeaseTimes
-from osmosis_grpc.link.server_security import ServerSecurity
+from osmosis_grpc.network.server_security import ServerSecurity
 from tests.legacy.old_controller import answer
 from tests.legacy.polling_client import ENDED, Admission, PollingClient, Refused
 from tests.legacy.test_controllers import multiplies, serving, workflow

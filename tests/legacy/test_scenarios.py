@@ -9,7 +9,7 @@ import pytest
 
 from osmosis_gateway.http_bodies import init_answer
 from osmosis_grpc.policies import formula
-from osmosis_grpc.types import events
+from osmosis_grpc.protocol.types import events
 from tests.legacy.agent import NAME, SCHEMAS
 from tests.legacy.conftest import CLIENT
 from tests.legacy.new_trainer import AttachedTrainer, NewTrainer, outcome_of

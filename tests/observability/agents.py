@@ -4,8 +4,8 @@ import asyncio
 
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.tools import create_tool_result, execute_tool_calls
-from osmosis_grpc.errors import ToolExecutionError
 from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.protocol.errors import ToolExecutionError
 from osmosis_grpc.trainer import RolloutRequest
 
 USER = {"role": "user", "content": "Go."}

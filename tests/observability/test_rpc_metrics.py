@@ -5,8 +5,8 @@ import asyncio
 import grpc
 import pytest
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2 as pb
-from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2_grpc
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import control_pb2 as pb
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import services_pb2_grpc
 from osmosis_grpc.server import AgentServer, ServerSecurity
 from osmosis_grpc.trainer import RolloutClient, Trainer
 from tests.callback_trainer import CallbackTrainer

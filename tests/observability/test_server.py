@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from osmosis_grpc.console.logs import BackgroundHandler
-from osmosis_grpc.errors import AlreadyExists, ResourceExhausted
-from osmosis_grpc.link.credentials import Credentials
+from osmosis_grpc.network.credentials import Credentials
 from osmosis_grpc.observability.metric_families import OTHER
+from osmosis_grpc.protocol.errors import AlreadyExists, ResourceExhausted
 from osmosis_grpc.server import AgentServer, ServerConfig, ServerSecurity
+from osmosis_grpc.settings.logs import BackgroundHandler
 from osmosis_grpc.supervise import OnFailure, call_later, inject, job
 from osmosis_grpc.trainer import RolloutClient, Trainer
 from tests.callback_trainer import CallbackTrainer

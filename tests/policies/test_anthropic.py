@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from osmosis_grpc.errors import Internal, InvalidArgument, ResourceExhausted, Unauthenticated, Unavailable
 from osmosis_grpc.policies import AnthropicPolicy
+from osmosis_grpc.protocol.errors import Internal, InvalidArgument, ResourceExhausted, Unauthenticated, Unavailable
+from osmosis_grpc.protocol.types import ChatRequest, OutcomeStatus
 from osmosis_grpc.testing import run_rollout
 from osmosis_grpc.testing.calculator import CalculatorAgent
-from osmosis_grpc.types import ChatRequest, OutcomeStatus
 from tests.waiting import until
 
 KEY = "sk-ant-very-secret"

@@ -6,9 +6,9 @@ import logging
 import numpy as np
 import pytest
 
-from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.policies import ChatRenderer
-from osmosis_grpc.types import ChatRequest
+from osmosis_grpc.protocol.errors import InvalidArgument
+from osmosis_grpc.protocol.types import ChatRequest
 from tests.policies.byte_tokenizer import ByteTokenizer, chatml, forgetful, hermes, llama3
 
 TOOL = {

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from osmosis_grpc.policies import EveryToolMock
 from osmosis_grpc.policies.arguments import arguments_for
 from osmosis_grpc.policies.pattern import matching
-from osmosis_grpc.types import ChatPurpose, ChatRequest, jsontext
-from osmosis_grpc.types.messages import copy_message
+from osmosis_grpc.protocol.types import ChatPurpose, ChatRequest, jsontext
+from osmosis_grpc.protocol.types.messages import copy_message
 
 QUESTION = {"role": "user", "content": "go"}
 

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from osmosis_grpc.errors import Internal, MissingExtraError, ResourceExhausted, Unauthenticated, Unavailable
 from osmosis_grpc.policies import LiteLLMPolicy
-from osmosis_grpc.types import ChatRequest
+from osmosis_grpc.protocol.errors import Internal, MissingExtraError, ResourceExhausted, Unauthenticated, Unavailable
+from osmosis_grpc.protocol.types import ChatRequest
 from tests.model_server import KEY, model_server, reply
 
 QUESTION = ChatRequest(

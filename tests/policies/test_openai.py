@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import chat_pb2
-from osmosis_grpc.errors import (
+from osmosis_grpc.policies import OpenAIPolicy
+from osmosis_grpc.policies.openai import NEUTRAL
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import chat_pb2
+from osmosis_grpc.protocol.errors import (
     CallError,
     DeadlineExceeded,
     Internal,
@@ -20,12 +22,10 @@ from osmosis_grpc.errors import (
     Unauthenticated,
     Unavailable,
 )
-from osmosis_grpc.policies import OpenAIPolicy
-from osmosis_grpc.policies.openai import NEUTRAL
+from osmosis_grpc.protocol.types import ChatRequest, ChatResponse, OutcomeStatus, VersionSpan
+from osmosis_grpc.protocol.wire.chat import reply_bytes, reply_from_wire
 from osmosis_grpc.testing import run_rollout
 from osmosis_grpc.testing.calculator import CalculatorAgent
-from osmosis_grpc.types import ChatRequest, ChatResponse, OutcomeStatus, VersionSpan
-from osmosis_grpc.wire.chat import reply_bytes, reply_from_wire
 from tests.waiting import until
 
 KEY = "sk-very-secret"

@@ -2,11 +2,11 @@
 
 import pytest
 
-from osmosis_grpc.errors import Internal, InvalidArgument
 from osmosis_grpc.policies import OpenAIPolicy
+from osmosis_grpc.protocol.errors import Internal, InvalidArgument
+from osmosis_grpc.protocol.types import ChatRequest
 from osmosis_grpc.rollout import RolloutAgentLoop
 from osmosis_grpc.testing import run_rollout
-from osmosis_grpc.types import ChatRequest
 from tests.policies.fake_vllm_http import NEUTRAL, PROMPT, FakeVllmHttp
 
 QUESTION = [{"role": "user", "content": "2+3?"}]

@@ -9,12 +9,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.errors import FailedPrecondition
 from osmosis_grpc.policies import EchoPolicy, ScriptedPolicy, ToolCallingMock
+from osmosis_grpc.protocol.errors import FailedPrecondition
+from osmosis_grpc.protocol.types import ChatRequest, OutcomeStatus, events
+from osmosis_grpc.protocol.types.messages import copy_message
 from osmosis_grpc.testing import collect_rollout, run_rollout
 from osmosis_grpc.testing.calculator import CalculatorAgent
-from osmosis_grpc.types import ChatRequest, OutcomeStatus, events
-from osmosis_grpc.types.messages import copy_message
 
 
 def user(text):

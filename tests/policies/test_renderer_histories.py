@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from osmosis_grpc.policies import ChatRenderer
-from osmosis_grpc.types import ChatRequest
+from osmosis_grpc.protocol.types import ChatRequest
 from tests.policies.byte_tokenizer import ByteTokenizer, chatml, forgetful, hermes, llama3
 
 pytestmark = pytest.mark.slow

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from osmosis_grpc.policies import ChatRenderer, TemplateTokenizer
-from osmosis_grpc.types import ChatRequest
+from osmosis_grpc.protocol.types import ChatRequest
 from tests.policies.model_folder import CHATML, write_tokenizer
 
 pytestmark = pytest.mark.adapters

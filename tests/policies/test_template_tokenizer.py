@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.policies import ChatRenderer, TemplateTokenizer
-from osmosis_grpc.types import ChatRequest
+from osmosis_grpc.protocol.errors import InvalidArgument
+from osmosis_grpc.protocol.types import ChatRequest
 from tests.policies.model_folder import CHATML, write_tokenizer
 
 pytestmark = pytest.mark.adapters

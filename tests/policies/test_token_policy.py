@@ -5,13 +5,13 @@ import asyncio
 import numpy as np
 import pytest
 
-from osmosis_grpc.errors import DeadlineExceeded, Internal, InvalidArgument, ResourceExhausted, Unavailable
 from osmosis_grpc.policies import ChatRenderer, FinishReason, Media, TokenPolicy
+from osmosis_grpc.protocol.errors import DeadlineExceeded, Internal, InvalidArgument, ResourceExhausted, Unavailable
+from osmosis_grpc.protocol.types import ChatRequest, OutcomeStatus, Tensor, VersionSpan
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.testing import run_rollout
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.trainer import Trainer
-from osmosis_grpc.types import ChatRequest, OutcomeStatus, Tensor, VersionSpan
 from tests.policies.byte_tokenizer import ByteTokenizer, chatml, forgetful, hermes, llama3
 from tests.policies.scripted_generator import Scripted, generated, policy_of
 from tests.waiting import until

@@ -9,13 +9,13 @@ import re
 import numpy as np
 import pytest
 
-from osmosis_grpc.errors import Internal, InvalidArgument
 from osmosis_grpc.policies import ChatRenderer, FinishReason, GenerateRequest, Sampling, TokenPolicy, TokenPolicyConfig
 from osmosis_grpc.policies.transformers import TransformersGenerator
+from osmosis_grpc.protocol.errors import Internal, InvalidArgument
+from osmosis_grpc.protocol.types import ChatRequest, OutcomeStatus
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.trainer import Trainer, VersionSpan
-from osmosis_grpc.types import ChatRequest, OutcomeStatus
 from tests.policies.byte_tokenizer import ByteTokenizer, chatml
 from tests.waiting import until
 

@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from osmosis_grpc.errors import CallError, Unavailable
 from osmosis_grpc.policies import OpenAIPolicy
+from osmosis_grpc.protocol.errors import CallError, Unavailable
+from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.trainer import ChatRequest, Trainer, VersionSpan
-from osmosis_grpc.types import OutcomeStatus
 from tests.callback_trainer import CallbackTrainer
 from tests.processes import ROOT
 from tests.waiting import until

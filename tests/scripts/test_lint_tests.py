@@ -20,9 +20,9 @@ FORBIDDEN = {
     "trainer._pool": ("private", "_pool"),
     "trainer._pool = None": ("private", "_pool"),
     "monkeypatch.setattr(server, '_tick', 1)": ("private", "_tick"),
-    "monkeypatch.setattr('osmosis_grpc.link.tls._TICK', 1)": ("private", "osmosis_grpc.link.tls._TICK"),
+    "monkeypatch.setattr('osmosis_grpc.network.tls._TICK', 1)": ("private", "osmosis_grpc.network.tls._TICK"),
     "getattr(server, '_tick')": ("private", "_tick"),
-    "from osmosis_grpc.link import _stream": ("private", "_stream"),
+    "from osmosis_grpc.network import _stream": ("private", "_stream"),
     "await asyncio.sleep(0.1)": ("sleep", "sleep"),
     "time.sleep(pause)": ("sleep", "sleep"),
     "page.wait_for_function('ready')": ("eval", "wait_for_function"),
@@ -44,7 +44,7 @@ def test_a_problem_is_found(source):
         "await asyncio.sleep(0)",
         "await asyncio.sleep(3600)",
         "await asyncio.sleep(0.1)  # two heartbeats",
-        "from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2",
+        "from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import attach_pb2",
     ],
 )
 def test_what_is_allowed_is_not_found(source):

@@ -10,7 +10,7 @@ import pytest
 import trustme
 from grpc_reflection.v1alpha import reflection_pb2
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import services_pb2
 from osmosis_grpc.server import ClientTls, ServerTls
 
 TOKEN, SECOND = "first-secret-of-this-server", "second-secret-of-this-server"

@@ -11,14 +11,14 @@ import httpx
 import pytest
 
 from osmosis_gateway.http_server import serve_http
-from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, services_pb2_grpc
-from osmosis_grpc.link.credentials import channel
-from osmosis_grpc.link.tls import client_context
+from osmosis_grpc.network.credentials import channel
+from osmosis_grpc.network.tls import client_context
 from osmosis_grpc.policies import ToolCallingMock
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import control_pb2, services_pb2_grpc
+from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.server import AgentServer, ClientTls, Credentials, ServerConfig, ServerSecurity, ServerTls
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.trainer import RolloutClient, Trainer
-from osmosis_grpc.types import OutcomeStatus
 from tests.callback_trainer import CallbackTrainer
 from tests.security.conftest import TOKEN
 from tests.waiting import ended, until

@@ -96,7 +96,7 @@ async def test_everybody_hears_the_same(channel):
 @pytest.mark.parametrize(("shown", "reason"), [(None, "it shows no token"), ("Bearer x", "its token is not accepted")])
 async def test_a_refused_caller_is_a_line_in_the_log(agent_server, channel, caplog, shown, reason):
     assert await status(channel, methods("RolloutService")[0], shown) == "UNAUTHENTICATED"
-    (line,) = [record.getMessage() for record in caplog.records if record.name.startswith("osmosis_grpc.link")]
+    (line,) = [record.getMessage() for record in caplog.records if record.name.startswith("osmosis_grpc.network")]
     assert re.fullmatch(rf"the server refuses caller ipv4:127\.0\.0\.1:\d+: {reason}", line)
     assert shown is None or shown not in caplog.text
 
@@ -105,7 +105,7 @@ async def test_many_refused_callers_make_few_log_lines_without_tokens(agent_serv
     for _ in range(5):
         for shown in WRONG.values():
             await status(channel, methods("RolloutService")[0], shown)
-    lines = [record.getMessage() for record in caplog.records if record.name.startswith("osmosis_grpc.link")]
+    lines = [record.getMessage() for record in caplog.records if record.name.startswith("osmosis_grpc.network")]
     assert 1 <= len(lines) < 5 * len(WRONG)
     assert not any(secret[:8] in caplog.text for secret in (TOKEN, SECOND, "another"))
 

@@ -8,13 +8,13 @@ import pytest
 
 from osmosis_gateway.http_server import serve_http
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.errors import AlreadyExists, InvalidArgument, NotFound
 from osmosis_grpc.policies import ToolCallingMock
+from osmosis_grpc.protocol.errors import AlreadyExists, InvalidArgument, NotFound
+from osmosis_grpc.protocol.types import Callback, OutcomeStatus
 from osmosis_grpc.server import AgentServer, ServerSecurity
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.testing.raw import RawTrainer
 from osmosis_grpc.trainer import Credentials, RolloutClient, Trainer
-from osmosis_grpc.types import Callback, OutcomeStatus
 from tests.callback_trainer import CallbackTrainer
 from tests.security.conftest import SECOND, TOKEN
 from tests.waiting import ended
@@ -157,7 +157,7 @@ async def test_a_server_that_dials_in_cannot_replace_another(stack):
     trainer = await stack.enter_async_context(
         Trainer([], ToolCallingMock(), listen="127.0.0.1:0", security=ServerSecurity(tokens))
     )
-    from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, services_pb2
+    from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import attach_pb2, services_pb2
 
     channel = await stack.enter_async_context(grpc.aio.insecure_channel(trainer.address))
     hello = attach_pb2.ServerHello(

@@ -11,9 +11,9 @@ from contextlib import aclosing
 import httpx
 import pytest
 
-from osmosis_grpc.errors import InvalidArgument, Unauthenticated
-from osmosis_grpc.link.tls import client_context
+from osmosis_grpc.network.tls import client_context
 from osmosis_grpc.policies import ToolCallingMock
+from osmosis_grpc.protocol.errors import InvalidArgument, Unauthenticated
 from osmosis_grpc.trainer import Callback, RolloutClient
 from tests.callback_trainer import CallbackTrainer
 from tests.gateway.conftest import RawTrainer

@@ -6,14 +6,14 @@ import pickle
 
 import pytest
 
-from osmosis_grpc.link import bearer_tokens as module
-from osmosis_grpc.link.bearer_tokens import Tokens
-from osmosis_grpc.link.callback_credentials import is_for, narrowed
-from osmosis_grpc.link.credentials import Credentials
-from osmosis_grpc.link.server_security import ServerSecurity
-from osmosis_grpc.link.tls import ClientTls
+from osmosis_grpc.network import bearer_tokens as module
+from osmosis_grpc.network.bearer_tokens import Tokens
+from osmosis_grpc.network.callback_credentials import is_for, narrowed
+from osmosis_grpc.network.credentials import Credentials
+from osmosis_grpc.network.server_security import ServerSecurity
+from osmosis_grpc.network.tls import ClientTls
 from osmosis_grpc.serve.security_options import check_trace, credentials_from_options, server_security_from_options
-from osmosis_grpc.settings import RolloutServerSettings
+from osmosis_grpc.settings.settings import RolloutServerSettings
 from osmosis_grpc.trainer import RolloutClient, Trainer
 from tests.callback_trainer import CallbackTrainer
 

@@ -6,12 +6,12 @@ import socket
 import pytest
 
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.errors import FailedPrecondition, PermissionDenied, Unauthenticated, Unavailable
 from osmosis_grpc.policies import ToolCallingMock
+from osmosis_grpc.protocol.errors import FailedPrecondition, PermissionDenied, Unauthenticated, Unavailable
+from osmosis_grpc.protocol.types import Callback
 from osmosis_grpc.server import AgentServer, ServerSecurity
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.trainer import RolloutClient, Trainer
-from osmosis_grpc.types import Callback
 from tests.deployment import health
 from tests.security.conftest import SECOND, TOKEN
 

@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
-from osmosis_grpc.errors import Unauthenticated
 from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.protocol.errors import Unauthenticated
 from osmosis_grpc.trainer import RolloutClient
 from tests.callback_trainer import CallbackTrainer
 from tests.processes import ROOT, run, serving

@@ -5,15 +5,15 @@ import asyncio
 import grpc
 import pytest
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import chat_pb2, outcome_pb2, services_pb2_grpc
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.errors import Unavailable
-from osmosis_grpc.link.callback_credentials import narrowed
-from osmosis_grpc.link.server_security import ServerSecurity
+from osmosis_grpc.network.callback_credentials import narrowed
+from osmosis_grpc.network.server_security import ServerSecurity
 from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import chat_pb2, outcome_pb2, services_pb2_grpc
+from osmosis_grpc.protocol.errors import Unavailable
+from osmosis_grpc.protocol.types import Callback, OutcomeStatus
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.trainer import RolloutClient, Trainer
-from osmosis_grpc.types import Callback, OutcomeStatus
 from tests.callback_trainer import CallbackTrainer
 from tests.security.conftest import TOKEN
 from tests.waiting import PATIENCE, ended, until

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from osmosis_grpc.agentic import ClaudeAPIClient, StopReason
-from osmosis_grpc.errors import InvalidArgument
-from tests.agentic.model_servers import serving
+from osmosis_grpc.protocol.errors import InvalidArgument
+from tests.compat.agentic.model_servers import serving
 
 HERE = Path(__file__).parent
 SEEDS = HERE.parents[2] / "shared" / "seeds"

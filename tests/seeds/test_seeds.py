@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from osmosis_grpc.policies import EchoPolicy, ToolCallingMock
+from osmosis_grpc.protocol.types import events
+from osmosis_grpc.protocol.types.tool_dicts import tool_dicts
 from osmosis_grpc.rollout import RolloutAgentLoop, RolloutSettings
 from osmosis_grpc.testing import collect_rollout, run_rollout
-from osmosis_grpc.types import events
-from osmosis_grpc.types.tool_dicts import tool_dicts
 
 HERE = Path(__file__).parent
 SEEDS = HERE.parents[2] / "shared" / "seeds"

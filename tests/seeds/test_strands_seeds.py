@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from osmosis_grpc.agent.workflow_runnable import WorkflowRunnable
+from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.testing import run_rollout
-from osmosis_grpc.types import OutcomeStatus
 from tests.integrations.strands_policy import Replies, calls
 
 pytestmark = pytest.mark.adapters

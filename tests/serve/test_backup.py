@@ -7,10 +7,10 @@ from collections import Counter
 
 import pytest
 
-from osmosis_grpc.errors import Unavailable
 from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.protocol.errors import Unavailable
+from osmosis_grpc.protocol.types import OutcomeStatus, RolloutFilter, RolloutState
 from osmosis_grpc.trainer import RolloutClient
-from osmosis_grpc.types import OutcomeStatus, RolloutFilter, RolloutState
 from tests.callback_trainer import CallbackTrainer
 from tests.processes import run, server_process
 from tests.server.test_journal import AGENT, QUESTION

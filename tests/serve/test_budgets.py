@@ -5,9 +5,9 @@ import urllib.request
 
 import pytest
 
-from osmosis_grpc.errors import ResourceExhausted
+from osmosis_grpc.protocol.errors import ResourceExhausted
+from osmosis_grpc.protocol.types import Callback
 from osmosis_grpc.trainer import RolloutClient
-from osmosis_grpc.types import Callback
 from tests.processes import serving
 
 CALCULATOR = ("-m", "osmosis_grpc.testing.calculator:agent_loop")

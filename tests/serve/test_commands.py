@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from osmosis_grpc.policies.scripted import EchoPolicy
+from osmosis_grpc.protocol.types import FailureReason, OutcomeStatus
 from osmosis_grpc.tools import reaper
 from osmosis_grpc.trainer import RolloutClient, Trainer
-from osmosis_grpc.types import FailureReason, OutcomeStatus
 from tests.gateway.commands import COMMAND, USER, write
 from tests.processes import run, serving
 from tests.tools.test_process import marked

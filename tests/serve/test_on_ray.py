@@ -1,4 +1,4 @@
-"""`serve --ray` without Ray: its options, and what each server gets. tests/scaleout has the tests with Ray."""
+"""`serve --ray` without Ray: its options, and what each server gets. tests/integrations/ray has the tests with Ray."""
 
 import importlib.util
 
@@ -20,7 +20,7 @@ def test_without_ray_the_error_names_the_extra(tmp_path):
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed")
 def test_without_ray_a_trainer_s_source_names_the_extra():
-    done = run("-c", "from osmosis_grpc.scaleout import ray_targets; ray_targets()")
+    done = run("-c", "from osmosis_grpc.integrations.ray import ray_targets; ray_targets()")
     assert "ray_targets() needs the extra 'ray'" in done.stderr
 
 

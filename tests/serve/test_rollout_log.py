@@ -225,7 +225,7 @@ async def test_t18_a_stderr_without_a_reader_blocks_no_rollout(folder):
 
 DROPPING = """
 import logging, os, sys
-from osmosis_grpc.console import logs
+from osmosis_grpc.settings import logs
 
 with logs.configured("info"):
     log = logging.getLogger("test")
@@ -254,7 +254,7 @@ def test_t18_what_does_not_fit_is_dropped_and_counted():
 
 TERMINAL = """
 import logging
-from osmosis_grpc.console import logs
+from osmosis_grpc.settings import logs
 
 def hides(password="SECRET"):
     raise RuntimeError("a reason\\n12:00:00 [info     ] forged\\x1b[2J")

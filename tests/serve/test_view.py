@@ -5,7 +5,7 @@ import socket
 import httpx
 import pytest
 
-from osmosis_grpc.link.credentials import Credentials
+from osmosis_grpc.network.credentials import Credentials
 from osmosis_grpc.policies.scripted import EchoPolicy
 from osmosis_grpc.trainer import Trainer
 from tests.processes import run, serving

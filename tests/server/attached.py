@@ -4,8 +4,8 @@ import asyncio
 from contextlib import asynccontextmanager
 from typing import Any, ClassVar
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import outcome_pb2
 from osmosis_grpc.agent import RolloutAgentLoop
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import outcome_pb2
 from osmosis_grpc.testing.raw import RawTrainer
 from osmosis_grpc.testing.raw.trainer_frames import subscribe
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.policies.scripted import answer
-from osmosis_grpc.types import ChatRef, Fork
+from osmosis_grpc.protocol.types import ChatRef, Fork
 
 USER = {"role": "user", "content": "begin"}
 CHATS = [("main", 1), ("main", 2), ("helper", 1), ("main", 3), ("helper", 2), ("main", 4)]

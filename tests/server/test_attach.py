@@ -2,7 +2,7 @@
 
 import pytest
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import outcome_pb2, rollout_pb2
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import outcome_pb2, rollout_pb2
 from osmosis_grpc.testing.raw import RawTrainer
 from tests.server.attached import Talk, Wide, plays, texts, user
 

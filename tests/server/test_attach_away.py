@@ -4,7 +4,7 @@ import asyncio
 import re
 from typing import Any
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import outcome_pb2
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import outcome_pb2
 from osmosis_grpc.testing.raw import RawTrainer
 from osmosis_grpc.testing.raw.trainer_frames import HEARTBEAT, subscribe
 from tests.server.attached import Talk, bystander_watcher, kinds_until

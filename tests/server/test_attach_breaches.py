@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from google.rpc import error_details_pb2
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import (
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import (
     attach_pb2,
     chat_pb2,
     control_pb2,
@@ -17,7 +17,7 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import (
     rollout_pb2,
     services_pb2,
 )
-from osmosis_grpc.link import stream_machine
+from osmosis_grpc.protocol.stream import stream_machine
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.testing.raw import RawTrainer, detail_of, field_of, listen_as_trainer
 from osmosis_grpc.testing.raw.stream import TIMEOUT as SOON

@@ -4,7 +4,7 @@ import asyncio
 
 import grpc
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import error_pb2, outcome_pb2
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import error_pb2, outcome_pb2
 from osmosis_grpc.server import attachment as server_attachment
 from osmosis_grpc.testing.raw import RawTrainer
 from osmosis_grpc.testing.raw.trainer_frames import chat_reply, recorded

@@ -1,6 +1,6 @@
 """An attachment as a raw trainer sees it: subscriptions to events."""
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import attach_pb2
 from osmosis_grpc.testing.raw import RawTrainer
 from osmosis_grpc.testing.raw.trainer_frames import subscribe
 from tests.server.attached import Talk, kinds_until, numbers

@@ -5,7 +5,7 @@ import asyncio
 import grpc
 import pytest
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, control_pb2, outcome_pb2
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import attach_pb2, control_pb2, outcome_pb2
 from osmosis_grpc.testing.raw import RawTrainer
 from osmosis_grpc.testing.raw.trainer_frames import cancel, chat_reply, init, reply
 from tests.server.attached import Talk, bystander, key, texts

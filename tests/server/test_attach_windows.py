@@ -2,7 +2,7 @@
 
 import grpc
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import outcome_pb2
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import outcome_pb2
 from osmosis_grpc.testing.raw import RawTrainer
 from osmosis_grpc.testing.raw.trainer_frames import cancel, init, window
 from tests.server.attached import Talk, Wide, asked

@@ -7,11 +7,11 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import chat_pb2, control_pb2, message_pb2, outcome_pb2, rollout_pb2
-from osmosis_grpc._gen.osmosis.rollout.v1.services_pb2_grpc import RolloutServiceStub, TrainerServiceStub
-from osmosis_grpc.errors import FailedPrecondition, UnknownChat
-from osmosis_grpc.link.client_calls import error_of
+from osmosis_grpc.network.client_calls import error_of
 from osmosis_grpc.policies import ToolCallingMock
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import chat_pb2, control_pb2, message_pb2, outcome_pb2, rollout_pb2
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1.services_pb2_grpc import RolloutServiceStub, TrainerServiceStub
+from osmosis_grpc.protocol.errors import FailedPrecondition, UnknownChat
 from tests.credentials import shown
 
 USER = message_pb2.Message(role="user", text="What is 1 + 1?")

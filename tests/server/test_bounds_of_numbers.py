@@ -6,9 +6,9 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import annotation_pb2, control_pb2, message_pb2, rollout_pb2
-from osmosis_grpc._gen.osmosis.rollout.v1.services_pb2_grpc import RolloutServiceStub
 from osmosis_grpc.policies import ToolCallingMock
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import annotation_pb2, control_pb2, message_pb2, rollout_pb2
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1.services_pb2_grpc import RolloutServiceStub
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.trainer import Trainer

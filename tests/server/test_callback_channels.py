@@ -4,11 +4,11 @@ import gc
 
 import grpc
 
-from osmosis_grpc.link.network import GrpcNetwork
-from osmosis_grpc.link.target_policy import TargetPolicy
+from osmosis_grpc.network.network import GrpcNetwork
+from osmosis_grpc.network.target_policy import TargetPolicy
+from osmosis_grpc.protocol.types import Callback, InitRequest, RolloutRequest
 from osmosis_grpc.server.callbacks import SHARED_FOR, Callbacks
 from osmosis_grpc.supervise import System
-from osmosis_grpc.types import Callback, InitRequest, RolloutRequest
 
 
 class Counting(GrpcNetwork):

@@ -5,13 +5,13 @@ import asyncio
 import pytest
 
 from osmosis_grpc.agent.workflow_runnable import WorkflowRunnable
-from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.policies.scripted import EchoPolicy
+from osmosis_grpc.protocol.errors import InvalidArgument
+from osmosis_grpc.protocol.types import FailureReason, OutcomeStatus
 from osmosis_grpc.rollout import AgentWorkflow, Grader, get_rollout_context
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.trainer import Trainer
-from osmosis_grpc.types import FailureReason, OutcomeStatus
 
 USER = {"role": "user", "content": "hello"}
 

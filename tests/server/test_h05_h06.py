@@ -8,11 +8,11 @@ from grpc_health.v1 import health
 
 from osmosis_grpc.engine import Engine
 from osmosis_grpc.policies.scripted import EchoPolicy
+from osmosis_grpc.protocol.types import Group, OutcomeStatus, RolloutFilter, RolloutState
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.storage import Reader, SqliteJournal
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.trainer import RolloutClient, Trainer
-from osmosis_grpc.types import Group, OutcomeStatus, RolloutFilter, RolloutState
 from tests.callback_trainer import CallbackTrainer
 from tests.deployment import USER, Hangs, Talk
 

@@ -6,9 +6,9 @@ from collections import Counter
 import grpc
 import pytest
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2, rollout_pb2
-from osmosis_grpc._gen.osmosis.rollout.v1.services_pb2_grpc import RolloutServiceStub
 from osmosis_grpc.policies import ToolCallingMock
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import message_pb2, rollout_pb2
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1.services_pb2_grpc import RolloutServiceStub
 from osmosis_grpc.testing.calculator import CalculatorAgent
 
 

@@ -8,9 +8,10 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, control_pb2, services_pb2_grpc
-from osmosis_grpc.errors import AlreadyExists, Unavailable
 from osmosis_grpc.policies.scripted import EchoPolicy, answer
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import attach_pb2, control_pb2, services_pb2_grpc
+from osmosis_grpc.protocol.errors import AlreadyExists, Unavailable
+from osmosis_grpc.protocol.types import OutcomeStatus, Receipt, events
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.storage import Reader
 from osmosis_grpc.storage.journal import writer
@@ -18,7 +19,6 @@ from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.testing.raw import RawTrainer
 from osmosis_grpc.testing.raw.trainer_frames import cancel, chat_reply, init, reply, subscribe
 from osmosis_grpc.trainer import RolloutClient
-from osmosis_grpc.types import OutcomeStatus, Receipt, events
 from tests.callback_trainer import CallbackTrainer
 from tests.ports import quiet_port
 from tests.processes import server_process

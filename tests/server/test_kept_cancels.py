@@ -6,14 +6,14 @@ import os
 import pytest
 from google.rpc import code_pb2
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import outcome_pb2
-from osmosis_grpc.errors import Unavailable
 from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import outcome_pb2
+from osmosis_grpc.protocol.errors import Unavailable
+from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.server import AgentServer, journaled_requests
 from osmosis_grpc.testing.raw import RawTrainer
 from osmosis_grpc.testing.raw.trainer_frames import cancel, init
 from osmosis_grpc.trainer import RolloutClient
-from osmosis_grpc.types import OutcomeStatus
 from tests.callback_trainer import CallbackTrainer
 from tests.ports import quiet_port
 from tests.processes import server_process

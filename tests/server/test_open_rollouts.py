@@ -2,7 +2,7 @@
 
 import grpc
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, error_pb2, outcome_pb2
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import attach_pb2, error_pb2, outcome_pb2
 from osmosis_grpc.testing.raw import RawTrainer
 from osmosis_grpc.testing.raw.trainer_frames import recorded
 from tests.server.attached import Talk

@@ -8,12 +8,12 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from pydantic import BaseModel, model_serializer
 
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.errors import Internal, Unavailable
 from osmosis_grpc.policies import ToolCallingMock
+from osmosis_grpc.protocol.errors import Internal, Unavailable
+from osmosis_grpc.protocol.types import OutcomeStatus, events
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.trainer import RolloutClient
-from osmosis_grpc.types import OutcomeStatus, events
 from tests.deployment import health
 from tests.waiting import ended, until
 

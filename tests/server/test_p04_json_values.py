@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import message_pb2
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import message_pb2
+from osmosis_grpc.protocol.types import jsontext
+from osmosis_grpc.protocol.types.conversation_tree import Conversation
 from osmosis_grpc.testing.raw import RawTrainer
 from osmosis_grpc.testing.raw.trainer_frames import chat_reply, reply
-from osmosis_grpc.types import jsontext
-from osmosis_grpc.types.conversation_tree import Conversation
 from tests.server.attached import plays
 
 SPELLED = [

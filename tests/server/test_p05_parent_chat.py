@@ -10,9 +10,9 @@ import random
 import grpc
 import pytest
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2
-from osmosis_grpc._gen.osmosis.rollout.v1.attach_pb2 import TrainerFrame
-from osmosis_grpc._gen.osmosis.rollout.v1.services_pb2_grpc import (
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import rollout_pb2
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1.attach_pb2 import TrainerFrame
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1.services_pb2_grpc import (
     RolloutServiceStub,
     add_TrainerServiceServicer_to_server,
 )

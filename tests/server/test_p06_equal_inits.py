@@ -4,13 +4,13 @@ import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import error_pb2, message_pb2, outcome_pb2, rollout_pb2, tokens_pb2
-from osmosis_grpc._gen.osmosis.rollout.v1.services_pb2_grpc import RolloutServiceStub
-from osmosis_grpc.errors import AlreadyExists, CallError
-from osmosis_grpc.link.client_calls import error_of
+from osmosis_grpc.network.client_calls import error_of
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import error_pb2, message_pb2, outcome_pb2, rollout_pb2, tokens_pb2
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1.services_pb2_grpc import RolloutServiceStub
+from osmosis_grpc.protocol.errors import AlreadyExists, CallError
+from osmosis_grpc.protocol.wire.attach import refused
 from osmosis_grpc.testing.raw import RawTrainer, detail_of
 from osmosis_grpc.testing.raw.trainer_frames import init
-from osmosis_grpc.wire.attach import refused
 from tests.server.attached import Talk, plays
 
 TURNS = '{"turns": 1}'

@@ -2,11 +2,11 @@
 
 import pytest
 
-from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.policies import ToolCallingMock
+from osmosis_grpc.protocol.errors import InvalidArgument
+from osmosis_grpc.protocol.types import OutcomeStatus
+from osmosis_grpc.protocol.wire.rollout import callback_from_bytes, callback_to_bytes
 from osmosis_grpc.trainer import Callback, CallbackTls, RolloutClient
-from osmosis_grpc.types import OutcomeStatus
-from osmosis_grpc.wire.rollout import callback_from_bytes, callback_to_bytes
 
 QUESTION = [{"role": "user", "content": "What is 1 + 1?"}]
 URLS = ["http://127.0.0.1:1", "https://127.0.0.1:1", "HTTP://127.0.0.1:1/v1", "grpc://127.0.0.1:1", "://127.0.0.1:1"]

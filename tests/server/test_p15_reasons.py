@@ -9,14 +9,14 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import annotation_pb2, attach_pb2, control_pb2, outcome_pb2
-from osmosis_grpc._gen.osmosis.rollout.v1.services_pb2_grpc import RolloutServiceStub, TrainerServiceStub
-from osmosis_grpc.link.server_security import ServerSecurity
+from osmosis_grpc.network.server_security import ServerSecurity
 from osmosis_grpc.policies.scripted import EchoPolicy
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import annotation_pb2, attach_pb2, control_pb2, outcome_pb2
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1.services_pb2_grpc import RolloutServiceStub, TrainerServiceStub
+from osmosis_grpc.protocol.wire.status import DOMAIN
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.testing.raw import RawTrainer, detail_of, server_frames
 from osmosis_grpc.testing.raw.trainer_frames import chat_reply, init
-from osmosis_grpc.wire.status import DOMAIN
 from tests.processes import ROOT
 from tests.server.attached import Talk, plays, user
 

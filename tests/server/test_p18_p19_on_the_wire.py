@@ -5,12 +5,12 @@ import asyncio
 import grpc
 import pytest
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, outcome_pb2, rollout_pb2
-from osmosis_grpc._gen.osmosis.rollout.v1.services_pb2_grpc import RolloutServiceStub
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import control_pb2, outcome_pb2, rollout_pb2
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1.services_pb2_grpc import RolloutServiceStub
+from osmosis_grpc.protocol.wire.message import message_to_wire
 from osmosis_grpc.testing.raw import RawTrainer
 from osmosis_grpc.testing.raw.server_frames import status
 from osmosis_grpc.testing.raw.trainer_frames import chat_reply
-from osmosis_grpc.wire.message import message_to_wire
 from tests.server.attached import plays, user
 from tests.server.test_raw_stubs import raw_trainer
 

@@ -5,10 +5,10 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import annotation_pb2 as pb
-from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, control_pb2
-from osmosis_grpc._gen.osmosis.rollout.v1.services_pb2_grpc import RolloutServiceStub
-from osmosis_grpc.link.client_calls import error_of
+from osmosis_grpc.network.client_calls import error_of
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import annotation_pb2 as pb
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import attach_pb2, control_pb2
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1.services_pb2_grpc import RolloutServiceStub
 from osmosis_grpc.server import AgentServer, ServerSecurity, journaled_requests
 from osmosis_grpc.testing.raw import RawTrainer
 from tests.server.attached import Talk, plays

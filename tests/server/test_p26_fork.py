@@ -7,13 +7,13 @@ from contextlib import asynccontextmanager, closing
 import pytest
 
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
-from osmosis_grpc.link.server_security import ServerSecurity
+from osmosis_grpc.network.server_security import ServerSecurity
+from osmosis_grpc.protocol.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from osmosis_grpc.protocol.types import FailureReason, OutcomeStatus, RolloutFilter, SplitReason, events
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.storage import Reader
 from osmosis_grpc.trainer import Credentials, Fork, RolloutClient, Trainer, pad
 from osmosis_grpc.trainer.chats.chat_cache import ChatCache
-from osmosis_grpc.types import FailureReason, OutcomeStatus, RolloutFilter, SplitReason, events
 from tests.server.forking import CHATS, PARENTS, USER, Brancher, fork_at, policy, sampled, tokens_of, trained, user
 from tests.waiting import until
 

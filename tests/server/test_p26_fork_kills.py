@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from osmosis_grpc.errors import Unavailable
+from osmosis_grpc.protocol.errors import Unavailable
+from osmosis_grpc.protocol.types import Fork, OutcomeStatus, events
 from osmosis_grpc.storage import SqliteJournal
 from osmosis_grpc.trainer import RolloutClient
-from osmosis_grpc.types import Fork, OutcomeStatus, events
 from tests.callback_trainer import CallbackTrainer
 from tests.ports import quiet_port
 from tests.processes import server_process

@@ -5,8 +5,8 @@ from contextlib import asynccontextmanager
 
 import grpc
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import chat_pb2, control_pb2, message_pb2, outcome_pb2, rollout_pb2
-from osmosis_grpc._gen.osmosis.rollout.v1.services_pb2_grpc import (
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import chat_pb2, control_pb2, message_pb2, outcome_pb2, rollout_pb2
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1.services_pb2_grpc import (
     RolloutServiceStub,
     TrainerServiceServicer,
     add_TrainerServiceServicer_to_server,

@@ -6,11 +6,18 @@ from typing import Any
 import grpc
 import pytest
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, chat_pb2, control_pb2, error_pb2, message_pb2, outcome_pb2
-from osmosis_grpc._gen.osmosis.rollout.v1.services_pb2_grpc import RolloutServiceStub
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import (
+    attach_pb2,
+    chat_pb2,
+    control_pb2,
+    error_pb2,
+    message_pb2,
+    outcome_pb2,
+)
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1.services_pb2_grpc import RolloutServiceStub
+from osmosis_grpc.protocol.types import ChatPurpose
 from osmosis_grpc.testing.raw import RawTrainer
 from osmosis_grpc.testing.raw.trainer_frames import cancel, chat_reply, init, recorded, reply, subscribe
-from osmosis_grpc.types import ChatPurpose
 from tests.server.attached import Talk, bystander_watcher, kinds_until, plays, texts, user
 from tests.server.test_raw_stubs import init_request, raw_trainer
 

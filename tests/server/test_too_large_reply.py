@@ -1,6 +1,6 @@
 """A reply of more than 32 MiB ends its rollout FAILED with REPLY_UNREADABLE, over a stream and over a callback."""
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import chat_pb2, message_pb2, outcome_pb2
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import chat_pb2, message_pb2, outcome_pb2
 from osmosis_grpc.testing.raw import RawTrainer
 from osmosis_grpc.testing.raw.trainer_frames import chat_reply
 from tests.server.attached import Talk

@@ -6,11 +6,11 @@ import itertools
 import pytest
 
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.link.target_policy import TargetPolicy
+from osmosis_grpc.network.target_policy import TargetPolicy
 from osmosis_grpc.policies.scripted import EchoPolicy
+from osmosis_grpc.protocol.types import Callback, InitRequest, OutcomeStatus, RolloutRequest
 from osmosis_grpc.server.callbacks import Callbacks
 from osmosis_grpc.trainer import RolloutClient
-from osmosis_grpc.types import Callback, InitRequest, OutcomeStatus, RolloutRequest
 from tests.callback_trainer import CallbackTrainer
 from tests.ports import quiet_port
 from tests.waiting import until

@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 
 from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.protocol.types import ChatPurpose
 from osmosis_grpc.trainer import RolloutClient
-from osmosis_grpc.types import ChatPurpose
 from tests.callback_trainer import CallbackTrainer
 from tests.ports import quiet_port
 from tests.processes import run, server_process

@@ -7,8 +7,8 @@ import grpc
 import pytest
 
 from osmosis_grpc.engine.fair_shares import Shares
-from osmosis_grpc.errors import ResourceExhausted
 from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.protocol.errors import ResourceExhausted
 from osmosis_grpc.server import AgentServer, ServerConfig, ServerSecurity
 from osmosis_grpc.testing.raw import RawTrainer
 from osmosis_grpc.testing.raw.connections import OPTIONS

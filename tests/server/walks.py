@@ -12,10 +12,10 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import chat_pb2, message_pb2, outcome_pb2, rollout_pb2, tokens_pb2
-from osmosis_grpc._gen.osmosis.rollout.v1.services_pb2_grpc import TrainerServiceServicer
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.types import ChatPurpose
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import chat_pb2, message_pb2, outcome_pb2, rollout_pb2, tokens_pb2
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1.services_pb2_grpc import TrainerServiceServicer
+from osmosis_grpc.protocol.types import ChatPurpose
 
 BIG = 2**63 - 1
 VALUES = [0, 1, -1, 1.5, 1e15, 2**53 + 1, BIG, True, False, None, "1", "", [], {}, [1, 1.0, True], {"b": 1, "a": [2]}]

@@ -7,9 +7,9 @@ import asyncio
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-from osmosis_grpc.errors import Aborted, AlreadyExists, CallError, LedgerError, Superseded, Unavailable
+from osmosis_grpc.protocol.errors import Aborted, AlreadyExists, CallError, LedgerError, Superseded, Unavailable
+from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.trainer import RolloutOutcome, RolloutRequest, Trainer
-from osmosis_grpc.types import OutcomeStatus
 from tests.simulation.plan import RolloutPlan, TrainerPlan
 
 if TYPE_CHECKING:

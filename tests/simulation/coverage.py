@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import get_args
 
-from osmosis_grpc.types import events
+from osmosis_grpc.protocol.types import events
 from tests.simulation.history import Record
 from tests.simulation.operations import OPERATIONS
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from osmosis_grpc.errors import AlreadyExists, CallError
+from osmosis_grpc.protocol.errors import AlreadyExists, CallError
 from tests.simulation.application import Application
 from tests.simulation.committer import Crash, Disk
 from tests.simulation.programs import Program, ServerProgram, TrainerProgram

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, outcome_pb2, rollout_pb2
-from osmosis_grpc.link.handlers import Registrar
-from osmosis_grpc.types import Callback, InitRequest, RolloutRequest
-from osmosis_grpc.wire.rollout import init_to_wire
+from osmosis_grpc.network.handlers import Registrar
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import control_pb2, outcome_pb2, rollout_pb2
+from osmosis_grpc.protocol.types import Callback, InitRequest, RolloutRequest
+from osmosis_grpc.protocol.wire.rollout import init_to_wire
 from tests.simulation.network import ProcessNetwork
 from tests.simulation.processes import Process
 from tests.simulation.taps import ROLLOUT_SERVICE, TRAINER_SERVICE

@@ -4,9 +4,9 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+from osmosis_grpc.protocol.types import events
+from osmosis_grpc.protocol.types.rollout_filter import EVERY
 from osmosis_grpc.storage import Reader
-from osmosis_grpc.types import events
-from osmosis_grpc.types.rollout_filter import EVERY
 from tests.simulation.history import History
 
 

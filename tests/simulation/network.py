@@ -95,7 +95,7 @@ class Network:
 
 
 class ProcessNetwork:
-    """The network of the running process, in place of osmosis_grpc.link.network.GrpcNetwork."""
+    """The network of the running process, in place of osmosis_grpc.network.network.GrpcNetwork."""
 
     def server(self, connections: int | None = None, max_age: float | None = None) -> Any:
         """Returns a server of the running process. Its connections have no limits."""

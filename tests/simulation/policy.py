@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from osmosis_grpc.errors import Internal, Unavailable
+from osmosis_grpc.protocol.errors import Internal, Unavailable
 from osmosis_grpc.trainer import ChatRequest, ChatResponse, TokenBlock
 from tests.simulation.history import History
 

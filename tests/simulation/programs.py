@@ -7,7 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from osmosis_grpc.errors import CallError, LedgerError, TrainerFailed
+from osmosis_grpc.protocol.errors import CallError, LedgerError, TrainerFailed
+from osmosis_grpc.protocol.types.server_info import Worker
 from osmosis_grpc.server.app import AgentServer
 from osmosis_grpc.server.config import ServerConfig
 from osmosis_grpc.server.workers.config import WorkersConfig
@@ -15,7 +16,6 @@ from osmosis_grpc.storage import JournalError
 from osmosis_grpc.storage.journal.schema import FILE
 from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.trainer import Trainer, TrainerConfig
-from osmosis_grpc.types.server_info import Worker
 from tests.simulation.agents import Passenger, Traveller
 from tests.simulation.application import Application
 from tests.simulation.committer import Disk

@@ -13,7 +13,7 @@ from typing import Any
 
 from google.rpc import code_pb2
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, outcome_pb2, rollout_pb2, services_pb2
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import control_pb2, outcome_pb2, rollout_pb2, services_pb2
 from tests.simulation.history import History
 
 TRAINER_SERVICE, ROLLOUT_SERVICE = "/osmosis.rollout.v1.TrainerService/", "/osmosis.rollout.v1.RolloutService/"

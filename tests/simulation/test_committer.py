@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from osmosis_grpc.errors import LedgerError
+from osmosis_grpc.protocol.errors import LedgerError
 from osmosis_grpc.storage.journal.schema import LOCK
 from osmosis_grpc.storage.journal.sqlite_journal import SqliteJournal
 from osmosis_grpc.storage.ledger import SqliteLedger

@@ -2,9 +2,9 @@
 
 import pytest
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
-from osmosis_grpc._gen.osmosis.rollout.v1 import chat_pb2, control_pb2, error_pb2, outcome_pb2, rollout_pb2
-from osmosis_grpc.wire.attach import server_frame, trainer_frame
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import attach_pb2 as pb
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import chat_pb2, control_pb2, error_pb2, outcome_pb2, rollout_pb2
+from osmosis_grpc.protocol.wire.attach import server_frame, trainer_frame
 from tests.simulation.history import History
 from tests.simulation.taps import ROLLOUT_SERVICE, TRAINER_SERVICE, Taps
 

@@ -3,9 +3,7 @@
 import asyncio
 from contextlib import asynccontextmanager
 
-from osmosis_grpc.storage import SqliteJournal
-from osmosis_grpc.supervise import Supervisor, System
-from osmosis_grpc.types import (
+from osmosis_grpc.protocol.types import (
     Callback,
     InitRequest,
     JournaledRollout,
@@ -16,6 +14,8 @@ from osmosis_grpc.types import (
     TrajectoryEvent,
     events,
 )
+from osmosis_grpc.storage import SqliteJournal
+from osmosis_grpc.supervise import Supervisor, System
 from tests.waiting import until
 
 PATIENCE = 20.0

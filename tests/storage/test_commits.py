@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pytest
 
+from osmosis_grpc.protocol.types import OutcomeStatus, events
 from osmosis_grpc.storage import Reader
 from osmosis_grpc.storage.journal import writer
-from osmosis_grpc.types import OutcomeStatus, events
 from tests.processes import ROOT
 from tests.storage import disk as disks
 from tests.storage.journals import CALLBACK, JournalUser, opened
@@ -21,7 +21,7 @@ CHILD = """
 import asyncio, sys
 from pathlib import Path
 from tests.storage.journals import JournalUser
-from osmosis_grpc.types import events
+from osmosis_grpc.protocol.types import events
 
 async def main(folder):
     user = JournalUser(Path(folder))
@@ -253,7 +253,7 @@ LIMITED = """
 import asyncio, json, resource, signal, sys
 from pathlib import Path
 from tests.storage.journals import JournalUser
-from osmosis_grpc.types import events
+from osmosis_grpc.protocol.types import events
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
 async def main(folder):

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from osmosis_grpc.errors import DataLoss
+from osmosis_grpc.protocol.errors import DataLoss
+from osmosis_grpc.protocol.types import OutcomeSummary, events
 from osmosis_grpc.storage import SqliteJournal
 from osmosis_grpc.storage.journal import schema
 from osmosis_grpc.storage.sqlite.checksum import event_sum, row_sum
-from osmosis_grpc.types import OutcomeSummary, events
 from tests.damaged import flip
 from tests.storage.journals import CALLBACK, opened
 

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from osmosis_grpc.storage import MemoryJournal, SqliteJournal
-from osmosis_grpc.types import (
+from osmosis_grpc.protocol.types import (
     Annotation,
     Failure,
     Group,
@@ -23,6 +22,7 @@ from osmosis_grpc.types import (
     TrajectoryEvent,
     events,
 )
+from osmosis_grpc.storage import MemoryJournal, SqliteJournal
 from tests.waiting import until
 
 BACKENDS = {"memory": lambda folder: MemoryJournal(), "sqlite": SqliteJournal}

@@ -8,11 +8,11 @@ from contextlib import closing
 import pytest
 
 from osmosis_grpc import supervise
-from osmosis_grpc.errors import LedgerError
+from osmosis_grpc.protocol.errors import LedgerError
+from osmosis_grpc.protocol.types import OutcomeStatus, RolloutOutcome
 from osmosis_grpc.storage.ledger import SqliteLedger
 from osmosis_grpc.storage.ledger.schema import LEDGER
 from osmosis_grpc.storage.ledger.writer import COMMIT
-from osmosis_grpc.types import OutcomeStatus, RolloutOutcome
 from tests.processes import run
 
 

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from osmosis_grpc.errors import LedgerError
+from osmosis_grpc.protocol.errors import LedgerError
 from osmosis_grpc.storage import SqliteJournal
 from osmosis_grpc.storage.ledger import SqliteLedger
 from osmosis_grpc.storage.sqlite.own_files import FilesLost

@@ -4,7 +4,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from osmosis_grpc.types import Annotation, events
+from osmosis_grpc.protocol.types import Annotation, events
 from tests.storage.disk import Disk
 from tests.storage.journals import opened
 

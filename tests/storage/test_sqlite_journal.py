@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from osmosis_grpc.protocol.types import OutcomeStatus, RolloutState, events
+from osmosis_grpc.protocol.wire.outcome import outcome_from_wire, outcome_to_wire
 from osmosis_grpc.storage import Reader
 from osmosis_grpc.storage.journal.reader import SLICE
-from osmosis_grpc.types import OutcomeStatus, RolloutState, events
-from osmosis_grpc.wire.outcome import outcome_from_wire, outcome_to_wire
+from tests.protocol.wire.test_event import COMPLETION, FIXTURES, SPARSE, told, without_sizes
 from tests.storage.journals import CALLBACK, OWN, JournalUser, opened
 from tests.waiting import until
-from tests.wire.test_event import COMPLETION, FIXTURES, SPARSE, told, without_sizes
 
 LAST = (events.Ended, events.Delivered)
 MIDDLE = [kind for kind in FIXTURES + SPARSE if not isinstance(kind, (events.Accepted, *LAST))]

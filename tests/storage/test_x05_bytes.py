@@ -1,6 +1,6 @@
 """X5: unsettled rollouts of one owner use only that owner's share of the journal."""
 
-from osmosis_grpc.types import events
+from osmosis_grpc.protocol.types import events
 from tests.storage.journals import opened
 
 

@@ -10,10 +10,6 @@ import sys
 import numpy as np
 import pytest
 
-from osmosis_gateway.base_url.endpoints import Endpoints
-from osmosis_gateway.base_url.open_chats import OpenChats, Waits
-from osmosis_gateway.base_url.requests import Asked, ModelRequest
-from osmosis_gateway.http1 import BoundedProtocol
 from osmosis_gateway.http_server import HttpServer
 from osmosis_gateway.leases import Leases, LeaseTimes
 from osmosis_gateway.relay import Relay
@@ -25,15 +21,20 @@ from osmosis_grpc.agent.workflow_runnable import WorkflowRunnable
 from osmosis_grpc.agentic import AgenticRollout, AgenticRolloutConfig
 from osmosis_grpc.cli.daemon_thread import run_in_daemon_thread
 from osmosis_grpc.cli.trial import try_out
-from osmosis_grpc.console.logs import BackgroundHandler
-from osmosis_grpc.errors import Internal, ToolExecutionError
+from osmosis_grpc.endpoints.endpoints import Endpoints
+from osmosis_grpc.endpoints.open_chats import OpenChats, Waits
+from osmosis_grpc.endpoints.requests import Asked, ModelRequest
 from osmosis_grpc.integrations.mcp import McpTools
+from osmosis_grpc.integrations.ray.server_process import ServerProcess
+from osmosis_grpc.network.http.http1 import BoundedProtocol
 from osmosis_grpc.policies import GenerateRequest, Sampling
 from osmosis_grpc.policies.scripted import EchoPolicy
 from osmosis_grpc.policies.transformers import TransformersGenerator
-from osmosis_grpc.scaleout.server_process import ServerProcess
+from osmosis_grpc.protocol.errors import Internal, ToolExecutionError
+from osmosis_grpc.protocol.types import ChatRequest, FailureReason, Group, OutcomeStatus
 from osmosis_grpc.serve.rollout_log import RolloutLog
 from osmosis_grpc.server import AgentServer
+from osmosis_grpc.settings.logs import BackgroundHandler
 from osmosis_grpc.supervise import DaemonThreads
 from osmosis_grpc.testing import run_rollout
 from osmosis_grpc.testing.raw import RawTrainer
@@ -41,12 +42,11 @@ from osmosis_grpc.tools.process import run_process
 from osmosis_grpc.tools.sandbox import LocalSandbox, SandboxError
 from osmosis_grpc.tools.workspace import Workspace
 from osmosis_grpc.trainer import RolloutClient
-from osmosis_grpc.types import ChatRequest, FailureReason, Group, OutcomeStatus
+from tests.agent.workflows.made import Asks, Ones, post
 from tests.deployment import PATIENCE, USER, Talk
 from tests.policies.byte_tokenizer import ByteTokenizer
 from tests.policies.scripted_generator import generated, policy_of
 from tests.processes import run
-from tests.workflows.made import Asks, Ones, post
 
 
 async def tool_call(h, fail):

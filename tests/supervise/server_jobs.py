@@ -7,15 +7,15 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from osmosis_grpc import supervise
-from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, control_pb2
 from osmosis_grpc.agent.validator import validate_agent_loop
-from osmosis_grpc.errors import Internal, Unavailable
 from osmosis_grpc.policies.scripted import EchoPolicy, answer
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import attach_pb2, control_pb2
+from osmosis_grpc.protocol.errors import Internal, Unavailable
+from osmosis_grpc.protocol.types import Fork, OutcomeStatus
 from osmosis_grpc.server import AgentServer, ServerSecurity
 from osmosis_grpc.testing import collect_rollout
 from osmosis_grpc.testing.raw.trainer_frames import init
 from osmosis_grpc.trainer import Trainer
-from osmosis_grpc.types import Fork, OutcomeStatus
 from tests.deployment import PATIENCE, USER, SlowTools, Talk
 
 FRAME = attach_pb2.TrainerFrame

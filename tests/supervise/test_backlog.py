@@ -4,7 +4,7 @@ import asyncio
 import contextvars
 
 from osmosis_grpc.supervise.backlog import SHARE, Backlog
-from tests.link.virtual_time import run_virtually
+from tests.network.virtual_time import run_virtually
 
 WHOSE = contextvars.ContextVar("WHOSE")
 

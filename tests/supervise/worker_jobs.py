@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from osmosis_grpc.errors import Internal
+from osmosis_grpc.protocol.errors import Internal
 from osmosis_grpc.serve.workers.place import Connection, Place
 from osmosis_grpc.serve.workers.worker import Worker
 from tests.deployment import Talk

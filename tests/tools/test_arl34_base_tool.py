@@ -6,8 +6,8 @@ from typing import ClassVar
 import pytest
 
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.errors import GradingError, ToolArgumentError
 from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.protocol.errors import GradingError, ToolArgumentError
 from osmosis_grpc.testing import run_rollout
 from osmosis_grpc.tools import BaseTool, ToolRegistry
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from osmosis_grpc.errors import ToolArgumentError
+from osmosis_grpc.protocol.errors import ToolArgumentError
 from osmosis_grpc.tools.calculator import calculator_tool
 
 CALCULATOR = calculator_tool()

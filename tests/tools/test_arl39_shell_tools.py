@@ -5,7 +5,7 @@ import secrets
 
 import pytest
 
-from osmosis_grpc.errors import ToolArgumentError
+from osmosis_grpc.protocol.errors import ToolArgumentError
 from osmosis_grpc.tools import make_tool
 from osmosis_grpc.tools.sandbox import LocalSandbox, SandboxError
 from osmosis_grpc.tools.shell_tools import bash_tool, python_tool

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from osmosis_grpc.errors import ToolArgumentError
+from osmosis_grpc.protocol.errors import ToolArgumentError
 from osmosis_grpc.tools.file_editor import file_editor_tool
 from osmosis_grpc.tools.sandbox import LocalSandbox, SandboxFileError
 

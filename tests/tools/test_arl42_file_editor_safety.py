@@ -5,7 +5,7 @@ import contextlib
 
 import pytest
 
-from osmosis_grpc.errors import ToolExecutionError
+from osmosis_grpc.protocol.errors import ToolExecutionError
 from osmosis_grpc.tools.file_editor import file_editor_tool
 from osmosis_grpc.tools.sandbox import LocalSandbox, SandboxFileError
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from osmosis_grpc.errors import ToolArgumentError
+from osmosis_grpc.protocol.errors import ToolArgumentError
 from osmosis_grpc.tools.sandbox import LocalSandbox, SandboxFileError
 from osmosis_grpc.tools.search import search_tool
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import grpc
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2
 from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import services_pb2
+from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.testing.raw import RawAgentServer
 from osmosis_grpc.testing.raw.server_frames import referring
 from osmosis_grpc.testing.raw.stream import TIMEOUT
-from osmosis_grpc.types import OutcomeStatus
 
 CODE = {code.name: code.value[0] for code in grpc.StatusCode}
 QUESTION = [{"role": "user", "content": "How are you?"}]

@@ -13,12 +13,12 @@ import numpy as np
 from hypothesis import strategies as st
 
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.errors import UnknownChat
 from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.protocol.errors import UnknownChat
+from osmosis_grpc.protocol.types import ChatPurpose, TokenBlock, VersionSpan
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.trainer import RolloutClient, Trainer
 from osmosis_grpc.trainer.chats.chat_cache import ChatCache
-from osmosis_grpc.types import ChatPurpose, TokenBlock, VersionSpan
 from tests.callback_trainer import CallbackTrainer
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, control_pb2, rollout_pb2, services_pb2
-from osmosis_grpc.link import stream_machine
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import attach_pb2, control_pb2, rollout_pb2, services_pb2
+from osmosis_grpc.protocol.stream import stream_machine
+from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.testing.raw import listen_as_agent_server
 from osmosis_grpc.testing.raw.server_frames import HEARTBEAT, accepted, chat, complete, hello, referring
-from osmosis_grpc.types import OutcomeStatus
 from tests.trainer.deployment import frames, within
 
 NO_HELLO: dict[str, tuple[Any, str, str]] = {

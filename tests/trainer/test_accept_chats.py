@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from google.rpc import error_details_pb2
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import error_pb2, message_pb2
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import error_pb2, message_pb2
+from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.testing.raw import detail_of, field_of
 from osmosis_grpc.testing.raw.server_frames import chat, delta, window
-from osmosis_grpc.types import OutcomeStatus
 from tests.trainer.deployment import CODE, within
 
 

@@ -6,10 +6,10 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, message_pb2, rollout_pb2
-from osmosis_grpc.errors import Internal, InvalidArgument, PermissionDenied
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import attach_pb2, message_pb2, rollout_pb2
+from osmosis_grpc.protocol.errors import Internal, InvalidArgument, PermissionDenied
+from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.testing.raw.server_frames import accepted, chat, complete, event, init_reply, status, window
-from osmosis_grpc.types import OutcomeStatus
 from tests.trainer.deployment import begun
 
 

@@ -7,7 +7,7 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import (
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import (
     attach_pb2,
     error_pb2,
     message_pb2,
@@ -15,12 +15,12 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import (
     rollout_pb2,
     tokens_pb2,
 )
-from osmosis_grpc._gen.osmosis.rollout.v1 import chat_pb2 as pb
-from osmosis_grpc.errors import Internal
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import chat_pb2 as pb
+from osmosis_grpc.protocol.errors import Internal
+from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.testing.raw import detail_of, field_of
 from osmosis_grpc.testing.raw.server_frames import complete, delta, event, referring, status
 from osmosis_grpc.trainer import outcome_recorder
-from osmosis_grpc.types import OutcomeStatus
 from tests.trainer.deployment import CODE
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2
-from osmosis_grpc.errors import Unavailable
-from osmosis_grpc.link import dialled_stream
+from osmosis_grpc.network import dialled_stream
 from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import attach_pb2
+from osmosis_grpc.protocol.errors import Unavailable
 from osmosis_grpc.testing.raw.server_frames import HEARTBEAT
 from osmosis_grpc.trainer import Trainer, TrainerConfig
 from tests.server.attached import Talk

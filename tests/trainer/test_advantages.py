@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.protocol.errors import InvalidArgument
+from osmosis_grpc.protocol.types import Failure, OutcomeStatus, Sample
 from osmosis_grpc.trainer import Group, OutcomeGroup, RolloutOutcome, advantages
-from osmosis_grpc.types import Failure, OutcomeStatus, Sample
 
 REWARDS = st.lists(st.floats(-10, 10, allow_subnormal=False), min_size=2, max_size=12)
 

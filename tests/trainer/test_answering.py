@@ -5,9 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from osmosis_grpc.errors import AlreadyExists, InvalidArgument, NotFound, OutOfRange, ResourceExhausted, Unavailable
 from osmosis_grpc.policies.scripted import answer
-from osmosis_grpc.types import OutcomeStatus
+from osmosis_grpc.protocol.errors import (
+    AlreadyExists,
+    InvalidArgument,
+    NotFound,
+    OutOfRange,
+    ResourceExhausted,
+    Unavailable,
+)
+from osmosis_grpc.protocol.types import OutcomeStatus
 from tests.trainer.conftest import PATIENCE, USER, reply, talker
 from tests.waiting import until
 

@@ -5,10 +5,10 @@ import dataclasses
 
 import pytest
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import rollout_pb2, services_pb2
-from osmosis_grpc.errors import AlreadyExists, Internal, InvalidArgument, NotFound, Superseded
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import rollout_pb2, services_pb2
+from osmosis_grpc.protocol.errors import AlreadyExists, Internal, InvalidArgument, NotFound, Superseded
+from osmosis_grpc.protocol.types import Group, OutcomeStatus
 from osmosis_grpc.trainer import RolloutRequest, Trainer, TrainerConfig
-from osmosis_grpc.types import Group, OutcomeStatus
 from tests.trainer.conftest import PATIENCE, USER, Talker, reply, talker
 from tests.waiting import until
 

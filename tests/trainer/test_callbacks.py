@@ -7,13 +7,13 @@ import grpc
 import numpy as np
 import pytest
 
-from osmosis_grpc._gen.osmosis.rollout.v1.chat_pb2 import ChatRequest as ChatRequestMessage
-from osmosis_grpc._gen.osmosis.rollout.v1.outcome_pb2 import CompleteRequest
-from osmosis_grpc._gen.osmosis.rollout.v1.services_pb2_grpc import TrainerServiceStub
-from osmosis_grpc.errors import Aborted, AlreadyExists, Cancelled, FailedPrecondition, Internal, Unavailable
-from osmosis_grpc.link.client_calls import call
+from osmosis_grpc.network.client_calls import call
 from osmosis_grpc.policies.scripted import answer
-from osmosis_grpc.types import (
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1.chat_pb2 import ChatRequest as ChatRequestMessage
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1.outcome_pb2 import CompleteRequest
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1.services_pb2_grpc import TrainerServiceStub
+from osmosis_grpc.protocol.errors import Aborted, AlreadyExists, Cancelled, FailedPrecondition, Internal, Unavailable
+from osmosis_grpc.protocol.types import (
     ChatPurpose,
     ChatRequest,
     ChatResponse,
@@ -23,8 +23,8 @@ from osmosis_grpc.types import (
     Sample,
     Segment,
 )
-from osmosis_grpc.wire.chat import RECEIPTS, chat_bytes, reply_from_wire
-from osmosis_grpc.wire.outcome import outcome_to_wire
+from osmosis_grpc.protocol.wire.chat import RECEIPTS, chat_bytes, reply_from_wire
+from osmosis_grpc.protocol.wire.outcome import outcome_to_wire
 from tests.credentials import shown
 from tests.waiting import until
 

@@ -7,14 +7,14 @@ from contextlib import aclosing
 
 import pytest
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.link.network import GrpcNetwork
+from osmosis_grpc.network.network import GrpcNetwork
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import control_pb2
+from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.testing.raw import listen_as_agent_server
 from osmosis_grpc.testing.raw.server_frames import accepted, hello
 from osmosis_grpc.trainer import RolloutRequest, Trainer, TrainerConfig, target_sources
-from osmosis_grpc.types import OutcomeStatus
 from tests.ports import quiet_port
 from tests.trainer.conftest import PATIENCE, USER, reply, talker
 from tests.waiting import until

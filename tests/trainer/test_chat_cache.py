@@ -9,15 +9,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import outcome_pb2
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.errors import CallError, FailedPrecondition, UnknownChat
 from osmosis_grpc.policies.scripted import answer
-from osmosis_grpc.server import callbacks
-from osmosis_grpc.storage.ledger import SqliteLedger
-from osmosis_grpc.trainer import RolloutClient
-from osmosis_grpc.trainer.chats.chat_cache import ChatCache
-from osmosis_grpc.types import (
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import outcome_pb2
+from osmosis_grpc.protocol.errors import CallError, FailedPrecondition, UnknownChat
+from osmosis_grpc.protocol.types import (
     ChatPurpose,
     ChatRequest,
     OutcomeStatus,
@@ -27,8 +23,12 @@ from osmosis_grpc.types import (
     Sample,
     TrajectoryEvent,
 )
-from osmosis_grpc.types import events as kinds
-from osmosis_grpc.wire.outcome import outcome_from_wire, outcome_to_wire
+from osmosis_grpc.protocol.types import events as kinds
+from osmosis_grpc.protocol.wire.outcome import outcome_from_wire, outcome_to_wire
+from osmosis_grpc.server import callbacks
+from osmosis_grpc.storage.ledger import SqliteLedger
+from osmosis_grpc.trainer import RolloutClient
+from osmosis_grpc.trainer.chats.chat_cache import ChatCache
 from tests.trainer.conftest import PATIENCE, USER, reply
 from tests.trainer.test_ledger import held_up
 

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from osmosis_grpc.errors import CallError, Unavailable
+from osmosis_grpc.protocol.errors import CallError, Unavailable
+from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.trainer import RolloutClient, RolloutRequest, Trainer, TrainerConfig
-from osmosis_grpc.types import OutcomeStatus
 from tests.attach.cutting_proxy import CuttingProxy
 from tests.trainer.conftest import PATIENCE, USER, attached, reply, talker
 from tests.waiting import ended, until

@@ -7,11 +7,11 @@ import threading
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from osmosis_grpc.errors import MissingExtraError, PermissionDenied
 from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.protocol.errors import MissingExtraError, PermissionDenied
+from osmosis_grpc.protocol.types import Failure, OutcomeStatus, RolloutOutcome
 from osmosis_grpc.trainer import SyncTrainer, Trainer
 from osmosis_grpc.trainer.metrics import Metrics
-from osmosis_grpc.types import Failure, OutcomeStatus, RolloutOutcome
 from tests.observability.agents import PATIENCE, Mixed, policy, request, run_all
 from tests.observability.scrape import Page, scrape
 

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from osmosis_grpc.protocol.types import RolloutRequest
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.testing import run_rollout
 from osmosis_grpc.trainer import Trainer
-from osmosis_grpc.types import RolloutRequest
 from tests.dropping import CASES, Drops, different, marked
 from tests.trainer.deployment import within
 

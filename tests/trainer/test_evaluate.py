@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.protocol.errors import InvalidArgument
+from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.testing.raw import RawAgentServer
 from osmosis_grpc.testing.raw.server_frames import referring
 from osmosis_grpc.trainer import Evaluation, RolloutClient, RolloutRequest, Trainer, advantages, pad
-from osmosis_grpc.types import OutcomeStatus
 from tests.trainer.conftest import PATIENCE, USER, Talker, reply
 from tests.trainer.deployment import QUESTION
 from tests.waiting import ended, until

@@ -3,7 +3,8 @@
 import inspect
 import re
 
-from osmosis_grpc import errors, trainer
+from osmosis_grpc import trainer
+from osmosis_grpc.protocol import errors
 
 
 def docstrings(value):

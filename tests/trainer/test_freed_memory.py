@@ -4,9 +4,9 @@ import asyncio
 import gc
 
 from osmosis_grpc.engine.samples import SampleState as ServersSample
+from osmosis_grpc.protocol.types.conversation_tree import Node
 from osmosis_grpc.trainer.chats.sample import PendingChat
 from osmosis_grpc.trainer.chats.sample import SampleState as TrainersSample
-from osmosis_grpc.types.conversation_tree import Node
 from tests.trainer.conftest import USER, reply, talker
 from tests.waiting import until
 

@@ -10,9 +10,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from osmosis_grpc.errors import Aborted, AlreadyExists, InvalidArgument, NotFound, RolloutFailed, Unavailable
+from osmosis_grpc.protocol.errors import Aborted, AlreadyExists, InvalidArgument, NotFound, RolloutFailed, Unavailable
+from osmosis_grpc.protocol.types import Group, OutcomeStatus, RolloutOutcome
 from osmosis_grpc.trainer import GroupCounts, OutcomeGroup, RolloutRequest, Trainer, advantages, pad
-from osmosis_grpc.types import Group, OutcomeStatus, RolloutOutcome
 from tests.trainer.conftest import PATIENCE, USER, Talker, reply
 from tests.waiting import until
 

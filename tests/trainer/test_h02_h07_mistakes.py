@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
-from osmosis_grpc.errors import AlreadyExists
+from osmosis_grpc.protocol.errors import AlreadyExists
+from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.server import attachment as server_attachment
 from osmosis_grpc.trainer import Trainer, TrainerConfig
 from osmosis_grpc.trainer.chats.chat_cache import ChatCache
 from osmosis_grpc.trainer.transports.attach import link as trainer_attachment
-from osmosis_grpc.types import OutcomeStatus
 from tests.trainer.conftest import PATIENCE, reply, talker
 from tests.waiting import until
 

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from osmosis_grpc.errors import Unavailable
+from osmosis_grpc.protocol.errors import Unavailable
+from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.trainer import RolloutClient, ServerSecurity, Trainer
-from osmosis_grpc.types import OutcomeStatus
 from tests.trainer.conftest import PATIENCE, USER, reply, talker
 from tests.waiting import until
 

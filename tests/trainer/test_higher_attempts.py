@@ -6,8 +6,8 @@ Otherwise a crash before the commit would leave the lower attempt in the ledger,
 import grpc
 import pytest
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, control_pb2, outcome_pb2
-from osmosis_grpc.errors import Aborted
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import attach_pb2, control_pb2, outcome_pb2
+from osmosis_grpc.protocol.errors import Aborted
 from osmosis_grpc.testing.raw import server_frames
 from osmosis_grpc.testing.raw.server_frames import chat
 from tests.trainer.deployment import CODE

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from osmosis_grpc.errors import AlreadyExists, LedgerError, Unavailable
+from osmosis_grpc.protocol.errors import AlreadyExists, LedgerError, Unavailable
+from osmosis_grpc.protocol.types import ChatRequest, OutcomeStatus
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.storage.ledger import SqliteLedger
 from osmosis_grpc.storage.ledger.schema import LEDGER
 from osmosis_grpc.trainer import Credentials, RolloutClient, RolloutRequest, ServerSecurity, Trainer, TrainerConfig
 from osmosis_grpc.trainer.chats.chat_cache import ChatCache
-from osmosis_grpc.types import ChatRequest, OutcomeStatus
 from tests.attach.cutting_proxy import CuttingProxy
 from tests.damaged import signed
 from tests.trainer.conftest import PATIENCE, USER, reply, talker

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from osmosis_grpc.errors import AlreadyExists
+from osmosis_grpc.protocol.errors import AlreadyExists
+from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.trainer import RolloutRequest, Trainer
-from osmosis_grpc.types import OutcomeStatus
 from tests.trainer.conftest import PATIENCE, USER, reply, talker
 from tests.trainer.test_ledger import copied
 from tests.waiting import until

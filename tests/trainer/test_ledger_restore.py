@@ -12,12 +12,12 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from osmosis_grpc.errors import AlreadyExists
+from osmosis_grpc.protocol.errors import AlreadyExists
+from osmosis_grpc.protocol.types import OutcomeStatus, RolloutRequest
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.storage.ledger import SqliteLedger
 from osmosis_grpc.trainer import Trainer, TrainerConfig
 from osmosis_grpc.trainer.chats.chat_cache import ChatCache
-from osmosis_grpc.types import OutcomeStatus, RolloutRequest
 from tests.trainer.loops import CROWDED, LOOPS, ODDITIES, PATIENCE, Ask, Planned, Rewind, Sampler, Together
 
 names = itertools.count(1)

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from osmosis_grpc.errors import Aborted
+from osmosis_grpc.protocol.errors import Aborted
+from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.trainer import FailureReason, RolloutRequest, Superseded
-from osmosis_grpc.types import OutcomeStatus
 from tests.trainer.conftest import USER, reply, talker
 from tests.trainer.deployment import begun, within
 from tests.waiting import until

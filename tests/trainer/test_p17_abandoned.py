@@ -7,8 +7,8 @@ import pytest
 
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.policies import ThreadedPolicy
+from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.trainer import RolloutRequest, Superseded
-from osmosis_grpc.types import OutcomeStatus
 from tests.trainer.conftest import USER, reply, talker
 from tests.trainer.deployment import begun, within
 from tests.waiting import until

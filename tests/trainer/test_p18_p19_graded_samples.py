@@ -9,12 +9,9 @@ import grpc
 import pytest
 
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.errors import AlreadyExists, InvalidArgument
 from osmosis_grpc.policies.scripted import answer
-from osmosis_grpc.testing.raw.server_frames import referring
-from osmosis_grpc.trainer import RolloutClient, SyncTrainer, Trainer, TrainerConfig, advantages, pad
-from osmosis_grpc.trainer.chats.chat_cache import ChatCache
-from osmosis_grpc.types import (
+from osmosis_grpc.protocol.errors import AlreadyExists, InvalidArgument
+from osmosis_grpc.protocol.types import (
     ChatRef,
     ChatRequest,
     ChatReward,
@@ -26,6 +23,9 @@ from osmosis_grpc.types import (
     TokenBlock,
     events,
 )
+from osmosis_grpc.testing.raw.server_frames import referring
+from osmosis_grpc.trainer import RolloutClient, SyncTrainer, Trainer, TrainerConfig, advantages, pad
+from osmosis_grpc.trainer.chats.chat_cache import ChatCache
 from tests.trainer.conftest import PATIENCE, USER
 
 WAYS = [(transport, delta) for transport in ("attach", "callback") for delta in (True, False)]

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.errors import Unavailable
 from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.protocol.errors import Unavailable
+from osmosis_grpc.protocol.types import OutcomeStatus, Tensor, TokenBlock
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.trainer import RolloutClient, RolloutRequest, Trainer, TrainerConfig
-from osmosis_grpc.types import OutcomeStatus, Tensor, TokenBlock
 from tests.callback_trainer import CallbackTrainer
 from tests.made_extras import MAKERS, made, right
 from tests.ports import quiet_port

@@ -8,15 +8,15 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, chat_pb2, outcome_pb2, services_pb2_grpc
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import attach_pb2, chat_pb2, outcome_pb2, services_pb2_grpc
+from osmosis_grpc.protocol.types import Callback, InitRequest, OutcomeStatus
+from osmosis_grpc.protocol.wire.rollout import init_to_wire
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.testing.raw import RawAgentServer, RawTrainer
 from osmosis_grpc.testing.raw.trainer_frames import reply
 from osmosis_grpc.trainer import RolloutClient, RolloutRequest, Trainer, TrainerConfig
-from osmosis_grpc.types import Callback, InitRequest, OutcomeStatus
-from osmosis_grpc.wire.rollout import init_to_wire
 from tests.ports import quiet_port
 from tests.waiting import until
 

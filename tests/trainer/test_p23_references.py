@@ -5,7 +5,8 @@ import asyncio
 import grpc
 import pytest
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import (
+from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import (
     chat_pb2,
     control_pb2,
     message_pb2,
@@ -13,7 +14,7 @@ from osmosis_grpc._gen.osmosis.rollout.v1 import (
     rollout_pb2,
     tokens_pb2,
 )
-from osmosis_grpc._gen.osmosis.rollout.v1.services_pb2_grpc import (
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1.services_pb2_grpc import (
     RolloutServiceServicer,
     RolloutServiceStub,
     TrainerServiceServicer,
@@ -21,11 +22,10 @@ from osmosis_grpc._gen.osmosis.rollout.v1.services_pb2_grpc import (
     add_RolloutServiceServicer_to_server,
     add_TrainerServiceServicer_to_server,
 )
-from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.testing.raw import server_frames
 from osmosis_grpc.testing.raw.trainer_frames import init
 from osmosis_grpc.trainer import Trainer, TrainerConfig
-from osmosis_grpc.types import OutcomeStatus
 from tests.server.attached import Talk
 from tests.trainer.conftest import USER, reply
 from tests.trainer.deployment import begun, within

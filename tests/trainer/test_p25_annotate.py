@@ -5,10 +5,10 @@ import asyncio
 import numpy as np
 import pytest
 
-from osmosis_grpc.errors import AlreadyExists, InvalidArgument, NotFound, Unavailable, Unimplemented
+from osmosis_grpc.protocol.errors import AlreadyExists, InvalidArgument, NotFound, Unavailable, Unimplemented
+from osmosis_grpc.protocol.types import Annotation, SegmentAnnotation, events
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.trainer import RolloutClient, SyncTrainer, Trainer
-from osmosis_grpc.types import Annotation, SegmentAnnotation, events
 from tests.ports import quiet_port
 from tests.trainer.conftest import USER, reply, talker
 from tests.waiting import until

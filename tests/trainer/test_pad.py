@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.policies import ScriptedPolicy
+from osmosis_grpc.protocol.errors import InvalidArgument
+from osmosis_grpc.protocol.types import Failure, OutcomeStatus, RaggedTensor, Sample, Segment, Tensor, VersionSpan
 from osmosis_grpc.trainer import (
     Advantages,
     OutcomeGroup,
@@ -21,7 +22,6 @@ from osmosis_grpc.trainer import (
     advantages,
     pad,
 )
-from osmosis_grpc.types import Failure, OutcomeStatus, RaggedTensor, Sample, Segment, Tensor, VersionSpan
 from tests.trainer.conftest import Talker, talker
 from tests.waiting import ended
 

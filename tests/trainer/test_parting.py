@@ -5,11 +5,11 @@ from contextlib import asynccontextmanager
 
 import grpc
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2, services_pb2_grpc
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import services_pb2, services_pb2_grpc
+from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.testing.raw.connections import ACCEPT
 from osmosis_grpc.testing.raw.server_frames import accepted, complete, hello
 from osmosis_grpc.trainer import RolloutRequest, Trainer
-from osmosis_grpc.types import OutcomeStatus
 from tests.trainer.conftest import PATIENCE, reply, talker
 from tests.waiting import until
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from osmosis_grpc.protocol.types import RolloutRequest
 from osmosis_grpc.trainer import placement
 from osmosis_grpc.trainer.agent_server_state import Rollout
 from osmosis_grpc.trainer.placement import Placement
-from osmosis_grpc.types import RolloutRequest
 
 
 @dataclass(eq=False)

@@ -7,7 +7,13 @@ used for what is synchronous, and only for that.
 import grpc
 import grpc_testing
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import chat_pb2, message_pb2, outcome_pb2, services_pb2, services_pb2_grpc
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import (
+    chat_pb2,
+    message_pb2,
+    outcome_pb2,
+    services_pb2,
+    services_pb2_grpc,
+)
 
 
 class PlainTrainer(services_pb2_grpc.TrainerServiceServicer):

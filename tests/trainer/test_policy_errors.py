@@ -11,11 +11,11 @@ from contextlib import aclosing
 import pytest
 
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.errors import CallError, InvalidArgument, ResourceExhausted, RolloutFailed, Unavailable
 from osmosis_grpc.policies import ChatRenderer, TokenPolicy
 from osmosis_grpc.policies.threads import ThreadedPolicy
+from osmosis_grpc.protocol.errors import CallError, InvalidArgument, ResourceExhausted, RolloutFailed, Unavailable
+from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.trainer import FailureReason, RolloutRequest, SyncTrainer, Trainer
-from osmosis_grpc.types import OutcomeStatus
 from tests.policies.byte_tokenizer import ByteTokenizer
 from tests.trainer.conftest import PATIENCE, USER, Talker, reply, talker
 from tests.waiting import until

@@ -5,8 +5,8 @@ import asyncio
 import grpc
 import pytest
 
+from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.trainer import Trainer, TrainerConfig
-from osmosis_grpc.types import OutcomeStatus
 from tests.trainer.conftest import PATIENCE, USER, reply, talker
 from tests.waiting import until
 

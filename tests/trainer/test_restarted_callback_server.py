@@ -3,9 +3,9 @@
 import grpc
 import pytest
 
-from osmosis_grpc._gen.osmosis.rollout.v1.services_pb2_grpc import add_RolloutServiceServicer_to_server
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1.services_pb2_grpc import add_RolloutServiceServicer_to_server
+from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.trainer import Trainer, TrainerConfig
-from osmosis_grpc.types import OutcomeStatus
 from tests.trainer.conftest import USER, reply
 from tests.trainer.deployment import begun
 from tests.trainer.test_p23_references import OldServer

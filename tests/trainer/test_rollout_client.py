@@ -5,14 +5,14 @@ import asyncio
 import grpc
 import pytest
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2
-from osmosis_grpc._gen.osmosis.rollout.v1.services_pb2_grpc import RolloutServiceStub
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.errors import AlreadyExists, DeadlineExceeded, InvalidArgument, NotFound, Unavailable
 from osmosis_grpc.policies import EchoPolicy, ToolCallingMock
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import control_pb2
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1.services_pb2_grpc import RolloutServiceStub
+from osmosis_grpc.protocol.errors import AlreadyExists, DeadlineExceeded, InvalidArgument, NotFound, Unavailable
+from osmosis_grpc.protocol.types import Group, OutcomeStatus, RolloutState, events
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.trainer import RolloutClient
-from osmosis_grpc.types import Group, OutcomeStatus, RolloutState, events
 from tests.callback_trainer import CallbackTrainer
 from tests.ports import quiet_port
 from tests.waiting import ended, until

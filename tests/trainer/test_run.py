@@ -6,9 +6,9 @@ from contextlib import aclosing
 import pytest
 
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.protocol.errors import InvalidArgument
+from osmosis_grpc.protocol.types import Group, OutcomeStatus
 from osmosis_grpc.trainer import RolloutRequest, Trainer
-from osmosis_grpc.types import Group, OutcomeStatus
 from tests.trainer.conftest import PATIENCE, USER, reply, talker
 from tests.waiting import until
 

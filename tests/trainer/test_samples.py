@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from osmosis_grpc.types import OutcomeStatus, RolloutMetrics, RolloutRequest, jsontext
+from osmosis_grpc.protocol.types import OutcomeStatus, RolloutMetrics, RolloutRequest, jsontext
 from tests.trainer.loops import (
     CROWDED,
     LOOPS,

@@ -3,11 +3,11 @@
 import pytest
 
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.errors import AlreadyExists
 from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.protocol.errors import AlreadyExists
+from osmosis_grpc.protocol.types import SplitReason, events
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.trainer import RolloutClient, RolloutRequest, Trainer
-from osmosis_grpc.types import SplitReason, events
 from tests.callback_trainer import CallbackTrainer
 
 USER = {"role": "user", "content": "hi"}

@@ -4,14 +4,14 @@ import asyncio
 
 import pytest
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.errors import NotFound, OsmosisValidationError, Unavailable
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import control_pb2
+from osmosis_grpc.protocol.errors import NotFound, OsmosisValidationError, Unavailable
+from osmosis_grpc.protocol.types import TrajectoryEvent, events
+from osmosis_grpc.protocol.wire.event import event_to_wire
 from osmosis_grpc.trainer import RolloutClient
 from osmosis_grpc.trainer.transports.attach import event_subscriptions as subscriptions
 from osmosis_grpc.trainer.transports.attach.event_subscriptions import Subscription
-from osmosis_grpc.types import TrajectoryEvent, events
-from osmosis_grpc.wire.event import event_to_wire
 from tests.trainer.conftest import PATIENCE, USER, reply, talker
 from tests.waiting import until
 

@@ -12,7 +12,8 @@ import pytest
 from google.rpc import error_details_pb2
 
 from osmosis_grpc import supervise
-from osmosis_grpc.errors import AlreadyExists, Internal, LedgerError, TrainerFailed
+from osmosis_grpc.protocol.errors import AlreadyExists, Internal, LedgerError, TrainerFailed
+from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.testing.raw.server_frames import complete, init_reply, referring, status
 from osmosis_grpc.trainer import RolloutClient, RolloutRequest, SyncTrainer, Trainer, TrainerConfig, outcome_recorder
 from osmosis_grpc.trainer import progress_bar as progress_file
@@ -21,7 +22,6 @@ from osmosis_grpc.trainer import unreachable_warnings as unreachable_file
 from osmosis_grpc.trainer.loop_thread import LoopThread
 from osmosis_grpc.trainer.progress_bar import Progress
 from osmosis_grpc.trainer.transports.callback.recorder import CallbackRecorder
-from osmosis_grpc.types import OutcomeStatus
 from tests.server.workers.cluster import workers
 from tests.trainer.conftest import PATIENCE, USER, reply, talker
 from tests.waiting import until

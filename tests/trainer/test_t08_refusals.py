@@ -12,9 +12,9 @@ import pytest
 import trustme
 import uvicorn
 
-from osmosis_grpc.errors import TlsMismatch, Unauthenticated, Unavailable, Unimplemented
-from osmosis_grpc.link.server_security import ServerSecurity
+from osmosis_grpc.network.server_security import ServerSecurity
 from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.protocol.errors import TlsMismatch, Unauthenticated, Unavailable, Unimplemented
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.trainer import ClientTls, Credentials, RolloutClient, ServerTls, Trainer, TrainerConfig
 from tests.callback_trainer import CallbackTrainer
@@ -92,7 +92,7 @@ def cases(folder):
 
 SCRIPT = """
 import asyncio, os, sys
-from osmosis_grpc.errors import TlsMismatch
+from osmosis_grpc.protocol.errors import TlsMismatch
 from osmosis_grpc.policies import EchoPolicy
 from osmosis_grpc.trainer import ClientTls, Credentials, Trainer
 
@@ -273,7 +273,7 @@ def test_t08_a_script_that_names_a_wrong_port_sees_why_on_stderr(tmp_path):
 
 ONE_ROLLOUT = """
 import asyncio, sys
-from osmosis_grpc.errors import CallError
+from osmosis_grpc.protocol.errors import CallError
 from osmosis_grpc.trainer import Trainer, TrainerConfig
 
 async def main(target):

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from osmosis_grpc.errors import Internal, NotFound
+from osmosis_grpc.protocol.errors import Internal, NotFound
+from osmosis_grpc.protocol.types import events
 from osmosis_grpc.trainer import Trainer
-from osmosis_grpc.types import events
 from tests.trainer.conftest import USER, reply, talker
 from tests.waiting import until
 

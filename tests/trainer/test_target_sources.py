@@ -5,9 +5,9 @@ import logging
 
 import pytest
 
-from osmosis_grpc.errors import Unavailable
-from osmosis_grpc.link.credentials import Credentials
-from osmosis_grpc.link.network import GRPC, GrpcNetwork
+from osmosis_grpc.network.credentials import Credentials
+from osmosis_grpc.network.network import GRPC, GrpcNetwork
+from osmosis_grpc.protocol.errors import Unavailable
 from osmosis_grpc.supervise import SYSTEM
 from osmosis_grpc.trainer import Trainer, TrainerConfig, target_sources
 from osmosis_grpc.trainer.target_sources import Target, WrongList, sources_of

@@ -6,8 +6,8 @@ from typing import get_type_hints
 
 import pytest
 
+from osmosis_grpc.protocol.types import RolloutRequest
 from osmosis_grpc.trainer.request_check import RolloutFields
-from osmosis_grpc.types import RolloutRequest
 from tests.processes import ROOT
 
 SNIPPET = """

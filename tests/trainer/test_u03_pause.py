@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from osmosis_grpc.errors import FailedPrecondition, Unimplemented
 from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.protocol.errors import FailedPrecondition, Unimplemented
+from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.trainer import RolloutRequest, VersionSpan
-from osmosis_grpc.types import OutcomeStatus
 from tests.trainer.conftest import PATIENCE, USER, talker
 from tests.waiting import until
 

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
+from osmosis_grpc.protocol.types import OutcomeStatus, RolloutOutcome
 from osmosis_grpc.trainer.progress_bar import Progress
-from osmosis_grpc.types import OutcomeStatus, RolloutOutcome
 from tests.processes import ROOT
 
 SCRIPT = """

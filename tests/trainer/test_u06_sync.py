@@ -10,11 +10,11 @@ import time
 
 import pytest
 
-from osmosis_grpc.errors import Unavailable
 from osmosis_grpc.policies import EchoPolicy, ThreadedPolicy, ToolCallingMock
 from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.protocol.errors import Unavailable
+from osmosis_grpc.protocol.types import OutcomeStatus, events
 from osmosis_grpc.trainer import RolloutClient, RolloutRequest, SyncTrainer, VersionSpan
-from osmosis_grpc.types import OutcomeStatus, events
 from tests.processes import ROOT
 from tests.waiting import ended
 
@@ -198,7 +198,7 @@ def test_u06_a_trainer_that_cannot_open_leaves_no_thread(tmp_path):
 
 SCRIPT = """
 import asyncio, contextlib, faulthandler, signal, sys, threading, time
-from osmosis_grpc.errors import OsmosisRolloutError
+from osmosis_grpc.protocol.errors import OsmosisRolloutError
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.trainer import RolloutRequest, SyncTrainer
 

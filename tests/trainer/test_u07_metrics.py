@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.errors import AlreadyExists, PermissionDenied
 from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.protocol.errors import AlreadyExists, PermissionDenied
+from osmosis_grpc.protocol.types import ChatResponse, Failure, OutcomeStatus, RolloutOutcome
 from osmosis_grpc.trainer import RolloutRequest, TokenBlock
 from osmosis_grpc.trainer.metrics import MAX_REASONS, RECENT, Metrics
-from osmosis_grpc.types import ChatResponse, Failure, OutcomeStatus, RolloutOutcome
 from tests.trainer.conftest import PATIENCE, USER
 from tests.waiting import until
 

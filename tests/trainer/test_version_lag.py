@@ -6,10 +6,10 @@ from contextlib import aclosing
 import numpy as np
 import pytest
 
-from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.protocol.errors import InvalidArgument
+from osmosis_grpc.protocol.types import OutcomeStatus, Sample, Segment
 from osmosis_grpc.trainer import GroupCounts, RolloutOutcome, RolloutRequest, VersionSpan, version_lag
-from osmosis_grpc.types import OutcomeStatus, Sample, Segment
 from tests.trainer.conftest import PATIENCE, USER, talker
 from tests.waiting import until
 

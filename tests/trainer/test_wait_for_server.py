@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from osmosis_grpc.errors import Unauthenticated, Unavailable
+from osmosis_grpc.protocol.errors import Unauthenticated, Unavailable
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.trainer import ServerSecurity, SyncTrainer, Trainer
 from tests.ports import quiet_port

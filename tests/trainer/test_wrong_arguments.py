@@ -2,8 +2,8 @@
 
 import pytest
 
-from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.policies import EchoPolicy, ThreadedPolicy
+from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.trainer import (
     ClientTls,
     Credentials,

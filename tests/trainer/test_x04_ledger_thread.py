@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from osmosis_grpc import supervise
-from osmosis_grpc.errors import LedgerError, OsmosisRolloutError, TrainerFailed
+from osmosis_grpc.protocol.errors import LedgerError, OsmosisRolloutError, TrainerFailed
 from osmosis_grpc.storage.ledger.writer import COMMIT
 from osmosis_grpc.trainer import RolloutRequest
 from tests.trainer.conftest import PATIENCE, reply, talker

@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2
-from osmosis_grpc.errors import Unavailable
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import attach_pb2
+from osmosis_grpc.protocol.errors import Unavailable
+from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.testing.raw.server_frames import accepted
 from osmosis_grpc.trainer import RolloutRequest
-from osmosis_grpc.types import OutcomeStatus
 from tests.waiting import until
 
 

@@ -5,14 +5,14 @@ import asyncio
 import grpc
 import pytest
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, outcome_pb2
-from osmosis_grpc._gen.osmosis.rollout.v1.services_pb2_grpc import TrainerServiceStub
-from osmosis_grpc.errors import Internal, InvalidArgument
-from osmosis_grpc.link.client_calls import call
+from osmosis_grpc.network.client_calls import call
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import attach_pb2, outcome_pb2
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1.services_pb2_grpc import TrainerServiceStub
+from osmosis_grpc.protocol.errors import Internal, InvalidArgument
+from osmosis_grpc.protocol.types import OutcomeStatus, RolloutOutcome
+from osmosis_grpc.protocol.wire.outcome import outcome_to_wire
 from osmosis_grpc.testing.raw.server_frames import complete, referring, status
 from osmosis_grpc.trainer import RolloutRequest, Trainer, outcome_recorder
-from osmosis_grpc.types import OutcomeStatus, RolloutOutcome
-from osmosis_grpc.wire.outcome import outcome_to_wire
 from tests.trainer.conftest import PATIENCE, USER, reply, talker
 from tests.trainer.deployment import CODE
 from tests.waiting import until

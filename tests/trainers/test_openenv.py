@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from osmosis_grpc.errors import FailedPrecondition, InvalidArgument, Unavailable
 from osmosis_grpc.policies import ScriptedPolicy, ToolCallingMock
+from osmosis_grpc.protocol.errors import FailedPrecondition, InvalidArgument, Unavailable
 from tests.dropping import different
 from tests.ports import quiet_port
 from tests.processes import ROOT, run, server_process

@@ -5,12 +5,12 @@ import logging
 import numpy as np
 import pytest
 
-from osmosis_grpc.errors import FailedPrecondition, InvalidArgument
 from osmosis_grpc.integrations.trl import TrlRollouts, outcome_reward
 from osmosis_grpc.policies import ScriptedPolicy, ToolCallingMock
 from osmosis_grpc.policies.formula import VOCABULARY
+from osmosis_grpc.protocol.errors import FailedPrecondition, InvalidArgument
+from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.trainer import ChatRequest
-from osmosis_grpc.types import OutcomeStatus
 from tests.processes import server_process
 from tests.trainers import tiny_model
 

@@ -9,7 +9,7 @@ import json
 import numpy as np
 import pytest
 
-from osmosis_grpc.types import OutcomeStatus
+from osmosis_grpc.protocol.types import OutcomeStatus
 from tests.ports import quiet_port
 from tests.processes import ROOT, server_process
 from tests.processes import run as run_program

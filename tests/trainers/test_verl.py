@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 
-from osmosis_grpc.errors import FailedPrecondition, Unavailable
+from osmosis_grpc.protocol.errors import FailedPrecondition, Unavailable
 from tests.ports import quiet_port
 from tests.processes import ROOT, run, server_process
 from tests.trainers import program, tiny_model

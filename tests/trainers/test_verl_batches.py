@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from osmosis_grpc.export import padded_batch
-from tests.export.outcomes import GOLDEN, case, golden
+from osmosis_grpc.records.export import padded_batch
+from tests.records.export.outcomes import GOLDEN, case, golden
 from tests.trainers.verl_post_processing import as_json, differences, used, v1_differences, verl_batch
 
 pytestmark = [pytest.mark.trainers, pytest.mark.filterwarnings("ignore")]

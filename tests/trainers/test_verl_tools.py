@@ -3,9 +3,9 @@
 import pytest
 
 from osmosis_grpc.agentic import AgenticRollout, AgenticRolloutConfig
-from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.tools import tool
-from tests.agentic.scripted import Script
+from tests.compat.agentic.scripted import Script
 
 pytestmark = [pytest.mark.trainers, pytest.mark.filterwarnings("ignore")]
 pytest.importorskip("verl")

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from osmosis_grpc.export import PaddedBatch, VerlConfig, agent_loop_outputs, verl_records
-from osmosis_grpc.export.verl_batch import default_inputs
-from osmosis_grpc.types import RolloutOutcome
+from osmosis_grpc.protocol.types import RolloutOutcome
+from osmosis_grpc.records.export import PaddedBatch, VerlConfig, agent_loop_outputs, verl_records
+from osmosis_grpc.records.export.verl_batch import default_inputs
 
 
 class NoQueue(ModuleType):

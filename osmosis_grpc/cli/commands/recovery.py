@@ -74,7 +74,7 @@ def replay(
 
         raise typer.Exit(run_replay(rollout, module or [], given, until_turn, attempt, source, json=json))
     from osmosis_grpc.cli.replay_all import ReplayAllOptions, run_replay_all
-    from osmosis_grpc.reading.list_filter import ListOptions
+    from osmosis_grpc.records.reading.list_filter import ListOptions
     from osmosis_grpc.serve.startup import usage_error
 
     if rollout is not None or until_turn is not None or attempt is not None:

@@ -1,6 +1,6 @@
 """vLLM over its own gRPC service: a generator for TokenPolicy, and a client that pauses vLLM and names its weights."""
 
-from osmosis_grpc.link import grpc_variables  # noqa: F401 - before anything imports grpc
+from osmosis_grpc.network import grpc_variables  # noqa: F401 - before anything imports grpc
 
 # isort: split
 from osmosis_grpc.integrations.vllm_grpc.control import PauseMode, VllmControl, VllmServer

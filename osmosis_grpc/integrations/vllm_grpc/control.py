@@ -9,12 +9,12 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.integrations.model_channel import NO_CREDENTIALS, ModelChannel
 from osmosis_grpc.integrations.vllm_grpc import vllm_messages_pb2 as pb
 from osmosis_grpc.integrations.vllm_grpc.methods import call
-from osmosis_grpc.link.credentials import Credentials
+from osmosis_grpc.network.credentials import Credentials
 from osmosis_grpc.policies.weight_names import UNNAMED
+from osmosis_grpc.protocol.errors import InvalidArgument
 
 
 class PauseMode(StrEnum):

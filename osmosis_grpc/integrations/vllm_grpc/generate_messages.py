@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from osmosis_grpc.errors import Internal
 from osmosis_grpc.integrations.top_logprobs import top_logprob_extras
 from osmosis_grpc.integrations.vllm_grpc import vllm_messages_pb2 as pb
 from osmosis_grpc.policies.generation import FinishReason, Generated, GenerateRequest
 from osmosis_grpc.policies.media import Media, Modality
 from osmosis_grpc.policies.sampling import Sampling
+from osmosis_grpc.protocol.errors import Internal
 
 EVERY_TOKEN = 2**31 - 1
 """The `top_k` that leaves out no token. For 0, older releases of vLLM use the default of the model."""

@@ -16,7 +16,7 @@ from osmosis_grpc.integrations.model_channel import NO_CREDENTIALS, ModelChannel
 from osmosis_grpc.integrations.vllm_grpc import vllm_messages_pb2 as pb
 from osmosis_grpc.integrations.vllm_grpc.generate_messages import from_message, to_message
 from osmosis_grpc.integrations.vllm_grpc.methods import call
-from osmosis_grpc.link.credentials import Credentials
+from osmosis_grpc.network.credentials import Credentials
 from osmosis_grpc.policies.generation import Generated, GenerateRequest
 from osmosis_grpc.policies.weight_names import WeightNames
 from osmosis_grpc.supervise import SYSTEM, Backoff

@@ -1,6 +1,6 @@
 """The Osmosis SDK's osmosis_ai.rollout.config."""
 
-from osmosis_grpc.settings import (
+from osmosis_grpc.settings.settings import (
     RolloutClientSettings,
     RolloutServerSettings,
     RolloutSettings,

@@ -20,18 +20,18 @@ from osmosis_grpc.agent.sdk_schemas import RolloutResponse as RolloutResponse
 from osmosis_grpc.agent.sdk_schemas import RolloutStatus as RolloutStatus
 from osmosis_grpc.agent.sdk_schemas import SamplingParamsDict as SamplingParamsDict
 from osmosis_grpc.agent.sdk_schemas import ToolResponse as ToolResponse
-from osmosis_grpc.errors import AgentLoopNotFoundError as AgentLoopNotFoundError
-from osmosis_grpc.errors import OsmosisRolloutError as OsmosisRolloutError
-from osmosis_grpc.errors import OsmosisServerError as OsmosisServerError
-from osmosis_grpc.errors import OsmosisTimeoutError as OsmosisTimeoutError
-from osmosis_grpc.errors import OsmosisTransportError as OsmosisTransportError
-from osmosis_grpc.errors import OsmosisValidationError as OsmosisValidationError
-from osmosis_grpc.errors import ToolArgumentError as ToolArgumentError
-from osmosis_grpc.errors import ToolExecutionError as ToolExecutionError
-from osmosis_grpc.types.tool_models import OpenAIFunctionParametersSchema as OpenAIFunctionParametersSchema
-from osmosis_grpc.types.tool_models import OpenAIFunctionPropertySchema as OpenAIFunctionPropertySchema
-from osmosis_grpc.types.tool_models import OpenAIFunctionSchema as OpenAIFunctionSchema
-from osmosis_grpc.types.tool_models import OpenAIFunctionToolSchema as OpenAIFunctionToolSchema
+from osmosis_grpc.protocol.errors import AgentLoopNotFoundError as AgentLoopNotFoundError
+from osmosis_grpc.protocol.errors import OsmosisRolloutError as OsmosisRolloutError
+from osmosis_grpc.protocol.errors import OsmosisServerError as OsmosisServerError
+from osmosis_grpc.protocol.errors import OsmosisTimeoutError as OsmosisTimeoutError
+from osmosis_grpc.protocol.errors import OsmosisTransportError as OsmosisTransportError
+from osmosis_grpc.protocol.errors import OsmosisValidationError as OsmosisValidationError
+from osmosis_grpc.protocol.errors import ToolArgumentError as ToolArgumentError
+from osmosis_grpc.protocol.errors import ToolExecutionError as ToolExecutionError
+from osmosis_grpc.protocol.types.tool_models import OpenAIFunctionParametersSchema as OpenAIFunctionParametersSchema
+from osmosis_grpc.protocol.types.tool_models import OpenAIFunctionPropertySchema as OpenAIFunctionPropertySchema
+from osmosis_grpc.protocol.types.tool_models import OpenAIFunctionSchema as OpenAIFunctionSchema
+from osmosis_grpc.protocol.types.tool_models import OpenAIFunctionToolSchema as OpenAIFunctionToolSchema
 
 __all__ = [
     "DEFAULT_MAX_METADATA_SIZE_BYTES",

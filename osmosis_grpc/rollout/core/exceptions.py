@@ -1,6 +1,6 @@
 """The Osmosis SDK's osmosis_ai.rollout.core.exceptions."""
 
-from osmosis_grpc.errors import (
+from osmosis_grpc.protocol.errors import (
     AgentLoopNotFoundError,
     OsmosisRolloutError,
     OsmosisServerError,

@@ -16,10 +16,10 @@ from osmosis_grpc.agent.sdk_schemas import RolloutResponse as RolloutResponse
 from osmosis_grpc.agent.sdk_schemas import RolloutStatus as RolloutStatus
 from osmosis_grpc.agent.sdk_schemas import SamplingParamsDict as SamplingParamsDict
 from osmosis_grpc.agent.sdk_schemas import ToolResponse as ToolResponse
-from osmosis_grpc.types.tool_models import OpenAIFunctionParametersSchema as OpenAIFunctionParametersSchema
-from osmosis_grpc.types.tool_models import OpenAIFunctionPropertySchema as OpenAIFunctionPropertySchema
-from osmosis_grpc.types.tool_models import OpenAIFunctionSchema as OpenAIFunctionSchema
-from osmosis_grpc.types.tool_models import OpenAIFunctionToolSchema as OpenAIFunctionToolSchema
+from osmosis_grpc.protocol.types.tool_models import OpenAIFunctionParametersSchema as OpenAIFunctionParametersSchema
+from osmosis_grpc.protocol.types.tool_models import OpenAIFunctionPropertySchema as OpenAIFunctionPropertySchema
+from osmosis_grpc.protocol.types.tool_models import OpenAIFunctionSchema as OpenAIFunctionSchema
+from osmosis_grpc.protocol.types.tool_models import OpenAIFunctionToolSchema as OpenAIFunctionToolSchema
 
 __all__ = [
     "DEFAULT_MAX_METADATA_SIZE_BYTES",

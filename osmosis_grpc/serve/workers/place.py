@@ -18,7 +18,7 @@ from osmosis_grpc.storage.worker_folders import worker_folder
 from osmosis_grpc.supervise import OnFailure, job, thread
 
 if TYPE_CHECKING:
-    from osmosis_grpc.settings import RolloutServerSettings, RolloutSettings
+    from osmosis_grpc.settings.settings import RolloutServerSettings, RolloutSettings
 
 LISTEN = job("serve.listen_to_supervisor", OnFailure.RESTART, "thread")
 

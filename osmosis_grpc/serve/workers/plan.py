@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from osmosis_grpc.link.free_ports import check_free, hold_ports
+from osmosis_grpc.network.free_ports import check_free, hold_ports
 from osmosis_grpc.storage import JournalError
 from osmosis_grpc.storage.lock_file import Lock
 from osmosis_grpc.storage.worker_folders import worker_folder, worker_folders
 
 if TYPE_CHECKING:
-    from osmosis_grpc.settings import RolloutServerSettings
+    from osmosis_grpc.settings.settings import RolloutServerSettings
 
 LONGEST = 80
 """The longest path of a folder for sockets. The path of a socket has at most about 100 characters."""

@@ -18,7 +18,7 @@ from osmosis_grpc.serve.workers.worker_process import WorkerProcess
 from osmosis_grpc.supervise import SYSTEM, Backoff, OnFailure, Supervisor, job
 
 if TYPE_CHECKING:
-    from osmosis_grpc.settings import RolloutServerSettings
+    from osmosis_grpc.settings.settings import RolloutServerSettings
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from osmosis_grpc.server.workers.config import WorkersConfig
 from osmosis_grpc.supervise import OnFailure, job
 
 if TYPE_CHECKING:
-    from osmosis_grpc.settings import RolloutServerSettings
+    from osmosis_grpc.settings.settings import RolloutServerSettings
 
 LEAVE = job("serve.leave", OnFailure.FAIL_OWNER)
 

@@ -7,10 +7,10 @@ from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2 as pb
-from osmosis_grpc.errors import CallError, InvalidArgument
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import control_pb2 as pb
+from osmosis_grpc.protocol.errors import CallError, InvalidArgument
+from osmosis_grpc.protocol.types.worker_positions import positions_text
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
-from osmosis_grpc.types.worker_positions import positions_text
 
 PUMP = job("server.read_worker_events", OnFailure.REPORT)
 WAITING = 64

@@ -4,11 +4,11 @@ import heapq
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2 as pb
-from osmosis_grpc.errors import InvalidArgument
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import control_pb2 as pb
+from osmosis_grpc.protocol.errors import InvalidArgument
+from osmosis_grpc.protocol.types.worker_positions import parse_positions, positions_text
 from osmosis_grpc.server.servicer import MAX_PAGE_SIZE
 from osmosis_grpc.server.workers.together import raise_first, results
-from osmosis_grpc.types.worker_positions import parse_positions, positions_text
 
 ReadPage = Callable[[int, pb.ListRolloutsRequest], Awaitable[pb.ListRolloutsResponse]]
 

@@ -8,18 +8,18 @@ import hashlib
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2 as pb
-from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2_grpc
-from osmosis_grpc._gen.osmosis.rollout.v1.rollout_pb2 import InitRequest
 from osmosis_grpc.engine import Engine
-from osmosis_grpc.errors import CallError, DeadlineExceeded
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import control_pb2 as pb
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import services_pb2_grpc
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1.rollout_pb2 import InitRequest
+from osmosis_grpc.protocol.errors import CallError, DeadlineExceeded
+from osmosis_grpc.protocol.wire import control as wire
 from osmosis_grpc.server.servicer import RolloutServicer
 from osmosis_grpc.server.workers.event_streams import merged_events
 from osmosis_grpc.server.workers.pages import merged_page
 from osmosis_grpc.server.workers.sibling_methods import find, numbered_page
 from osmosis_grpc.server.workers.siblings import Siblings, WorkerAway, patient
 from osmosis_grpc.server.workers.together import raise_first, results
-from osmosis_grpc.wire import control as wire
 
 AWAY = 30.0
 """A worker that does not answer for so many seconds possibly never comes back. A restart takes a few seconds."""

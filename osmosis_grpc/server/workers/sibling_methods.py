@@ -5,12 +5,12 @@ from typing import Any, NamedTuple
 
 from google.protobuf.wrappers_pb2 import Int64Value
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2 as pb
-from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2
 from osmosis_grpc.engine import Engine
-from osmosis_grpc.wire import control as wire
-from osmosis_grpc.wire.methods import METHODS
-from osmosis_grpc.wire.rollout import ROLLOUT
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import control_pb2 as pb
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import services_pb2
+from osmosis_grpc.protocol.wire import control as wire
+from osmosis_grpc.protocol.wire.methods import METHODS
+from osmosis_grpc.protocol.wire.rollout import ROLLOUT
 
 SERVICE = "osmosis.workers.Worker"
 ROLLOUT_SERVICE = services_pb2.DESCRIPTOR.services_by_name["RolloutService"].full_name

@@ -11,15 +11,15 @@ from typing import Any
 import grpc
 from google.protobuf.wrappers_pb2 import Int64Value
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2 as pb
-from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2_grpc
 from osmosis_grpc.engine import Engine
-from osmosis_grpc.errors import Unauthenticated
-from osmosis_grpc.link.bearer_tokens import WRONG
-from osmosis_grpc.link.fork_safety import keep_from_children
-from osmosis_grpc.link.handlers import Registrar, metadata_value
-from osmosis_grpc.link.listen import start
-from osmosis_grpc.link.network import Network
+from osmosis_grpc.network.bearer_tokens import WRONG
+from osmosis_grpc.network.fork_safety import keep_from_children
+from osmosis_grpc.network.handlers import Registrar, metadata_value
+from osmosis_grpc.network.listen import start
+from osmosis_grpc.network.network import Network
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import control_pb2 as pb
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import services_pb2_grpc
+from osmosis_grpc.protocol.errors import Unauthenticated
 from osmosis_grpc.server.servicer import RolloutServicer
 from osmosis_grpc.server.workers.config import WorkersConfig
 from osmosis_grpc.server.workers.sibling_methods import FIND, LIST, SERVICE, find, numbered_page

@@ -6,15 +6,15 @@ from typing import Any, TypeVar
 
 import grpc
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2 as pb
-from osmosis_grpc.errors import CallError, Unavailable
-from osmosis_grpc.link.channel_options import client_options
-from osmosis_grpc.link.client_calls import error_of
-from osmosis_grpc.link.handlers import REQUEST_ID_KEY
-from osmosis_grpc.link.network import Network
+from osmosis_grpc.network.channel_options import client_options
+from osmosis_grpc.network.client_calls import error_of
+from osmosis_grpc.network.handlers import REQUEST_ID_KEY
+from osmosis_grpc.network.network import Network
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import control_pb2 as pb
+from osmosis_grpc.protocol.errors import CallError, Unavailable
+from osmosis_grpc.protocol.types.server_info import Worker
 from osmosis_grpc.server.workers.config import WorkersConfig
 from osmosis_grpc.server.workers.sibling_methods import FIND, LIST, Method, rollout_method
-from osmosis_grpc.types.server_info import Worker
 
 SECRET_KEY, OWNER_KEY = "osmosis-worker-secret", "osmosis-owner-bin"
 """The metadata of a call between workers: the secret of the workers, and the owner of the rollouts for the caller."""

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Iterable, Mapping
 from typing import Any
 
-from osmosis_grpc.errors import CallError
+from osmosis_grpc.protocol.errors import CallError
 
 
 async def results(calls: Iterable[Awaitable[Any]]) -> list[Any]:

@@ -14,9 +14,9 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from osmosis_grpc.protocol.types import InitRequest
+from osmosis_grpc.protocol.wire.rollout import callback_from_bytes, callback_to_bytes
 from osmosis_grpc.storage.fsync import fsync
-from osmosis_grpc.types import InitRequest
-from osmosis_grpc.wire.rollout import callback_from_bytes, callback_to_bytes
 
 log = logging.getLogger(__name__)
 

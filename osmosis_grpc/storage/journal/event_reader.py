@@ -5,9 +5,9 @@ from array import array
 from collections.abc import Sequence
 from contextlib import closing
 
+from osmosis_grpc.protocol.types import EventKind, TrajectoryEvent
 from osmosis_grpc.storage.journal.reader import Reader
 from osmosis_grpc.storage.journal.rows import EventRow, RolloutRow
-from osmosis_grpc.types import EventKind, TrajectoryEvent
 
 _ROW = "SELECT * FROM main.rollouts WHERE sequence = ?"
 _OF_KINDS = """SELECT * FROM main.events WHERE position IN (SELECT value FROM json_each(?))

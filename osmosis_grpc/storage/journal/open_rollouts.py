@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from osmosis_grpc.engine.fair_shares import Shares
-from osmosis_grpc.types import OutcomeSummary, RolloutOutcome
+from osmosis_grpc.protocol.types import OutcomeSummary, RolloutOutcome
 
 Key = tuple[str, int]
 """A rollout's id and attempt."""

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import NamedTuple
 
+from osmosis_grpc.protocol.types import TrajectoryEvent
 from osmosis_grpc.storage.journal.rows import EventRow
-from osmosis_grpc.types import TrajectoryEvent
 
 NEWEST = 100_000
 """The number of positions that are read at the end of the journal."""

@@ -10,16 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from osmosis_grpc.errors import InvalidArgument, Unavailable
-from osmosis_grpc.storage.data_loss import data_loss
-from osmosis_grpc.storage.journal import schema
-from osmosis_grpc.storage.journal.open_trails import OpenTrail, open_trails
-from osmosis_grpc.storage.journal.rows import Dropped, EventRow, RolloutRow, Trail
-from osmosis_grpc.storage.journal.selection import selection
-from osmosis_grpc.storage.lock_file import is_held
-from osmosis_grpc.storage.sqlite.database import connect, look
-from osmosis_grpc.supervise import System
-from osmosis_grpc.types import (
+from osmosis_grpc.protocol.errors import InvalidArgument, Unavailable
+from osmosis_grpc.protocol.types import (
     Callback,
     EndedBy,
     Fork,
@@ -33,9 +25,17 @@ from osmosis_grpc.types import (
     TrajectoryEvent,
     events,
 )
-from osmosis_grpc.types.failure_reasons import DATA_LOSS
-from osmosis_grpc.wire.event import ANNOTATED, origin_from_bytes
-from osmosis_grpc.wire.rollout import callback_from_bytes
+from osmosis_grpc.protocol.types.failure_reasons import DATA_LOSS
+from osmosis_grpc.protocol.wire.event import ANNOTATED, origin_from_bytes
+from osmosis_grpc.protocol.wire.rollout import callback_from_bytes
+from osmosis_grpc.storage.data_loss import data_loss
+from osmosis_grpc.storage.journal import schema
+from osmosis_grpc.storage.journal.open_trails import OpenTrail, open_trails
+from osmosis_grpc.storage.journal.rows import Dropped, EventRow, RolloutRow, Trail
+from osmosis_grpc.storage.journal.selection import selection
+from osmosis_grpc.storage.lock_file import is_held
+from osmosis_grpc.storage.sqlite.database import connect, look
+from osmosis_grpc.supervise import System
 
 log = logging.getLogger(__name__)
 

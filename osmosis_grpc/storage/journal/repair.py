@@ -9,12 +9,12 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
+from osmosis_grpc.protocol.types import OutcomeStatus, events
 from osmosis_grpc.storage.journal import schema
 from osmosis_grpc.storage.journal.open_rollouts import End
 from osmosis_grpc.storage.journal.rows import EventRow, RolloutRow, Trail
 from osmosis_grpc.storage.sqlite.checksum import with_sum
 from osmosis_grpc.supervise import System
-from osmosis_grpc.types import OutcomeStatus, events
 
 log = logging.getLogger(__name__)
 

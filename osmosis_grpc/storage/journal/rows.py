@@ -3,12 +3,12 @@
 from array import array
 from typing import Any, NamedTuple
 
+from osmosis_grpc.protocol.types import EventKind, JournaledRollout, OutcomeSummary
+from osmosis_grpc.protocol.wire.event import kind_from_bytes
+from osmosis_grpc.protocol.wire.rollout import callback_to_bytes
 from osmosis_grpc.storage.journal import schema
 from osmosis_grpc.storage.journal.open_rollouts import End, OpenRollout
 from osmosis_grpc.storage.sqlite.checksum import event_sum, row_sum, with_sum
-from osmosis_grpc.types import EventKind, JournaledRollout, OutcomeSummary
-from osmosis_grpc.wire.event import kind_from_bytes
-from osmosis_grpc.wire.rollout import callback_to_bytes
 
 EVENT_BYTES = 48
 """About how many bytes an event takes in the file in addition to its body."""

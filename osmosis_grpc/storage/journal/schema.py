@@ -4,7 +4,7 @@ import sqlite3
 from contextlib import suppress
 from typing import Any
 
-from osmosis_grpc.errors import DataLoss
+from osmosis_grpc.protocol.errors import DataLoss
 from osmosis_grpc.storage.sqlite.checksum import row_sum, with_sum
 from osmosis_grpc.storage.sqlite.file_schema import Schema
 
@@ -140,8 +140,10 @@ SEQUENCES = {ACCEPT: 0, EVENT: 1, END: 0, SETTLE: 0, ANNOTATE: 0}
 
 def _clean(database: sqlite3.Connection) -> list[str]:
     """Delete the events of each rollout that has no row. Returns the names of these rollouts."""
-    from osmosis_grpc.types import events  # the supervisor of several workers needs this module without protobuf
-    from osmosis_grpc.wire.event import kind_from_bytes
+    from osmosis_grpc.protocol.types import (
+        events,  # the supervisor of several workers needs this module without protobuf
+    )
+    from osmosis_grpc.protocol.wire.event import kind_from_bytes
 
     orphans = "FROM events WHERE sequence NOT IN (SELECT sequence FROM rollouts)"
     names = []

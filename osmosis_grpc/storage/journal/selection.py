@@ -6,7 +6,7 @@ their size, and it is short for every filter. It reads the rows of the rollouts 
 
 from typing import Any
 
-from osmosis_grpc.types import RolloutFilter
+from osmosis_grpc.protocol.types import RolloutFilter
 
 Conditions = list[tuple[str, tuple[Any, ...]]]
 

@@ -24,6 +24,9 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from osmosis_grpc.engine.journal_port import Figures, Journal, Trajectories
+from osmosis_grpc.protocol.types import JournaledRollout, OutcomeStatus, RolloutFilter, TrajectoryEvent, events
+from osmosis_grpc.protocol.types.rollout_filter import EVERY
+from osmosis_grpc.protocol.wire.event import kind_to_bytes
 from osmosis_grpc.storage.journal import schema
 from osmosis_grpc.storage.journal.credentials import Secrets, has_secrets
 from osmosis_grpc.storage.journal.open_rollouts import End, Key, OpenRollout, OpenRollouts
@@ -36,9 +39,6 @@ from osmosis_grpc.storage.journal.writer import Batch, Latest, Row, Token, Write
 from osmosis_grpc.storage.sqlite.checksum import event_sum, with_sum
 from osmosis_grpc.storage.sqlite.database import LockedFile, connect, explained
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
-from osmosis_grpc.types import JournaledRollout, OutcomeStatus, RolloutFilter, TrajectoryEvent, events
-from osmosis_grpc.types.rollout_filter import EVERY
-from osmosis_grpc.wire.event import kind_to_bytes
 
 SWEEP_FOLDERS = job("journal.sweep_folders", OnFailure.RESTART)
 CLOCK_INTERVAL = 1.0

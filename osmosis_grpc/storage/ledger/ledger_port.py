@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
-from osmosis_grpc.errors import LedgerError
-from osmosis_grpc.types import RolloutOutcome
+from osmosis_grpc.protocol.errors import LedgerError
+from osmosis_grpc.protocol.types import RolloutOutcome
 
 Then = Callable[[Any, LedgerError | None], None]
 """A function that is called on the event loop with the value that was read, or with the error."""

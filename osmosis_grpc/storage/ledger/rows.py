@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from osmosis_grpc.protocol.wire.outcome import outcome_to_wire
 from osmosis_grpc.storage.data_loss import data_loss
 from osmosis_grpc.storage.ledger.ledger_port import ChatRow, LedgerRollout
 from osmosis_grpc.storage.ledger.schema import LEDGER
 from osmosis_grpc.storage.sqlite.checksum import row_sum, with_sum
-from osmosis_grpc.wire.outcome import outcome_to_wire
 
 log = logging.getLogger(__name__)
 

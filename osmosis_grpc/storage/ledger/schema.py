@@ -1,6 +1,6 @@
 """The ledger's tables and their checksums. Later rows reuse the pages of deleted rows. The file does not shrink."""
 
-from osmosis_grpc.errors import LedgerError
+from osmosis_grpc.protocol.errors import LedgerError
 from osmosis_grpc.storage.sqlite.file_schema import Schema
 
 TABLES = """

@@ -12,7 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from osmosis_grpc.errors import LedgerError
+from osmosis_grpc.protocol.errors import LedgerError
+from osmosis_grpc.protocol.types import RolloutOutcome
 from osmosis_grpc.storage.ledger.ledger_port import ChatRow, Ledger, LedgerRollout, Then
 from osmosis_grpc.storage.ledger.rows import Found, end_sum, read_rollout, restore
 from osmosis_grpc.storage.ledger.schema import LEDGER
@@ -20,7 +21,6 @@ from osmosis_grpc.storage.ledger.writer import Statement, Writer
 from osmosis_grpc.storage.sqlite.checksum import row_sum, with_sum
 from osmosis_grpc.storage.sqlite.database import LockedFile, explained
 from osmosis_grpc.supervise import Supervisor
-from osmosis_grpc.types import RolloutOutcome
 
 _ASSIGN = """
 INSERT INTO rollout (rollout_id, attempt, server_key, affinity_key, init, assignment_sum) VALUES (?, ?, ?, ?, ?, ?)

@@ -6,8 +6,8 @@ from typing import Any
 
 from osmosis_grpc.agent import RolloutAgentLoop, RolloutContext, RolloutResult
 from osmosis_grpc.agent.request import RolloutRequest
-from osmosis_grpc.errors import CallError
-from osmosis_grpc.types import ChatPurpose
+from osmosis_grpc.protocol.errors import CallError
+from osmosis_grpc.protocol.types import ChatPurpose
 
 ADD = {
     "type": "function",

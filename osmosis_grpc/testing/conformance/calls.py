@@ -7,10 +7,10 @@ from typing import Any
 import grpc
 from google.rpc import status_pb2
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import error_pb2
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import error_pb2
+from osmosis_grpc.protocol.wire.methods import METHODS, Method
 from osmosis_grpc.testing.conformance.protobuf_data import CaseError, Data, from_data, status_data, to_data
 from osmosis_grpc.testing.conformance.trace import Trace
-from osmosis_grpc.wire.methods import METHODS, Method
 
 Metadata = Sequence[tuple[str, str]]
 CALL_LIMIT = 20.0

@@ -8,7 +8,7 @@ from types import UnionType
 from typing import Any, NamedTuple
 
 import osmosis_grpc
-from osmosis_grpc.errors import MissingExtraError
+from osmosis_grpc.protocol.errors import MissingExtraError
 from osmosis_grpc.testing.conformance.protobuf_data import CaseError
 
 PACKAGE = Path(osmosis_grpc.__file__).parent

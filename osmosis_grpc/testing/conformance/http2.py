@@ -6,7 +6,7 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
-from osmosis_grpc.errors import MissingExtraError
+from osmosis_grpc.protocol.errors import MissingExtraError
 from osmosis_grpc.testing.conformance.protobuf_data import CaseError
 from osmosis_grpc.testing.conformance.trace import Trace
 

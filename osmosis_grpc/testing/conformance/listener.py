@@ -6,13 +6,13 @@ from typing import Any, Self
 
 import grpc
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import error_pb2
-from osmosis_grpc.link.free_ports import check_free
+from osmosis_grpc.network.free_ports import check_free
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import error_pb2
+from osmosis_grpc.protocol.wire.methods import METHODS
 from osmosis_grpc.testing.conformance.protobuf_data import status_message
 from osmosis_grpc.testing.conformance.results import Unusable
 from osmosis_grpc.testing.raw import RawStream
 from osmosis_grpc.testing.raw.connections import OPTIONS
-from osmosis_grpc.wire.methods import METHODS
 
 REASONS = {"ABORTED": {"code": "ABORTED", "reason": "ATTACHMENT_REPLACED", "message": "another stream has this id"}}
 """The statuses with a reason of their own with which the suite ends a stream."""

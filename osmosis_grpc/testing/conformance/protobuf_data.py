@@ -12,7 +12,7 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import error_pb2
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import error_pb2
 from osmosis_grpc.testing.raw import detail_of
 
 Data = dict[str, Any]

@@ -5,13 +5,13 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from osmosis_grpc.protocol.wire.methods import METHODS
 from osmosis_grpc.testing.conformance.link_steps import GENERIC, Step, link_of, run_steps
 from osmosis_grpc.testing.conformance.links import Failed
 from osmosis_grpc.testing.conformance.patterns import differences
 from osmosis_grpc.testing.conformance.protobuf_data import CaseError, check_fields, code_number, to_data
 from osmosis_grpc.testing.conformance.results import Skipped
 from osmosis_grpc.testing.conformance.server_run import ServerRun
-from osmosis_grpc.wire.methods import METHODS
 
 MOST_INITS = 3000
 """`flood` starts at most so many rollouts."""

@@ -12,12 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from osmosis_grpc.errors import Aborted, CallError
+from osmosis_grpc.protocol.errors import Aborted, CallError
+from osmosis_grpc.protocol.types import (
+    ChatRequest,
+    ChatResponse,
+    RolloutOutcome,
+    RolloutRequest,
+    TokenBlock,
+    VersionSpan,
+)
 from osmosis_grpc.supervise import OnFailure, child, job
 from osmosis_grpc.testing.conformance.protobuf_data import code_name
 from osmosis_grpc.trainer import Trainer, TrainerConfig
 from osmosis_grpc.trainer.transports.callback import link
-from osmosis_grpc.types import ChatRequest, ChatResponse, RolloutOutcome, RolloutRequest, TokenBlock, VersionSpan
 
 ROLLOUT = job("testing.conformance.rollout", OnFailure.RAISE)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, control_pb2, error_pb2, services_pb2
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import attach_pb2, control_pb2, error_pb2, services_pb2
 from osmosis_grpc.testing.conformance.call_link import CallLink
 from osmosis_grpc.testing.conformance.calls import Calls
 from osmosis_grpc.testing.conformance.links import OutOfTime, StreamLink

@@ -1,7 +1,8 @@
 """Scripted peers for tests of an implementation: a trainer for an agent server, an agent server for a trainer.
 
 They send and record single frames over the generated stubs and share no code with osmosis_grpc.trainer,
-osmosis_grpc.server and the frame streams of osmosis_grpc.link. `trainer_frames` and `server_frames` build the frames.
+osmosis_grpc.server and the frame streams of osmosis_grpc.network. `trainer_frames` and `server_frames` build the
+frames.
 """
 
 from osmosis_grpc.testing.raw import server_frames, trainer_frames

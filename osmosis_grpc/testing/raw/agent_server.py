@@ -3,7 +3,7 @@
 import itertools
 from typing import Any
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, rollout_pb2, services_pb2
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import attach_pb2, rollout_pb2, services_pb2
 from osmosis_grpc.testing.raw.connections import ACCEPT, ATTACH, RawDialler, RawListener
 from osmosis_grpc.testing.raw.server_frames import accepted, chat, complete, hello
 

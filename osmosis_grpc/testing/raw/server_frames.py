@@ -4,7 +4,7 @@ from typing import Any
 
 import grpc
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import (
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import (
     attach_pb2,
     chat_pb2,
     control_pb2,

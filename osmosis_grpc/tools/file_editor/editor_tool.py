@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any, Literal
 
-from osmosis_grpc.errors import ToolArgumentError
+from osmosis_grpc.protocol.errors import ToolArgumentError
 from osmosis_grpc.tools.file_editor.text_edits import (
     BOM,
     context_of,

@@ -1,8 +1,8 @@
 """Edits the text of a file. Every byte outside of an edit stays: line ends, tabs, a byte order mark."""
 
-from osmosis_grpc.errors import ToolArgumentError
+from osmosis_grpc.protocol.errors import ToolArgumentError
+from osmosis_grpc.protocol.types.jsontext import repaired
 from osmosis_grpc.tools.sandbox.port import SandboxFileError
-from osmosis_grpc.types.jsontext import repaired
 
 BOM = "\ufeff"
 CONTEXT = 4

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Collection
 from types import TracebackType
 from typing import Any, Self
 
-from osmosis_grpc.errors import MissingExtraError
+from osmosis_grpc.protocol.errors import MissingExtraError
 from osmosis_grpc.supervise import SYSTEM, Backoff, DaemonThreads, OnFailure, Supervisor, job
 from osmosis_grpc.tools.kubernetes.config import CONTAINER, PROCESS_LABEL, SERVER_LABEL, KubernetesConfig, pod_manifest
 from osmosis_grpc.tools.kubernetes.sandbox import KubernetesSandbox

@@ -9,7 +9,7 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from osmosis_grpc.errors import ToolExecutionError, ToolUnavailable
+from osmosis_grpc.protocol.errors import ToolExecutionError, ToolUnavailable
 
 SECONDS = 30.0
 """The default time limit of a program."""

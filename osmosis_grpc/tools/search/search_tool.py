@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from osmosis_grpc.errors import ToolArgumentError
+from osmosis_grpc.protocol.errors import ToolArgumentError
 from osmosis_grpc.tools.sandbox.port import FILE_BYTES, Sandbox, SandboxError, check_sandbox
 from osmosis_grpc.tools.tool import Tool
 

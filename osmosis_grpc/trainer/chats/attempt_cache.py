@@ -11,7 +11,8 @@ from functools import partial
 from typing import Any
 
 from osmosis_grpc.engine.failpoints import reach
-from osmosis_grpc.errors import (
+from osmosis_grpc.network.channel_options import MAX_REPLY_BYTES
+from osmosis_grpc.protocol.errors import (
     AlreadyExists,
     Cancelled,
     FailedPrecondition,
@@ -20,17 +21,24 @@ from osmosis_grpc.errors import (
     Unavailable,
     UnknownChat,
 )
-from osmosis_grpc.link.channel_options import MAX_REPLY_BYTES
+from osmosis_grpc.protocol.types import (
+    ChatRequest,
+    ChatResponse,
+    RolloutOutcome,
+    ToolDict,
+    TrajectoryEvent,
+    events,
+    jsontext,
+)
+from osmosis_grpc.protocol.types.call_ids import with_call_ids
+from osmosis_grpc.protocol.types.cuts import ABORTED
+from osmosis_grpc.protocol.types.outcome import describe
+from osmosis_grpc.protocol.wire.chat import reply_bytes
 from osmosis_grpc.storage.ledger import ChatRow, Ledger
 from osmosis_grpc.trainer.chats.ledger_codec import kept_chat, question_of
 from osmosis_grpc.trainer.chats.policy_errors import ChatKey, PolicyErrors, key_of
 from osmosis_grpc.trainer.chats.sample import PendingChat, SampleState, tools_digest
 from osmosis_grpc.trainer.chats.sampler import Sampler, versioned
-from osmosis_grpc.types import ChatRequest, ChatResponse, RolloutOutcome, ToolDict, TrajectoryEvent, events, jsontext
-from osmosis_grpc.types.call_ids import with_call_ids
-from osmosis_grpc.types.cuts import ABORTED
-from osmosis_grpc.types.outcome import describe
-from osmosis_grpc.wire.chat import reply_bytes
 
 ABORTED_RETRY = 1.0
 """When the engine has aborted a reply, the server asks again after this many seconds."""

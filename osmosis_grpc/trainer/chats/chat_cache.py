@@ -5,9 +5,10 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import outcome_pb2
 from osmosis_grpc.engine.failpoints import reach
-from osmosis_grpc.errors import Aborted, CallError, LedgerError, NotFound, Unavailable
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import outcome_pb2
+from osmosis_grpc.protocol.errors import Aborted, CallError, LedgerError, NotFound, Unavailable
+from osmosis_grpc.protocol.types import ChatRequest, Receipt, RolloutOutcome
 from osmosis_grpc.storage.ledger import ChatRow, Ledger, LedgerRollout
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.trainer.chats.attempt_cache import UNWRITTEN_RETRY, AttemptCache, reply_of, unwritten
@@ -17,7 +18,6 @@ from osmosis_grpc.trainer.chats.policy_table import Policies, PolicyTable
 from osmosis_grpc.trainer.chats.sample import PendingChat
 from osmosis_grpc.trainer.chats.sampler import Sampler
 from osmosis_grpc.trainer.metrics import Metrics
-from osmosis_grpc.types import ChatRequest, Receipt, RolloutOutcome
 
 SWEEP = job("trainer.sweep", OnFailure.RESTART)
 

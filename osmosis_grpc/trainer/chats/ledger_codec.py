@@ -4,14 +4,14 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import chat_pb2, message_pb2, outcome_pb2, rollout_pb2
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import chat_pb2, message_pb2, outcome_pb2, rollout_pb2
+from osmosis_grpc.protocol.types import ChatRequest, InitRequest, RolloutOutcome, RolloutRequest, ToolDict
+from osmosis_grpc.protocol.wire.chat import chat_bytes, chat_from_wire, reply_bytes, reply_from_wire
+from osmosis_grpc.protocol.wire.message import tools_from_wire
+from osmosis_grpc.protocol.wire.outcome import outcome_from_wire
+from osmosis_grpc.protocol.wire.rollout import init_from_wire, init_to_wire
 from osmosis_grpc.storage.ledger import ChatRow, LedgerRollout
 from osmosis_grpc.trainer.chats.sample import PendingChat, SampleState
-from osmosis_grpc.types import ChatRequest, InitRequest, RolloutOutcome, RolloutRequest, ToolDict
-from osmosis_grpc.wire.chat import chat_bytes, chat_from_wire, reply_bytes, reply_from_wire
-from osmosis_grpc.wire.message import tools_from_wire
-from osmosis_grpc.wire.outcome import outcome_from_wire
-from osmosis_grpc.wire.rollout import init_from_wire, init_to_wire
 
 Samples = dict[str, SampleState]
 

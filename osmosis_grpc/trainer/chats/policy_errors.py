@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import NoReturn
 
-from osmosis_grpc.errors import CallError, Internal, InvalidArgument
+from osmosis_grpc.protocol.errors import CallError, Internal, InvalidArgument
+from osmosis_grpc.protocol.types import ChatRequest, Failure, FailureReason
+from osmosis_grpc.protocol.types.outcome import causes_of, clip, log_traceback, printable, with_type
 from osmosis_grpc.supervise.throttled_log import Throttled
-from osmosis_grpc.types import ChatRequest, Failure, FailureReason
-from osmosis_grpc.types.outcome import causes_of, clip, log_traceback, printable, with_type
 
 log = logging.getLogger(__name__)
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Mapping
 
-from osmosis_grpc.errors import InvalidArgument
 from osmosis_grpc.policies import Policy
 from osmosis_grpc.policies.threads import check_policy
-from osmosis_grpc.types.requests import check_policy_name
+from osmosis_grpc.protocol.errors import InvalidArgument
+from osmosis_grpc.protocol.types.requests import check_policy_name
 
 Policies = Policy | Mapping[str, Policy]
 """One policy, for chats that name none; or several by name. The policy with an empty name is for chats that name none.

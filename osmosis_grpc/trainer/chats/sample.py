@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from osmosis_grpc.errors import CallError
-from osmosis_grpc.types import (
+from osmosis_grpc.protocol.errors import CallError
+from osmosis_grpc.protocol.types import (
     ChatPurpose,
     ChatRequest,
     ChatResponse,
@@ -23,9 +23,9 @@ from osmosis_grpc.types import (
     events,
     jsontext,
 )
-from osmosis_grpc.types.conversation_tree import Conversation, Node, Position, path
-from osmosis_grpc.types.segment_assembly import Assembler
-from osmosis_grpc.types.segment_extras import rows
+from osmosis_grpc.protocol.types.conversation_tree import Conversation, Node, Position, path
+from osmosis_grpc.protocol.types.segment_assembly import Assembler
+from osmosis_grpc.protocol.types.segment_extras import rows
 
 if TYPE_CHECKING:
     from osmosis_grpc.storage.ledger import ChatRow

@@ -9,13 +9,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from osmosis_grpc import supervise
-from osmosis_grpc.errors import FailedPrecondition
 from osmosis_grpc.policies import Policy
+from osmosis_grpc.protocol.errors import FailedPrecondition
+from osmosis_grpc.protocol.types import ChatRequest, ChatResponse, TokenBlock, VersionSpan
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.trainer.chats.policy_errors import PolicyErrors
 from osmosis_grpc.trainer.chats.policy_table import PolicyTable
 from osmosis_grpc.trainer.metrics import Metrics
-from osmosis_grpc.types import ChatRequest, ChatResponse, TokenBlock, VersionSpan
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span

@@ -6,10 +6,10 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from osmosis_grpc.errors import Unavailable
-from osmosis_grpc.link.call_metrics import Asking, CallSink
-from osmosis_grpc.link.client_calls import DETAILS_KEY, error_of
-from osmosis_grpc.link.credentials import Credentials
+from osmosis_grpc.network.call_metrics import Asking, CallSink
+from osmosis_grpc.network.client_calls import DETAILS_KEY, error_of
+from osmosis_grpc.network.credentials import Credentials
+from osmosis_grpc.protocol.errors import Unavailable
 
 SERVICE = "/osmosis.rollout.v1.RolloutService/"
 CALL_TIMEOUT = 30.0

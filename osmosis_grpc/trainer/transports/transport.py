@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from osmosis_grpc.errors import CallError
-from osmosis_grpc.link.connection_errors import explained, is_replaced
-from osmosis_grpc.link.credentials import Credentials
-from osmosis_grpc.link.dialled_stream import redial
-from osmosis_grpc.link.network import Network
-from osmosis_grpc.link.server_security import ServerSecurity
+from osmosis_grpc.network.connection_errors import explained, is_replaced
+from osmosis_grpc.network.credentials import Credentials
+from osmosis_grpc.network.dialled_stream import redial
+from osmosis_grpc.network.network import Network
+from osmosis_grpc.network.server_security import ServerSecurity
+from osmosis_grpc.protocol.errors import CallError
 from osmosis_grpc.storage.ledger import LedgerRollout
 from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.trainer.agent_server_state import AgentServerLink

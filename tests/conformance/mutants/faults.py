@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import grpc
 from google.rpc import error_details_pb2
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import outcome_pb2, services_pb2
-from osmosis_grpc.errors import Aborted
-from osmosis_grpc.link.stream_machine import StreamMachine
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import outcome_pb2, services_pb2
+from osmosis_grpc.protocol.errors import Aborted
+from osmosis_grpc.protocol.stream.stream_machine import StreamMachine
 
 Edit = Callable[[Any], int | None]
 """Changes the content of a frame. It may return how many times the frame is sent or handled, in place of once."""
@@ -285,7 +285,7 @@ SERVER = {
     "dies-of-unknown-frames": Fault("unknown-frame", gets("", _raises)),
     "json-as-text": Fault("json-is-compared-by-value", replaced("types.jsontext:_encode_sorted", _unsorted)),
     "drift-is-ignored": Fault("segment-drifts", replaced("types.segment_assembly:_common", _length_only)),
-    "too-many-frames": Fault("too-many-frames", replaced("link.stream_machine:MAX_FRAMES", _endless)),
+    "too-many-frames": Fault("too-many-frames", replaced("protocol.stream.stream_machine:MAX_FRAMES", _endless)),
 }
 """Faults of the server, by name."""
 TRAINER = {
@@ -299,7 +299,7 @@ TRAINER = {
     "leaves-without-goodbye": Fault("goodbye", sends("goodbye", _dropped)),
     "no-heartbeats": Fault("heartbeats-of-the-trainer", sends("heartbeat", _dropped)),
     "waits-for-a-silent-server": Fault(
-        "silent-server-is-dead", replaced("link.stream_machine:StreamMachine.pace", _deaf)
+        "silent-server-is-dead", replaced("protocol.stream.stream_machine:StreamMachine.pace", _deaf)
     ),
     "ignores-abandon": Fault("abandoned-chat-stops-the-sampler", gets("abandon_chat", _dropped)),
     "ignores-windows": Fault("window-of-zero-pauses", gets("window", _dropped)),

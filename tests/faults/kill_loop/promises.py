@@ -13,9 +13,9 @@ from itertools import pairwise
 from pathlib import Path
 
 from osmosis_grpc.engine.recovery import CONVICTED
+from osmosis_grpc.protocol.types import Receipt, events
+from osmosis_grpc.protocol.wire.event import kind_from_bytes, kind_to_bytes
 from osmosis_grpc.storage.worker_folders import worker_folders
-from osmosis_grpc.types import Receipt, events
-from osmosis_grpc.wire.event import kind_from_bytes, kind_to_bytes
 from tests.faults.kill_loop.history import Line
 
 SHOWN = 12

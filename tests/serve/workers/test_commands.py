@@ -12,7 +12,7 @@ from collections import Counter
 
 import pytest
 
-from osmosis_grpc.reading.folder_source import FolderSource
+from osmosis_grpc.records.reading.folder_source import FolderSource
 from osmosis_grpc.trainer import Trainer
 from tests.serve.workers.server import started
 from tests.serve.workers.test_workers import IDS, Policy, finished

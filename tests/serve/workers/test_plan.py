@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from osmosis_grpc.serve.workers.plan import plan
-from osmosis_grpc.settings import RolloutServerSettings
+from osmosis_grpc.settings.settings import RolloutServerSettings
 from tests.ports import quiet_port
 
 

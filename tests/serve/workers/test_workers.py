@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from osmosis_grpc.errors import Unavailable
 from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.protocol.errors import Unavailable
+from osmosis_grpc.protocol.types import OutcomeStatus, RolloutFilter, RolloutState
 from osmosis_grpc.trainer import RolloutClient, Trainer
-from osmosis_grpc.types import OutcomeStatus, RolloutFilter, RolloutState
 from tests.callback_trainer import CallbackTrainer
 from tests.ports import quiet_port
 from tests.processes import run

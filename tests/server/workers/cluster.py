@@ -9,9 +9,9 @@ from typing import Any
 import grpc
 
 from osmosis_gateway.http_server import serve_http
-from osmosis_grpc._gen.osmosis.rollout.v1 import services_pb2_grpc
-from osmosis_grpc.link.channel_options import client_options
-from osmosis_grpc.link.client_calls import call
+from osmosis_grpc.network.channel_options import client_options
+from osmosis_grpc.network.client_calls import call
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import services_pb2_grpc
 from osmosis_grpc.server import AgentServer, ServerSecurity
 from osmosis_grpc.server.workers.config import WorkersConfig
 from osmosis_grpc.storage.worker_folders import worker_folder

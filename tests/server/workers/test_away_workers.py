@@ -7,14 +7,14 @@ import httpx
 import pytest
 
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.errors import Unavailable
 from osmosis_grpc.policies.scripted import EchoPolicy
+from osmosis_grpc.protocol.errors import Unavailable
+from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.server.workers import routing, siblings
 from osmosis_grpc.server.workers.routing import hashed
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.trainer import Trainer, TrainerConfig
 from osmosis_grpc.trainer.transports.callback import link
-from osmosis_grpc.types import OutcomeStatus
 from tests.server.workers.cluster import workers
 from tests.server.workers.test_routing import Replayable
 from tests.waiting import until

@@ -7,14 +7,14 @@ import pytest
 
 from osmosis_grpc.cli.query_database import QueryDatabase, QueryError
 from osmosis_grpc.policies.scripted import EchoPolicy
-from osmosis_grpc.reading.annotator import open_annotator
-from osmosis_grpc.reading.folder_source import FolderSource
-from osmosis_grpc.reading.list_filter import FilterError
-from osmosis_grpc.reading.source_port import SourceError
+from osmosis_grpc.protocol.types import Annotation, RolloutFilter, RolloutState, events
+from osmosis_grpc.records.reading.annotator import open_annotator
+from osmosis_grpc.records.reading.folder_source import FolderSource
+from osmosis_grpc.records.reading.list_filter import FilterError
+from osmosis_grpc.records.reading.source_port import SourceError
 from osmosis_grpc.storage.backup import copied_schemas, copy_workers, new_folder
 from osmosis_grpc.storage.find_damage import examine
 from osmosis_grpc.storage.worker_folders import worker_folders
-from osmosis_grpc.types import Annotation, RolloutFilter, RolloutState, events
 from tests.callback_trainer import CallbackTrainer
 from tests.server.workers.cluster import workers
 from tests.server.workers.test_routing import IDS, QUESTION, Waiter

@@ -7,9 +7,10 @@ from contextlib import AsyncExitStack, aclosing
 import grpc
 import pytest
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2, services_pb2_grpc
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.errors import (
+from osmosis_grpc.policies.scripted import EchoPolicy
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import control_pb2, services_pb2_grpc
+from osmosis_grpc.protocol.errors import (
     AlreadyExists,
     DeadlineExceeded,
     FailedPrecondition,
@@ -17,14 +18,7 @@ from osmosis_grpc.errors import (
     NotFound,
     Unavailable,
 )
-from osmosis_grpc.policies.scripted import EchoPolicy
-from osmosis_grpc.server import AgentServer, ServerSecurity
-from osmosis_grpc.server.workers import siblings
-from osmosis_grpc.server.workers.routing import hashed
-from osmosis_grpc.testing.calculator import CalculatorAgent
-from osmosis_grpc.testing.raw import RawTrainer
-from osmosis_grpc.trainer import RolloutClient, Trainer
-from osmosis_grpc.types import (
+from osmosis_grpc.protocol.types import (
     Annotation,
     Fork,
     Group,
@@ -35,7 +29,13 @@ from osmosis_grpc.types import (
     RolloutState,
     events,
 )
-from osmosis_grpc.wire.rollout import init_to_wire
+from osmosis_grpc.protocol.wire.rollout import init_to_wire
+from osmosis_grpc.server import AgentServer, ServerSecurity
+from osmosis_grpc.server.workers import siblings
+from osmosis_grpc.server.workers.routing import hashed
+from osmosis_grpc.testing.calculator import CalculatorAgent
+from osmosis_grpc.testing.raw import RawTrainer
+from osmosis_grpc.trainer import RolloutClient, Trainer
 from tests.callback_trainer import CallbackTrainer
 from tests.security.conftest import Files
 from tests.server.workers.cluster import SECRET, workers

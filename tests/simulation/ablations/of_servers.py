@@ -14,11 +14,11 @@ from osmosis_grpc.engine.runner import Runner
 from osmosis_grpc.engine.shutdown import Shutdown
 from osmosis_grpc.engine.termination import Termination
 from osmosis_grpc.engine.tombstones import Tombstones
+from osmosis_grpc.protocol.types import events
+from osmosis_grpc.protocol.types.failure_reasons import FailureReason
 from osmosis_grpc.server.attachment import Attachment
 from osmosis_grpc.server.attachment_registry import Attachments
 from osmosis_grpc.storage.journal.credentials import Secrets
-from osmosis_grpc.types import events
-from osmosis_grpc.types.failure_reasons import FailureReason
 from tests.simulation.ablations.ablation import nothing, without
 
 

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from osmosis_grpc.errors import Aborted
+from osmosis_grpc.protocol.errors import Aborted
+from osmosis_grpc.protocol.types import Receipt
 from osmosis_grpc.storage.ledger.sqlite_ledger import SqliteLedger
 from osmosis_grpc.trainer.chats import chat_cache
 from osmosis_grpc.trainer.chats.attempt_cache import AttemptCache
@@ -11,7 +12,6 @@ from osmosis_grpc.trainer.outcome_recorder import OutcomeRecorder
 from osmosis_grpc.trainer.scheduler import Scheduler
 from osmosis_grpc.trainer.transports.attach.event_subscriptions import Subscription, Subscriptions
 from osmosis_grpc.trainer.transports.attach.link import AttachedServer
-from osmosis_grpc.types import Receipt
 from tests.simulation.ablations.ablation import nothing, without
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from osmosis_grpc.errors import ToolExecutionError
+from osmosis_grpc.protocol.errors import ToolExecutionError
 from osmosis_grpc.tools.sandbox import Isolation, LocalSandbox, Protection, SandboxRefused
 
 SOME = Isolation("process", frozenset({Protection.LIMITS}), "bubblewrap is not installed")

@@ -11,21 +11,27 @@ from typing import Any
 
 import grpc
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2, control_pb2, services_pb2, services_pb2_grpc
-from osmosis_grpc.errors import CallError, FailedPrecondition, ResourceExhausted, Unauthenticated, Unimplemented
-from osmosis_grpc.link.channel_options import client_options
-from osmosis_grpc.link.dialled_stream import DialledStream
-from osmosis_grpc.link.frame_stream import FrameStream
-from osmosis_grpc.link.handlers import Registrar
-from osmosis_grpc.link.listen import start
+from osmosis_grpc.network.channel_options import client_options
+from osmosis_grpc.network.dialled_stream import DialledStream
+from osmosis_grpc.network.frame_stream import FrameStream
+from osmosis_grpc.network.handlers import Registrar
+from osmosis_grpc.network.listen import start
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import attach_pb2, control_pb2, services_pb2, services_pb2_grpc
+from osmosis_grpc.protocol.errors import (
+    CallError,
+    FailedPrecondition,
+    ResourceExhausted,
+    Unauthenticated,
+    Unimplemented,
+)
+from osmosis_grpc.protocol.types.outcome import clip
+from osmosis_grpc.protocol.wire.attach import check_protocol, trainer_frame
 from osmosis_grpc.storage.ledger import LedgerRollout
 from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.trainer.target_sources import Target
 from osmosis_grpc.trainer.transports.attach.link import AttachedServer
 from osmosis_grpc.trainer.transports.calls import Calls
 from osmosis_grpc.trainer.transports.transport import Dialled, Transport
-from osmosis_grpc.types.outcome import clip
-from osmosis_grpc.wire.attach import check_protocol, trainer_frame
 
 log = logging.getLogger(__name__)
 

@@ -5,12 +5,12 @@ import itertools
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
-from osmosis_grpc._gen.osmosis.rollout.v1 import control_pb2
-from osmosis_grpc.errors import CallError
-from osmosis_grpc.types import TrajectoryEvent
-from osmosis_grpc.wire.attach import refused
-from osmosis_grpc.wire.event import event_from_wire
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import attach_pb2 as pb
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import control_pb2
+from osmosis_grpc.protocol.errors import CallError
+from osmosis_grpc.protocol.types import TrajectoryEvent
+from osmosis_grpc.protocol.wire.attach import refused
+from osmosis_grpc.protocol.wire.event import event_from_wire
 
 MAX_WAITING = 4096
 """When this many events wait for their reader, the subscription is paused."""

@@ -8,19 +8,19 @@ import copy
 from collections.abc import Callable
 from functools import partial
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import attach_pb2 as pb
-from osmosis_grpc._gen.osmosis.rollout.v1 import chat_pb2
-from osmosis_grpc.errors import Aborted, CallError, Internal, ResourceExhausted
-from osmosis_grpc.link.frame_stream import FrameStream
+from osmosis_grpc.network.frame_stream import FrameStream
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import attach_pb2 as pb
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import chat_pb2
+from osmosis_grpc.protocol.errors import Aborted, CallError, Internal, ResourceExhausted
+from osmosis_grpc.protocol.types import AbandonReason
+from osmosis_grpc.protocol.wire.attach import chat_reply_frame, trainer_frame
+from osmosis_grpc.protocol.wire.chat import chat_from_wire
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.trainer.agent_server_state import RolloutKey
 from osmosis_grpc.trainer.chats.attempt_cache import names
 from osmosis_grpc.trainer.chats.chat_cache import ChatCache
 from osmosis_grpc.trainer.chats.policy_errors import ChatKey
 from osmosis_grpc.trainer.chats.sample import PendingChat
-from osmosis_grpc.types import AbandonReason
-from osmosis_grpc.wire.attach import chat_reply_frame, trainer_frame
-from osmosis_grpc.wire.chat import chat_from_wire
 
 ANSWER = job("trainer.answer_chat", OnFailure.REPORT, "callback")
 

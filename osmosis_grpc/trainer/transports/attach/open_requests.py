@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import Message
 
-from osmosis_grpc.wire.attach import refused
+from osmosis_grpc.protocol.wire.attach import refused
 
 Answer = TypeVar("Answer")
 

@@ -16,12 +16,19 @@ from typing import Any
 
 import grpc
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import annotation_pb2, control_pb2, rollout_pb2
-from osmosis_grpc.errors import CallError, DeadlineExceeded, NotFound, Unavailable
-from osmosis_grpc.link.channel_options import client_options
-from osmosis_grpc.link.client_calls import error_of
-from osmosis_grpc.link.credentials import Credentials
-from osmosis_grpc.link.network import Network
+from osmosis_grpc.network.channel_options import client_options
+from osmosis_grpc.network.client_calls import error_of
+from osmosis_grpc.network.credentials import Credentials
+from osmosis_grpc.network.network import Network
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import annotation_pb2, control_pb2, rollout_pb2
+from osmosis_grpc.protocol.errors import CallError, DeadlineExceeded, NotFound, Unavailable
+from osmosis_grpc.protocol.types import Callback, CancelResult, InitRequest, TrajectoryEvent, events
+from osmosis_grpc.protocol.types.jsontext import NOTHING
+from osmosis_grpc.protocol.wire.attach import check_protocol
+from osmosis_grpc.protocol.wire.control import CANCEL_RESULT
+from osmosis_grpc.protocol.wire.event import event_from_wire
+from osmosis_grpc.protocol.wire.features import BLOBS, features_from_wire
+from osmosis_grpc.protocol.wire.rollout import init_to_wire
 from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.trainer.agent_server_state import (
     AgentServerLink,
@@ -33,13 +40,6 @@ from osmosis_grpc.trainer.agent_server_state import (
 )
 from osmosis_grpc.trainer.config import TrainerConfig
 from osmosis_grpc.trainer.transports.calls import Calls, NoAnswer, raise_if_cancelled
-from osmosis_grpc.types import Callback, CancelResult, InitRequest, TrajectoryEvent, events
-from osmosis_grpc.types.jsontext import NOTHING
-from osmosis_grpc.wire.attach import check_protocol
-from osmosis_grpc.wire.control import CANCEL_RESULT
-from osmosis_grpc.wire.event import event_from_wire
-from osmosis_grpc.wire.features import BLOBS, features_from_wire
-from osmosis_grpc.wire.rollout import init_to_wire
 
 log = logging.getLogger(__name__)
 

@@ -7,16 +7,16 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
-from osmosis_grpc._gen.osmosis.rollout.v1 import chat_pb2, outcome_pb2
-from osmosis_grpc.errors import Aborted, CallError, InvalidArgument
-from osmosis_grpc.link.callback_credentials import CallbackKeys
+from osmosis_grpc.network.callback_credentials import CallbackKeys
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import chat_pb2, outcome_pb2
+from osmosis_grpc.protocol.errors import Aborted, CallError, InvalidArgument
+from osmosis_grpc.protocol.types import AbandonReason, Callback, ChatRequest, Receipt, RolloutOutcome
+from osmosis_grpc.protocol.wire.features import OUTCOME_BY_REFERENCE
 from osmosis_grpc.trainer.agent_server_state import Report
 from osmosis_grpc.trainer.target_sources import Target
 from osmosis_grpc.trainer.transports.callback.link import CalledServer
 from osmosis_grpc.trainer.transports.callback.listener import CallbackListener, Receiver
 from osmosis_grpc.trainer.transports.transport import Dialled, Transport
-from osmosis_grpc.types import AbandonReason, Callback, ChatRequest, Receipt, RolloutOutcome
-from osmosis_grpc.wire.features import OUTCOME_BY_REFERENCE
 
 LOCAL = "127.0.0.1:0"
 

@@ -1,0 +1,1 @@
+"""The names and the behaviour of older systems."""

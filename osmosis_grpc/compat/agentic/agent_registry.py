@@ -1,0 +1,88 @@
+"""The agent types by name: those of this package, those that code registers, and those of installed packages."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+from typing import Any, TypeVar
+
+from osmosis_grpc.compat.agentic.base_agent import BaseAgent
+from osmosis_grpc.protocol.errors import InvalidArgument
+
+GROUP = "osmosis_grpc.agents"
+"""The group of entry points of other packages: the name is the agent type, the value is the class."""
+
+C = TypeVar("C", bound=type)
+_registered: dict[str, type] = {}
+
+
+def register_agent(name: str) -> Callable[[C], C]:
+    """Return a class decorator that registers an agent type. Raises ValueError for a name that is registered."""
+    if not name.strip():
+        raise ValueError(f"name: {name!r} is not the name of an agent type")
+
+    def register(cls: C) -> C:
+        if name in _registered or name in _built_in():
+            raise ValueError(
+                f"name: the agent type {name!r} is registered already, as {get_agent_class(name).__name__}"
+            )
+        _registered[name] = cls
+        return cls
+
+    return register
+
+
+def get_agent_class(name: str) -> type:
+    """Return the class of an agent type. Raises InvalidArgument, which lists the agent types."""
+    known = {**_built_in(), **_registered}
+    if name in known:
+        return known[name]
+    for found in entry_points(group=GROUP, name=name):
+        cls: type = found.load()
+        return cls
+    raise InvalidArgument("agent_type", f"{name!r} is no agent type; the types are {', '.join(list_agents())}")
+
+
+def list_agents() -> list[str]:
+    """Return the names of the agent types, sorted."""
+    return sorted({*_built_in(), *_registered, *(found.name for found in entry_points(group=GROUP))})
+
+
+def clear_registry() -> None:
+    """Forget the agent types that code has registered. Those of this package and of installed packages stay."""
+    _registered.clear()
+
+
+def make_agent(name: str, of_the_config: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+    """Make an agent of a type.
+
+    `of_the_config` are arguments from fields of the configuration, and `options` are those of its agent_options. Raises
+    InvalidArgument for an unknown type, for an option that the agent does not have, and for one that is a field.
+    """
+    cls = get_agent_class(name)
+    if not issubclass(cls, BaseAgent):
+        raise InvalidArgument("agent_type", f"{name!r}: {cls.__name__} is no BaseAgent")
+    parameters = inspect.signature(cls).parameters.values()
+    known = {each.name for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)}
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    for option in options:
+        if option in of_the_config:
+            raise InvalidArgument(f"agent_options.{option}", f"is a field of the configuration; set {option} there")
+        if option not in known and not takes_any:
+            listed = ", ".join(sorted(known - of_the_config.keys())) or "none"
+            raise InvalidArgument(f"agent_options.{option}", f"the agent {name} has the options {listed}")
+    missing = [field for field in of_the_config if field not in known and not takes_any]
+    if missing:
+        why = f"{cls.__name__}() does not take {', '.join(missing)}; add **kwargs, and pass them to super().__init__()"
+        raise InvalidArgument("agent_type", f"{name!r}: {why}")
+    try:
+        return cls(**of_the_config, **options)
+    except TypeError as error:
+        raise InvalidArgument("agent_options", f"the agent {name} cannot be made: {error}") from error
+
+
+def _built_in() -> dict[str, type]:
+    from osmosis_grpc.compat.agentic.coding_agent import CodingAgent
+    from osmosis_grpc.compat.agentic.react_agent import ReActAgent
+    from osmosis_grpc.compat.agentic.tool_agent import ToolAgent
+
+    return {"react": ReActAgent, "tool": ToolAgent, "coding": CodingAgent}

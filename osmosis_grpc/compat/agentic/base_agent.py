@@ -1,0 +1,175 @@
+"""The base class of agents, with the method names of the Agentic Rollout Library."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from osmosis_grpc.agent.context import get_rollout_context
+from osmosis_grpc.agent.runnable import Runnable
+from osmosis_grpc.compat.agentic.checks import check_count, check_temperature
+from osmosis_grpc.compat.agentic.duck_tools import as_tools
+from osmosis_grpc.compat.agentic.llm import LLMFunction
+from osmosis_grpc.compat.agentic.reading import Answer, Call, Part, Unreadable
+from osmosis_grpc.compat.agentic.reply_formats import FORMATS, ReplyFormat, parameters_of
+from osmosis_grpc.compat.agentic.runnable import agent_runnable
+from osmosis_grpc.compat.agentic.step_builder import StepBuilder
+from osmosis_grpc.compat.agentic.tool_calls import run_calls
+from osmosis_grpc.compat.agentic.tool_registry import MakeSandbox, Toolbox, opened_tools
+from osmosis_grpc.compat.agentic.trajectory import COMPLETED, StepType, StopReason, Trajectory, TrajectoryStep
+from osmosis_grpc.protocol.errors import InvalidArgument
+from osmosis_grpc.tools.sandbox import LocalSandbox
+
+REPLIES = (StepType.THOUGHT, StepType.ACTION, StepType.FINAL_ANSWER)
+"""The kinds of steps that a reply makes."""
+
+
+class BaseAgent(ABC):
+    """An agent. One instance runs any number of rollouts at once, so it keeps nothing of a rollout in itself.
+
+    A subclass writes run_trajectory(). With AgenticRollout or agent_runnable(), its rollouts run on the engine.
+    """
+
+    reply_format: ClassVar[ReplyFormat] = FORMATS["react"]
+    """How the agent reads replies, and whether it offers its tools beside the messages."""
+    replayable: bool = False
+    """Whether the agent asks the same chats when it runs again with the same replies, see RolloutAgentLoop."""
+
+    def __init__(
+        self,
+        max_steps: int = 10,
+        max_tokens_per_step: int = 16000,
+        temperature: float = 0.7,
+        tools_config: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        check_count("max_steps", max_steps)
+        check_count("max_tokens_per_step", max_tokens_per_step)
+        check_temperature("temperature", temperature)
+        self.max_steps = max_steps
+        self.max_tokens_per_step = max_tokens_per_step
+        self.temperature = float(temperature)
+        self.toolbox = Toolbox(tools_config)
+        self.own_tools: dict[str, Any] = {}
+        """The tools of set_tools()."""
+        self.make_sandbox: MakeSandbox = LocalSandbox
+        """Makes the sandbox of a rollout, if a tool of the configuration needs one."""
+        self.interactions: dict[str, Any] = {}
+        self.on_trajectory: Callable[[Trajectory], Awaitable[None]] | None = None
+        """Called with each trajectory that run_trajectory() of an agent of this package makes."""
+
+    def as_runnable(self) -> Runnable:
+        """Return the agent as `serve` and `validate` host it. See agent_runnable()."""
+        return agent_runnable(self)
+
+    def set_tools(self, tools: Mapping[str, Any] | Iterable[Any]) -> None:
+        """Set tools: by name, or a list. They join those of tools_config. See as_tools(). Raises InvalidArgument."""
+        self.own_tools = as_tools(tools)
+
+    @property
+    def tools(self) -> dict[str, Any]:
+        """All tools by name. Within a rollout, those that work in its sandbox."""
+        return {**self.toolbox.tools, **self.own_tools, **(opened_tools.get() or {})}
+
+    def set_interactions(self, interactions: Mapping[str, Any]) -> None:
+        """Set the interactions by name. Each is asked about a final answer, see interactions.py."""
+        for name, interaction in interactions.items():
+            if not callable(getattr(interaction, "respond", None)):
+                raise InvalidArgument(f"interactions.{name}", "has no method respond(messages, answer)")
+        self.interactions = dict(interactions)
+
+    @abstractmethod
+    async def run_trajectory(
+        self, prompt: Any, llm_generate_func: LLMFunction, request_id: str = "", **kwargs: Any
+    ) -> Trajectory:
+        """Run one rollout and return its trajectory."""
+
+    def should_continue(self, trajectory: Trajectory) -> bool:
+        """Return whether the agent asks the model again: it has no final answer, and replies are left."""
+        if trajectory.is_completed or (trajectory.steps and trajectory.steps[-1].step_type is StepType.FINAL_ANSWER):
+            return False
+        return sum(step.step_type in REPLIES for step in trajectory.steps) < self.max_steps
+
+    def create_system_prompt(self) -> str:
+        """Return the system prompt, with the tools if the model does not get them in another way."""
+        return self.reply_format.system_prompt(self.tool_schemas())
+
+    def parse_llm_output(self, output: Any, expected_type: StepType | None = None) -> TrajectoryStep:
+        """Return a reply as one step: its first action, else its final answer, else a thought.
+
+        `output` is a text or an assistant message. The content of an action and of a thought is the whole reply, so
+        that format_messages_for_llm() repeats it. `expected_type` is the type of a reply without labels.
+        """
+        message = output if isinstance(output, Mapping) else {"role": "assistant", "content": str(output)}
+        text = message.get("content")
+        parts = self.reply_format.read(dict(message), parameters_of(self.tool_schemas()), 1)
+        for part in parts:
+            if isinstance(part, Call):
+                return TrajectoryStep(
+                    step_type=StepType.ACTION,
+                    content=text or part.text,
+                    tool_name=part.name,
+                    tool_args=part.arguments,
+                    call_id=part.call_id,
+                )
+            if isinstance(part, Unreadable):
+                why = {"success": False, "error": part.error}
+                return TrajectoryStep(step_type=StepType.ACTION, content=text or part.text, metadata=why)
+        for part in parts:
+            if isinstance(part, Answer):
+                return TrajectoryStep(step_type=StepType.FINAL_ANSWER, content=part.text)
+        return TrajectoryStep(step_type=expected_type or StepType.THOUGHT, content=str(text or "") or _joined(parts))
+
+    async def execute_tool_call(
+        self, tool_name: str, tool_args: Mapping[str, Any] | None, trajectory: Trajectory | None = None
+    ) -> TrajectoryStep:
+        """Run a tool and return the step with its result. An unknown tool and an error are results, too.
+
+        Within a rollout of the engine, the call and its result are events.
+        """
+        steps = trajectory.steps if trajectory else ()
+        call_id = next((s.call_id for s in reversed(steps) if s.step_type is StepType.ACTION and s.call_id), None)
+        call_id = call_id or f"call_{len(steps)}"
+        call = {"id": call_id, "type": "function", "function": {"name": tool_name, "arguments": dict(tool_args or {})}}
+        [result] = await run_calls(self.tools, [call], get_rollout_context())
+        made = Trajectory(request_id="")
+        builder = StepBuilder(made)
+        builder.returned(call_id, tool_name, result.message["content"], result.error)
+        made.steps[0].tool_args = dict(tool_args or {})
+        return made.steps[0]
+
+    def format_messages_for_llm(self, trajectory: Trajectory) -> list[dict[str, Any]]:
+        """Return the system prompt and the steps as messages. Steps of one role in a row become one message."""
+        prompt = self.create_system_prompt()
+        messages: list[dict[str, Any]] = [{"role": "system", "content": prompt}] if prompt else []
+        for step in trajectory.steps:
+            message: dict[str, Any] = step.to_message()
+            if step.step_type is StepType.ACTION_RESULT:
+                message["content"] = f"Observation: {message['content']}"
+            if messages and messages[-1]["role"] == message["role"]:
+                messages[-1]["content"] += f"\n{message['content']}"
+            else:
+                messages.append(message)
+        return messages
+
+    def calculate_step_reward(self, step: TrajectoryStep, trajectory: Trajectory) -> float | None:
+        """Return the reward of a step; None, the default, for no reward. Called once for each step."""
+        return None
+
+    def finalize_trajectory(self, trajectory: Trajectory) -> None:
+        """Set what is not set yet: why the trajectory ended, whether it is complete, and its final reward.
+
+        The final reward is the sum of the rewards of the steps, if a step has one.
+        """
+        if trajectory.stop_reason is None:
+            answered = any(step.step_type is StepType.FINAL_ANSWER for step in trajectory.steps)
+            trajectory.stop_reason = StopReason.FINAL_ANSWER if answered else StopReason.MAX_STEPS
+        trajectory.is_completed = trajectory.stop_reason in COMPLETED
+        if trajectory.final_reward is None and any(step.reward_score is not None for step in trajectory.steps):
+            trajectory.final_reward = trajectory.get_total_reward()
+
+    def tool_schemas(self) -> Sequence[Mapping[str, Any]]:
+        """Return the schemas of the tools in OpenAI's format."""
+        return [tool.openai_schema() for tool in self.tools.values()]
+
+
+def _joined(parts: Sequence[Part]) -> str:
+    return "\n".join(part.text for part in parts)

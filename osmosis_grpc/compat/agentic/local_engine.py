@@ -1,0 +1,157 @@
+"""Runs rollouts in this process: the engine with an LLM function as its policy, without sockets."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import fields
+from difflib import get_close_matches
+from typing import Any
+
+from osmosis_grpc.compat.agentic.base_agent import BaseAgent
+from osmosis_grpc.compat.agentic.llm import LLMFunction, policy_of
+from osmosis_grpc.compat.agentic.runnable import AgentRunnable
+from osmosis_grpc.compat.agentic.trajectory import Trajectory, TrajectoryStep
+from osmosis_grpc.compat.agentic.view import TrajectoryView
+from osmosis_grpc.engine import Engine, EngineConfig, Peer
+from osmosis_grpc.protocol.errors import FailedPrecondition, InvalidArgument
+from osmosis_grpc.protocol.types import (
+    ChatRequest,
+    ChatResponse,
+    InitRequest,
+    Message,
+    Receipt,
+    RolloutOutcome,
+    RolloutRequest,
+    TrajectoryEvent,
+)
+from osmosis_grpc.protocol.types.outcome import with_type
+from osmosis_grpc.storage import MemoryJournal
+from osmosis_grpc.supervise import SYSTEM
+
+OnStep = Callable[[TrajectoryStep], None]
+MOST_QUEUED = 1_000_000
+LONGEST_CHAT = 7 * 86_400.0
+"""The limit of one chat, in seconds. The LLM function has limits of its own."""
+KEPT = 10.0
+"""The engine keeps an ended rollout for this many seconds."""
+NO_BUDGET = 2**31 - 1
+"""The tokens of a rollout without a budget."""
+
+
+class LocalEngine:
+    """Runs rollouts of one agent. Used as `async with`; at most `concurrency` rollouts run at once."""
+
+    def __init__(self, agent: BaseAgent, llm: LLMFunction, concurrency: int = 1) -> None:
+        self._agent = agent
+        self._policy = policy_of(llm)
+        config = EngineConfig(
+            max_concurrent=concurrency,
+            max_queued=MOST_QUEUED,
+            agent_timeout=None,
+            chat_silence=LONGEST_CHAT,
+            record_ttl=KEPT,
+            sweep_interval=KEPT / 4,
+            stop_again_after=(0.2, 0.5),
+        )
+        self._engine = Engine([AgentRunnable(agent)], config, sinks=[self._event], journal=MemoryJournal())
+        self._views: dict[str, tuple[TrajectoryView, OnStep | None]] = {}
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> "LocalEngine":
+        await self._stack.enter_async_context(self._policy)
+        await self._stack.enter_async_context(self._engine)
+        return self
+
+    async def __aexit__(self, *exc: Any) -> None:
+        await self._stack.aclose()
+
+    def _event(self, event: TrajectoryEvent) -> None:
+        found = self._views.get(event.rollout_id)
+        if found is not None:
+            view, on_step = found
+            for step in view.add(event):
+                if on_step is not None:
+                    on_step(step)
+
+    async def run(
+        self, prompt: Any, request_id: str = "", *, on_step: OnStep | None = None, **request: Any
+    ) -> Trajectory:
+        """Run one rollout to its end. `request` has further fields of RolloutRequest. Raises InvalidArgument.
+
+        If the caller is cancelled, the rollout ends: its chat and its tools stop.
+        """
+        check_request(request)
+        rollout_id = request_id or f"agentic-{SYSTEM.new_id()}"
+        if rollout_id in self._views:
+            raise InvalidArgument("request_id", f"{rollout_id!r} runs already")
+        request = {"max_turns": self._agent.max_steps, "max_tokens_total": NO_BUDGET} | request
+        init = InitRequest(request=RolloutRequest(rollout_id=rollout_id, messages=messages_of(prompt), **request))
+        done: asyncio.Future[RolloutOutcome] = asyncio.get_running_loop().create_future()
+
+        async def sink(outcome: RolloutOutcome, /) -> Receipt:
+            if not done.done():
+                done.set_result(outcome)
+            return Receipt.RECORDED
+
+        view = TrajectoryView(rollout_id)
+        self._views[rollout_id] = view, on_step
+        try:
+            await self._engine.init(init, owner="", peer=Peer(self._chat, sink))
+            view.end(await done)
+            return view.trajectory
+        finally:
+            if not view.ended:  # the caller was cancelled, or the Init was refused
+                self.cancel(rollout_id)
+            del self._views[rollout_id]
+
+    def cancel(self, request_id: str) -> None:
+        """End a running rollout. Its trajectory has the stop reason cancelled."""
+        self._engine.cancel("", rollout_id=request_id, reason="cancelled by the caller")
+
+    async def _chat(self, request: ChatRequest, /) -> ChatResponse:
+        """Ask the LLM function. Its errors are final, because it has its own retries."""
+        try:
+            return await self._policy(request)
+        except Exception as error:
+            raise FailedPrecondition(with_type(error)) from error
+
+
+def check_request(request: Mapping[str, Any]) -> None:
+    """Raise InvalidArgument for a name that is no field of RolloutRequest, or that the caller cannot set."""
+    known = [each.name for each in fields(RolloutRequest) if each.name not in _SET_HERE]
+    for name in request:
+        if name not in known:
+            close = get_close_matches(name, known, 1)
+            which = f"did you mean {close[0]}?" if close else f"the fields are {', '.join(known)}"
+            raise InvalidArgument(f"request.{name}", f"is no field; {which}")
+
+
+_SET_HERE = ("rollout_id", "messages", "attempt", "fork")
+"""The fields of RolloutRequest that no caller sets."""
+
+
+async def run_one(agent: BaseAgent, prompt: Any, llm: LLMFunction, request_id: str = "", **request: Any) -> Trajectory:
+    """Run one rollout on an engine of its own."""
+    async with LocalEngine(agent, llm) as engine:
+        return await engine.run(prompt, request_id, **request)
+
+
+def messages_of(prompt: Any) -> list[Message]:
+    """Return the messages of a prompt. Raises InvalidArgument for another value.
+
+    A prompt is a text, a list of messages, or an object with `messages`, `content` or `prompt`.
+    """
+    if isinstance(prompt, str):
+        return [{"role": "user", "content": prompt}]
+    if isinstance(prompt, Mapping):
+        if prompt.get("role") is not None:
+            return [dict(prompt)]
+        for key in ("messages", "content", "prompt"):
+            if prompt.get(key) is not None:
+                return messages_of(prompt[key])
+    elif isinstance(prompt, Sequence) or hasattr(prompt, "tolist"):  # a row of verl's raw_prompt is an array
+        rows = list(prompt)
+        if rows and all(isinstance(row, Mapping) and row.get("role") for row in rows):
+            return [dict(row) for row in rows]
+    why = 'is not a text, a list of messages, or an object with "messages", "content" or "prompt"'
+    raise InvalidArgument("prompt", f"{prompt!r:.60} {why}")

@@ -1,0 +1,219 @@
+"""The steps of a rollout as the names of the Agentic Rollout Library: Trajectory, TrajectoryStep, StepType."""
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import Any
+
+from osmosis_grpc.protocol.errors import InvalidArgument
+
+
+class StepType(StrEnum):
+    """The kind of a step."""
+
+    OBSERVATION = "observation"
+    THOUGHT = "thought"
+    ACTION = "action"
+    ACTION_RESULT = "action_result"
+    FINAL_ANSWER = "final_answer"
+
+
+class StopReason(StrEnum):
+    """Why a trajectory ended. Only the first two are a completed trajectory."""
+
+    FINAL_ANSWER = "final_answer"
+    FINISH_TOOL = "finish_tool"
+    MAX_STEPS = "max_steps"
+    TOKEN_BUDGET = "token_budget"  # noqa: S105 - a name of a reason
+    """The budget of tokens is used up."""
+    PARSE_ERRORS = "parse_errors"
+    """Several replies in a row could not be read."""
+    TIMEOUT = "timeout"
+    CANCELLED = "cancelled"
+    LLM_ERROR = "llm_error"
+    """The model could not be asked."""
+    ERROR = "error"
+    """The agent, a tool that the agent needs, or the server failed."""
+
+
+COMPLETED = frozenset({StopReason.FINAL_ANSWER, StopReason.FINISH_TOOL})
+
+_TO_ROLE = {StepType.OBSERVATION: "user", StepType.ACTION_RESULT: "user"}
+
+
+@dataclass(slots=True, kw_only=True)
+class TrajectoryStep:
+    """One step. If a reply of the model has several steps, its tokens are on the first of them."""
+
+    step_type: StepType
+    content: str
+    metadata: dict[str, Any] = field(default_factory=dict)
+    """For a step of a tool: `success`, and `error` with the text of an error. `chat_number` is the chat of the step."""
+    tool_name: str | None = None
+    tool_args: dict[str, Any] | None = None
+    tool_result: Any = None
+    reward_score: float | None = None
+    is_correct: bool | None = None
+    log_probs: list[float] | None = None
+    """One logprob for each sampled token of the reply; None if they are unknown."""
+    attention_mask: list[int] | None = None
+    """A 1 for each sampled token of the reply; None if the tokens are unknown."""
+    token_ids: list[int] | None = None
+    """The sampled tokens of the reply; None if the sampler did not return them."""
+    call_id: str | None = None
+    """The id of the tool call that the step is about."""
+    timestamp: float | None = None
+    """Unix seconds."""
+    duration: float | None = None
+    """The seconds that the model or the tool took."""
+    index: int | None = None
+    """The position in the trajectory, from 0. The trajectory sets it; None outside of one."""
+
+    def __post_init__(self) -> None:
+        self.step_type = _step_type(self.step_type)
+
+    @property
+    def failed(self) -> bool:
+        """Whether the step reports an error."""
+        return self.metadata.get("success") is False
+
+    def to_message(self) -> dict[str, str]:
+        """Return the step as a message: a user message for what the model reads, otherwise an assistant message."""
+        return {"role": _TO_ROLE.get(self.step_type, "assistant"), "content": self.content}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the step as values of JSON. A value of another kind has the form that json_value() describes."""
+        return {each.name: json_value(getattr(self, each.name)) for each in fields(self)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "TrajectoryStep":
+        """Make a step from to_dict(). `step_type` and `content` are required; other fields may be missing.
+
+        Raises InvalidArgument, which names the field.
+        """
+        return cls(**_known(cls, values, ("step_type", "content")))
+
+
+@dataclass(slots=True, kw_only=True)
+class Trajectory:
+    """The steps of one rollout, and how it ended."""
+
+    request_id: str
+    steps: list[TrajectoryStep] = field(default_factory=list)
+    metadata: dict[str, Any] = field(default_factory=dict)
+    is_completed: bool = False
+    final_reward: float | None = None
+    total_tokens: int | None = None
+    """The prompt and the reply of every chat, as the model counted them; None if it did not."""
+    stop_reason: StopReason | None = None
+    """None until the trajectory has ended."""
+    error: str | None = None
+    """Why the trajectory failed."""
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    """The conversation exactly as the model got it, with its replies."""
+    segments: list[dict[str, Any]] = field(default_factory=list)
+    """The tokens to train on: `ids`, `mask` (1 for a sampled token) and `logprobs`, three lists of equal lengths.
+
+    Empty if the model returned no tokens; `metadata["not_trainable"]` then has the reason."""
+
+    def __post_init__(self) -> None:
+        if self.stop_reason is not None:
+            try:
+                self.stop_reason = StopReason(self.stop_reason)
+            except ValueError:
+                raise InvalidArgument("stop_reason", f"{self.stop_reason!r} is none of {_listed(StopReason)}") from None
+        self.set_steps(self.steps)
+
+    def add_step(self, step: TrajectoryStep) -> None:
+        """Append a step, and set its index."""
+        step.index = len(self.steps)
+        self.steps.append(step)
+
+    def set_steps(self, steps: list[TrajectoryStep]) -> None:
+        """Replace the steps, and set their indices."""
+        self.steps = steps
+        for index, step in enumerate(steps):
+            step.index = index
+
+    def get_final_response(self) -> str:
+        """Return the last final answer, else the last text of the model; "" if there is none. Never an error."""
+        for kinds in ((StepType.FINAL_ANSWER,), (StepType.THOUGHT, StepType.ACTION)):
+            for step in reversed(self.steps):
+                if step.step_type in kinds and not step.failed:
+                    return step.content
+        return ""
+
+    def get_tool_calls(self) -> list[TrajectoryStep]:
+        """Return the actions that name a tool, in their order."""
+        return [step for step in self.steps if step.step_type is StepType.ACTION and step.tool_name]
+
+    def get_malformed_calls(self) -> list[TrajectoryStep]:
+        """Return the actions from which no tool call could be read."""
+        return [step for step in self.steps if step.step_type is StepType.ACTION and not step.tool_name]
+
+    def get_total_reward(self) -> float:
+        """Return the sum of the rewards of the steps; 0.0 if no step has one. The final reward is not in it."""
+        return float(sum(step.reward_score for step in self.steps if step.reward_score is not None))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the trajectory as values of JSON."""
+        values = {each.name: json_value(getattr(self, each.name)) for each in fields(self) if each.name != "steps"}
+        return values | {"steps": [step.to_dict() for step in self.steps]}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Trajectory":
+        """Make a trajectory from to_dict(). Only `request_id` is required. Raises InvalidArgument."""
+        known = _known(cls, values, ("request_id",))
+        steps = known.pop("steps", None) or []
+        if not isinstance(steps, list):
+            raise InvalidArgument("steps", f"is a {type(steps).__name__}, not a list")
+        return cls(**known, steps=[TrajectoryStep.from_dict(step) for step in steps])
+
+
+def json_value(value: Any) -> Any:
+    """Return a value as JSON has it, so that reading it back gives an equal value.
+
+    Bytes become {"__bytes__": BASE64}. A set becomes a sorted list, a tuple a list, and a value of another kind its
+    repr. NaN and infinities become their names as texts.
+    """
+    if value is None or isinstance(value, bool | int | str):
+        return str(value) if isinstance(value, StrEnum) else value
+    if isinstance(value, float):
+        return value if value - value == 0 else repr(value)
+    if isinstance(value, Mapping):
+        return {str(key): json_value(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_value(item) for item in value]
+    if isinstance(value, set | frozenset):
+        return sorted((json_value(item) for item in value), key=lambda item: json.dumps(item, sort_keys=True))
+    if isinstance(value, bytes | bytearray):
+        return {"__bytes__": base64.b64encode(bytes(value)).decode()}
+    return repr(value)
+
+
+def _step_type(value: Any) -> StepType:
+    try:
+        return StepType(value)
+    except ValueError:
+        raise InvalidArgument("step_type", f"{value!r} is none of {_listed(StepType)}") from None
+
+
+def _listed(kind: type[StrEnum]) -> str:
+    return ", ".join(member.value for member in kind)
+
+
+def _known(cls: Any, values: Any, required: tuple[str, ...]) -> dict[str, Any]:
+    """Return the values of a class's fields. Raises InvalidArgument for unknown and for missing ones."""
+    if not isinstance(values, Mapping):
+        raise InvalidArgument(cls.__name__, f"is a {type(values).__name__}, not an object")
+    names = [each.name for each in fields(cls)]
+    for name in values:
+        if name not in names:
+            raise InvalidArgument(str(name), f"is no field of a {cls.__name__}; the fields are {', '.join(names)}")
+    for name in required:
+        if name not in values:
+            raise InvalidArgument(name, f"is missing in a {cls.__name__}")
+    empty: dict[str, Any] = {"metadata": {}, "messages": [], "segments": []}
+    return {name: empty.get(name) if value is None else value for name, value in values.items()}

@@ -1,0 +1,116 @@
+"""Trajectories of an agent server over gRPC: a thin view of RolloutClient."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from pathlib import Path
+
+from osmosis_grpc.agent.runnable import Runnable
+from osmosis_grpc.compat.agentic.base_agent import BaseAgent
+from osmosis_grpc.compat.agentic.files import dump_trajectories
+from osmosis_grpc.compat.agentic.runnable import agent_runnable
+from osmosis_grpc.compat.agentic.statistics import Statistics, statistics_of
+from osmosis_grpc.compat.agentic.trajectory import Trajectory, TrajectoryStep
+from osmosis_grpc.compat.agentic.view import TrajectoryView
+from osmosis_grpc.protocol.errors import FailedPrecondition
+from osmosis_grpc.protocol.types import RolloutInfo, TrajectoryEvent
+from osmosis_grpc.protocol.types.events import Accepted
+from osmosis_grpc.protocol.types.rollout_filter import EVERY, RolloutFilter
+from osmosis_grpc.supervise import SYSTEM
+from osmosis_grpc.testing.replay import Difference, Recorded, differences
+from osmosis_grpc.trainer.rollout_client import RolloutClient
+
+
+class TrajectoryClient:
+    """Reads the rollouts of a server as trajectories. `client` stays the caller's, who closes it.
+
+    The rollouts of every agent can be read. A trajectory over gRPC has the tokens of each reply. The segments are in
+    the outcome, which the trainer gets.
+    """
+
+    def __init__(self, client: RolloutClient) -> None:
+        self._client = client
+
+    async def list(
+        self, where: RolloutFilter = EVERY, page_token: str = "", *, limit: int = 0
+    ) -> tuple[list[RolloutInfo], str]:
+        """Return a page of rollouts, and the token of the next page; empty after the last page.
+
+        A page has at most `limit` rows; 0 means the server's default. `where` selects rollouts.
+        """
+        return await self._client.page(where, page_token, limit=limit)
+
+    async def get(self, rollout_id: str, attempt: int = 0) -> Trajectory:
+        """Return the trajectory of a rollout that has ended, or so far. Attempt 0 is the newest.
+
+        Raises NotFound.
+        """
+        view = TrajectoryView(rollout_id)
+        info = await self._client.get(rollout_id, attempt)
+        async for event in self._recorded(info):
+            view.add(event)
+        if info.outcome is not None:
+            view.end(info.outcome)
+        return view.trajectory
+
+    async def _recorded(self, info: RolloutInfo) -> AsyncIterator[TrajectoryEvent]:
+        """Yield the events of an attempt so far."""
+        if not info.last_event_number:
+            return
+        async with aclosing(self._client.events(info.rollout_id, attempt=info.attempt)) as found:
+            async for event in found:
+                yield event
+                if event.event_number >= info.last_event_number:
+                    return
+
+    async def stream(self, rollout_id: str, attempt: int = 0) -> AsyncIterator[TrajectoryStep]:
+        """Yield the steps of a rollout while it runs, until its end. Raises NotFound and Unavailable."""
+        view = TrajectoryView(rollout_id)
+        async with aclosing(self._client.events(rollout_id, attempt=attempt)) as found:
+            async for event in found:
+                for step in view.add(event):
+                    yield step
+
+    async def all(self, where: RolloutFilter = EVERY) -> AsyncIterator[Trajectory]:
+        """Yield the trajectories of the selected rollouts, page by page."""
+        async for info in self._client.rollouts(where):
+            yield await self.get(info.rollout_id, info.attempt)
+
+    async def export(
+        self,
+        path: str | Path,
+        where: RolloutFilter = EVERY,
+        format: str = "jsonl",  # noqa: A002
+        *,
+        overwrite: bool = False,
+    ) -> int:
+        """Write the trajectories of the selected rollouts to a file, see dump_trajectories(). Return their number.
+
+        Raises FileExistsError if the file exists, unless `overwrite` is true.
+        """
+        if not overwrite and await SYSTEM.run(Path(path).exists):
+            raise FileExistsError(f"path: {path} exists; pass overwrite=True to replace it")
+        made = [each async for each in self.all(where)]
+        dump_trajectories(made, path, format)
+        return len(made)
+
+    async def stats(self, where: RolloutFilter = EVERY) -> Statistics:
+        """Return the statistics of the selected rollouts."""
+        return statistics_of([each async for each in self.all(where)])
+
+    async def replay(self, rollout_id: str, agent: BaseAgent | Runnable, attempt: int = 0) -> Sequence[Difference]:
+        """Run an agent in this process on the recorded replies of a rollout. Its tools run again.
+
+        Returns where it differs from the record; an empty list if it does the same. Raises NotFound, and
+        FailedPrecondition for a rollout that has not ended.
+        """
+        info = await self._client.get(rollout_id, attempt)
+        if info.outcome is None:
+            raise FailedPrecondition(f"rollout {rollout_id} has not ended; replay it after its end")
+        found = [event async for event in self._recorded(info)]
+        request = next(event.kind.init.request for event in found if isinstance(event.kind, Accepted))
+        runnable = agent_runnable(agent) if isinstance(agent, BaseAgent) else agent
+        return await differences(runnable, Recorded(request, info.agent_loop, info.outcome, found))
+
+    async def cancel(self, rollout_id: str, reason: str = "") -> None:
+        """End a running rollout. Its trajectory has the stop reason cancelled."""
+        await self._client.cancel(rollout_id, reason=reason)

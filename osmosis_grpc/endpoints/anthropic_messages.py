@@ -1,0 +1,283 @@
+"""Anthropic's Messages: reads a request as a history in OpenAI's format, and writes a reply as content blocks."""
+
+import json
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from osmosis_grpc.agent import CompletionsResult
+from osmosis_grpc.agent.message_keys import arguments_object
+from osmosis_grpc.endpoints.requests import ModelRequest, refuse, refuse_beginning, typed
+from osmosis_grpc.endpoints.sent_events import event
+from osmosis_grpc.protocol.errors import InvalidArgument
+from osmosis_grpc.protocol.types import Message
+from osmosis_grpc.protocol.types.cuts import CUTS
+
+_OWN = frozenset(
+    {"messages", "system", "model", "stream", "tools", "tool_choice", "stop_sequences", "metadata", "output_config"}
+    | {"service_tier", "cache_control", "inference_geo", "diagnostics"}
+)
+"""Keys of a body that are no sampling parameters, or have another name in OpenAI's format."""
+_STOP_REASONS = {"tool_calls": "tool_use", "content_filter": "refusal", **dict.fromkeys(CUTS, "max_tokens")}
+_ERRORS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    529: "overloaded_error",
+}
+
+
+def read(body: Any) -> ModelRequest:
+    """Return the request in a body. Raises InvalidArgument."""
+    body = typed(body, dict, "body")
+    messages: list[Message] = []
+    if body.get("system"):
+        messages.append({"role": "system", "content": _text(body["system"], "system")})
+    for index, message in enumerate(typed(body.get("messages"), list, "messages")):
+        messages += _messages(typed(message, dict, f"messages[{index}]"), f"messages[{index}]")
+    refuse_beginning(messages, "messages")
+    params = {name: value for name, value in body.items() if name not in _OWN and value is not None}
+    refuse(body, ("mcp_servers", "container", "context_management"), "it needs Anthropic's servers")
+    params |= _output_config(typed(body.get("output_config") or {}, dict, "output_config"))
+    if body.get("stop_sequences"):
+        params["stop"] = body["stop_sequences"]
+    if body.get("tool_choice"):
+        params |= _tool_choice(typed(body["tool_choice"], dict, "tool_choice"))
+    tools = body.get("tools")
+    return ModelRequest(
+        messages=messages,
+        params=params,
+        tools=None
+        if tools is None
+        else [_tool(tool, f"tools[{n}]") for n, tool in enumerate(typed(tools, list, "tools"))],
+        model=str(body.get("model") or ""),
+        stream=bool(body.get("stream")),
+    )
+
+
+def write(request: ModelRequest, result: CompletionsResult) -> dict[str, Any]:
+    """Return the body of a reply."""
+    return _message(request, result) | {
+        "content": list(_blocks(result.message)),
+        **_stop(request, result),
+        "usage": _usage(result),
+    }
+
+
+def stream(request: ModelRequest, result: CompletionsResult) -> Iterator[str]:
+    """Yield the reply as server-sent events."""
+    usage = _usage(result)
+    yield _event("message_start", message=_message(request, result) | {"usage": usage | {"output_tokens": 0}})
+    for index, block in enumerate(_blocks(result.message)):
+        empty, deltas = _STREAMED[block["type"]](block)
+        yield _event("content_block_start", index=index, content_block=block | empty)
+        for delta in deltas:
+            yield _event("content_block_delta", index=index, delta=delta)
+        yield _event("content_block_stop", index=index)
+    delta = _stop(request, result)
+    yield _event("message_delta", delta=delta, usage={"output_tokens": usage["output_tokens"]})
+    yield _event("message_stop")
+
+
+def error(status: int, message: str, code: str) -> dict[str, Any]:
+    """Return the body of an error."""
+    kind = _ERRORS.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": message, "code": code}}
+
+
+def stream_error(status: int, message: str, code: str) -> str:
+    """Return the event of an error after the beginning of a stream."""
+    return _event("error", error=error(status, message, code)["error"])
+
+
+# The request.
+
+
+def _messages(message: Mapping[str, Any], path: str) -> Iterator[Message]:
+    """Yield a message in OpenAI's format. Each result of a tool becomes a message of its own, before the rest."""
+    role, content = message.get("role"), message.get("content")
+    if role not in ("user", "assistant", "system"):
+        raise InvalidArgument(f"{path}.role", f"{role!r} is not user, assistant or system")
+    if isinstance(content, str):
+        yield {"role": role, "content": content}
+        return
+    results = False
+    parts: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
+    reasoning = ""
+    for index, block in enumerate(typed(content, list, f"{path}.content")):
+        at = f"{path}.content[{index}]"
+        kind = typed(block, dict, at).get("type")
+        if kind == "tool_result":
+            result = _text(block.get("content") or "", f"{at}.content")
+            call_id = typed(block.get("tool_use_id"), str, f"{at}.tool_use_id")
+            yield {
+                "role": "tool",
+                "tool_call_id": call_id,
+                "content": _marked(result) if block.get("is_error") else result,
+            }
+            results = True
+        elif kind == "tool_use":
+            given = typed(block.get("input") or {}, dict, f"{at}.input")
+            name, call_id = typed(block.get("name"), str, f"{at}.name"), typed(block.get("id"), str, f"{at}.id")
+            function = {"name": name, "arguments": json.dumps(given, ensure_ascii=False)}
+            calls.append({"id": call_id, "type": "function", "function": function})
+        elif kind == "thinking":
+            reasoning += str(block.get("thinking") or "")
+        elif kind != "redacted_thinking":
+            parts.append(_part(block, at))
+    if results and not (parts or calls or reasoning):
+        return
+    made: Message = {"role": role, "content": _plain(parts) if parts else None if role == "assistant" else ""}
+    if reasoning:
+        made["reasoning_content"] = reasoning
+    if calls:
+        made["tool_calls"] = calls
+    yield made
+
+
+def _part(block: Mapping[str, Any], path: str) -> dict[str, Any]:
+    kind = block.get("type")
+    if kind == "text":
+        return {"type": "text", "text": typed(block.get("text"), str, f"{path}.text")}
+    if kind == "image":
+        url = _image_url(typed(block.get("source"), dict, f"{path}.source"), f"{path}.source")
+        return {"type": "image_url", "image_url": {"url": url}}
+    raise InvalidArgument(
+        f"{path}.type", f"{kind!r} is not served here; text, image, tool_use, tool_result and thinking are"
+    )
+
+
+def _image_url(source: Mapping[str, Any], path: str) -> str:
+    if source.get("type") == "url":
+        return typed(source.get("url"), str, f"{path}.url")
+    if source.get("type") != "base64":
+        raise InvalidArgument(f"{path}.type", f"{source.get('type')!r} is not served here; base64 and url are")
+    media = typed(source.get("media_type"), str, f"{path}.media_type")
+    return f"data:{media};base64,{typed(source.get('data'), str, f'{path}.data')}"
+
+
+def _marked(result: Any) -> Any:
+    """Return the result of a failed tool with the word Error, because OpenAI's format has no field for it."""
+    if isinstance(result, list):
+        return [{"type": "text", "text": "Error:"}, *result]
+    return result if result.startswith("Error") else f"Error: {result}"
+
+
+def _plain(parts: list[dict[str, Any]]) -> Any:
+    """Return a string if there is one part with text; otherwise the parts."""
+    return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
+
+
+def _text(content: Any, path: str) -> Any:
+    """Return content blocks as a string or as OpenAI's parts."""
+    if isinstance(content, str):
+        return content
+    return _plain(
+        [
+            _part(typed(block, dict, f"{path}[{n}]"), f"{path}[{n}]")
+            for n, block in enumerate(typed(content, list, path))
+        ]
+    )
+
+
+def _tool(tool: Any, path: str) -> dict[str, Any]:
+    tool = typed(tool, dict, path)
+    if "input_schema" not in tool:
+        raise InvalidArgument(
+            f"{path}.type", f"{tool.get('type')!r} runs on Anthropic's servers and is not served here"
+        )
+    function = {"name": tool.get("name"), "description": tool.get("description"), "parameters": tool["input_schema"]}
+    return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
+
+
+def _tool_choice(choice: Mapping[str, Any]) -> dict[str, Any]:
+    kind = choice.get("type")
+    named = {"type": "function", "function": {"name": choice.get("name")}}
+    chosen = {"auto": "auto", "any": "required", "none": "none", "tool": named}.get(str(kind))
+    if chosen is None:
+        raise InvalidArgument("tool_choice.type", f"{kind!r} is not auto, any, tool or none")
+    parallel = {"parallel_tool_calls": False} if choice.get("disable_parallel_tool_use") else {}
+    return {"tool_choice": chosen} | parallel
+
+
+def _output_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    params: dict[str, Any] = {}
+    if config.get("effort") is not None:
+        params["reasoning_effort"] = config["effort"]
+    if config.get("format") is not None:
+        wanted = typed(config["format"], dict, "output_config.format")
+        if wanted.get("type") != "json_schema":
+            raise InvalidArgument("output_config.format.type", f"{wanted.get('type')!r} is not json_schema")
+        schema = typed(wanted.get("schema"), dict, "output_config.format.schema")
+        params["response_format"] = {"type": "json_schema", "json_schema": {"name": "output", "schema": schema}}
+    return params
+
+
+# The reply.
+
+
+def _message(request: ModelRequest, result: CompletionsResult) -> dict[str, Any]:
+    return {
+        "id": f"msg_{uuid.uuid4().hex}",
+        "type": "message",
+        "role": "assistant",
+        "model": request.model,
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+    }
+
+
+def _blocks(message: Message) -> Iterator[dict[str, Any]]:
+    """Yield the content blocks of a reply."""
+    if message.get("reasoning_content"):
+        yield {"type": "thinking", "thinking": str(message["reasoning_content"]), "signature": ""}
+    content = message.get("content")
+    for part in [{"type": "text", "text": content}] if isinstance(content, str) else content or ():
+        if isinstance(part, dict) and part.get("type") == "text" and part.get("text"):
+            yield {"type": "text", "text": part["text"]}
+    for call in message.get("tool_calls") or ():
+        function = call.get("function") or {}
+        yield {
+            "type": "tool_use",
+            "id": call.get("id"),
+            "name": function.get("name"),
+            "input": arguments_object(function.get("arguments")),
+        }
+
+
+def _stop(request: ModelRequest, result: CompletionsResult) -> dict[str, Any]:
+    """Return why the reply ended. The stop sequence is known if the policy's reply has it as extra["stop_reason"]."""
+    matched, stops = result.extra.get("stop_reason"), request.params.get("stop")
+    if result.has_tool_calls:
+        return {"stop_reason": "tool_use", "stop_sequence": None}
+    if isinstance(matched, str) and isinstance(stops, list) and matched in stops:
+        return {"stop_reason": "stop_sequence", "stop_sequence": matched}
+    return {"stop_reason": _STOP_REASONS.get(result.finish_reason or "stop", "end_turn"), "stop_sequence": None}
+
+
+def _usage(result: CompletionsResult) -> dict[str, Any]:
+    usage = result.usage
+    return {"input_tokens": usage.get("prompt_tokens", 0), "output_tokens": usage.get("completion_tokens", 0)}
+
+
+def _event(kind: str, **fields: Any) -> str:
+    return event({"type": kind} | fields, kind)
+
+
+_STREAMED: dict[str, Callable[[dict[str, Any]], tuple[dict[str, Any], list[dict[str, Any]]]]] = {
+    "text": lambda block: ({"text": ""}, [{"type": "text_delta", "text": block["text"]}]),
+    "thinking": lambda block: (
+        {"thinking": ""},
+        [{"type": "thinking_delta", "thinking": block["thinking"]}, {"type": "signature_delta", "signature": ""}],
+    ),
+    "tool_use": lambda block: (
+        {"input": {}},
+        [{"type": "input_json_delta", "partial_json": json.dumps(block["input"], ensure_ascii=False)}],
+    ),
+}
+"""For each type of block: what its first event has in place of the content, and the deltas with the content."""

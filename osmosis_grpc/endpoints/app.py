@@ -1,0 +1,159 @@
+"""The routes of the base URLs. Each API is a module with read(), write(), stream(), error() and stream_error()."""
+
+import logging
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException
+
+from osmosis_gateway.routes import gateway_app
+from osmosis_grpc.agent.history_chats import POLICY
+from osmosis_grpc.endpoints import anthropic_messages, chat_completions, responses
+from osmosis_grpc.endpoints.endpoints import Endpoint, Endpoints
+from osmosis_grpc.endpoints.open_chats import ClientGone, OpenRequest
+from osmosis_grpc.endpoints.reading import read_asked, reserved_bytes
+from osmosis_grpc.endpoints.requests import ModelRequest
+from osmosis_grpc.network.bearer_tokens import bearer
+from osmosis_grpc.protocol.errors import CallError, NotFound, RolloutEndedError
+from osmosis_grpc.protocol.types.outcome import clip
+
+log = logging.getLogger(__name__)
+
+PREFIX = "/v1/rollouts/{rollout_id}"
+APIS: dict[str, ModuleType] = {
+    "/chat/completions": chat_completions,
+    "/responses": responses,
+    "/messages": anthropic_messages,
+    "/v1/messages": anthropic_messages,
+}
+"""The API of each path."""
+_SERVED = "POST chat/completions, responses and messages, GET models"
+_STREAM = "text/event-stream"
+_PING = ": waiting for the reply\n\n"
+"""A comment, which clients ignore."""
+
+Answer = Callable[[Request, Endpoint], Awaitable[Response]]
+
+
+def base_url_app(endpoints: Endpoints) -> FastAPI:
+    """Return the application that serves the base URLs of all endpoints."""
+    app = gateway_app("osmosis_grpc, the model of a rollout", openapi_url=None)
+    app.add_exception_handler(HTTPException, _unknown_path)
+
+    def add(path: str, method: str, api: ModuleType, answer: Answer) -> None:
+        async def route(request: Request, rollout_id: str) -> Response:
+            try:
+                key = request.headers.get("x-api-key") or bearer(request.headers.get("authorization", ""))
+                return await answer(request, endpoints.find(rollout_id, key))
+            except Exception as error:
+                return JSONResponse(*_failed(error, api.error), _retries(error))
+
+        app.add_api_route(PREFIX + path, route, methods=[method], response_model=None)
+
+    for path, api in APIS.items():
+        add(path, "POST", api, partial(_chat, api))
+    for path in ("/models", "/v1/models"):
+        add(path, "GET", chat_completions, _models)
+        add(path + "/{model:path}", "GET", chat_completions, _model)
+    return app
+
+
+async def _chat(api: ModuleType, request: Request, endpoint: Endpoint) -> Response:
+    """Return the reply to a request for a chat. Raises CallError, RolloutEndedError."""
+    size = await endpoint.budget.take(reserved_bytes(request))
+    try:
+        asked = await read_asked(request, api, endpoint.reading)
+        chat = endpoint.ask(asked, getattr(request.state, "connection", None))
+    except BaseException:
+        endpoint.budget.give(size)
+        raise
+    chat.chat.task.add_done_callback(lambda _: endpoint.budget.give(size))
+    wanted = asked.request
+    try:
+        if not await chat.ended(endpoint.waits.headers if wanted.stream else None):
+            return StreamingResponse(_waiting(api, wanted, endpoint, chat), media_type=_STREAM)
+    except BaseException:
+        endpoint.leave(chat)
+        raise
+    chat.send(stream=wanted.stream)
+    try:
+        result = chat.result()
+    except ClientGone:
+        return Response(status_code=499)
+    if wanted.stream:
+        return Response("".join(api.stream(wanted, result)), media_type=_STREAM)
+    return JSONResponse(api.write(wanted, result))
+
+
+async def _waiting(api: ModuleType, wanted: ModelRequest, endpoint: Endpoint, chat: OpenRequest) -> AsyncIterator[str]:
+    """Yield comments until the chat ends, and then its reply or its error. The status has been sent before."""
+    try:
+        yield _PING
+        while not await chat.ended(endpoint.waits.ping):
+            yield _PING
+        try:
+            text = "".join(api.stream(wanted, chat.result()))
+        except ClientGone:
+            return
+        except Exception as error:
+            text, _ = _failed(error, api.stream_error)
+        chat.send(stream=True)
+        yield text
+    finally:
+        if not chat.sent:
+            endpoint.leave(chat)
+
+
+async def _models(request: Request, endpoint: Endpoint) -> Response:
+    """The only model: the policy of the trainer."""
+    return JSONResponse(
+        {"object": "list", "data": [_described(POLICY)], "has_more": False, "first_id": POLICY, "last_id": POLICY}
+    )
+
+
+async def _model(request: Request, endpoint: Endpoint) -> Response:
+    model = str(request.path_params["model"])
+    if model != POLICY and not model.startswith(f"{POLICY}/"):
+        raise NotFound(f"there is no model {clip(model, 100)!r}; the model is {POLICY!r}", kind="model", name=model)
+    return JSONResponse(_described(model))
+
+
+def _described(model: str) -> dict[str, Any]:
+    """Return a model with the keys of OpenAI and of Anthropic."""
+    openai = {"id": model, "object": "model", "created": 0, "owned_by": "trainer"}
+    return openai | {"type": "model", "display_name": model, "created_at": "1970-01-01T00:00:00Z"}
+
+
+async def _unknown_path(request: Request, error: Exception) -> Response:
+    """Return the response to a path or a method that is not served."""
+    assert isinstance(error, HTTPException)
+    api = anthropic_messages if "/messages" in request.url.path else chat_completions
+    what = f"{request.method} {clip(request.url.path, 300)} is not served here; a rollout's base URL serves {_SERVED}"
+    code = "method_not_allowed" if error.status_code == 405 else "not_found"
+    headers = {**(error.headers or {}), "x-should-retry": "false"}
+    return JSONResponse(api.error(error.status_code, what, code), error.status_code, headers)
+
+
+def _retries(error: Exception) -> dict[str, str]:
+    """Return the headers that say whether to retry. For other errors the engine has already retried the chat."""
+    if isinstance(error, CallError) and error.retry_after is not None and error.status_code == 429:
+        return {"x-should-retry": "true", "retry-after": f"{math.ceil(error.retry_after)}"}
+    return {"x-should-retry": "false"}
+
+
+def _failed(error: Exception, write: Callable[[int, str, str], Any]) -> tuple[Any, int]:
+    """Return the body and the status of the answer to a failed request."""
+    if isinstance(error, CallError):
+        status, code = error.status_code, (error.reason or type(error).__name__).lower()
+    elif isinstance(error, RolloutEndedError):
+        status, code = 410, "rollout_ended"
+    else:
+        log.error("a request to a base URL failed", exc_info=error)
+        status, code = 500, "internal"
+        return write(status, "internal error; the server's log has the exception", code), status
+    return write(status, str(error), code), status

@@ -1,0 +1,249 @@
+"""Runs a program for each rollout. The program asks for replies at the rollout's base URL, and writes a result file.
+
+The program gets no variable of the server's environment unless the operator names it, so it gets no key of another
+provider.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import signal
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from osmosis_gateway.http_server import HttpServer
+from osmosis_grpc.agent import RolloutContext
+from osmosis_grpc.agent.grader_limit import refuse_grader_timeout
+from osmosis_grpc.agent.local_prices import LOCAL_PRICES
+from osmosis_grpc.agent.loop import name_problem
+from osmosis_grpc.agent.program_result import outcome_of_program
+from osmosis_grpc.agent.result_check import RunOutcome, invalid_result
+from osmosis_grpc.endpoints.app import base_url_app
+from osmosis_grpc.endpoints.endpoints import Endpoint, Endpoints
+from osmosis_grpc.protocol.errors import CallError, InvalidArgument
+from osmosis_grpc.protocol.types import Failure, FailureReason, RolloutRequest, ToolDict, jsontext
+from osmosis_grpc.protocol.types.outcome import clip, describe
+from osmosis_grpc.tools.process import Ended, Limits, run_process
+from osmosis_grpc.tools.workspace import Workspace
+
+MAX_RESULT_BYTES = 4 * 1024 * 1024
+"""The most bytes of a result file."""
+MAX_LINE = 300
+"""The most characters of the last line of output in the first line of a failure."""
+
+_OF_SHELLS = {"|", "||", "&", "&&", ";", "<", ">", ">>", "2>", "2>&1"}
+"""Words that only a shell understands."""
+_INTERPRETERS = re.compile("python|pypy|[a-z]*sh$")
+"""The names of programs whose options -c and -m take a script or the name of a module."""
+
+
+class CommandAgent:
+    """A Runnable that starts a program for each rollout.
+
+    `command` is split as a shell splits it, but no shell runs it. The program is searched on the PATH of `environment`.
+    An argument that names a file or folder below `folder` becomes its absolute path, because each program runs in a new
+    folder. `name` is by default the name of the script, without its ending. `environment` has the variables of the
+    program; it also gets those of variables(). Raises ValueError for a command that cannot be started.
+    """
+
+    lists_tools_without_request = True
+    replayable = False
+
+    def __init__(
+        self,
+        command: str,
+        endpoints: Endpoints,
+        *,
+        environment: Mapping[str, str],
+        name: str = "",
+        folder: Path | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        self.source = self
+        self._endpoints = endpoints
+        self._folder = folder or Path.cwd()
+        self._environment = dict(environment)
+        self._limits = limits or Limits()
+        self._argv, default = _resolved(shlex.split(command), self._folder, self._environment.get("PATH", ""))
+        self.name = name or default
+        problem = name_problem(self.name)
+        if problem:
+            raise ValueError(problem[1])
+
+    def tools(self, request: RolloutRequest) -> list[ToolDict]:
+        refuse_grader_timeout(self.name, request)
+        return []
+
+    async def run(self, context: RolloutContext) -> RunOutcome:
+        """Run the program. An exit code other than 0 is a failure with the last lines of output."""
+        task = _task(context)
+        async with AsyncExitStack() as stack:
+            try:
+                space = await stack.enter_async_context(Workspace())
+                files = {"OSMOSIS_TASK_FILE": await space.write("task.json", task)}
+            except OSError as error:
+                problem = f"the folder of the program cannot be made: {describe(error)}"
+                return RunOutcome(failure=Failure("server", clip(problem), True, reason=FailureReason.SERVER_ERROR))
+            files["OSMOSIS_RESULT_FILE"] = space.folder / "result.json"
+            endpoint = stack.enter_context(self._endpoints.open(context))
+            environment = self._environment | variables(endpoint, files, self._folder, self._environment)
+            try:
+                ended = await run_process(
+                    self._argv,
+                    space=space,
+                    environment=environment,
+                    stdin=task,
+                    limits=self._limits,
+                    secrets=[endpoint.api_key],
+                )
+            except OSError as error:
+                return _failed(f"the program {self._argv[0]} cannot be started: {error.strerror or error}")
+            context.log_event(
+                "program ended", exit_code=ended.exit_code, seconds=round(ended.seconds, 3), output=ended.output
+            )
+            if ended.exit_code or ended.timed_out:
+                return _failed(self._problem(ended), ended.output, endpoint.failure)
+            endpoint.close()  # before the result, which can override what it says about samples
+            return await _result(context, space, endpoint.api_key)
+
+    def accepted(self, request: RolloutRequest, owner: str) -> None:
+        """Do nothing: the agent does not know the other rollouts of a group."""
+
+    def ended(self, rollout_id: str, attempt: int) -> None:
+        """Do nothing: tools() has reserved nothing."""
+
+    def _problem(self, ended: Ended) -> str:
+        """Return why a program failed."""
+        if ended.timed_out:
+            return f"the program was stopped after its time limit of {self._limits.seconds:g} s"
+        if ended.exit_code > 0:
+            return f"the program ended with exit code {ended.exit_code}"
+        try:
+            return f"the program was ended by {signal.Signals(-ended.exit_code).name}"
+        except ValueError:
+            return f"the program was ended by signal {-ended.exit_code}"
+
+
+def variables(
+    endpoint: Endpoint, files: Mapping[str, Path], folder: Path, environment: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the variables that a program gets in addition to `environment`."""
+    paths = filter(None, (str(folder), environment.get("PYTHONPATH")))
+    return {
+        "OPENAI_BASE_URL": endpoint.base_url,
+        "OPENAI_API_KEY": endpoint.api_key,
+        "ANTHROPIC_BASE_URL": endpoint.base_url,
+        "ANTHROPIC_API_KEY": endpoint.api_key,
+        "NO_PROXY": "127.0.0.1,localhost",
+        LOCAL_PRICES: environment.get(LOCAL_PRICES, "True"),
+        "PYTHONPATH": os.pathsep.join(paths),
+        **{name: str(path) for name, path in files.items()},
+    }
+
+
+@asynccontextmanager
+async def command_agents(
+    commands: Sequence[str],
+    names: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    seconds: float | None = None,
+    memory: int | None = None,
+) -> AsyncIterator[tuple[list[CommandAgent], HttpServer]]:
+    """Serve base URLs on loopback. Yields the agents of the commands, and the HTTP server.
+
+    `names` are the names of the first commands. Raises ValueError for a command that cannot be started.
+    """
+    endpoints = Endpoints(lambda: f"http://{http.address}")
+    limits = Limits(seconds=seconds, memory=memory)
+    given = [*names, *[""] * (len(commands) - len(names))]
+    agents = [
+        CommandAgent(command, endpoints, environment=environment, name=name, limits=limits)
+        for command, name in zip(commands, given, strict=True)
+    ]
+    async with HttpServer(base_url_app(endpoints)) as http:
+        yield agents, http
+
+
+def _resolved(words: list[str], folder: Path, path: str) -> tuple[list[str], str]:
+    """Return the absolute command, and the default name of its agent. Raises ValueError."""
+    if not words:
+        raise ValueError("the command is empty")
+    program, arguments = words[0], words[1:]
+    found = str(folder / program) if "/" in program else shutil.which(program, path=path)
+    if found is None or not Path(found).exists():
+        raise ValueError(f"there is no program {program!r}")
+    if not os.access(found, os.X_OK) or Path(found).is_dir():
+        raise ValueError(f"the program {program!r} is not executable")
+    shell = next((word for word in arguments if word in _OF_SHELLS), "")
+    if shell:
+        raise ValueError(f"no shell runs the command, so {shell!r} has no effect; write: sh -c '...'")
+    script = arguments[0] if arguments and _INTERPRETERS.match(Path(program).name) else "-"
+    if not script.startswith("-") and not _exists(folder, script):
+        raise ValueError(f"there is no file {script!r} in {folder}")
+    named = program
+    before = ""
+    for index, word in enumerate(arguments):
+        if before in ("-c", "-m") and _INTERPRETERS.match(Path(program).name):  # a script or a module, not a file
+            named = word if before == "-m" and named == program else named
+        elif _exists(folder, word):
+            arguments[index] = str(folder / word)
+            named = word if named == program else named
+        before = word
+    return [found, *arguments], Path(named).name.removesuffix(".py")
+
+
+def _exists(folder: Path, word: str) -> bool:
+    """Return whether a word names a file or folder. A word that is too long for a name does not."""
+    try:
+        return bool(word) and (folder / word).exists()
+    except OSError:
+        return False
+
+
+def _task(context: RolloutContext) -> bytes:
+    """Return the request as JSON."""
+    request = context.request
+    task = {
+        "rollout_id": request.rollout_id,
+        "attempt": request.attempt,
+        "messages": list(request.messages),
+        "label": request.label,
+        "metadata": dict(request.metadata),
+        "max_turns": request.max_turns,
+        "completion_params": dict(request.completion_params),
+    }
+    return jsontext.render(task).encode()
+
+
+async def _result(context: RolloutContext, space: Workspace, key: str) -> RunOutcome:
+    """Return the outcome for the result file, without the rollout's key. Without a file there is no reward."""
+    try:
+        data = await space.read("result.json", MAX_RESULT_BYTES)
+        if data is None:
+            return RunOutcome(messages=None)
+        if not data.strip():
+            return invalid_result("the result file is empty")
+        text = data.replace(key.encode(), b"[key]").decode(errors="replace")
+        result = jsontext.parse(text, "the result file", repair=True)
+        if not isinstance(result, dict):
+            return invalid_result("the result file: is not a JSON object")
+    except (InvalidArgument, OSError) as error:
+        return invalid_result(str(error))
+    return outcome_of_program(result, context)
+
+
+def _failed(problem: str, output: str = "", chat_error: CallError | None = None) -> RunOutcome:
+    """Return a failure. The last line of the output is in the first line of the message, for the log.
+
+    If the program's newest chat has failed with `chat_error`, the failure is the trainer's, and has the error first.
+    """
+    last = output.rpartition("\n")[2].strip()[:MAX_LINE]
+    message = f"{problem}: {last}\n{output}" if last else problem
+    if chat_error is None:
+        return RunOutcome(failure=Failure("agent", clip(message), False, reason=FailureReason.AGENT_EXCEPTION))
+    failure = Failure.of(chat_error)
+    return RunOutcome(failure=replace(failure, message=clip(f"{failure.message}; then {message}")))

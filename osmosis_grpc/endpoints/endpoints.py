@@ -1,0 +1,124 @@
+"""The endpoints of the running rollouts: each has a URL and a key, and asks the chats of its rollout."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from urllib.parse import quote
+
+from osmosis_gateway.rollout_keys import RolloutKeys
+from osmosis_grpc.agent import CompletionsResult, RolloutContext
+from osmosis_grpc.agent.history_chats import HistoryChats
+from osmosis_grpc.endpoints.byte_budget import ByteBudget
+from osmosis_grpc.endpoints.open_chats import OpenChats, OpenRequest, Waits, Wanted
+from osmosis_grpc.endpoints.requests import Asked
+from osmosis_grpc.network.http.http1 import Connection
+from osmosis_grpc.protocol.errors import CallError, NotFound, ResourceExhausted, RolloutEndedError
+
+OPEN_BYTES = 64 * 1024 * 1024
+"""The most bytes of the open requests of one rollout."""
+
+
+class Endpoint:
+    """The base URL of one rollout. Its requests are chats of the rollout."""
+
+    def __init__(self, context: RolloutContext, base_url: str, api_key: str, waits: Waits) -> None:
+        self.base_url = base_url
+        """Ends with the rollout's id. A client of OpenAI adds /chat/completions, a client of Anthropic /v1/messages."""
+        self.api_key = api_key
+        """Valid until the end of the rollout."""
+        self.rollout_id = context.request.rollout_id
+        self.budget = ByteBudget(OPEN_BYTES)
+        """The bytes of the open requests."""
+        self.reading = asyncio.Semaphore(1)
+        """Long bodies are read one after the other."""
+        self.waits = waits
+        self._history_chats = HistoryChats(context)
+        self._chats = OpenChats(waits, self._history_chats.unread)
+        self._waiting = 0
+        """The number of requests that wait for their replies."""
+        self._closed = False
+
+    @property
+    def failure(self) -> CallError | None:
+        """The error of the newest chat that ended; None if it got its reply."""
+        return self._history_chats.failure
+
+    def ask(self, asked: Asked, connection: Connection | None = None) -> OpenRequest:
+        """Start waiting for the reply to a request. Pass the result to leave() if the request ends without a response.
+
+        Sampling parameters that the request does not have are the trainer's completion_params. Raises
+        RolloutEndedError. The result of the chat raises CallError and RolloutEndedError.
+        """
+        if self._closed:
+            raise RolloutEndedError("the rollout has ended")
+        if self._waiting >= self.waits.most:
+            raise ResourceExhausted(
+                f"{self._waiting} requests of this rollout are already waiting for their replies; try again later",
+                retry_after=1.0,
+            )
+        work = partial(self._ask, asked)
+        request = self._chats.begin(asked.digest, work, retried=asked.retried, connection=connection)
+        self._waiting += 1
+        request.reply.add_done_callback(self._ended)
+        return request
+
+    def leave(self, request: OpenRequest) -> None:
+        """Keep the chat of a client that has disconnected, so that the client's retry gets its reply."""
+        if not self._closed:
+            self._chats.leave(request)
+
+    def close(self) -> None:
+        """End every open request with RolloutEndedError, and mark the samples that are not to be trained on."""
+        if not self._closed:
+            self._closed = True
+            self._chats.close()
+            self._history_chats.leave_out()
+
+    def _ended(self, reply: object) -> None:
+        self._waiting -= 1
+
+    async def _ask(self, asked: Asked, wanted: Wanted) -> CompletionsResult:
+        request = asked.request
+        return await self._history_chats.ask(
+            asked.history,
+            tools=request.tools,
+            params=request.params,
+            model=request.model,
+            sample=asked.sample,
+            wanted=wanted,
+        )
+
+
+class Endpoints:
+    """The endpoints of a server, by rollout. `address` returns the URL before the paths, for example http://HOST:PORT."""
+
+    def __init__(self, address: Callable[[], str], waits: Waits | None = None) -> None:
+        self._address = address
+        self._waits = waits or Waits()
+        self._keys = RolloutKeys()
+        self._open: dict[str, Endpoint] = {}
+        """The endpoints by key."""
+
+    @contextmanager
+    def open(self, context: RolloutContext) -> Iterator[Endpoint]:
+        """Yield the endpoint of a running rollout. At the end of the block its key becomes invalid."""
+        key = self._keys.make()
+        path = f"/v1/rollouts/{quote(context.request.rollout_id, safe='')}"
+        endpoint = Endpoint(context, self._address() + path, key, self._waits)
+        self._open[key] = endpoint
+        try:
+            yield endpoint
+        finally:
+            del self._open[key]
+            endpoint.close()
+
+    def find(self, rollout_id: str, key: str) -> Endpoint:
+        """Return the endpoint of a key. Raises Unauthenticated, RolloutEndedError, and NotFound for another id."""
+        self._keys.check(key)
+        endpoint = self._open.get(key)
+        if endpoint is None:
+            raise RolloutEndedError(f"rollout {rollout_id} has ended")
+        if rollout_id != endpoint.rollout_id:
+            raise NotFound("the key belongs to another rollout", kind="rollout", name=rollout_id)
+        return endpoint

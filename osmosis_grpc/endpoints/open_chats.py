@@ -1,0 +1,249 @@
+"""The chats that requests wait for. A client that asks several times for the same reply gets one reply.
+
+A client that gives up and asks again gets the reply to its first request. It does not matter what is noticed first:
+that it disconnected, its second request, or the reply. Two equal requests are two chats only if both clients stay. A
+reply that comes when no client is left is held back: it becomes part of the rollout when a retry asks for it, and is
+dropped otherwise.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from osmosis_grpc.agent import CompletionsResult
+from osmosis_grpc.network.connection_limit import agent_connections
+from osmosis_grpc.network.http.http1 import Connection
+from osmosis_grpc.protocol.errors import RolloutEndedError
+from osmosis_grpc.supervise import OnFailure, call_later, child, job
+
+ASK = job("gateway.ask_chat", OnFailure.RAISE)
+DROP = job("gateway.drop_chat", OnFailure.REPORT, "timer")
+
+_numbers = itertools.count()
+
+MAX_LEFT = 256
+"""The most chats of a rollout whose clients have disconnected."""
+
+Wanted = Callable[[], Awaitable[Any]]
+"""Returns as soon as a client waits for the reply."""
+Work = Callable[[Wanted], Coroutine[Any, Any, CompletionsResult]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waits:
+    """How long requests wait, in seconds."""
+
+    headers: float = 10.0
+    """A stream begins after this time if there is no reply yet. An earlier error has its own status."""
+    ping: float = 10.0
+    """A stream without a reply sends a comment this often."""
+    retry: float = 15.0
+    """A chat whose client has disconnected goes on for this long. The same request then gets its reply."""
+    most: int = field(default_factory=lambda: agent_connections() // 2)
+    """At most this many requests of one rollout wait for their replies at once, because all rollouts share the
+    connections."""
+
+
+class ClientGone(Exception):
+    """The client of a request has disconnected."""
+
+
+class _Chat:
+    """A chat, and the requests that get its reply."""
+
+    def __init__(self, digest: bytes, work: Work) -> None:
+        self.digest = digest
+        self.number = next(_numbers)
+        self.wanted = asyncio.Event()
+        self.requests: list[OpenRequest] = []
+        """The requests whose clients have not left."""
+        self.read = False
+        """Whether a client has read the reply."""
+        self.streamed_to = -1
+        """The number of the newest request to which the reply was streamed."""
+        self.task = child(ASK, work(self.wanted.wait))
+
+    def place(self) -> tuple[bool, int]:
+        """Return a sort key for equal chats without a client. The first one gets the next client."""
+        return not self.answered, self.number
+
+    @property
+    def answered(self) -> bool:
+        """Whether the reply is part of the rollout."""
+        return self.task.done() and not self.task.cancelled() and self.task.exception() is None
+
+
+class OpenRequest:
+    """A request that waits for the reply of a chat. Make it with OpenChats.begin()."""
+
+    def __init__(self, chat: _Chat, connection: Connection | None, retried: bool) -> None:
+        self.chat = chat
+        self.connection = connection
+        self.retried = retried
+        """Whether its client says that it repeats an earlier request."""
+        self.sent = False
+        """Whether its response has begun."""
+        self.gone = False
+        self.number = next(_numbers)
+        self.reply: asyncio.Future[CompletionsResult] = asyncio.get_running_loop().create_future()
+
+    async def ended(self, seconds: float | None = None) -> bool:
+        """Wait until the chat has ended or the client is gone. Return False if that takes longer than `seconds`."""
+        return bool((await asyncio.wait({self.reply}, timeout=seconds))[0])
+
+    def send(self, *, stream: bool) -> None:
+        """Note that the response begins. The connection then finds out whether the client reads it."""
+        self.sent = True
+        if stream:
+            self.chat.streamed_to = self.number
+
+    def result(self) -> CompletionsResult:
+        """Return the reply of a chat that has ended. Raises CallError, RolloutEndedError and ClientGone."""
+        if self.gone:
+            raise ClientGone
+        if self.reply.cancelled():
+            raise RolloutEndedError("the rollout has ended")
+        return self.reply.result()
+
+    def repeats(self, other: "OpenRequest") -> bool:
+        """Return whether this is a newer request equal to `other` that waits for a chat of its own."""
+        mine, its = self.chat, other.chat
+        return self.number > other.number and mine.digest == its.digest and mine is not its and not mine.task.done()
+
+    def may_be_read(self) -> bool:
+        """Return whether the client may have received the response, as far as is known."""
+        return self.sent and not (self.connection is not None and self.connection.is_reset())
+
+    def settle(self) -> None:
+        """End the wait in the same way as the chat, if the chat has ended."""
+        task = self.chat.task
+        if self.reply.done() or not task.done():
+            return
+        if task.cancelled():
+            self.reply.cancel()
+        elif (error := task.exception()) is not None:
+            self.reply.set_exception(error)
+            self.reply.exception()  # asyncio logs an error that nobody has read, for example of a client that has left
+        else:
+            self.reply.set_result(task.result())
+
+
+class OpenChats:
+    """The open chats of one rollout. `unread` is called with each reply of the rollout that no client has read."""
+
+    def __init__(self, waits: Waits, unread: Callable[[CompletionsResult], object] = lambda reply: None) -> None:
+        self._waits = waits
+        self._unread = unread
+        self._open: set[_Chat] = set()
+        self._requests: dict[OpenRequest, None] = {}
+        """The requests whose clients may still read the reply, oldest first."""
+        self._left: dict[_Chat, asyncio.TimerHandle] = {}
+        """The chats without a client, oldest first."""
+        self._newest: dict[bytes, int] = {}
+        """The number of the newest request of each digest."""
+
+    def begin(
+        self, digest: bytes, work: Work, *, retried: bool = False, connection: Connection | None = None
+    ) -> OpenRequest:
+        """Return a request that waits for an equal chat whose client has left or, if there is none, for a new chat.
+
+        `retried` says that the client repeats an earlier request.
+        """
+        left = [left for left in self._left if left.digest == digest and (retried or not left.read)]
+        chat = min(left, key=_Chat.place, default=None)
+        if chat is None:
+            chat = _Chat(digest, work)
+            self._open.add(chat)
+            chat.task.add_done_callback(partial(self._ended, chat))
+        else:
+            self._left.pop(chat).cancel()
+        request = OpenRequest(chat, connection, retried)
+        self._requests[request] = None
+        self._newest[digest] = request.number
+        self._join(request, chat)
+        if connection is not None:
+            connection.watch(partial(self._closed, request))
+        return request
+
+    def leave(self, request: OpenRequest) -> None:
+        """Give the chat of a client that has disconnected to the next equal request. If none comes, it is dropped."""
+        if request not in self._requests:
+            return
+        request.gone, chat = True, request.chat
+        request.reply.cancel()
+        if self._remove(request):
+            return
+        newer = self._newer(request)
+        if newer is None or (chat.task.done() and not chat.answered):
+            self._keep(chat)
+            return
+        abandoned = max(chat, newer.chat, key=_Chat.place)
+        if abandoned is not chat:
+            abandoned.requests.remove(newer)
+            self._join(newer, chat)
+        if not abandoned.requests:
+            abandoned.task.cancel()
+
+    def close(self) -> None:
+        """Cancel every chat, and report the replies that no client has read."""
+        for request in list(self._requests):
+            if request.chat.answered and not request.may_be_read():
+                self.leave(request)
+        for chat in list(self._left):
+            self._drop(chat)
+        for chat in self._open:
+            chat.task.cancel()
+
+    def _join(self, request: OpenRequest, chat: _Chat) -> None:
+        request.chat = chat
+        chat.requests.append(request)
+        chat.wanted.set()
+        request.settle()
+
+    def _remove(self, request: OpenRequest) -> bool:
+        """Forget a request. Return whether its chat has, or had, another client."""
+        del self._requests[request]
+        request.chat.requests.remove(request)
+        return bool(request.chat.requests) or request.chat.read
+
+    def _closed(self, request: OpenRequest, whole: bool, ended: bool) -> None:
+        """Note whether a client has read the `whole` response, and whether its connection has `ended`."""
+        newer = self._newer(request)
+        if not whole or (ended and newer is not None and newer.retried):
+            self.leave(request)
+        elif request in self._requests:
+            alone = not self._remove(request)
+            request.chat.read = True
+            if alone and ended and request.chat.answered:
+                self._keep(request.chat)
+
+    def _newer(self, request: OpenRequest) -> OpenRequest | None:
+        """Return the oldest request that repeats another one; None if there is none."""
+        return next((other for other in self._requests if other.repeats(request)), None)
+
+    def _keep(self, chat: _Chat) -> None:
+        chat.wanted.clear()
+        self._left[chat] = call_later(DROP, self._waits.retry, self._drop, chat)
+        if len(self._left) > MAX_LEFT:
+            self._drop(next(iter(self._left)))
+
+    def _drop(self, chat: _Chat) -> None:
+        timer = self._left.pop(chat, None)
+        if timer is None:
+            return
+        timer.cancel()
+        # A client can stop reading a stream as soon as it has seen the end of the reply. It then does not ask again.
+        stopped_reading = chat.streamed_to == self._newest[chat.digest]
+        if chat.answered and not (chat.read or stopped_reading):
+            self._unread(chat.task.result())
+        chat.task.cancel()
+
+    def _ended(self, chat: _Chat, task: "asyncio.Task[CompletionsResult]") -> None:
+        self._open.discard(chat)
+        if not task.cancelled():
+            task.exception()  # asyncio logs an error that nobody has read, for example of a chat without a client
+        for request in chat.requests:
+            request.settle()

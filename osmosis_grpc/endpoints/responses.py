@@ -1,0 +1,257 @@
+"""OpenAI's Responses: reads the items of a request as a history of chat messages, and writes a reply as items."""
+
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from osmosis_grpc.agent import CompletionsResult
+from osmosis_grpc.endpoints import chat_completions
+from osmosis_grpc.endpoints.requests import ModelRequest, refuse, refuse_beginning, typed
+from osmosis_grpc.endpoints.sent_events import event
+from osmosis_grpc.protocol.errors import InvalidArgument
+from osmosis_grpc.protocol.types import Message
+from osmosis_grpc.protocol.types.cuts import CUTS
+
+_OWN = frozenset(
+    {"input", "instructions", "model", "stream", "stream_options", "tools", "tool_choice", "text", "max_output_tokens"}
+    | {"store", "metadata", "user", "include", "truncation", "background", "previous_response_id", "prompt_cache_key"}
+    | {"conversation", "service_tier", "safety_identifier", "reasoning"}
+)
+"""Keys of a body that are no sampling parameters, or have another name in the chat format."""
+_ECHO = ("instructions", "tools", "tool_choice", "parallel_tool_calls", "temperature", "top_p", "text", "metadata")
+"""Keys that a reply repeats."""
+_STORED = ("previous_response_id", "conversation", "background", "prompt")
+"""Keys that need stored data, which a rollout does not have."""
+_INCOMPLETE = {**dict.fromkeys(CUTS, "max_output_tokens"), "content_filter": "content_filter"}
+"""Finish reasons of replies that are not complete, and their names in this API."""
+
+error = chat_completions.error
+
+
+def read(body: Any) -> ModelRequest:
+    """Return the request in a body. Raises InvalidArgument."""
+    body = typed(body, dict, "body")
+    refuse(body, _STORED, "send the whole history as `input`")
+    refuse(body, ("top_logprobs",), "the policy's reply has the logprobs of its own tokens only")
+    messages: list[Message] = []
+    if body.get("instructions"):
+        messages.append({"role": "system", "content": typed(body["instructions"], str, "instructions")})
+    given = body.get("input")
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else typed(given, list, "input")
+    for index, item in enumerate(items):
+        _add(messages, typed(item, dict, f"input[{index}]"), f"input[{index}]")
+    refuse_beginning(messages, "input")
+    params = {name: value for name, value in body.items() if name not in _OWN and value is not None}
+    if body.get("max_output_tokens") is not None:
+        params["max_tokens"] = body["max_output_tokens"]
+    if "message.output_text.logprobs" in typed(body.get("include") or [], list, "include"):
+        raise InvalidArgument("include", "message.output_text.logprobs is not served here")
+    effort = typed(body.get("reasoning") or {}, dict, "reasoning").get("effort")
+    if effort is not None:
+        params["reasoning_effort"] = effort
+    if body.get("tool_choice"):
+        params["tool_choice"] = _tool_choice(body["tool_choice"])
+    text = typed(body.get("text") or {}, dict, "text")
+    if text.get("verbosity") is not None:
+        params["verbosity"] = text["verbosity"]
+    if format_ := text.get("format"):
+        params["response_format"] = _response_format(typed(format_, dict, "text.format"))
+    tools = body.get("tools")
+    return ModelRequest(
+        messages=messages,
+        params=params,
+        tools=[_tool(tool, f"tools[{n}]") for n, tool in enumerate(typed(tools, list, "tools"))] if tools else None,
+        model=str(body.get("model") or ""),
+        stream=bool(body.get("stream")),
+        echo={name: body[name] for name in _ECHO if name in body},
+    )
+
+
+def write(request: ModelRequest, result: CompletionsResult) -> dict[str, Any]:
+    """Return the body of a reply."""
+    reason = _INCOMPLETE.get(result.finish_reason or "")
+    status = "incomplete" if reason else "completed"
+    return _response(request, status) | {
+        "output": list(_items(result.message, status)),
+        "usage": _usage(result),
+        "incomplete_details": {"reason": reason} if reason else None,
+    }
+
+
+def stream(request: ModelRequest, result: CompletionsResult) -> Iterator[str]:
+    """Yield the reply as server-sent events."""
+    number = iter(range(10_000_000))
+
+    def made(kind: str, **fields: Any) -> str:
+        return event({"type": kind, "sequence_number": next(number)} | fields, kind)
+
+    begun, done = _response(request, "in_progress"), write(request, result)
+    done["id"], done["created_at"] = begun["id"], begun["created_at"]
+    yield made("response.created", response=begun)
+    yield made("response.in_progress", response=begun)
+    for index, item in enumerate(done["output"]):
+        place = {"output_index": index, "item_id": item["id"]}
+        empty = {"message": {"content": []}, "function_call": {"arguments": ""}, "reasoning": {"summary": []}}
+        yield made(
+            "response.output_item.added",
+            output_index=index,
+            item=item | empty[item["type"]] | {"status": "in_progress"},
+        )
+        if item["type"] == "message":
+            for at, part in enumerate(item["content"]):
+                here = place | {"content_index": at}
+                yield made("response.content_part.added", **here, part=part | {"text": ""})
+                yield made("response.output_text.delta", **here, delta=part["text"], logprobs=[])
+                yield made("response.output_text.done", **here, text=part["text"], logprobs=[])
+                yield made("response.content_part.done", **here, part=part)
+        elif item["type"] == "function_call":
+            yield made("response.function_call_arguments.delta", **place, delta=item["arguments"])
+            yield made("response.function_call_arguments.done", **place, name=item["name"], arguments=item["arguments"])
+        yield made("response.output_item.done", output_index=index, item=item)
+    yield made(f"response.{done['status']}", response=done)
+
+
+def stream_error(status: int, message: str, code: str) -> str:
+    """Return the event of an error after the beginning of a stream."""
+    data = {"type": "error", "sequence_number": 0, "message": message, "code": code, "param": None}
+    return event(data | error(status, message, code), "error")
+
+
+# The request.
+
+
+def _add(messages: list[Message], item: Mapping[str, Any], path: str) -> None:
+    """Add one item of the input to the messages. The items of one reply become one message."""
+    kind = item.get("type") or "message"
+    if kind == "message":
+        role = typed(item.get("role"), str, f"{path}.role")
+        message: Message = {"role": role, "content": _content(item.get("content"), f"{path}.content")}
+        last = messages[-1] if messages else {}
+        if message["role"] == "assistant" and last.get("role") == "assistant" and last.get("content") is None:
+            last["content"] = message["content"]
+        else:
+            messages.append(message)
+    elif kind == "function_call":
+        arguments = typed(item.get("arguments") or "{}", str, f"{path}.arguments")
+        function = {"name": typed(item.get("name"), str, f"{path}.name"), "arguments": arguments}
+        call_id = typed(item.get("call_id"), str, f"{path}.call_id")
+        call = {"id": call_id, "type": "function", "function": function}
+        _reply(messages).setdefault("tool_calls", []).append(call)
+    elif kind == "function_call_output":
+        output = _content(item.get("output"), f"{path}.output")
+        call_id = typed(item.get("call_id"), str, f"{path}.call_id")
+        messages.append({"role": "tool", "tool_call_id": call_id, "content": output})
+    elif kind == "reasoning":
+        name = "content" if item.get("content") else "summary"
+        parts = typed(item.get(name) or [], list, f"{path}.{name}")
+        texts = [
+            typed(typed(part, dict, f"{path}.{name}[{n}]").get("text"), str, f"{path}.{name}[{n}].text")
+            for n, part in enumerate(parts)
+        ]
+        _reply(messages, new=True)["reasoning_content"] = "\n".join(texts)
+    else:
+        raise InvalidArgument(f"{path}.type", f"{kind!r} is not served here")
+
+
+def _reply(messages: list[Message], *, new: bool = False) -> Message:
+    """Return the last message if it is a reply; otherwise add an empty reply and return it."""
+    if new or not messages or messages[-1].get("role") != "assistant":
+        messages.append({"role": "assistant", "content": None})
+    return messages[-1]
+
+
+def _content(content: Any, path: str) -> Any:
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = [
+        _part(typed(part, dict, f"{path}[{n}]"), f"{path}[{n}]") for n, part in enumerate(typed(content, list, path))
+    ]
+    return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
+
+
+def _part(part: Mapping[str, Any], path: str) -> dict[str, Any]:
+    kind = part.get("type")
+    if kind in ("input_text", "output_text", "text"):
+        return {"type": "text", "text": typed(part.get("text"), str, f"{path}.text")}
+    if kind == "refusal":
+        return {"type": "text", "text": typed(part.get("refusal"), str, f"{path}.refusal")}
+    if kind == "input_image" and part.get("image_url"):
+        detail = {"detail": part["detail"]} if part.get("detail") else {}
+        url = typed(part["image_url"], str, f"{path}.image_url")
+        return {"type": "image_url", "image_url": {"url": url} | detail}
+    raise InvalidArgument(f"{path}.type", f"{kind!r} is not served here; text and images by URL are")
+
+
+def _tool(tool: Any, path: str) -> dict[str, Any]:
+    tool = typed(tool, dict, path)
+    if tool.get("type") != "function":
+        raise InvalidArgument(f"{path}.type", f"{tool.get('type')!r} runs on OpenAI's servers and is not served here")
+    keys = ("name", "description", "parameters", "strict")
+    return {"type": "function", "function": {name: tool[name] for name in keys if tool.get(name) is not None}}
+
+
+def _tool_choice(choice: Any) -> Any:
+    if isinstance(choice, dict) and choice.get("type") == "function":
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    return choice
+
+
+def _response_format(given: Mapping[str, Any]) -> dict[str, Any]:
+    if given.get("type") != "json_schema":
+        return dict(given)
+    return {"type": "json_schema", "json_schema": {name: value for name, value in given.items() if name != "type"}}
+
+
+# The reply.
+
+
+def _response(request: ModelRequest, status: str) -> dict[str, Any]:
+    defaults: dict[str, Any] = {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True}
+    return {
+        "id": f"resp_{uuid.uuid4().hex}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": status,
+        "model": request.model,
+        "output": [],
+        "error": None,
+        "incomplete_details": None,
+        "usage": None,
+    } | (defaults | request.echo)
+
+
+def _items(message: Message, status: str) -> Iterator[dict[str, Any]]:
+    """Yield the items of a reply. `status` is that of its text."""
+    if message.get("reasoning_content"):
+        text = {"type": "summary_text", "text": str(message["reasoning_content"])}
+        yield {"id": f"rs_{uuid.uuid4().hex}", "type": "reasoning", "summary": [text], "status": "completed"}
+    content = message.get("content")
+    texts = [content] if isinstance(content, str) else [p.get("text") for p in content or () if isinstance(p, dict)]
+    parts: list[dict[str, Any]] = [
+        {"type": "output_text", "text": text, "annotations": [], "logprobs": []} for text in texts if text
+    ]
+    if parts or not message.get("tool_calls"):
+        made = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant", "status": status}
+        yield made | {"content": parts}
+    for call in message.get("tool_calls") or ():
+        function = call.get("function") or {}
+        yield {
+            "id": f"fc_{uuid.uuid4().hex}",
+            "type": "function_call",
+            "status": "completed",
+            "call_id": call.get("id"),
+            "name": function.get("name"),
+            "arguments": function.get("arguments") or "{}",
+        }
+
+
+def _usage(result: CompletionsResult) -> dict[str, Any]:
+    prompt, reply = result.usage.get("prompt_tokens", 0), result.usage.get("completion_tokens", 0)
+    return {
+        "input_tokens": prompt,
+        "input_tokens_details": {"cached_tokens": 0},
+        "output_tokens": reply,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": prompt + reply,
+    }

@@ -1,0 +1,44 @@
+"""The client's side of a call. It converts a failed call's status to an exception: each code has its own class."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+from google.rpc import status_pb2
+
+from osmosis_grpc.protocol.errors import CallError
+from osmosis_grpc.protocol.wire.status import from_code
+
+DETAILS_KEY = "grpc-status-details-bin"
+
+Metadata = Sequence[tuple[str, str]]
+
+
+async def call(method: Any, request: Any, *, timeout: float | None, metadata: Metadata = (), hide: str = "") -> Any:
+    """Awaits a unary call and returns the reply. Cancelling this coroutine cancels the call.
+
+    Raises a CallError when the call fails. The error's text does not contain the secret `hide`.
+    """
+    try:
+        return await method(request, timeout=timeout, metadata=metadata or None)
+    except grpc.aio.AioRpcError as error:
+        raise error_of(error, hide=hide) from None
+
+
+def error_of(error: grpc.aio.AioRpcError, *, hide: str = "") -> CallError:
+    """Returns the exception of a failed call. Its text does not contain the secret `hide`."""
+    code = error.code().value[0]
+    if hide and hide in str(error.details()) + repr(
+        error.trailing_metadata()
+    ):  # the other side echoes what it was shown
+        return from_code(code, (error.details() or "").replace(hide, "[credential]"))
+    for key, value in error.trailing_metadata() or ():
+        if key == DETAILS_KEY and isinstance(value, bytes):
+            try:
+                status = status_pb2.Status.FromString(value)
+            except DecodeError:
+                break
+            if status.code == code:
+                return from_code(code, status.message, status.details)
+    return from_code(code, error.details() or error.code().name)

@@ -1,0 +1,1 @@
+"""What every HTTP server of the package shares: bounded requests, bounded JSON, guarded access."""

@@ -1,0 +1,91 @@
+"""The frames of a stream that have arrived and wait to be handled. No I/O and no clock.
+
+When many rollouts begin and end together, their Inits and outcomes take most of the time of both sides. A chat must not
+wait for them, because its agent waits for the reply. So chats and replies are handled before all other frames.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from osmosis_grpc.protocol.stream.outgoing_frames import MAX_FRAMES
+
+FIRST_AT_ONCE = 16
+"""take() returns at most this many chats and replies."""
+OTHERS_AT_ONCE = 8
+"""take() returns about this many other frames if few wait."""
+MOST_OTHERS = 32
+"""take() returns at most this many other frames."""
+MORE_FOR_EACH = 16
+"""take() returns one more of the other frames for each 16 that wait. So a cancel behind many Inits is not late."""
+LONG = {"init": 4, "complete": 4}
+"""An Init or an outcome counts as this many frames, because its work takes longer."""
+READ_AHEAD = 1024 * 1024
+"""While this many bytes wait, or more, no further message is read."""
+
+
+class ReceivedFrames:
+    """The frames that wait to be handled. Chats and replies keep their order, and so do all other frames."""
+
+    __slots__ = ("_first", "_others", "bytes")
+
+    def __init__(self) -> None:
+        self._first: deque[tuple[str, Any, float]] = deque()
+        """The kind of each frame, the frame, and the number that the frame adds to `bytes`."""
+        self._others: deque[tuple[str, Any, float]] = deque()
+        self.bytes = 0.0
+        """About how many bytes wait. All frames of a message count the same."""
+
+    def __bool__(self) -> bool:
+        return bool(self._first or self._others)
+
+    @property
+    def chats_wait(self) -> bool:
+        """Whether chats or replies wait."""
+        return bool(self._first)
+
+    @property
+    def full(self) -> bool:
+        """Whether READ_AHEAD bytes wait, or MAX_FRAMES frames, or more."""
+        return self.bytes >= READ_AHEAD or len(self._first) + len(self._others) >= MAX_FRAMES
+
+    def add(self, frames: Sequence[Any], size: int) -> None:
+        """Queues the frames of a message of `size` bytes."""
+        share = size / max(len(frames), 1)
+        for frame in frames:
+            kind = frame.WhichOneof("frame") or ""
+            queue = self._first if _goes_first(kind, frame) else self._others
+            queue.append((kind, frame, share))
+        self.bytes += size if frames else 0
+
+    def take(self) -> list[tuple[str, Any]]:
+        """Removes the next frames to handle, and returns their kinds and themselves. The kind "" is unknown."""
+        taken: list[tuple[str, Any]] = []
+        others_at_once = min(MOST_OTHERS, OTHERS_AT_ONCE + len(self._others) // MORE_FOR_EACH)
+        for queue, room in ((self._first, FIRST_AT_ONCE), (self._others, others_at_once)):
+            while queue and room > 0:
+                kind, frame, share = queue.popleft()
+                taken.append((kind, frame))
+                self.bytes -= share
+                room -= LONG.get(kind, 1)
+        if not self:
+            self.bytes = 0.0
+        return taken
+
+    def clear(self) -> None:
+        """Drops all frames."""
+        self._first.clear()
+        self._others.clear()
+        self.bytes = 0.0
+
+
+def _goes_first(kind: str, frame: Any) -> bool:
+    """Returns whether a frame is handled before other frames.
+
+    A refusal is not. The trainer refuses a chat after a Cancel, and the cancel must be handled first. Nor is the
+    AbandonChat of all chats: the outcome that was sent before it must be handled first. An Init's response and the
+    AbandonChat of one chat keep their order among the chats.
+    """
+    if kind in ("chat_reply", "init_reply"):
+        return bool(getattr(frame, kind).WhichOneof("result") == "response")
+    return kind == "chat" or (kind == "abandon_chat" and frame.abandon_chat.chat_number > 0)

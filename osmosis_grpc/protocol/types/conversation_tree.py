@@ -1,0 +1,291 @@
+"""The conversation of a sample as a tree. The tree finds the earlier chat that a history continues.
+
+An agent loop passes its whole history with every chat. Each node of the tree is a message that must not change. Each
+answered chat marks the node of its reply. A walk from the root along a history passes marked nodes, and the last of
+them is the chat that the history continues. The messages after that node are new. If an agent loop goes back to an
+earlier message, its next history takes another branch.
+
+Two histories are equal exactly if they end in the same node. This is also true if one was sent in full and the other as
+a delta. The server uses the tree to find the new messages. The trainer uses the tree to find the known messages.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from osmosis_grpc.protocol.types.messages import Message, copy_message
+
+_NUMBERS = (int, float)
+_SCALARS = (str, int, float, type(None))
+
+
+class Node:
+    """One message at its position in the tree. The message belongs to the tree and must not change."""
+
+    __slots__ = ("_elder", "_newest", "chat", "depth", "message", "numeric", "parent")
+
+    def __init__(self, message: Message, parent: "Node | None") -> None:
+        self.message = message
+        self.parent = parent
+        self.depth: int = parent.depth + 1 if parent else 0
+        self._newest: Node | None = None
+        """The child that was added last. Each child has the child before it; a tuple of children takes more memory."""
+        self._elder: Node | None = None
+        """The child of the same parent that was added before this one."""
+        self.chat = 0
+        """The number of the newest chat that has this message as its reply; 0 for none."""
+        self.numeric = _has_numbers(message)
+
+    @property
+    def children(self) -> Iterator["Node"]:
+        """The messages that follow this one. The message that was added last comes first."""
+        child = self._newest
+        while child is not None:
+            yield child
+            child = child._elder
+
+    def child(self, message: Message) -> "Node | None":
+        """Returns the child with an equal message; None if there is none."""
+        child = self._newest
+        while child is not None and not child.matches(message):
+            child = child._elder
+        return child
+
+    def add(self, message: Message) -> "Node":
+        """Adds a child and returns it."""
+        child = Node(message, self)
+        child._elder, self._newest = self._newest, child
+        return child
+
+    def matches(self, message: Message) -> bool:
+        """Returns whether `message` equals the message of this node. 1 and 1.0 are equal; 1 and true differ."""
+        try:
+            if not self.message == message:  # noqa: SIM201 - a value that is no JSON may define its own !=
+                return False
+        except Exception:
+            return False
+        return not self.numeric or _same(self.message, message)
+
+
+class Position(NamedTuple):
+    """The end of a history in the tree."""
+
+    node: Node
+    parent_chat: int
+    """The answered chat that the history continues; 0 for none."""
+    prefix_len: int
+    """The number of leading messages that come from the chat `parent_chat`, its reply included."""
+
+
+class Conversation:
+    """The tree of one sample.
+
+    Most histories continue the newest history. So the tree also keeps the newest history as a list, and compares this
+    list with a history in one step. Only the other messages are compared one by one.
+    """
+
+    __slots__ = ("_any_role", "_end", "_line", "_numeric", "_replies", "_same", "root")
+
+    def __init__(self, any_role: bool = False, same: Callable[[Message, Message], bool] | None = None) -> None:
+        self._same = same
+        """Returns whether a message says the same as a message of the tree, in another spelling. None: compare all."""
+        self.root = Node({}, None)
+        self._any_role = any_role
+        """See check_role()."""
+        self._replies: dict[int, Node] = {}
+        self._end = self.root
+        self._line: list[Message] = []
+        self._numeric: list[int] = []
+
+    def insert(self, messages: Sequence[Message], field: str = "messages") -> Position:
+        """Returns the position of a full history, and copies new messages into the tree.
+
+        If the tree has a message in another spelling, the spelling of the tree is kept.
+
+        Raises InvalidArgument for a new message that cannot be sent. The tree is then unchanged.
+        """
+        node, known = self._walk(messages)
+        new = messages[known:]
+        if new:
+            new = [copy_message(m, f"{field}[{known + i}]", self._any_role) for i, m in enumerate(new)]
+        return self._grow(node, new)
+
+    def _walk(self, messages: Sequence[Message]) -> tuple[Node, int]:
+        """Return the node of the longest beginning of a history that the tree has, and its number of messages."""
+        node, known = self.root, 0
+        if self._continues_line(messages):
+            node, known = self._end, len(self._line)
+        for message in messages[known:]:
+            child = node.child(message) or self._respelled(node, message)
+            if child is None:
+                break
+            node, known = child, known + 1
+        return node, known
+
+    def shares(self, messages: Sequence[Message]) -> int:
+        """Return how many leading messages of a history the tree has."""
+        return self._walk(messages)[1]
+
+    def insert_after(self, chat: int, messages: Sequence[Message]) -> Position | None:
+        """Returns the position of messages that follow the reply of an answered chat, and copies them into the tree.
+
+        Returns None if the chat is unknown.
+        """
+        reply = self._replies.get(chat)
+        if reply is None:
+            return None
+        return self._grow(reply, [copy_message(m, f"messages[{i}]") for i, m in enumerate(messages)])
+
+    def answer(self, position: Node, reply: Message, chat: int) -> Node:
+        """Adds the reply of `chat` below the chat's position, and returns the reply's node.
+
+        The tree keeps `reply` itself and not a copy.
+        """
+        node = self._child(position, reply)
+        node.chat = max(node.chat, chat)
+        self._replies[chat] = node
+        if self._end is position:
+            self._extend(node)
+        return node
+
+    @property
+    def replies(self) -> Mapping[int, Node]:
+        """The nodes of all replies, by chat number. Chats with equal histories and equal replies share a node."""
+        return self._replies
+
+    def reply(self, chat: int) -> Node | None:
+        """Returns the node of an answered chat's reply; None if the chat is unknown."""
+        return self._replies.get(chat)
+
+    def messages(self, node: Node) -> list[Message]:
+        """Returns the messages from the first message to this node. They belong to the tree: do not change them."""
+        return self._line.copy() if node is self._end else path(node)
+
+    def tool_messages(self) -> dict[str, int]:
+        """Returns the number of tool messages for each call id.
+
+        The messages are counted for each history alone. The result has the highest count of any history.
+        """
+        most: dict[str, int] = {}
+        branches: list[tuple[Node, dict[str, int]]] = [(self.root, {})]
+        while branches:
+            node, counts = branches.pop()
+            while True:
+                count_tool_message(node.message, counts)
+                children = list(node.children)
+                if not children:
+                    break
+                node, *others = children
+                branches += [(child, counts.copy()) for child in others]
+            for call_id, count in counts.items():
+                most[call_id] = max(count, most.get(call_id, 0))
+        return most
+
+    def release(self) -> None:
+        """Cuts the links from each message to the messages that follow it. Call it when the tree is no longer used.
+
+        Without the links, the messages and their nodes are freed at once. With them, they wait for the garbage
+        collector, which stops the process for a longer time the more objects there are.
+        """
+        branches = [self.root]
+        while branches:
+            node: Node | None = branches.pop()
+            while node is not None:
+                child, node._newest = node._newest, None
+                if child is not None and child._elder is not None:
+                    branches += _cut_elders(child)
+                node = child
+
+    def _respelled(self, node: Node, message: Message) -> Node | None:
+        """Returns the child that has a message in another spelling; None if there is none."""
+        same = self._same
+        return next((child for child in node.children if same(child.message, message)), None) if same else None
+
+    def _continues_line(self, messages: Sequence[Message]) -> bool:
+        """Returns whether a history begins with the newest history."""
+        line = self._line
+        try:
+            if not (line and messages[: len(line)] == line):
+                return False
+        except Exception:  # a value that is no JSON may raise when it is compared
+            return False
+        return all(_same(line[index], messages[index]) for index in self._numeric)
+
+    def _grow(self, node: Node, messages: Sequence[Message]) -> Position:
+        if node is not self._end:
+            self._switch(node)
+        for message in messages:
+            node = self._child(node, message)
+            self._extend(node)
+        mark = node
+        while mark.parent is not None and not mark.chat:
+            mark = mark.parent
+        return Position(node, mark.chat, mark.depth)
+
+    def _extend(self, node: Node) -> None:
+        """Appends a node to the newest history."""
+        self._end = node
+        self._line.append(node.message)
+        if node.numeric:
+            self._numeric.append(node.depth - 1)
+
+    def _switch(self, node: Node) -> None:
+        """Makes the history that ends at `node` the newest history."""
+        nodes = _nodes(node)
+        self._end = node
+        self._line = [each.message for each in nodes]
+        self._numeric = [index for index, each in enumerate(nodes) if each.numeric]
+
+    @staticmethod
+    def _child(node: Node, message: Message) -> Node:
+        return node.child(message) or node.add(message)
+
+
+def count_tool_message(message: Message, counts: dict[str, int]) -> None:
+    """Adds 1 to the count of a message's call id if the message is a tool message."""
+    if message.get("role") == "tool":
+        call_id = str(message.get("tool_call_id") or "")
+        counts[call_id] = counts.get(call_id, 0) + 1
+
+
+def _cut_elders(child: Node) -> list[Node]:
+    """Cuts the links from a child to the children before it, and returns these."""
+    elders = []
+    while child._elder is not None:
+        elder, child._elder = child._elder, None
+        elders.append(elder)
+        child = elder
+    return elders
+
+
+def path(node: Node) -> list[Message]:
+    """Returns the messages from the first message to this node. They belong to the tree: do not change them."""
+    return [each.message for each in _nodes(node)]
+
+
+def _nodes(node: Node) -> list[Node]:
+    """Returns the nodes from the first message to `node`."""
+    nodes = []
+    while node.parent is not None:
+        nodes.append(node)
+        node = node.parent
+    return nodes[::-1]
+
+
+def _same(one: object, other: object) -> bool:
+    """Returns whether two values that Python calls equal are equal JSON values. In Python, True equals 1."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return all(_same(value, other.get(key)) for key, value in one.items())
+    if isinstance(one, list) and isinstance(other, list):
+        return all(map(_same, one, other))
+    return isinstance(other, _SCALARS) and isinstance(one, bool) is isinstance(other, bool)
+
+
+def _has_numbers(value: object) -> bool:
+    kind = type(value)
+    if kind is dict or kind is list:
+        items: Any = value.values() if kind is dict else value  # type: ignore[attr-defined]
+        for item in items:  # noqa: SIM110 - any() takes twice the time
+            if type(item) is not str and _has_numbers(item):
+                return True
+        return False
+    return isinstance(value, _NUMBERS)

@@ -1,0 +1,66 @@
+"""Messages: plain dicts in OpenAI's chat format, and the rules for them.
+
+Agent loops append messages to their lists, and model servers return messages. A message stays unchanged, with unknown
+keys, nulls and vendor fields. Its role is checked, because every model server must know the role. Only trainers of the
+legacy HTTP contract accept other roles. All other keys and values only need to be valid JSON.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from osmosis_grpc.protocol.errors import InvalidArgument
+from osmosis_grpc.protocol.types import jsontext
+
+Message = dict[str, Any]
+"""An OpenAI-style message: a role, usually a content, and any other keys."""
+
+ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+
+
+MAX_ROLE_CHARS = 64
+
+
+def copy_message(message: Any, field: str, any_role: bool = False) -> Message:
+    """Returns a checked deep copy of one message. Raises InvalidArgument with a path that begins with `field`."""
+    if not isinstance(message, dict):
+        meant = "; use its .message" if isinstance(getattr(message, "message", None), dict) else ""
+        raise InvalidArgument(field, f"a message is a dict, not a {type(message).__name__}{meant}")
+    check_role(message.get("role"), field, any_role)
+    copied: Message = {}
+    for key, value in message.items():
+        if type(value) is str and type(key) is str and value.isascii() and key.isascii():
+            copied[key] = value  # the usual case
+        else:
+            copied[jsontext.check_key(key, field)] = jsontext.copy(value, f"{field}.{key}")
+    return copied
+
+
+def copy_messages(messages: Iterable[Any], field: str, any_role: bool = False) -> list[Message]:
+    """Returns checked deep copies of messages. Raises InvalidArgument with a path that begins with `field`."""
+    return [copy_message(message, f"{field}[{index}]", any_role) for index, message in enumerate(messages)]
+
+
+def check_role(role: Any, field: str, any_role: bool = False) -> None:
+    """Raises InvalidArgument for a role that model servers do not know.
+
+    With `any_role`, a role is any text of 1 to 64 characters that can be printed.
+    """
+    if any_role and isinstance(role, str) and 0 < len(role) <= MAX_ROLE_CHARS and role.isprintable():
+        return
+    if not isinstance(role, str) or role not in ROLES:
+        raise InvalidArgument(f"{field}.role", f"{role!r} is not one of {', '.join(sorted(ROLES))}")
+
+
+def text_size(messages: Sequence[Message]) -> int:
+    """Returns the approximate memory of messages in bytes. Use it for budgets, and not for exact limits."""
+    return sum(map(_size, messages))
+
+
+def _size(value: Any) -> int:
+    kind = type(value)
+    if kind is not dict and kind is not list:
+        return 64 + len(value) if kind is str else 32
+    size = 64
+    for item in value.values() if kind is dict else value:
+        size += 64 + len(item) if type(item) is str else _size(item)
+    return size

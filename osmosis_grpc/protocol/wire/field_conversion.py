@@ -1,0 +1,106 @@
+"""Converts between a dataclass and a protobuf message by the names of their fields.
+
+A field of such a pair is declared in the proto file and in the dataclass, and nowhere else. Other modules convert the
+frequent messages (chats, replies, tokens) by hand, because that is faster.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
+from typing import Any, Generic, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from osmosis_grpc.protocol.errors import InvalidArgument
+from osmosis_grpc.protocol.wire import times
+
+T = TypeVar("T")
+M = TypeVar("M", bound=Message)
+E = TypeVar("E", bound=str)
+
+
+class Codec(NamedTuple):
+    """Converts one field. `read` also gets the path of the field, and raises InvalidArgument with this path."""
+
+    write: Callable[[Any], Any]
+    read: Callable[[Any, str], Any]
+    name: str = ""
+    """The name of the message's field, if it differs from the name in the dataclass."""
+
+
+class EnumNames(Generic[E]):
+    """Converts between names and the numbers of a protobuf enum. `what` names the enum in error messages."""
+
+    def __init__(self, names: Iterable[E], enum: Any, what: str) -> None:
+        prefix = enum.keys()[0].removesuffix("UNSPECIFIED")
+        self.numbers: dict[E, Any] = {name: enum.Value(prefix + name.upper()) for name in names}
+        self.names: dict[int, E] = {number: name for name, number in self.numbers.items()}
+        self._what = what
+
+    def read(self, number: int, path: str) -> E:
+        """Returns a name. Raises InvalidArgument for a number without a name."""
+        if number not in self.names:
+            raise InvalidArgument(path, f"{number} is not {self._what}")
+        return self.names[number]
+
+    def codec(self, default: E | None) -> Codec:
+        """Returns the codec of an enum field. For a number without a name it returns `default`."""
+        return Codec(self.numbers.__getitem__, lambda number, path: self.names.get(number, default))
+
+
+_CODECS = {
+    Duration.DESCRIPTOR.full_name: Codec(times.duration, times.valid_seconds),
+    Timestamp.DESCRIPTOR.full_name: Codec(times.timestamp, times.valid_unix),
+}
+"""The codecs of fields that are messages, by the type of the message. Each Converter adds a codec for its message."""
+
+
+class Converter(Generic[T, M]):
+    """Converts between a dataclass and its message.
+
+    Only enums, messages without a Converter, and fields with a check need a codec. An unset field becomes None if the
+    dataclass allows None. Otherwise it becomes the default of its type. A repeated field becomes a tuple.
+    """
+
+    def __init__(self, cls: type[T], message: type[M], /, **codecs: Codec) -> None:
+        self._cls, self._message = cls, message
+        hints, known = get_type_hints(cls), message.DESCRIPTOR.fields_by_name
+        self._rows = []
+        for name in (field.name for field in fields(cls)):  # type: ignore[arg-type]
+            hint = hints[name]
+            codec = codecs.get(name) or _codec(known[name], get_origin(hint) in (tuple, Sequence))
+            field = (codec and codec.name) or name
+            self._rows.append((name, field, codec, known[field].has_presence and type(None) in get_args(hint)))
+        _CODECS[message.DESCRIPTOR.full_name] = Codec(self.to_wire, lambda m, path: self.from_wire(m, f"{path}."))
+
+    def to_wire(self, value: T) -> M:
+        """Returns the value as a message."""
+        known: dict[str, Any] = {}
+        for name, field, codec, _ in self._rows:
+            item = getattr(value, name)
+            known[field] = codec.write(item) if codec and item is not None else item
+        return self._message(**known)
+
+    def from_wire(self, message: Any, path: str = "") -> T:
+        """Returns the value of a message. The paths in an InvalidArgument begin with `path`."""
+        known: dict[str, Any] = {}
+        for name, field, codec, optional in self._rows:
+            item = None if optional and not message.HasField(field) else getattr(message, field)
+            known[name] = codec.read(item, path + field) if codec and item is not None else item
+        return self._cls(**known)
+
+    def field_of(self, message: Any, name: str, path: str = "") -> T | None:
+        """Returns the value of the field `name` of another message; None if the field is unset."""
+        return self.from_wire(getattr(message, name), f"{path}{name}.") if message.HasField(name) else None
+
+
+def _codec(field: Any, repeated: bool) -> Codec | None:
+    one = _CODECS[field.message_type.full_name] if field.message_type else None
+    if not repeated:
+        return one
+    if one is None:
+        return Codec(list, lambda values, path: tuple(values))
+    return Codec(
+        lambda values: [*map(one.write, values)], lambda values, path: tuple(one.read(v, path) for v in values)
+    )

@@ -1,0 +1,197 @@
+"""outcome.proto: the outcome of a rollout, with its samples, its rewards and its failure."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, get_args
+
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import outcome_pb2 as pb
+from osmosis_grpc.protocol.errors import Boundary, InvalidArgument
+from osmosis_grpc.protocol.types import jsontext
+from osmosis_grpc.protocol.types.earlier_run import EarlierRun
+from osmosis_grpc.protocol.types.failure_reasons import read_reason
+from osmosis_grpc.protocol.types.outcome import Cause, Failure, OutcomeStatus, RolloutMetrics, RolloutOutcome
+from osmosis_grpc.protocol.types.requests import Group, check_id
+from osmosis_grpc.protocol.types.samples import Sample
+from osmosis_grpc.protocol.types.stack_frames import StackFrame
+from osmosis_grpc.protocol.wire import times
+from osmosis_grpc.protocol.wire.field_conversion import Codec, Converter, EnumNames
+from osmosis_grpc.protocol.wire.protobuf_encoding import remembered
+from osmosis_grpc.protocol.wire.tokens import check_components, check_reward, sample_from_wire, sample_to_wire
+
+MAX_CHANGES = 20
+"""The most names of changed files and packages in a message."""
+
+_STATUSES = EnumNames(OutcomeStatus, pb.OutcomeStatus, "an outcome status")
+_BOUNDARIES: EnumNames[Boundary] = EnumNames(get_args(Boundary), pb.FailureBoundary, "a boundary")
+
+
+def _read_boundary(number: int, path: str) -> Boundary:
+    """Returns a boundary. A boundary of a later version is read as "server"."""
+    return _BOUNDARIES.names.get(number, "server") if number else _BOUNDARIES.read(number, path)
+
+
+GROUP = Converter(Group, pb.Group)
+# These two messages are fields of Failure. Their converters must be made first.
+Converter(Cause, pb.Cause)
+Converter(StackFrame, pb.StackFrame)
+EARLIER_RUN = Converter(
+    EarlierRun,
+    pb.EarlierRun,
+    changes=Codec(lambda changes: changes[:MAX_CHANGES], lambda changes, path: tuple(changes[:MAX_CHANGES])),
+)
+FAILURE = Converter(
+    Failure, pb.Failure, boundary=Codec(_BOUNDARIES.numbers.__getitem__, _read_boundary), reason=Codec(str, read_reason)
+)
+METRICS = Converter(
+    RolloutMetrics,
+    pb.Metrics,
+    **{
+        f"{name}_ms": Codec(
+            lambda ms: times.duration(ms / 1000), lambda m, path: times.valid_seconds(m, path) * 1000, name
+        )
+        for name in ("total_latency", "llm_latency", "tool_latency")
+    },
+)
+
+
+def checked_group(message: pb.Group, path: str = "group") -> Group:
+    """Returns a group. Raises InvalidArgument for a wrong id and for an index that is not below the size."""
+    check_id(message.id, f"{path}.id")
+    if message.size and message.index >= message.size:
+        raise InvalidArgument(f"{path}.index", f"{message.index} is not below the group's size, {message.size}")
+    return GROUP.from_wire(message)
+
+
+def outcome_to_wire(
+    outcome: RolloutOutcome, *, head: bool = False, refer: bool = False, blobs: bool = False
+) -> pb.RolloutOutcome:
+    """Returns an outcome as a message. With `head` it leaves out messages and segments.
+
+    `refer` is for a receiver that answered the chats. With it, the message names these chats instead of repeating
+    their messages and tokens. `blobs` is that of message_to_wire().
+    """
+    samples = outcome.samples
+    if head:
+        samples = {name: replace(sample, messages=(), segments=(), begins=None) for name, sample in samples.items()}
+    return pb.RolloutOutcome(
+        rollout_id=outcome.rollout_id,
+        attempt=outcome.attempt,
+        result_id=outcome.result_id,
+        status=_STATUSES.numbers[outcome.status],
+        finish_reason=outcome.finish_reason,
+        failure=FAILURE.to_wire(outcome.failure) if outcome.failure else None,
+        group=GROUP.to_wire(outcome.group) if outcome.group else None,
+        reward=outcome.reward,
+        reward_components=outcome.reward_components,
+        samples=[sample_to_wire(sample, name, refer=refer, blobs=blobs) for name, sample in samples.items()],
+        metrics=METRICS.to_wire(outcome.metrics),
+        extra_json=jsontext.render(outcome.extra_fields) if outcome.extra_fields else "",
+        omitted=outcome.omitted,
+        evaluation=outcome.evaluation,
+        agent_version=outcome.agent_version,
+        from_journal=EARLIER_RUN.to_wire(outcome.from_journal) if outcome.from_journal else None,
+    )
+
+
+def referring_bytes(outcome: RolloutOutcome, *, blobs: bool = False) -> bytes:
+    """Returns the bytes of an outcome for a receiver that knows its chats. `blobs` is that of message_to_wire()."""
+    if not blobs and any(type(m.get("content")) is list for s in outcome.samples.values() for m in s.messages):
+        return outcome_to_wire(outcome, refer=True).SerializeToString()
+    return _referring_bytes(outcome)
+
+
+@remembered
+def _referring_bytes(outcome: RolloutOutcome) -> bytes:
+    return outcome_to_wire(outcome, refer=True, blobs=True).SerializeToString()
+
+
+MAX_OUTCOME_BYTES = 16 * 1024 * 1024
+"""The most bytes of an outcome in a message."""
+_SEGMENT_TOKENS: Any = ("ids", "logprobs", "versions", "sampled_extras", "token_extras", "incomplete_extras")
+"""The fields of a segment that depend on its tokens."""
+_FIELD_BYTES = 8
+"""At least the bytes of the tag and the length of a path."""
+
+
+def fit(message: pb.RolloutOutcome, limit: int = MAX_OUTCOME_BYTES) -> pb.RolloutOutcome:
+    """Cuts an outcome to `limit` bytes and returns it. Its field `omitted` names the fields that were left out.
+
+    It leaves out the tokens of one segment after another, then all messages, then extra_json. A segment without its
+    tokens refers to its chats.
+    """
+    left = message.ByteSize()
+    for sample in message.samples:
+        for index, segment in enumerate(sample.segments):
+            if left > limit and segment.ids:
+                left -= segment.ByteSize()
+                for field in _SEGMENT_TOKENS:
+                    segment.ClearField(field)
+                message.omitted.append(f"samples[{sample.name}].segments[{index}]")
+                left += segment.ByteSize() + len(message.omitted[-1]) + _FIELD_BYTES
+    samples = [(f"samples[{sample.name}].", sample) for sample in message.samples]
+    steps: list[list[tuple[str, Any, str]]] = [
+        [(path, sample, "messages") for path, sample in samples],
+        [("", message, "extra_json")],
+    ]
+    for step in steps:
+        if message.ByteSize() <= limit:
+            break
+        for path, part, field in step:
+            if getattr(part, field):
+                part.ClearField(field)
+                message.omitted.append(path + field)
+    return message
+
+
+def outcome_from_wire(message: pb.RolloutOutcome, field: str) -> RolloutOutcome:
+    """Returns a checked outcome. Raises InvalidArgument with a path that begins with `field`."""
+    check_id(message.rollout_id, f"{field}.rollout_id")
+    status = _STATUSES.read(message.status, f"{field}.status")
+    failure = FAILURE.field_of(message, "failure", f"{field}.")
+    reward = check_reward(message.reward, f"{field}.reward") if message.HasField("reward") else None
+    samples: dict[str, Sample] = {}
+    for index, part in enumerate(message.samples):
+        if not part.name:
+            raise InvalidArgument(f"{field}.samples[{index}].name", "is empty")
+        if part.name in samples:
+            raise InvalidArgument(f"{field}.samples", f"two samples have the name {part.name!r}")
+        samples[part.name] = sample_from_wire(part, f"{field}.samples[{part.name}]")
+    components = check_components(message.reward_components, f"{field}.reward_components")
+    if status is not OutcomeStatus.COMPLETED:
+        _check_no_rewards(reward, components, samples, status, field)
+    return RolloutOutcome(
+        rollout_id=message.rollout_id,
+        attempt=message.attempt or 1,
+        result_id=message.result_id,
+        status=status,
+        finish_reason=message.finish_reason,
+        failure=failure,
+        group=checked_group(message.group) if message.HasField("group") else None,
+        reward=reward,
+        reward_components=components,
+        samples=samples,
+        metrics=METRICS.from_wire(message.metrics),
+        extra_fields=jsontext.parse_object(message.extra_json, f"{field}.extra_json"),
+        omitted=tuple(message.omitted),
+        evaluation=message.evaluation,
+        agent_version=message.agent_version,
+        from_journal=EARLIER_RUN.field_of(message, "from_journal"),
+    )
+
+
+def _check_no_rewards(
+    reward: float | None,
+    components: Mapping[str, float],
+    samples: Mapping[str, Sample],
+    status: OutcomeStatus,
+    field: str,
+) -> None:
+    """Raises InvalidArgument for a reward of a rollout that did not complete."""
+    found: dict[str, object] = {"reward": reward, "reward_components": components or None}
+    for name, sample in samples.items():
+        found[f"samples[{name}].reward"] = sample.reward
+        found[f"samples[{name}].reward_components"] = sample.reward_components or None
+        found[f"samples[{name}].chat_rewards"] = sample.chat_rewards or None
+    for path, value in found.items():
+        if value is not None:
+            raise InvalidArgument(f"{field}.{path}", f"a rollout that ended {status} carries no reward")

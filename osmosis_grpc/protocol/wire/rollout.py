@@ -1,0 +1,217 @@
+"""rollout.proto: requests to start a rollout, and its state."""
+
+from dataclasses import replace
+from typing import Any
+
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import rollout_pb2 as pb
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import tokens_pb2
+from osmosis_grpc.protocol.errors import InvalidArgument
+from osmosis_grpc.protocol.types import jsontext
+from osmosis_grpc.protocol.types.outcome import RolloutState
+from osmosis_grpc.protocol.types.requests import (
+    DEFAULT_MAX_TOKENS_TOTAL,
+    DEFAULT_MAX_TURNS,
+    Callback,
+    CallbackTls,
+    Fork,
+    Group,
+    InitRequest,
+    RolloutRequest,
+    TraceContext,
+    check_header,
+    check_id,
+    check_run_id,
+    spec_digest,
+    unread_metadata,
+)
+from osmosis_grpc.protocol.types.rollout_info import Activity, RolloutInfo
+from osmosis_grpc.protocol.wire import times
+from osmosis_grpc.protocol.wire.field_conversion import Codec, Converter, EnumNames
+from osmosis_grpc.protocol.wire.message import message_to_wire, messages_from_wire, params_from_wire, params_to_wire
+from osmosis_grpc.protocol.wire.outcome import GROUP, checked_group, fit, outcome_from_wire, outcome_to_wire
+
+MAX_METADATA_BYTES = 1024 * 1024
+"""The default limit of metadata_json."""
+
+STATES = EnumNames(RolloutState, pb.RolloutState, "a state")
+_HEADER = Codec(str, check_header)
+_TRACE = Converter(TraceContext, pb.TraceContext, traceparent=_HEADER, tracestate=_HEADER)
+# This message is a field of Callback. Its converter must be made first.
+Converter(CallbackTls, pb.CallbackTls, server_name=_HEADER)
+ACTIVITY = Converter(Activity, pb.Activity)
+
+
+def check_size(message: pb.InitRequest, max_metadata_bytes: int = MAX_METADATA_BYTES) -> None:
+    """Raises InvalidArgument for metadata above the limit."""
+    if len(message.spec.metadata_json.encode()) > max_metadata_bytes:
+        raise InvalidArgument("spec.metadata_json", f"is larger than {max_metadata_bytes} bytes")
+
+
+def init_from_wire(message: pb.InitRequest, *, any_role: bool = False) -> InitRequest:
+    """Returns a checked request to start a rollout. Raises InvalidArgument naming the field.
+
+    `any_role` is that of message_from_wire().
+    """
+    check_id(message.rollout_id, "rollout_id")
+    spec = message.spec
+    if spec.idempotency_key:
+        check_id(spec.idempotency_key, "spec.idempotency_key")
+    group, fork = origin_from_wire(message)
+    request = RolloutRequest(
+        rollout_id=message.rollout_id,
+        attempt=message.attempt or 1,
+        agent_loop=spec.agent_loop,
+        messages=messages_from_wire(spec.messages, "spec.messages", any_role=any_role),
+        completion_params=params_from_wire(spec.sampling, "spec.sampling"),
+        pin_completion_params=spec.pin_sampling,
+        max_turns=spec.max_turns if spec.HasField("max_turns") else DEFAULT_MAX_TURNS,
+        max_tokens_total=spec.max_tokens_total if spec.HasField("max_tokens_total") else DEFAULT_MAX_TOKENS_TOTAL,
+        metadata=_metadata_from_wire(spec.metadata_json),
+        label=spec.label if spec.HasField("label") else None,
+        group=group,
+        priority=spec.priority,
+        agent_timeout=(
+            times.checked_seconds(spec.agent_timeout, "spec.agent_timeout") if spec.HasField("agent_timeout") else None
+        ),
+        grader_timeout=(
+            times.checked_seconds(spec.grader_timeout, "spec.grader_timeout")
+            if spec.HasField("grader_timeout")
+            else None
+        ),
+        tool_server_url=spec.tool_server_url or None,
+        idempotency_key=spec.idempotency_key or None,
+        evaluation=spec.evaluation,
+        fork=fork,
+    )
+    callback = _CALLBACK.field_of(message, "callback")
+    trace = _TRACE.field_of(message, "trace_context")
+    return InitRequest(
+        request=request, callback=callback, trace=trace, digest=spec_digest(request), size=message.ByteSize()
+    )
+
+
+def origin_from_wire(message: pb.InitRequest) -> tuple[Group | None, Fork | None]:
+    """Returns the group and the fork of a request. Raises InvalidArgument naming the field."""
+    spec = message.spec
+    return (
+        checked_group(spec.group, "spec.group") if spec.HasField("group") else None,
+        _fork_from_wire(spec.fork, "spec.fork") if spec.HasField("fork") else None,
+    )
+
+
+def init_to_wire(init: InitRequest, *, secrets: bool = True, blobs: bool = False) -> pb.InitRequest:
+    """Returns a request as a message. If `secrets` is False, it leaves out the callback's credential and state.
+
+    `blobs` is that of message_to_wire().
+    """
+    request, trace = init.request, init.trace
+    return pb.InitRequest(
+        rollout_id=request.rollout_id,
+        attempt=request.attempt,
+        spec=_spec_to_wire(request, blobs=blobs),
+        trace_context=_TRACE.to_wire(trace) if trace else None,
+        callback=_callback_to_wire(init.callback, secrets=secrets) if init.callback else None,
+    )
+
+
+def _spec_to_wire(request: RolloutRequest, *, blobs: bool) -> pb.RolloutSpec:
+    return pb.RolloutSpec(
+        agent_loop=request.agent_loop,
+        messages=[message_to_wire(m, blobs=blobs) for m in request.messages],
+        sampling=params_to_wire(request.completion_params) if request.completion_params else None,
+        pin_sampling=request.pin_completion_params,
+        max_turns=request.max_turns,
+        max_tokens_total=request.max_tokens_total,
+        metadata_json=_metadata_to_wire(request),
+        label=request.label,
+        group=GROUP.to_wire(request.group) if request.group else None,
+        priority=request.priority,
+        agent_timeout=times.duration(request.agent_timeout) if request.agent_timeout is not None else None,
+        grader_timeout=times.duration(request.grader_timeout) if request.grader_timeout is not None else None,
+        tool_server_url=request.tool_server_url or "",
+        idempotency_key=request.idempotency_key or "",
+        evaluation=request.evaluation,
+        fork=_fork_to_wire(request.fork) if request.fork is not None else None,
+    )
+
+
+def _fork_from_wire(message: pb.Fork, path: str) -> Fork:
+    """Returns a checked fork. Raises InvalidArgument naming the field."""
+    chat = message.chat
+    fork = Fork(message.rollout_id, chat.chat_number, chat.sample, message.attempt or 1)
+    fork.check(path)
+    return fork
+
+
+def _fork_to_wire(fork: Fork) -> pb.Fork:
+    chat = tokens_pb2.ChatRef(sample=fork.sample, chat_number=fork.chat_number)
+    return pb.Fork(rollout_id=fork.rollout_id, attempt=fork.attempt, chat=chat)
+
+
+def _metadata_from_wire(text: str) -> Any:
+    """Returns checked metadata. The result keeps the text and parses it when it is read. Raises InvalidArgument."""
+    return jsontext.Unparsed.checked(text, "spec.metadata_json") if text else {}
+
+
+def _metadata_to_wire(request: RolloutRequest) -> str:
+    metadata = unread_metadata(request)
+    if isinstance(metadata, jsontext.Unparsed):
+        return metadata.text
+    return jsontext.render(metadata) if metadata else ""
+
+
+def wants_delta(form: int, field: str, *, default: bool) -> bool:
+    """Returns whether a trainer wants histories as deltas. Raises InvalidArgument for an unknown form."""
+    forms = {
+        int(pb.HISTORY_FORM_UNSPECIFIED): default,
+        int(pb.HISTORY_FORM_FULL): False,
+        int(pb.HISTORY_FORM_DELTA): True,
+    }
+    if form not in forms:
+        raise InvalidArgument(field, f"{form} is not a form of histories")
+    return forms[form]
+
+
+def _target(target: str, path: str) -> str:
+    if not target:
+        raise InvalidArgument(path, "is empty")
+    return target
+
+
+_CALLBACK = Converter(
+    Callback,
+    pb.Callback,
+    target=Codec(str, _target),
+    credential=_HEADER,
+    delta=Codec(
+        lambda delta: pb.HISTORY_FORM_DELTA if delta else pb.HISTORY_FORM_UNSPECIFIED,
+        lambda form, path: wants_delta(form, path, default=False),
+        "history",
+    ),
+    run_id=Codec(str, check_run_id),
+    min_ping_interval=Codec(times.duration, lambda message, path: times.valid_seconds(message, path, 0)),
+)
+
+
+def _callback_to_wire(callback: Callback, *, secrets: bool) -> pb.Callback:
+    return _CALLBACK.to_wire(callback if secrets else replace(callback, credential="", state=b""))
+
+
+def callback_to_bytes(callback: Callback, *, secrets: bool) -> bytes:
+    """Returns a serialized callback. If `secrets` is False, it leaves out the credential and the state."""
+    return _callback_to_wire(callback, secrets=secrets).SerializeToString(deterministic=True)
+
+
+def callback_from_bytes(data: bytes) -> Callback:
+    """Returns the callback of a serialized message. Raises DecodeError or InvalidArgument for other bytes."""
+    return _CALLBACK.from_wire(pb.Callback.FromString(data), "callback.")
+
+
+ROLLOUT = Converter(
+    RolloutInfo,
+    pb.Rollout,
+    state=STATES.codec(RolloutState.ACCEPTED),
+    group=Codec(GROUP.to_wire, checked_group),
+    fork=Codec(_fork_to_wire, _fork_from_wire),
+    outcome=Codec(lambda outcome: fit(outcome_to_wire(outcome)), outcome_from_wire),
+)

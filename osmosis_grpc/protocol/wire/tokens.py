@@ -1,0 +1,219 @@
+"""tokens.proto: packed arrays between NumPy and the wire, without a loop over tokens.
+
+In protobuf, a packed field of fixed width is a tag, a length, and the raw little-endian array. To write an array, this
+module passes these bytes to protobuf's parser. To read an array, it serializes the block, and computes the position of
+the array from the arrays' lengths. Both ways copy bytes and convert no elements. This needs protobuf 6.31 or
+later.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import tokens_pb2 as pb
+from osmosis_grpc.protocol.errors import InvalidArgument
+from osmosis_grpc.protocol.types.arrays import np
+from osmosis_grpc.protocol.types.extras import Extras, check_extras
+from osmosis_grpc.protocol.types.jsontext import NOTHING
+from osmosis_grpc.protocol.types.samples import ChatRef, ChatReward, PrefixChat, Sample, Segment, SplitReason
+from osmosis_grpc.protocol.types.tokens import Ids, Logprobs, TokenBlock, VersionSpan, check_logprobs
+from osmosis_grpc.protocol.wire.extras import extras_from_wire, extras_to_wire
+from osmosis_grpc.protocol.wire.field_conversion import Codec, Converter, EnumNames
+from osmosis_grpc.protocol.wire.message import message_to_wire, messages_from_wire
+from osmosis_grpc.protocol.wire.protobuf_encoding import head
+
+_IDS, _LOGPROBS = 1, 2  # the field numbers, in TokenBlock and in Segment
+SPLITS = EnumNames(SplitReason, pb.SplitReason, "a reason")
+
+
+def block_to_wire(block: TokenBlock) -> pb.TokenBlock:
+    """Returns a token block as a message."""
+    return pb.TokenBlock.FromString(block_bytes(block))
+
+
+def block_from_wire(message: pb.TokenBlock, field: str) -> TokenBlock:
+    """Returns a checked token block. Its arrays are read-only views. Raises InvalidArgument."""
+    extras = extras_from_wire(message.extras, len(message.ids), f"{field}.extras") if message.extras else NOTHING
+    ids, logprobs = _read(message)
+    block = TokenBlock(ids, logprobs if len(logprobs) else None, extras)
+    block.check(field)
+    return block
+
+
+def block_bytes(block: TokenBlock) -> bytes:
+    """Returns a serialized token block."""
+    return array_bytes(block.ids, block.logprobs) + extra_bytes(block.extras)
+
+
+def array_bytes(ids: Ids, logprobs: Logprobs | None = None) -> bytes:
+    """Returns the serialized fields of ids and logprobs. They are the same in a token block and in a segment."""
+    parts = [head(_IDS, ids.nbytes), ids.astype("<u4", copy=False).tobytes()]
+    if logprobs is not None:
+        parts += [head(_LOGPROBS, logprobs.nbytes), logprobs.astype("<f4", copy=False).tobytes()]
+    return b"".join(parts)
+
+
+def extra_bytes(extras: Extras) -> bytes:
+    """Returns the serialized extras of a token block."""
+    if not extras:
+        return b""
+    return pb.TokenBlock(extras=extras_to_wire(extras)).SerializeToString()
+
+
+def prompt_from_wire(message: pb.TokenBlock, field: str) -> tuple[Ids, Extras]:
+    """Returns the ids and the extras of a block that needs no logprobs. Raises InvalidArgument."""
+    extras = extras_from_wire(message.extras, len(message.ids), f"{field}.extras") if message.extras else NOTHING
+    ids, logprobs = _read(message)
+    if len(logprobs):
+        check_logprobs(logprobs, len(ids), "ids", field)
+    if extras:
+        check_extras(extras, len(ids), f"{field}.extras")
+    return ids, extras
+
+
+def spans_to_wire(spans: Sequence[VersionSpan]) -> list[pb.VersionSpan]:
+    """Returns policy versions as messages."""
+    return [pb.VersionSpan(version=span.version, tokens=span.tokens) for span in spans]
+
+
+def spans_from_wire(spans: Sequence[pb.VersionSpan]) -> tuple[VersionSpan, ...]:
+    """Returns the policy versions of messages."""
+    return tuple(VersionSpan(span.version, span.tokens) for span in spans)
+
+
+def segment_to_wire(segment: Segment) -> pb.Segment:
+    """Returns a segment as a message."""
+    out = pb.Segment(
+        mask_runs=segment.mask_runs,
+        versions=spans_to_wire(segment.versions),
+        chats=segment.chats,
+        drift_index=segment.drift_index,
+        split=_split_to_wire(segment),
+        incomplete_extras=segment.incomplete_extras,
+        dropped=segment.dropped,
+        sampled_extras=extras_to_wire(segment.sampled_extras),
+        token_extras=extras_to_wire(segment.token_extras),
+    )
+    out.MergeFromString(array_bytes(segment.ids, segment.logprobs))
+    return out
+
+
+def segment_from_wire(message: pb.Segment, field: str) -> Segment:
+    """Returns a checked segment. Raises InvalidArgument."""
+    ids, logprobs = _read(message)
+    versions = spans_from_wire(message.versions)
+    if len(versions) == 1 and len(ids):  # the count of a single span is ignored
+        versions = (VersionSpan(versions[0].version, sum(message.mask_runs[1::2])),)
+    segment = Segment(
+        ids=ids,
+        logprobs=logprobs,
+        mask_runs=tuple(message.mask_runs),
+        chats=tuple(message.chats),
+        versions=versions,
+        drift_index=message.drift_index if message.HasField("drift_index") else None,
+        split=SPLITS.names.get(message.split),
+        sampled_extras=extras_from_wire(message.sampled_extras, len(logprobs), f"{field}.sampled_extras"),
+        token_extras=extras_from_wire(message.token_extras, len(ids), f"{field}.token_extras"),
+        incomplete_extras=tuple(message.incomplete_extras),
+        dropped=message.dropped,
+    )
+    segment.check(field)
+    return segment
+
+
+def segment_reference(segment: Segment) -> pb.Segment:
+    """Returns a segment without its tokens, for a trainer that answered its chats."""
+    return pb.Segment(
+        mask_runs=segment.mask_runs,
+        chats=segment.chats,
+        drift_index=segment.drift_index,
+        dropped=segment.dropped,
+        split=_split_to_wire(segment),
+    )
+
+
+def _split_to_wire(segment: Segment) -> "pb.SplitReason.ValueType":
+    return pb.SPLIT_REASON_UNSPECIFIED if segment.split is None else SPLITS.numbers[segment.split]
+
+
+def sample_to_wire(sample: Sample, name: str, *, refer: bool = False, blobs: bool = False) -> pb.Sample:
+    """Returns a sample as a message. With `refer` it leaves out the tokens and messages that the trainer knows.
+
+    The trainer knows them because it answered the chats. `blobs` is that of message_to_wire().
+    """
+    begins = sample.begins if refer else None
+    segment = segment_reference if refer else segment_to_wire
+    messages = sample.messages[begins.prefix_len if begins else 0 :]
+    return pb.Sample(
+        name=name,
+        messages=[message_to_wire(message, blobs=blobs) for message in messages],
+        prefix_chat=begins.chat_number if begins else 0,
+        segments=[segment(each) for each in sample.segments],
+        reward=sample.reward,
+        reward_components=sample.reward_components,
+        chat_rewards=[_CHAT_REWARD.to_wire(reward) for reward in sample.chat_rewards],
+        trainable=sample.trainable,
+        not_trainable_reason=sample.not_trainable_reason,
+        policy=sample.policy,
+        parent=_CHAT_REF.to_wire(sample.parent) if sample.parent is not None else None,
+        train=sample.train,
+        cut=sample.cut,
+    )
+
+
+def sample_from_wire(message: pb.Sample, field: str) -> Sample:
+    """Returns a checked sample. Raises InvalidArgument."""
+    return Sample(
+        messages=messages_from_wire(message.messages, f"{field}.messages", any_role=True),
+        begins=PrefixChat(message.name, message.prefix_chat) if message.prefix_chat else None,
+        segments=tuple(segment_from_wire(s, f"{field}.segments[{i}]") for i, s in enumerate(message.segments)),
+        reward=check_reward(message.reward, f"{field}.reward") if message.HasField("reward") else None,
+        reward_components=check_components(message.reward_components, f"{field}.reward_components"),
+        chat_rewards=_chat_rewards(message.chat_rewards, f"{field}.chat_rewards"),
+        trainable=message.trainable,
+        not_trainable_reason=message.not_trainable_reason,
+        policy=message.policy,
+        parent=_CHAT_REF.field_of(message, "parent", f"{field}."),
+        train=message.train if message.HasField("train") else None,
+        cut=message.cut,
+    )
+
+
+def check_reward(reward: float, field: str) -> float:
+    """Returns the reward. Raises InvalidArgument unless it is a finite number."""
+    if not math.isfinite(reward):
+        raise InvalidArgument(field, f"{reward} is not a finite number")
+    return reward
+
+
+def check_components(components: Mapping[str, float], field: str) -> dict[str, float]:
+    """Returns the parts of a reward by name. Raises InvalidArgument unless each is a finite number."""
+    return {name: check_reward(part, f"{field}[{name}]") for name, part in components.items()} if components else {}
+
+
+def _chat_rewards(rewards: Sequence[pb.ChatReward], field: str) -> tuple[ChatReward, ...]:
+    """Returns the rewards of chats. Raises InvalidArgument if one is no number, or if two are for the same chat."""
+    found = tuple(_CHAT_REWARD.from_wire(reward, f"{field}[{i}].") for i, reward in enumerate(rewards))
+    if len({reward.chat_number for reward in found}) < len(found):
+        raise InvalidArgument(field, "two rewards are for the same chat")
+    return found
+
+
+_CHAT_REF = Converter(ChatRef, pb.ChatRef)
+_CHAT_REWARD = Converter(
+    ChatReward, pb.ChatReward, reward=Codec(float, check_reward), reward_components=Codec(dict, check_components)
+)
+
+
+def _read(message: pb.TokenBlock | pb.Segment) -> tuple[Ids, Logprobs]:
+    """Returns ids and logprobs. Each is a view of its own bytes, so one is freed while the other is in use."""
+    count, known = len(message.ids), len(message.logprobs)
+    if not count and not known:
+        return np.empty(0, "<u4"), np.empty(0, "<f4")
+    data = message.SerializeToString()  # fields are in the order of their numbers, so these two come first
+    at = len(head(_IDS, 4 * count)) if count else 0
+    end = at + 4 * count
+    ids = np.frombuffer(data[at:end], "<u4")
+    if not known:
+        return ids, np.empty(0, "<f4")
+    at = end + len(head(_LOGPROBS, 4 * known))
+    return ids, np.frombuffer(data[at : at + 4 * known], "<f4")

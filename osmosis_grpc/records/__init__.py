@@ -1,0 +1,1 @@
+"""What happened, for people and files: reading rollouts, evaluating agents, exporting samples."""

@@ -1,0 +1,218 @@
+"""Compares two runs over the same dataset, row by row."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from osmosis_grpc.records.evaluate.errors import RunError
+from osmosis_grpc.records.evaluate.inputs import Inputs, changes
+from osmosis_grpc.records.evaluate.results import RowResult
+from osmosis_grpc.records.evaluate.run_folder import RunFolder
+from osmosis_grpc.trainer.score_stats import Estimate, Scores, bounds, estimate
+
+REWARD = "reward"
+"""The name of the agent's own reward."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowPair:
+    """The mean scores of one row in both runs."""
+
+    row: int
+    before: float
+    after: float
+
+    @property
+    def difference(self) -> float:
+        """The second mean minus the first one."""
+        return self.after - self.before
+
+
+@dataclass(frozen=True, slots=True)
+class PassPair:
+    """pass@k for one k, over the rows that have enough runs in both runs."""
+
+    rows: int
+    before: Estimate
+    after: Estimate
+    difference: Estimate
+
+    @classmethod
+    def of(cls, before: Mapping[int, float], after: Mapping[int, float]) -> "PassPair | None":
+        """Return the pair for pass@k of the rows of both runs; None if they have no row in common."""
+        pairs = [(before[row], after[row]) for row in sorted(before.keys() & after.keys())]
+        return cls(len(pairs), *_estimates(pairs)) if pairs else None
+
+    def record(self) -> dict[str, Any]:
+        """Return the pair as JSON."""
+        return {
+            "rows": self.rows,
+            "a": self.before.record(),
+            "b": self.after.record(),
+            "difference": self.difference.record(),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The scores of one eval function, or the agent's own rewards, in two runs."""
+
+    name: str
+    rows: tuple[RowPair, ...]
+    """The rows that have a score in both runs."""
+    before: Estimate
+    after: Estimate
+    difference: Estimate
+    """The mean of the rows' differences, with a paired t interval."""
+    only: tuple[tuple[int, ...], tuple[int, ...]]
+    """The rows that have a score in the first run only, and in the second run only."""
+    unscored: tuple[int, int] = (0, 0)
+    """The rollouts of these rows that have no score, in the first run and in the second run."""
+    passes: Mapping[int, PassPair] = field(default_factory=dict)
+    """pass@k in both runs, by k. A rollout that failed has not passed."""
+
+    @property
+    def better(self) -> list[RowPair]:
+        """The rows that got better. The largest difference comes first."""
+        return sorted((pair for pair in self.rows if pair.difference > 0), key=lambda pair: -pair.difference)
+
+    @property
+    def worse(self) -> list[RowPair]:
+        """The rows that got worse. The largest difference comes first."""
+        return sorted((pair for pair in self.rows if pair.difference < 0), key=lambda pair: pair.difference)
+
+    def record(self) -> dict[str, Any]:
+        """Return the comparison as JSON."""
+        return {
+            "name": self.name,
+            "rows": len(self.rows),
+            "only_a": len(self.only[0]),
+            "only_b": len(self.only[1]),
+            "unscored_a": self.unscored[0],
+            "unscored_b": self.unscored[1],
+            "rows_only_a": list(self.only[0]),
+            "rows_only_b": list(self.only[1]),
+            "a": self.before.record(),
+            "b": self.after.record(),
+            "difference": {**self.difference.record(), "method": "paired t interval over rows"},
+            "better": [_record(pair) for pair in self.better],
+            "worse": [_record(pair) for pair in self.worse],
+            "same": len(self.rows) - len(self.better) - len(self.worse),
+            "pass_at_k": {str(k): pair.record() for k, pair in self.passes.items()},
+        }
+
+
+def compare(first: RunFolder, second: RunFolder) -> list[Comparison]:
+    """Return a comparison for each eval function that both runs have, and for the rewards of the agents.
+
+    Raises RunError if the runs are over different datasets, or have no scores in common.
+    """
+    different = [text for text in differences(first, second) if text.startswith("dataset ")]
+    if different:
+        raise RunError(
+            f"{first.path} and {second.path} are runs over different datasets, so their rows are not the same: "
+            f"{different[0]}"
+        )
+    results = [list(folder.newest_results().values()) for folder in (first, second)]
+    scores = [_scores(each) for each in results]
+    without = [_unscored(each) for each in results]
+    passes = _passes((first, second), results)
+    names = [name for name in scores[0] if name in scores[1]]
+    found = [
+        made
+        for name in names
+        if (made := _compared(name, (scores[0][name], scores[1][name]), without, passes.get(name, {})))
+    ]
+    if not found:
+        known = (", ".join(each) or "none" for each in scores)
+        raise RunError("no row has a score of the same function in both runs; they have: " + "; ".join(known))
+    return found
+
+
+def differences(first: RunFolder, second: RunFolder) -> list[str]:
+    """Return a text for each group of inputs that differs. A group that a run does not know is left out."""
+    then, now = (folder.about.get("inputs", {}) for folder in (first, second))
+    known: Inputs = {name: parts for name, parts in now.items() if name in then}
+    return changes(then, known)
+
+
+def _scores(results: Iterable[RowResult]) -> dict[str, Mapping[int, float]]:
+    """Return the mean scores of the rows, by name."""
+    found: dict[str, Scores] = {}
+    for result in results:
+        given = dict(result.scores or {})
+        if result.reward is not None:
+            given[REWARD] = result.reward
+        for name, score in given.items():
+            found.setdefault(name, Scores()).add(result.row_index, score, completed=True)
+    return {name: scores.means() for name, scores in found.items()}
+
+
+def _unscored(results: Iterable[RowResult]) -> dict[str, Counter[int]]:
+    """Return how many rollouts of each row have no score, by name. A failed rollout has none of all scores."""
+    kept = list(results)
+    names = {REWARD, *(name for result in kept for name in result.scores or {})}
+    return {
+        name: Counter(
+            result.row_index
+            for result in kept
+            if (result.reward if name == REWARD else (result.scores or {}).get(name)) is None
+        )
+        for name in names
+    }
+
+
+def _passes(
+    folders: tuple[RunFolder, RunFolder], results: Sequence[Iterable[RowResult]]
+) -> dict[str, dict[int, PassPair]]:
+    """Return pass@k in both runs, by eval function and k. Without one threshold of both runs, there is none."""
+    first, second = (folder.about for folder in folders)
+    threshold = first.get("pass_threshold")
+    if threshold is None or threshold != second.get("pass_threshold"):
+        return {}
+    found = {}
+    for name in sorted(set(first.get("eval_fns", ())) & set(second.get("eval_fns", ()))):
+        both = [Scores(threshold), Scores(threshold)]
+        for scores, each in zip(both, results, strict=True):
+            for result in each:
+                scores.add(result.row_index, (result.scores or {}).get(name), completed=result.completed)
+        before, after = (scores.passes() for scores in both)
+        pairs = {k: PassPair.of(before[k], after[k]) for k in sorted(before.keys() & after.keys())}
+        found[name] = {k: pair for k, pair in pairs.items() if pair is not None}
+    return found
+
+
+def _compared(
+    name: str,
+    means: tuple[Mapping[int, float], Mapping[int, float]],
+    without: Sequence[Mapping[str, Counter[int]]],
+    passes: Mapping[int, PassPair],
+) -> Comparison | None:
+    before, after = means
+    rows = tuple(RowPair(row, before[row], after[row]) for row in sorted(before.keys() & after.keys()))
+    if not rows:
+        return None
+    first, second = (sum(each[name][pair.row] for pair in rows) for each in without)
+    return Comparison(
+        name,
+        rows,
+        *_estimates([(pair.before, pair.after) for pair in rows]),
+        (tuple(sorted(before.keys() - after.keys())), tuple(sorted(after.keys() - before.keys()))),
+        (first, second),
+        passes,
+    )
+
+
+def _estimates(pairs: Sequence[tuple[float, float]]) -> tuple[Estimate, Estimate, Estimate]:
+    """Return the means of the first values, of the second values, and of the differences."""
+    low, high = bounds(value for pair in pairs for value in pair)
+    return (
+        estimate([[first] for first, _ in pairs], bounds(first for first, _ in pairs)),
+        estimate([[second] for _, second in pairs], bounds(second for _, second in pairs)),
+        estimate([[second - first] for first, second in pairs], (low - high, high - low)),
+    )
+
+
+def _record(pair: RowPair) -> dict[str, Any]:
+    return {"row_index": pair.row, "a": pair.before, "b": pair.after, "difference": pair.difference}

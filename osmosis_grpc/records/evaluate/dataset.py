@@ -1,0 +1,97 @@
+"""A dataset: the rows of a file, read one at a time."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from osmosis_grpc.protocol.types import Message
+from osmosis_grpc.records.evaluate.columns import ColumnError, Columns
+from osmosis_grpc.records.evaluate.errors import DatasetError
+from osmosis_grpc.records.evaluate.formats import READERS, Raw
+
+Chosen = Callable[[int], bool]
+
+
+def every(number: int) -> bool:
+    """Choose every row."""
+    return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A row of a dataset, as a rollout needs it."""
+
+    number: int
+    """The number of the row in the file, from 0."""
+    line: int
+    """The line on which the row begins, from 1. In a Parquet file, the number of the row, from 1."""
+    messages: list[Message]
+    """The conversation to start from."""
+    label: str | None = None
+    """The reference answer."""
+    metadata: Mapping[str, Any]
+    """The other columns, the label as `ground_truth`, and the row's number as `row_index`."""
+    attempt: int = 1
+    """The attempt of the row's rollout. A row that runs again in the same run has a higher one."""
+    run_index: int = 0
+    """The number of this run of the row, from 0."""
+    runs: int = 1
+    """How often the row runs."""
+
+    @property
+    def key(self) -> str:
+        """The name of this run of the row: its number, and the number of the run if the row runs more than once."""
+        return str(self.number) if self.runs == 1 else f"{self.number}.{self.run_index}"
+
+
+class Dataset:
+    """The rows of a .json, .jsonl, .csv or .parquet file. `columns` maps fields to columns (see columns.parse_map).
+
+    Raises DatasetError for a file that is missing or has another name. Parquet needs the extra `parquet`.
+    """
+
+    def __init__(self, path: str | Path, columns: Mapping[str, str] | None = None) -> None:
+        self.path = Path(path)
+        self._columns = dict(columns or {})
+        reader = READERS.get(self.path.suffix.lower())
+        if reader is None:
+            raise DatasetError(str(path), f"not a dataset; the name ends with one of {', '.join(READERS)}")
+        if not self.path.is_file():
+            raise DatasetError(str(path), "there is no such file")
+        self._read = reader
+
+    def rows(self, offset: int = 0, limit: int | None = None, chosen: Chosen = every) -> Iterator[Row]:
+        """Yield rows, from row `offset`, out of at most `limit`. Raises DatasetError at a row that is not usable.
+
+        `chosen` says of each number whether the row is wanted. Other rows are not checked.
+        """
+        number = 0
+        try:
+            for raw in self._read(self.path):
+                if limit is not None and number >= offset + limit:
+                    return
+                if number >= offset and chosen(number):
+                    yield self._row(raw, number)
+                number += 1
+        except OSError as error:
+            raise DatasetError(str(self.path), f"cannot be read: {error.strerror or error}") from None
+
+    def check(self, offset: int = 0, limit: int | None = None, chosen: Chosen = every) -> int:
+        """Read the rows, and return how many there are. Raises DatasetError also if there are none."""
+        count = sum(1 for _ in self.rows(offset, limit, chosen))
+        if not count:
+            none = "has no rows" if chosen is every else "has none of the chosen rows"
+            raise DatasetError(str(self.path), f"has no row {offset}" if offset else none)
+        return count
+
+    def _row(self, raw: Raw, number: int) -> Row:
+        if not isinstance(raw.value, dict):
+            raise DatasetError(str(self.path), "the row is not an object with columns", raw.line, raw.column)
+        try:
+            columns = Columns(raw.value, self._columns)
+            messages, label = columns.messages(), columns.label()
+            metadata = columns.metadata(number, label)
+        except ColumnError as error:
+            raise DatasetError(str(self.path), str(error), raw.line, raw.column, error.field) from None
+        return Row(number=number, line=raw.line, messages=messages, label=label, metadata=metadata)

@@ -1,0 +1,228 @@
+"""Eval functions: they score an ended rollout. The name of the first parameter says what a function takes.
+
+    def exact(solution_str, ground_truth, extra_info=None, **kwargs) -> float    the last text of the assistant
+    def polite(messages, ground_truth, metadata, **kwargs) -> float              the whole conversation
+
+A function may be a coroutine function. Any other function runs on a thread.
+"""
+
+import asyncio
+import contextlib
+import copy
+import hashlib
+import inspect
+import os
+import reprlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from osmosis_grpc.agent.loader import load_object
+from osmosis_grpc.agent.source_version import AgentVersion
+from osmosis_grpc.agent.validator import place_of_error
+from osmosis_grpc.protocol.types import Annotation, Message
+from osmosis_grpc.protocol.types.json_values import number_of
+from osmosis_grpc.protocol.types.outcome import clip, describe, printable
+from osmosis_grpc.records.evaluate.errors import EvalFunctionError
+from osmosis_grpc.supervise import DaemonThreads
+
+SIMPLE, FULL = "solution_str", "messages"
+"""The names of the first parameter."""
+GIVEN = {
+    SIMPLE: (SIMPLE, "ground_truth", "extra_info", "metadata"),
+    FULL: (FULL, "ground_truth", "metadata", "extra_info"),
+}
+"""The arguments that a function gets by name, if it has such parameters."""
+THREADS = 32
+"""At most this many functions that are no coroutine functions run at once."""
+MOST_ERROR_BYTES = 2048
+OWN_REWARD = "reward"
+"""The name of the score that is the rollout's own reward, in a run without eval functions."""
+MOST_NAME_CHARS = 200
+"""A longer name of a function is cut in the ids of annotations."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """What an eval function is called for: an ended rollout and its row."""
+
+    messages: Sequence[Message]
+    """The whole conversation."""
+    label: str | None
+    """The reference answer."""
+    metadata: Mapping[str, Any]
+
+    @property
+    def solution(self) -> str:
+        """The text of the last assistant message that has one; empty if there is none."""
+        for message in reversed(self.messages):
+            content = message.get("content")
+            if message.get("role") == "assistant" and content:
+                return content if isinstance(content, str) else _joined(content)
+        return ""
+
+
+class EvalFunction:
+    """One eval function. `name` is MODULE:FUNCTION. Raises EvalFunctionError for a wrong signature."""
+
+    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+        self.name = name
+        self._function = function
+        try:
+            parameters = list(inspect.signature(function).parameters.values())
+        except (TypeError, ValueError) as error:
+            raise EvalFunctionError(f"{name}: its signature is not known: {error}") from None
+        first = parameters[0].name if parameters else ""
+        if first not in GIVEN:
+            found = f"the first parameter is {first}" if first else "it has no parameters"
+            raise EvalFunctionError(f"{name}: {found}; name it solution_str (the last text) or messages (all of them)")
+        self._full = first == FULL
+        takes_all = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)
+        names = {each.name for each in parameters if each.kind is not inspect.Parameter.POSITIONAL_ONLY}
+        self._names = [given for given in GIVEN[first] if takes_all or given in names]
+        try:
+            inspect.signature(function).bind(**dict.fromkeys(self._names))
+        except TypeError as error:
+            given = ", ".join(GIVEN[first])
+            raise EvalFunctionError(f"{name}: {error}; it is called with the named arguments {given}") from None
+        call = getattr(function, "__call__", None)  # noqa: B004 - an object may have a coroutine function as __call__
+        self._asynchronous = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+        self.version = AgentVersion.of_function(function)
+
+    @property
+    def annotation_id(self) -> str:
+        """The id of the annotation with a score of this function. Another source is another function."""
+        return score_id(self.name, self.version.digest)
+
+    def annotation(self, score: float, author: str) -> Annotation:
+        """Return the annotation for a score."""
+        return Annotation(id=self.annotation_id, author=author, reward=score, labels=(self.name[:MOST_NAME_CHARS],))
+
+    def failed_annotation(self, error: str, author: str) -> Annotation:
+        """Return the annotation for a score that failed. Another error has another id, and no score has this id."""
+        unique = hashlib.sha256(error.encode(errors="backslashreplace")).hexdigest()[:8]
+        note = printable(f"no score: {error}", keep="\n\t")
+        label = self.name[:MOST_NAME_CHARS]
+        return Annotation(id=f"{self.annotation_id}:{unique}", author=author, labels=(label,), note=note)
+
+    async def __call__(self, scored: Scored, threads: DaemonThreads) -> float:
+        """Return the score. Raises EvalFunctionError if the function raises, or if its result is no finite number."""
+        values: dict[str, Any] = {
+            SIMPLE: scored.solution,
+            FULL: copy.deepcopy(list(scored.messages)),
+            "ground_truth": scored.label,
+            "extra_info": copy.deepcopy(dict(scored.metadata)),
+            "metadata": copy.deepcopy(dict(scored.metadata)),
+        }
+        arguments = {name: values[name] for name in self._names}
+        try:
+            if self._asynchronous:
+                score = await self._function(**arguments)
+            else:
+                score = await threads.run(lambda: self._function(**arguments))
+                if inspect.isawaitable(score):
+                    score = await score
+        except (Exception, SystemExit) as error:
+            raise EvalFunctionError(_failure(error)) from error
+        number = number_of(score)
+        if number is None:
+            raise EvalFunctionError(f"it returned {reprlib.repr(score)}, not a finite number")
+        return number
+
+
+def score_id(name: str, digest: str) -> str:
+    """Return the id of an annotation with a score: the name of what scored, and the digest of its source."""
+    if len(name) > MOST_NAME_CHARS:
+        name = f"{name[:MOST_NAME_CHARS]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return f"{name}@{digest}"
+
+
+def load_eval_functions(names: Sequence[str]) -> list[EvalFunction]:
+    """Return the eval functions that MODULE:FUNCTION texts name. Raises LoadError and EvalFunctionError."""
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise EvalFunctionError(f"{twice[0]} is given twice")
+    functions = []
+    for name in names:
+        found = load_object(name, _suggest)
+        if not callable(found) or isinstance(found, type):
+            kind = "class" if isinstance(found, type) else type(found).__name__
+            raise EvalFunctionError(f"{name} is a {kind}, not a function")
+        functions.append(EvalFunction(name, found))
+    return functions
+
+
+class Scorer:
+    """Scores ended rollouts with eval functions. `timeout` is the most seconds of one call."""
+
+    def __init__(self, functions: Sequence[EvalFunction], timeout: float | None = None) -> None:
+        self.functions = functions
+        self._timeout = timeout
+        self._threads = DaemonThreads(THREADS, replaced=THREADS)
+
+    async def score(self, scored: Scored, known: Mapping[str, float]) -> tuple[dict[str, float], dict[str, str]]:
+        """Return the scores and the failures, by the functions' names. The functions run at the same time.
+
+        `known` has scores by annotation id. A function whose score is known is not called.
+        """
+        scores: dict[str, float] = {}
+        errors: dict[str, str] = {}
+
+        async def call(function: EvalFunction) -> None:
+            if function.annotation_id in known:
+                scores[function.name] = known[function.annotation_id]
+                return
+            try:
+                async with asyncio.timeout(self._timeout):
+                    scores[function.name] = await function(scored, self._threads)
+            except TimeoutError:
+                errors[function.name] = f"it took longer than {self._timeout:g} s"
+            except EvalFunctionError as error:
+                errors[function.name] = str(error)
+
+        await asyncio.gather(*map(call, self.functions))
+        order = [function.name for function in self.functions]
+        return ({name: scores[name] for name in order if name in scores}, {n: errors[n] for n in order if n in errors})
+
+    def close(self) -> None:
+        """End the threads."""
+        self._threads.close()
+
+
+def _failure(error: BaseException) -> str:
+    """Return the type, the text and the place of an exception."""
+    text = describe(error)
+    name = type(error).__name__
+    with contextlib.suppress(Exception):
+        file, line = place_of_error(error)
+        if file:
+            return clip(f"{name}: {text}" if text != name else name, MOST_ERROR_BYTES) + f" at {_short(file)}:{line}"
+    return clip(f"{name}: {text}" if text != name else name, MOST_ERROR_BYTES)
+
+
+def _short(file: str) -> str:
+    """Return the path from the current folder if the file is below it."""
+    path = os.path.relpath(file)
+    return file if path.startswith(os.pardir) else path
+
+
+def _suggest(found: Any) -> str:
+    """Return a text with the functions of a module that can be eval functions."""
+    names = (
+        [name for name, value in vars(found).items() if _is_eval_function(value)] if hasattr(found, "__dict__") else []
+    )
+    return f"; it has: {', '.join(names)}" if names else ""
+
+
+def _is_eval_function(value: Any) -> bool:
+    try:
+        return inspect.isfunction(value) and next(iter(inspect.signature(value).parameters), "") in GIVEN
+    except (TypeError, ValueError):
+        return False
+
+
+def _joined(content: Any) -> str:
+    """Return the texts of a message's parts."""
+    if not isinstance(content, list | tuple):
+        return str(content)
+    return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))

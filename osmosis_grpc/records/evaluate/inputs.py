@@ -1,0 +1,64 @@
+"""The inputs of a run: what its results depend on. A run continues only with the same inputs."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from osmosis_grpc.agent import RolloutAgentLoop
+from osmosis_grpc.agent.runnable import Runnable, as_runnable
+from osmosis_grpc.agent.source_version import AgentVersion
+from osmosis_grpc.records.evaluate.eval_functions import EvalFunction
+
+Inputs = dict[str, dict[str, Any]]
+"""Each group of inputs by name. A group has the parts by name: a value, or the digest of a file."""
+DIGEST = "sha256:"
+MOST_NAMED = 5
+"""At most this many parts of a group are named."""
+
+
+def digest_of(path: Path) -> str:
+    """Return the digest of a file. Raises OSError."""
+    with path.open("rb") as file:
+        return DIGEST + hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def agent_inputs(agent_loop: RolloutAgentLoop | Runnable) -> dict[str, Any]:
+    """Return the parts of an agent: its name, its files, and the packages that they import."""
+    return {"name": agent_loop.name, **_parts(AgentVersion.of(as_runnable(agent_loop).source))}
+
+
+def function_inputs(functions: Sequence[EvalFunction]) -> dict[str, Any]:
+    """Return the parts of eval functions: their names and their files."""
+    names = {function.name: "given" for function in functions}
+    found = {name: value for function in functions for name, value in _parts(function.version).items()}
+    return {**names, **found}
+
+
+def _parts(version: AgentVersion) -> dict[str, Any]:
+    """Return the parts of a version. The digest of a file begins with DIGEST."""
+    return {name: DIGEST + part if name.endswith(".py") else part for name, part in version.parts.items()}
+
+
+def changes(then: Mapping[str, Any], now: Inputs) -> list[str]:
+    """Return a text for each group that differs, such as `agent (agent.py)` or `sampling (temperature 0.5, was 1)`."""
+    found = []
+    for group, parts in now.items():
+        before = then.get(group)
+        before = before if isinstance(before, Mapping) else {}
+        names = [name for name in {**before, **parts} if before.get(name) != parts.get(name)]
+        if names:
+            more = f", and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+            texts = (_change(name, before.get(name), parts.get(name)) for name in names[:MOST_NAMED])
+            found.append(f"{group} ({', '.join(texts)}{more})")
+    return found
+
+
+def _change(name: str, then: Any, now: Any) -> str:
+    if any(isinstance(value, str) and value.startswith(DIGEST) for value in (then, now)):
+        return name
+    return f"{name} {_shown(now)}, was {_shown(then)}"
+
+
+def _shown(value: Any) -> str:
+    return "not given" if value is None else str(value)

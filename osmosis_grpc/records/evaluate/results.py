@@ -1,0 +1,167 @@
+"""The result of a row, and the summary of a run, as values and as JSON. docs/test.md describes the JSON."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from osmosis_grpc.protocol.types import OutcomeStatus, RolloutOutcome
+from osmosis_grpc.protocol.types.outcome import clip
+from osmosis_grpc.records.evaluate.dataset import Row
+
+REFUSED = "REFUSED"
+"""The status of a row whose rollout was not accepted, for example because get_tools raised."""
+MOST_ERROR_BYTES = 4096
+"""The most bytes of an error's text in a result. The journal has the whole text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowResult:
+    """How the rollout of one row ended."""
+
+    row_index: int
+    """The number of the row in the dataset, from 0."""
+    line: int
+    """The line of the row in the dataset's file, from 1."""
+    rollout_id: str
+    status: str
+    """COMPLETED, FAILED, CANCELLED, DEADLINE_EXCEEDED or REFUSED."""
+    error: str | None = None
+    reason: str | None = None
+    """The reason of the failure, such as TOOL_EXCEPTION."""
+    where: str | None = None
+    """The place of the failure in the agent's code: FILE:LINE in FUNCTION."""
+    reward: float | None = None
+    finish_reason: str = ""
+    duration_ms: float = 0.0
+    token_usage: Mapping[str, int] = field(default_factory=dict)
+    cost: float | None = None
+    """The price of the replies in dollars; None if it is unknown."""
+    attempt: int = 1
+    """The attempt of the rollout. If a row has several results, the newest one counts."""
+    run_index: int = 0
+    """The number of this run of the row, from 0."""
+    scores: Mapping[str, float] | None = None
+    """The scores by eval function. None without eval functions."""
+    score_errors: Mapping[str, str] | None = None
+    """Why scores failed, by eval function."""
+
+    @property
+    def completed(self) -> bool:
+        """Whether the rollout completed."""
+        return self.status == OutcomeStatus.COMPLETED
+
+    @property
+    def good(self) -> bool:
+        """Whether the rollout completed, and every eval function has a score."""
+        return self.completed and not self.score_errors
+
+    @property
+    def name(self) -> str:
+        """The row's number, and the number of the run if the row runs more than once. It ends the rollout's id."""
+        return self.rollout_id.rpartition("-")[2]
+
+    def record(self) -> dict[str, Any]:
+        """Return the result as JSON."""
+        found = {"success": self.completed, **asdict(self)}
+        return found if self.scores is not None else {n: v for n, v in found.items() if n not in _SCORES}
+
+    @classmethod
+    def of_record(cls, record: Mapping[str, Any]) -> "RowResult":
+        """Return the result of its JSON. Fields of later versions are dropped."""
+        return cls(**{name: value for name, value in record.items() if name in cls.__slots__})
+
+
+def result_of(row: Row, outcome: RolloutOutcome, cost: float | None) -> RowResult:
+    """Return the result for an outcome."""
+    metrics, failure = outcome.metrics, outcome.failure
+    ended = outcome.status is not OutcomeStatus.COMPLETED
+    message = failure.message if failure is not None else outcome.finish_reason or str(outcome.status)
+    return RowResult(
+        row_index=row.number,
+        line=row.line,
+        run_index=row.run_index,
+        rollout_id=outcome.rollout_id,
+        attempt=outcome.attempt,
+        status=str(outcome.status),
+        error=clip(message, MOST_ERROR_BYTES) if ended else None,
+        reason=str(failure.reason) or None if failure is not None else None,
+        where=failure.where or None if failure is not None else None,
+        reward=outcome.mean_reward,
+        finish_reason=outcome.finish_reason,
+        duration_ms=round(metrics.total_latency_ms, 3),
+        token_usage={
+            "prompt_tokens": metrics.prompt_tokens,
+            "completion_tokens": metrics.response_tokens,
+            "total_tokens": metrics.prompt_tokens + metrics.response_tokens,
+            "num_llm_calls": metrics.num_llm_calls,
+        },
+        cost=cost,
+    )
+
+
+_SCORES = ("run_index", "scores", "score_errors")
+"""The fields of a run with eval functions."""
+
+
+@dataclass(slots=True)
+class Summary:
+    """The sums over the rows of a run that have ended."""
+
+    total: int = 0
+    passed: int = 0
+    failed: int = 0
+    rewarded: int = 0
+    """The number of rows with a reward."""
+    rewards: float = 0.0
+    """The sum of the rewards."""
+    total_duration_ms: float = 0.0
+    """The sum of the durations of the rollouts."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    num_llm_calls: int = 0
+    cost: float | None = None
+    """In dollars; None if no reply had a price."""
+    unscored: int = 0
+    """The number of completed rows for which an eval function has no score."""
+    scores: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """The number of scores and their sum, by eval function."""
+
+    def add(self, result: RowResult) -> None:
+        """Count a row."""
+        self.total += 1
+        self.unscored += result.completed and not result.good
+        for name, score in (result.scores or {}).items():
+            count, total = self.scores.get(name, (0, 0.0))
+            self.scores[name] = count + 1, total + score
+        self.passed += result.completed
+        self.failed += not result.completed
+        if result.reward is not None:
+            self.rewarded += 1
+            self.rewards += result.reward
+        self.total_duration_ms += result.duration_ms
+        self.prompt_tokens += result.token_usage.get("prompt_tokens", 0)
+        self.completion_tokens += result.token_usage.get("completion_tokens", 0)
+        self.num_llm_calls += result.token_usage.get("num_llm_calls", 0)
+        if result.cost is not None:
+            self.cost = (self.cost or 0.0) + result.cost
+
+    @property
+    def mean_reward(self) -> float | None:
+        """The mean over the rows with a reward; None without one."""
+        return self.rewards / self.rewarded if self.rewarded else None
+
+    def record(self) -> dict[str, Any]:
+        """Return the summary as JSON."""
+        return {
+            "total": self.total,
+            "passed": self.passed,
+            "failed": self.failed,
+            "mean_reward": self.mean_reward,
+            "rewarded": self.rewarded,
+            "total_duration_ms": round(self.total_duration_ms, 3),
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "num_llm_calls": self.num_llm_calls,
+            "cost": self.cost,
+        }

@@ -1,0 +1,343 @@
+"""Runs an agent over the rows of a dataset, in this process, on a real engine with a journal in the run's folder."""
+
+import asyncio
+import contextlib
+import inspect
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from osmosis_grpc.agent import RolloutAgentLoop
+from osmosis_grpc.agent.runnable import Runnable
+from osmosis_grpc.engine import Engine, EngineConfig, Peer
+from osmosis_grpc.engine.record import Record
+from osmosis_grpc.policies import Policy
+from osmosis_grpc.protocol.errors import AlreadyExists, CallError, ResourceExhausted
+from osmosis_grpc.protocol.types import (
+    ChatRequest,
+    ChatResponse,
+    FailureReason,
+    Group,
+    InitRequest,
+    JournaledRollout,
+    Receipt,
+    RolloutOutcome,
+    RolloutRequest,
+    TrajectoryEvent,
+    events,
+)
+from osmosis_grpc.protocol.types.outcome import describe
+from osmosis_grpc.records.evaluate.dataset import Row
+from osmosis_grpc.records.evaluate.eval_functions import OWN_REWARD, Scored, Scorer
+from osmosis_grpc.records.evaluate.models import entered
+from osmosis_grpc.records.evaluate.price import Price, cost_of
+from osmosis_grpc.records.evaluate.results import REFUSED, RowResult, result_of
+from osmosis_grpc.records.evaluate.run_folder import RunFolder
+from osmosis_grpc.storage import SqliteJournal
+from osmosis_grpc.storage.keep_all import BUDGET, KEPT
+from osmosis_grpc.supervise import DaemonThreads, Supervisor
+
+_logger = logging.getLogger(__name__)
+
+QUEUED = 1_000_000
+"""The most rollouts that wait. A run that a crash has stopped may have left many."""
+FULL_RETRY = 0.2
+"""While the running rollouts fill the memory, the next one is tried again after this many seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """How the rollouts of a run are made."""
+
+    max_turns: int = 10
+    completion_params: Mapping[str, Any] = field(default_factory=dict)
+    """The sampling parameters, under OpenAI's names."""
+    pin_completion_params: bool = False
+    """Whether these parameters replace those that the agent passes."""
+    concurrency: int = 4
+    """The most rollouts that run at once."""
+    agent_timeout: float | None = 1800.0
+    """The most seconds of one rollout."""
+    free: bool = False
+    """Whether replies cost nothing, because they are recorded."""
+    price: Price | None = None
+    """The price of tokens, if the user gave it."""
+    stalled_after: float = 60.0
+    """A rollout that makes no progress for this many seconds is in the log."""
+    trainer_grace: float = 120.0
+    """While the model server is down or refuses calls for now, a chat is tried again for this many seconds."""
+    evaluation: bool = False
+    """Whether the rollouts only measure the policy."""
+
+
+OnResult = Callable[[RowResult, RolloutOutcome | None], None]
+"""Called on the event loop with each result. The outcome is None if the rollout was not accepted."""
+
+
+STOPPED = frozenset(
+    {FailureReason.SHUTDOWN, FailureReason.RESTART, FailureReason.REPLAY_DIVERGED, FailureReason.DATA_LOSS}
+)
+"""The failures of rollouts that an earlier process left. Such a row runs again, as a higher attempt."""
+EVAL = "eval"
+"""The author of the scores of a run with eval functions."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A rollout whose outcome the run waits for."""
+
+    done: "asyncio.Future[RolloutOutcome]"
+    costs: list[float] = field(default_factory=list)
+
+
+class Run:
+    """One run of an agent loop. `policy` answers the chats, and `scorer` scores the rollouts that completed.
+
+    The run is a trainer of its engine. If the folder has a journal already, an outcome in it is not made again, because
+    the Init of its row is equal to the earlier one. A rollout that an earlier process left continues with its recorded
+    replies if its agent is replayable. Otherwise its row runs again, as a higher attempt.
+    """
+
+    def __init__(
+        self,
+        agent_loop: RolloutAgentLoop | Runnable,
+        policy: Policy,
+        folder: RunFolder,
+        config: RunConfig,
+        scorer: Scorer | None = None,
+    ) -> None:
+        self._agent_loop = agent_loop
+        self._policy = policy
+        self._folder = folder
+        self._config = config
+        self._scorer = scorer
+        self._running: Engine | None = None
+        self._supervisor = Supervisor("the run")
+        self._active = 0
+        """The number of rollouts that are being accepted, or whose outcome the run waits for."""
+        self._waiting: dict[tuple[str, int], _Waiting] = {}
+        self._warned = False
+
+    def cancel(self, rollout_id: str) -> None:
+        """End a running rollout as CANCELLED. Call it on the event loop."""
+        if self._running is not None:
+            self._running.cancel("", rollout_id=rollout_id, reason="cancelled by the user")
+
+    async def run(self, rows: Iterator[Row], on_result: OnResult) -> None:
+        """Run a rollout for each row, and write its result into the folder. Raises DatasetError of `rows`.
+
+        Raises CallError if the journal cannot be written, and OSError if the results cannot be written. After an error
+        no further row starts. The running rollouts end first.
+        """
+        threads = DaemonThreads()
+        error: Exception | None = None
+        async with self._engine() as engine:
+            self._running = engine
+
+            async def work() -> None:
+                nonlocal error
+                try:
+                    while error is None:
+                        row = await threads.run(lambda: next(rows, None))
+                        if row is None:
+                            return
+                        result, outcome = await self._rollout(engine, row)
+                        await threads.run(partial(self._folder.add, result.record()))
+                        on_result(result, outcome)
+                except Exception as raised:
+                    error = error or raised
+
+            try:
+                await asyncio.gather(*(work() for _ in range(self._config.concurrency)))
+            finally:
+                threads.close()
+        if error is not None:
+            raise error
+
+    @asynccontextmanager
+    async def _engine(self) -> AsyncIterator[Engine]:
+        """Open the journal and the engine, and enter the policy."""
+        supervisor = self._supervisor
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(entered(self._policy))
+            journal = SqliteJournal(self._folder.path, record_ttl=KEPT, budget=BUDGET, supervisor=supervisor)
+            stack.callback(journal.close)
+            config = EngineConfig(
+                max_concurrent=self._config.concurrency,
+                max_queued=QUEUED,
+                agent_timeout=self._config.agent_timeout,
+                trainer_grace=self._config.trainer_grace,
+                stalled_after=self._config.stalled_after,
+                record_ttl=KEPT,
+            )
+            engine = Engine([self._agent_loop], config, journal=journal, supervisor=supervisor)
+            if self._scorer is not None:
+                stack.callback(self._scorer.close)
+            await stack.enter_async_context(engine)
+            engine.recovery.recover(lambda entry: self._peer_of(engine, entry))
+            yield engine
+
+    async def _rollout(self, engine: Engine, row: Row) -> tuple[RowResult, RolloutOutcome | None]:
+        """Run the rollout of one row to its end, and score it."""
+        rollout_id = self._folder.rollout_id(row.key)
+        known = [entry.init.request.attempt for entry in engine.journal.find(rollout_id)]
+        attempt = max(row.attempt, *known) if known else row.attempt
+        costs: list[float] = []
+        try:
+            outcome = await self._outcome(engine, row, attempt, costs)
+            if attempt in known and outcome.failure is not None and outcome.failure.reason in STOPPED:
+                outcome = await self._outcome(engine, row, attempt + 1, costs)
+        except CallError as error:
+            if engine.journal.problem or self._supervisor.failure is not None:  # the row is not the cause
+                raise
+            refused = RowResult(
+                row_index=row.number,
+                line=row.line,
+                rollout_id=rollout_id,
+                status=REFUSED,
+                error=describe(error),
+                reason=error.reason or None,
+                attempt=attempt,
+                run_index=row.run_index,
+                scores=None if self._scorer is None else {},
+                score_errors=None if self._scorer is None else {},
+            )
+            return refused, None
+        result = result_of(row, outcome, sum(costs) if costs else None)
+        return await self._score(engine, row, result, outcome), outcome
+
+    async def _outcome(self, engine: Engine, row: Row, attempt: int, costs: list[float]) -> RolloutOutcome:
+        """Return the outcome of an attempt, and add the prices of its replies to `costs`. Raises CallError."""
+        request = RolloutRequest(
+            rollout_id=self._folder.rollout_id(row.key),
+            attempt=attempt,
+            messages=row.messages,
+            completion_params=dict(self._config.completion_params),
+            pin_completion_params=self._config.pin_completion_params,
+            max_turns=self._config.max_turns,
+            metadata=row.metadata,
+            label=row.label,
+            group=Group(self._folder.rollout_id(row.number), row.run_index, row.runs) if row.runs > 1 else None,
+            evaluation=self._config.evaluation,
+        )
+        key = request.rollout_id, attempt
+        waiting = self._waiting.get(key) or _Waiting(asyncio.get_running_loop().create_future())
+        try:
+            record = await self._init(engine, request, self._peer(waiting))
+            try:
+                if not record.delivery.settled or waiting.done.done():
+                    return await waiting.done
+            finally:
+                self._active -= 1
+            # An earlier process stopped after the delivery, and before it wrote the result.
+            waiting.costs += self._paid(engine.log.trajectory(*key))
+            outcome = (await engine.rollouts.info(record)).outcome
+            assert outcome is not None
+            return outcome
+        finally:
+            self._waiting.pop(key, None)
+            costs += waiting.costs
+
+    async def _init(self, engine: Engine, request: RolloutRequest, peer: Peer) -> Record:
+        """Accept a rollout, which is active then. Wait first while other rollouts fill the memory. Raises CallError."""
+        while True:
+            self._active += 1
+            try:
+                record, _ = await engine.init(InitRequest(request=request), owner="", peer=peer)
+            except BaseException as error:
+                self._active -= 1
+                if not isinstance(error, ResourceExhausted) or not self._active:
+                    raise
+            else:
+                return record
+            await asyncio.sleep(FULL_RETRY)
+
+    def _peer_of(self, engine: Engine, entry: JournaledRollout) -> Peer:
+        """Return the peer of a rollout that an earlier process left."""
+        request = entry.init.request
+        waiting = _Waiting(asyncio.get_running_loop().create_future())
+        waiting.costs += self._paid(engine.log.trajectory(request.rollout_id, request.attempt))
+        self._waiting[request.rollout_id, request.attempt] = waiting
+        return self._peer(waiting)
+
+    def _peer(self, waiting: _Waiting) -> Peer:
+        async def complete(outcome: RolloutOutcome, /) -> Receipt:
+            if not waiting.done.done():
+                waiting.done.set_result(outcome)
+            return Receipt.RECORDED
+
+        async def chat(request: ChatRequest, /) -> ChatResponse:
+            self._check_params(request)
+            reply = self._policy(request)
+            response = await reply if inspect.isawaitable(reply) else reply
+            waiting.costs += self._cost(response)
+            return response
+
+        return Peer(chat, complete, has_tokens=True)
+
+    def _check_params(self, request: ChatRequest) -> None:
+        """Warn once if the agent does not use the sampling parameters of the run."""
+        wanted = self._config.completion_params
+        ignored = [name for name, value in wanted.items() if request.params.get(name) != value]
+        if ignored and not self._warned:
+            self._warned = True
+            names = " and ".join(ignored)
+            _logger.warning(
+                "the agent ignores %s: pass **ctx.request.completion_params to its chats, or run with --pin-sampling",
+                names,
+            )
+
+    def _cost(self, response: ChatResponse) -> list[float]:
+        cost = None if self._config.free else cost_of(response, self._config.price)
+        return [] if cost is None else [cost]
+
+    def _paid(self, trajectory: Iterable[TrajectoryEvent]) -> Iterator[float]:
+        """Yield the prices of the replies that an earlier process got."""
+        for event in trajectory:
+            if isinstance(event.kind, events.ChatAnswered) and not (event.kind.recorded_event or event.kind.forked):
+                yield from self._cost(event.kind.response)
+
+    async def _score(self, engine: Engine, row: Row, result: RowResult, outcome: RolloutOutcome) -> RowResult:
+        """Return the result with the scores of the eval functions. Each score becomes an annotation of the rollout.
+
+        The error of a score that failed becomes an annotation, too. Without eval functions, the reward is the score.
+
+        A score that the journal has is not computed again. A rollout that did not complete has no scores.
+        """
+        if self._scorer is None:
+            return result
+        if not result.completed:
+            return replace(result, scores={}, score_errors={})
+        if not self._scorer.functions:
+            return _own_score(result)
+        key = result.rollout_id, result.attempt
+        known = scores_in(engine.journal.annotations(*key))
+        scored = Scored(messages=outcome.messages, label=row.label, metadata=row.metadata)
+        scores, errors = await self._scorer.score(scored, known)
+        for function in self._scorer.functions:
+            if function.name in errors:
+                note = function.failed_annotation(errors[function.name], EVAL)
+            elif function.annotation_id not in known:
+                note = function.annotation(scores[function.name], EVAL)
+            else:
+                continue
+            with contextlib.suppress(AlreadyExists):  # the annotation of an earlier try, for another score
+                await engine.annotations.add("", *key, note)
+        return replace(result, scores=scores, score_errors=errors)
+
+
+def _own_score(result: RowResult) -> RowResult:
+    """Return the result with the rollout's reward as its score."""
+    if result.reward is None:
+        return replace(result, scores={}, score_errors={OWN_REWARD: "the rollout has no reward"})
+    return replace(result, scores={OWN_REWARD: result.reward}, score_errors={})
+
+
+def scores_in(annotated: Iterable[TrajectoryEvent]) -> dict[str, float]:
+    """Return the rewards of annotations, by the ids of the annotations."""
+    kinds = (event.kind for event in annotated)
+    given = [kind.annotation for kind in kinds if isinstance(kind, events.Annotated)]
+    return {each.id: each.reward for each in given if each.reward is not None}

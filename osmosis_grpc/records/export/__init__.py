@@ -1,0 +1,40 @@
+"""Converts outcomes to the formats of trainers and tools.
+
+export() writes a file or a folder: messages, atif, parquet, verl, verl-batch or verl-records. For verl,
+agent_loop_outputs() returns the fields of AgentLoopOutput, padded_batch() the padded batch, and verl_records() the
+records of the V1 trainer's TransferQueue. They are NumPy arrays, and need neither torch nor verl. atif_trajectory()
+returns a trajectory of ATIF v1.7, and message_lines() OpenAI messages.
+
+A sample that cannot be trained on raises InvalidArgument with its name and the reason. Token ids are the recorded ones;
+none is made up, and none is computed from text.
+"""
+
+from osmosis_grpc.protocol.types.trainable import Row, Skipped
+from osmosis_grpc.records.export.atif import atif_trajectory
+from osmosis_grpc.records.export.files import Export, ExportCounts, ExportOptions, export
+from osmosis_grpc.records.export.messages import message_lines
+from osmosis_grpc.records.export.recorded import RecordedRollout
+from osmosis_grpc.records.export.verl_batch import PaddedBatch, padded_batch
+from osmosis_grpc.records.export.verl_files import load_batch, load_outputs
+from osmosis_grpc.records.export.verl_records import VerlRecord, verl_records
+from osmosis_grpc.records.export.verl_rows import VerlConfig, agent_loop_outputs
+
+__all__ = [
+    "Export",
+    "ExportCounts",
+    "ExportOptions",
+    "PaddedBatch",
+    "RecordedRollout",
+    "Row",
+    "Skipped",
+    "VerlConfig",
+    "VerlRecord",
+    "agent_loop_outputs",
+    "atif_trajectory",
+    "export",
+    "load_batch",
+    "load_outputs",
+    "message_lines",
+    "padded_batch",
+    "verl_records",
+]

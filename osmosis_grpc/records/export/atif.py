@@ -1,0 +1,193 @@
+"""Converts rollouts to ATIF v1.7, the Agent Trajectory Interchange Format.
+
+Source: RFC 0001 of the Harbor framework, and its models (harbor 0.25). The main sample is the trajectory. Every other
+sample is an embedded subagent trajectory. Tool messages are observations of the step that called the tool.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from osmosis_grpc.protocol.errors import InvalidArgument
+from osmosis_grpc.protocol.types import Message, Sample
+from osmosis_grpc.records.export.atif_content import content_parts
+from osmosis_grpc.records.export.recorded import RecordedRollout, facts
+from osmosis_grpc.records.export.replies import Reply, replies
+
+VERSION = "ATIF-v1.7"
+_SOURCES = {"system": "system", "developer": "system", "user": "user", "assistant": "agent"}
+_KNOWN = {"role", "content", "reasoning_content", "reasoning", "tool_calls", "tool_call_id"}
+"""The keys of messages that have a field in ATIF. All other keys are in the step's `extra`."""
+
+
+def atif_trajectory(rollout: RecordedRollout, *, tokens: bool = True) -> dict[str, Any]:
+    """Returns the ATIF trajectory of a rollout as JSON.
+
+    With `tokens`, each step of a reply has its token ids and logprobs, if the messages of the sample are the replies of
+    its chats. Otherwise the tokens are in the trajectory's extra.osmosis.unmatched_replies.
+
+    Raises InvalidArgument for a rollout without a message, because a trajectory has at least one step.
+    """
+    outcome = rollout.outcome
+    names = [name for name, sample in outcome.samples.items() if sample.messages]
+    main = "main" if "main" in names else next(iter(names), "")
+    sample = outcome.samples[main] if main else Sample(messages=rollout.messages)
+    if not sample.messages:
+        raise InvalidArgument("outcomes", f"rollout {outcome.rollout_id} has no message, and a trajectory needs one")
+    made = _trajectory(rollout, main, sample, tokens)
+    metrics = outcome.metrics
+    made["final_metrics"] = {
+        "total_prompt_tokens": metrics.prompt_tokens,
+        "total_completion_tokens": metrics.response_tokens,
+        "total_steps": len(made["steps"]),
+        "extra": {"total_latency_ms": metrics.total_latency_ms, "num_tool_calls": metrics.num_tool_calls},
+    }
+    made["extra"]["osmosis"] |= facts(outcome)
+    if rollout.label is not None:
+        made["extra"]["osmosis"]["label"] = rollout.label
+    fork = rollout.fork
+    if fork is not None:
+        chat = {"sample": fork.sample, "chat_number": fork.chat_number}
+        made["extra"]["osmosis"]["forked_from"] = {"rollout_id": fork.rollout_id, "attempt": fork.attempt, **chat}
+    others = [name for name in names if name != main]
+    if others:
+        made["subagent_trajectories"] = [_trajectory(rollout, name, outcome.samples[name], tokens) for name in others]
+    return made
+
+
+def _trajectory(rollout: RecordedRollout, name: str, sample: Sample, tokens: bool) -> dict[str, Any]:
+    outcome = rollout.outcome
+    steps = _steps(sample.messages)
+    about: dict[str, Any] = {"sample": name} if name else {}
+    if sample.parent is not None:
+        about["parent"] = {"sample": sample.parent.sample, "chat_number": sample.parent.chat_number}
+    if sample.policy:
+        about["policy"] = sample.policy
+    if sample.cut:
+        about["cut"] = sample.cut
+    if (reward := outcome.reward_of(name)) is not None:
+        about["reward"] = reward
+    if tokens and sample.segments:
+        about |= _add_tokens(steps, sample)
+    agent: dict[str, Any] = {"name": rollout.agent_loop or "agent", "version": outcome.agent_version or "unknown"}
+    if rollout.tools:
+        agent["tool_definitions"] = list(rollout.tools)
+    return {
+        "schema_version": VERSION,
+        "session_id": outcome.rollout_id,
+        "trajectory_id": f"{outcome.rollout_id}/{outcome.attempt}/{name or 'request'}",
+        "agent": agent,
+        "steps": steps,
+        "extra": {"osmosis": about},
+    }
+
+
+def _steps(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    steps: list[dict[str, Any]] = []
+    for message in messages:
+        role = message.get("role")
+        if role in ("tool", "function"):
+            _observe(steps, message)
+        else:
+            steps.append(_step(message, _SOURCES.get(str(role), "user"), len(steps) + 1))
+    return steps
+
+
+def _step(message: Message, source: str, number: int) -> dict[str, Any]:
+    content, left = content_parts(message.get("content"))
+    step: dict[str, Any] = {"step_id": number, "source": source, "message": content}
+    extra = {key: value for key, value in message.items() if key not in _KNOWN} | left
+    if message.get("role") not in _SOURCES or message.get("role") == "developer":
+        extra["role"] = message.get("role")
+    if source == "agent":
+        reasoning = message.get("reasoning_content") or message.get("reasoning")
+        if isinstance(reasoning, str) and reasoning:
+            step["reasoning_content"] = reasoning
+        calls = message.get("tool_calls")
+        if isinstance(calls, list) and calls:
+            step["tool_calls"] = [_call(call, f"{number}-{index}") for index, call in enumerate(calls)]
+    if extra:
+        step["extra"] = extra
+    return step
+
+
+def _call(call: Any, unnamed: str) -> dict[str, Any]:
+    """Returns a tool call. Arguments that are no JSON object are in its `extra`, unchanged."""
+    given = call if isinstance(call, Mapping) else {}
+    function = given.get("function")
+    function = function if isinstance(function, Mapping) else {}
+    raw = function.get("arguments")
+    arguments = raw
+    if isinstance(raw, str):
+        try:
+            arguments = json.loads(raw) if raw.strip() else {}
+        except ValueError:
+            arguments = None
+    made: dict[str, Any] = {
+        "tool_call_id": str(given.get("id") or f"call-{unnamed}"),
+        "function_name": str(function.get("name") or ""),
+        "arguments": arguments if isinstance(arguments, dict) else {},
+    }
+    if raw is not None and not isinstance(arguments, dict):
+        made["extra"] = {"raw_arguments": raw}
+    return made
+
+
+def _observe(steps: list[dict[str, Any]], message: Message) -> None:
+    """Adds a tool message to the newest step with its call, else to the newest step of the agent."""
+    call_id = message.get("tool_call_id")
+    owner = next((step for step in reversed(steps) if call_id in _call_ids(step)), None)
+    content, extra = content_parts(message.get("content"))
+    extra |= {key: value for key, value in message.items() if key not in _KNOWN}
+    result: dict[str, Any] = {"content": content}
+    if owner is not None:
+        result["source_call_id"] = call_id
+    else:
+        extra |= {"tool_call_id": call_id} if call_id else {}
+        owner = next((step for step in reversed(steps) if step["source"] == "agent"), None)
+    if extra:
+        result["extra"] = extra
+    if owner is None:  # a history that begins with the result of a tool
+        owner = {"step_id": len(steps) + 1, "source": "system", "message": ""}
+        steps.append(owner)
+    owner.setdefault("observation", {"results": []})["results"].append(result)
+
+
+def _call_ids(step: Mapping[str, Any]) -> set[Any]:
+    return {call["tool_call_id"] for call in step.get("tool_calls", ())}
+
+
+def _add_tokens(steps: list[dict[str, Any]], sample: Sample) -> dict[str, Any]:
+    """Adds the tokens of each reply to its step. Returns what is added to the trajectory's `extra` instead."""
+    found = replies(sample)
+    agents = [step for step in steps if step["source"] == "agent"]
+    if found is None:
+        return {"tokens_left_out": "the segments do not say which tokens belong to which reply"}
+    left = sample.dropped_chats
+    about = {"dropped_replies": [_numbered(reply) for reply in found if reply.chat_number in left]} if left else {}
+    found = [reply for reply in found if reply.chat_number not in left]
+    if sum(not segment.dropped for segment in sample.segments) == 1:
+        # The replies are listed in one sequence; a fork takes the first ones from its original.
+        agents = agents[-len(found) :]
+    if len(found) != len(agents):
+        return about | {"unmatched_replies": [_numbered(reply) for reply in found]}
+    for step, reply in zip(agents, found, strict=True):
+        step["metrics"], step["llm_call_count"] = _metrics(reply), 1
+    return about
+
+
+def _numbered(reply: Reply) -> dict[str, Any]:
+    return {"chat_number": reply.chat_number, **_metrics(reply)}
+
+
+def _metrics(reply: Reply) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "prompt_tokens": len(reply.prompt_ids),
+        "completion_tokens": len(reply.ids),
+        "prompt_token_ids": reply.prompt_ids.tolist(),
+        "completion_token_ids": reply.ids.tolist(),
+        "logprobs": reply.logprobs.tolist(),
+    }
+    if reply.version:
+        made["extra"] = {"policy_version": reply.version}
+    return made

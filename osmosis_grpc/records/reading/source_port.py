@@ -1,0 +1,104 @@
+"""The Source port: rollouts and their events, from a server or from a state folder."""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractContextManager, aclosing, nullcontext
+from pathlib import Path
+
+from osmosis_grpc.protocol.types import RolloutFilter, RolloutInfo, RolloutRequest, ToolDict, TrajectoryEvent
+from osmosis_grpc.protocol.types.events import Accepted
+
+Events = AsyncGenerator[TrajectoryEvent, None]
+
+LARGE_PAGE = 500
+"""headers() reads pages with this many rollouts."""
+
+
+def stopped_text(where: str, as_of: float) -> str:
+    """Return the line that says that no server uses a source."""
+    return f"no server uses {where}; shown as of {time.strftime('%Y-%m-%d %H:%M:%SZ', time.gmtime(as_of))}"
+
+
+class SourceError(Exception):
+    """A journal or a server has no answer. The message says why and what to do."""
+
+
+class NoRollout(SourceError):
+    """There is no such rollout, or no such attempt of it."""
+
+
+class DamagedRollout(SourceError):
+    """A rollout is damaged in the journal. Other rollouts can be read."""
+
+
+class Source(ABC):
+    """Rollouts and their events. Methods raise SourceError."""
+
+    where: str
+    """The server or the folder, for people."""
+
+    async def __aenter__(self) -> "Source":
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        return None
+
+    async def as_of(self) -> float | None:
+        """Return None if a server answers or writes. Else return the time of the newest event, in Unix seconds."""
+        return None
+
+    @abstractmethod
+    async def page(
+        self, where: RolloutFilter, token: str = "", *, limit: int = 100, newest_first: bool = False
+    ) -> tuple[list[RolloutInfo], str]:
+        """Return at most `limit` rollouts without outcomes, and the token of the next page; empty after the last.
+
+        The rollouts are in the order of acceptance, or with `newest_first` in the reverse order.
+        """
+
+    async def headers(
+        self, where: RolloutFilter, *, limit: int, newest_first: bool = False
+    ) -> tuple[list[RolloutInfo], bool]:
+        """Return at most `limit` rollouts as page() does, and whether there are more.
+
+        It reads many rollouts fast. Settled rollouts may be without their groups and forks.
+        """
+        found: list[RolloutInfo] = []
+        token = ""
+        while len(found) < limit:
+            rows, token = await self.page(
+                where, token, limit=min(LARGE_PAGE, limit - len(found)), newest_first=newest_first
+            )
+            found += rows
+            if not token:
+                break
+        return found, bool(token)
+
+    @abstractmethod
+    async def get(self, rollout_id: str, attempt: int = 0) -> RolloutInfo:
+        """Return an attempt of a rollout, the newest by default. After the end, it has its outcome with all tokens."""
+
+    async def request(self, rollout_id: str, attempt: int) -> tuple[RolloutRequest, Sequence[ToolDict]]:
+        """Return the request of an attempt, and the tools that its agent loop listed."""
+        async with aclosing(self.events(rollout_id, attempt)) as found:
+            async for event in found:
+                if isinstance(event.kind, Accepted):
+                    return event.kind.init.request, event.kind.tools
+        return RolloutRequest(rollout_id=rollout_id, attempt=attempt), ()
+
+    async def rollout_folder(self, rollout_id: str, attempt: int) -> Path | None:
+        """Return the folder with the files of an attempt. None if a command of this machine cannot read it."""
+        return None
+
+    def snapshot(self) -> AbstractContextManager[None]:
+        """Return a context in which many reads are cheap."""
+        return nullcontext()
+
+    @abstractmethod
+    def events(self, rollout_id: str, attempt: int = 0, *, after: int = 0, follow: bool = False) -> Events:
+        """Yield the events of an attempt with numbers above `after`. With `follow`, yield new ones until the last."""
+
+    @abstractmethod
+    def all_events(self) -> Events:
+        """Yield the new events of all rollouts, without end."""

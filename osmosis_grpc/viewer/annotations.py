@@ -1,0 +1,118 @@
+"""The labels and notes of a rollout: what its trainer and people wrote, and a form for another one.
+
+They are annotations. A server stores them with the call Annotate. In a folder that no server uses, the viewer opens the
+journal for the moment of the write.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from urllib.parse import parse_qs
+
+from fastapi import APIRouter, HTTPException, Request
+from starlette.responses import Response
+
+from osmosis_grpc.network.http.bounded_json import BodyRefused, Bounds, read_within
+from osmosis_grpc.protocol.errors import InvalidArgument
+from osmosis_grpc.protocol.types import Annotation
+from osmosis_grpc.records.reading.annotator import open_annotator
+from osmosis_grpc.records.reading.history import History
+from osmosis_grpc.records.reading.source_port import Source
+from osmosis_grpc.viewer.pages import Pages
+from osmosis_grpc.viewer.reads import Loaded
+
+MOST_BYTES = 256 * 1024
+"""A form has at most this many bytes."""
+FORM = Bounds(size=MOST_BYTES, seconds=10.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """Labels and a note."""
+
+    author: str
+    time: float
+    labels: tuple[str, ...]
+    note: str
+
+
+class Fate(NamedTuple):
+    """What the trainer did with a rollout. The newest annotation with a value counts."""
+
+    trained: bool | None
+    weight_step: str
+    dropped: str
+    advantage: float | None
+    reward: float | None
+    """The corrected reward of the rollout."""
+
+
+def fate_of(history: History) -> Fate:
+    """Return what the annotations of a rollout say about its fate."""
+    notes = [event.annotation for event in reversed(history.annotated)]
+    return Fate(
+        trained=next((note.trained for note in notes if note.trained is not None), None),
+        weight_step=next((note.weight_step for note in notes if note.weight_step), ""),
+        dropped=next((note.dropped_reason for note in notes if note.dropped_reason), ""),
+        advantage=next((note.advantage for note in notes if note.advantage is not None), None),
+        reward=next((note.reward for note in notes if note.reward is not None and not note.sample), None),
+    )
+
+
+def remarks_of(loaded: Loaded) -> dict[str, Any]:
+    """Return what the template of the remarks needs."""
+    notes = [event.annotation for event in loaded.history.annotated]
+    ended = loaded.info.end_time is not None and not loaded.info.undelivered
+    return {
+        "remarks": [
+            Remark(note.author, note.time or 0.0, note.labels, note.note) for note in notes if _is_remark(note)
+        ],
+        "annotates": ended,
+        "key": {"id": loaded.info.rollout_id, "attempt": loaded.info.attempt},
+    }
+
+
+def router(pages: Pages) -> APIRouter:
+    """Return the routes of the remarks."""
+    routes = APIRouter()
+
+    @routes.post("/rollout/annotate")
+    async def annotate(request: Request, id: str, attempt: int) -> Response:  # noqa: A002
+        annotation = await _given(request)
+
+        async def add(source: Source) -> bool:
+            async with open_annotator(source) as annotator:
+                return await annotator.annotate(id, attempt, annotation)
+
+        await pages.reads.rollout(id, attempt)  # raises SourceError if there is none
+        await pages.reads.run(add)
+        pages.reads.forget(id)
+        loaded = await pages.reads.rollout(id, attempt)
+        return pages.page("remarks.html", **remarks_of(loaded))
+
+    return routes
+
+
+async def _given(request: Request) -> Annotation:
+    """Return the annotation of a form. Raises HTTPException with what is wrong."""
+    try:
+        body = await read_within(request, FORM)
+    except BodyRefused as error:
+        raise HTTPException(error.status_code, f"{error}; shorten the note, or send the form again") from None
+    try:
+        given = {name: texts[-1].strip() for name, texts in parse_qs(body.decode(), max_num_fields=16).items()}
+    except ValueError:
+        raise HTTPException(400, "the form is not UTF-8 text, or has too many fields") from None
+    labels = (label.strip() for label in given.get("labels", "").split(","))
+    note = given.get("note", "").replace("\r\n", "\n")
+    annotation = Annotation(author=given.get("author", ""), labels=tuple(filter(None, labels)), note=note)
+    if not _is_remark(annotation):
+        raise HTTPException(400, "there is nothing to add; write a label or a note")
+    try:
+        annotation.check("form")
+    except InvalidArgument as error:
+        raise HTTPException(400, str(error)) from None
+    return annotation
+
+
+def _is_remark(annotation: Annotation) -> bool:
+    return bool(annotation.labels or annotation.note)

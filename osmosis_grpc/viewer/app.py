@@ -1,0 +1,131 @@
+"""viewer_app makes the application of the viewer, and serve_viewer serves it."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.responses import Response
+from starlette.staticfiles import StaticFiles
+
+from osmosis_gateway.http_server import HttpServer
+from osmosis_grpc.network.bearer_tokens import Tokens
+from osmosis_grpc.network.connection_limit import default_connections
+from osmosis_grpc.network.http.http1 import OneBody
+from osmosis_grpc.network.target_policy import is_loopback
+from osmosis_grpc.network.tls import ServerTls
+from osmosis_grpc.policies.token_texts import TokenTexts
+from osmosis_grpc.records.reading.list_filter import FilterError
+from osmosis_grpc.records.reading.source_port import NoRollout, Source, SourceError
+from osmosis_grpc.viewer import (
+    annotations,
+    curves_page,
+    findings_page,
+    group_page,
+    rollouts,
+    runs_page,
+    search_page,
+    server_page,
+    throughput_page,
+    token_page,
+    trajectory,
+)
+from osmosis_grpc.viewer.guard import ViewGuard
+from osmosis_grpc.viewer.live import Feeds
+from osmosis_grpc.viewer.metrics import Metrics
+from osmosis_grpc.viewer.pace import SHARE
+from osmosis_grpc.viewer.pages import Pages
+from osmosis_grpc.viewer.reads import Reads
+
+STATIC = Path(__file__).parent / "static"
+PAGES = (
+    rollouts,
+    findings_page,
+    trajectory,
+    server_page,
+    group_page,
+    curves_page,
+    annotations,
+    token_page,
+    throughput_page,
+    search_page,
+    runs_page,
+)
+"""The modules of the pages. Each has a function router(pages)."""
+
+
+def viewer_app(
+    source: Source,
+    *,
+    host: str = "127.0.0.1",
+    token: str | Tokens = "",
+    words: str = "",
+    texts: TokenTexts | None = None,
+    metrics: Metrics | None = None,
+    share: float = SHARE,
+    whole: bool = False,
+) -> FastAPI:
+    """Return the application over an open source.
+
+    `host` is the host that it will be bound to. With a `token`, callers have to show it, or one of several tokens.
+    `words` are the options with which the other commands read the same source; pages show them in commands to copy.
+    `texts` decodes tokens; without it, the page of tokens shows ids. `metrics` are those of the server.
+    The pages that follow take at most a `share` of the time of one processor. With `whole`, a page loads nothing later.
+    """
+    names = {host} if is_loopback(host) else {host, socket.gethostname()}
+    tokens = token if isinstance(token, Tokens) else Tokens(token or ())
+    guards = [Middleware(OneBody), Middleware(ViewGuard, names=names, tokens=tokens)]
+    app = FastAPI(title="osmosis-grpc view", middleware=guards, docs_url=None, redoc_url=None, openapi_url=None)
+    stopping = asyncio.Event()
+    pages = Pages(Reads(source), words, Feeds(share, stopping), texts, metrics, whole=whole)
+    app.state.stopping = stopping
+    for page in PAGES:
+        app.include_router(page.router(pages))
+    app.mount("/static", StaticFiles(directory=STATIC))
+
+    @app.exception_handler(SourceError)
+    async def unreadable(request: Request, error: SourceError) -> Response:
+        return pages.problem(request, str(error), 404 if isinstance(error, NoRollout) else 503)
+
+    @app.exception_handler(FilterError)
+    async def wrong(request: Request, error: FilterError) -> Response:
+        return pages.problem(request, f"{error.option}: {error}", 400)
+
+    @app.exception_handler(HTTPException)
+    async def unknown(request: Request, error: HTTPException) -> Response:
+        return pages.problem(request, str(error.detail), error.status_code)
+
+    return app
+
+
+@asynccontextmanager
+async def serve_viewer(
+    source: Source,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    token: str | Tokens = "",
+    words: str = "",
+    texts: TokenTexts | None = None,
+    metrics: Metrics | None = None,
+    share: float = SHARE,
+    tls: ServerTls | None = None,
+) -> AsyncIterator[HttpServer]:
+    """Serve the viewer of an open source, with `tls` over TLS. The other parameters are those of viewer_app.
+
+    Raises OSError if the port is taken.
+
+    Raises ValueError for a host that other machines reach without a `token`. At the end, open streams end at once.
+    """
+    if not is_loopback(host) and not token:
+        raise ValueError(f"--host {host} can be reached from other machines, so it needs a token: --token-file FILE")
+    app = viewer_app(source, host=host, token=token, words=words, texts=texts, metrics=metrics, share=share)
+    async with HttpServer(app, host=host, port=port, tls=tls, connections=default_connections()) as http:
+        try:
+            yield http
+        finally:
+            app.state.stopping.set()

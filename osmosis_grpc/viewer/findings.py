@@ -1,0 +1,122 @@
+"""Collects what a person looks for first: failures, slow tools, drifted tokens, and groups without variance."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from osmosis_grpc.protocol.types import RolloutInfo, RolloutState
+from osmosis_grpc.trainer.score_stats import all_equal
+from osmosis_grpc.viewer.calls import Calls, Drift, Key, ToolTime
+
+STALLED = 60.0
+"""An unfinished rollout without an event for so many seconds has stalled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """Rollouts that failed for the same reason with the same message, the newest first."""
+
+    reason: str
+    summary: str
+    rows: tuple[RolloutInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """All calls of a tool. Times are in seconds."""
+
+    name: str
+    calls: int
+    total: float
+    p50: float
+    p95: float
+    slowest: ToolTime
+    slowest_in: Key
+    raised: int
+    raised_first: tuple[Key, ToolTime] | None
+    """The newest call that raised an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Equal:
+    """A group whose rollouts have ended with equal rewards, so a group-relative advantage is zero."""
+
+    group: str
+    rollouts: int
+    reward: float
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What was found."""
+
+    failures: tuple[Failures, ...]
+    """The most frequent one first."""
+    tools: tuple[Tool, ...]
+    """The tool that took the most time first."""
+    drifted: tuple[tuple[RolloutInfo, tuple[Drift, ...]], ...]
+    equal: tuple[Equal, ...]
+    groups: int
+    """The number of groups with at least two rewards."""
+    truncated: tuple[RolloutInfo, ...]
+    stalled: tuple[RolloutInfo, ...]
+
+
+def findings(rows: Sequence[RolloutInfo], calls: Mapping[Key, Calls], now: float) -> Findings:
+    """Return the findings of rollouts, the newest of which comes first. `calls` has the calls of some of them."""
+    read = [(info, calls[key]) for info in rows if (key := (info.rollout_id, info.attempt)) in calls]
+    equal, groups = _equal(rows)
+    return Findings(
+        failures=_failures(rows),
+        tools=_tools(read),
+        drifted=tuple((info, each.drifts) for info, each in read if each.drifts),
+        equal=equal,
+        groups=groups,
+        truncated=tuple(info for info, each in read if each.truncated),
+        stalled=tuple(
+            info
+            for info in rows
+            if info.state is RolloutState.RUNNING and now - (info.progress_time or info.accept_time) > STALLED
+        ),
+    )
+
+
+def _failures(rows: Sequence[RolloutInfo]) -> tuple[Failures, ...]:
+    found: dict[tuple[str, str], list[RolloutInfo]] = {}
+    for info in rows:
+        if info.failure_reason:
+            found.setdefault((info.failure_reason, info.failure_summary), []).append(info)
+    ordered = sorted(found.items(), key=lambda item: -len(item[1]))
+    return tuple(Failures(reason, summary, tuple(each)) for (reason, summary), each in ordered)
+
+
+def _tools(read: Sequence[tuple[RolloutInfo, Calls]]) -> tuple[Tool, ...]:
+    found: dict[str, list[tuple[Key, ToolTime]]] = {}
+    for info, each in read:
+        for tool in each.tools:
+            found.setdefault(tool.name, []).append(((info.rollout_id, info.attempt), tool))
+    made = []
+    for name, used in found.items():
+        times = sorted(tool.seconds for _, tool in used)
+        key, slowest = max(used, key=lambda item: item[1].seconds)
+        raised = [item for item in used if item[1].error]
+        p50, p95 = (times[max(0, -(-len(times) * part // 100) - 1)] for part in (50, 95))
+        first = raised[0] if raised else None
+        made.append(Tool(name, len(used), sum(times), p50, p95, slowest, key, len(raised), first))
+    return tuple(sorted(made, key=lambda tool: -tool.total))
+
+
+def _equal(rows: Sequence[RolloutInfo]) -> tuple[tuple[Equal, ...], int]:
+    """Return the groups without variance, and the number of groups with at least two rewards."""
+    groups: dict[str, list[RolloutInfo]] = {}
+    for info in rows:
+        if info.group is not None:
+            groups.setdefault(info.group.id, []).append(info)
+    found, counted = [], 0
+    for name, members in groups.items():
+        rewards = [info.reward for info in members if info.reward is not None]
+        if len(rewards) < 2:
+            continue
+        counted += 1
+        if all_equal(rewards) and all(info.end_time is not None for info in members):
+            found.append(Equal(name, len(members), rewards[0]))
+    return tuple(found), counted

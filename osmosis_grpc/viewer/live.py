@@ -1,0 +1,155 @@
+"""Streams the changes of pages to browsers, as server-sent events.
+
+Pages that show the same have one feed. It looks while one of them is open, and renders what has changed once for all of
+them. A stream keeps no queue: a slow browser gets the newest state, and the number of updates that it missed.
+"""
+
+import asyncio
+import time
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from sse_starlette.event import ServerSentEvent
+from sse_starlette.sse import EventSourceResponse
+
+from osmosis_grpc.records.reading.list_filter import FilterError
+from osmosis_grpc.records.reading.source_port import SourceError
+from osmosis_grpc.viewer import pace
+
+T = TypeVar("T")
+PING = 15
+"""Seconds between two lines that keep a quiet connection open."""
+
+Sent = Iterable[tuple[str, str]]
+"""Names of events with their data."""
+Wait = Callable[[float, float, bool], Awaitable[bool]]
+"""Waits for the next look; see Feeds._wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What a page shows, as events."""
+
+    number: int
+    events: bytes
+    ended: bool
+    """Whether it is the last one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Feed(Generic[T]):
+    """What a page shows. `shown` renders what `look` returns, each time that its `key` changes.
+
+    There is no further look after something that has `ended`. `calm` is that of pace.pause().
+    """
+
+    look: Callable[[], Awaitable[T]]
+    key: Callable[[T], Hashable]
+    shown: Callable[[T], Sent]
+    ended: Callable[[T], bool] = lambda found: False
+    calm: bool = False
+
+
+class Feeds:
+    """The feeds of the open pages. They take at most a `share` of the time, and end when `stopping` is set."""
+
+    def __init__(self, share: float, stopping: asyncio.Event) -> None:
+        self._share = share
+        self._stopping = stopping
+        self._open: weakref.WeakValueDictionary[Hashable, _Followed[Any]] = weakref.WeakValueDictionary()
+
+    def stream(self, name: Hashable, feed: Feed[T]) -> EventSourceResponse:
+        """Return a response with the updates of a feed. Feeds with an equal name show the same.
+
+        A read that fails is sent as the event `problem`, and the stream goes on.
+        """
+        followed = self._open.get(name)
+        if followed is None:
+            followed = self._open[name] = _Followed(feed)
+        return EventSourceResponse(self._events(followed), ping=PING, headers={"X-Accel-Buffering": "no"})
+
+    async def _events(self, followed: "_Followed[Any]") -> AsyncIterator[bytes]:
+        opened, seen, missed = time.monotonic(), 0, 0
+        while True:
+            # The page may be newer than the last update for other pages, so it gets none that is older than a pause.
+            update = await followed.update(seen, opened - pace.PAUSE, self._wait)
+            if update is None:
+                return
+            sending = time.monotonic()
+            yield update.events
+            late = int((time.monotonic() - sending) / pace.PAUSE)
+            if late:
+                missed += late
+                yield _event("missed", str(missed))
+            if update.ended:
+                yield _event("ended", "")
+                return
+            seen = update.number
+
+    async def _wait(self, began: float, cost: float, calm: bool) -> bool:
+        """Wait for the next look after one that began then. Return whether there is one."""
+        if self._stopping.is_set():
+            return False
+        left = began + pace.pause(cost, len(self._open), self._share, calm=calm) - time.monotonic()
+        try:
+            await asyncio.wait_for(self._stopping.wait(), max(0.0, left))
+        except TimeoutError:
+            return True
+        return False
+
+
+class _Followed(Generic[T]):
+    """A feed while pages show it. The page that waits longest looks for all."""
+
+    def __init__(self, feed: Feed[T]) -> None:
+        self._feed = feed
+        self._turn = asyncio.Lock()
+        self._began, self._cost = float("-inf"), 0.0
+        """The time and the cost of the last look."""
+        self._key: Hashable = None
+        self._problem = ""
+        self._newest = Update(0, b"", False)
+
+    async def update(
+        self, seen: int, since: float, wait: Callable[[float, float, bool], Awaitable[bool]]
+    ) -> Update | None:
+        """Return the newest update after the one that was seen, from a look since then. None if there is no more."""
+        while True:
+            async with self._turn:
+                if self._newest.number > seen and self._began >= since:
+                    return self._newest
+                if not await wait(self._began, self._cost, self._feed.calm):
+                    return None
+                await self._look()
+
+    async def _look(self) -> None:
+        began = time.monotonic()
+        with pace.counted() as cost:
+            try:
+                found = await self._feed.look()
+            except (SourceError, FilterError) as error:
+                if self._problem != str(error):
+                    self._problem = str(error)
+                    self._put(_event("problem", self._problem))
+            else:
+                with pace.spending():
+                    self._render(found)
+        self._began, self._cost = began, cost.seconds
+
+    def _render(self, found: T) -> None:
+        key, ended = self._feed.key(found), self._feed.ended(found)
+        if self._problem or key != self._key:
+            self._key, self._problem = key, ""
+            events = [_event(name, data) for name, data in self._feed.shown(found)]
+            self._put(b"".join((_event("problem", ""), *events)), ended)
+        elif ended != self._newest.ended:
+            self._put(self._newest.events, ended)
+
+    def _put(self, events: bytes, ended: bool = False) -> None:
+        self._newest = Update(self._newest.number + 1, events, ended)
+
+
+def _event(name: str, data: str) -> bytes:
+    return ServerSentEvent(data, event=name).encode()

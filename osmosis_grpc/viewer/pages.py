@@ -1,0 +1,186 @@
+"""Renders the templates, with what all pages share: formats of numbers and times, addresses, commands to copy."""
+
+import json
+import shlex
+import time
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.requests import Request
+from starlette.responses import HTMLResponse
+
+from osmosis_grpc import __version__
+from osmosis_grpc.policies.token_texts import TokenTexts
+from osmosis_grpc.protocol.types import RolloutState
+from osmosis_grpc.protocol.types.outcome import printable
+from osmosis_grpc.records.reading.folder_source import FolderSource
+from osmosis_grpc.records.reading.phrases import span
+from osmosis_grpc.viewer.live import Feeds
+from osmosis_grpc.viewer.metrics import Metrics, MetricsError, Numbers
+from osmosis_grpc.viewer.reads import Reads
+
+TEMPLATES = Path(__file__).parent / "templates"
+MOST_CHARS = 20_000
+"""A text is cut after this many characters. The record of its turn has all of it."""
+KINDS = {
+    RolloutState.COMPLETED: "good",
+    RolloutState.FAILED: "bad",
+    RolloutState.DEADLINE_EXCEEDED: "bad",
+    RolloutState.CANCELLED: "warn",
+    RolloutState.RUNNING: "live",
+    RolloutState.REPORTING: "live",
+}
+"""The colours of states. A state without one waits."""
+
+
+class Pages:
+    """The templates, and what each page needs: the reads, and the feeds that it follows."""
+
+    def __init__(
+        self,
+        reads: Reads,
+        words: str,
+        feeds: Feeds,
+        texts: TokenTexts | None,
+        metrics: Metrics | None = None,
+        *,
+        whole: bool = False,
+    ) -> None:
+        self.reads = reads
+        self.texts = texts
+        self.metrics = metrics
+        self.feeds = feeds
+        self.whole = whole
+        """Whether a page has all that it would load later, because it becomes a file."""
+        self._words = words
+        self._templates = Environment(
+            loader=FileSystemLoader(TEMPLATES),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._templates.filters |= {
+            "span": duration,
+            "ticked": spaced,
+            "number": number,
+            "count": lambda value: f"{value:,}",
+            "ago": lambda then, now: f"{spaced(now - then)} ago",
+            "date": date,
+            "when": when,
+            "size": size,
+            "clock": lambda seconds: time.strftime("%H:%M:%S", time.gmtime(seconds)),
+            "shown": shown,
+            "line": line,
+            "json": as_json,
+            "kind": lambda state: KINDS.get(state, "wait"),
+            "address": address,
+        }
+        self._templates.globals |= {
+            "where": reads.source.where,
+            "version": __version__,
+            "command": self.command,
+            "most_chars": MOST_CHARS,
+            "whole": whole,
+            "has_runs": isinstance(reads.source, FolderSource) and (reads.source.folder / "run.json").exists(),
+        }
+
+    def text(self, template: str, **values: Any) -> str:
+        """Return a rendered template. A lone surrogate, which UTF-8 cannot encode, becomes a question mark."""
+        text = str(self._templates.get_template(template).render(**values))
+        return text.encode("utf-8", "replace").decode()
+
+    def page(self, template: str, **values: Any) -> HTMLResponse:
+        """Return a response with a rendered template."""
+        return HTMLResponse(self.text(template, **values))
+
+    def problem(self, request: Request, text: str, status: int) -> HTMLResponse:
+        """Return a page, or a part of one, that says what is wrong."""
+        template = "problem_part.html" if is_part(request) else "problem.html"
+        return HTMLResponse(
+            self.text(template, problem=text, status=status, phrase=HTTPStatus(status).phrase, at=""), status
+        )
+
+    async def numbers(self) -> tuple[Numbers | None, str]:
+        """Return the newest metrics of the server, None without any, and why they cannot be read."""
+        if self.metrics is None:
+            return None, ""
+        try:
+            return await self.metrics.numbers(), ""
+        except MetricsError as error:
+            return None, str(error)
+
+    def command(self, name: str, *words: object) -> str:
+        """Return the command line that shows the same as a page."""
+        return printable(shlex.join(["osmosis-grpc", name, *map(str, words)]) + (f" {self._words}" * bool(self._words)))
+
+
+def is_part(request: Request) -> bool:
+    """Return whether a page asks for a part of itself."""
+    return request.headers.get("hx-request") == "true"
+
+
+def address(path: str, **query: Any) -> str:
+    """Return a path with a query. Values that are empty or None are left out."""
+    given = [(name.replace("_", "-"), value) for name, value in query.items() if value not in (None, "")]
+    return f"{path}?{urlencode(given)}" if given else path
+
+
+def number(value: float | None) -> str:
+    """Return a number with at most four digits that count; empty for None."""
+    return "" if value is None else f"{value:.4g}"
+
+
+def duration(seconds: float) -> str:
+    """Return a duration: milliseconds below a second, else as the commands show it."""
+    if seconds < 1:
+        return "<1 ms" if 0 < seconds < 0.0005 else f"{max(0.0, 1000 * seconds):.0f} ms"
+    return spaced(seconds)
+
+
+def spaced(seconds: float) -> str:
+    """Return a duration as the commands show it, with a space before its unit."""
+    return span(seconds).replace("s", " s")
+
+
+def size(count: float) -> str:
+    """Return a number of bytes, with at most three digits that count."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            break
+        count /= 1000
+    return f"{count:.3g} {unit}" if count < 1000 else f"{count:,.0f} {unit}"
+
+
+def date(seconds: float) -> str:
+    """Return a time in UTC."""
+    return time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(seconds))
+
+
+def when(seconds: float, now: float) -> str:
+    """Return a time in UTC, without its date if that is the date of `now`."""
+    return date(seconds)[11:] if date(seconds)[:10] == date(now)[:10] else date(seconds)
+
+
+def shown(text: Any) -> str:
+    """Return a text with escapes for characters that are not printable, cut if it is very long."""
+    return printable(str(text)[:MOST_CHARS], keep="\n\t")
+
+
+def line(text: Any, most: int = 160) -> str:
+    """Return a text as one line of at most `most` characters."""
+    whole = " ".join(str(text)[: 4 * most].split())
+    return str(printable(whole if len(whole) <= most else f"{whole[: most - 1]}…", keep="…"))
+
+
+def as_json(value: Any) -> str:
+    """Return a value as JSON with indents. A text that has JSON is read first."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return str(value)
+    return json.dumps(value, ensure_ascii=False, indent=2, default=str)

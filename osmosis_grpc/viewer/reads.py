@@ -1,0 +1,284 @@
+"""Reads rollouts for the pages, off the event loop and not more often than needed.
+
+A state folder is read on other threads. A server is asked for at most one list a second, whatever number of pages is
+open: a list that is younger is shown again. pace.py counts what the reads cost.
+"""
+
+import asyncio
+import math
+import time
+import weakref
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import anyio
+
+from osmosis_grpc.protocol.types import RolloutInfo, TrajectoryEvent
+from osmosis_grpc.records.reading.folder_source import FolderSource
+from osmosis_grpc.records.reading.history import History
+from osmosis_grpc.records.reading.list_filter import ListOptions, rollout_filter
+from osmosis_grpc.records.reading.seen_rollouts import Seen
+from osmosis_grpc.records.reading.source_port import Source
+from osmosis_grpc.viewer.calls import Calls, Key, read_all
+from osmosis_grpc.viewer.pace import aside, counted, spending
+
+T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
+READS = 2
+"""At most this many reads of a source at once. A folder is read on as many threads."""
+LASTS = 0.9
+"""The age up to which a list, or an unfinished rollout, is shown again. A page that follows has longer pauses."""
+ENDED_FOR = 10.0
+"""Seconds for which an ended rollout is shown again. Annotations may follow its end."""
+LISTS = 8
+ROLLOUTS = 4
+"""At most this many lists and rollouts are in memory."""
+SHARE = 0.1
+"""A value that is dear is shown again for so long that its reads take at most this share of the time."""
+KEPT = 4
+"""At most this many values of a page are in memory. One may have 10,000 rollouts."""
+CALLS = 2_000
+"""The calls of at most about this many rollouts are in memory."""
+MOST_ROWS = 500
+"""A page has at most this many rollouts."""
+SEARCHED = {True: 10_000, False: MOST_ROWS}
+"""A search looks at this many of the newest rollouts: of a folder, of a server."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A page of rollouts."""
+
+    rows: tuple[RolloutInfo, ...]
+    more: str
+    """The token of the next page; empty after the last."""
+    now: float
+    """The time for which the rows are shown, in Unix seconds."""
+    stopped: bool
+    """Whether no server runs, so that nothing changes."""
+    searched: int = 0
+    """The number of rollouts that a search has looked at."""
+    cut: bool = False
+    """Whether the search has left out older rollouts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A rollout with its history."""
+
+    info: RolloutInfo
+    history: History
+    now: float
+    stopped: bool
+    read_to: int
+    """The number of the newest event in the history."""
+
+    @property
+    def end(self) -> float:
+        """The end, or the time for which the rollout is shown, in Unix seconds."""
+        return self.now if self.info.end_time is None else self.info.end_time
+
+
+class Reads:
+    """Reads a source. The pages share it."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self._reading = anyio.CapacityLimiter(READS)
+        self._turn = asyncio.Lock()
+        self._locks: weakref.WeakValueDictionary[Hashable, asyncio.Lock] = weakref.WeakValueDictionary()
+        """A lock for each rollout that is being read, so that pages which show the same read it once."""
+        self._listed_at = float("-inf")
+        self._lists = Shared(self._list, LISTS)
+        self._rollouts: Recent[Loaded] = Recent(ROLLOUTS)
+        self._seen = Seen()
+        self._calls: dict[Key, Calls] = {}
+        """The calls of settled rollouts."""
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether the source is a state folder and not a server."""
+        return isinstance(self.source, FolderSource)
+
+    async def run(self, read: Callable[[Source], Awaitable[T]]) -> T:
+        """Return the result of a read. The reads of a folder run on other threads. Raises SourceError."""
+        if not isinstance(self.source, FolderSource):
+            async with self._reading:
+                with spending(time.monotonic):
+                    return await read(self.source)
+        folder = self.source.folder
+
+        async def of_folder() -> T:  # a source remembers its last read, so each thread has its own
+            return await read(FolderSource(folder, self._seen))
+
+        return await self.aside(lambda: asyncio.run(of_folder()))
+
+    async def aside(self, compute: Callable[[], T]) -> T:
+        """Return the result of a function that takes long. It runs on another thread, as a read of a folder does."""
+        return await aside(compute, self._reading)
+
+    async def listed(self, options: ListOptions, search: str = "", token: str = "") -> Listed:
+        """Return the rollouts that match. Raises FilterError for a wrong option and SourceError."""
+        rollout_filter(options, 0.0)  # a wrong option needs no read
+        return await self._lists.get((options, search, token))
+
+    async def newest(self, options: ListOptions) -> Listed:
+        """Return all rollouts that match, as far as a search looks. Raises FilterError and SourceError."""
+        rollout_filter(options, 0.0)
+        await self._wait_for_server()
+        return await self.run(lambda source: _newest(source, options))
+
+    async def calls(self, rows: Sequence[RolloutInfo]) -> dict[Key, Calls]:
+        """Return the calls of ended rollouts by id and attempt. Those of a settled rollout are read once."""
+        found = await self.run(lambda source: read_all(source, rows, self._calls))
+        if len(self._calls) > CALLS:
+            self._calls.clear()
+        settled = ((info.rollout_id, info.attempt) for info in rows if not info.undelivered)
+        self._calls.update((key, found[key]) for key in settled)
+        return found
+
+    async def _list(self, asked: tuple[ListOptions, str, str]) -> Listed:
+        await self._wait_for_server()
+        return await self.run(lambda source: _list(source, *asked))
+
+    async def _wait_for_server(self) -> None:
+        """Wait until a server may be asked for its next list."""
+        if self.is_folder:
+            return
+        async with self._turn:
+            await asyncio.sleep(max(0.0, self._listed_at + LASTS - time.monotonic()))
+            self._listed_at = time.monotonic()
+
+    async def rollout(self, rollout_id: str, attempt: int = 0, *, fresh: bool = False) -> Loaded:
+        """Return a rollout with its history. With `fresh`, it is read in any case. Raises SourceError."""
+        key = rollout_id, attempt
+        async with self._lock(key):
+            lasts = (lambda it: 0.0) if fresh else _lasts
+            known = self._rollouts.get(key, lasts)
+            if known is not None:
+                return known
+            before = self._rollouts.get(key, lambda it: float("inf"))
+            after = before.read_to if before is not None else 0
+            info, found, as_of = await self.run(lambda source: _load(source, rollout_id, attempt, after))
+            if before is None or info.attempt != before.info.attempt:
+                before, found = None, found if not after else (await self._whole(info))
+            history = before.history if before is not None else History()
+            for event in found:
+                history.add(event)
+            read_to = found[-1].event_number if found else after
+            now = time.time() if as_of is None else as_of
+            loaded = Loaded(info, history, now, as_of is not None, read_to)
+            self._rollouts.put(key, loaded)
+            return loaded
+
+    def forget(self, rollout_id: str) -> None:
+        """Read a rollout again for the next page that shows it, because it has changed."""
+        self._rollouts.drop(lambda key: isinstance(key, tuple) and key[0] == rollout_id)
+
+    def _lock(self, key: Hashable) -> asyncio.Lock:
+        return self._locks.setdefault(key, asyncio.Lock())
+
+    async def _whole(self, info: RolloutInfo) -> list[TrajectoryEvent]:
+        """Return all events of an attempt."""
+        return (await self.run(lambda source: _load(source, info.rollout_id, info.attempt, 0)))[1]
+
+
+class Recent(Generic[T]):
+    """Keeps the values that were put last, by key."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._found: dict[Hashable, tuple[float, T]] = {}
+
+    def get(self, key: Hashable, lasts: Callable[[T], float]) -> T | None:
+        """Return a value if it is younger than the seconds that `lasts` returns for it."""
+        put_at, value = self._found.get(key, (float("-inf"), None))
+        return value if value is not None and time.monotonic() - put_at < lasts(value) else None
+
+    def drop(self, which: Callable[[Hashable], bool]) -> None:
+        """Drop the values with such keys."""
+        self._found = {key: value for key, value in self._found.items() if not which(key)}
+
+    def put(self, key: Hashable, value: T) -> None:
+        """Keep a value. Drop the oldest one if there are too many."""
+        self._found.pop(key, None)
+        self._found[key] = time.monotonic(), value
+        if len(self._found) > self._most:
+            del self._found[next(iter(self._found))]
+
+
+class Shared(Generic[K, T]):
+    """Reads a value once for all who ask at nearly the same time. It keeps `most` values.
+
+    A value is shown again until it has the age LASTS, and for so long that reads take at most SHARE of the time.
+    """
+
+    def __init__(self, read: Callable[[K], Awaitable[T]], most: int = KEPT) -> None:
+        self._read = read
+        self._found: Recent[tuple[float, T]] = Recent(most)
+        """The time until which a value is shown again, and the value."""
+        self._locks: weakref.WeakValueDictionary[K, asyncio.Lock] = weakref.WeakValueDictionary()
+
+    async def get(self, key: K) -> T:
+        """Return the newest value of a key. Raises what `read` raises."""
+        async with self._locks.setdefault(key, asyncio.Lock()):
+            until, value = self._found.get(key, lambda it: math.inf) or (-math.inf, None)
+            began = time.monotonic()
+            if value is None or until <= began:
+                with counted() as cost:
+                    value = await self._read(key)
+                self._found.put(key, (began + max(LASTS, cost.seconds / SHARE), value))
+            return value
+
+
+async def _list(source: Source, options: ListOptions, search: str, token: str) -> Listed:
+    as_of = await source.as_of()
+    now = time.time() if as_of is None else as_of
+    where, limit = rollout_filter(options, time.time()), max(1, min(options.limit or MOST_ROWS, MOST_ROWS))
+    if not search:
+        rows, more = await source.page(where, token, limit=limit, newest_first=not options.oldest)
+        return Listed(tuple(rows), more, now, as_of is not None)
+    found: list[RolloutInfo] = []
+    words, looked, more = search.lower().split(), 0, token
+    most = SEARCHED[isinstance(source, FolderSource)]
+    while len(found) < limit:
+        rows, more = await source.page(where, more, limit=MOST_ROWS, newest_first=not options.oldest)
+        looked += len(rows)
+        found += [info for info in rows if _has(info, words)]
+        if not more or looked >= most:
+            break
+    return Listed(tuple(found[:limit]), "", now, as_of is not None, looked, bool(more))
+
+
+async def _newest(source: Source, options: ListOptions) -> Listed:
+    as_of, most = await source.as_of(), SEARCHED[isinstance(source, FolderSource)]
+    now = time.time() if as_of is None else as_of
+    limit = max(1, min(options.limit or most, most))
+    where = rollout_filter(options, time.time())
+    rows, cut = await source.headers(where, limit=limit, newest_first=not options.oldest)
+    return Listed(tuple(rows), "", now, as_of is not None, len(rows), cut)
+
+
+def _has(info: RolloutInfo, words: list[str]) -> bool:
+    group = info.group.id if info.group is not None else ""
+    texts = (info.rollout_id, info.agent_loop, group, info.failure_reason, info.failure_summary, info.state.value)
+    text = "\n".join(texts).lower()
+    return all(word in text for word in words)
+
+
+def _lasts(loaded: Loaded) -> float:
+    return LASTS if loaded.info.end_time is None else ENDED_FOR
+
+
+async def _load(
+    source: Source, rollout_id: str, attempt: int, after: int
+) -> tuple[RolloutInfo, list[TrajectoryEvent], float | None]:
+    """Return a rollout, its events with numbers above `after`, and the `as_of` of the source."""
+    info = await source.get(rollout_id, attempt)
+    found: list[TrajectoryEvent] = []
+    if info.last_event_number > after:
+        async with aclosing(source.events(rollout_id, info.attempt, after=after)) as trail:
+            found = [event async for event in trail]
+    return info, found, await source.as_of()

@@ -1,0 +1,64 @@
+"""The page of a search in the messages of all rollouts. Each hit links to its turn."""
+
+from dataclasses import dataclass, replace
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from osmosis_grpc.protocol.types import RolloutInfo
+from osmosis_grpc.records.reading.list_filter import FilterError, ListOptions, options_of, pairs_of
+from osmosis_grpc.viewer.pages import Pages
+from osmosis_grpc.viewer.reads import MOST_ROWS, Recent
+from osmosis_grpc.viewer.rollouts import MOST_TEXT
+from osmosis_grpc.viewer.text_search import MOST_HITS, Hits, search
+
+READ = {True: 5_000, False: 50}
+"""A search reads at most this many of the newest rollouts: of a folder, of a server."""
+LASTS = 10.0
+"""Seconds for which a result is shown again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Searched:
+    """A result with what it covers."""
+
+    hits: Hits
+    left_out: bool
+    """Whether there are rollouts that were not searched."""
+
+
+def router(pages: Pages) -> APIRouter:
+    """Return the routes of the page."""
+    routes = APIRouter()
+    reads = pages.reads
+    recent: Recent[Searched] = Recent(4)
+
+    async def read(text: str, options: ListOptions) -> Searched:
+        known = recent.get((text, options), lambda it: LASTS)
+        if known is not None:
+            return known
+        rows: list[RolloutInfo] = []
+        token, most = "", READ[reads.is_folder]
+        while True:
+            listed = await reads.listed(replace(options, limit=min(MOST_ROWS, most - len(rows))), token=token)
+            rows += listed.rows
+            token = listed.more
+            if not token or len(rows) >= most:
+                break
+        hits = await reads.run(lambda source: search(source, rows, text))
+        found = Searched(hits, bool(token) or hits.searched < len(rows))
+        recent.put((text, options), found)
+        return found
+
+    @routes.get("/search")
+    async def show(request: Request) -> Response:
+        pairs = request.query_params.multi_items()
+        text = request.query_params.get("text", "").strip()
+        options = options_of(pair for pair in pairs if pair[0] != "text")
+        if len(text) > MOST_TEXT:
+            raise FilterError("text", f"it has {len(text)} characters; search for at most {MOST_TEXT}")
+        found = await read(text, options) if text else None
+        filters = [pair for pair in pairs_of(options) if pair[0] != "limit"]
+        return pages.page("search.html", text=text, found=found, most=MOST_HITS, filters=filters, at="search")
+
+    return routes

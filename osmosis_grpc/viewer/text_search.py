@@ -1,0 +1,110 @@
+"""Finds text in the messages of rollouts: of prompts, replies, tool calls and their results."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from osmosis_grpc.protocol.types import RolloutInfo, events
+from osmosis_grpc.records.reading.folder_source import FolderSource
+from osmosis_grpc.records.reading.history import MAIN, ChatName
+from osmosis_grpc.records.reading.source_port import Source
+
+MOST_HITS = 100
+"""A search ends after this many rollouts with the text."""
+SECONDS = 4.0
+"""A search ends after this time."""
+AROUND = 60
+"""A hit shows this many characters before and after the text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A rollout with the text."""
+
+    info: RolloutInfo
+    sample: str
+    turn: int
+    """The first turn with the text."""
+    role: str
+    """The role of its message."""
+    before: str
+    found: str
+    after: str
+    turns: int
+    """The number of turns with the text."""
+
+    @property
+    def fragment(self) -> str:
+        """The fragment of the address that opens the turn."""
+        return f"turn={self.turn}" + (f"&sample={self.sample}" if self.sample != MAIN else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Hits:
+    """The result of a search."""
+
+    hits: tuple[Hit, ...]
+    searched: int
+    """The number of rollouts that were read to their end."""
+
+
+async def search(source: Source, rows: Sequence[RolloutInfo], text: str) -> Hits:
+    """Return the rollouts that have a text, upper and lower case alike. `searched` is below the rows if it stopped."""
+    found: list[Hit] = []
+    until, searched = time.monotonic() + SECONDS, 0
+    with source.snapshot() if isinstance(source, FolderSource) else nullcontext():
+        for info in rows:
+            if len(found) == MOST_HITS or time.monotonic() > until:
+                break
+            hit = await _hit(source, info, text)
+            found += [] if hit is None else [hit]
+            searched += 1
+    return Hits(tuple(found), searched)
+
+
+async def _hit(source: Source, info: RolloutInfo, text: str) -> Hit | None:
+    """Return the first turn of a rollout that has the text."""
+    first: tuple[ChatName, str, str, int] | None = None
+    names: set[ChatName] = set()
+    async with aclosing(source.events(info.rollout_id, info.attempt)) as trail:
+        async for event in trail:
+            for name, message in _messages(event.kind):
+                for value in _texts(message):
+                    at = value.lower().find(text.lower())
+                    if at >= 0:
+                        names.add(name)
+                        first = first or (name, str(message.get("role", "")), value, at)
+                        break
+    if first is None:
+        return None
+    (sample, turn), role, value, at = first
+    end = at + len(text)
+    around = value[max(0, at - AROUND) : at], value[at:end], value[end : end + AROUND]
+    return Hit(info, sample, turn, role, *around, len(names))
+
+
+def _messages(kind: Any) -> Iterator[tuple[ChatName, Any]]:
+    """Yield the new messages of an event, each with the turn that shows it. A result is in the turn of its call."""
+    if isinstance(kind, events.ChatRequested):
+        for message in kind.messages:
+            shown = kind.parent_chat if message.get("role") == "tool" and kind.parent_chat else kind.chat_number
+            yield (kind.sample, shown), message
+    elif isinstance(kind, events.ChatAnswered):
+        yield (kind.sample, kind.chat_number), kind.response.message
+    elif isinstance(kind, events.ToolReturned) and kind.message is not None:
+        yield (kind.sample or MAIN, max(1, kind.chat_number)), kind.message
+
+
+def _texts(value: Any, key: str = "") -> Iterator[str]:
+    """Yield all texts in a message, other than its role and the types of its parts."""
+    if isinstance(value, str):
+        if key not in ("role", "type"):
+            yield value
+    elif isinstance(value, dict):
+        for name, part in value.items():
+            yield from _texts(part, name)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _texts(part)

@@ -1,0 +1,164 @@
+"""Computes the throughput and the latencies of rollouts: rates over time, and percentiles by agent and by tool."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from osmosis_grpc.protocol.types import RolloutInfo
+from osmosis_grpc.viewer.calls import Calls, Key
+
+MOST_POINTS = 120
+"""A series has at most this many points, whatever time it covers."""
+LEAST = 0.1
+"""The least time between two points, in seconds."""
+STEPS = (
+    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30),
+    *(60, 120, 300, 600, 900, 1800, 3600, 7200, 21600, 86400),
+)
+"""Round times in seconds. Beyond the last, a round time is a whole number of days."""
+
+
+def round_step(seconds: float, most: int) -> float:
+    """Return the least round time, in seconds, of which at most `most` cover these seconds."""
+    days = STEPS[-1] * (1 + seconds // (STEPS[-1] * most))
+    return next((step for step in STEPS if seconds <= step * most), days)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How long things of one kind took, in seconds."""
+
+    kind: str
+    """queue, model, tool, or rollout."""
+    name: str
+    """The agent, or the tool."""
+    count: int
+    total: float
+    p50: float
+    p95: float
+    p99: float
+    most: float
+
+    @classmethod
+    def of(cls, kind: str, name: str, seconds: Iterable[float]) -> "Spread":
+        """Return the spread of at least one time. A percentile is one of the times, by the nearest rank."""
+        times = sorted(seconds)
+        p50, p95, p99 = (times[max(0, -(-len(times) * part // 100) - 1)] for part in (50, 95, 99))
+        return cls(kind, name, len(times), sum(times), p50, p95, p99, times[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """What happened in a step."""
+
+    time: float
+    """The end of the step, in Unix seconds."""
+    per_minute: float
+    """Ended rollouts."""
+    tokens: float
+    """Response tokens per second, of the rollouts that ended in the step."""
+    running: float
+    """The mean number of running rollouts."""
+    queued: float
+    """The mean number of rollouts in the queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """The throughput of some rollouts."""
+
+    rollouts: int
+    ended: int
+    step: float
+    """Seconds between two points."""
+    points: tuple[Point, ...]
+    spreads: tuple[Spread, ...]
+    """Of the queue, the model and whole rollouts by agent, then of tools."""
+    timed: int
+    """The number of rollouts whose calls were read."""
+    retries: int
+    """Deliveries of their outcomes after the first one."""
+
+
+def throughput(rows: Sequence[RolloutInfo], calls: Mapping[Key, Calls], now: float) -> Throughput:
+    """Return the throughput of rollouts until `now`. `calls` has the calls of some of them, by id and attempt."""
+    step, points = _points(rows, now)
+    spreads = []
+    for agent in sorted({info.agent_loop for info in rows}):
+        own = [info for info in rows if info.agent_loop == agent]
+        read = [calls[key] for info in own if (key := (info.rollout_id, info.attempt)) in calls]
+        kinds = {
+            "queue": [info.start_time - info.accept_time for info in own if info.start_time is not None],
+            "model": [seconds for each in read for seconds in each.model],
+            "rollout": [info.end_time - info.accept_time for info in own if info.end_time is not None],
+        }
+        spreads += [Spread.of(kind, agent, times) for kind, times in kinds.items() if times]
+    tools: dict[str, list[float]] = {}
+    for each in calls.values():
+        for tool in each.tools:
+            tools.setdefault(tool.name, []).append(tool.seconds)
+    by_time = sorted(tools.items(), key=lambda item: -sum(item[1]))
+    return Throughput(
+        rollouts=len(rows),
+        ended=sum(info.end_time is not None for info in rows),
+        step=step,
+        points=points,
+        spreads=(*spreads, *(Spread.of("tool", name, times) for name, times in by_time)),
+        timed=len(calls),
+        retries=sum(each.retries for each in calls.values()),
+    )
+
+
+def _points(rows: Sequence[RolloutInfo], now: float) -> tuple[float, tuple[Point, ...]]:
+    """Return the seconds of a step, and the points from the first acceptance until `now`."""
+    if not rows:
+        return LEAST, ()
+    time = max(LEAST, now - min(info.accept_time for info in rows))
+    step = max(LEAST, round_step(time, MOST_POINTS))
+    steps = min(MOST_POINTS, int(time // step) + 1)
+    begin = now - steps * step
+    running, queued = _Means(steps, step), _Means(steps, step)
+    ends, tokens = [0] * steps, [0] * steps
+    for info in rows:
+        last = now if info.end_time is None else info.end_time
+        start = last if info.start_time is None else info.start_time
+        queued.add(info.accept_time - begin, start - begin)
+        running.add(start - begin, last - begin)
+        if info.end_time is not None:
+            at = max(0, min(steps - 1, int((info.end_time - begin) // step)))
+            ends[at] += 1
+            tokens[at] += info.response_tokens
+    found = zip(ends, tokens, running.values(), queued.values(), strict=True)
+    return step, tuple(
+        Point(begin + (at + 1) * step, 60 * count / step, sampled_tokens / step, busy, waiting)
+        for at, (count, sampled_tokens, busy, waiting) in enumerate(found)
+    )
+
+
+class _Means:
+    """Adds spans of time up to their mean number in each step. The work for a span does not grow with its length."""
+
+    def __init__(self, steps: int, step: float) -> None:
+        self._steps, self._step = steps, step
+        self._parts = [0.0] * (steps + 1)
+        self._changes = [0] * (steps + 2)
+
+    def add(self, start: float, end: float) -> None:
+        """Add a span, in seconds from the begin of the first step."""
+        most = self._steps * self._step
+        start, end = (max(0.0, min(most, time)) for time in (start, end))
+        first, last = int(start // self._step), int(end // self._step)
+        if last <= first:
+            self._parts[min(first, self._steps)] += max(0.0, end - start)
+            return
+        self._parts[first] += (first + 1) * self._step - start
+        self._parts[last] += end - last * self._step
+        self._changes[first + 1] += 1
+        self._changes[last] -= 1
+
+    def values(self) -> list[float]:
+        """Return the means."""
+        found, whole = [], 0
+        for at in range(self._steps):
+            whole += self._changes[at]
+            found.append(max(0.0, whole + self._parts[at] / self._step))
+        return found
