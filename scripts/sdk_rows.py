@@ -1,9 +1,9 @@
 """Writes the tables of behaviours and their tests into docs/compatibility.md; with --check, only checks them.
 
-A test belongs to row 7 of the Osmosis SDK if its name has the part r07, and to row S2 if its name has the part gap_s02.
-It belongs to row ARL 7 of the Agentic Rollout Library if its name or the name of its file has the part arl07.
+A test belongs to a row if it has the marker `row` with the row's name: "SDK 7", "SDK S2" or "ARL 7".
 """
 
+import ast
 import re
 import sys
 from pathlib import Path
@@ -169,36 +169,34 @@ AGENTIC_HEAD = """\
 [agentic.md](agentic.md) describes the names of the Agentic Rollout Library. A program changes its import lines. The
 table has each behaviour, its number, and a test.
 """
-TABLES = (("", ROWS, "r"), ("S", GAPS, "gap_s"), ("ARL ", AGENTIC, "arl"))
-"""The mark of a row in the page, the rows, and the beginning of the part of a test's name."""
-ELSEWHERE = {"r78", "r79", "gap_s14"}
+TABLES = (("", ROWS, "SDK "), ("S", GAPS, "SDK S"), ("ARL ", AGENTIC, "ARL "))
+"""The mark of a row in the page, the rows, and the beginning of its name in a marker."""
+ELSEWHERE = {"SDK 78", "SDK 79", "SDK S14"}
 """Rows that other features test."""
 NONE = "-"
 """What the table shows for a row without a test."""
-PENDING: set[str] = set()
-"""Rows that need not have a test yet."""
-
-
-_PART = r"(?:arl|r|gap_s)\d\d"
 
 
 def tests_of() -> dict[str, list[str]]:
-    """Return the tests of each row as FILE::NAME, by the row's part of the name."""
+    """Return the tests of each row as FILE::NAME, by the row's name."""
     found: dict[str, list[str]] = {}
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        for name in re.findall(r"^\s*(?:async )?def (test_\w+)", path.read_text(), re.M):
-            heads = [re.match(r"test_((?:(?:r|gap_s|arl)\d\d_)+)", each) for each in (name, path.stem)]
-            parts = {part for head in heads if head for part in re.findall(_PART, head[1])}
-            for part in parts:
-                found.setdefault(part, []).append(f"{path.relative_to(ROOT)}::{name}")
+        text = path.read_text()
+        if "mark.row(" not in text:
+            continue
+        for node in ast.walk(ast.parse(text)):
+            for mark in getattr(node, "decorator_list", ()):
+                if ast.unparse(mark).startswith("pytest.mark.row("):
+                    for row in mark.args:
+                        found.setdefault(row.value, []).append(f"{path.relative_to(ROOT)}::{node.name}")
     return found
 
 
 def missing() -> list[str]:
     """Return the rows that lack a test."""
     found = tests_of()
-    rows = {f"{part}{number:02}" for _, numbered, part in TABLES for number in numbered}
-    return sorted(rows - found.keys() - ELSEWHERE - PENDING)
+    rows = {f"{part}{number}" for _, numbered, part in TABLES for number in numbered}
+    return sorted(rows - found.keys() - ELSEWHERE)
 
 
 def table(*chosen: tuple[str, dict[int, str], str]) -> str:
@@ -207,7 +205,7 @@ def table(*chosen: tuple[str, dict[int, str], str]) -> str:
     lines = ["| row | behaviour | test |", "|---|---|---|"]
     for mark, rows, part in chosen:
         for number, text in rows.items():
-            tests = found.get(f"{part}{number:02}", [])
+            tests = found.get(f"{part}{number}", [])
             shown = f"`{tests[0].split('::')[1]}`" if tests else NONE
             lines.append(f"| {mark}{number} | {text} | {shown} |")
     return "\n".join(lines) + "\n"
@@ -225,7 +223,7 @@ def problems() -> list[str]:
     wrong = [f"{row} has no test" for row in missing()]
     for mark, rows, part in TABLES:
         for number in rows:
-            names = {test.split("::")[1] for test in found.get(f"{part}{number:02}", [])} or {NONE}
+            names = {test.split("::")[1] for test in found.get(f"{part}{number}", [])} or {NONE}
             if shown.get(f"{mark}{number}", "").strip("`") not in names:
                 wrong.append(f"row {mark}{number} of {PAGE.name} is old: run python scripts/sdk_rows.py")
     return wrong

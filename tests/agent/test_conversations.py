@@ -97,7 +97,8 @@ def test_the_messages_of_a_rollout_have_a_limit():
         conversations.place(History.of([*first.messages, {"role": "user", "content": "z" * 900}]))
 
 
-def test_r54_a_reply_keeps_its_spelling_after_the_messages_before_it_are_left_out():
+@pytest.mark.row("SDK 54")
+def test_a_reply_keeps_its_spelling_after_the_messages_before_it_are_left_out():
     program = Program()
     reply = calling('{"x":   1}') | {"reasoning_content": "hm"}
     program.ask([*system("s"), {"role": "user", "content": "one"}], reply)
@@ -106,7 +107,8 @@ def test_r54_a_reply_keeps_its_spelling_after_the_messages_before_it_are_left_ou
     assert place.messages == [USER, reply, result("1")]
 
 
-def test_r17_the_beginning_of_a_history_keeps_its_spelling():
+@pytest.mark.row("SDK 17")
+def test_the_beginning_of_a_history_keeps_its_spelling():
     conversations = Conversations()
     named = {"role": "user", "content": "go", "name": "bob"}
     conversations.begin([named], [USER])

@@ -20,21 +20,21 @@ RESULT = CompletionsResult(message={"role": "assistant", "content": "hi"}, finis
         ("model_dump", "use result.message, which is a dict"),
     ],
 )
-def test_t14_a_name_of_another_library_is_answered_with_ours(name, hint):
+def test_a_name_of_another_library_is_answered_with_ours(name, hint):
     with pytest.raises(AttributeError, match=f"a chat's result has no attribute '{name}'") as raised:
         getattr(RESULT, name)
     assert hint in str(raised.value)
     assert not hasattr(RESULT, name)
 
 
-def test_t14_a_result_is_no_dict():
+def test_a_result_is_no_dict():
     with pytest.raises(TypeError, match=r"use result\.message"):
         RESULT["choices"]
     with pytest.raises(TypeError, match=r"use result.message, result.content or result.tool_calls"):
         RESULT[0]
 
 
-def test_t14_other_names_are_as_ever():
+def test_other_names_are_as_ever():
     with pytest.raises(AttributeError, match=r"^a chat's result has no attribute 'foo'$"):
         RESULT.foo
     assert copy.deepcopy(RESULT) == RESULT

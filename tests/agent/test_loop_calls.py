@@ -96,7 +96,8 @@ class ThreadWatcher:
         raise KeyError("no model")
 
 
-async def test_r33_a_context_calls_its_session_on_the_event_loop_from_any_thread():
+@pytest.mark.row("SDK 33")
+async def test_a_context_calls_its_session_on_the_event_loop_from_any_thread():
     session = ThreadWatcher()
     context = RolloutContext(session=session)
 

@@ -49,7 +49,7 @@ def module(tmp_path, monkeypatch, request):
 
 
 @pytest.mark.parametrize(("statement", "says"), IMPORTS.items(), ids=IMPORTS)
-def test_t16_an_import_that_fails_says_what_to_do(module, statement, says):
+def test_an_import_that_fails_says_what_to_do(module, statement, says):
     name, file = module(f"\n{statement}\n")
     with pytest.raises(LoadError) as raised:
         load_agents([f"{name}:agent"])
@@ -73,7 +73,7 @@ EXTRAS = {
 
 
 @pytest.mark.parametrize(("missing", "extra"), EXTRAS.items(), ids=EXTRAS)
-def test_t17_a_missing_library_names_its_extra(module, missing, extra):
+def test_a_missing_library_names_its_extra(module, missing, extra):
     name, _ = module(f"raise ModuleNotFoundError('none', name={missing!r})")
     with pytest.raises(LoadError, match=rf"the module '{missing}' .* needs the extra '{extra}': pip install"):
         load_agents([f"{name}:agent"])
@@ -90,7 +90,7 @@ agent = Agent()
 
 
 @pytest.mark.parametrize("command", ["validate", "serve"])
-def test_t16_an_agent_of_an_installed_sdk_gets_the_prefix(tmp_path, command):
+def test_an_agent_of_an_installed_sdk_gets_the_prefix(tmp_path, command):
     package = tmp_path / "osmosis_ai" / "rollout"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("class RolloutAgentLoop: ...")
@@ -106,7 +106,7 @@ def test_t16_an_agent_of_an_installed_sdk_gets_the_prefix(tmp_path, command):
 
 
 @pytest.mark.parametrize("command", ["validate", "serve"])
-def test_t16_an_agent_with_the_old_prefix_gets_one_line(tmp_path, command):
+def test_an_agent_with_the_old_prefix_gets_one_line(tmp_path, command):
     (tmp_path / "agents.py").write_text(SDK)
     done = run("-m", "osmosis_grpc", command, "-m", "agents:agent", cwd=tmp_path)
     place = f"{tmp_path / 'agents.py'}:2"

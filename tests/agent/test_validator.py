@@ -77,7 +77,7 @@ def fixture(code: str) -> object:
 
 
 @pytest.mark.parametrize("code", OF_THE_SDK + OURS)
-def test_c02_each_code_has_place_message_and_hint(code):
+def test_each_code_has_place_message_and_hint(code):
     result = validate_agent_loop(fixture(code))
     assert [finding.code for finding in result.findings] == [code]
     finding = result.findings[0]
@@ -90,7 +90,7 @@ def test_c02_each_code_has_place_message_and_hint(code):
     assert (result.errors, result.warnings) == (((), (finding,)) if result.valid else ((finding,), ()))
 
 
-def test_c02_the_codes_of_the_sdk_are_all_there():
+def test_the_codes_of_the_sdk_are_all_there():
     command_line = ["NOT_AN_AGENT_LOOP", "DUPLICATE_NAME"]
     assert set(HINTS) == {*OF_THE_SDK, *OURS, *command_line, "GET_TOOLS_NOT_AWAITED"}
     ours = {"GET_TOOLS_NOT_AWAITED", "UNUSUAL_FUNCTION_NAME", "MISSPELT_KEY", "RESULT_WITHOUT_JSON"}

@@ -162,7 +162,7 @@ def ids(result):
 
 
 @pytest.mark.slow
-def test_t01_the_demo_runs_again_and_leaves_nothing(tmp_path):
+def test_the_demo_runs_again_and_leaves_nothing(tmp_path):
     here, temporary = tmp_path / "here", tmp_path / "temporary"
     here.mkdir()
     temporary.mkdir()
@@ -174,7 +174,7 @@ def test_t01_the_demo_runs_again_and_leaves_nothing(tmp_path):
 
 
 @pytest.mark.slow
-def test_t01_the_demo_runs_beside_a_server_and_its_files(tmp_path):
+def test_the_demo_runs_beside_a_server_and_its_files(tmp_path):
     with serving(*CALCULATOR, cwd=tmp_path, env=NO_SETTINGS):
         assert (tmp_path / ".osmosis" / "state").is_dir()
         assert len(ids(run(*DEMO, "--json", cwd=tmp_path, env=NO_SETTINGS))) == 8
@@ -182,7 +182,7 @@ def test_t01_the_demo_runs_beside_a_server_and_its_files(tmp_path):
 
 
 @pytest.mark.slow
-def test_t01_no_setting_and_no_file_of_this_folder_reaches_the_demo(tmp_path):
+def test_no_setting_and_no_file_of_this_folder_reaches_the_demo(tmp_path):
     (tmp_path / ".env").write_text("OSMOSIS_ROLLOUT_SERVER_MAX_CONCURRENT_ROLLOUTS=many\n")
     (tmp_path / "uvloop.py").write_text("raise SystemExit('of this folder')")
     env = NO_SETTINGS | {"OSMOSIS_ROLLOUT_SERVER_RECORD_TTL_SECONDS": "-1", "HOME": "/nonexistent"}
@@ -190,7 +190,7 @@ def test_t01_no_setting_and_no_file_of_this_folder_reaches_the_demo(tmp_path):
 
 
 @pytest.mark.slow
-def test_t01_the_demo_runs_in_a_folder_that_cannot_be_written(tmp_path):
+def test_the_demo_runs_in_a_folder_that_cannot_be_written(tmp_path):
     here = tmp_path / "here"
     here.mkdir()
     command, options = [sys.executable, *DEMO, "--json"], {"env": NO_SETTINGS | {"HOME": str(here)}}
@@ -207,7 +207,7 @@ def test_t01_the_demo_runs_in_a_folder_that_cannot_be_written(tmp_path):
 
 
 @pytest.mark.slow
-def test_t01_without_a_folder_for_temporary_files_one_line_says_so():
+def test_without_a_folder_for_temporary_files_one_line_says_so():
     if os.geteuid() or subprocess.run(["unshare", "-m", "true"], check=False).returncode:
         pytest.skip("may not mount")
     if Path(sys.executable).is_relative_to("/tmp") or Path(sys.executable).is_relative_to("/var/tmp"):
@@ -259,7 +259,7 @@ def server_of(process):
         pytest.param("the server starts", signal.SIGTERM, marks=pytest.mark.slow),
     ],
 )
-def test_t01_a_signal_ends_the_demo_without_a_trace(tmp_path, number, when):
+def test_a_signal_ends_the_demo_without_a_trace(tmp_path, number, when):
     with demo_process(tmp_path) as process:
         pattern = "osmosis-demo-*" if when == "the server starts" else "osmosis-demo-*/state/lock"
         wait_until(lambda: list(tmp_path.glob(pattern)) and server_of(process))
@@ -298,7 +298,7 @@ AT_START = """
         ),
     ],
 )
-def test_t01_a_server_that_ends_is_said_in_one_line(tmp_path, body, said):
+def test_a_server_that_ends_is_said_in_one_line(tmp_path, body, said):
     modules, temporary = tmp_path / "modules", tmp_path / "temporary"
     modules.mkdir()
     temporary.mkdir()

@@ -48,7 +48,7 @@ async def kept_ledger(path: Path) -> None:
     await ledger.close()
 
 
-async def test_x09_doctor_finds_nothing_in_sound_files(doctor, tmp_path):
+async def test_doctor_finds_nothing_in_sound_files(doctor, tmp_path):
     await written(tmp_path / "state")
     await kept_ledger(tmp_path / "ledger")
     before = all_bytes(tmp_path)
@@ -61,7 +61,7 @@ async def test_x09_doctor_finds_nothing_in_sound_files(doctor, tmp_path):
     assert all_bytes(tmp_path) == before
 
 
-async def test_x09_doctor_names_rollouts_and_rows(doctor, tmp_path):
+async def test_doctor_names_rollouts_and_rows(doctor, tmp_path):
     await written(tmp_path / "state")
     await kept_ledger(tmp_path / "ledger")
     journal, ledger = tmp_path / "state" / "journal.db", tmp_path / "ledger"
@@ -85,7 +85,7 @@ async def test_x09_doctor_names_rollouts_and_rows(doctor, tmp_path):
     assert all_bytes(tmp_path) == before
 
 
-async def test_x09_doctor_reads_a_file_that_sqlite_does_not(doctor, tmp_path):
+async def test_doctor_reads_a_file_that_sqlite_does_not(doctor, tmp_path):
     await written(tmp_path)
     path = tmp_path / "journal.db"
     flip(path, 8 * 18 + 4)
@@ -100,7 +100,7 @@ async def test_x09_doctor_reads_a_file_that_sqlite_does_not(doctor, tmp_path):
 
 
 @pytest.mark.slow
-async def test_x09_doctor_says_what_it_cannot_read(doctor, tmp_path):
+async def test_doctor_says_what_it_cannot_read(doctor, tmp_path):
     code, _, stderr = doctor("--state-dir", tmp_path)
     assert (code, stderr) == (2, f"doctor: there is no journal {tmp_path}/journal.db\n")
     (tmp_path / "journal.db").write_bytes(b"no journal at all" * 1000)
@@ -115,7 +115,7 @@ async def test_x09_doctor_says_what_it_cannot_read(doctor, tmp_path):
     ("content", "code", "told"),
     [(b"", 1, "it is empty"), (b"garbage\n", 2, "file is not a database"), (bytes(9000), 2, "file is not a database")],
 )
-def test_x09_a_file_without_tables_is_not_sound(tmp_path, capsys, content, code, told):
+def test_a_file_without_tables_is_not_sound(tmp_path, capsys, content, code, told):
     (tmp_path / "journal.db").write_bytes(content)
     assert examine_all(str(tmp_path), None, json=False) == code
     printed = capsys.readouterr()
@@ -123,7 +123,7 @@ def test_x09_a_file_without_tables_is_not_sound(tmp_path, capsys, content, code,
     assert ": sound" not in printed.out
 
 
-async def test_x09_doctor_looks_while_a_server_has_it(doctor, tmp_path):
+async def test_doctor_looks_while_a_server_has_it(doctor, tmp_path):
     async with opened(tmp_path) as user:
         user.accept("r0")
         await user.commit()

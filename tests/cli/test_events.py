@@ -40,7 +40,7 @@ TEXTS = [
 
 
 @pytest.mark.parametrize("kind", ["server", "folder"])
-def test_c09_one_line_for_each_event(forked, looked_at, kind):
+def test_one_line_for_each_event(forked, looked_at, kind):
     done = forked.run(
         *COMMAND, "bad", *looked_at.options(kind), cwd=looked_at.folder, env=os.environ | {"COLUMNS": "120"}
     )
@@ -56,7 +56,7 @@ def test_c09_one_line_for_each_event(forked, looked_at, kind):
 
 
 @pytest.mark.parametrize("kind", ["server", "folder"])
-def test_c07_records_of_events(forked, looked_at, kind):
+def test_records_of_events(forked, looked_at, kind):
     done = forked.run(*COMMAND, "bad", "-f", "--json", *looked_at.options(kind), cwd=looked_at.folder)
     assert (done.returncode, done.stderr) == (0, "")
     rows = [json.loads(line) for line in done.stdout.splitlines()]

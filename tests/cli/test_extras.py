@@ -33,7 +33,7 @@ def advised(text):
         ),
     ],
 )
-def test_t17_a_missing_extra_is_one_line_that_can_be_pasted(tmp_path, module, arguments, what):
+def test_a_missing_extra_is_one_line_that_can_be_pasted(tmp_path, module, arguments, what):
     done = run(*arguments, env=without(tmp_path, module), cwd=tmp_path)
     (line,) = done.stderr.splitlines()
     assert done.returncode == 2
@@ -41,7 +41,7 @@ def test_t17_a_missing_extra_is_one_line_that_can_be_pasted(tmp_path, module, ar
     assert advised(line) == ["pip", "install", "-e", f"{ROOT}[server]"]
 
 
-def test_t17_the_name_of_the_distribution_is_written_once():
+def test_the_name_of_the_distribution_is_written_once():
     project = (ROOT / "pyproject.toml").read_text()
     assert f'\nname = "{DISTRIBUTION}"\n' in project
     sources = [*(ROOT / "osmosis_grpc").rglob("*.py"), *(ROOT / "gateway").rglob("*.py")]

@@ -279,7 +279,7 @@ def write(folder, body):
 
 
 @pytest.mark.parametrize("agent", AGENTS.values(), ids=AGENTS)
-def test_t05_validate_has_the_right_verdict(forked, tmp_path, agent):
+def test_validate_has_the_right_verdict(forked, tmp_path, agent):
     lines = write(tmp_path, agent.body)
     command = ("-m", "osmosis_grpc", "validate", "--run", "-m", "agent:Agent", *agent.options)
     done = forked.run(*command, "--json", cwd=tmp_path)
@@ -301,7 +301,7 @@ def test_t05_validate_has_the_right_verdict(forked, tmp_path, agent):
     assert (text.returncode, text.stderr) == (done.returncode, "")
 
 
-def test_t05_the_conversation_pairs_tools_with_results(forked, tmp_path):
+def test_the_conversation_pairs_tools_with_results(forked, tmp_path):
     write(tmp_path, AGENTS["several samples"].body)
     done = forked.run("-m", "osmosis_grpc", "validate", "--run", "-m", "agent:Agent", cwd=tmp_path)
     conversation = [re.sub(r"\d+\.\d+ m?s", "TIME", line) for line in done.stdout.splitlines()[1:-1]]
@@ -321,7 +321,7 @@ def test_t05_the_conversation_pairs_tools_with_results(forked, tmp_path):
     ]
 
 
-def test_t05_what_an_agent_says_cannot_steer_the_terminal(forked, tmp_path):
+def test_what_an_agent_says_cannot_steer_the_terminal(forked, tmp_path):
     write(
         tmp_path,
         """
@@ -343,7 +343,7 @@ def test_t05_what_an_agent_says_cannot_steer_the_terminal(forked, tmp_path):
     assert "\\x1b[31mred" in said
 
 
-def test_t05_a_tool_that_needs_what_is_not_here_is_a_warning(forked, tmp_path):
+def test_a_tool_that_needs_what_is_not_here_is_a_warning(forked, tmp_path):
     write(
         tmp_path,
         """
@@ -358,14 +358,14 @@ def test_t05_a_tool_that_needs_what_is_not_here_is_a_warning(forked, tmp_path):
     assert "the tool get_weather raised FileNotFoundError" in done.stdout
 
 
-def test_t05_a_bad_time_limit_is_refused(forked, tmp_path):
+def test_a_bad_time_limit_is_refused(forked, tmp_path):
     done = forked.run("-m", "osmosis_grpc", "validate", "--run", "--timeout", "0", "-m", "a:b", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "validate: --timeout 0: is not between 0 and 86400 seconds\n"
 
 
 @pytest.mark.slow
-def test_t14_the_habits_of_openai_users_are_named(forked, tmp_path):
+def test_the_habits_of_openai_users_are_named(forked, tmp_path):
     for line, hint in (
         ("result.choices[0].message", "use result.message"),
         ('result["choices"]', "use result.message"),

@@ -30,7 +30,7 @@ def session(forked, folder):
 SCRIPT = ("--model", "mock:script=script.json", "--save-dir", "run")
 
 
-def test_c04_a_row_of_three_turns_then_row_2_then_quit(session, folder):
+def test_a_row_of_three_turns_then_row_2_then_quit(session, folder):
     with session(*SCRIPT) as (process, terminal):
         begin = terminal.expect("[row 0, chat 1]")
         assert "[row 0 of 3] data.jsonl:1\n" in begin
@@ -56,7 +56,7 @@ def test_c04_a_row_of_three_turns_then_row_2_then_quit(session, folder):
     reader.close()
 
 
-def test_c04_the_other_commands(session, folder):
+def test_the_other_commands(session, folder):
     with session(*SCRIPT, "--row", "1") as (process, terminal):
         assert "What is 1 / 0?" in terminal.expect("[row 1, chat 1]")
         terminal.send("what")
@@ -91,7 +91,7 @@ def test_c04_the_other_commands(session, folder):
     reader.close()
 
 
-def test_c04_an_edited_message_is_what_the_model_gets_in_this_chat(session, folder):
+def test_an_edited_message_is_what_the_model_gets_in_this_chat(session, folder):
     with session("--model", "mock:echo") as (process, terminal):
         terminal.expect("[row 0, chat 1]")
         terminal.send("e Say 3!")
@@ -102,7 +102,7 @@ def test_c04_an_edited_message_is_what_the_model_gets_in_this_chat(session, fold
         assert process.wait() == 0
 
 
-def test_c04_an_error_of_the_model_is_shown_and_the_chat_can_be_tried_again(session, folder):
+def test_an_error_of_the_model_is_shown_and_the_chat_can_be_tried_again(session, folder):
     answers = [reply("OK"), (400, {"error": {"message": "too \x1b[31mlong"}}), reply("It is 3.")]
     with model_server(lambda body: answers.pop(0)) as server:
         options = ("--model", "tiny", "--base-url", server.url)
@@ -118,7 +118,7 @@ def test_c04_an_error_of_the_model_is_shown_and_the_chat_can_be_tried_again(sess
             assert process.wait() == 0
 
 
-def test_c04_an_interrupt_ends_the_session(session, folder):
+def test_an_interrupt_ends_the_session(session, folder):
     with session(*SCRIPT) as (process, terminal):
         terminal.expect("[row 0, chat 1]")
         process.send_signal(signal.SIGINT)
@@ -133,6 +133,6 @@ def test_c04_an_interrupt_ends_the_session(session, folder):
         (("--json",), "test: -i shows a session on stdout; leave out --json\n"),
     ],
 )
-def test_c04_without_a_terminal_it_is_an_error_and_not_a_wait(forked, folder, arguments, said):
+def test_without_a_terminal_it_is_an_error_and_not_a_wait(forked, folder, arguments, said):
     done = forked.run(*USUAL, "-i", *SCRIPT, *arguments, cwd=folder)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", said)

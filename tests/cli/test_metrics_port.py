@@ -24,7 +24,7 @@ def fetch(address):
 
 
 @pytest.mark.parametrize("how", ["option", pytest.param("variable", marks=pytest.mark.slow)])
-def test_o3_port_0_picks_a_free_port_and_says_which(how):
+def test_port_0_picks_a_free_port_and_says_which(how):
     arguments, environment = (["--metrics-port", "0"], {}) if how == "option" else ([], {VARIABLE: "0"})
     environment |= {"OSMOSIS_ROLLOUT_SERVER_TOKEN": CANARY}
     with serving(*CALCULATOR, *arguments, env=os.environ | environment) as (process, ready):
@@ -40,13 +40,13 @@ def test_o3_port_0_picks_a_free_port_and_says_which(how):
 
 
 @pytest.mark.slow
-def test_o3_there_is_no_such_port_by_default():
+def test_there_is_no_such_port_by_default():
     with serving(*CALCULATOR) as (_, ready):
         assert "metrics" not in ready
 
 
 @pytest.mark.slow
-def test_o3_a_port_in_use_is_one_line():
+def test_a_port_in_use_is_one_line():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -59,7 +59,7 @@ def test_o3_a_port_in_use_is_one_line():
 
 
 @pytest.mark.slow
-def test_o3_a_missing_library_is_one_line_where_metrics_are_asked_for(tmp_path):
+def test_a_missing_library_is_one_line_where_metrics_are_asked_for(tmp_path):
     environment = without(tmp_path, "prometheus_client")
     done = run(*SERVE, "--metrics-port", "0", env=environment)
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("serve: ")]

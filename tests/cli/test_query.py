@@ -350,7 +350,7 @@ def test_a_query_that_takes_too_long_ends(looked_at):
         asked(looked_at.folder / "state", ENDLESS, 0.2)
 
 
-def test_c07_ctrl_c_ends_a_query_with_130(looked_at):
+def test_ctrl_c_ends_a_query_with_130(looked_at):
     command = [sys.executable, "-m", "osmosis_grpc", "query", "--json", ENDLESS]
     folder = str(looked_at.folder / "state")
     with subprocess.Popen([*command, "--state-dir", folder], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -360,7 +360,7 @@ def test_c07_ctrl_c_ends_a_query_with_130(looked_at):
         assert process.stderr.read() == b""
 
 
-def test_c12_a_query_imports_no_library_that_it_does_not_need(looked_at):
+def test_a_query_imports_no_library_that_it_does_not_need(looked_at):
     done = run(
         *("-X", "importtime", "-m", "osmosis_grpc", "query", "--state-dir", str(looked_at.folder / "state")),
         "SELECT count(*) FROM tools",

@@ -149,7 +149,7 @@ def replay(folder, forked):
 
 
 @pytest.mark.parametrize("name", ["attached", "called"])
-def test_c11_the_same_agent_does_the_same(replay, name):
+def test_the_same_agent_does_the_same(replay, name):
     done = replay(name)
     assert (done.returncode, done.stderr) == (0, "")
     attempt = 2 if name == "attached" else 1
@@ -164,7 +164,7 @@ def test_c11_the_same_agent_does_the_same(replay, name):
     assert int(lines[-1].split()[-2]) > 0
 
 
-def test_c07_c11_an_attempt_and_records(replay):
+def test_an_attempt_and_records(replay):
     done = replay("attached", "--attempt", "1", "--json")
     assert done.returncode == 0
     *chats, last = [json.loads(line) for line in done.stdout.splitlines()]
@@ -187,7 +187,7 @@ def test_c07_c11_an_attempt_and_records(replay):
     assert "printed by run" in done.stderr
 
 
-def test_c11_a_different_chat_is_reported_with_its_place(replay):
+def test_a_different_chat_is_reported_with_its_place(replay):
     done = replay("called", WORD="awful")
     assert done.returncode == 1
     lines = done.stdout.splitlines()
@@ -332,7 +332,7 @@ def test_looking_changes_nothing(replay, folder):
     assert before == {name: (copied / name).read_bytes() for name in before}
 
 
-def test_p18_p19_the_rewards_of_samples_and_the_policy_of_a_chat_are_compared():
+def test_the_rewards_of_samples_and_the_policy_of_a_chat_are_compared():
     def outcome(**samples):
         return RolloutOutcome(rollout_id="r", status=OutcomeStatus.COMPLETED, samples=samples)
 

@@ -83,7 +83,7 @@ async def roll(address, **request):
         return await asyncio.wait_for(trainer.outcome("r"), 20)
 
 
-def test_c12_help_answers_without_heavy_imports():
+def test_help_answers_without_heavy_imports():
     for module in ("osmosis_grpc.serve", "osmosis_grpc"):
         result = run("-X", "importtime", "-m", module, "--help")
         assert result.returncode == 0
@@ -94,7 +94,7 @@ def test_c12_help_answers_without_heavy_imports():
 
 
 @pytest.mark.parametrize("command", [("osmosis_grpc.serve",), ("osmosis_grpc", "serve")])
-def test_c01_both_commands_are_one(forked, command):
+def test_both_commands_are_one(forked, command):
     def options(text):
         return set(re.findall(r"--[a-z][a-z-]+", text))
 
@@ -117,7 +117,7 @@ def test_c01_both_commands_are_one(forked, command):
     }
 
 
-def test_c01_c07_stdout_carries_records_only(folder):
+def test_stdout_carries_records_only(folder):
     with server_process("-m", "agents:agents", cwd=folder) as (process, address):
         assert asyncio.run(roll(address, agent_loop="noisy")).reward == 1.0
         process.send_signal(signal.SIGTERM)
@@ -128,7 +128,7 @@ def test_c01_c07_stdout_carries_records_only(folder):
         assert text in err
 
 
-def test_c01_c07_the_ready_record_is_true(folder):
+def test_the_ready_record_is_true(folder):
     command = ("-m", "osmosis_grpc.serve", "-m", "agents:agents", *CALCULATOR)
     with server_process(*command[2:], cwd=folder) as (process, address):
         host, port = address.rsplit(":", 1)
@@ -140,7 +140,7 @@ def test_c01_c07_the_ready_record_is_true(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("token", ["", "secret-of-the-caller"])
-def test_c01_c10_the_line_of_the_banner_runs_as_it_is(token, tmp_path):
+def test_the_line_of_the_banner_runs_as_it_is(token, tmp_path):
     """With tokens, the line takes the caller's from the variable TOKEN."""
     (tmp_path / "tokens").write_text(token)
     security = ("--token-file", str(tmp_path / "tokens")) if token else ()
@@ -179,7 +179,7 @@ def test_c01_c10_the_line_of_the_banner_runs_as_it_is(token, tmp_path):
         ((), 2, "--module"),
     ],
 )
-def test_c01_what_is_refused(forked, arguments, code, text):
+def test_what_is_refused(forked, arguments, code, text):
     result = forked.run("-m", "osmosis_grpc.serve", *arguments, env=os.environ | {"COLUMNS": "200"})
     assert result.returncode == code
     assert text in result.stderr

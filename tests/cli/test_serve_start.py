@@ -53,7 +53,7 @@ def refusal(result):
 
 
 @pytest.mark.slow
-def test_t01_a_second_server_in_the_same_folder_is_refused_in_one_line(tmp_path):
+def test_a_second_server_in_the_same_folder_is_refused_in_one_line(tmp_path):
     with server_process(*CALCULATOR, cwd=tmp_path, env=NO_SETTINGS) as (process, address):
         again = (*SERVE, *CALCULATOR, "--no-http", "--grpc-port", address.rpartition(":")[2])
         journal = refusal(run(*again, cwd=tmp_path, env=NO_SETTINGS))
@@ -93,14 +93,14 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("source", "line", "says"), BROKEN.values(), ids=BROKEN)
-def test_t06_a_module_that_cannot_be_imported_is_one_line(forked, tmp_path, source, line, says):
+def test_a_module_that_cannot_be_imported_is_one_line(forked, tmp_path, source, line, says):
     (tmp_path / "broken.py").write_text(source)
     reported = refusal(forked.run(*SERVE, "-m", "broken:agent", "--no-journal", cwd=tmp_path))
     assert reported.startswith(f"broken:agent: {says}")
     assert reported.endswith(f" at {tmp_path / 'broken.py'}:{line}")
 
 
-def test_t06_an_agent_loop_that_cannot_be_made_is_one_line(forked, tmp_path):
+def test_an_agent_loop_that_cannot_be_made_is_one_line(forked, tmp_path):
     (tmp_path / "broken.py").write_text(
         AGENT.replace("def get_tools", "def __init__(self, x): ...\n    def get_tools").replace("\nagent = Agent()", "")
     )
@@ -108,14 +108,14 @@ def test_t06_an_agent_loop_that_cannot_be_made_is_one_line(forked, tmp_path):
     assert reported.startswith("broken:Agent: TypeError: ")
 
 
-def test_t06_a_missing_attribute_is_one_line_with_the_file(forked, tmp_path):
+def test_a_missing_attribute_is_one_line_with_the_file(forked, tmp_path):
     (tmp_path / "server.py").write_text(AGENT)
     reported = refusal(forked.run(*SERVE, "-m", "server:agnet", "--no-journal", cwd=tmp_path))
     assert reported == f"server has no attribute 'agnet'; it has: Agent, agent ({tmp_path / 'server.py'})"
 
 
 @pytest.mark.slow
-def test_t06_replay_says_the_same(forked, tmp_path):
+def test_replay_says_the_same(forked, tmp_path):
     (tmp_path / "broken.py").write_text("import nowhere")
     (tmp_path / "agents.py").write_text(AGENT.replace("time.sleep(1.5)", "pass"))
     with server_process("-m", "agents:agent", "--state-dir", "state", cwd=tmp_path) as (_, address):
@@ -136,7 +136,7 @@ async def roll(address):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["broken at first", "broken later"])
-def test_t06_under_reload_the_server_starts_when_the_file_is_mended(tmp_path, how):
+def test_under_reload_the_server_starts_when_the_file_is_mended(tmp_path, how):
     module, broken = tmp_path / "agents.py", "def broken(:\n"
     module.write_text(broken if how == "broken at first" else AGENT)
     command = [sys.executable, *SERVE, "-m", "agents:agent", "--grpc-port", "0", "--no-http", "--json", "--reload"]
@@ -182,7 +182,7 @@ sys.meta_path.insert(0, Slow())
 
 
 @pytest.mark.slow
-def test_t15_a_slow_start_is_not_a_blocked_event_loop(tmp_path):
+def test_a_slow_start_is_not_a_blocked_event_loop(tmp_path):
     (tmp_path / "agents.py").write_text(SLOW + AGENT)
     (line,) = [n for n, text in enumerate((SLOW + AGENT).splitlines(), 1) if text.endswith("# blocks")]
     with serving("-m", "agents:agent", "-p", "0", cwd=tmp_path) as (process, ready):
@@ -195,7 +195,7 @@ def test_t15_a_slow_start_is_not_a_blocked_event_loop(tmp_path):
 
 
 @pytest.mark.slow
-def test_t15_ten_starts_without_an_alarm(tmp_path):
+def test_ten_starts_without_an_alarm(tmp_path):
     for _ in range(10):
         with serving(*CALCULATOR, "-p", "0", cwd=tmp_path) as (process, _):
             process.send_signal(signal.SIGTERM)
@@ -216,7 +216,7 @@ def test_t15_ten_starts_without_an_alarm(tmp_path):
         ("nowhere.invalid", 0, ""),
     ],
 )
-def test_t19_an_address_that_cannot_be_bound_is_one_line(tmp_path, host, port, reason):
+def test_an_address_that_cannot_be_bound_is_one_line(tmp_path, host, port, reason):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1] if port is None else port
         with socket.socket(socket.AF_INET6) as other:
@@ -259,7 +259,7 @@ def certificate(folder, name, curve):
         ("odd.pem", "odd.key", "odd.pem has a key of a kind that gRPC does not accept; it accepts RSA, P-256"),
     ],
 )
-def test_t19_a_wrong_tls_key_is_one_line(tmp_path, cert, key, says):
+def test_a_wrong_tls_key_is_one_line(tmp_path, cert, key, says):
     certificate(tmp_path, "good", ec.SECP256R1())
     certificate(tmp_path, "other", ec.SECP256R1())
     certificate(tmp_path, "odd", ec.SECP256K1())
@@ -277,7 +277,7 @@ def test_t19_a_wrong_tls_key_is_one_line(tmp_path, cert, key, says):
     ],
     ids=lambda curve: curve.name,
 )
-def test_t19_keys_that_grpc_accepts_are_accepted(tmp_path, curve):
+def test_keys_that_grpc_accepts_are_accepted(tmp_path, curve):
     certificate(tmp_path, "good", curve)
     (tmp_path / "good.pem").write_bytes(b"\xef\xbb\xbf" + (tmp_path / "good.pem").read_bytes())  # an editor's mark
     arguments = ("--tls-cert", "good.pem", "--tls-key", "good.key", "--no-journal")
@@ -288,7 +288,7 @@ def test_t19_keys_that_grpc_accepts_are_accepted(tmp_path, curve):
     assert "add_port" not in err
 
 
-async def test_t19_a_trainers_port_in_use_is_one_line(capfd):
+async def test_a_trainers_port_in_use_is_one_line(capfd):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{port}: the port is in use"):

@@ -74,7 +74,7 @@ COMPLETED (stop)"""
 
 
 @pytest.mark.parametrize("kind", ["server", "folder"])
-def test_c09_a_rollout_is_shown_whole(show, kind):
+def test_a_rollout_is_shown_whole(show, kind):
     done = show("good", kind=kind)
     assert (done.returncode, done.stderr) == (0, "")
     text = re.sub(r"(\n        sunny, 21 degrees){11}\n        \.\.\. 8", "\n        ... 19", done.stdout)
@@ -108,7 +108,7 @@ def test_the_place_of_a_failure_and_the_result_of_its_tool_come_last(show, kind)
 
 
 @pytest.mark.parametrize("kind", ["server", "folder"])
-def test_c09_a_stuck_tool_is_named_with_its_time(show, kind):
+def test_a_stuck_tool_is_named_with_its_time(show, kind):
     """The first half of acceptance line 5 of issue 17."""
     done = show("stuck", kind=kind)
     assert (done.returncode, done.stderr) == (0, "")
@@ -159,7 +159,7 @@ def test_tokens_are_those_of_the_record(show):
 
 
 @pytest.mark.parametrize("kind", ["server", "folder"])
-def test_c07_records(show, kind):
+def test_records(show, kind):
     done = show("bad", "--json", kind=kind)
     assert (done.returncode, done.stderr) == (1, "")
     rollout, *turns = map(json.loads, done.stdout.splitlines())
@@ -204,14 +204,14 @@ def test_records_on_a_terminal_have_no_escape_sequences(on_terminal, command):
 
 
 @pytest.mark.parametrize("variables", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
-def test_c08_without_colours(on_terminal, variables):
+def test_without_colours(on_terminal, variables):
     code, text = on_terminal("show", "bad", **variables)
     assert code == 1
     assert "\x1b" not in text
     assert "\x1b" in on_terminal("show", "bad")[1]
 
 
-def test_c08_a_pipe_is_plain_and_80_columns_wide(show):
+def test_a_pipe_is_plain_and_80_columns_wide(show):
     done = show("evil", "--reasoning", "--tokens")
     assert "\x1b" not in done.stdout
     assert max(map(columns, done.stdout.splitlines())) <= 80

@@ -83,7 +83,7 @@ def events(done):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_c03_all_rows_complete_and_the_exit_code_is_0(test, folder):
+def test_all_rows_complete_and_the_exit_code_is_0(test, folder):
     done = test("--model", "mock:script=script.json", "--concurrency", "1")
     assert (done.returncode, done.stderr) == (0, "")
     lines = [line for line in done.stdout.splitlines() if line != "the agent prints"]
@@ -94,7 +94,7 @@ def test_c03_all_rows_complete_and_the_exit_code_is_0(test, folder):
     assert lines[4:] == [f"The run is in {shown}.", f"To run it again without a model: --replay {shown}"]
 
 
-def test_c03_some_rows_fail_and_the_last_line_shows_the_first_of_them(test, folder):
+def test_some_rows_fail_and_the_last_line_shows_the_first_of_them(test, folder):
     write(folder, [*ROWS, {"user_prompt": "fail\x1b[31m"}])
     done = test("--model", "mock:echo", "--concurrency", "1")
     assert done.returncode == 1
@@ -112,7 +112,7 @@ def test_c03_some_rows_fail_and_the_last_line_shows_the_first_of_them(test, fold
     reader.close()
 
 
-def test_c03_the_last_line_shows_the_result_of_the_tool_that_failed(forked, test, folder):
+def test_the_last_line_shows_the_result_of_the_tool_that_failed(forked, test, folder):
     calls = [{"id": "c", "function": {"name": "divide", "arguments": '{"a": 1, "b": 0}'}}]
     (folder / "script.json").write_text(json.dumps([{"tool_calls": calls}]))  # the second chat has no reply
     done = test("--model", "mock:script=script.json", "--row", "1")
@@ -123,7 +123,7 @@ def test_c03_the_last_line_shows_the_result_of_the_tool_that_failed(forked, test
     assert "Error: float division by zero" in shown.stdout
 
 
-def test_c03_a_wrong_key_is_one_error_and_no_row_runs(test, folder):
+def test_a_wrong_key_is_one_error_and_no_row_runs(test, folder):
     with model_server(lambda body: reply("It is 3.")) as server:
         done = test("--model", "tiny", "--base-url", server.url, "--api-key", "sk-wrong")
     assert (done.returncode, done.stdout) == (2, "")
@@ -144,7 +144,7 @@ def model(body):
     return reply(None, ("divide", dict(zip("ab", map(int, numbers), strict=True)))) if numbers else reply("OK")
 
 
-def test_c03_a_model_server_is_asked_with_the_options(test, folder):
+def test_a_model_server_is_asked_with_the_options(test, folder):
     options = ("--temperature", "0.5", "--max-tokens", "64", "--max-turns", "3", "--price", "1/2")
     with model_server(model) as server:
         done = test("--model", "tiny", "--base-url", server.url, *options, OPENAI_API_KEY=KEY)
@@ -169,7 +169,7 @@ def test_a_replay_pins_the_parameters_that_its_run_has_pinned(test, folder):
     assert {body["temperature"] for body in server.asked} == {0.5}
 
 
-def test_c03_a_replay_asks_no_model(test, folder):
+def test_a_replay_asks_no_model(test, folder):
     with model_server(model) as server:
         options = ("--base-url", server.url, "--temperature", "0.5", "--json")
         first = test("--model", "tiny", *options, OPENAI_API_KEY=KEY)
@@ -188,7 +188,7 @@ def test_c03_a_replay_asks_no_model(test, folder):
     assert len(runs(folder)) == 3
 
 
-def test_c03_limit_offset_and_row_choose_rows(test):
+def test_limit_offset_and_row_choose_rows(test):
     def rows(*options):
         done = test("--model", "mock:echo", "--json", *options)
         return sorted(row["row_index"] for row in events(done) if row["event"] == "row")
@@ -198,7 +198,7 @@ def test_c03_limit_offset_and_row_choose_rows(test):
     assert rows("--row", "2") == [2]
 
 
-def test_c03_the_output_file_has_the_summary_and_the_results(test, folder):
+def test_the_output_file_has_the_summary_and_the_results(test, folder):
     write(folder, [*ROWS, {"user_prompt": "fail"}])
     done = test("--model", "mock:echo", "-o", "out.json", "--save-dir", "my run")
     assert done.returncode == 1
@@ -215,7 +215,7 @@ def test_c03_the_output_file_has_the_summary_and_the_results(test, folder):
     assert json.loads((folder / "my run" / "run.json").read_text())["state"] == "finished"
 
 
-def test_c03_an_output_file_that_cannot_be_written_is_an_error_before_a_row_runs(folder, monkeypatch, capsys):
+def test_an_output_file_that_cannot_be_written_is_an_error_before_a_row_runs(folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     for name, problem in (
         ("none/out.json", "none/out.json: there is no folder none; make it first"),
@@ -228,7 +228,7 @@ def test_c03_an_output_file_that_cannot_be_written_is_an_error_before_a_row_runs
         assert capsys.readouterr().err == f"test: -o {problem}\n"
 
 
-def test_c03_a_replay_asks_no_model_and_has_as_many_runs_of_each_row(folder, monkeypatch, capsys):
+def test_a_replay_asks_no_model_and_has_as_many_runs_of_each_row(folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     RunFolder.create(folder / "evaluated", {"command": "eval", "n": 4}).unlock()
     run = RunOptions(module="osmosis_grpc.testing.calculator:CalculatorAgent", dataset="data.jsonl", replay="evaluated")
@@ -258,7 +258,7 @@ def saved(path, rows):
 
 
 @pytest.mark.parametrize("end", ["json", "jsonl", "csv", "parquet"])
-def test_c03_the_example_of_the_sdk_runs_on_its_data_in_every_format(forked, folder, end):
+def test_the_example_of_the_sdk_runs_on_its_data_in_every_format(forked, folder, end):
     seeds = ROOT / "tests" / "seeds"
     parts = (seeds / "preamble.py", seeds / "blocks" / "seed000_01_calculator.py")
     (folder / "server.py").write_text("\n".join(part.read_text() for part in parts))
@@ -276,7 +276,7 @@ def test_c03_the_example_of_the_sdk_runs_on_its_data_in_every_format(forked, fol
         assert (usage["num_llm_calls"], result["duration_ms"] > 0) == (3, True)
 
 
-def test_c03_quiet_prints_only_the_summary(test, folder):
+def test_quiet_prints_only_the_summary(test, folder):
     write(folder, [*ROWS, {"user_prompt": "fail"}])
     done = test("--model", "mock:echo", "-q")
     lines = [line for line in done.stdout.splitlines() if line != "the agent prints"]
@@ -284,7 +284,7 @@ def test_c03_quiet_prints_only_the_summary(test, folder):
     assert lines[1].startswith("3 of 4 rows COMPLETED, 1 failed, mean reward 0 of the 3 that completed, ")
 
 
-def test_c03_a_reader_that_leaves_does_not_stop_the_run(forked, folder):
+def test_a_reader_that_leaves_does_not_stop_the_run(forked, folder):
     left = "import os; reader, writer = os.pipe(); os.close(reader); os.dup2(writer, 1)"
     code = f"{left}; import sys; sys.path.insert(0, ''); from osmosis_grpc.cli import main; main()"
     done = forked.run("-c", code, *USUAL[2:], "--model", "mock:echo", cwd=folder)
@@ -293,13 +293,13 @@ def test_c03_a_reader_that_leaves_does_not_stop_the_run(forked, folder):
     assert len((path / "results.jsonl").read_text().splitlines()) == len(ROWS)
 
 
-def test_c03_debug_shows_the_conversations(test):
+def test_debug_shows_the_conversations(test):
     done = test("--model", "mock:script=script.json", "--debug", "--row", "0")
     assert "    1 assistant calls divide" in done.stdout
     assert "        result: 3" in done.stdout
 
 
-def test_c03_columns_are_mapped(test, folder):
+def test_columns_are_mapped(test, folder):
     write(folder, [{"question": "What is 6 / 2?", "answer": "3"}])
     refused = test("--model", "mock:echo")
     assert (refused.returncode, refused.stdout) == (2, "")
@@ -327,7 +327,7 @@ def test_c03_columns_are_mapped(test, folder):
         (("--model", "gpt-5-mini"), "gpt-5-mini: a key is missing; set OPENAI_API_KEY, or give --base-url"),
     ],
 )
-def test_c03_a_wrong_option_is_one_line_and_exit_code_2(test, folder, arguments, said):
+def test_a_wrong_option_is_one_line_and_exit_code_2(test, folder, arguments, said):
     done = test("--model", "mock:echo", *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
@@ -336,7 +336,7 @@ def test_c03_a_wrong_option_is_one_line_and_exit_code_2(test, folder, arguments,
 
 
 @pytest.mark.parametrize(("left_out", "said"), [("-m", "-m or --module names"), ("-d", "-d or --dataset names")])
-def test_c03_the_agent_and_the_dataset_are_required(forked, folder, left_out, said):
+def test_the_agent_and_the_dataset_are_required(forked, folder, left_out, said):
     given = {"-m": "agent:agent_loop", "-d": "data.jsonl"}
     arguments = [word for name, value in given.items() if name != left_out for word in (name, value)]
     done = forked.run("-m", "osmosis_grpc", "test", *arguments, cwd=folder)
@@ -344,7 +344,7 @@ def test_c03_the_agent_and_the_dataset_are_required(forked, folder, left_out, sa
     assert done.stderr.startswith(f"test: {said}")
 
 
-def test_c07_json_has_only_records_on_stdout_although_the_agent_prints(test):
+def test_json_has_only_records_on_stdout_although_the_agent_prints(test):
     done = test("--model", "mock:echo", "--json")
     found = events(done)
     assert [record["event"] for record in found] == ["started", "row", "row", "row", "summary"]
@@ -353,7 +353,7 @@ def test_c07_json_has_only_records_on_stdout_although_the_agent_prints(test):
     assert done.stderr.count("the agent prints") == 3
 
 
-def test_c12_help_imports_no_library_that_it_does_not_need(folder):
+def test_help_imports_no_library_that_it_does_not_need(folder):
     code = """
 import sys
 from typer.testing import CliRunner
@@ -368,7 +368,7 @@ print(result.exit_code, [name for name in names if name in sys.modules], max(map
     assert int(rest.split()[-1]) <= 80
 
 
-def test_c12_a_run_with_a_mock_imports_no_grpc(folder):
+def test_a_run_with_a_mock_imports_no_grpc(folder):
     code = """
 import sys
 from osmosis_grpc.cli import build
@@ -395,7 +395,7 @@ def plain(text):
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).replace("\r", "\n")
 
 
-def test_c08_a_terminal_has_a_bar_and_the_rows_that_failed(on_a_terminal, folder):
+def test_a_terminal_has_a_bar_and_the_rows_that_failed(on_a_terminal, folder):
     write(folder, [*ROWS, {"user_prompt": "fail"}])
     text, code = on_a_terminal("--model", "mock:echo")
     assert code == 1
@@ -409,21 +409,21 @@ def test_c08_a_terminal_has_a_bar_and_the_rows_that_failed(on_a_terminal, folder
 @pytest.mark.parametrize(
     ("arguments", "variables"), [(("--plain",), {}), ((), {"TERM": "dumb"})], ids=["--plain", "TERM=dumb"]
 )
-def test_c08_plain_lines_are_used_instead_of_a_bar(on_a_terminal, folder, arguments, variables):
+def test_plain_lines_are_used_instead_of_a_bar(on_a_terminal, folder, arguments, variables):
     text, code = on_a_terminal("--model", "mock:echo", *arguments, **variables)
     assert code == 0
     assert "\x1b" not in text
     assert "row 0  COMPLETED" in text
 
 
-def test_c08_no_color_leaves_out_the_colours(on_a_terminal, folder):
+def test_no_color_leaves_out_the_colours(on_a_terminal, folder):
     text, code = on_a_terminal("--model", "mock:echo", NO_COLOR="1")
     assert code == 0
     assert not re.search(r"\x1b\[[0-9;]*3[0-9]", text)
     assert "3 of 3 rows" in plain(text)
 
 
-def test_c03_an_interrupt_keeps_the_rows_that_ended(forked, folder):
+def test_an_interrupt_keeps_the_rows_that_ended(forked, folder):
     slow = "\n".join(line for line in AGENT.splitlines()).replace(
         "        messages = await",
         "        import asyncio\n        if '/ 0' in str(ctx.request.messages[-1]):\n"

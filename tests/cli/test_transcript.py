@@ -11,7 +11,7 @@ def lines(reward=None, **samples):
     return list(transcript(outcome, []))
 
 
-def test_p18_one_sample_has_its_reward_in_the_last_line():
+def test_one_sample_has_its_reward_in_the_last_line():
     assert lines(1.0, main=Sample(messages=MESSAGES, reward=1.0)) == [
         "conversation (main)",
         "  user: hello",
@@ -19,7 +19,7 @@ def test_p18_one_sample_has_its_reward_in_the_last_line():
     ]
 
 
-def test_p18_components_and_rewards_of_chats_are_shown():
+def test_components_and_rewards_of_chats_are_shown():
     chats = (ChatReward(chat_number=1, reward=0.25), ChatReward(chat_number=3, reward_components={"short": 1.0}))
     sample = Sample(messages=MESSAGES, reward=0.5, reward_components={"format": 1.0, "x\n": 0.0}, chat_rewards=chats)
     assert lines(0.5, main=sample)[2:] == [
@@ -30,7 +30,7 @@ def test_p18_components_and_rewards_of_chats_are_shown():
     ]
 
 
-def test_p18_p19_several_samples_show_their_rewards_policies_and_parents():
+def test_several_samples_show_their_rewards_policies_and_parents():
     shown = lines(
         main=Sample(messages=MESSAGES, reward=1.0, policy="planner"),
         solve=Sample(messages=MESSAGES, reward=-1.0, policy="a\x1b", parent=ChatRef("main", 2)),
@@ -49,5 +49,5 @@ def test_p18_p19_several_samples_show_their_rewards_policies_and_parents():
     ]
 
 
-def test_p18_without_any_reward_the_last_line_says_so():
+def test_without_any_reward_the_last_line_says_so():
     assert lines(main=Sample(messages=MESSAGES))[-1] == "COMPLETED: 0 turns, 0 tool calls, no reward, 0.00 s"

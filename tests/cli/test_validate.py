@@ -108,7 +108,7 @@ def test_a_good_agent(outside):
     assert conversation[-1].startswith("  COMPLETED: 3 turns, 4 tool calls, reward 1, ")
 
 
-def test_c02_findings_are_shown_with_code_place_message_and_hint(outside):
+def test_findings_are_shown_with_code_place_message_and_hint(outside):
     here = outside
     here.write("""
         class Agent(Good):
@@ -129,7 +129,7 @@ def test_c02_findings_are_shown_with_code_place_message_and_hint(outside):
     ]
 
 
-def test_c02_warnings_do_not_fail(here):
+def test_warnings_do_not_fail(here):
     here.write("""
         class Agent(Good):
             def get_tools(self, request): ...  # tools
@@ -309,7 +309,7 @@ def test_a_missing_run_is_reported_with_the_other_problems(here):
 # --json
 
 
-def test_c02_c07_what_the_module_prints_does_not_reach_stdout(outside):
+def test_what_the_module_prints_does_not_reach_stdout(outside):
     here = outside
     here.write("""
         import atexit, os, subprocess
@@ -346,7 +346,7 @@ def test_c02_c07_what_the_module_prints_does_not_reach_stdout(outside):
         assert f"{verb} by get_tools" in done.stderr
 
 
-def test_c02_c07_what_the_run_prints_does_not_reach_stdout_either(here):
+def test_what_the_run_prints_does_not_reach_stdout_either(here):
     here.write("""
         class Agent(Good):
             async def run(self, ctx):
@@ -422,7 +422,7 @@ def test_what_blocks_for_a_moment_only_is_fine(here):
 
 
 @pytest.mark.parametrize("body", ["ctx.complete(messages)", "return", "return {'status': 'COMPLETED'}"])
-def test_c02_result_not_returned(here, body):
+def test_result_not_returned(here, body):
     assert running(here, body) == [("RESULT_NOT_RETURNED", here.place("run"))]
 
 
@@ -430,12 +430,12 @@ def test_c02_result_not_returned(here, body):
     ("reward", "code"),
     [("float('nan')", "NON_FINITE_REWARD"), ("float('-inf')", "NON_FINITE_REWARD"), ("'1.0'", "BAD_REWARD")],
 )
-def test_c02_a_reward_that_is_none(here, reward, code):
+def test_a_reward_that_is_none(here, reward, code):
     assert running(here, f"return ctx.complete(messages, reward={reward})") == [(code, here.place("run"))]
 
 
 @pytest.mark.slow
-def test_c02_tool_call_unanswered(here):
+def test_tool_call_unanswered(here):
     found = running(
         here,
         """

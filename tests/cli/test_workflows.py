@@ -77,7 +77,8 @@ def test_eval_scores_a_workflow_with_its_grader(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", SPECS)
-async def test_r18_r21_serve_hosts_a_workflow_with_the_values_of_file_variable_and_line(folder, spec):
+@pytest.mark.row("SDK 18", "SDK 21")
+async def test_serve_hosts_a_workflow_with_the_values_of_file_variable_and_line(folder, spec):
     options = ("--config", "run.toml", "--grader-config", "reward=4", "--no-journal")
     with server_process("-m", spec, *options, cwd=folder) as (_, address):
         async with RolloutClient(address) as client, Trainer(address, EchoPolicy()) as trainer:
@@ -95,7 +96,8 @@ async def test_r18_r21_serve_hosts_a_workflow_with_the_values_of_file_variable_a
 
 
 @pytest.mark.slow
-def test_r18_the_file_can_name_what_is_served(folder):
+@pytest.mark.row("SDK 18")
+def test_the_file_can_name_what_is_served(folder):
     (folder / "all.toml").write_text(f'[server]\nmodule = ["{SPECS[0]}"]\n')
     with serving("--config", "all.toml", cwd=folder) as (_, ready):
         assert ready["agent_loops"] == ["greeter"]
@@ -129,7 +131,8 @@ def test_r18_the_file_can_name_what_is_served(folder):
     ],
     ids=["no file", "type", "no value", "no toml", "table", "key", "grader", "twice", "name"],
 )
-def test_r19_r24_r28_what_serve_refuses(folder, options, code, says):
+@pytest.mark.row("SDK 19", "SDK 24", "SDK 28")
+def test_what_serve_refuses(folder, options, code, says):
     (folder / "bad.toml").write_text("[workflows]\n")
     (folder / "key.toml").write_text("[server]\nprot = 1\n")
     done = run("-m", "osmosis_grpc", "serve", *options, "--no-journal", "--no-http", "--grpc-port", "0", cwd=folder)
@@ -138,7 +141,8 @@ def test_r19_r24_r28_what_serve_refuses(folder, options, code, says):
 
 
 @pytest.mark.slow
-def test_r29_serve_reports_all_problems_of_a_workflow_at_once(folder):
+@pytest.mark.row("SDK 29")
+def test_serve_reports_all_problems_of_a_workflow_at_once(folder):
     (folder / "wrong.py").write_text(
         "from osmosis_grpc.rollout import AgentWorkflow, Grader\n"
         "class Wrong(AgentWorkflow):\n    def run(self, ctx): ...\n"
@@ -200,7 +204,8 @@ def test_demo_runs_a_workflow(folder):
 
 
 @pytest.mark.slow
-def test_r25_several_entry_points_of_equal_names_are_hosted_at_once(folder):
+@pytest.mark.row("SDK 25")
+def test_several_entry_points_of_equal_names_are_hosted_at_once(folder):
     other = folder / "rollouts" / "other"
     other.mkdir()
     (other / "words.py").write_text("PREFIX = 'other'\n")
@@ -211,7 +216,8 @@ def test_r25_several_entry_points_of_equal_names_are_hosted_at_once(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("changed", ["rollouts/greeter/entry.py", "run.toml"])
-def test_r25_reload_sees_new_code_and_new_values(folder, changed):
+@pytest.mark.row("SDK 25")
+def test_reload_sees_new_code_and_new_values(folder, changed):
     command = [sys.executable, "-m", "osmosis_grpc.serve", "-m", SPECS[0], "--config", "run.toml"]
     command += ["--grpc-port", "0", "--no-http", "--no-journal", "--json", "--reload"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=folder) as process:

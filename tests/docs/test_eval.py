@@ -17,7 +17,7 @@ def steady(text):
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-async def test_c05_the_page_shows_what_the_commands_print(tmp_path, monkeypatch):
+async def test_the_page_shows_what_the_commands_print(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with Reader(tmp_path) as reader:
         for block in blocks_of(PAGE):

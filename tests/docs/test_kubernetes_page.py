@@ -9,7 +9,8 @@ pytestmark = pytest.mark.adapters
 pytest.importorskip("kubernetes_asyncio")
 
 
-async def test_arl50_the_program_of_the_page_about_kubernetes_runs(tmp_path, monkeypatch):
+@pytest.mark.row("ARL 50")
+async def test_the_program_of_the_page_about_kubernetes_runs(tmp_path, monkeypatch):
     from tests.tools.kubernetes.api_server import FakeApi, usable
 
     if not usable():

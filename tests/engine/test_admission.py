@@ -188,7 +188,7 @@ async def test_beyond_the_budget_the_oldest_delivered_go(hosting):
         assert h.engine.journal.events("r0", 1, 0, 10) == []
 
 
-async def test_x07_what_runs_counts_and_does_not_go(hosting):
+async def test_what_runs_counts_and_does_not_go(hosting):
     """Settled rollouts go for its sake; what is above the budget then is refused until something has ended."""
     gates = Gates()
     async with hosting(gates, memory_budget=140_000) as h:

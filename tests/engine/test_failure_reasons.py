@@ -58,24 +58,24 @@ AGENTS = {
 
 
 @pytest.mark.parametrize("agent", AGENTS)
-async def test_p15_the_reason_of_what_an_agent_does(hosting, agent):
+async def test_the_reason_of_what_an_agent_does(hosting, agent):
     async with hosting(agent) as h:
         assert (await h.run()).failure.reason is AGENTS[agent]
 
 
-async def test_p15_the_reason_of_a_timeout(hosting):
+async def test_the_reason_of_a_timeout(hosting):
     async with hosting(hangs) as h:
         assert (await h.run(agent_timeout=0.05)).failure.reason is FailureReason.AGENT_TIMEOUT
 
 
-async def test_p15_the_reason_of_a_server_that_shuts_down(hosting):
+async def test_the_reason_of_a_server_that_shuts_down(hosting):
     async with hosting(hangs) as h:
         record = await h.start()
         await h.engine.shutdown.close(1.0)
         assert record.delivery.outcome.failure.reason is FailureReason.SHUTDOWN
 
 
-async def test_p15_the_reason_of_a_lost_trainer(hosting):
+async def test_the_reason_of_a_lost_trainer(hosting):
     async with hosting(hangs) as h:
         record = await h.start()
         h.engine.lose(record.tenant, "the trainer was away")
@@ -103,14 +103,14 @@ POLICIES = {
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-async def test_p15_the_reason_of_what_a_trainer_does(hosting, policy):
+async def test_the_reason_of_what_a_trainer_does(hosting, policy):
     async with hosting(chats, trainer_grace=0.05) as h:
         h.trainer.policy = policy
         assert (await h.run()).failure.reason is POLICIES[policy]
 
 
 @pytest.mark.parametrize("reason", [*FailureReason, "", "OF_A_NEWER_VERSION"])
-def test_p15_reasons_travel(reason):
+def test_reasons_travel(reason):
     failed = RolloutOutcome(rollout_id="r", status=OutcomeStatus.FAILED, failure=Failure("agent", "no", reason=reason))
     read = outcome_from_wire(outcome_to_wire(failed), "outcome").failure
     assert read == failed.failure
@@ -118,7 +118,7 @@ def test_p15_reasons_travel(reason):
 
 
 @pytest.mark.parametrize("reason", ["lower", "TWO WORDS", "X" * 65, "A\nB"])
-def test_p15_a_reason_of_another_form_is_refused_by_name(reason):
+def test_a_reason_of_another_form_is_refused_by_name(reason):
     failed = RolloutOutcome(rollout_id="r", status=OutcomeStatus.FAILED, failure=Failure("agent", "no", reason=reason))
     with pytest.raises(InvalidArgument, match=r"outcome\.failure\.reason"):
         outcome_from_wire(outcome_to_wire(failed), "outcome")

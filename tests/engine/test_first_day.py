@@ -55,7 +55,7 @@ class Raises(RolloutAgentLoop):
         await Weather().ask()
 
 
-async def test_t07_a_failure_says_where_the_agent_raised(hosting, caplog, monkeypatch):
+async def test_a_failure_says_where_the_agent_raised(hosting, caplog, monkeypatch):
     monkeypatch.chdir(ROOT)
     async with hosting(Raises()) as h:
         failure = (await h.run()).failure
@@ -83,7 +83,7 @@ async def test_a_chat_that_fails_is_one_line_of_the_log(hosting, caplog):
     assert "Traceback" not in caplog.text
 
 
-async def test_t07_the_last_five_frames_are_kept_and_are_bounded(hosting, tmp_path):
+async def test_the_last_five_frames_are_kept_and_are_bounded(hosting, tmp_path):
     name = "deep_" + "x" * 1000
     body = f"""
         def {name}(n):
@@ -109,7 +109,7 @@ async def test_t07_the_last_five_frames_are_kept_and_are_bounded(hosting, tmp_pa
         assert max(map(len, (frame.file, frame.function, frame.code))) <= 256
 
 
-async def test_t07_an_exception_of_a_task_group_and_of_a_library_is_placed_in_the_agent(hosting):
+async def test_an_exception_of_a_task_group_and_of_a_library_is_placed_in_the_agent(hosting):
     async def run(ctx):
         async with asyncio.TaskGroup() as group:
             group.create_task(Weather().ask())
@@ -123,7 +123,7 @@ async def test_t07_an_exception_of_a_task_group_and_of_a_library_is_placed_in_th
         assert (await h.run()).failure.frames[-1].code == "textwrap.dedent(5)  # in the library"
 
 
-async def test_t07_what_the_agent_gives_up_with_is_placed_too(hosting):
+async def test_what_the_agent_gives_up_with_is_placed_too(hosting):
     async def run(ctx):
         try:
             return {}["key"]
@@ -135,7 +135,7 @@ async def test_t07_what_the_agent_gives_up_with_is_placed_too(hosting):
     assert (failure.message, failure.frames[-1].code) == ("'key'", 'return {}["key"]')
 
 
-async def test_t07_a_failure_without_an_exception_has_no_place(hosting):
+async def test_a_failure_without_an_exception_has_no_place(hosting):
     async def run(ctx):
         return ctx.error("no idea")
 
@@ -219,7 +219,7 @@ def calling_messages(count):
         never_asks,
     ],
 )
-async def test_t10_each_tool_call_counts_once(hosting, agent):
+async def test_each_tool_call_counts_once(hosting, agent):
     """Two turns with two calls each; the ids are the same in both turns, as some models have them."""
     given = [USER, calling("before"), create_tool_result("c0", "from an earlier episode")]
     async with hosting(agent) as h:
@@ -232,7 +232,7 @@ async def test_t10_each_tool_call_counts_once(hosting, agent):
         assert metrics.tool_latency_ms > 0
 
 
-async def test_t10_what_was_recorded_and_more_was_run(hosting):
+async def test_what_was_recorded_and_more_was_run(hosting):
     async def run(ctx):
         await execute_tool_calls(calling("a", "b", "c")["tool_calls"], answers)
         ctx.record_tool_call(1e6)
@@ -244,7 +244,7 @@ async def test_t10_what_was_recorded_and_more_was_run(hosting):
     assert 0 < metrics.tool_latency_ms < 1e6, "the helper measured all three"
 
 
-async def test_t10_an_error_that_a_tool_was_turned_into_is_in_its_event(hosting):
+async def test_an_error_that_a_tool_was_turned_into_is_in_its_event(hosting):
     from osmosis_grpc.agent.tools import create_tool_error_result
 
     async def executor(call):
@@ -276,7 +276,7 @@ async def hangs_in_a_tool(ctx):
     await execute_tool_calls(messages[-1]["tool_calls"], hangs)
 
 
-async def test_t12_a_rollout_without_a_limit_has_the_servers(hosting):
+async def test_a_rollout_without_a_limit_has_the_servers(hosting):
     async with hosting(hangs_in_a_tool, agent_timeout=0.2, get_tools=lambda request: [tool("get_weather")]) as h:
         h.trainer.policy = EveryToolMock()
         outcome = await h.run()
@@ -288,7 +288,7 @@ async def test_t12_a_rollout_without_a_limit_has_the_servers(hosting):
     )
 
 
-async def test_t12_the_servers_limit_does_not_count_the_queue(hosting):
+async def test_the_servers_limit_does_not_count_the_queue(hosting):
     async def run(ctx):
         await asyncio.sleep(0.6 if ctx.request.label == "first" else 0.01)  # the first one is slow
         return ctx.complete([USER])
@@ -299,7 +299,7 @@ async def test_t12_the_servers_limit_does_not_count_the_queue(hosting):
         assert (await h.settled(second)).status is OutcomeStatus.COMPLETED
 
 
-async def test_t12_the_default_is_half_an_hour(hosting):
+async def test_the_default_is_half_an_hour(hosting):
     async with hosting(hangs_in_a_tool) as h:
         assert h.engine.config.agent_timeout == 1800.0
         h.trainer.policy = EveryToolMock()
@@ -308,7 +308,7 @@ async def test_t12_the_default_is_half_an_hour(hosting):
             pass
 
 
-async def test_t12_a_tool_that_is_run_by_hand_is_named_too(hosting):
+async def test_a_tool_that_is_run_by_hand_is_named_too(hosting):
     async def run(ctx):
         await ctx.chat([USER])
         await asyncio.Event().wait()
@@ -328,7 +328,7 @@ def stalls(caplog):
     ]
 
 
-async def test_t12_a_stall_is_logged_once_with_what_the_rollout_does(hosting, caplog):
+async def test_a_stall_is_logged_once_with_what_the_rollout_does(hosting, caplog):
     caplog.set_level(logging.WARNING, "osmosis_grpc.engine")
     go_on = asyncio.Event()
 
@@ -370,7 +370,7 @@ async def test_t12_a_stall_is_logged_once_with_what_the_rollout_does(hosting, ca
         assert all("it does: agent (called: get_weather), since " in line for line in stalls(caplog)[2:])
 
 
-async def test_t12_many_stalls_are_counted(hosting, caplog):
+async def test_many_stalls_are_counted(hosting, caplog):
     async def run(ctx):
         await asyncio.Event().wait()
 
@@ -394,7 +394,7 @@ async def never_ends(ctx):
         await ctx.chat(messages)
 
 
-async def test_t13_the_failure_of_an_agent_that_never_ends_names_max_turns(hosting):
+async def test_the_failure_of_an_agent_that_never_ends_names_max_turns(hosting):
     async with hosting(never_ends) as h:
         outcome = await h.run(agent_timeout=0.3, max_turns=3)
     failure = outcome.failure
@@ -405,7 +405,7 @@ async def test_t13_the_failure_of_an_agent_that_never_ends_names_max_turns(hosti
     assert failure.boundary == "agent", "though a chat may have been open"
 
 
-async def test_t13_one_that_keeps_within_max_turns_is_not(hosting):
+async def test_one_that_keeps_within_max_turns_is_not(hosting):
     async def run(ctx):
         await ctx.chat([USER])
         await asyncio.Event().wait()
@@ -418,7 +418,7 @@ async def test_t13_one_that_keeps_within_max_turns_is_not(hosting):
     )
 
 
-async def test_t13_an_agent_that_ignores_the_end_does_not_block_the_others(hosting):
+async def test_an_agent_that_ignores_the_end_does_not_block_the_others(hosting):
     stop = asyncio.Event()
 
     async def run(ctx):

@@ -407,7 +407,7 @@ class Graded(Talker):
         return ctx.complete(messages)
 
 
-async def test_p18_p19_an_agent_that_runs_again_sets_the_same_rewards_and_samples(folder):
+async def test_an_agent_that_runs_again_sets_the_same_rewards_and_samples(folder):
     async with keeping(folder.with_name("whole"), Graded()) as h:
         await h.start()
         whole = (await h.get()).outcome
@@ -435,7 +435,7 @@ class Swapped(Graded):
         return ctx.complete([])
 
 
-async def test_p19_a_chat_of_another_policy_is_another_question(folder):
+async def test_a_chat_of_another_policy_is_another_question(folder):
     copy = await crashed(folder, Graded(), 3)
     async with keeping(copy, Swapped()) as h:
         outcome = (await h.get()).outcome
@@ -567,7 +567,7 @@ async def test_an_undelivered_completion_is_delivered(folder):
 
 
 @pytest.mark.parametrize("ahead", [3600.0, -5000.0])
-async def test_x11_a_restart_charges_no_time_in_which_no_server_ran(folder, ahead):
+async def test_a_restart_charges_no_time_in_which_no_server_ran(folder, ahead):
     """Neither a clock that jumps between two processes nor the time between them counts against agent_timeout."""
     copy = await crashed(folder, Talker(), 2, agent_timeout=60.0)
     async with keeping(copy, Talker(), ahead=ahead) as h:
@@ -575,7 +575,7 @@ async def test_x11_a_restart_charges_no_time_in_which_no_server_ran(folder, ahea
         assert (await h.get()).outcome.status is OutcomeStatus.COMPLETED
 
 
-async def test_x11_what_a_process_has_used_of_the_time_is_charged(folder):
+async def test_what_a_process_has_used_of_the_time_is_charged(folder):
     async with keeping(folder, Talker(), policy=Until(2)) as h:
         await h.start(agent_timeout=60.0)
         await h.until(lambda: len(h.trainer.chats) == 2)
@@ -589,7 +589,7 @@ async def test_x11_what_a_process_has_used_of_the_time_is_charged(folder):
         assert 10.0 < left <= 20.0
 
 
-async def test_x11_a_wall_clock_that_jumps_ages_nothing(folder):
+async def test_a_wall_clock_that_jumps_ages_nothing(folder):
     """Neither a settled rollout nor a cancel that waits for its Init is forgotten; with their time they are."""
     clock = WallClock()
     async with keeping(folder, Talker(1), policy=EchoPolicy(), clock=clock, record_ttl=3600.0) as h:
@@ -617,7 +617,7 @@ async def dies(folder, *names):
         return h.crash()
 
 
-async def test_x03_suspects_run_one_at_a_time_and_after_the_others(folder):
+async def test_suspects_run_one_at_a_time_and_after_the_others(folder):
     """What ran when the process died, twice without a new reply, runs alone until it gets one."""
     copy = await dies(await dies(folder, "r1", "r2"), "r3")
     gate = {name: asyncio.Event() for name in ("r1", "r2", "r3")}
@@ -638,7 +638,7 @@ async def test_x03_suspects_run_one_at_a_time_and_after_the_others(folder):
             assert (await h.get(name)).outcome.status is OutcomeStatus.COMPLETED
 
 
-async def test_x03_after_three_runs_without_a_new_reply_it_is_not_run_again(folder):
+async def test_after_three_runs_without_a_new_reply_it_is_not_run_again(folder):
     copy = await dies(folder, "r1")
     for _ in range(3):
         copy = await dies(copy)
@@ -649,7 +649,7 @@ async def test_x03_after_three_runs_without_a_new_reply_it_is_not_run_again(fold
 
 
 @pytest.mark.slow
-async def test_x03_servers_that_are_stopped_in_good_order_do_not_count(folder):
+async def test_servers_that_are_stopped_in_good_order_do_not_count(folder):
     copy = await dies(folder, "r1")
     for _ in range(5):
         async with keeping(copy, Talker(), policy=Until(1)) as h:

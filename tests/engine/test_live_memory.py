@@ -16,7 +16,7 @@ def unparsed():
     return jsontext.Unparsed.checked(TEXT, "metadata_json")
 
 
-async def test_x07_metadata_counts_once_the_agent_has_read_it(hosting):
+async def test_metadata_counts_once_the_agent_has_read_it(hosting):
     read, gate = [], asyncio.Event()
 
     async def reads(ctx):
@@ -38,7 +38,7 @@ async def test_x07_metadata_counts_once_the_agent_has_read_it(hosting):
         await h.start("third")
 
 
-async def test_x07_chats_of_live_rollouts_count(hosting):
+async def test_chats_of_live_rollouts_count(hosting):
     gate = asyncio.Event()
 
     async def chats(ctx):
@@ -58,7 +58,7 @@ async def test_x07_chats_of_live_rollouts_count(hosting):
         await h.start("second")
 
 
-def test_x07_a_copy_of_a_request_parses_nothing():
+def test_a_copy_of_a_request_parses_nothing():
     request = RolloutRequest(rollout_id="r", metadata=unparsed())
     assert unread_metadata(copy_of(request, type(request), attempt=2)) is unread_metadata(request)
     assert request.metadata["a"][:1] == [[]]
@@ -66,11 +66,11 @@ def test_x07_a_copy_of_a_request_parses_nothing():
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"a":NaN}', '{"a":' + "[" * 256 + "]" * 256 + "}", '{"a":1,"a":2}'])
-def test_x07_what_is_no_object_is_refused_before_it_is_read(text):
+def test_what_is_no_object_is_refused_before_it_is_read(text):
     with pytest.raises(InvalidArgument, match="metadata_json"):
         jsontext.Unparsed.checked(text, "metadata_json")
 
 
 @pytest.mark.parametrize("text", ['{"a":' + "[" * 255 + "]" * 255 + "}", '{"a":"' + "[" * 300 + '\\"]"}'])
-def test_x07_brackets_in_strings_are_no_levels(text):
+def test_brackets_in_strings_are_no_levels(text):
     assert jsontext.Unparsed.checked(text, "metadata_json").value()

@@ -55,7 +55,7 @@ async def block_while_it_starts(watchdog):
     watchdog.paused = False
 
 
-def test_t15_a_blocking_line_is_named():
+def test_a_blocking_line_is_named():
     watchdog = watch(block)
     assert watchdog.blocked == 1
     assert watchdog.last == f"{__file__}:{block.__code__.co_firstlineno + 1} in block"
@@ -64,11 +64,11 @@ def test_t15_a_blocking_line_is_named():
 @pytest.mark.parametrize(
     ("main", "selector"), [(wait_for_nothing, Starved), (block_while_it_starts, selectors.DefaultSelector)]
 )
-def test_t15_what_is_not_a_blocked_loop_is_not_reported(main, selector):
+def test_what_is_not_a_blocked_loop_is_not_reported(main, selector):
     assert watch(main, selector).blocked == 0
 
 
-def test_t15_the_program_that_runs_the_loop_is_never_named():
+def test_the_program_that_runs_the_loop_is_never_named():
     watchdog = watch(block_in_the_standard_library)
     assert watchdog.blocked == 1
     assert watchdog.last.endswith(" in _run")

@@ -50,7 +50,8 @@ def limited(workflow, name, most):
     return WorkflowRunnable(workflow, config, Ones)
 
 
-async def test_r67_a_workflow_has_a_limit_of_its_own(hosting):
+@pytest.mark.row("SDK 67")
+async def test_a_workflow_has_a_limit_of_its_own(hosting):
     async with hosting(limited(Waits, "limited", 1), limited(Asks, "free", None), max_concurrent=3) as h:
         waiting = [await h.start(f"w{number}", agent_loop="limited", messages=PROMPT) for number in range(3)]
         await h.running()
@@ -64,7 +65,8 @@ async def test_r67_a_workflow_has_a_limit_of_its_own(hosting):
             assert (await h.settled(record)).status == "CANCELLED"
 
 
-async def test_r67_a_configuration_without_a_limit_leaves_the_servers_limit(hosting):
+@pytest.mark.row("SDK 67")
+async def test_a_configuration_without_a_limit_leaves_the_servers_limit(hosting):
     assert EngineConfig().max_concurrent == 100
     async with hosting(limited(Waits, "w", None), max_concurrent=1) as h:
         for number in range(2):
@@ -72,7 +74,8 @@ async def test_r67_a_configuration_without_a_limit_leaves_the_servers_limit(host
         assert (h.engine.capacity().running, h.engine.capacity().queued) == (1, 1)
 
 
-async def test_r66_time_in_the_queue_is_the_agents(hosting):
+@pytest.mark.row("SDK 66")
+async def test_time_in_the_queue_is_the_agents(hosting):
     async with hosting(WorkflowRunnable(Waits, None, Ones), max_concurrent=1) as h:
         await h.start("first", messages=PROMPT)
         await h.running()
@@ -81,7 +84,8 @@ async def test_r66_time_in_the_queue_is_the_agents(hosting):
         assert (outcome.failure.boundary, dict(outcome.samples)) == ("server", {})
 
 
-async def test_r68_an_overload_is_refused_with_a_delay(hosting):
+@pytest.mark.row("SDK 68")
+async def test_an_overload_is_refused_with_a_delay(hosting):
     async with hosting(Waits, max_concurrent=1, max_queued=1) as h:
         for number in range(2):
             await h.start(f"w{number}", messages=PROMPT)
@@ -91,7 +95,8 @@ async def test_r68_an_overload_is_refused_with_a_delay(hosting):
 
 
 @pytest.mark.parametrize("way", ["crash", "cancel", "bad configuration", "grader", "shutdown"])
-async def test_r69_every_accepted_rollout_has_exactly_one_end(hosting, way):
+@pytest.mark.row("SDK 69")
+async def test_every_accepted_rollout_has_exactly_one_end(hosting, way):
     class Uncopied(AgentWorkflowConfig):
         name: str = "agent"
 
@@ -129,7 +134,8 @@ async def test_r69_every_accepted_rollout_has_exactly_one_end(hosting, way):
             assert outcome.failure.message.startswith("TypeError: the configuration of agent cannot be copied, ")
 
 
-async def test_r70_an_equal_init_finds_the_rollout_and_another_one_is_refused(hosting):
+@pytest.mark.row("SDK 70")
+async def test_an_equal_init_finds_the_rollout_and_another_one_is_refused(hosting):
     async with hosting(Asks) as h:
         record = await h.start("r1", messages=PROMPT)
         for _ in range(2):
@@ -141,7 +147,8 @@ async def test_r70_an_equal_init_finds_the_rollout_and_another_one_is_refused(ho
         assert len(h.trainer.chats) == 1
 
 
-async def test_r71_cancel_takes_one_a_group_a_prefix_or_all_and_is_idempotent(hosting):
+@pytest.mark.row("SDK 71")
+async def test_cancel_takes_one_a_group_a_prefix_or_all_and_is_idempotent(hosting):
     async with hosting(Waits, max_concurrent=1, max_queued=9) as h:
         records = [
             await h.start(f"r{number}", messages=PROMPT, group=Group(f"g{number // 2}", number % 2, 2))
@@ -168,7 +175,8 @@ async def test_r71_cancel_takes_one_a_group_a_prefix_or_all_and_is_idempotent(ho
         assert list(outcomes[0].samples) == ["agent"]
 
 
-async def test_r72_the_status_says_queued_running_grading_and_the_end(hosting):
+@pytest.mark.row("SDK 72")
+async def test_the_status_says_queued_running_grading_and_the_end(hosting):
     assert EngineConfig().record_ttl >= 900
     async with hosting(
         limited(Waits, "waits", 1), WorkflowRunnable(Asks, AgentWorkflowConfig(name="graded"), GraderWaits)
@@ -186,7 +194,8 @@ async def test_r72_the_status_says_queued_running_grading_and_the_end(hosting):
             h.engine.rollouts.get("me", "unknown")
 
 
-async def test_r73_a_trainer_that_is_away_comes_back_with_an_equal_init_or_the_rollout_ends(hosting):
+@pytest.mark.row("SDK 73")
+async def test_a_trainer_that_is_away_comes_back_with_an_equal_init_or_the_rollout_ends(hosting):
     async def away(request):
         raise Unavailable("the trainer is away")
 
@@ -213,7 +222,8 @@ async def test_r73_a_trainer_that_is_away_comes_back_with_an_equal_init_or_the_r
     ],
     ids=["400", "429", "503"],
 )
-async def test_r74_errors_of_the_policy_are_retried_or_end_the_rollout_with_their_text(hosting, error, tries):
+@pytest.mark.row("SDK 74")
+async def test_errors_of_the_policy_are_retried_or_end_the_rollout_with_their_text(hosting, error, tries):
     asked = []
 
     async def fails_twice(request):
@@ -232,7 +242,8 @@ async def test_r74_errors_of_the_policy_are_retried_or_end_the_rollout_with_thei
             assert outcome.failure.reason is FailureReason.CHAT_REFUSED
 
 
-async def test_r76_after_the_drain_limit_the_rest_is_ended(hosting):
+@pytest.mark.row("SDK 76")
+async def test_after_the_drain_limit_the_rest_is_ended(hosting):
     async with hosting(Waits) as h:
         record = await h.start("r1", messages=PROMPT)
         await until(lambda: h.kinds(record, events.ChatAnswered))

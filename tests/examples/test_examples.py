@@ -20,7 +20,7 @@ def test_the_minimal_trainer_drives_the_calculator(forked):
     assert all("COMPLETED" in row for row in rows)
 
 
-def test_p18_p19_the_debate_trains_two_policies(forked, tmp_path):
+def test_the_debate_trains_two_policies(forked, tmp_path):
     check_debate(forked.run(str(EXAMPLES / "debate.py"), cwd=tmp_path))
     assert list(tmp_path.iterdir()) == [], "it leaves nothing behind"
 

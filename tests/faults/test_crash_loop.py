@@ -99,7 +99,7 @@ class Supervisor:
 @pytest.mark.slow
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize("chats", [0, pytest.param(1, marks=pytest.mark.long)], ids=["at once", "after a chat"])
-async def test_x03_an_agent_that_kills_its_process_ends_and_so_do_the_others(tmp_path, chats):
+async def test_an_agent_that_kills_its_process_ends_and_so_do_the_others(tmp_path, chats):
     """Its rollout ends FAILED (agent, CRASHED_SERVER) after some deaths; the bystander ones complete, at attempt 1."""
 
     async def slow(request):

@@ -156,7 +156,7 @@ async def written(folder, stack, count: int = 12) -> list[str]:
 
 
 @pytest.mark.long
-async def test_x09_a_spoiled_journal_is_read_into_a_fresh_one(stack, tmp_path):
+async def test_a_spoiled_journal_is_read_into_a_fresh_one(stack, tmp_path):
     """64 bytes of each page are damaged, its header included; the damaged file is kept."""
     done = await written(tmp_path, stack)
     with sqlite3.connect(tmp_path / "journal.db") as database:

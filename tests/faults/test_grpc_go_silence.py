@@ -15,7 +15,7 @@ SILENCE = 310
 """Seconds without a reply: five minutes, and one ping of the agent server."""
 
 
-async def test_p09_a_stock_grpc_go_trainer_sends_no_goaway_in_five_minutes_of_a_silent_chat(serve, tmp_path):
+async def test_a_stock_grpc_go_trainer_sends_no_goaway_in_five_minutes_of_a_silent_chat(serve, tmp_path):
     """GOAWAY ends a connection. The proxy before the trainer counts connections, and would see another one."""
     command = program("go")("trainer")
     script = tmp_path / "script.json"

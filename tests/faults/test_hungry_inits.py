@@ -40,7 +40,7 @@ def resident(process):
 
 
 @pytest.mark.slow
-async def test_x07_metadata_that_no_agent_reads_is_not_parsed(tmp_path):
+async def test_metadata_that_no_agent_reads_is_not_parsed(tmp_path):
     (tmp_path / "agents.py").write_text(AGENT)
     arguments = ["-m", "agents:agent_loop", "--state-dir", "state", "--drain-timeout", "0"]
     with server_process(*arguments, cwd=tmp_path) as (process, address):

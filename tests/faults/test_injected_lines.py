@@ -130,13 +130,13 @@ async def run(folder, count, seed=SEED):
 
 @pytest.mark.timeout(300)
 @pytest.mark.slow
-async def test_x04_an_exception_at_any_of_four_lines_ends_every_rollout(tmp_path):
+async def test_an_exception_at_any_of_four_lines_ends_every_rollout(tmp_path):
     (tmp_path / "undisturbed").mkdir()
     await run(tmp_path, 4)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-async def test_x04_an_exception_at_any_of_forty_lines_ends_every_rollout(tmp_path):
+async def test_an_exception_at_any_of_forty_lines_ends_every_rollout(tmp_path):
     (tmp_path / "undisturbed").mkdir()
     await run(tmp_path, LINES)

@@ -39,7 +39,7 @@ def test_a_killed_server_leaves_no_lock(tmp_path):
 
 
 @pytest.mark.long
-def test_x16_a_server_whose_lock_is_removed_ends_before_it_writes_beside_another(tmp_path):
+def test_a_server_whose_lock_is_removed_ends_before_it_writes_beside_another(tmp_path):
     state = ("--state-dir", str(tmp_path / "state"))
     with server_process(*CALCULATOR, *state) as (process, _):
         (tmp_path / "state" / "lock").unlink()

@@ -277,7 +277,7 @@ async def test_a_result_is_given_up_after_its_time_and_counted():
     assert trainer.outcomes == []
 
 
-async def test_p08_a_callback_over_grpc_is_no_url_even_beside_http():
+async def test_a_callback_over_grpc_is_no_url_even_beside_http():
     async with gateway() as (server, trainer, _), RolloutClient(server.address) as client:
         messages = [{"role": "user", "content": "What is 2 * 3?"}]
         with pytest.raises(InvalidArgument, match=r"callback.target: is a URL; send HOST:PORT"):

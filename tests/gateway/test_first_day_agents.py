@@ -36,7 +36,7 @@ async def over_http(module, folder):
 
 
 @pytest.mark.slow
-async def test_t10_the_calculator_example_counts_its_tools_over_http():
+async def test_the_calculator_example_counts_its_tools_over_http():
     done = await over_http("server:agent_loop", ROOT / "examples" / "calculator")
     assert done["status"] == "COMPLETED"
     assert done["metrics"]["num_tool_calls"] == 3
@@ -44,7 +44,7 @@ async def test_t10_the_calculator_example_counts_its_tools_over_http():
 
 
 @pytest.mark.slow
-async def test_t07_a_failure_says_where_the_agent_raised_over_http(tmp_path):
+async def test_a_failure_says_where_the_agent_raised_over_http(tmp_path):
     (tmp_path / "agents.py").write_text(RAISES)
     done = await over_http("agents:Agent", tmp_path)
     assert (done["status"], done["error_message"]) == ("ERROR", "FAILED: KeyError: 'weather_api_key'")

@@ -37,7 +37,7 @@ async def five_rollouts(ready, name):
 
 
 @pytest.mark.slow
-async def test_t11_health_counts_what_completed_since_the_start_with_a_journal(tmp_path):
+async def test_health_counts_what_completed_since_the_start_with_a_journal(tmp_path):
     """A second process on the same journal begins at 0: the first one's rollouts are not its own."""
     arguments = (*CALCULATOR, "-p", "0", "--state-dir", str(tmp_path / "state"), "--log-level", "error")
 
@@ -50,7 +50,7 @@ async def test_t11_health_counts_what_completed_since_the_start_with_a_journal(t
 
 
 @pytest.mark.slow
-async def test_t11_health_counts_what_completed_without_a_journal(tmp_path):
+async def test_health_counts_what_completed_without_a_journal(tmp_path):
     def counted():
         with serving(*CALCULATOR, "-p", "0", "--no-journal", "--log-level", "error") as (_, ready):
             return asyncio.run(five_rollouts(ready, "r"))

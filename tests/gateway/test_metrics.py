@@ -19,7 +19,7 @@ from tests.observability.scrape import OPENMETRICS, Page
 METRICS = "/metrics"
 
 
-async def test_o3_rollouts_over_http_are_on_the_page(gateway, trainer):
+async def test_rollouts_over_http_are_on_the_page(gateway, trainer):
     await gateway.init(trainer.body("r1"))
     await trainer.outcome("r1")
     answer = await gateway.client.get(METRICS)
@@ -36,14 +36,14 @@ async def test_o3_rollouts_over_http_are_on_the_page(gateway, trainer):
     assert "r1" not in answer.text
 
 
-async def test_o3_openmetrics_where_it_is_asked_for(gateway):
+async def test_openmetrics_where_it_is_asked_for(gateway):
     answer = await gateway.client.get(METRICS, headers={"accept": OPENMETRICS})
     assert answer.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
     assert answer.text.endswith("# EOF\n")
     assert Page(answer.text, parse=openmetrics).series()
 
 
-async def test_o3_a_token_guards_it(start):
+async def test_a_token_guards_it(start):
     closed = await start(token=TOKEN)
     assert (await closed.client.get(METRICS)).status_code == 401
     assert (await closed.client.get(METRICS, headers=showing("Bearer wrong"))).status_code == 401
@@ -52,7 +52,7 @@ async def test_o3_a_token_guards_it(start):
     assert TOKEN not in answer.text
 
 
-async def test_o3_it_is_not_there_in_public_without_a_token(stack):
+async def test_it_is_not_there_in_public_without_a_token(stack):
     server = await stack.enter_async_context(
         AgentServer([CalculatorAgent()], host="0.0.0.0", port=0, security=ServerSecurity(insecure=True))
     )
@@ -63,11 +63,11 @@ async def test_o3_it_is_not_there_in_public_without_a_token(stack):
         assert (await client.get("/health")).status_code == 200
 
 
-async def test_o3_no_page_of_a_browser_reads_it_by_another_name(gateway):
+async def test_no_page_of_a_browser_reads_it_by_another_name(gateway):
     assert (await gateway.client.get(METRICS, headers={"host": "evil.example"})).status_code == 421
 
 
-async def test_o3_every_application_has_it(stack):
+async def test_every_application_has_it(stack):
     settings = RolloutSettings(server=RolloutServerSettings(token=TOKEN))
     app = create_app(CalculatorAgent(), settings=settings)
     await stack.enter_async_context(app.router.lifespan_context(app))
@@ -83,7 +83,7 @@ async def test_o3_every_application_has_it(stack):
     assert {"osmosis_build_info", "grpc_server_call_started", "osmosis_trainer_chats"} <= page.families.keys()
 
 
-async def test_o3_a_gateway_alone_counts_what_it_passes_on(stack, trainer):
+async def test_a_gateway_alone_counts_what_it_passes_on(stack, trainer):
     server = await stack.enter_async_context(AgentServer([CalculatorAgent()], port=0))
     http, _ = await stack.enter_async_context(serve_standalone(server.address, port=0, callback_port=0))
     async with httpx.AsyncClient(base_url=f"http://{http.address}", trust_env=False) as client:
@@ -98,7 +98,7 @@ async def test_o3_a_gateway_alone_counts_what_it_passes_on(stack, trainer):
     assert page.value("grpc_server_call_started_total", grpc_method=chat) == 1
 
 
-async def test_o3_a_separate_port_is_on_loopback_and_needs_no_token(stack):
+async def test_a_separate_port_is_on_loopback_and_needs_no_token(stack):
     security = ServerSecurity(TOKEN, insecure=True)
     server = await stack.enter_async_context(
         AgentServer([CalculatorAgent()], host="0.0.0.0", port=0, security=security)
@@ -115,7 +115,7 @@ async def test_o3_a_separate_port_is_on_loopback_and_needs_no_token(stack):
     assert TOKEN not in answer.text
 
 
-async def test_o3_without_the_library_the_answer_names_the_extra(monkeypatch):
+async def test_without_the_library_the_answer_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     monkeypatch.delitem(sys.modules, "osmosis_grpc.observability.exposition", raising=False)
 

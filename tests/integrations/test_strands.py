@@ -112,7 +112,8 @@ def bare(messages):
 # Imports and the placeholder
 
 
-def test_r01_r02_both_paths_have_the_same_objects():
+@pytest.mark.row("SDK 1", "SDK 2")
+def test_both_paths_have_the_same_objects():
     import osmosis_grpc.rollout as root
     import osmosis_grpc.rollout.integrations.agents.strands as below
 
@@ -121,7 +122,8 @@ def test_r01_r02_both_paths_have_the_same_objects():
         assert name in below.__all__
 
 
-async def test_r36_an_agent_outside_of_a_rollout_says_what_is_missing():
+@pytest.mark.row("SDK 36")
+async def test_an_agent_outside_of_a_rollout_says_what_is_missing():
     with pytest.raises(RuntimeError) as raised:
         make()
     assert str(raised.value) == NO_CONTEXT
@@ -131,19 +133,22 @@ async def test_r36_an_agent_outside_of_a_rollout_says_what_is_missing():
     ("method", "arguments"),
     [("stream", ([],)), ("structured_output", (int, [])), ("get_config", ()), ("update_config", ())],
 )
-def test_r37_the_placeholder_makes_no_calls(method, arguments):
+@pytest.mark.row("SDK 37")
+def test_the_placeholder_makes_no_calls(method, arguments):
     with pytest.raises(NotImplementedError, match=method):
         getattr(model(), method)(*arguments)
 
 
-def test_r38_the_placeholder_is_a_litellm_model_with_optional_params():
+@pytest.mark.row("SDK 38")
+def test_the_placeholder_is_a_litellm_model_with_optional_params():
     from strands.models.litellm import LiteLLMModel
 
     assert isinstance(model(), LiteLLMModel)
     assert copy.deepcopy(model(temperature=1.0)).config == {"params": {"temperature": 1.0}}
 
 
-async def test_r39_for_sample_is_a_litellm_model_of_the_sample():
+@pytest.mark.row("SDK 39")
+async def test_for_sample_is_a_litellm_model_of_the_sample():
     from strands.models.litellm import LiteLLMModel
 
     context = RolloutContext(rollout_id="r1", chat_completions_url="http://127.0.0.1:1/v1", api_key="secret")
@@ -159,14 +164,16 @@ async def test_r39_for_sample_is_a_litellm_model_of_the_sample():
     assert made.get_config()["params"] == {"temperature": 0.1}
 
 
-async def test_r35_without_a_key_the_client_gets_a_dummy_and_not_that_of_the_user(monkeypatch):
+@pytest.mark.row("SDK 35")
+async def test_without_a_key_the_client_gets_a_dummy_and_not_that_of_the_user(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "canary")
     monkeypatch.delenv("OSMOSIS_API_KEY", raising=False)
     made = model().for_sample("a", RolloutContext(rollout_id="r1"))
     assert made.client_args["api_key"] == "no-key"
 
 
-def test_r40_a_model_id_is_refused_when_the_model_is_made():
+@pytest.mark.row("SDK 40")
+def test_a_model_id_is_refused_when_the_model_is_made():
     from osmosis_grpc.rollout import OsmosisRolloutModel
 
     with pytest.raises(TypeError, match="takes no model_id: the trainer decides"):
@@ -183,14 +190,16 @@ def test_r40_a_model_id_is_refused_when_the_model_is_made():
     [({"name": "n", "agent_id": "i"}, "n"), ({"name": None, "agent_id": "i"}, "i"), ({"name": None}, None)],
     ids=["name", "agent_id", "random"],
 )
-async def test_r41_the_sample_has_the_name_the_agent_id_or_a_random_name(options, name):
+@pytest.mark.row("SDK 41")
+async def test_the_sample_has_the_name_the_agent_id_or_a_random_name(options, name):
     outcome, _ = await ran(lambda ctx: make(**options).invoke_async("hi"), Replies("x"))
     (sample,) = outcome.samples
     assert sample == name if name else len(sample) == 32
 
 
 @pytest.mark.parametrize("name", ["prüfer", "two words", "日本", "100%", "x" * 256])
-async def test_r42_an_odd_name_works(name):
+@pytest.mark.row("SDK 42")
+async def test_an_odd_name_works(name):
     async def run(ctx):
         agent = make(name)
         agent.model.client_args["extra_headers"]["x-sample-id"].encode("ascii")
@@ -201,14 +210,16 @@ async def test_r42_an_odd_name_works(name):
 
 
 @pytest.mark.parametrize("name", ["line\nbreak", "a/b", "x" * 1000, "..", " "])
-async def test_r42_a_name_that_cannot_be_used_is_refused(name):
+@pytest.mark.row("SDK 42")
+async def test_a_name_that_cannot_be_used_is_refused(name):
     outcome, _ = await ran(lambda ctx: make(name).invoke_async("hi"), Replies("x"))
     assert outcome.status is OutcomeStatus.FAILED
     assert "ValueError" in [cause.type for cause in outcome.failure.causes]
     assert outcome.failure.message.startswith("ValueError: sample: ")
 
 
-async def test_r43_a_second_agent_of_a_name_is_refused():
+@pytest.mark.row("SDK 43")
+async def test_a_second_agent_of_a_name_is_refused():
     async def run(ctx):
         make("twin")
         make("twin")
@@ -217,7 +228,8 @@ async def test_r43_a_second_agent_of_a_name_is_refused():
     assert "already has an agent named 'twin'" in outcome.failure.message
 
 
-async def test_r44_an_agent_that_could_not_be_made_is_no_sample():
+@pytest.mark.row("SDK 44")
+async def test_an_agent_that_could_not_be_made_is_no_sample():
     async def run(ctx):
         with pytest.raises(ValueError, match="state must be"):
             make("broken", state=1)
@@ -228,7 +240,8 @@ async def test_r44_an_agent_that_could_not_be_made_is_no_sample():
     assert list(outcome.samples) == ["broken"], outcome.failure
 
 
-async def test_r45_another_model_passes_through_and_is_not_registered():
+@pytest.mark.row("SDK 45")
+async def test_another_model_passes_through_and_is_not_registered():
     from strands.models.litellm import LiteLLMModel
 
     from osmosis_grpc.rollout import OsmosisStrandsAgent
@@ -241,7 +254,8 @@ async def test_r45_another_model_passes_through_and_is_not_registered():
     assert agent.messages == [native("user", {"text": "hi"})]
 
 
-async def test_r46_parameters_reach_the_agent_also_by_position():
+@pytest.mark.row("SDK 46")
+async def test_parameters_reach_the_agent_also_by_position():
     from strands.agent.conversation_manager import NullConversationManager, SlidingWindowConversationManager
 
     from osmosis_grpc.rollout import OsmosisStrandsAgent
@@ -268,7 +282,8 @@ async def test_r46_parameters_reach_the_agent_also_by_position():
 # The chats
 
 
-async def test_r47_a_chat_has_the_rollout_the_sample_messages_tools_and_parameters():
+@pytest.mark.row("SDK 47")
+async def test_a_chat_has_the_rollout_the_sample_messages_tools_and_parameters():
     policy = Replies("five")
     options = {"model": model(temperature=0.5, max_tokens=7, stop=["x"]), "tools": [add], "system_prompt": "Be brief."}
     outcome, result = await ran(
@@ -292,7 +307,8 @@ async def test_r47_a_chat_has_the_rollout_the_sample_messages_tools_and_paramete
     }
 
 
-async def test_r48_r53_tool_calls_run_and_the_sample_is_native():
+@pytest.mark.row("SDK 48", "SDK 53")
+async def test_tool_calls_run_and_the_sample_is_native():
     samples = {}
     policy = Replies(calls("add", {"a": 2, "b": 3}), lambda request: request.messages[-1]["content"])
     outcome, result = await ran(
@@ -314,7 +330,8 @@ async def test_r48_r53_tool_calls_run_and_the_sample_is_native():
     assert samples["agent"].messages[1]["metadata"]["usage"]["outputTokens"] > 0
 
 
-async def test_r49_a_tool_that_raises_is_an_error_result_and_the_loop_goes_on():
+@pytest.mark.row("SDK 49")
+async def test_a_tool_that_raises_is_an_error_result_and_the_loop_goes_on():
     samples = {}
     outcome, _ = await ran(
         lambda ctx: make(messages=ctx.prompt, tools=[fail]).invoke_async(),
@@ -328,7 +345,8 @@ async def test_r49_a_tool_that_raises_is_an_error_result_and_the_loop_goes_on():
     assert outcome.samples["agent"].messages[-1]["content"] == "sorry"
 
 
-async def test_r50_an_invocation_without_a_prompt_uses_the_history():
+@pytest.mark.row("SDK 50")
+async def test_an_invocation_without_a_prompt_uses_the_history():
     rounds = []
 
     async def run(ctx):
@@ -344,7 +362,8 @@ async def test_r50_an_invocation_without_a_prompt_uses_the_history():
     assert len(outcome.samples["agent"].messages) == 6
 
 
-async def test_r51_a_sync_call_in_run_waits_without_blocking_the_server():
+@pytest.mark.row("SDK 51")
+async def test_a_sync_call_in_run_waits_without_blocking_the_server():
     """Each rollout calls its agent when all have begun. A blocked event loop would let none of them begin."""
     begun, together = [], asyncio.Event()
 
@@ -364,7 +383,8 @@ async def test_r51_a_sync_call_in_run_waits_without_blocking_the_server():
         assert result.message["content"] == [{"text": "five"}]
 
 
-async def test_r51_a_sync_call_works_on_a_thread_and_is_refused_in_a_task_of_its_own():
+@pytest.mark.row("SDK 51")
+async def test_a_sync_call_works_on_a_thread_and_is_refused_in_a_task_of_its_own():
     async def run(ctx):
         agent = make(messages=ctx.prompt)
         await asyncio.to_thread(agent, "on a thread")
@@ -381,7 +401,8 @@ async def test_r51_a_sync_call_works_on_a_thread_and_is_refused_in_a_task_of_its
     assert segment.chats == (1,)
 
 
-async def test_r51_a_direct_call_of_a_tool_may_ask_the_model():
+@pytest.mark.row("SDK 51")
+async def test_a_direct_call_of_a_tool_may_ask_the_model():
     @strands.tool
     def research(topic: str) -> str:
         """Research a topic."""
@@ -398,7 +419,8 @@ async def test_r51_a_direct_call_of_a_tool_may_ask_the_model():
     assert set(outcome.samples) == {"agent", "researcher of tea"}
 
 
-async def test_r52_the_system_prompt_comes_before_a_system_message_of_the_prompt():
+@pytest.mark.row("SDK 52")
+async def test_the_system_prompt_comes_before_a_system_message_of_the_prompt():
     policy = Replies("x")
     await ran(
         lambda ctx: make(messages=ctx.prompt, system_prompt="first").invoke_async(),
@@ -414,7 +436,8 @@ async def test_r52_the_system_prompt_comes_before_a_system_message_of_the_prompt
 @pytest.mark.parametrize(
     "content", ["hi", [{"type": "text", "text": "hi"}], [{"text": "hi"}]], ids=["string", "parts", "blocks"]
 )
-async def test_r15_a_prompt_with_any_content_is_the_agents_history(content):
+@pytest.mark.row("SDK 15")
+async def test_a_prompt_with_any_content_is_the_agents_history(content):
     policy = Replies("x", "y")
 
     async def run(ctx):
@@ -430,7 +453,8 @@ async def test_r15_a_prompt_with_any_content_is_the_agents_history(content):
     assert policy.requests[1].prefix_len == 2
 
 
-async def test_r17_other_keys_of_a_message_reach_the_policy():
+@pytest.mark.row("SDK 17")
+async def test_other_keys_of_a_message_reach_the_policy():
     call = {"id": "c0", "type": "function", "function": {"name": "add", "arguments": '{"a":  1, "b": 1}'}}
     prompt = [
         {"role": "user", "content": "hi", "name": "bob"},
@@ -455,7 +479,8 @@ async def test_r17_other_keys_of_a_message_reach_the_policy():
     assert policy.requests[1].messages[1:-2] == prompt
 
 
-async def test_r17_a_part_without_a_block_is_refused_by_name():
+@pytest.mark.row("SDK 17")
+async def test_a_part_without_a_block_is_refused_by_name():
     prompt = [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]
     outcome, _ = await ran(lambda ctx: make(messages=ctx.prompt).invoke_async(), Replies("x"), prompt)
     assert (
@@ -471,7 +496,8 @@ def long_script(turns):
 
 
 @pytest.mark.parametrize("window", [None, 10], ids=["the default", "a window of 10"])
-async def test_r54_a_rollout_of_60_messages_yields_all_of_them(window):
+@pytest.mark.row("SDK 54")
+async def test_a_rollout_of_60_messages_yields_all_of_them(window):
     from strands.agent.conversation_manager import SlidingWindowConversationManager
 
     samples, options = {}, {}
@@ -509,7 +535,8 @@ async def test_r54_a_rollout_of_60_messages_yields_all_of_them(window):
         assert max(len(request.messages) for request in policy.requests) < 20
 
 
-async def test_r55_a_truncated_reply_fails_the_rollout_and_its_sample_is_kept():
+@pytest.mark.row("SDK 55")
+async def test_a_truncated_reply_fails_the_rollout_and_its_sample_is_kept():
     policy = Replies(calls("add", {"a": 2, "b": 3}), "the answer is", finish_reason="length")
     outcome, _ = await ran(lambda ctx: make(messages=ctx.prompt, tools=[add]).invoke_async(), policy)
     assert outcome.status is OutcomeStatus.FAILED
@@ -589,7 +616,8 @@ async def test_structured_output_is_a_chat_of_the_sample():
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-async def test_r33_a_tool_sees_the_context_and_its_sub_agent_is_a_sample(kind):
+@pytest.mark.row("SDK 33")
+async def test_a_tool_sees_the_context_and_its_sub_agent_is_a_sample(kind):
     threads = []
 
     @strands.tool(name="research")
@@ -622,7 +650,8 @@ async def test_r33_a_tool_sees_the_context_and_its_sub_agent_is_a_sample(kind):
     assert threading.main_thread() not in threads
 
 
-async def test_r09_a_configuration_with_a_model_and_tools_is_copied():
+@pytest.mark.row("SDK 9")
+async def test_a_configuration_with_a_model_and_tools_is_copied():
     class Config(AgentWorkflowConfig):
         name: str = "with a model"
         model: object = None
@@ -641,7 +670,8 @@ async def test_r09_a_configuration_with_a_model_and_tools_is_copied():
     assert policy.requests[0].params == {"temperature": 0.5}
 
 
-async def test_r74_an_error_of_the_trainer_is_the_trainers_failure_and_strands_does_not_retry():
+@pytest.mark.row("SDK 74")
+async def test_an_error_of_the_trainer_is_the_trainers_failure_and_strands_does_not_retry():
     asked = []
 
     def policy(request):
@@ -682,7 +712,8 @@ async def test_an_agent_loop_may_run_a_strands_agent():
     assert list(outcome.samples) == ["agent"]
 
 
-async def test_r64_a_grader_may_ask_a_judge_whose_chats_are_never_trained_on():
+@pytest.mark.row("SDK 64")
+async def test_a_grader_may_ask_a_judge_whose_chats_are_never_trained_on():
     class Judged(Grader):
         async def grade(self, ctx):
             verdict = await make("judge").invoke_async(f"Is {ctx.samples['agent'].messages[-1]['content']} right?")

@@ -62,7 +62,8 @@ def by_rollout(request):
     return answer(request, f"found {word}")
 
 
-async def test_r31_100_concurrent_rollouts_with_equal_agent_names_keep_their_samples_apart():
+@pytest.mark.row("SDK 31")
+async def test_100_concurrent_rollouts_with_equal_agent_names_keep_their_samples_apart():
     agent = WorkflowRunnable(Search, grader=OwnMessagesOnly)
     async with AgentServer([agent], port=0) as server, Trainer([server.address], by_rollout) as trainer:
         outcomes = await asyncio.gather(
@@ -182,7 +183,8 @@ async def test_a_rollout_that_is_cancelled_in_a_tool_ends_with_its_partial_sampl
 
 
 @pytest.mark.parametrize("transport", ["attach", "callback"])
-async def test_r54_the_trainer_gets_the_messages_that_a_conversation_manager_has_removed(transport, tmp_path):
+@pytest.mark.row("SDK 54")
+async def test_the_trainer_gets_the_messages_that_a_conversation_manager_has_removed(transport, tmp_path):
     class Short(AgentWorkflow):
         async def run(self, ctx):
             from strands.agent.conversation_manager import SlidingWindowConversationManager

@@ -44,13 +44,15 @@ def reply(finish_reason=None, usage=None, **message):
     ],
     ids=["string", "system", "parts", "nothing", "image", "call"],
 )
-def test_r15_r17_a_message_becomes_blocks(message, content):
+@pytest.mark.row("SDK 15", "SDK 17")
+def test_a_message_becomes_blocks(message, content):
     made = to_strands([message])
     assert made == [{"role": message["role"], "content": content}]
     assert to_strands(made) == made
 
 
-def test_r17_results_of_tools_in_a_row_become_one_message():
+@pytest.mark.row("SDK 17")
+def test_results_of_tools_in_a_row_become_one_message():
     results = [{"role": "tool", "tool_call_id": f"c{n}", "content": str(n)} for n in (1, 2)]
     after = {"role": "tool", "tool_call_id": "c3", "content": "3"}
     made = to_strands([*results, {"role": "user", "content": "and"}, after])
@@ -69,7 +71,8 @@ def test_r17_results_of_tools_in_a_row_become_one_message():
         ({"role": "tool", "content": "x"}, r"messages\[0\].tool_call_id: is missing"),
     ],
 )
-def test_r17_a_message_without_a_form_is_refused_by_name(message, problem):
+@pytest.mark.row("SDK 17")
+def test_a_message_without_a_form_is_refused_by_name(message, problem):
     with pytest.raises(ValueError, match=problem):
         to_strands([message])
 

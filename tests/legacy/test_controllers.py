@@ -51,7 +51,8 @@ def multiplies(rollout_id: str, sample: str, messages: list[dict[str, Any]]) -> 
     }
 
 
-async def test_r80_a_controller_of_0_2_18_gets_both_callbacks_of_a_workflow():
+@pytest.mark.row("SDK 80")
+async def test_a_controller_of_0_2_18_gets_both_callbacks_of_a_workflow():
     async with serving() as (_, address), OldController() as controller:
         status, answer = await controller.start(address, metadata={"samples": ["first", "second"]})
         completion, graded = await controller.ended()
@@ -103,7 +104,8 @@ async def test_a_sample_that_is_not_trained_on_is_no_second_sample(metadata, sta
 
 
 @pytest.mark.parametrize("one_sample", [False, True], ids=["r80-0.2.18", "0.3.0"])
-async def test_r80_a_controller_gets_both_callbacks_of_an_agent_loop(one_sample):
+@pytest.mark.row("SDK 80")
+async def test_a_controller_gets_both_callbacks_of_an_agent_loop(one_sample):
     async with serving(Loop()) as (_, address), OldController(multiplies, one_sample=one_sample) as controller:
         status, answer = await controller.start(address)
         completion, graded = await controller.ended()
@@ -135,7 +137,8 @@ async def test_r80_a_controller_gets_both_callbacks_of_an_agent_loop(one_sample)
     ],
     ids=["r65", "r65-validation", "r66-agent", "r66-none", "r63-grader", "r66-grader", "r61"],
 )
-async def test_r80_each_failure_is_one_result_per_channel_with_a_text(more, agent, grader, category, text):
+@pytest.mark.row("SDK 80")
+async def test_each_failure_is_one_result_per_channel_with_a_text(more, agent, grader, category, text):
     async with serving() as (server, address), OldController() as controller:
         await controller.start(address, **more)
         completion, graded = await controller.ended()
@@ -156,7 +159,8 @@ async def test_r80_each_failure_is_one_result_per_channel_with_a_text(more, agen
     ],
     ids=["r60-forgets", "r60-removes"],
 )
-async def test_r80_a_sample_without_a_reward_is_named_unless_it_is_removed(metadata, rewards, text):
+@pytest.mark.row("SDK 80")
+async def test_a_sample_without_a_reward_is_named_unless_it_is_removed(metadata, rewards, text):
     async with serving() as (_, address), OldController() as controller:
         await controller.start(address, metadata=metadata | {"samples": ["first", "second"]})
         completion, graded = await controller.ended()
@@ -167,7 +171,8 @@ async def test_r80_a_sample_without_a_reward_is_named_unless_it_is_removed(metad
     assert graded.samples["second"].remove_sample is (text is None)
 
 
-async def test_r62_r80_without_label_and_metadata_the_grader_callback_says_why_there_is_no_grade():
+@pytest.mark.row("SDK 62", "SDK 80")
+async def test_without_label_and_metadata_the_grader_callback_says_why_there_is_no_grade():
     async with serving() as (_, address), OldController() as controller:
         await controller.start(address, label=None)
         completion, graded = await controller.ended()
@@ -175,7 +180,8 @@ async def test_r62_r80_without_label_and_metadata_the_grader_callback_says_why_t
     assert "no label" in graded.err_message
 
 
-async def test_r80_without_a_grader_callback_the_grader_does_not_run():
+@pytest.mark.row("SDK 80")
+async def test_without_a_grader_callback_the_grader_does_not_run():
     async with serving() as (server, address), OldController() as controller:
         await controller.start(address, metadata={"grader": "broken"}, grader_callback_url=None)
         await until(lambda: "r1" in controller.completions and not server.engine.capacity().undelivered)
@@ -183,7 +189,8 @@ async def test_r80_without_a_grader_callback_the_grader_does_not_run():
     assert controller.calls == [("completed", "r1")]
 
 
-async def test_r64_r80_a_chat_for_judging_is_refused_because_the_controller_would_train_on_it():
+@pytest.mark.row("SDK 64", "SDK 80")
+async def test_a_chat_for_judging_is_refused_because_the_controller_would_train_on_it():
     async with serving() as (_, address), OldController() as controller:
         await controller.start(address, metadata={"grader": "judge"})
         _, graded = await controller.ended()
@@ -193,7 +200,8 @@ async def test_r64_r80_a_chat_for_judging_is_refused_because_the_controller_woul
 
 
 @pytest.mark.parametrize("fault", ["error", "cut", 502, 429])
-async def test_r74_r80_a_chat_that_meets_an_error_is_asked_again(fault):
+@pytest.mark.row("SDK 74", "SDK 80")
+async def test_a_chat_that_meets_an_error_is_asked_again(fault):
     async with serving() as (_, address), OldController() as controller:
         controller.chat_faults = [fault, fault]
         await controller.start(address)
@@ -203,7 +211,8 @@ async def test_r74_r80_a_chat_that_meets_an_error_is_asked_again(fault):
 
 
 @pytest.mark.parametrize(("fault", "text"), [("error", "the sampler broke with key [key]"), (400, "sampler is away")])
-async def test_r74_r80_an_error_that_stays_ends_the_rollout_with_its_text_and_without_the_key(fault, text):
+@pytest.mark.row("SDK 74", "SDK 80")
+async def test_an_error_that_stays_ends_the_rollout_with_its_text_and_without_the_key(fault, text):
     async with serving() as (_, address), OldController() as controller:
         controller.chat_faults = [fault] * 10
         await controller.start(address)
@@ -223,7 +232,8 @@ async def test_r74_r80_an_error_that_stays_ends_the_rollout_with_its_text_and_wi
     ],
     ids=["completion-later", "grader-later", "completion-refused"],
 )
-async def test_r69_r80_a_callback_is_sent_again_until_it_is_answered_and_the_other_one_is_not(statuses, calls):
+@pytest.mark.row("SDK 69", "SDK 80")
+async def test_a_callback_is_sent_again_until_it_is_answered_and_the_other_one_is_not(statuses, calls):
     async with serving() as (server, address), OldController() as controller:
         controller.statuses |= statuses
         await controller.start(address)
@@ -233,7 +243,8 @@ async def test_r69_r80_a_callback_is_sent_again_until_it_is_answered_and_the_oth
     assert controller.stale == []
 
 
-async def test_r70_r80_the_same_request_again_starts_nothing_and_another_one_is_refused():
+@pytest.mark.row("SDK 70", "SDK 80")
+async def test_the_same_request_again_starts_nothing_and_another_one_is_refused():
     async with serving() as (_, address), OldController() as controller:
         controller.gate.clear()
         first = await controller.start(address)
@@ -247,7 +258,8 @@ async def test_r70_r80_the_same_request_again_starts_nothing_and_another_one_is_
     assert len(controller.chats) == 1
 
 
-async def test_r67_r68_r80_health_has_the_concurrency_and_an_overload_is_refused():
+@pytest.mark.row("SDK 67", "SDK 68", "SDK 80")
+async def test_health_has_the_concurrency_and_an_overload_is_refused():
     async with serving(max_concurrent=1, max_queued=1) as (_, address), OldController() as controller:
         controller.gate.clear()
         for number in range(2):
@@ -284,7 +296,8 @@ async def test_r67_r68_r80_health_has_the_concurrency_and_an_overload_is_refused
     ],
     ids=lambda value: str(value)[:40],
 )
-async def test_r22_r80_a_wrong_body_is_refused_with_the_name_of_its_field(more, field):
+@pytest.mark.row("SDK 22", "SDK 80")
+async def test_a_wrong_body_is_refused_with_the_name_of_its_field(more, field):
     async with serving() as (server, address), OldController() as controller:
         status, answer = await controller.start(address, **more)
         assert server.engine.capacity().completed == 0
@@ -292,7 +305,8 @@ async def test_r22_r80_a_wrong_body_is_refused_with_the_name_of_its_field(more, 
     assert answer["detail"][0]["loc"][:2] == ["body", field]
 
 
-async def test_r42_r80_a_sample_whose_name_no_header_can_carry_is_refused_clearly():
+@pytest.mark.row("SDK 42", "SDK 80")
+async def test_a_sample_whose_name_no_header_can_carry_is_refused_clearly():
     async with serving() as (_, address), OldController() as controller:
         await controller.start(address, metadata={"samples": ["größer"]})
         completion, _ = await controller.ended()
@@ -300,7 +314,8 @@ async def test_r42_r80_a_sample_whose_name_no_header_can_carry_is_refused_clearl
     assert "größer" in completion.err_message
 
 
-async def test_r75_r80_a_server_with_a_token_refuses_others_and_loopback_needs_none():
+@pytest.mark.row("SDK 75", "SDK 80")
+async def test_a_server_with_a_token_refuses_others_and_loopback_needs_none():
     security = ServerSecurity(["secret"])
     async with serving(security=security) as (_, address), OldController() as controller:
         refused = [await controller.start(address, token=token) for token in ("", "wrong")]
@@ -310,7 +325,8 @@ async def test_r75_r80_a_server_with_a_token_refuses_others_and_loopback_needs_n
     assert accepted == (200, {})
 
 
-async def test_r80_a_callback_url_is_called_exactly_as_it_is():
+@pytest.mark.row("SDK 80")
+async def test_a_callback_url_is_called_exactly_as_it_is():
     async with serving() as (_, address), OldController() as controller:
         await controller.start(address, completion_callback_url=f"{controller.url}/v1/rollout/completed?run=1&x=%2F")
         await controller.ended()
@@ -319,7 +335,8 @@ async def test_r80_a_callback_url_is_called_exactly_as_it_is():
 
 @pytest.mark.parametrize("more", [{"grader_timeout_sec": 150.0}, {}], ids=["limit", "no-limit"])
 @pytest.mark.parametrize("standalone", [False, True], ids=["in-process", "standalone"])
-async def test_r80_a_graders_limit_is_ignored_for_an_agent_without_a_grader(standalone, more):
+@pytest.mark.row("SDK 80")
+async def test_a_graders_limit_is_ignored_for_an_agent_without_a_grader(standalone, more):
     async with AsyncExitStack() as stack:
         server, address = await stack.enter_async_context(serving(Loop()))
         if standalone:
@@ -336,7 +353,8 @@ async def test_r80_a_graders_limit_is_ignored_for_an_agent_without_a_grader(stan
     assert graded.samples["main"].reward == 1.0
 
 
-async def test_r80_another_refusal_beside_a_graders_limit_stays():
+@pytest.mark.row("SDK 80")
+async def test_another_refusal_beside_a_graders_limit_stays():
     async with serving(Loop()) as (_, address), OldController() as controller:
         status, answer = await controller.start(address, grader_timeout_sec=1.0, agent_loop="nobody")
     assert status == 404, answer
@@ -347,7 +365,8 @@ async def test_r80_another_refusal_beside_a_graders_limit_stays():
     [{"agent_timeout_sec": "30", "grader_timeout_sec": "2.5"}, {"agent_timeout_sec": 30, "grader_timeout_sec": 2.5}],
     ids=["texts", "numbers"],
 )
-async def test_gap_s12_r80_numbers_of_a_rollout_can_be_texts(given):
+@pytest.mark.row("SDK S12", "SDK 80")
+async def test_numbers_of_a_rollout_can_be_texts(given):
     async with serving() as (_, address), OldController() as controller:
         assert await controller.start(address, **given) == (200, {})
         completion, graded = await controller.ended()
@@ -364,7 +383,8 @@ async def test_gap_s12_r80_numbers_of_a_rollout_can_be_texts(given):
     ],
     ids=["grader-later", "grader-refused"],
 )
-async def test_r69_r80_a_gateway_of_its_own_sends_an_answered_callback_once(statuses, calls):
+@pytest.mark.row("SDK 69", "SDK 80")
+async def test_a_gateway_of_its_own_sends_an_answered_callback_once(statuses, calls):
     async with (
         AgentServer([workflow()], port=0, config=ServerConfig(**QUICK)) as server,
         serve_standalone(server.address, port=0, callback_port=0, settings=RolloutSettings(client=CLIENT)) as (http, _),
@@ -377,7 +397,8 @@ async def test_r69_r80_a_gateway_of_its_own_sends_an_answered_callback_once(stat
     assert controller.stale == []
 
 
-async def test_r80_an_empty_grader_url_is_none():
+@pytest.mark.row("SDK 80")
+async def test_an_empty_grader_url_is_none():
     async with serving() as (server, address), OldController() as controller:
         await controller.start(address, metadata={"grader": "broken"}, grader_callback_url="")
         await until(lambda: "r1" in controller.completions and not server.engine.capacity().undelivered)
@@ -385,7 +406,8 @@ async def test_r80_an_empty_grader_url_is_none():
     assert controller.calls == [("completed", "r1")]
 
 
-async def test_r80_a_gateway_of_its_own_serves_callbacks_too():
+@pytest.mark.row("SDK 80")
+async def test_a_gateway_of_its_own_serves_callbacks_too():
     async with (
         AgentServer([workflow()], port=0, config=ServerConfig(**QUICK)) as server,
         serve_standalone(server.address, port=0, callback_port=0) as (http, _),
@@ -402,7 +424,8 @@ async def test_r80_a_gateway_of_its_own_serves_callbacks_too():
     assert "osmosis-grpc serve -p PORT" in polled[1]["detail"]
 
 
-async def test_r71_r80_a_cancelled_rollout_has_both_callbacks():
+@pytest.mark.row("SDK 71", "SDK 80")
+async def test_a_cancelled_rollout_has_both_callbacks():
     async with serving() as (server, address), OldController() as controller, RolloutClient(server.address) as client:
         controller.gate.clear()
         await controller.start(address)

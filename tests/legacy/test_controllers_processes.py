@@ -20,7 +20,8 @@ PLACES = ["init.committed", "rollout.started", "chat.open:2", "result.before", "
 @pytest.mark.slow
 @pytest.mark.parametrize("one_sample", [False, True], ids=["0.2.18", "0.3.0"])
 @pytest.mark.parametrize("agent", [WORKFLOW, LOOP], ids=["workflow", "agent-loop"])
-async def test_r80_serve_plays_with_a_controller(agent, one_sample):
+@pytest.mark.row("SDK 80")
+async def test_serve_plays_with_a_controller(agent, one_sample):
     async with OldController(multiplies if agent is LOOP else answer, one_sample=one_sample) as controller:
         with serving("-m", agent, "-p", "0", "--no-journal") as (_, ready):
             await asyncio.gather(*(controller.start(ready["http"], f"r{number}") for number in range(20)))
@@ -31,7 +32,8 @@ async def test_r80_serve_plays_with_a_controller(agent, one_sample):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
-async def test_r69_r80_a_server_that_is_killed_delivers_both_callbacks_once_it_is_started_again(place, tmp_path):
+@pytest.mark.row("SDK 69", "SDK 80")
+async def test_a_server_that_is_killed_delivers_both_callbacks_once_it_is_started_again(place, tmp_path):
     options = ("-p", str(quiet_port()), "--state-dir", str(tmp_path / "state"))
     async with OldController(multiplies) as controller:
         environment = os.environ | {"OSMOSIS_FAILPOINT": place}
@@ -59,7 +61,8 @@ async def test_r69_r80_a_server_that_is_killed_delivers_both_callbacks_once_it_i
 
 @pytest.mark.slow
 @pytest.mark.parametrize("agent", [WORKFLOW, LOOP], ids=["workflow", "agent-loop"])
-async def test_gap_s15_serve_plays_with_a_trainer_that_polls(agent):
+@pytest.mark.row("SDK S15")
+async def test_serve_plays_with_a_trainer_that_polls(agent):
     async with PollingClient(multiplies if agent is LOOP else answer) as client:
         with serving("-m", agent, "-p", "0", "--max-concurrent", "4", "--no-journal") as (_, ready):
             results = await asyncio.gather(*(client.run(ready["http"], f"r{number}") for number in range(20)))
@@ -68,7 +71,8 @@ async def test_gap_s15_serve_plays_with_a_trainer_that_polls(agent):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", [*PLACES[2:], "after"])
-async def test_r69_gap_s15_a_lease_outlives_a_killed_server(place, tmp_path):
+@pytest.mark.row("SDK 69", "SDK S15")
+async def test_a_lease_outlives_a_killed_server(place, tmp_path):
     """The kill comes within the rollout, between its end and its delivery, or after the delivery."""
     options = ("-p", str(quiet_port()), "--state-dir", str(tmp_path / "state"))
     async with PollingClient(multiplies) as client:

@@ -18,7 +18,8 @@ SHORT = LeaseTimes(wait=0.05, lease=0.4)
 
 
 @pytest.mark.parametrize("agent", [Loop, workflow], ids=["agent-loop", "workflow"])
-async def test_gap_s15_a_trainer_asks_for_its_result(agent):
+@pytest.mark.row("SDK S15")
+async def test_a_trainer_asks_for_its_result(agent):
     model = multiplies if agent is Loop else answer
     async with serving(agent()) as (server, address), PollingClient(model) as client:
         admission = await client.admit(address)
@@ -34,7 +35,8 @@ async def test_gap_s15_a_trainer_asks_for_its_result(agent):
     assert status == {"rollout_id": "r1", "status": "success", "reward": 1.0}
 
 
-async def test_gap_s15_a_poll_of_an_unfinished_rollout_has_its_status():
+@pytest.mark.row("SDK S15")
+async def test_a_poll_of_an_unfinished_rollout_has_its_status():
     async with serving(max_concurrent=1, lease_times=SHORT) as (_, address), PollingClient() as client:
         client.gate.clear()
         first, second = await client.admit(address, "r1"), await client.admit(address, "r2")
@@ -52,7 +54,8 @@ async def _is(client, address, admission, status):
     return (await client.poll(address, admission)).status == status
 
 
-async def test_gap_s15_a_poll_is_answered_at_each_change_of_the_status():
+@pytest.mark.row("SDK S15")
+async def test_a_poll_is_answered_at_each_change_of_the_status():
     async with serving(max_concurrent=1) as (_, address), PollingClient() as client:
         client.gate.clear()
         await client.admit(address, "r0")
@@ -69,7 +72,8 @@ async def test_gap_s15_a_poll_is_answered_at_each_change_of_the_status():
     assert seen == ["running", "grading", "failure"]
 
 
-async def test_gap_s15_unknown_rollouts_wrong_leases_and_used_ids_are_refused():
+@pytest.mark.row("SDK S15")
+async def test_unknown_rollouts_wrong_leases_and_used_ids_are_refused():
     async with serving() as (_, address), PollingClient() as client:
         admission = await client.admit(address)
         for path, lease, status in (("r1", "wrong", 403), ("unknown", "any", 404), ("r1", "", 422)):
@@ -89,7 +93,8 @@ async def test_gap_s15_unknown_rollouts_wrong_leases_and_used_ids_are_refused():
     assert len(minted.rollout_id) == 32
 
 
-async def test_gap_s15_of_equal_requests_at_once_only_one_is_admitted():
+@pytest.mark.row("SDK S15")
+async def test_of_equal_requests_at_once_only_one_is_admitted():
     async with serving() as (_, address), PollingClient() as client:
         got = await asyncio.gather(*(client.admit(address) for _ in range(8)), return_exceptions=True)
         admitted = [one for one in got if isinstance(one, Admission)]
@@ -98,7 +103,8 @@ async def test_gap_s15_of_equal_requests_at_once_only_one_is_admitted():
     assert {one.status for one in got if isinstance(one, Refused)} == {409}
 
 
-async def test_gap_s15_a_lease_that_is_not_renewed_ends_the_rollout():
+@pytest.mark.row("SDK S15")
+async def test_a_lease_that_is_not_renewed_ends_the_rollout():
     async with serving(lease_times=SHORT) as (server, address), PollingClient() as client:
         client.gate.clear()
         kept, left = await client.admit(address, "kept"), await client.admit(address, "left")
@@ -114,7 +120,8 @@ async def test_gap_s15_a_lease_that_is_not_renewed_ends_the_rollout():
     )
 
 
-async def test_gap_s15_a_result_that_nobody_asks_for_is_given_up():
+@pytest.mark.row("SDK S15")
+async def test_a_result_that_nobody_asks_for_is_given_up():
     times = LeaseTimes(wait=0.05, lease=60.0, keep=0.2)
     async with serving(lease_times=times) as (server, address), PollingClient() as client:
         admission = await client.admit(address)
@@ -134,7 +141,8 @@ async def test_gap_s15_a_result_that_nobody_asks_for_is_given_up():
     ],
     ids=["agent", "deadline", "grader", "samples", "ungraded"],
 )
-async def test_gap_s15_each_failure_has_a_category_and_a_text(more, category, text):
+@pytest.mark.row("SDK S15")
+async def test_each_failure_has_a_category_and_a_text(more, category, text):
     async with serving() as (_, address), PollingClient() as client:
         result = await client.run(address, **more)
     assert (result.status, result.err_category) == ("failure", category)
@@ -142,7 +150,8 @@ async def test_gap_s15_each_failure_has_a_category_and_a_text(more, category, te
     assert result.sample is None or result.sample.reward is None
 
 
-async def test_gap_s15_without_a_grade_the_grader_does_not_run():
+@pytest.mark.row("SDK S15")
+async def test_without_a_grade_the_grader_does_not_run():
     async with serving() as (_, address), PollingClient() as client:
         result = await client.run(address, grade=False, metadata={"grader": "broken"}, grader_timeout_sec=1.0)
     assert (result.status, result.sample.reward) == ("success", None)
@@ -160,7 +169,8 @@ async def test_gap_s15_without_a_grade_the_grader_does_not_run():
     ],
     ids=lambda value: str(value)[:40],
 )
-async def test_gap_s15_a_wrong_body_is_refused_with_the_name_of_its_field(more, field):
+@pytest.mark.row("SDK S15")
+async def test_a_wrong_body_is_refused_with_the_name_of_its_field(more, field):
     async with serving() as (_, address), PollingClient() as client:
         with pytest.raises(Refused) as refused:
             await client.admit(address, **more)
@@ -168,7 +178,8 @@ async def test_gap_s15_a_wrong_body_is_refused_with_the_name_of_its_field(more, 
     assert refused.value.body["detail"][0]["loc"] == ["body", field]
 
 
-async def test_r71_gap_s15_cancel_takes_ids_a_prefix_or_all():
+@pytest.mark.row("SDK 71", "SDK S15")
+async def test_cancel_takes_ids_a_prefix_or_all():
     async with serving(max_concurrent=2) as (server, address), PollingClient() as client:
         client.gate.clear()
         rows = {name: await client.admit(address, name) for name in ("a-1", "b-1", "a-2", "b-2", "c")}
@@ -195,12 +206,14 @@ async def test_r71_gap_s15_cancel_takes_ids_a_prefix_or_all():
     assert all(body["messages"] for _, _, body in client.chats)
 
 
-async def test_r72_gap_s15_an_unknown_rollout_has_the_status_unknown():
+@pytest.mark.row("SDK 72", "SDK S15")
+async def test_an_unknown_rollout_has_the_status_unknown():
     async with serving() as (_, address), PollingClient() as client:
         assert (await client.call(address, "GET", "/rollout/no/status")) == {"rollout_id": "no", "status": "unknown"}
 
 
-async def test_r76_gap_s15_a_drain_refuses_new_rollouts_and_lets_the_others_end():
+@pytest.mark.row("SDK 76", "SDK S15")
+async def test_a_drain_refuses_new_rollouts_and_lets_the_others_end():
     async with serving() as (server, address), PollingClient() as client:
         client.gate.clear()
         admission = await client.admit(address)
@@ -226,7 +239,8 @@ async def test_r76_gap_s15_a_drain_refuses_new_rollouts_and_lets_the_others_end(
     assert {name: health[name] for name in identity} == identity
 
 
-async def test_r75_gap_s15_every_route_needs_the_token_and_a_drain_an_administrator():
+@pytest.mark.row("SDK 75", "SDK S15")
+async def test_every_route_needs_the_token_and_a_drain_an_administrator():
     security = ServerSecurity(["one=first", "two=second"], admin_tokens=["admin"])
     async with (
         serving(security=security) as (_, address),
@@ -256,7 +270,8 @@ async def test_r75_gap_s15_every_route_needs_the_token_and_a_drain_an_administra
         assert (await admin.call(address, "POST", "/drain", {}))["drained"]
 
 
-def test_gap_s15_an_application_in_a_test_client_has_leases():
+@pytest.mark.row("SDK S15")
+def test_an_application_in_a_test_client_has_leases():
     body = {"rollout_id": "r1", "initial_messages": [], "chat_completions_url": "http://localhost:8080", "label": "6"}
     app = create_app(Loop())
     with TestClient(app) as client:

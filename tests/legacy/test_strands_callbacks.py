@@ -54,7 +54,8 @@ def check(messages):
     assert messages[3]["content"] == [{"text": "It is 6.0."}]
 
 
-async def test_r53_r80_the_callback_has_the_messages_of_strands():
+@pytest.mark.row("SDK 53", "SDK 80")
+async def test_the_callback_has_the_messages_of_strands():
     async with serving(WorkflowRunnable(Solver, grader=HasNumber)) as (_, address), OldController(multiplies) as old:
         await old.start(address)
         _, graded = await old.ended()
@@ -64,7 +65,8 @@ async def test_r53_r80_the_callback_has_the_messages_of_strands():
     assert [[message["role"] for message in history] for history in chats] == [["user"], ["user", "assistant", "tool"]]
 
 
-async def test_r53_gap_s15_the_result_has_the_messages_of_strands():
+@pytest.mark.row("SDK 53", "SDK S15")
+async def test_the_result_has_the_messages_of_strands():
     async with serving(WorkflowRunnable(Solver, grader=HasNumber)) as (_, address), PollingClient(multiplies) as client:
         result = await client.run(address)
     assert (result.status, result.sample.reward) == ("success", 1.0)
@@ -73,7 +75,8 @@ async def test_r53_gap_s15_the_result_has_the_messages_of_strands():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["chat.open:2", "result.committed"])
-async def test_r53_r80_the_callback_of_a_restarted_server_has_the_messages_of_strands(place, tmp_path):
+@pytest.mark.row("SDK 53", "SDK 80")
+async def test_the_callback_of_a_restarted_server_has_the_messages_of_strands(place, tmp_path):
     port = str(quiet_port())
     line = ("-m", "tests.legacy.test_strands_callbacks:Solver", "--state-dir", str(tmp_path / "state"), "-p", port)
     async with OldController(multiplies) as old:

@@ -137,7 +137,7 @@ def test_options_are_set_on_purpose():
 @pytest.mark.parametrize(
     ("permitted", "interval"), [(None, 300), (10.0, 20), (60.0, 60), (900.0, 900), (1e9, 2147483.647)]
 )
-def test_p09_a_trainer_gets_only_the_pings_that_it_permits(permitted, interval):
+def test_a_trainer_gets_only_the_pings_that_it_permits(permitted, interval):
     assert dict(callback_options("a:1", permitted))["grpc.keepalive_time_ms"] == interval * 1000
 
 

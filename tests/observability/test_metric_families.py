@@ -61,7 +61,7 @@ def test_names_are_bounded_printable_and_short():
     assert [names.label(name) for name in ("a", "b", "c", "d", "", "b\n", "x" * 65)] == ["a", "b", "c", *[OTHER] * 4]
 
 
-def test_o1_the_buckets_are_those_of_a66():
+def test_the_buckets_are_those_of_a66():
     assert len(SECONDS) == 41
     assert SECONDS[:5] == (0, 0.00001, 0.00005, 0.0001, 0.0003)
     assert SECONDS[-5:] == (5, 10, 20, 50, 100)

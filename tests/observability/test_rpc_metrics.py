@@ -55,7 +55,7 @@ async def refused(call):
     return failed.value.code().name
 
 
-async def test_o1_calls_by_method_and_status(server, channel):
+async def test_calls_by_method_and_status(server, channel):
     stub = services_pb2_grpc.RolloutServiceStub(channel)
     for _ in range(3):
         await stub.GetServerInfo(pb.GetServerInfoRequest())
@@ -84,7 +84,7 @@ async def test_o1_calls_by_method_and_status(server, channel):
             assert labels <= {"grpc_method", "grpc_status"}, name
 
 
-async def test_o1_bytes_of_messages(server, channel):
+async def test_bytes_of_messages(server, channel):
     stub = services_pb2_grpc.RolloutServiceStub(channel)
     asked = pb.ListRolloutsRequest(group_id="g" * 5000)
     answer = await stub.ListRollouts(asked)
@@ -97,7 +97,7 @@ async def test_o1_bytes_of_messages(server, channel):
     assert page.value(f"grpc_server_call_{RECEIVED}_bucket", le="16384.0", **below) == 1
 
 
-async def test_o1_unregistered_methods_share_a_label(server, channel):
+async def test_unregistered_methods_share_a_label(server, channel):
     for number in range(30):
         path = f"/{SERVICE}/Evil{number}" if number % 2 else f"/evil.Service{number}/Do"
         assert await refused(channel.unary_unary(path)(b"")) == "UNIMPLEMENTED"
@@ -107,7 +107,7 @@ async def test_o1_unregistered_methods_share_a_label(server, channel):
     assert "vil" not in page.text
 
 
-async def test_o1_a_call_without_the_token_is_counted(stack):
+async def test_a_call_without_the_token_is_counted(stack):
     server = await stack.enter_async_context(AgentServer([Mixed()], port=0, security=ServerSecurity("secret")))
     channel = await stack.enter_async_context(grpc.aio.insecure_channel(server.address))
     stub = services_pb2_grpc.RolloutServiceStub(channel)
@@ -124,7 +124,7 @@ async def test_o1_a_call_without_the_token_is_counted(stack):
     }
 
 
-async def test_o1_both_sides_of_callbacks_count_the_same(server):
+async def test_both_sides_of_callbacks_count_the_same(server):
     async with CallbackTrainer(policy) as trainer, RolloutClient(server.address) as client:
         for number in range(4):
             await client.init(request(f"ok-{number}", label="1"), callback=trainer.callback())
@@ -143,7 +143,7 @@ async def test_o1_both_sides_of_callbacks_count_the_same(server):
 
 
 @pytest.mark.parametrize("who", ["trainer dials", "server dials"])
-async def test_o1_both_sides_of_a_stream_count_the_same(stack, who):
+async def test_both_sides_of_a_stream_count_the_same(stack, who):
     targets, listen_on = ([], "127.0.0.1:0") if who == "server dials" else (None, "")
     server = AgentServer([Mixed()], port=0)
     if targets is None:

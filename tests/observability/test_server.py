@@ -32,7 +32,7 @@ def attach_to(stack):
     return start
 
 
-async def test_o2_values_are_right_after_known_rollouts(serve, attach_to):
+async def test_values_are_right_after_known_rollouts(serve, attach_to):
     server = await serve(Mixed())
     trainer = await attach_to(server)
     await run_all(
@@ -80,7 +80,7 @@ async def test_o2_values_are_right_after_known_rollouts(serve, attach_to):
     assert page.value("osmosis_token_prefix_breaks_total") == 0
 
 
-async def test_o2_cancelled_and_superseded_rollouts_are_counted_as_such(serve):
+async def test_cancelled_and_superseded_rollouts_are_counted_as_such(serve):
     agent = Mixed()
     server = await serve(agent)
     async with CallbackTrainer(policy) as listener, RolloutClient(server.address) as client:
@@ -95,7 +95,7 @@ async def test_o2_cancelled_and_superseded_rollouts_are_counted_as_such(serve):
         assert page.value("osmosis_rollouts_total", agent="mixed", **labels) == 1
 
 
-async def test_o2_a_prompt_that_changes_earlier_tokens_is_a_break(serve, attach_to):
+async def test_a_prompt_that_changes_earlier_tokens_is_a_break(serve, attach_to):
     class Twice(Mixed):
         async def run(self, ctx):
             messages = [*ctx.request.messages]
@@ -117,7 +117,7 @@ async def test_o2_a_prompt_that_changes_earlier_tokens_is_a_break(serve, attach_
     assert scrape(server.metrics).value("osmosis_token_prefix_breaks_total") == 1
 
 
-async def test_o2_running_and_waiting_rollouts_are_counted(serve, attach_to):
+async def test_running_and_waiting_rollouts_are_counted(serve, attach_to):
     agent = Mixed()
     server = await serve(agent, max_concurrent=2, max_queued=3)
     trainer = await attach_to(server)
@@ -147,7 +147,7 @@ async def test_o2_running_and_waiting_rollouts_are_counted(serve, attach_to):
     assert page.value("osmosis_admission_rejected_total", code="ALREADY_EXISTS") == 1
 
 
-async def test_o2_outcomes_that_cannot_be_delivered(serve):
+async def test_outcomes_that_cannot_be_delivered(serve):
     server = await serve(Mixed())
 
     async def refuse(outcome, state, credential):
@@ -168,7 +168,7 @@ async def test_o2_outcomes_that_cannot_be_delivered(serve):
         )
 
 
-async def test_o2_the_lag_of_the_event_loop(serve):
+async def test_the_lag_of_the_event_loop(serve):
     server = await serve(Mixed())
     name = "osmosis_event_loop_lag_seconds"
     await until(lambda: scrape(server.metrics).value(f"{name}_count") > 0)
@@ -180,7 +180,7 @@ async def test_o2_the_lag_of_the_event_loop(serve):
     assert page.value(f"{name}_sum") > 0.25
 
 
-async def test_o2_the_journal(stack, tmp_path, attach_to):
+async def test_the_journal(stack, tmp_path, attach_to):
     server = await stack.enter_async_context(AgentServer([Mixed()], port=0, state_dir=tmp_path / "state"))
     before = scrape(server.metrics)
     trainer = await attach_to(server)
@@ -199,7 +199,7 @@ async def test_o2_the_journal(stack, tmp_path, attach_to):
     assert page.value("osmosis_trajectory_events_dropped_total") == 0
 
 
-async def test_o2_events_that_a_full_disk_cannot_keep(stack, tmp_path, attach_to):
+async def test_events_that_a_full_disk_cannot_keep(stack, tmp_path, attach_to):
     disk = stack.enter_context(small_disk(tmp_path))
     agent = Mixed()
     server = await stack.enter_async_context(AgentServer([agent], port=0, state_dir=disk.folder))
@@ -217,7 +217,7 @@ async def test_o2_events_that_a_full_disk_cannot_keep(stack, tmp_path, attach_to
     await until(lambda: scrape(server.metrics).value("osmosis_journal_failing") == 0)
 
 
-async def test_o2_failures_of_jobs_and_lost_log_lines(serve):
+async def test_failures_of_jobs_and_lost_log_lines(serve):
     server = await serve(Mixed(), sweep_interval=0.02)
     name = "osmosis_supervised_failures_total"
     assert (name, frozenset({("job", "engine.sweep")})) in scrape(server.metrics).samples, (
@@ -261,14 +261,14 @@ async def check_no_new_series(server, trainer, count):
     assert not [word for word in ("warm", "tag of", "key-", "tool-1", "ok-1", "made-up") if word in after.text]
 
 
-async def test_o3_unique_ids_and_labels_add_no_series(serve, attach_to):
+async def test_unique_ids_and_labels_add_no_series(serve, attach_to):
     server = await serve(Mixed())
     await check_no_new_series(server, await attach_to(server), 200)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-async def test_o3_ten_thousand_unique_ids_and_labels_add_no_series(serve, attach_to):
+async def test_ten_thousand_unique_ids_and_labels_add_no_series(serve, attach_to):
     server = await serve(Mixed())
     await check_no_new_series(server, await attach_to(server), 10_000)
 
@@ -290,7 +290,7 @@ HOSTILE = [
 ]
 
 
-async def test_o3_hostile_tool_names_are_bounded(serve, attach_to):
+async def test_hostile_tool_names_are_bounded(serve, attach_to):
     """What a model calls has no label of its own; what agents offer has, up to 50 names that can be shown."""
     agent = Mixed(tools=[*HOSTILE[:-1], *(f"offered_{n}" for n in range(100))])
     server = await serve(agent)
@@ -324,7 +324,7 @@ async def test_o3_hostile_tool_names_are_bounded(serve, attach_to):
     assert "osmosis_evil_total" not in page.families
 
 
-async def test_o3_an_agent_of_an_earlier_process_is_other(stack, tmp_path):
+async def test_an_agent_of_an_earlier_process_is_other(stack, tmp_path):
     folder = tmp_path / "state"
 
     class Old(Mixed):
@@ -347,7 +347,7 @@ async def test_o3_an_agent_of_an_earlier_process_is_other(stack, tmp_path):
         assert "the-old-one" not in scrape(server.metrics).text
 
 
-async def test_o3_no_secret_is_on_the_page(stack, serve, attach_to):
+async def test_no_secret_is_on_the_page(stack, serve, attach_to):
     server = await stack.enter_async_context(AgentServer([Mixed()], port=0, security=ServerSecurity(f"lab={CANARY}")))
     trainer = await attach_to(server, credentials=Credentials(token=CANARY))
     requests = [

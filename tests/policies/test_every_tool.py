@@ -82,14 +82,14 @@ SCHEMAS = {
 
 
 @pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
-def test_t05_arguments_fit_their_schema(schema):
+def test_arguments_fit_their_schema(schema):
     arguments = arguments_for(schema)
     jsonschema_rs.validate(schema, arguments)
     assert set(schema.get("properties", ())) <= set(arguments), "what is optional is given, too"
     assert arguments_for(schema) == arguments
 
 
-def test_t05_an_author_chooses_the_arguments():
+def test_an_author_chooses_the_arguments():
     assert arguments_for(one(type="string", examples=["Rome"], default="x")) == {"v": "Rome"}
     assert arguments_for(one(type="integer", default=3)) == {"v": 3}
 
@@ -126,7 +126,7 @@ GOOD = st.recursive(
 
 
 @given(st.dictionaries(st.text("abc", min_size=1, max_size=2), GOOD, max_size=4))
-def test_t05_arguments_fit_any_schema_of_these_parts(properties):
+def test_arguments_fit_any_schema_of_these_parts(properties):
     schema = {"type": "object", "properties": properties, "required": sorted(properties)}
     jsonschema_rs.validate(schema, arguments_for(schema))
 
@@ -174,13 +174,13 @@ JSON = st.recursive(
 
 
 @given(JSON)
-def test_t05_no_schema_makes_it_raise(schema):
+def test_no_schema_makes_it_raise(schema):
     arguments = arguments_for(schema)
     assert isinstance(arguments, dict)
     jsontext.copy(arguments, "arguments")
 
 
-def test_t05_a_schema_without_a_bottom_has_arguments_of_some_size():
+def test_a_schema_without_a_bottom_has_arguments_of_some_size():
     wide = {"type": "object", "properties": {f"c{n}": {"$ref": "#/$defs/a"} for n in range(60)}}
     assert len(json.dumps(arguments_for({"$defs": {"a": wide}, "properties": {"v": {"$ref": "#/$defs/a"}}}))) < 100_000
     assert len(json.dumps(arguments_for(one(type="string", minLength=10**9)))) < 20_000
@@ -207,17 +207,17 @@ def test_t05_a_schema_without_a_bottom_has_arguments_of_some_size():
         "^a*?$",
     ],
 )
-def test_t05_a_text_matches_its_pattern(pattern):
+def test_a_text_matches_its_pattern(pattern):
     assert re.search(pattern, matching(pattern))
 
 
 @pytest.mark.parametrize("pattern", ["(?=a)b", r"(a)\1", "[", "a{5000}", "(?i)a", r"\p{L}", "*"])
-def test_t05_a_pattern_that_is_not_simple_has_no_text(pattern):
+def test_a_pattern_that_is_not_simple_has_no_text(pattern):
     assert matching(pattern) is None
 
 
 @given(st.text("ab1[]()^$|?*+{},.\\d-", max_size=12))
-def test_t05_no_pattern_makes_it_raise(pattern):
+def test_no_pattern_makes_it_raise(pattern):
     text = matching(pattern)
     assert text is None or re.search(pattern, text)
 
@@ -245,14 +245,14 @@ async def play(mock, offered, turns=12, **more):
     return called, None
 
 
-async def test_t05_the_mock_calls_one_tool_and_then_the_others():
+async def test_the_mock_calls_one_tool_and_then_the_others():
     assert await play(EveryToolMock("over"), tools("a", "b", "c")) == ([["a"], ["b", "c"]], "over")
     assert await play(EveryToolMock("over"), tools("a")) == ([["a"]], "over")
     assert await play(EveryToolMock("over"), []) == ([], "over")
     assert await play(EveryToolMock("over"), None) == ([], "over")
 
 
-async def test_t05_the_mock_heeds_the_tool_choice_and_leaves_judges_alone():
+async def test_the_mock_heeds_the_tool_choice_and_leaves_judges_alone():
     named = {"type": "function", "function": {"name": "b"}}
     assert await play(EveryToolMock(), tools("a", "b"), params={"tool_choice": named}) == (
         [["b"]],
@@ -262,7 +262,7 @@ async def test_t05_the_mock_heeds_the_tool_choice_and_leaves_judges_alone():
     assert (await play(EveryToolMock(), tools("a"), purpose=ChatPurpose.JUDGE))[0] == []
 
 
-async def test_t05_an_agent_that_forgets_its_calls_gets_an_answer_all_the_same():
+async def test_an_agent_that_forgets_its_calls_gets_an_answer_all_the_same():
     mock = EveryToolMock("over")
     replies = [
         await mock(ChatRequest(rollout_id="r", messages=[QUESTION], chat_number=n, tools=tools("a"))) for n in (8, 9)
@@ -271,7 +271,7 @@ async def test_t05_an_agent_that_forgets_its_calls_gets_an_answer_all_the_same()
     assert replies[1].message["content"] == "over"
 
 
-async def test_t05_the_same_chat_has_the_same_reply():
+async def test_the_same_chat_has_the_same_reply():
     request = ChatRequest(rollout_id="r", messages=[QUESTION], chat_number=1, tools=tools("a", "b"))
     first, second = await EveryToolMock()(request), await EveryToolMock()(request)
     assert first == second

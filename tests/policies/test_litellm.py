@@ -17,7 +17,7 @@ QUESTION = ChatRequest(
 )
 
 
-def test_c03_litellm_without_its_extra_names_the_extra(monkeypatch):
+def test_litellm_without_its_extra_names_the_extra(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "litellm", None)
     with pytest.raises(MissingExtraError, match=r"litellm:openai/x needs the extra 'litellm': pip install"):
         LiteLLMPolicy("openai/x")
@@ -25,7 +25,7 @@ def test_c03_litellm_without_its_extra_names_the_extra(monkeypatch):
 
 @pytest.mark.adapters
 @pytest.mark.filterwarnings("ignore")  # those of litellm
-async def test_c03_litellm_asks_the_provider_and_knows_the_price():
+async def test_litellm_asks_the_provider_and_knows_the_price():
     with model_server(lambda body: reply(None, ("f", {"a": 1}))) as server:
         response = await LiteLLMPolicy("openai/gpt-4o-mini", api_key=KEY, base_url=server.url)(QUESTION)
     (asked,) = server.asked
@@ -43,7 +43,7 @@ async def test_c03_litellm_asks_the_provider_and_knows_the_price():
 @pytest.mark.parametrize(
     ("status", "kind"), [(401, Unauthenticated), (429, ResourceExhausted), (500, Unavailable), (400, Internal)]
 )
-async def test_c03_an_error_of_litellm_is_an_error_of_its_kind(status, kind):
+async def test_an_error_of_litellm_is_an_error_of_its_kind(status, kind):
     with (
         model_server(lambda body: (status, {"error": {"message": f"bad {KEY}"}})) as server,
         pytest.raises(kind, match=re.escape("openai/gpt-4o-mini")) as error,
@@ -54,7 +54,7 @@ async def test_c03_an_error_of_litellm_is_an_error_of_its_kind(status, kind):
 
 @pytest.mark.adapters
 @pytest.mark.filterwarnings("ignore")  # those of litellm
-async def test_c03_a_provider_that_is_down_is_unavailable():
+async def test_a_provider_that_is_down_is_unavailable():
     with model_server(lambda body: reply("Hi")) as server:
         pass
     with pytest.raises(Unavailable):

@@ -108,7 +108,7 @@ def tops(*values: float, token: str = "token_id:{}") -> dict[str, Any]:
     return {"token": "x", "logprob": values[0], "top_logprobs": listed}
 
 
-async def test_p20_top_logprobs_are_extras():
+async def test_top_logprobs_are_extras():
     response = await ask(choice(logprobs={"content": [tops(-0.5, -1.5), tops(-0.25, -2.0)]}))
     assert response.tokens is not None
     extras = response.tokens.extras
@@ -125,7 +125,7 @@ async def test_p20_top_logprobs_are_extras():
     ],
     ids=["texts", "several lengths", "too few"],
 )
-async def test_p20_top_logprobs_that_fit_no_extra_are_left_out(rows, names):
+async def test_top_logprobs_that_fit_no_extra_are_left_out(rows, names):
     response = await ask(choice(logprobs={"content": rows}))
     assert response.tokens is not None
     assert set(response.tokens.extras) == names

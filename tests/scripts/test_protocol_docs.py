@@ -11,7 +11,7 @@ SCRIPT = ROOT / "scripts" / "protocol_docs.py"
 PAGE = (ROOT / "docs" / "protocol.md").read_text()
 
 
-def test_p24_the_committed_page_is_fresh():
+def test_the_committed_page_is_fresh():
     result = run(str(SCRIPT), "--check")
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 

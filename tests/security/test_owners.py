@@ -236,7 +236,7 @@ async def test_an_authenticated_caller_may_name_another_machine(stack, authentic
         assert accepted is allowed, target
 
 
-async def test_p08_a_url_as_callback_is_refused_although_http_is_served(stack):
+async def test_a_url_as_callback_is_refused_although_http_is_served(stack):
     for token in (TOKEN, ""):
         security = ServerSecurity(token) if token else ServerSecurity()
         server = await stack.enter_async_context(AgentServer([Waiter()], port=0, security=security))

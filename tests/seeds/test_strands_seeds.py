@@ -50,11 +50,13 @@ def test_the_blocks_are_the_pages_own_and_none_is_missing(number, count):
 
 
 @pytest.mark.parametrize("block", [path.stem for path in BLOCKS])
-def test_r01_r02_a_block_runs(block):
+@pytest.mark.row("SDK 1", "SDK 2")
+def test_a_block_runs(block):
     names_of(block)
 
 
-async def test_r12_the_search_example_of_page_002_runs_with_and_without_its_configuration():
+@pytest.mark.row("SDK 12")
+async def test_the_search_example_of_page_002_runs_with_and_without_its_configuration():
     names = names_of("seed002_01_search")
     for config in (names["search_workflow_config"], None):
         policy = Replies(calls("search", {"query": "a"}), calls("search", {"query": "b"}), "The answer is 12.")
@@ -68,7 +70,8 @@ async def test_r12_the_search_example_of_page_002_runs_with_and_without_its_conf
         assert [request.params for request in policy.requests] == [{"temperature": 1.0}] * 3
 
 
-async def test_r11_the_configurable_workflow_of_page_002_asks_no_model():
+@pytest.mark.row("SDK 11")
+async def test_the_configurable_workflow_of_page_002_asks_no_model():
     """Without a sample a workflow fails. Another error of the block would have another text."""
     names = names_of("seed002_02_config")
     for config in (None, names["MyConfig"](max_iterations=3)):
@@ -77,7 +80,8 @@ async def test_r11_the_configurable_workflow_of_page_002_asks_no_model():
         assert outcome.failure.message.startswith("the workflow has no sample")
 
 
-async def test_r46_the_search_example_of_page_003_runs():
+@pytest.mark.row("SDK 46")
+async def test_the_search_example_of_page_003_runs():
     policy = Replies(calls("search", {"query": "a"}), "found")
     outcome = await run_rollout(names_of("seed003_01_search")["SearchWorkflow"], policy, PROMPT)
     assert outcome.status is OutcomeStatus.COMPLETED, outcome.failure
@@ -86,7 +90,8 @@ async def test_r46_the_search_example_of_page_003_runs():
 
 
 @pytest.mark.parametrize(("label", "reward"), [("12", 1.0), ("13", 0.0)])
-async def test_r53_the_math_example_of_page_003_is_graded(label, reward):
+@pytest.mark.row("SDK 53")
+async def test_the_math_example_of_page_003_is_graded(label, reward):
     names = names_of("seed003_02_math")
     policy = Replies(calls("calculator", {"expression": "2 * 6"}), lambda request: request.messages[-1]["content"])
     runnable = WorkflowRunnable(names["MathAgentWorkflow"], grader=names["MathGrader"])

@@ -85,7 +85,7 @@ def served(*arguments, policy, count, cwd=ROOT, env=None):
 
 
 @pytest.mark.slow
-async def test_t18_one_line_for_each_ended_rollout_and_nothing_of_uvicorn(tmp_path):
+async def test_one_line_for_each_ended_rollout_and_nothing_of_uvicorn(tmp_path):
     state = str(tmp_path / "state")
     arguments = (*CALCULATOR, "-p", "0", "--log-level", "info", "--state-dir", state)
     rows, outcomes, ready = await asyncio.to_thread(served, *arguments, policy=ToolCallingMock(), count=50)
@@ -129,7 +129,7 @@ async def test_t18_one_line_for_each_ended_rollout_and_nothing_of_uvicorn(tmp_pa
 
 
 @pytest.mark.slow
-async def test_t18_http_libraries_talk_at_debug_only(tmp_path):
+async def test_http_libraries_talk_at_debug_only(tmp_path):
     rows, _, _ = await asyncio.to_thread(
         served, *CALCULATOR, "-p", "0", "--log-level", "debug", policy=ToolCallingMock(), count=1
     )
@@ -137,14 +137,14 @@ async def test_t18_http_libraries_talk_at_debug_only(tmp_path):
 
 
 @pytest.mark.slow
-async def test_t18_nothing_at_warning(tmp_path):
+async def test_nothing_at_warning(tmp_path):
     rows, _, _ = await asyncio.to_thread(
         served, *CALCULATOR, "-p", "0", "--log-level", "warning", policy=ToolCallingMock(), count=3
     )
     assert rows == []
 
 
-async def test_t18_a_failure_has_its_boundary_and_one_line_and_forges_none(folder):
+async def test_a_failure_has_its_boundary_and_one_line_and_forges_none(folder):
     rows, outcomes, _ = await asyncio.to_thread(
         served, "-m", "agents:agent_loop", policy=ScriptedPolicy([REPLY]), count=2, cwd=folder
     )
@@ -160,7 +160,7 @@ async def test_t18_a_failure_has_its_boundary_and_one_line_and_forges_none(folde
     assert REPLY not in json.dumps(rows)
 
 
-async def test_t18_a_higher_attempt_is_in_the_line(caplog):
+async def test_a_higher_attempt_is_in_the_line(caplog):
     caplog.set_level(logging.INFO, "osmosis_grpc.serve")
     async with AgentServer([CalculatorAgent()], port=0) as server:
         server.engine.end_sinks.append(RolloutLog())
@@ -170,7 +170,7 @@ async def test_t18_a_higher_attempt_is_in_the_line(caplog):
     assert (line.rollout_id, line.attempt) == ("r", 3)
 
 
-async def test_t18_a_summary_while_there_is_load(caplog):
+async def test_a_summary_while_there_is_load(caplog):
     """A rollout runs, then none: the summaries say so, and then there are no more."""
     caplog.set_level(logging.INFO, "osmosis_grpc.serve")
     release = asyncio.Event()
@@ -202,7 +202,7 @@ async def test_t18_a_summary_while_there_is_load(caplog):
 
 
 @pytest.mark.slow
-async def test_t18_a_summary_every_ten_seconds(folder):
+async def test_a_summary_every_ten_seconds(folder):
     (folder / "slow.py").write_text(AGENTS.replace("raise ValueError", "import asyncio; await asyncio.sleep(12) #"))
     rows, _, _ = await asyncio.to_thread(
         served, "-m", "slow:agent_loop", "--no-validate", policy=ScriptedPolicy([REPLY]), count=2, cwd=folder
@@ -213,7 +213,7 @@ async def test_t18_a_summary_every_ten_seconds(folder):
 
 
 @pytest.mark.slow
-async def test_t18_a_stderr_without_a_reader_blocks_no_rollout(folder):
+async def test_a_stderr_without_a_reader_blocks_no_rollout(folder):
     """More is logged than a pipe holds, and nobody reads it: every rollout ends, and so does the server."""
     with serving("-m", "agents:agent_loop", cwd=folder, env=os.environ | TOKEN) as (process, ready):
         count = 400  # a traceback each
@@ -237,7 +237,7 @@ with logs.configured("info"):
 """
 
 
-def test_t18_what_does_not_fit_is_dropped_and_counted():
+def test_what_does_not_fit_is_dropped_and_counted():
     command = [sys.executable, "-c", DROPPING]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -270,7 +270,7 @@ with logs.configured("info"):
 """
 
 
-def test_t18_on_a_terminal_no_line_is_forged_and_no_local_variable_shown():
+def test_on_a_terminal_no_line_is_forged_and_no_local_variable_shown():
     main, end = pty.openpty()
     with subprocess.Popen(
         [sys.executable, "-c", TERMINAL.replace("SECRET", SECRET)], stderr=end, env=os.environ | {"NO_COLOR": "1"}

@@ -163,7 +163,8 @@ async def test_open_rollouts_that_are_unknown_are_named(serve):
         assert [[(r.rollout_id, r.attempt) for r in refs] for refs in received] == [unknown, [], [], lists[3]]
 
 
-async def test_r71_cancels_by_id_by_group_and_by_prefix(serve):
+@pytest.mark.row("SDK 71")
+async def test_cancels_by_id_by_group_and_by_prefix(serve):
     server = await serve(Talk())
     async with bystander(server) as other, RawTrainer(server.address) as trainer:
         stream = await trainer.attach()

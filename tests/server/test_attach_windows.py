@@ -38,7 +38,7 @@ async def test_never_more_chats_are_open_than_the_trainer_allows(serve):
         assert sorted(chat.sample for chat in stream.all("chat")) == [f"s{n}" for n in range(9)]
 
 
-async def test_p12_a_hello_without_a_window_allows_1024_chats(serve):
+async def test_a_hello_without_a_window_allows_1024_chats(serve):
     server = await serve(Wide())
     async with RawTrainer(server.address) as trainer:
         stream = await trainer.attach(max_open_chats=None)

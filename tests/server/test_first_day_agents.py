@@ -44,7 +44,7 @@ def check(failure):
 
 
 @pytest.mark.slow
-async def test_t07_a_failure_has_file_line_and_frames_and_the_journal_keeps_them(tmp_path):
+async def test_a_failure_has_file_line_and_frames_and_the_journal_keeps_them(tmp_path):
     (tmp_path / "agents.py").write_text(AGENT)
     with server_process(*COMMAND, cwd=tmp_path) as (process, address):
         async with CallbackTrainer(EchoPolicy()) as trainer, RolloutClient(address) as client:
@@ -70,7 +70,7 @@ async def limit_of(*options, cwd, **environment):
 
 
 @pytest.mark.slow
-async def test_t12_the_default_limit_is_an_option_and_is_told(tmp_path, monkeypatch):
+async def test_the_default_limit_is_an_option_and_is_told(tmp_path, monkeypatch):
     (tmp_path / "agents.py").write_text(AGENT)
     assert await limit_of(cwd=tmp_path) == 1800
     monkeypatch.setenv("OSMOSIS_ROLLOUT_SERVER_AGENT_TIMEOUT_SECONDS", "90")
@@ -79,7 +79,7 @@ async def test_t12_the_default_limit_is_an_option_and_is_told(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("bad", ["0", "-1", "nan", "inf"])
-def test_t12_a_bad_limit_is_refused(forked, tmp_path, bad):
+def test_a_bad_limit_is_refused(forked, tmp_path, bad):
     (tmp_path / "agents.py").write_text(AGENT)
     done = forked.run("-m", "osmosis_grpc.serve", *COMMAND, "--agent-timeout", bad, cwd=tmp_path)
     assert done.returncode == 2
@@ -87,14 +87,14 @@ def test_t12_a_bad_limit_is_refused(forked, tmp_path, bad):
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_t12_the_help_names_the_limit_and_its_default(forked):
+def test_the_help_names_the_limit_and_its_default(forked):
     text = " ".join(forked.run("-m", "osmosis_grpc.serve", "--help").stdout.replace("│", " ").split())
     assert "--agent-timeout" in text
     assert "1800" in text
 
 
 @pytest.mark.slow
-async def test_t12_a_hanging_agent_ends_by_the_servers_limit(tmp_path):
+async def test_a_hanging_agent_ends_by_the_servers_limit(tmp_path):
     hangs = AGENT.replace("return self.weather(", "import asyncio; await asyncio.sleep(99); print(")
     (tmp_path / "agents.py").write_text(hangs)
     with server_process(*COMMAND, "--agent-timeout", "1", cwd=tmp_path) as (_, address):

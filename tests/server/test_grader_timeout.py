@@ -27,7 +27,8 @@ class Waits(Grader):
 
 
 @pytest.mark.parametrize("transport", ["attach", "callback"])
-async def test_r66_the_time_limit_of_a_grader_ends_the_grader(transport):
+@pytest.mark.row("SDK 66")
+async def test_the_time_limit_of_a_grader_ends_the_grader(transport):
     workflow = WorkflowRunnable(Asks, None, Waits)
     async with (
         AgentServer([workflow], port=0) as server,
@@ -38,7 +39,8 @@ async def test_r66_the_time_limit_of_a_grader_ends_the_grader(transport):
     assert list(outcome.samples) == ["main"]
 
 
-async def test_r66_without_a_grader_timeout_the_servers_limit_for_agents_ends_the_grader():
+@pytest.mark.row("SDK 66")
+async def test_without_a_grader_timeout_the_servers_limit_for_agents_ends_the_grader():
     workflow, config = WorkflowRunnable(Asks, None, Waits), ServerConfig(agent_timeout=0.2)
     async with (
         AgentServer([workflow], port=0, config=config) as server,
@@ -49,7 +51,8 @@ async def test_r66_without_a_grader_timeout_the_servers_limit_for_agents_ends_th
     assert outcome.failure.message.startswith("the grader_timeout of 0.2 s ran out")
 
 
-async def test_r66_a_time_limit_for_an_agent_without_a_grader_is_refused_by_name():
+@pytest.mark.row("SDK 66")
+async def test_a_time_limit_for_an_agent_without_a_grader_is_refused_by_name():
     async with AgentServer([CalculatorAgent()], port=0) as server, Trainer([server.address], EchoPolicy()) as trainer:
         with pytest.raises(InvalidArgument, match="has no grader") as refused:
             await trainer.rollout(rollout_id="r", messages=[USER], grader_timeout=1.0)

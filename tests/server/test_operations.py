@@ -53,7 +53,7 @@ async def test_health_and_reflection(serve):
     assert await statuses(server.address) == ["NOT_SERVING", "NOT_SERVING", "SERVING"]
 
 
-async def test_c01_without_reflection_the_protocol_is_not_described(serve):
+async def test_without_reflection_the_protocol_is_not_described(serve):
     server = await serve(reflection=False)
     async with grpc.aio.insecure_channel(server.address) as channel:
         call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(

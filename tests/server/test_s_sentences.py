@@ -35,7 +35,7 @@ def sampled(sample: Any) -> int:
 
 
 @pytest.mark.parametrize("order", ["left first", "right first"])
-async def test_s01_s15_the_lower_of_two_open_chats_grows_the_segment_of_the_chat_that_both_continue(serve, order):
+async def test_the_lower_of_two_open_chats_grows_the_segment_of_the_chat_that_both_continue(serve, order):
     async def run(ctx):
         start = list(ctx.request.messages)
         start.append((await ctx.chat(start)).message)
@@ -58,7 +58,7 @@ async def test_s01_s15_the_lower_of_two_open_chats_grows_the_segment_of_the_chat
         assert chats_of(sample) == [[1, 2], [3]]
 
 
-async def test_s02_a_reply_that_did_not_reach_the_agent_is_in_no_segment(serve):
+async def test_a_reply_that_did_not_reach_the_agent_is_in_no_segment(serve):
     asked, given_up = asyncio.Event(), asyncio.Event()
 
     async def run(ctx):
@@ -86,7 +86,7 @@ async def test_s02_a_reply_that_did_not_reach_the_agent_is_in_no_segment(serve):
         assert (chats_of(sample), sampled(sample)) == ([[1, 3]], 2), "three replies were sampled"
 
 
-async def test_s03_a_chat_may_come_before_the_answer_to_its_init(serve):
+async def test_a_chat_may_come_before_the_answer_to_its_init(serve):
     server = await serve(Talk())
     async with RawTrainer(server.address) as trainer:
         await trainer.attach()
@@ -101,7 +101,7 @@ async def test_s03_a_chat_may_come_before_the_answer_to_its_init(serve):
         assert (await trainer.finish()).status == COMPLETED
 
 
-async def test_s03_over_a_callback_every_chat_has_its_tools(serve):
+async def test_over_a_callback_every_chat_has_its_tools(serve):
     server = await serve()
     async with raw_trainer() as (trainer, target), grpc.aio.insecure_channel(server.address) as channel:
         await RolloutServiceStub(channel).Init(init_request("r", target))
@@ -129,7 +129,7 @@ ENDS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("what", ENDS)
-async def test_s04_s13_each_end_of_a_chat_without_a_reply_has_its_reason(serve, what):
+async def test_each_end_of_a_chat_without_a_reply_has_its_reason(serve, what):
     answer, reason = ENDS[what]
     server = await serve(Talk(), trainer_grace=0.3)
     async with RawTrainer(server.address) as trainer:
@@ -144,7 +144,7 @@ async def test_s04_s13_each_end_of_a_chat_without_a_reply_has_its_reason(serve, 
 
 
 @pytest.mark.parametrize(("prefix", "segments"), [(0, [[1, 2]]), (2, [[1, 2]]), (3, None)])
-async def test_s06_a_prompt_prefix_is_at_most_the_tokens_of_the_continued_chat(serve, prefix, segments):
+async def test_a_prompt_prefix_is_at_most_the_tokens_of_the_continued_chat(serve, prefix, segments):
     server = await serve(Talk())
     async with RawTrainer(server.address) as trainer:
         await trainer.attach()
@@ -169,7 +169,7 @@ WITHOUT_ALL_LOGPROBS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("what", WITHOUT_ALL_LOGPROBS)
-async def test_s08_an_untrainable_sample_has_no_segments(serve, what):
+async def test_an_untrainable_sample_has_no_segments(serve, what):
     server = await serve(Talk())
     async with RawTrainer(server.address) as trainer:
         await trainer.attach()
@@ -180,7 +180,7 @@ async def test_s08_an_untrainable_sample_has_no_segments(serve, what):
         assert sample.not_trainable_reason
 
 
-async def test_s08_a_judges_chats_are_in_no_segment_and_make_no_sample(serve):
+async def test_a_judges_chats_are_in_no_segment_and_make_no_sample(serve):
     async def run(ctx):
         messages = list(ctx.request.messages)
         await ctx.chat(messages, purpose=ChatPurpose.JUDGE)
@@ -202,7 +202,7 @@ async def test_s08_a_judges_chats_are_in_no_segment_and_make_no_sample(serve):
         assert (sample.name, sample.trainable, chats_of(sample)) == ("main", True, [[2]])
 
 
-async def test_s09_inits_need_not_wait_for_the_answer_to_open_rollouts(serve):
+async def test_inits_need_not_wait_for_the_answer_to_open_rollouts(serve):
     server = await serve(Talk())
     async with RawTrainer(server.address) as trainer:
         stream = await trainer.attach()
@@ -213,7 +213,7 @@ async def test_s09_inits_need_not_wait_for_the_answer_to_open_rollouts(serve):
         assert (await trainer.finish()).rollout_id == "r"
 
 
-async def test_s10_after_an_error_the_same_attachment_attaches_again(serve):
+async def test_after_an_error_the_same_attachment_attaches_again(serve):
     server = await serve(Talk())
     async with RawTrainer(server.address) as trainer:
         stream = await trainer.attach()
@@ -227,7 +227,7 @@ async def test_s10_after_an_error_the_same_attachment_attaches_again(serve):
         assert (await trainer.settled()).status == COMPLETED
 
 
-async def test_s11_a_slot_is_free_when_the_outcome_arrives(serve):
+async def test_a_slot_is_free_when_the_outcome_arrives(serve):
     server = await serve(Talk(), max_concurrent=1, max_queued=0)
     async with RawTrainer(server.address) as trainer:
         stream = await trainer.attach()
@@ -238,7 +238,7 @@ async def test_s11_a_slot_is_free_when_the_outcome_arrives(serve):
             assert (await trainer.outcome()).rollout_id == name, "it is not answered"
 
 
-async def test_s11_p17_goodbye_ends_rollouts_at_once_and_keeps_outcomes(serve):
+async def test_goodbye_ends_rollouts_at_once_and_keeps_outcomes(serve):
     server = await serve(Talk())
     async with bystander_watcher(server) as watcher, RawTrainer(server.address) as trainer:
         stream = await trainer.attach()
@@ -258,7 +258,7 @@ async def test_s11_p17_goodbye_ends_rollouts_at_once_and_keeps_outcomes(serve):
         assert undelivered in outcomes
 
 
-async def test_s12_messages_above_the_default_of_grpc_are_accepted(serve):
+async def test_messages_above_the_default_of_grpc_are_accepted(serve):
     large = "x" * (5 * 2**20)
     server = await serve(Talk())
     async with RawTrainer(server.address) as trainer:
@@ -270,7 +270,7 @@ async def test_s12_messages_above_the_default_of_grpc_are_accepted(serve):
         assert (await trainer.settled()).status == COMPLETED
 
 
-async def test_s13_a_chat_has_the_parameters_of_the_agent_and_no_others(serve):
+async def test_a_chat_has_the_parameters_of_the_agent_and_no_others(serve):
     async def run(ctx):
         await ctx.chat(ctx.request.messages)
         await ctx.chat(ctx.request.messages, **(ctx.request.completion_params | {"top_p": 0.5}))
@@ -287,7 +287,7 @@ async def test_s13_a_chat_has_the_parameters_of_the_agent_and_no_others(serve):
         assert own.sampling == message_pb2.SamplingParams(temperature=0.25, top_p=0.5)
 
 
-async def test_s13_content_finish_reason_and_usage_may_be_absent(serve):
+async def test_content_finish_reason_and_usage_may_be_absent(serve):
     server = await serve(Talk())
     async with RawTrainer(server.address) as trainer:
         await trainer.attach()
@@ -297,7 +297,7 @@ async def test_s13_content_finish_reason_and_usage_may_be_absent(serve):
         assert (await trainer.settled()).status == COMPLETED
 
 
-async def test_s14_without_authentication_all_cancels_the_rollouts_of_every_caller(serve):
+async def test_without_authentication_all_cancels_the_rollouts_of_every_caller(serve):
     server = await serve(Talk())
     async with RawTrainer(server.address) as trainer, RawTrainer(server.address) as other:
         for name, one in (("mine", trainer), ("theirs", other)):
@@ -309,7 +309,7 @@ async def test_s14_without_authentication_all_cancels_the_rollouts_of_every_call
         assert (await trainer.settled()).status == (await other.settled()).status == CANCELLED
 
 
-async def test_s16_any_attachment_of_the_owner_takes_over_with_an_equal_init(serve):
+async def test_any_attachment_of_the_owner_takes_over_with_an_equal_init(serve):
     server = await serve(Talk())
     async with RawTrainer(server.address) as first, RawTrainer(server.address) as second:
         await first.attach()

@@ -41,7 +41,8 @@ SERVE = ("-m", "entry.py", "--state-dir", "state", "--workflow-config", "times=2
 
 
 @pytest.mark.slow
-async def test_r69_a_workflow_and_its_judge_continue_after_a_kill_and_can_be_replayed(tmp_path):
+@pytest.mark.row("SDK 69")
+async def test_a_workflow_and_its_judge_continue_after_a_kill_and_can_be_replayed(tmp_path):
     (tmp_path / "entry.py").write_text(ENTRY)
     sampled = Counter()
 

@@ -156,12 +156,12 @@ def value(settings, field):
     return getattr(getattr(settings, field.part), field.name)
 
 
-def test_t20_the_walk_leaves_no_option_out():
+def test_the_walk_leaves_no_option_out():
     assert set(ROWS) == set(FIELDS)
 
 
 @pytest.mark.parametrize("variable", ROWS)
-def test_t20_a_variable_is_read_from_the_environment_and_from_dotenv(tmp_path, monkeypatch, variable):
+def test_a_variable_is_read_from_the_environment_and_from_dotenv(tmp_path, monkeypatch, variable):
     text, expected, _ = ROWS[variable]
     assert value(RolloutSettings(), FIELDS[variable]) != expected
     (tmp_path / ".env").write_text(f'{variable}="{text}"\n')
@@ -172,7 +172,7 @@ def test_t20_a_variable_is_read_from_the_environment_and_from_dotenv(tmp_path, m
 
 
 @pytest.mark.parametrize("variable", ROWS)
-def test_t20_a_wrong_value_is_refused_by_the_variables_name(monkeypatch, variable):
+def test_a_wrong_value_is_refused_by_the_variables_name(monkeypatch, variable):
     field, wrong = FIELDS[variable], ROWS[variable][2]
     monkeypatch.setenv(variable, wrong)
     with pytest.raises(ValueError) as refused:
@@ -205,7 +205,7 @@ def test_a_switch_that_is_neither_on_nor_off_is_said_in_plain_words(monkeypatch)
 
 
 @pytest.mark.parametrize("variable", [variable for variable in ROWS if FIELDS[variable].option.flags])
-def test_t20_a_flag_wins_over_its_variable_and_gives_the_same(monkeypatch, variable):
+def test_a_flag_wins_over_its_variable_and_gives_the_same(monkeypatch, variable):
     field, (text, expected, wrong) = FIELDS[variable], ROWS[variable]
     of, flag = field.option.commands[0], field.option.flags[-1]
     values = text.split("\n" if field.option.lines else None) if field.several else [text]
@@ -235,7 +235,7 @@ def test_t20_a_flag_wins_over_its_variable_and_gives_the_same(monkeypatch, varia
     ("of", "module"),
     [("serve", ("osmosis_grpc", "serve")), ("serve", ("osmosis_grpc.serve",)), ("gateway", ("osmosis_gateway",))],
 )
-def test_t20_help_names_every_option_its_variable_and_its_default_and_cuts_nothing(forked, of, module, columns):
+def test_help_names_every_option_its_variable_and_its_default_and_cuts_nothing(forked, of, module, columns):
     done = forked.run("-m", *module, "--help", env=os.environ | {"COLUMNS": str(columns)})
     assert done.returncode == 0
     lines = done.stdout.splitlines()
@@ -252,7 +252,7 @@ def test_t20_help_names_every_option_its_variable_and_its_default_and_cuts_nothi
     assert {word for word in words if word.startswith("OSMOSIS_")} == known
 
 
-def test_t20_the_gateways_help_imports_nothing_heavy():
+def test_the_gateways_help_imports_nothing_heavy():
     done = run("-X", "importtime", "-m", "osmosis_gateway", "--help")
     imported = set(re.findall(r"\|\s+([\w.]+)\s*$", done.stderr, re.M))
     assert "typer" in imported
@@ -275,7 +275,7 @@ def test_t20_the_gateways_help_imports_nothing_heavy():
         (("--host", "0.0.0.0"), {}, "--host 0.0.0.0 is not loopback"),
     ],
 )
-def test_t20_what_is_wrong_together_is_named_by_where_it_came_from(tmp_path, arguments, more, named):
+def test_what_is_wrong_together_is_named_by_where_it_came_from(tmp_path, arguments, more, named):
     variables = {f"OSMOSIS_ROLLOUT_SERVER_{name}": text for name, text in more.items()}
     done = run(
         "-m",
@@ -294,7 +294,7 @@ def test_t20_what_is_wrong_together_is_named_by_where_it_came_from(tmp_path, arg
 
 
 @pytest.mark.slow
-def test_t20_unknown_variables_are_named_with_the_nearest(tmp_path):
+def test_unknown_variables_are_named_with_the_nearest(tmp_path):
     (tmp_path / ".env").write_text("OSMOSIS_ROLLOUT_CLIENT_MAX_RETRYS=1\nOTHER=1\n")
     env = {"OSMOSIS_ROLLOUT_SERVER_TOKN": "a-secret", "OSMOSIS_ROLLOUT_SERVER_STATE_DIR": ":memory:"}
     for module in (("osmosis_grpc.serve", "-m", "nowhere:agent"), ("osmosis_gateway",)):
@@ -318,7 +318,7 @@ def test_t20_unknown_variables_are_named_with_the_nearest(tmp_path):
         ("SERVER_XYZZY", ""),
     ],
 )
-def test_t20_the_nearest_name_goes_by_what_follows_the_prefix(monkeypatch, unknown, nearest):
+def test_the_nearest_name_goes_by_what_follows_the_prefix(monkeypatch, unknown, nearest):
     monkeypatch.setenv(f"OSMOSIS_ROLLOUT_{unknown}", "x")
     found = dict(unknown_variables())
     assert found == {f"OSMOSIS_ROLLOUT_{unknown}": f"OSMOSIS_ROLLOUT_{nearest}" if nearest else ""}
@@ -347,7 +347,7 @@ def test_variables_of_other_projects_are_left_alone(monkeypatch, name):
     assert dict(unknown_variables()) == {}
 
 
-def test_t20_the_page_of_settings_is_fresh():
+def test_the_page_of_settings_is_fresh():
     done = subprocess.run(
         [sys.executable, "scripts/settings.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -402,7 +402,7 @@ SMALL = {
 
 
 @pytest.mark.slow
-async def test_t20_variables_take_effect_addresses_journal_log_trainers(tmp_path):
+async def test_variables_take_effect_addresses_journal_log_trainers(tmp_path):
     grpc, http = str(quiet_port()), str(quiet_port())
     async with Trainer(
         [], ToolCallingMock(), listen="127.0.0.1:0", security=ServerSecurity(["of-the-trainer"])
@@ -441,7 +441,7 @@ async def test_t20_variables_take_effect_addresses_journal_log_trainers(tmp_path
     assert list((tmp_path / "traces").glob("*/events/*.jsonl"))
 
 
-async def test_t20_variables_take_effect_security(tmp_path):
+async def test_variables_take_effect_security(tmp_path):
     files = Files(tmp_path / "tls")
     files.issue("server", "127.0.0.1")
     files.issue("client", common_name="caller")
@@ -466,7 +466,7 @@ async def test_t20_variables_take_effect_security(tmp_path):
 
 
 @pytest.mark.slow
-async def test_t20_variables_take_effect_reload_and_switches(tmp_path):
+async def test_variables_take_effect_reload_and_switches(tmp_path):
     """--reload in a variable starts one child, and that child does not reload again."""
     server = Process(
         "osmosis_grpc.serve",
@@ -486,7 +486,7 @@ async def test_t20_variables_take_effect_reload_and_switches(tmp_path):
 
 
 @pytest.mark.slow
-async def test_t20_variables_take_effect_gateway(tmp_path):
+async def test_variables_take_effect_gateway(tmp_path):
     http, callback = str(quiet_port()), str(quiet_port())
     gateway = Process(
         "osmosis_gateway",

@@ -43,7 +43,7 @@ def damages(folder_entries) -> dict[str, str]:
     return {entry.init.request.rollout_id: entry.damage for entry in folder_entries}
 
 
-def test_x09_checksums_differ_by_value_key_and_table():
+def test_checksums_differ_by_value_key_and_table():
     row = (1, 2, 3, 4.5, 6, b"body")
     assert event_sum(*row) == row_sum(b"events.checksum", row)
     others = [(2, 2, 3, 4.5, 6, b"body"), (1, 2, 3, 4.5, 6, b"bodz"), (1, 2, 3, 4.5, 7, b"body")]
@@ -53,7 +53,7 @@ def test_x09_checksums_differ_by_value_key_and_table():
     assert row_sum(b"t", (1, True)) == row_sum(b"t", (1.0, 1)), "as SQLite keeps them"
 
 
-async def test_x09_a_damaged_event_ends_only_its_rollout(tmp_path, caplog):
+async def test_a_damaged_event_ends_only_its_rollout(tmp_path, caplog):
     await written(tmp_path)
     data = (tmp_path / "journal.db").read_bytes()
     flip(tmp_path / "journal.db", 8 * data.index(f"{TEXT} r4 7 ".encode() * 9))
@@ -72,7 +72,7 @@ async def test_x09_a_damaged_event_ends_only_its_rollout(tmp_path, caplog):
         assert (found.count("r4"), found.count("r5")) == (20, 21), "who follows all events is not stopped by one"
 
 
-async def test_x09_a_rollout_under_another_key_is_detected(tmp_path):
+async def test_a_rollout_under_another_key_is_detected(tmp_path):
     await written(tmp_path)
     change(tmp_path, "UPDATE events SET sequence = 6 WHERE sequence = 5 AND number = 21")
     async with opened(tmp_path) as user:
@@ -80,7 +80,7 @@ async def test_x09_a_rollout_under_another_key_is_detected(tmp_path):
         assert {name for name, damage in reports.items() if damage} == {"r5"}, "r5 has a row without its checksum"
 
 
-async def test_x09_a_damaged_settled_rollout_has_failed(tmp_path, caplog):
+async def test_a_damaged_settled_rollout_has_failed(tmp_path, caplog):
     await written(tmp_path)
     data = (tmp_path / "journal.db").read_bytes()
     flip(tmp_path / "journal.db", 8 * data.index(f"{TEXT} r1 7 ".encode() * 9))
@@ -109,7 +109,7 @@ async def test_x09_a_damaged_settled_rollout_has_failed(tmp_path, caplog):
         "size = 7",
     ],
 )
-async def test_x09_the_end_of_a_row_is_repaired_from_its_events(tmp_path, caplog, column):
+async def test_the_end_of_a_row_is_repaired_from_its_events(tmp_path, caplog, column):
     await written(tmp_path)
     change(tmp_path, f"UPDATE rollouts SET {column} WHERE rollout_id = 'r2'")
     async with opened(tmp_path) as user:
@@ -124,7 +124,7 @@ async def test_x09_the_end_of_a_row_is_repaired_from_its_events(tmp_path, caplog
 @pytest.mark.parametrize(
     ("column", "damaged"), [("owner = 'you'", True), ("rollout_id = 'r9'", False), ("attempt = 2", False)]
 )
-async def test_x09_the_acceptance_columns_are_checked(tmp_path, column, damaged):
+async def test_the_acceptance_columns_are_checked(tmp_path, column, damaged):
     """The first event repeats the ids, but not the owner."""
     await written(tmp_path)
     change(tmp_path, f"UPDATE rollouts SET {column} WHERE rollout_id = 'r3'")
@@ -134,7 +134,7 @@ async def test_x09_the_acceptance_columns_are_checked(tmp_path, column, damaged)
         assert bool(reports["r3"]) is damaged
 
 
-async def test_x09_missing_events_are_detected(tmp_path):
+async def test_missing_events_are_detected(tmp_path):
     await written(tmp_path)
     change(tmp_path, "DELETE FROM events WHERE sequence = 4 AND number = 22")
     change(tmp_path, "DELETE FROM events WHERE sequence = 5 AND number = 1")
@@ -144,7 +144,7 @@ async def test_x09_missing_events_are_detected(tmp_path):
         assert {name for name, damage in reports.items() if damage} == {"r3", "r4", "r5"}
 
 
-async def test_x09_damaged_facts_and_tombstones(tmp_path, caplog):
+async def test_damaged_facts_and_tombstones(tmp_path, caplog):
     journal_id = await written(tmp_path)
     async with opened(tmp_path) as user:
         user.journal.add_tombstone("me", "soon", 1, 1000.0)
@@ -162,7 +162,7 @@ async def test_x09_damaged_facts_and_tombstones(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("at", [0, 18, 24, 32, 36, 47, 52, 59, 63, 67, 71])
-async def test_x09_a_damaged_header_loses_nothing(tmp_path, caplog, at):
+async def test_a_damaged_header_loses_nothing(tmp_path, caplog, at):
     journal_id = await written(tmp_path)
     flip(tmp_path / "journal.db", 8 * at)
     async with opened(tmp_path) as user:
@@ -172,7 +172,7 @@ async def test_x09_a_damaged_header_loses_nothing(tmp_path, caplog, at):
 
 
 @pytest.mark.slow
-async def test_x09_the_damaged_file_is_kept(tmp_path, caplog):
+async def test_the_damaged_file_is_kept(tmp_path, caplog):
     await written(tmp_path)
     path = tmp_path / "journal.db"
     spoiled = bytearray(path.read_bytes())
@@ -188,7 +188,7 @@ async def test_x09_the_damaged_file_is_kept(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("done", [0, 1, 2])
-async def test_x09_a_crash_during_the_replacement_of_a_damaged_file(tmp_path, done):
+async def test_a_crash_during_the_replacement_of_a_damaged_file(tmp_path, done):
     """A start continues after each step: the damaged log goes aside, then the file, then the new file is moved."""
     await written(tmp_path)
     path = tmp_path / "journal.db"
@@ -204,7 +204,7 @@ async def test_x09_a_crash_during_the_replacement_of_a_damaged_file(tmp_path, do
     assert len(list(tmp_path.glob("journal.db.damaged-*"))) == 2 - done
 
 
-async def test_x09_an_incomplete_last_transaction_is_no_damage(tmp_path, caplog):
+async def test_an_incomplete_last_transaction_is_no_damage(tmp_path, caplog):
     """As after a crash: the journal has the committed events and reports no damage."""
     async with opened(tmp_path / "state") as user:
         user.accept("r0")
@@ -220,7 +220,7 @@ async def test_x09_an_incomplete_last_transaction_is_no_damage(tmp_path, caplog)
     assert not caplog.records
 
 
-async def test_x09_damage_in_an_open_journal_is_reported_to_readers(tmp_path):
+async def test_damage_in_an_open_journal_is_reported_to_readers(tmp_path):
     await written(tmp_path)
     store = SqliteJournal(tmp_path)
     try:
@@ -234,7 +234,7 @@ async def test_x09_damage_in_an_open_journal_is_reported_to_readers(tmp_path):
         store.close()
 
 
-async def test_x09_damaged_credentials_are_not_used(tmp_path, caplog):
+async def test_damaged_credentials_are_not_used(tmp_path, caplog):
     async with opened(tmp_path) as user:
         user.accept("r0", callback=CALLBACK)
         user.accept("r1", callback=CALLBACK)
@@ -248,7 +248,7 @@ async def test_x09_damaged_credentials_are_not_used(tmp_path, caplog):
     assert "of-the-callback" not in caplog.text
 
 
-def test_x09_a_table_has_a_checksum_for_every_column():
+def test_a_table_has_a_checksum_for_every_column():
     for table in schema.JOURNAL.tables.values():
         covered = {column for columns in table.sums.values() for column in columns}
         assert covered | set(table.sums) == set(table.columns)

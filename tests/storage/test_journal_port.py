@@ -161,7 +161,7 @@ FILTERS = {
 
 
 @pytest.mark.parametrize(("filters", "names"), FILTERS.values(), ids=FILTERS)
-async def test_c09_a_filter_selects_settled_rollouts(opening, filters, names):
+async def test_a_filter_selects_settled_rollouts(opening, filters, names):
     async with opening() as writer:
         for number in range(6):  # the last stays unfinished
             group, agent = Group(f"g{number % 2}"), "ab"[number % 2]
@@ -184,7 +184,7 @@ async def test_c09_a_filter_selects_settled_rollouts(opening, filters, names):
             assert settled == expected if writer.journal.durable else set(expected) <= set(settled)
 
 
-async def test_c09_an_entry_has_the_summary_of_its_outcome(opening):
+async def test_an_entry_has_the_summary_of_its_outcome(opening):
     metrics = RolloutMetrics(num_llm_calls=3, prompt_tokens=300, response_tokens=77)
     async with opening() as writer:
         writer.accept("r0")
@@ -203,7 +203,7 @@ async def test_c09_an_entry_has_the_summary_of_its_outcome(opening):
             assert {entry.outcome is None for entry in entries[:2]} == {True}
 
 
-async def test_p25_annotations_may_follow_the_end(opening):
+async def test_annotations_may_follow_the_end(opening):
     async with opening() as writer:
         writer.accept("r1")
         writer.append("r1", events.Annotated(Annotation(id="early")))

@@ -73,7 +73,7 @@ async def test_a_file_that_is_no_ledger_is_refused_and_not_changed(tmp_path):
 @pytest.mark.parametrize(
     ("version", "age"), [(1, "an older"), (2, "an older"), (3, "an older"), (6, "an older"), (99, "a newer")]
 )
-async def test_x09_a_ledger_of_another_version_is_refused_by_name(tmp_path, version, age):
+async def test_a_ledger_of_another_version_is_refused_by_name(tmp_path, version, age):
     path = tmp_path / "ledger"
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE chat (rollout_id TEXT)")
@@ -90,7 +90,7 @@ async def test_x09_a_ledger_of_another_version_is_refused_by_name(tmp_path, vers
     assert path.read_bytes() == before
 
 
-async def test_x04_a_write_to_a_dead_thread_fails_at_once(tmp_path):
+async def test_a_write_to_a_dead_thread_fails_at_once(tmp_path):
     ledger = await SqliteLedger.open(tmp_path / "ledger", 60.0)
     supervise.inject(COMMIT.name, MemoryError("injected"))
     with pytest.raises(LedgerError, match=r"ledger\.commit"):
@@ -102,7 +102,7 @@ async def test_x04_a_write_to_a_dead_thread_fails_at_once(tmp_path):
     await (await SqliteLedger.open(tmp_path / "ledger", 60.0)).close()
 
 
-def test_x09_a_table_has_a_checksum_for_every_column():
+def test_a_table_has_a_checksum_for_every_column():
     for table in LEDGER.tables.values():
         covered = {column for columns in table.sums.values() for column in columns}
         assert covered | set(table.sums) == set(table.columns)

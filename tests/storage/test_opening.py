@@ -79,7 +79,7 @@ async def test_a_newer_file_is_refused_and_unchanged(tmp_path):
 
 
 @pytest.mark.parametrize("version", [1, 2, 3, 6])
-async def test_x09_an_older_file_is_refused_by_name_and_unchanged(tmp_path, version):
+async def test_an_older_file_is_refused_by_name_and_unchanged(tmp_path, version):
     path = tmp_path / "journal.db"
     with closing(sqlite3.connect(path)) as database:
         database.execute("CREATE TABLE rollouts (sequence INTEGER PRIMARY KEY)")

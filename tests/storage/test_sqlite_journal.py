@@ -269,7 +269,7 @@ async def test_sweep_drops_old_settled_rollouts(tmp_path):
         assert not user.journal.find("undelivered")
 
 
-async def test_x01_one_sweep_drops_all_overdue_rollouts(tmp_path):
+async def test_one_sweep_drops_all_overdue_rollouts(tmp_path):
     """It drops slice after slice, with other commits between them."""
     clock = Ticks()
     async with opened(tmp_path, record_ttl=100.0, monotonic=clock) as user:
@@ -282,7 +282,7 @@ async def test_x01_one_sweep_drops_all_overdue_rollouts(tmp_path):
         await user.until(lambda: listed(user) == ["new"])
 
 
-async def test_x01_a_budget_holds_without_a_sweep_and_before_the_ttl(tmp_path):
+async def test_a_budget_holds_without_a_sweep_and_before_the_ttl(tmp_path):
     """The oldest settled rollouts are dropped as soon as a commit exceeds the budget; unsettled ones stay."""
     budget = 1024 * 1024
     async with opened(tmp_path, record_ttl=1e9, budget=budget) as user:
@@ -298,7 +298,7 @@ async def test_x01_a_budget_holds_without_a_sweep_and_before_the_ttl(tmp_path):
         assert user.journal.has_room("me")
 
 
-async def test_x01_only_unsettled_rollouts_fill_the_budget(tmp_path):
+async def test_only_unsettled_rollouts_fill_the_budget(tmp_path):
     budget = 1024 * 1024
     async with opened(tmp_path, record_ttl=1e9, budget=budget) as user:
         for number in range(4):
@@ -321,7 +321,7 @@ async def test_x01_only_unsettled_rollouts_fill_the_budget(tmp_path):
         assert user.journal.has_room("me")
 
 
-async def test_x01_rows_deleted_during_a_read_are_gone(tmp_path):
+async def test_rows_deleted_during_a_read_are_gone(tmp_path):
     """A reader gets the remaining rows and no error if rows are dropped between two of its statements."""
     async with opened(tmp_path, record_ttl=1e9, budget=1024 * 1024) as user:
         for number in range(300):
@@ -336,7 +336,7 @@ async def test_x01_rows_deleted_during_a_read_are_gone(tmp_path):
         assert user.journal.find("r299")
 
 
-async def test_x02_the_file_shrinks_to_the_pages_in_use(tmp_path):
+async def test_the_file_shrinks_to_the_pages_in_use(tmp_path):
     """The file and its write-ahead log, after a moment without writes."""
     clock = Ticks()
     async with opened(tmp_path, record_ttl=100.0, monotonic=clock) as user:

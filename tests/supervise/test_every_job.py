@@ -40,7 +40,7 @@ def test_every_declared_job_has_a_scenario():
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in PROCESSES else name for name in sorted(SCENARIOS)]
 )
-async def test_x04_a_job_that_raises_runs_again_or_is_reported(name, tmp_path, caplog):
+async def test_a_job_that_raises_runs_again_or_is_reported(name, tmp_path, caplog):
     def fail():
         supervise.inject(name, OSError(f"injected into {name}"))
 

@@ -77,10 +77,10 @@ BOTH_TRANSPORTS = {
     "test_run",
     "test_groups",
     "test_evaluate",
-    "test_u03_pause",
-    "test_t09_events_at_once",
-    "test_p02_superseded",
-    "test_p17_abandoned",
+    "test_pause",
+    "test_events_at_once",
+    "test_superseded",
+    "test_abandoned",
     "test_policy_errors",
 }
 """Modules whose tests with `attach_to` run over attachments and by callbacks."""

@@ -90,7 +90,7 @@ async def test_a_mistake_that_ends_an_attachment_names_itself_and_loses_no_rollo
     assert sorted(policy.asked) == [("bystander", 1, "main", 1), ("r", 1, "main", 1)]
 
 
-async def test_p14_a_frame_of_an_unknown_kind_is_answered_and_the_stream_goes_on(listening):
+async def test_a_frame_of_an_unknown_kind_is_answered_and_the_stream_goes_on(listening):
     deployment = await listening()
     server = await deployment.server()
     await server.attach()

@@ -31,7 +31,7 @@ async def test_inits_keep_to_the_servers_window(listening):
     await asyncio.gather(*done)
 
 
-async def test_p12_a_hello_without_a_window_allows_1024_rollouts(listening):
+async def test_a_hello_without_a_window_allows_1024_rollouts(listening):
     deployment = await listening()
     server = await deployment.server()
     await server.attach(max_open_rollouts=None)

@@ -33,7 +33,7 @@ def group(*rewards, **fields):
         ("rloo", [1 - 1 / 3, -2 / 3, -2 / 3, 1 - 1 / 3]),
     ],
 )
-def test_u02_what_each_method_computes(method, expected):
+def test_what_each_method_computes(method, expected):
     found = advantages(group(1.0, 0.0, 0.0, 1.0), method)
     assert found.values == pytest.approx(np.asarray(expected), rel=1e-6)
     assert found.values.dtype == found.rewards.dtype == np.float32
@@ -42,13 +42,13 @@ def test_u02_what_each_method_computes(method, expected):
     assert not found.zero_variance
 
 
-def test_u02_grpo_is_the_default():
+def test_grpo_is_the_default():
     assert advantages(group(1.0, 0.0)) == advantages(group(1.0, 0.0), "grpo")
 
 
 @settings(deadline=None)
 @given(REWARDS, st.sampled_from(["grpo", "grpo_no_std", "rloo"]))
-def test_u02_advantages_add_up_to_nothing(rewards, method):
+def test_advantages_add_up_to_nothing(rewards, method):
     found = advantages(group(*rewards), method)
     assert np.isfinite(found.values).all()
     assert float(found.values.sum()) == pytest.approx(0, abs=1e-3)
@@ -58,7 +58,7 @@ def test_u02_advantages_add_up_to_nothing(rewards, method):
 
 @settings(deadline=None)
 @given(REWARDS)
-def test_u02_rloo_by_its_definition(rewards):
+def test_rloo_by_its_definition(rewards):
     found = advantages(group(*rewards), "rloo")
     others = [np.mean([*rewards[:index], *rewards[index + 1 :]]) for index in range(len(rewards))]
     assert found.values == pytest.approx(np.array(rewards) - others, abs=2e-5)  # equal up to 1e-5: zero
@@ -66,13 +66,13 @@ def test_u02_rloo_by_its_definition(rewards):
 
 @pytest.mark.parametrize("method", ["grpo", "grpo_no_std", "rloo"])
 @pytest.mark.parametrize("rewards", [[0.0] * 4, [1.0], [0.1 + 0.2, 0.3, 0.3], [1.0, 0.99999994], [-1e6, -1e6 + 0.06]])
-def test_u02_a_group_without_variance_is_flagged(method, rewards):
+def test_a_group_without_variance_is_flagged(method, rewards):
     found = advantages(group(*rewards), method)
     assert found.zero_variance
     assert not found.values.any()
 
 
-def test_u02_an_empty_group():
+def test_an_empty_group():
     with pytest.raises(InvalidArgument) as raised:
         advantages([])
     assert [field for field, _ in raised.value.violations] == ["group"]
@@ -85,7 +85,7 @@ def test_small_rewards_that_differ_are_compared(rewards):
     assert found.values.any()
 
 
-def test_u02_samples_share_the_reward_of_their_rollout():
+def test_samples_share_the_reward_of_their_rollout():
     """One rollout asked a helper, the other did not; the baseline is that of the two rollouts."""
     found = advantages([outcome(0, 1.0, ("main", "helper")), outcome(1, 0.0)], "grpo_no_std")
     assert dict(zip(found.keys, found.values.tolist(), strict=True)) == {
@@ -95,7 +95,7 @@ def test_u02_samples_share_the_reward_of_their_rollout():
     }
 
 
-def test_u02_samples_with_rewards_of_their_own_are_compared_by_name():
+def test_samples_with_rewards_of_their_own_are_compared_by_name():
     def both(number, main, helper):
         samples = {"main": Sample(trainable=True, reward=main), "helper": Sample(trainable=True, reward=helper)}
         return outcome(number, None, samples)
@@ -109,7 +109,7 @@ def test_u02_samples_with_rewards_of_their_own_are_compared_by_name():
     }
 
 
-def test_u02_a_rollout_that_never_asked_the_policy_is_compared():
+def test_a_rollout_that_never_asked_the_policy_is_compared():
     found = advantages([outcome(0, 1.0), outcome(1, 0.0, ())], "grpo_no_std")
     assert found.keys == (("g-0", "main"), ("g-1", ""))
     assert found.values.tolist() == [0.5, -0.5]
@@ -128,19 +128,19 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_u02_what_cannot_be_compared_is_refused_by_name(case):
+def test_what_cannot_be_compared_is_refused_by_name(case):
     bad, message = BAD[case]
     with pytest.raises(InvalidArgument, match=message):
         advantages([outcome(0, 1.0), bad])
 
 
-def test_u02_it_takes_one_group_at_a_time():
+def test_it_takes_one_group_at_a_time():
     one = OutcomeGroup(id="g", size=2, outcomes=tuple(group(1.0, 0.0)))
     assert advantages(one) == advantages(group(1.0, 0.0))
     with pytest.raises(TypeError, match="holds a OutcomeGroup, not the outcomes of one group"):
         advantages([one, one])
 
 
-def test_u02_an_unknown_method_is_refused():
+def test_an_unknown_method_is_refused():
     with pytest.raises(InvalidArgument, match="method: 'ppo' is not one of grpo, grpo_no_std, rloo"):
         advantages(group(1.0, 0.0), "ppo")

@@ -275,7 +275,7 @@ async def test_a_sample_that_is_reported_untrainable_stays_untrainable(ask):
 
 
 @pytest.mark.parametrize(("numbers", "trainable"), [((1, 2), True), ((2,), False)])
-async def test_p20_left_out_segments_are_the_trainers_if_it_has_them_all(ask, numbers, trainable):
+async def test_left_out_segments_are_the_trainers_if_it_has_them_all(ask, numbers, trainable):
     replies = [await ask(chat(number, [USER] * number)) for number in numbers]
     runs = [(reply.prompt_prefix + len(reply.prompt_ids), len(reply.tokens.ids)) for reply in replies]
     left_out = [

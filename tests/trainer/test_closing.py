@@ -150,7 +150,7 @@ async def test_a_trainer_that_was_dialled_and_cut_off_leaves_its_rollouts_to_its
     assert outcome.status is COMPLETED, outcome.failure
 
 
-async def test_p17_closing_a_trainer_without_a_ledger_ends_its_rollouts_at_once(serve):
+async def test_closing_a_trainer_without_a_ledger_ends_its_rollouts_at_once(serve):
     agent = talker()
     agent.gate("r")
     server = await serve(agent)
@@ -165,7 +165,7 @@ async def test_p17_closing_a_trainer_without_a_ledger_ends_its_rollouts_at_once(
     assert outcome.failure.retryable
 
 
-async def test_p17_closing_a_trainer_with_a_ledger_leaves_its_rollouts_to_the_next_process(serve, tmp_path):
+async def test_closing_a_trainer_with_a_ledger_leaves_its_rollouts_to_the_next_process(serve, tmp_path):
     agent, path = talker(), tmp_path / "ledger"
     agent.gate("r")
     server = await serve(agent)

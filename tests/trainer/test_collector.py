@@ -25,7 +25,7 @@ def registered(collector):
     return Page(generate_latest(registry).decode())
 
 
-async def test_o2_values_are_right_after_known_rollouts(serve, attach_to):
+async def test_values_are_right_after_known_rollouts(serve, attach_to):
     def failing(asked):
         if asked.rollout_id.startswith("unanswered"):
             raise PermissionDenied("no GPU")
@@ -72,7 +72,7 @@ async def test_o2_values_are_right_after_known_rollouts(serve, attach_to):
     assert page.value("grpc_client_attempt_started_total", grpc_method=attach) == 1
 
 
-async def test_o3_unique_ids_and_labels_add_no_series(serve, attach_to):
+async def test_unique_ids_and_labels_add_no_series(serve, attach_to):
     trainer = await attach_to(policy, await serve(Mixed()))
     kinds = ("ok", "odd", "raises", "tool")
     await run_all(trainer, [request(f"{kind}-warm", label="1") for kind in kinds])
@@ -84,7 +84,7 @@ async def test_o3_unique_ids_and_labels_add_no_series(serve, attach_to):
     assert "warm" not in after.text
 
 
-def test_o3_reasons_that_agents_make_up_are_one():
+def test_reasons_that_agents_make_up_are_one():
     metrics = Metrics()
     for number in range(1000):
         failure = Failure("agent", "no")
@@ -106,7 +106,7 @@ def test_o3_reasons_that_agents_make_up_are_one():
     assert page.labels(NAME("failures_total"), "reason") == {"other"}
 
 
-async def test_o2_a_trainer_of_callbacks_has_them_too(serve):
+async def test_a_trainer_of_callbacks_has_them_too(serve):
     server = await serve(Mixed())
     async with Trainer([server.address], policy, transport="callback") as trainer:
         for name in ("ok-1", "ok-2", "raises-1"):

@@ -45,7 +45,7 @@ def requests(*rewards, name="e"):
     ]
 
 
-async def test_u08_outcomes_are_marked_and_summed_up(serve, attach_to):
+async def test_outcomes_are_marked_and_summed_up(serve, attach_to):
     agent = scored()
     trainer = await attach_to(reply, await serve(agent))
     async with asyncio.timeout(PATIENCE):
@@ -61,7 +61,7 @@ async def test_u08_outcomes_are_marked_and_summed_up(serve, attach_to):
     assert repr(evaluation) == "Evaluation(n=4, failed=1, mean_reward=0.5)"
 
 
-async def test_u08_an_evaluation_is_never_trained_on(serve, attach_to):
+async def test_an_evaluation_is_never_trained_on(serve, attach_to):
     trainer = await attach_to(reply, await serve(scored()))
     outcomes = (await trainer.evaluate(requests(1.0, 0.0))).outcomes
     assert all(outcome.samples["main"].segments for outcome in outcomes), "they can be looked at"
@@ -74,7 +74,7 @@ async def test_u08_an_evaluation_is_never_trained_on(serve, attach_to):
     assert (len(batch), len(batch.skipped)) == (0, 2)
 
 
-async def test_u08_it_runs_beside_a_run_on_the_same_servers(serve, attach_to):
+async def test_it_runs_beside_a_run_on_the_same_servers(serve, attach_to):
     agent = scored()
     agent.gate("t0")
     trainer = await attach_to(reply, await serve(agent))
@@ -87,7 +87,7 @@ async def test_u08_it_runs_beside_a_run_on_the_same_servers(serve, attach_to):
     assert (evaluation.n, evaluation.mean_reward) == (2, 0.5)
 
 
-async def test_u08_the_agent_and_the_server_know(serve, attach_to, stack):
+async def test_the_agent_and_the_server_know(serve, attach_to, stack):
     agent = scored()
     server = await serve(agent)
     trainer = await attach_to(reply, server)
@@ -97,7 +97,7 @@ async def test_u08_the_agent_and_the_server_know(serve, attach_to, stack):
     assert (await ended(client, "e0")).evaluation
 
 
-async def test_u08_with_callbacks(serve, train, stack):
+async def test_with_callbacks(serve, train, stack):
     server, trainer = await serve(scored()), await train(reply)
     client = await stack.enter_async_context(RolloutClient(server.address))
     for name, evaluation in (("e", True), ("t", False)):
@@ -106,7 +106,7 @@ async def test_u08_with_callbacks(serve, train, stack):
         assert (outcome.evaluation, bool(outcome.trainable_samples())) == (evaluation, not evaluation)
 
 
-async def test_u08_a_refused_evaluation_is_one(serve, attach_to):
+async def test_a_refused_evaluation_is_one(serve, attach_to):
     trainer = await attach_to(reply, await serve(scored()))
     evaluation = await trainer.evaluate([RolloutRequest(rollout_id="e", agent_loop="nobody")])
     (outcome,) = evaluation.outcomes
@@ -115,7 +115,7 @@ async def test_u08_a_refused_evaluation_is_one(serve, attach_to):
     assert repr(evaluation) == "Evaluation(n=1, failed=1, mean_reward=none)"
 
 
-async def test_u08_an_older_server_does_not_echo_the_mark(tmp_path):
+async def test_an_older_server_does_not_echo_the_mark(tmp_path):
     """The trainer knows what it asked for, also after a restart."""
     options = {"listen": "127.0.0.1:0", "ledger": tmp_path / "run.ledger"}
     async with Trainer([], reply, **options) as trainer, RawAgentServer(trainer.address) as server:
@@ -133,7 +133,7 @@ async def test_u08_an_older_server_does_not_echo_the_mark(tmp_path):
     assert (again.rollout_id, again.evaluation) == ("e", True)
 
 
-async def test_u08_cancelling_it_cancels_its_rollouts(serve, attach_to):
+async def test_cancelling_it_cancels_its_rollouts(serve, attach_to):
     agent = scored()
     agent.gate("e0")
     trainer = await attach_to(reply, await serve(agent))
@@ -146,7 +146,7 @@ async def test_u08_cancelling_it_cancels_its_rollouts(serve, attach_to):
     assert sum(agent.running.values()) == 0
 
 
-def test_u08_an_empty_evaluation():
+def test_an_empty_evaluation():
     assert (Evaluation().n, Evaluation().failed, Evaluation().mean_reward) == (0, 0, None)
 
 

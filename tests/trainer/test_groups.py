@@ -50,7 +50,7 @@ async def collect(groups):
         return [group async for group in groups]
 
 
-async def test_u01_groups_come_complete_and_as_they_finish(serve, attach_to):
+async def test_groups_come_complete_and_as_they_finish(serve, attach_to):
     agent = fallible()
     agent.gate("g0-2")
     trainer = await attach_to(reply, await serve(agent))
@@ -73,7 +73,7 @@ async def test_u01_groups_come_complete_and_as_they_finish(serve, attach_to):
     assert trainer.group_counts == GroupCounts(yielded=4)
 
 
-async def test_u01_requests_may_come_from_an_async_iterator(serve, attach_to):
+async def test_requests_may_come_from_an_async_iterator(serve, attach_to):
     async def lazily():
         for request in requests(2):
             await asyncio.sleep(0)
@@ -83,14 +83,14 @@ async def test_u01_requests_may_come_from_an_async_iterator(serve, attach_to):
     assert sorted(group.id for group in await collect(trainer.groups(lazily(), 2))) == ["g0", "g1"]
 
 
-async def test_u01_a_group_without_variance_says_so(serve, attach_to):
+async def test_a_group_without_variance_says_so(serve, attach_to):
     trainer = await attach_to(reply, await serve(Talker()))
     (group,) = await collect(trainer.groups(requests(1), 4))
     assert group.zero_variance
     assert advantages(group).zero_variance
 
 
-async def test_u01_a_failed_member_is_tried_again_with_a_higher_attempt(serve, attach_to):
+async def test_a_failed_member_is_tried_again_with_a_higher_attempt(serve, attach_to):
     agent = fallible()
     trainer = await attach_to(reply, await serve(agent))
     (group,) = await collect(trainer.groups(failing(m1=(1, 2)), 3, retries=2))
@@ -101,7 +101,7 @@ async def test_u01_a_failed_member_is_tried_again_with_a_higher_attempt(serve, a
     assert Counter(agent.attempts) == Counter([("g0-0", 1), ("g0-1", 1), ("g0-1", 2), ("g0-1", 3), ("g0-2", 1)])
 
 
-async def test_u01_a_group_is_dropped_and_its_other_members_are_cancelled(serve, attach_to, caplog):
+async def test_a_group_is_dropped_and_its_other_members_are_cancelled(serve, attach_to, caplog):
     agent = fallible()
     agent.gate("g0-2")
     server = await serve(agent)
@@ -127,7 +127,7 @@ async def test_where_every_group_is_dropped_the_loop_raises_and_one_line_has_a_h
     assert ['on_failure="drop_member"' in line for line in lines] == [True, False, False]
 
 
-async def test_u01_after_a_group_that_is_yielded_there_is_no_hint(serve, attach_to, caplog):
+async def test_after_a_group_that_is_yielded_there_is_no_hint(serve, attach_to, caplog):
     trainer = await attach_to(reply, await serve(fallible()))
 
     async def one_after_the_other():
@@ -140,7 +140,7 @@ async def test_u01_after_a_group_that_is_yielded_there_is_no_hint(serve, attach_
     assert "drop_member" not in caplog.text
 
 
-async def test_u01_a_failed_member_is_dropped(serve, attach_to, caplog):
+async def test_a_failed_member_is_dropped(serve, attach_to, caplog):
     trainer = await attach_to(reply, await serve(fallible()))
     with caplog.at_level(logging.WARNING, "osmosis_grpc.trainer"):
         (group,) = await collect(trainer.groups(failing(m1=(1,)), 3, retries=0, on_failure="drop_member"))
@@ -155,7 +155,7 @@ async def test_u01_a_failed_member_is_dropped(serve, attach_to, caplog):
     assert len(advantages(group).values) == 2
 
 
-async def test_u01_two_members_are_needed(serve, attach_to):
+async def test_two_members_are_needed(serve, attach_to):
     trainer = await attach_to(reply, await serve(fallible()))
     with pytest.raises(RolloutFailed):
         await collect(trainer.groups(failing(m0=(1,), m1=(1,)), 3, retries=0, on_failure="drop_member"))
@@ -177,7 +177,7 @@ async def test_a_group_of_which_no_member_finds_a_server_raises(serve, attach_to
         await collect(trainer.groups(requests(2), 2))
 
 
-async def test_u01_an_id_that_has_run_is_an_error(serve, attach_to):
+async def test_an_id_that_has_run_is_an_error(serve, attach_to):
     trainer = await attach_to(reply, await serve(fallible()))
     assert len(await collect(trainer.groups(requests(1), 2))) == 1
     with pytest.raises(AlreadyExists, match="rollout g0-0 attempt 1 is over; raise `attempt`"):
@@ -186,14 +186,14 @@ async def test_u01_an_id_that_has_run_is_an_error(serve, attach_to):
     await until(lambda: trainer.servers[0].open == 0)
 
 
-async def test_u01_an_id_whose_retry_has_run_is_an_error(serve, attach_to):
+async def test_an_id_whose_retry_has_run_is_an_error(serve, attach_to):
     trainer = await attach_to(reply, await serve(fallible()))
     assert len(await collect(trainer.groups(failing(m0=(1,)), 2))) == 1
     with pytest.raises(Aborted, match="rollout g0-0 is at attempt 2; use a new id, or attempt=3"):
         await collect(trainer.groups(failing(m0=(1,)), 2))
 
 
-async def test_u01_a_group_that_an_earlier_process_finished_is_dropped(serve, tmp_path, caplog):
+async def test_a_group_that_an_earlier_process_finished_is_dropped(serve, tmp_path, caplog):
     """A trainer that was killed gets the whole list again: it cannot know which groups were dropped."""
     server, ledger = await serve(fallible()), tmp_path / "run.ledger"
     async with Trainer([server.address], reply, ledger=ledger) as trainer:
@@ -205,7 +205,7 @@ async def test_u01_a_group_that_an_earlier_process_finished_is_dropped(serve, tm
     assert "group g0 is dropped" in caplog.text
 
 
-async def test_u01_a_cancelled_group_is_dropped_and_not_tried_again(serve, attach_to):
+async def test_a_cancelled_group_is_dropped_and_not_tried_again(serve, attach_to):
     agent = fallible()
     agent.gate(*(f"g0-{index}" for index in range(3)))
     trainer = await attach_to(reply, await serve(agent))
@@ -226,7 +226,7 @@ async def test_the_loop_over_groups_that_were_all_cancelled_ends(serve, attach_t
     assert await groups == []
 
 
-async def test_u01_leaving_the_loop_cancels_unfinished_rollouts(serve, attach_to):
+async def test_leaving_the_loop_cancels_unfinished_rollouts(serve, attach_to):
     agent = fallible()
     agent.gate(*(f"g{n}-1" for n in range(1, 6)))
     server = await serve(agent, max_concurrent=4)
@@ -240,7 +240,7 @@ async def test_u01_leaving_the_loop_cancels_unfinished_rollouts(serve, attach_to
     assert sum(agent.running.values()) == 0
 
 
-async def test_u01_cancelling_the_task_cancels_unfinished_rollouts(serve, attach_to):
+async def test_cancelling_the_task_cancels_unfinished_rollouts(serve, attach_to):
     agent = fallible()
     agent.gate("g0-1")
     trainer = await attach_to(reply, await serve(agent))
@@ -253,7 +253,7 @@ async def test_u01_cancelling_the_task_cancels_unfinished_rollouts(serve, attach
     assert sum(agent.running.values()) == 0
 
 
-async def test_u01_requests_wait_until_a_group_is_taken(serve, attach_to):
+async def test_requests_wait_until_a_group_is_taken(serve, attach_to):
     """Memory is bounded: what is finished and not taken counts as in flight."""
     agent, pulled = fallible(), []
 
@@ -270,7 +270,7 @@ async def test_u01_requests_wait_until_a_group_is_taken(serve, attach_to):
         assert len([group async for group in groups]) == 49
 
 
-async def test_u01_dropped_groups_do_not_use_up_the_slots(serve, attach_to):
+async def test_dropped_groups_do_not_use_up_the_slots(serve, attach_to):
     agent = fallible()
     fails = {"fails": {f"g{n}-{index}": [1] for n in range(10) for index in range(3)}}
     trainer = await attach_to(reply, await serve(agent))
@@ -280,7 +280,7 @@ async def test_u01_dropped_groups_do_not_use_up_the_slots(serve, attach_to):
     assert trainer.group_counts == GroupCounts(yielded=5, dropped=10)
 
 
-async def test_u01_a_group_stays_on_one_server(serve, attach_to):
+async def test_a_group_stays_on_one_server(serve, attach_to):
     agents = [fallible(), fallible()]
     trainer = await attach_to(reply, *[await serve(agent) for agent in agents])
     groups = await collect(trainer.groups([*failing(m1=(1,)), *requests(5, "h")], 4, colocate_groups=True))
@@ -289,7 +289,7 @@ async def test_u01_a_group_stays_on_one_server(serve, attach_to):
     assert not places[0] & places[1]
 
 
-async def test_u01_the_last_member_is_tried_again_on_the_server_of_its_group(serve, attach_to):
+async def test_the_last_member_is_tried_again_on_the_server_of_its_group(serve, attach_to):
     """When the last member fails, no other member runs, and the other server has more free slots."""
     first, second = fallible(), fallible()
     for agent in (first, second):
@@ -311,7 +311,7 @@ async def test_u01_the_last_member_is_tried_again_on_the_server_of_its_group(ser
     await asyncio.gather(*begun)
 
 
-async def test_u01_two_requests_of_one_id_are_refused(serve, attach_to):
+async def test_two_requests_of_one_id_are_refused(serve, attach_to):
     trainer = await attach_to(reply, await serve(fallible()))
     with pytest.raises(InvalidArgument, match=r"two requests of one groups\(\) have the id g0"):
         await collect(trainer.groups([*requests(1), *requests(1)], 2))
@@ -327,13 +327,13 @@ async def test_u01_two_requests_of_one_id_are_refused(serve, attach_to):
         ({"max_in_flight": 0}, "max_in_flight"),
     ],
 )
-async def test_u01_bad_arguments_are_refused_by_name(serve, attach_to, options, message):
+async def test_bad_arguments_are_refused_by_name(serve, attach_to, options, message):
     trainer = await attach_to(reply, await serve(fallible()))
     with pytest.raises(ValueError, match=message):
         await collect(trainer.groups(requests(1), **({"group_size": 2} | options)))
 
 
-async def test_u01_a_bad_request_is_raised_and_the_others_are_cancelled(serve, attach_to):
+async def test_a_bad_request_is_raised_and_the_others_are_cancelled(serve, attach_to):
     agent = fallible()
     agent.gate("g0-0")
     trainer = await attach_to(reply, await serve(agent))
@@ -342,7 +342,7 @@ async def test_u01_a_bad_request_is_raised_and_the_others_are_cancelled(serve, a
     await until(lambda: trainer.servers[0].open == 0)
 
 
-async def test_u01_a_ledger_forgets_what_was_confirmed_or_dropped(serve, tmp_path):
+async def test_a_ledger_forgets_what_was_confirmed_or_dropped(serve, tmp_path):
     """A confirmed group and a dropped one do not come again; one that was not confirmed does."""
     server, ledger = await serve(fallible()), tmp_path / "run.ledger"
     async with Trainer([server.address], reply, ledger=ledger) as trainer:
@@ -356,7 +356,7 @@ async def test_u01_a_ledger_forgets_what_was_confirmed_or_dropped(serve, tmp_pat
         assert sorted(left) == ["h1-0", "h1-1", "h1-2"]
 
 
-async def test_u01_the_outcomes_of_a_group_are_confirmed_together():
+async def test_the_outcomes_of_a_group_are_confirmed_together():
     """They share the commits of the ledger. None waits for another one."""
 
     class Confirmation:
@@ -369,7 +369,7 @@ async def test_u01_the_outcomes_of_a_group_are_confirmed_together():
         await group.confirm()
 
 
-async def test_u01_members_that_end_while_their_group_is_dropped_are_confirmed(serve, tmp_path):
+async def test_members_that_end_while_their_group_is_dropped_are_confirmed(serve, tmp_path):
     """g0 fails and has ended altogether before its first outcome is looked at."""
     server, ledger = await serve(fallible()), tmp_path / "run.ledger"
     async with Trainer([server.address], reply, ledger=ledger) as trainer:

@@ -51,7 +51,7 @@ DAMAGES = [
 
 
 @pytest.mark.parametrize(("statement", "why"), DAMAGES)
-async def test_x09_a_damaged_outcome_blocks_no_other(serve, tmp_path, caplog, statement, why):
+async def test_a_damaged_outcome_blocks_no_other(serve, tmp_path, caplog, statement, why):
     server, path = await serve(talker()), tmp_path / "ledger"
     async with Trainer([server.address], reply, ledger=path) as trainer:
         first = {name: await trainer.rollout(request(name)) for name in NAMES}
@@ -70,7 +70,7 @@ async def test_x09_a_damaged_outcome_blocks_no_other(serve, tmp_path, caplog, st
         assert not any(map(is_lost, (await collect(trainer.unconfirmed())).values()))
 
 
-async def test_x09_what_was_confirmed_stays_so(serve, tmp_path, caplog):
+async def test_what_was_confirmed_stays_so(serve, tmp_path, caplog):
     server, path = await serve(talker()), tmp_path / "ledger"
     async with Trainer([server.address], reply, ledger=path) as trainer:
         for name in NAMES:
@@ -93,7 +93,7 @@ async def test_x09_what_was_confirmed_stays_so(serve, tmp_path, caplog):
         ("UPDATE attachment SET attachment_id = 'another'", False, "is damaged in the ledger"),
     ],
 )
-async def test_x09_a_running_rollout_continues_where_it_can(serve, tmp_path, caplog, statement, lost, log):
+async def test_a_running_rollout_continues_where_it_can(serve, tmp_path, caplog, statement, lost, log):
     agent, path, gate, seen = talker(), tmp_path / "ledger", asyncio.Event(), []
 
     async def halting(asked):

@@ -85,7 +85,7 @@ def rebuilt(batch, number):
 @pytest.mark.slow
 @settings(deadline=None)
 @given(outcomes(), st.sampled_from(["left", "right"]), st.sampled_from([0, 7, 2**32 - 1, -100]))
-def test_u02_segments_can_be_rebuilt_from_rows(given_outcomes, side, pad_id):
+def test_segments_can_be_rebuilt_from_rows(given_outcomes, side, pad_id):
     batch = pad(given_outcomes, side=side, pad_id=pad_id)
     wanted = [
         (Row(index, outcome.rollout_id, name, number), segment, outcome.reward)
@@ -114,7 +114,7 @@ def test_u02_segments_can_be_rebuilt_from_rows(given_outcomes, side, pad_id):
     assert not batch.truncated.any()
 
 
-def test_u02_the_arrays_of_one_batch():
+def test_the_arrays_of_one_batch():
     long = Segment(
         ids=np.array([1, 2, 3, 4], "<u4"),
         logprobs=np.array([-0.5, -0.25], "<f4"),
@@ -139,7 +139,7 @@ def test_u02_the_arrays_of_one_batch():
     assert (batch.pad_id, batch.side, batch.skipped) == (9, "left", ())
 
 
-def test_u02_every_segment_has_its_samples_reward_and_advantage():
+def test_every_segment_has_its_samples_reward_and_advantage():
     main = Sample(trainable=True, segments=(segment((1, 2)), segment((3, 1))), reward=1.0)
     helper = Sample(trainable=True, segments=(segment((1, 1)),), reward=5.0)
     one = completed("a", reward=None, samples={"main": main, "helper": helper})
@@ -157,7 +157,7 @@ def test_u02_every_segment_has_its_samples_reward_and_advantage():
     assert batch.advantages.tolist() == [0.5, 0.5, 0.0, -0.5, -0.5, 0.0]
 
 
-def test_u02_several_groups_in_one_batch():
+def test_several_groups_in_one_batch():
     groups = [
         OutcomeGroup(id=name, size=2, outcomes=(completed(f"{name}-0", reward=1.0), completed(f"{name}-1", reward=0.0)))
         for name in ("g", "h")
@@ -173,7 +173,7 @@ def test_u02_several_groups_in_one_batch():
 
 
 @pytest.mark.parametrize("numbers", [[1, 2.5, -3], (1, 2.5, -3), np.array([1, 2.5, -3]), iter([1, 2.5, -3])])
-def test_u02_one_number_for_each_outcome(numbers):
+def test_one_number_for_each_outcome(numbers):
     """All samples and segments of an outcome get it, groups counted by their outcomes."""
     main = Sample(trainable=True, segments=(segment((1, 2)), segment((3, 1))))
     helper = Sample(trainable=True, segments=(segment((1, 1)),))
@@ -197,13 +197,13 @@ def test_u02_one_number_for_each_outcome(numbers):
         ([advantages([completed("a")]), 1.0], "holds what is not a number"),
     ],
 )
-def test_u02_other_advantages_are_refused(given_advantages, problem):
+def test_other_advantages_are_refused(given_advantages, problem):
     wanted = r"pass advantages\(group\) for every group in the batch, or one number for each outcome"
     with pytest.raises(InvalidArgument, match=f"advantages: {problem}; {wanted}"):
         pad([completed("a"), completed("b")], advantages=given_advantages)
 
 
-def test_u02_a_batch_is_printed_in_one_line():
+def test_a_batch_is_printed_in_one_line():
     many = [
         completed(f"r{n}", samples={"main": Sample(trainable=True, segments=(segment((40, 60)),))}) for n in range(64)
     ]
@@ -229,7 +229,7 @@ UNTRAINABLE = {
 
 
 @pytest.mark.parametrize("case", UNTRAINABLE)
-def test_t04_pad_refuses_by_name_what_must_not_be_trained_on(case):
+def test_pad_refuses_by_name_what_must_not_be_trained_on(case):
     bad, reason = UNTRAINABLE[case]
     with pytest.raises(InvalidArgument, match=f"rollout bad is not trained on: .*{reason}.*untrainable="):
         pad([completed("good"), bad])
@@ -238,7 +238,7 @@ def test_t04_pad_refuses_by_name_what_must_not_be_trained_on(case):
     assert batch.skipped == (Skipped("bad", "", bad.not_trainable_reason),)
 
 
-def test_u02_a_sample_without_tokens_beside_one_with_them_is_listed():
+def test_a_sample_without_tokens_beside_one_with_them_is_listed():
     good = Sample(trainable=True, segments=(segment((1, 1)),))
     outcome = completed("r", samples={"judge": Sample(not_trainable_reason="no ids"), "main": good})
     batch = pad([outcome])
@@ -246,7 +246,7 @@ def test_u02_a_sample_without_tokens_beside_one_with_them_is_listed():
     assert batch.skipped == (Skipped("r", "judge", "no ids"),)
 
 
-def test_u02_a_segment_that_is_too_long():
+def test_a_segment_that_is_too_long():
     two = Sample(trainable=True, segments=(segment((2, 1)), segment((2, 4), versions=[VersionSpan("v", 4)])))
     outcome = completed("r", samples={"main": two})
     with pytest.raises(InvalidArgument, match=r"rollout r, sample main: segment 1 has 6 tokens.*max_length 4"):
@@ -271,24 +271,24 @@ def test_u02_a_segment_that_is_too_long():
         ({"untrainable": "train"}, "untrainable: 'train' is not one of raise, skip"),
     ],
 )
-def test_u02_bad_arguments_are_refused_by_name(options, message):
+def test_bad_arguments_are_refused_by_name(options, message):
     with pytest.raises(InvalidArgument, match=message):
         pad([completed()], **options)
 
 
-def test_u02_only_outcomes_are_padded():
+def test_only_outcomes_are_padded():
     with pytest.raises(TypeError, match="outcomes: holds a Sample"):
         pad([Sample()])
 
 
-def test_u02_nothing_to_pad():
+def test_nothing_to_pad():
     with pytest.raises(InvalidArgument) as raised:
         pad([])
     assert [field for field, _ in raised.value.violations] == ["outcomes"]
 
 
 @pytest.mark.parametrize("way", ["attached", "callbacks", "waited for"])
-async def test_u02_what_a_trainer_receives_can_be_padded(serve, train, stack, way):
+async def test_what_a_trainer_receives_can_be_padded(serve, train, stack, way):
     """Over a stream, over callbacks, and as the server reports it: the same arrays."""
     policy = ScriptedPolicy(["one", "two"], tokens=3, version="step-7")
     server = await serve(talker())
@@ -320,7 +320,7 @@ class Flaky(Talker):
         return ending
 
 
-async def test_t04_the_loop_of_a_trainer_takes_only_what_completed(serve):
+async def test_the_loop_of_a_trainer_takes_only_what_completed(serve):
     """The loop that a user writes: aligned arrays, and no failed rollout among them."""
     server, trained, seen = await serve(type("A", (Flaky,), {})("flaky")), [], []
     requests = [RolloutRequest(rollout_id=f"r{n}", messages=[{"role": "user", "content": "Hello"}]) for n in range(3)]
@@ -357,7 +357,7 @@ def numbers(*shape):
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_p20_extras_are_padded(side):
+def test_extras_are_padded(side):
     first = with_extras((2, 1), experts=numbers(3, 2), ENTROPY=numbers(1))
     second = with_extras((0, 2, 2), experts=numbers(4, 2), ENTROPY=numbers(2))
     outcome = completed("r", reward=1.0, samples={"main": Sample(trainable=True, segments=(first, second))})
@@ -373,7 +373,7 @@ def test_p20_extras_are_padded(side):
     assert pad([outcome]).extras == {}
 
 
-def test_p20_extras_that_cannot_be_padded_are_refused():
+def test_extras_that_cannot_be_padded_are_refused():
     ragged, two, one = RaggedTensor.of([[1], [2], [3]], "uint32"), numbers(3, 2), numbers(3, 1)
     listed = [
         (with_extras((2, 1)), with_extras((2, 1)), "is not in the segment"),

@@ -8,7 +8,7 @@ from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.trainer import Trainer, TrainerConfig
 from tests.trainer.conftest import USER, reply
 from tests.trainer.deployment import begun
-from tests.trainer.test_p23_references import OldServer
+from tests.trainer.test_references import OldServer
 from tests.waiting import until
 
 

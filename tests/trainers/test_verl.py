@@ -105,7 +105,8 @@ def batch_of(questions, copies=1, **columns):
     return DataProto.from_dict(non_tensors=made, meta_info={"validate": False, "global_steps": 7})
 
 
-async def test_arl48_arl49_the_batch_of_verl_has_the_tokens_masks_logprobs_and_rewards_of_the_rollouts(worker):
+@pytest.mark.row("ARL 48", "ARL 49")
+async def test_the_batch_of_verl_has_the_tokens_masks_logprobs_and_rewards_of_the_rollouts(worker):
     made = worker()
     batch = await made.generate_sequences(batch_of(QUESTIONS, copies=2))
     chats = {}
@@ -151,7 +152,8 @@ async def test_an_aborted_reply_is_asked_again_and_is_one_reply(worker):
     assert batch.batch["rm_scores"].sum() == 1.0
 
 
-async def test_arl49_v1_gets_a_list_with_whole_numbers_as_steps(worker):
+@pytest.mark.row("ARL 49")
+async def test_gets_a_list_with_whole_numbers_as_steps(worker):
     made = worker()
     batch = batch_of({"What is 2 + 3?": "5"}, uid="abc", session_id=3, global_steps=12)
     row = {name: values[0] for name, values in batch.non_tensor_batch.items()}
@@ -196,7 +198,7 @@ def test_the_example_runs(server, tmp_path):
     assert "rewards [1.0, 1.0] turns [4 4]" in done.stdout
 
 
-async def test_v0_trains_on_the_longest_segment_and_counts_the_others_and_v1_on_all(worker, caplog):
+async def test_trains_on_the_longest_segment_and_counts_the_others_and_v1_on_all(worker, caplog):
     from osmosis_grpc.integrations.verl import left_out
 
     made = worker()

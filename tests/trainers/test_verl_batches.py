@@ -27,7 +27,8 @@ def given(seed):
 
 
 @pytest.mark.parametrize("first", SEEDS[::20])
-def test_arl45_arl46_arl47_padded_batches_and_records_equal_those_of_verl(first):
+@pytest.mark.row("ARL 45", "ARL 46", "ARL 47")
+def test_padded_batches_and_records_equal_those_of_verl(first):
     for seed in range(first, first + 20):
         outcomes, config, pad_id = case(seed)
         assert pad_id != 0

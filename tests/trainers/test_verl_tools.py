@@ -50,7 +50,8 @@ def verl_tool(log):
     return Notes({}, OpenAIFunctionToolSchema.model_validate(SCHEMA))
 
 
-async def test_arl49_a_verl_tool_keeps_its_state_in_a_rollout_and_is_released():
+@pytest.mark.row("ARL 49")
+async def test_a_verl_tool_keeps_its_state_in_a_rollout_and_is_released():
     from osmosis_grpc.integrations.verl_tools import tool_of_verl
 
     log = []
@@ -66,7 +67,8 @@ async def test_arl49_a_verl_tool_keeps_its_state_in_a_rollout_and_is_released():
         tool_of_verl(3)
 
 
-async def test_arl49_tools_of_both_sides_run_as_function_tools():
+@pytest.mark.row("ARL 49")
+async def test_tools_of_both_sides_run_as_function_tools():
     from verl.tools.function_tool import function_tool, get_function_tool, normalize_function_tool_return
 
     from osmosis_grpc.integrations.verl_tools import offer_to_verl, tool_of_verl

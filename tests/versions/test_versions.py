@@ -96,7 +96,7 @@ def test_round_trip(name, wheel, tmp_path):
 
 
 @pytest.mark.slow
-def test_c06_the_wheel_has_the_templates_of_init(wheel):
+def test_the_wheel_has_the_templates_of_init(wheel):
     templates = ROOT / "osmosis_grpc" / "cli" / "templates"
     wanted = {f"osmosis_grpc/cli/templates/{path.relative_to(templates)}" for path in templates.rglob("*.template")}
     with zipfile.ZipFile(wheel) as archive:
@@ -105,7 +105,8 @@ def test_c06_the_wheel_has_the_templates_of_init(wheel):
 
 
 @pytest.mark.slow
-def test_arl02_the_wheel_with_its_declared_libraries_runs_the_demo_and_the_react_agent(wheel, tmp_path):
+@pytest.mark.row("ARL 2")
+def test_the_wheel_with_its_declared_libraries_runs_the_demo_and_the_react_agent(wheel, tmp_path):
     python = tmp_path / "venv" / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True, timeout=120)
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
@@ -130,7 +131,7 @@ def test_arl02_the_wheel_with_its_declared_libraries_runs_the_demo_and_the_react
 
 
 @pytest.mark.slow
-def test_t17_what_the_wheel_advises_works(wheel, tmp_path):
+def test_what_the_wheel_advises_works(wheel, tmp_path):
     """Without the extra, the command line says how to install it; the printed command does."""
     program = tmp_path / "venv" / "bin" / "osmosis-grpc"
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True, timeout=120)
@@ -147,7 +148,7 @@ def test_t17_what_the_wheel_advises_works(wheel, tmp_path):
 
 
 @pytest.mark.slow
-def test_c13_doctor_names_a_protobuf_that_is_too_old_and_the_command_that_mends_it(wheel, tmp_path):
+def test_doctor_names_a_protobuf_that_is_too_old_and_the_command_that_mends_it(wheel, tmp_path):
     """An old protobuf cannot import the stubs, and doctor runs nevertheless."""
     program = tmp_path / "venv" / "bin" / "osmosis-grpc"
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True, timeout=120)

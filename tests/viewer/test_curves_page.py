@@ -41,7 +41,7 @@ def table(text):
     return {name: [(address, int(count.replace(",", ""))) for address, count in row] for name, row in cells}
 
 
-async def test_v5_a_bin_leads_to_exactly_its_rollouts(viewer):
+async def test_a_bin_leads_to_exactly_its_rollouts(viewer):
     bins = table((await viewer.get("/curves?steps=3")).text)
     bins.pop("no reward")
     assert len(bins) == 12
@@ -62,7 +62,7 @@ async def test_v5_a_bin_leads_to_exactly_its_rollouts(viewer):
     assert all(rewarded.values())
 
 
-async def test_v5_bins_keep_the_filters_of_the_address(viewer):
+async def test_bins_keep_the_filters_of_the_address(viewer):
     bins = table((await viewer.get("/curves?steps=2&agent=browser&max-reward=0.5")).text)
     address, count = next(iter(bins.values()))[0]
     assert "agent=browser" in address
@@ -71,7 +71,7 @@ async def test_v5_bins_keep_the_filters_of_the_address(viewer):
     assert total == len(await landed(viewer, "/?agent=browser&max-reward=0.5"))
 
 
-async def test_v5_the_curves_have_the_values_of_the_rows(viewer):
+async def test_the_curves_have_the_values_of_the_rows(viewer):
     text = (await viewer.get("/curves?steps=4&pass=0.5")).text
     values = {
         title: json.loads(html.unescape(data))
@@ -90,7 +90,7 @@ async def test_v5_the_curves_have_the_values_of_the_rows(viewer):
     assert at == 3
 
 
-async def test_v5_the_curves_of_calls_have_a_value_for_each_step(viewer):
+async def test_the_curves_of_calls_have_a_value_for_each_step(viewer):
     page = (await viewer.get("/curves?steps=4&agent=browser")).text  # so few that the events of all are read
     address = re.search(r'hx-get="(/curves/calls[^"]*)"', page)[1]
     text = (await viewer.get(html.unescape(address))).text
@@ -106,7 +106,7 @@ async def test_v5_the_curves_of_calls_have_a_value_for_each_step(viewer):
     assert values["tool calls that raised"] == [None] * 4
 
 
-async def test_v5_a_wrong_parameter_says_what_to_name_instead(viewer):
+async def test_a_wrong_parameter_says_what_to_name_instead(viewer):
     for query, words in {
         "steps=0": "is not a number of steps; name one from 1 to 40",
         "steps=many": "is not a number",

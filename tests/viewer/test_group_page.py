@@ -87,7 +87,7 @@ def row(text, rollout_id):
     return re.search(rf'<tr data-id="{rollout_id} 1">.*?</tr>', text, re.DOTALL)[0]
 
 
-async def test_v4_the_rewards_of_a_group_with_mean_and_deviation(viewer):
+async def test_the_rewards_of_a_group_with_mean_and_deviation(viewer):
     text = (await viewer.get("/group?id=a")).text
     assert re.findall(r'<tr data-id="(\w+) 1">', text) == ["a0", "a1", "a2", "a3"]
     assert "mean reward <b>0.5</b>" in text  # 0.25, 0.75, and the 0.5 that replaces 0.25
@@ -100,11 +100,11 @@ async def test_v4_the_rewards_of_a_group_with_mean_and_deviation(viewer):
     assert '<a href="/group?id=a" title' in (await viewer.get("/?group=a")).text
 
 
-async def test_v4_a_group_without_variance_has_a_badge(viewer):
+async def test_a_group_without_variance_has_a_badge(viewer):
     assert "NO VARIANCE: all rewards are 1" in (await viewer.get("/group?id=flat")).text
 
 
-async def test_v4_the_first_turn_that_differs_is_highlighted_by_value(viewer):
+async def test_the_first_turn_that_differs_is_highlighted_by_value(viewer):
     text = (await viewer.get("/group?id=a")).text
     assert re.findall(r'<tr class="differs" id="differs"><th scope="row">(\d+)', text) == ["3"]
     line = re.search(r'<tr class="differs".*?</tr>', text, re.DOTALL)[0]
@@ -115,7 +115,7 @@ async def test_v4_the_first_turn_that_differs_is_highlighted_by_value(viewer):
     assert "all replies are equal" in same
 
 
-async def test_v4_a_sample_that_nothing_uses_is_marked(viewer):
+async def test_a_sample_that_nothing_uses_is_marked(viewer):
     text = (await viewer.get("/group?id=a")).text
     assert "sample main unused: no reward and no advantage" in row(text, "a3")
     assert "unused" not in row(text, "a0")
@@ -131,7 +131,7 @@ async def test_v4_a_sample_that_nothing_uses_is_marked(viewer):
         (86_400.0 * 9, [0, 86_400 * 3, 86_400 * 6, 86_400 * 9]),
     ],
 )
-def test_v4_the_time_axis_has_round_times_where_they_are(length, seconds):
+def test_the_time_axis_has_round_times_where_they_are(length, seconds):
     info = RolloutInfo(
         rollout_id="r",
         attempt=1,
@@ -147,7 +147,7 @@ def test_v4_the_time_axis_has_round_times_where_they_are(length, seconds):
     assert [at for at, _ in ticks] == pytest.approx([100 * tick / length for tick in seconds], abs=0.01)
 
 
-async def test_v4_a_lane_has_the_policy_versions_and_its_delivery(viewer):
+async def test_a_lane_has_the_policy_versions_and_its_delivery(viewer):
     text = (await viewer.get("/group?id=a")).text
     lanes = {name: re.search(r'<td class="lane">.*?</td>', row(text, name), re.DOTALL)[0] for name in ("a0", "a1")}
     for lane in lanes.values():
@@ -162,13 +162,13 @@ async def test_v4_a_lane_has_the_policy_versions_and_its_delivery(viewer):
         assert float(left) + float(width) <= 1000.1
 
 
-async def test_v4_an_unknown_group_is_named(viewer):
+async def test_an_unknown_group_is_named(viewer):
     page = await viewer.get("/group?id=nothing")
     assert page.status_code == 404
     assert "there is no rollout of group nothing" in page.text
 
 
-async def test_v4_a_group_is_followed_until_its_end(tmp_path, hasty):
+async def test_a_group_is_followed_until_its_end(tmp_path, hasty):
     release = asyncio.Event()
 
     async def waits(request):

@@ -43,7 +43,7 @@ async def numbers_of(text):
     return await Metrics("here", read).numbers()
 
 
-async def test_v6_percentiles_are_interpolated_within_their_buckets():
+async def test_percentiles_are_interpolated_within_their_buckets():
     lag = (await numbers_of(PAGE)).lag
     assert lag.count == 100
     assert lag.mean == pytest.approx(0.04)
@@ -53,7 +53,7 @@ async def test_v6_percentiles_are_interpolated_within_their_buckets():
     assert (await numbers_of("")).lag is None
 
 
-async def test_v6_the_lag_has_a_point_for_each_two_reads_and_a_restart_of_the_server_has_none(monkeypatch):
+async def test_the_lag_has_a_point_for_each_two_reads_and_a_restart_of_the_server_has_none(monkeypatch):
     monkeypatch.setattr(metrics, "EVERY", 0.0)
     pages = iter([(0, 0), (10, 0), (10, 10), (0, 0), (0, 10)])
 
@@ -70,14 +70,14 @@ async def test_v6_the_lag_has_a_point_for_each_two_reads_and_a_restart_of_the_se
     assert [each.p50 for each in lags[-1]] == pytest.approx([0.005, 0.055, 0.055])
 
 
-async def test_v7_status_codes_are_counted_by_method_and_open_calls_are_the_rest():
+async def test_status_codes_are_counted_by_method_and_open_calls_are_the_rest():
     found = await numbers_of(PAGE)
     (calls,) = found.calls
     assert (calls.open, calls.codes) == (1, (("NOT_FOUND", 2), ("OK", 4)))
     assert found.codes == (("OK", 4, 0), ("NOT_FOUND", 2, 0))
 
 
-async def test_v6_v7_the_pages_have_the_numbers_of_the_scraped_page(tmp_path, monkeypatch):
+async def test_the_pages_have_the_numbers_of_the_scraped_page(tmp_path, monkeypatch):
     monkeypatch.setattr(metrics, "EVERY", 0.0)
     monkeypatch.setattr(reads, "LASTS", 0.0)
     monkeypatch.setattr(reads, "SHARE", 1e9)
@@ -126,7 +126,7 @@ async def attached_by(rpc, folder):
 
 
 @pytest.mark.parametrize("rpc", ["Attach", "Accept"])
-async def test_v7_a_server_in_this_process_names_its_attached_trainers_with_their_bytes(tmp_path, rpc):
+async def test_a_server_in_this_process_names_its_attached_trainers_with_their_bytes(tmp_path, rpc):
     async with (
         attached_by(rpc, tmp_path) as (server, trainer),
         browsing(FolderSource(tmp_path), metrics=metrics_of(server)) as client,

@@ -15,7 +15,7 @@ def ids(text):
     return re.findall(r'<tr data-id="([^ "]+) 1">', text)
 
 
-async def test_v1_the_table_has_the_filters_of_list_in_its_address(viewer):
+async def test_the_table_has_the_filters_of_list_in_its_address(viewer):
     page = await viewer.get("/")
     assert page.status_code == 200
     assert set(ids(page.text)) >= {"good", "bad", "hostile", "long"}
@@ -26,7 +26,7 @@ async def test_v1_the_table_has_the_filters_of_list_in_its_address(viewer):
     assert "osmosis-grpc list --state failed" in (await viewer.get("/?state=failed")).text
 
 
-async def test_v1_a_wrong_filter_says_what_to_name_instead(viewer):
+async def test_a_wrong_filter_says_what_to_name_instead(viewer):
     for query, words in {
         "state=finished": "is not a state; the states are",
         "min-reward=high": "is not a number",
@@ -38,14 +38,14 @@ async def test_v1_a_wrong_filter_says_what_to_name_instead(viewer):
         assert words in page.text
 
 
-async def test_v1_a_click_on_a_reward_filters_by_exactly_this_reward(viewer):
+async def test_a_click_on_a_reward_filters_by_exactly_this_reward(viewer):
     text = (await viewer.get("/?min-reward=0.1")).text
     address = re.search(r'data-label="reward"><a class="plain" href="([^"]+)"', text)[1].replace("&amp;", "&")
     assert address == "/?min-reward=0.5&max-reward=0.5"
     assert set(ids((await viewer.get(address)).text)) >= {"good", "long"}
 
 
-async def test_v1_a_click_on_a_finish_reason_filters_and_tokens_are_those_of_prompts_and_replies(viewer):
+async def test_a_click_on_a_finish_reason_filters_and_tokens_are_those_of_prompts_and_replies(viewer):
     text = (await viewer.get("/?state=failed")).text
     address = re.search(r'class="finish"><a class="plain" href="([^"]+)"', text)[1].replace("&amp;", "&")
     assert address == "/?state=failed&finish-reason=error"
@@ -56,7 +56,7 @@ async def test_v1_a_click_on_a_finish_reason_filters_and_tokens_are_those_of_pro
     assert f"{metrics['prompt_tokens']:,} / {metrics['response_tokens']:,}</td>" in found
 
 
-async def test_v1_older_rollouts_are_on_further_pages(viewer):
+async def test_older_rollouts_are_on_further_pages(viewer):
     seen, address = [], "/?limit=2"
     while address:
         text = (await viewer.get(address)).text
@@ -66,7 +66,7 @@ async def test_v1_older_rollouts_are_on_further_pages(viewer):
     assert len(seen) == len(set(seen)) == len(TURNS)
 
 
-async def test_v1_the_rows_follow_a_server(following):
+async def test_the_rows_follow_a_server(following):
     server, client = following
 
     async def reply(request):
@@ -87,7 +87,7 @@ async def test_v1_the_rows_follow_a_server(following):
                 raise AssertionError("the stream has ended")
 
 
-async def test_v2_the_link_of_a_failed_rollout_opens_the_turn_whose_tool_raised(viewer):
+async def test_the_link_of_a_failed_rollout_opens_the_turn_whose_tool_raised(viewer):
     links = re.findall(r'href="([^"]+)#failed"', (await viewer.get("/")).text)
     assert links == ["/rollout?id=bad&amp;attempt=1"]
     text = (await viewer.get("/rollout?id=bad")).text
@@ -99,7 +99,7 @@ async def test_v2_the_link_of_a_failed_rollout_opens_the_turn_whose_tool_raised(
     assert "in Traveller.run" in text
 
 
-async def test_v2_a_turn_pairs_tools_with_results_and_is_loaded_by_itself(viewer):
+async def test_a_turn_pairs_tools_with_results_and_is_loaded_by_itself(viewer):
     page = (await viewer.get("/rollout?id=good")).text
     assert "It is sunny" in page  # the row has the beginning of the reply
     assert "thought" not in page
@@ -114,7 +114,7 @@ async def test_v2_a_turn_pairs_tools_with_results_and_is_loaded_by_itself(viewer
     assert record["reply"]["message"]["tool_calls"][0]["function"]["name"] == "weather"
 
 
-async def test_v2_every_part_of_a_bar_can_be_seen(viewer):
+async def test_every_part_of_a_bar_can_be_seen(viewer):
     for name in ("bad", "long"):
         text = (await viewer.get(f"/rollout?id={name}")).text
         widths = [float(width) for width in re.findall(r'<rect class="(?:model|tools)"[^>]* width="([^"]+)"', text)]
@@ -122,7 +122,7 @@ async def test_v2_every_part_of_a_bar_can_be_seen(viewer):
         assert min(widths) > 8
 
 
-async def test_v2_a_long_rollout_has_windows(viewer):
+async def test_a_long_rollout_has_windows(viewer):
     text = (await viewer.get("/rollout?id=long")).text
     assert text.count('<section class="window"') == 3
     assert text.count('<details class="turn ') == 50
@@ -132,7 +132,7 @@ async def test_v2_a_long_rollout_has_windows(viewer):
     assert (await viewer.get("/rollout?id=nothing")).status_code == 404
 
 
-async def test_v4_v5_groups_and_curves_of_a_server(following):
+async def test_groups_and_curves_of_a_server(following):
     _, client = following
     group = (await client.get("/group", params={"id": f"g{MARKUP}"})).text
     assert len(re.findall(r'<tr data-id="[^"]+ 1">', group)) == len(TURNS)
@@ -144,7 +144,7 @@ async def test_v4_v5_groups_and_curves_of_a_server(following):
     assert re.search(r'<tr><th scope="row">0.5</th><td class="n h5"><a href="[^"]+">4</a>', curves)
 
 
-async def test_v5_the_curves_follow_a_server_and_have_the_rates_of_calls(following):
+async def test_the_curves_follow_a_server_and_have_the_rates_of_calls(following):
     server, client = following
 
     async def reply(request):
@@ -168,7 +168,7 @@ async def test_v5_the_curves_follow_a_server_and_have_the_rates_of_calls(followi
     assert "hx-get" not in shown, "the rates of calls are loaded again with each update"
 
 
-async def test_v7_the_page_of_a_folder_and_of_a_server(viewer, following):
+async def test_the_page_of_a_folder_and_of_a_server(viewer, following):
     assert "NOT IN USE" in (await viewer.get("/server")).text
     text = (await following[1].get("/server")).text
     assert "SERVING" in text

@@ -55,14 +55,14 @@ def rows(text):
     return [re.findall(r"<t[hd][^>]*>(?:<a[^>]*>)?([^<]*)", row) for row in re.findall(r"<tr>(.*?)</tr>", table)]
 
 
-async def test_v5_the_runs_are_listed_and_the_newest_two_are_chosen(runs):
+async def test_the_runs_are_listed_and_the_newest_two_are_chosen(runs):
     text = (await runs.get("/runs")).text
     assert re.findall(r'name="run" value="([^"]+)"', text) == ["a", "b", "c", "other"]
     assert MARKUP not in text
     assert html.escape(MARKUP) in text
 
 
-async def test_v5_three_runs_are_compared_with_the_first_one(runs):
+async def test_three_runs_are_compared_with_the_first_one(runs):
     text = (await runs.get("/compare?run=a&run=b&run=c")).text
     assert rows(text) == [
         ["0", "0", "1", "1", "1"],
@@ -76,7 +76,7 @@ async def test_v5_three_runs_are_compared_with_the_first_one(runs):
     assert 'href="/rollout?id=eval-c-0"' in text
 
 
-async def test_v5_a_wrong_choice_says_what_to_choose(runs):
+async def test_a_wrong_choice_says_what_to_choose(runs):
     for query, words in {
         "run=a": "2 to 4 different runs",
         "run=a&run=a": "2 to 4 different runs",
@@ -122,6 +122,6 @@ async def test_a_run_with_a_hostile_name_is_listed_and_compared(tmp_path, name):
         assert "<b>&" not in listed + compared.text
 
 
-async def test_v5_a_state_folder_has_no_runs(viewer):
+async def test_a_state_folder_has_no_runs(viewer):
     assert (await viewer.get("/runs")).status_code == 404
     assert 'href="/runs"' not in (await viewer.get("/")).text

@@ -25,7 +25,7 @@ def row(number, accepted, started, ended, tokens=0):
     )
 
 
-async def test_v6_the_values_are_those_of_a_scrape(following):
+async def test_the_values_are_those_of_a_scrape(following):
     server, client = following
     page = scrape(server.metrics)
     found = (await client.get("/throughput.json")).json()
@@ -47,7 +47,7 @@ async def test_v6_the_values_are_those_of_a_scrape(following):
     assert tokens == pytest.approx(page.value("osmosis_tokens_total", kind="response"))
 
 
-async def test_v6_the_page_has_charts_and_a_table_of_the_same_values(folder):
+async def test_the_page_has_charts_and_a_table_of_the_same_values(folder):
     async with browsing(FolderSource(folder)) as client:
         text = (await client.get("/throughput")).text
         found = (await client.get("/throughput.json")).json()
@@ -62,7 +62,7 @@ async def test_v6_the_page_has_charts_and_a_table_of_the_same_values(folder):
         assert "is not a state" in wrong.text
 
 
-async def test_v6_an_open_page_follows_a_server(following):
+async def test_an_open_page_follows_a_server(following):
     _, client = following
     async with client.stream("GET", "/throughput/stream?agent=traveller") as stream:
         names = set()
@@ -73,7 +73,7 @@ async def test_v6_an_open_page_follows_a_server(following):
                 break
 
 
-def test_v6_a_day_is_decimated_and_keeps_its_sums():
+def test_a_day_is_decimated_and_keeps_its_sums():
     rows = [row(number, 10.0 * number, 10.0 * number + 2, 10.0 * number + 7, tokens=5) for number in range(8640)]
     found = throughput(rows, {}, 86_400.0)
     assert MOST_POINTS / 2 < len(found.points) <= MOST_POINTS <= 2_000
@@ -84,14 +84,14 @@ def test_v6_a_day_is_decimated_and_keeps_its_sums():
     assert len(throughput(rows, {}, 86_400.0 * 5000).points) <= MOST_POINTS
 
 
-def test_v6_percentiles_are_times_that_occurred():
+def test_percentiles_are_times_that_occurred():
     spread = Spread.of("tool", "add", [float(number) for number in range(100, 0, -1)])
     assert (spread.p50, spread.p95, spread.p99, spread.most) == (50, 95, 99, 100)
     one = Spread.of("tool", "add", [3.0])
     assert (one.p50, one.p99) == (3, 3)
 
 
-def test_v6_unfinished_rollouts_count_until_now():
+def test_unfinished_rollouts_count_until_now():
     waiting = row(1, 0.0, None, None)
     found = throughput(
         [waiting, row(2, 0.0, 5.0, None)], {("r2", 1): Calls((0.5,), (ToolTime("add", 0.25),), 7, 2)}, 10.0

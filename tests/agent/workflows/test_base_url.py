@@ -28,7 +28,8 @@ class OverHttp(AgentWorkflow):
         assert await asyncio.to_thread(post, rollout.chat_completions_url, rollout.api_key, "over-http") == "hello"
 
 
-async def test_r34_a_rollout_has_a_base_url_and_a_key_of_its_own():
+@pytest.mark.row("SDK 34")
+async def test_a_rollout_has_a_base_url_and_a_key_of_its_own():
     for _ in range(2):
         outcome = await run_rollout(OverHttp, EchoPolicy(), QUESTION)
         assert outcome.failure is None
@@ -39,7 +40,8 @@ async def test_r34_a_rollout_has_a_base_url_and_a_key_of_its_own():
         await asyncio.to_thread(post, first, key, "late")
 
 
-async def test_r34_a_base_url_whose_server_fails_serves_again_at_the_same_port(monkeypatch):
+@pytest.mark.row("SDK 34")
+async def test_a_base_url_whose_server_fails_serves_again_at_the_same_port(monkeypatch):
     main_loop, failures = Uvicorn.main_loop, [OSError("the first run fails")]
 
     async def fails_once(server):
@@ -65,7 +67,8 @@ async def test_r34_a_base_url_whose_server_fails_serves_again_at_the_same_port(m
     assert (outcome.failure, list(outcome.samples)) == (None, ["main"])
 
 
-def test_r34_without_a_rollout_the_variables_fill_the_blanks(monkeypatch):
+@pytest.mark.row("SDK 34")
+def test_without_a_rollout_the_variables_fill_the_blanks(monkeypatch):
     assert RolloutContext().chat_completions_url == RolloutContext().api_key == RolloutContext().rollout_id == ""
     monkeypatch.setenv("OSMOSIS_CHAT_COMPLETIONS_URL", "http://trainer/v1")
     monkeypatch.setenv("OSMOSIS_API_KEY", "from-environment")
@@ -78,7 +81,8 @@ def test_r34_without_a_rollout_the_variables_fill_the_blanks(monkeypatch):
     assert "given" not in repr(given)
 
 
-async def test_r64_the_base_url_of_a_grader_is_another_one_and_its_chats_are_for_judging():
+@pytest.mark.row("SDK 64")
+async def test_the_base_url_of_a_grader_is_another_one_and_its_chats_are_for_judging():
     seen, contexts = [], []
 
     class Asks(AgentWorkflow):

@@ -33,18 +33,21 @@ NAMES = {
 
 
 @pytest.mark.parametrize("module", NAMES)
-def test_r01_both_paths_give_the_same_objects(module):
+@pytest.mark.row("SDK 1")
+def test_both_paths_give_the_same_objects(module):
     deep = importlib.import_module(f"osmosis_grpc.rollout.{module}")
     for name in NAMES[module]:
         assert getattr(deep, name) is getattr(rollout, name)
 
 
-def test_r01_a_name_without_meaning_here_says_what_to_use():
+@pytest.mark.row("SDK 1")
+def test_a_name_without_meaning_here_says_what_to_use():
     with pytest.raises(ImportError, match=r"^LocalBackend is not in osmosis_grpc yet: serve the workflow with osmosis"):
         importlib.import_module("osmosis_grpc.rollout").LocalBackend
 
 
-def test_r04_a_workflow_without_run_cannot_be_made():
+@pytest.mark.row("SDK 4")
+def test_a_workflow_without_run_cannot_be_made():
     class NoRun(AgentWorkflow):
         pass
 
@@ -65,7 +68,8 @@ class Config(AgentWorkflowConfig):
 
 
 @pytest.mark.parametrize("base", [AgentWorkflow, AgentWorkflow[Config]], ids=["bare", "generic"])
-async def test_r05_the_class_can_be_generic(base):
+@pytest.mark.row("SDK 5")
+async def test_the_class_can_be_generic(base):
     class Either(base):
         async def run(self, ctx: AgentWorkflowContext[Config]) -> None:
             await get_rollout_context().chat(ctx.prompt)
@@ -79,7 +83,8 @@ async def run_twice(workflow, config):
     return [await run_rollout(runnable, EchoPolicy(), QUESTION) for _ in range(2)]
 
 
-async def test_r06_r08_each_rollout_has_its_own_object_with_its_configuration():
+@pytest.mark.row("SDK 6", "SDK 8")
+async def test_each_rollout_has_its_own_object_with_its_configuration():
     made = []
 
     class Keeps(Asks):
@@ -93,7 +98,8 @@ async def test_r06_r08_each_rollout_has_its_own_object_with_its_configuration():
     assert made[0].config is not made[1].config
 
 
-async def test_r09_a_change_of_the_configuration_is_invisible_in_the_next_rollout():
+@pytest.mark.row("SDK 9")
+async def test_a_change_of_the_configuration_is_invisible_in_the_next_rollout():
     config, seen = Config(), []
 
     class Changes(Asks):
@@ -108,7 +114,8 @@ async def test_r09_a_change_of_the_configuration_is_invisible_in_the_next_rollou
     assert config == Config()
 
 
-def test_r10_rules_of_configurations():
+@pytest.mark.row("SDK 10")
+def test_rules_of_configurations():
     with pytest.raises(pydantic.ValidationError, match=r"name\s+Field required"):
         AgentWorkflowConfig()
     with pytest.raises(pydantic.ValidationError, match="greater than or equal to 1"):
@@ -125,7 +132,8 @@ def test_r10_rules_of_configurations():
     assert not isinstance(GraderConfig(name="g"), AgentWorkflowConfig)
 
 
-async def test_r11_r12_without_an_instance_the_configuration_is_none():
+@pytest.mark.row("SDK 11", "SDK 12")
+async def test_without_an_instance_the_configuration_is_none():
     found = []
 
     class Falls(AgentWorkflow[Config]):
@@ -138,7 +146,8 @@ async def test_r11_r12_without_an_instance_the_configuration_is_none():
 
 
 @pytest.mark.parametrize("value", [None, 3, "done", object(), {"reward": 1.0}])
-async def test_r13_the_returned_value_is_ignored(value):
+@pytest.mark.row("SDK 13")
+async def test_the_returned_value_is_ignored(value):
     class Returns(Asks):
         async def run(self, ctx):
             await super().run(ctx)
@@ -148,7 +157,8 @@ async def test_r13_the_returned_value_is_ignored(value):
     assert (outcome.status, outcome.reward, outcome.extra_fields) == ("COMPLETED", None, {})
 
 
-async def test_r14_r16_the_prompt_has_the_messages_of_the_request_and_not_the_label():
+@pytest.mark.row("SDK 14", "SDK 16")
+async def test_the_prompt_has_the_messages_of_the_request_and_not_the_label():
     prompts = []
 
     class Sees(Asks):
@@ -163,7 +173,8 @@ async def test_r14_r16_the_prompt_has_the_messages_of_the_request_and_not_the_la
     assert "42" not in str(prompts)
 
 
-async def test_r17_all_keys_of_a_message_reach_the_workflow_and_the_policy():
+@pytest.mark.row("SDK 17")
+async def test_all_keys_of_a_message_reach_the_workflow_and_the_policy():
     call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
     history = [
         {"role": "user", "content": "hello", "name": "ann"},
@@ -174,7 +185,8 @@ async def test_r17_all_keys_of_a_message_reach_the_workflow_and_the_policy():
     assert list(outcome.messages[:3]) == history
 
 
-def test_r56_fields_of_a_sample():
+@pytest.mark.row("SDK 56")
+def test_fields_of_a_sample():
     sample = RolloutSample(id="agent")
     assert sample.model_dump() == {
         "id": "agent",

@@ -16,7 +16,8 @@ from tests.agent.workflows.made import QUESTION, Asks
 CANARY = "sk-canary-0123456789"
 
 
-async def test_r30_the_context_is_set_inside_of_run_only():
+@pytest.mark.row("SDK 30")
+async def test_the_context_is_set_inside_of_run_only():
     seen = []
 
     class Looks(Asks):
@@ -29,7 +30,8 @@ async def test_r30_the_context_is_set_inside_of_run_only():
     assert get_rollout_context() is None
 
 
-async def test_r30_agent_loops_and_their_tools_have_the_context_too():
+@pytest.mark.row("SDK 30")
+async def test_agent_loops_and_their_tools_have_the_context_too():
     seen = []
 
     @tool
@@ -54,7 +56,8 @@ async def test_r30_agent_loops_and_their_tools_have_the_context_too():
     assert len(seen) == 3
 
 
-async def test_r31_100_rollouts_at_once_with_equal_sample_names_stay_apart():
+@pytest.mark.row("SDK 31")
+async def test_100_rollouts_at_once_with_equal_sample_names_stay_apart():
     class Echoes(AgentWorkflow):
         async def run(self, ctx):
             await get_rollout_context().chat(ctx.prompt, sample="agent")
@@ -76,7 +79,8 @@ async def test_r31_100_rollouts_at_once_with_equal_sample_names_stay_apart():
         assert [message["content"] for message in outcome.samples["agent"].messages] == [outcome.rollout_id] * 2
 
 
-def test_r32_the_exit_restores_the_outer_context():
+@pytest.mark.row("SDK 32")
+def test_the_exit_restores_the_outer_context():
     with RolloutContext(rollout_id="outer") as outer:
         with RolloutContext(rollout_id="inner") as inner:
             assert get_rollout_context() is inner
@@ -87,7 +91,8 @@ def test_r32_the_exit_restores_the_outer_context():
     assert get_rollout_context() is None
 
 
-async def test_r33_a_thread_sees_the_context():
+@pytest.mark.row("SDK 33")
+async def test_a_thread_sees_the_context():
     class Threads(Asks):
         async def run(self, ctx):
             assert await asyncio.to_thread(get_rollout_context) is get_rollout_context()
@@ -96,7 +101,8 @@ async def test_r33_a_thread_sees_the_context():
     assert (await run_rollout(Threads, EchoPolicy(), QUESTION)).failure is None
 
 
-async def test_r35_no_key_is_in_a_repr_an_event_or_the_log(caplog):
+@pytest.mark.row("SDK 35")
+async def test_no_key_is_in_a_repr_an_event_or_the_log(caplog):
     caplog.set_level(logging.DEBUG)
 
     class Shows(Asks):
@@ -125,7 +131,8 @@ class Native:
 
 
 @pytest.mark.parametrize("name", ["naïve agent", "name with spaces", "日本", "x" * 256])
-async def test_r42_an_odd_name_works(name):
+@pytest.mark.row("SDK 42")
+async def test_an_odd_name_works(name):
     class Odd(AgentWorkflow):
         async def run(self, ctx):
             get_rollout_context().register_agent(name, Native())
@@ -135,7 +142,8 @@ async def test_r42_an_odd_name_works(name):
 
 
 @pytest.mark.parametrize("name", ["", "two\nlines", "x" * 1000, None, 3])
-async def test_r42_a_name_that_cannot_be_used_is_refused_clearly(name):
+@pytest.mark.row("SDK 42")
+async def test_a_name_that_cannot_be_used_is_refused_clearly(name):
     class Odd(Asks):
         async def run(self, ctx):
             with pytest.raises(ValueError, match="sample"):
@@ -145,7 +153,8 @@ async def test_r42_a_name_that_cannot_be_used_is_refused_clearly(name):
     assert (await run_rollout(Odd, EchoPolicy(), QUESTION)).failure is None
 
 
-async def test_r43_a_second_agent_of_a_name_is_refused():
+@pytest.mark.row("SDK 43")
+async def test_a_second_agent_of_a_name_is_refused():
     class Twice(AgentWorkflow):
         async def run(self, ctx):
             for _ in range(2):
@@ -155,7 +164,8 @@ async def test_r43_a_second_agent_of_a_name_is_refused():
     assert "'searcher'" in outcome.failure.message
 
 
-def test_r43_without_a_rollout_agents_can_be_registered_too():
+@pytest.mark.row("SDK 43")
+def test_without_a_rollout_agents_can_be_registered_too():
     context = RolloutContext()
     context.register_agent("searcher", Native("hello"))
     assert context.get_samples()["searcher"].messages == [{"role": "user", "content": [{"text": "hello"}]}]
@@ -164,7 +174,8 @@ def test_r43_without_a_rollout_agents_can_be_registered_too():
         context.register_agent("searcher", Native())
 
 
-async def test_r44_r45_only_registered_agents_have_native_messages():
+@pytest.mark.row("SDK 44", "SDK 45")
+async def test_only_registered_agents_have_native_messages():
     class Whole(Native):
         def rollout_messages(self):
             return [{"role": "user", "content": [{"text": "first"}]}, *self.messages]

@@ -54,7 +54,8 @@ def found(spec):
     return item
 
 
-async def test_r21_exactly_one_workflow_is_found_and_runs(write):
+@pytest.mark.row("SDK 21")
+async def test_exactly_one_workflow_is_found_and_runs(write):
     write("rollouts/one/entry.py", WORKFLOW + GRADER)
     (agent,) = load_agents(["rollouts/one/entry.py"])
     assert agent.name == "Mine"
@@ -72,18 +73,21 @@ async def test_r21_exactly_one_workflow_is_found_and_runs(write):
     ],
     ids=["none", "two"],
 )
-def test_r22_none_and_several_are_refused(write, source, problem):
+@pytest.mark.row("SDK 22")
+def test_none_and_several_are_refused(write, source, problem):
     with pytest.raises(LoadError, match=f"^{problem}$"):
         load_configured([write("entry.py", source)])
 
 
-def test_r22_a_file_with_agent_loops_says_how_to_name_one(write):
+@pytest.mark.row("SDK 22")
+def test_a_file_with_agent_loops_says_how_to_name_one(write):
     loop = "class Loop(RolloutAgentLoop):\n    name = 'l'\n    async def run(self, ctx): ...\n"
     with pytest.raises(LoadError, match=r"'loops/entry.py'; it has agent loops: name one as loops.entry:Loop$"):
         load_configured([write("loops/entry.py", loop)])
 
 
-def test_r23_an_alias_counts_once_and_an_imported_class_counts(write):
+@pytest.mark.row("SDK 23")
+def test_an_alias_counts_once_and_an_imported_class_counts(write):
     write("siblings/base.py", WORKFLOW)
     write("siblings/entry.py", "from .base import Mine\nAlias = Mine\n")
     assert found("siblings/entry.py").workflow.__name__ == "Mine"
@@ -100,7 +104,8 @@ def test_r23_an_alias_counts_once_and_an_imported_class_counts(write):
     ],
     ids=["folder", "file", "absolute", "ending", "escape"],
 )
-def test_r24_wrong_paths_have_five_errors(write, tmp_path, monkeypatch, spec, problem):
+@pytest.mark.row("SDK 24")
+def test_wrong_paths_have_five_errors(write, tmp_path, monkeypatch, spec, problem):
     write("work/here/entry.py", WORKFLOW)
     write("work/here/entry.txt", "")
     write("entry.py", WORKFLOW)
@@ -110,13 +115,15 @@ def test_r24_wrong_paths_have_five_errors(write, tmp_path, monkeypatch, spec, pr
     assert problem in str(raised.value)
 
 
-def test_r24_an_error_of_the_file_has_its_line(write):
+@pytest.mark.row("SDK 24")
+def test_an_error_of_the_file_has_its_line(write):
     with pytest.raises(LoadError, match=r"^entry.py: ModuleNotFoundError: No module named 'numpi'; .*entry.py:5$"):
         load_configured([write("entry.py", "import numpi\n")])
 
 
 @pytest.mark.parametrize("line", ["from .tools import TEXT", "from tools import TEXT"], ids=["relative", "plain"])
-def test_r25_modules_of_equal_names_do_not_collide(write, line):
+@pytest.mark.row("SDK 25")
+def test_modules_of_equal_names_do_not_collide(write, line):
     for name in ("a", "b"):
         write(f"{name}/tools.py", f"TEXT = {name!r}\n")
         write(f"{name}/entry.py", f"{line}\n{WORKFLOW.replace('Mine', name.upper())}    text = TEXT\n")
@@ -127,7 +134,8 @@ def test_r25_modules_of_equal_names_do_not_collide(write, line):
 
 
 @pytest.mark.parametrize("line", ["from .tools import TEXT", "from tools import TEXT"], ids=["relative", "plain"])
-def test_r25_loading_again_sees_new_code(write, line):
+@pytest.mark.row("SDK 25")
+def test_loading_again_sees_new_code(write, line):
     write("a/entry.py", f"{line}\n{WORKFLOW}    text = TEXT\n")
     versions = []
     for text in ("one", "two"):
@@ -139,19 +147,22 @@ def test_r25_loading_again_sees_new_code(write, line):
     assert set(versions[0].parts) >= {"entry.py", "tools.py"}
 
 
-def test_r26_two_configurations_are_refused_by_name(write):
+@pytest.mark.row("SDK 26")
+def test_two_configurations_are_refused_by_name(write):
     two = WORKFLOW + "b = AgentWorkflowConfig(name='b')\na = AgentWorkflowConfig(name='a')\n"
     with pytest.raises(LoadError, match=r"^Multiple AgentWorkflowConfig instances found in 'entry.py': a, b; keep"):
         load_configured([write("entry.py", two)])
 
 
-def test_r26_the_configuration_names_the_workflow_and_an_alias_counts_once(write):
+@pytest.mark.row("SDK 26")
+def test_the_configuration_names_the_workflow_and_an_alias_counts_once(write):
     one = WORKFLOW + "config = AgentWorkflowConfig(name='mine')\nalias = config\n"
     (agent,) = load_agents([write("entry.py", one)])
     assert (agent.name, agent.config.name) == ("mine", "mine")
 
 
-def test_r27_the_grader_is_that_of_the_file(write):
+@pytest.mark.row("SDK 27")
+def test_the_grader_is_that_of_the_file(write):
     write("none.py", WORKFLOW)
     write("one.py", WORKFLOW + GRADER + "config = GraderConfig(name='g')\n")
     write("two.py", WORKFLOW + GRADER + GRADER.replace("Ones", "More"))
@@ -161,7 +172,8 @@ def test_r27_the_grader_is_that_of_the_file(write):
         load_configured(["two.py"])
 
 
-def test_r28_another_grader_replaces_that_of_the_file(write):
+@pytest.mark.row("SDK 28")
+def test_another_grader_replaces_that_of_the_file(write):
     write("entry.py", WORKFLOW + GRADER)
     write("others.py", GRADER.replace("Ones", "Strict") + "function = print\n")
     (item,) = load_configured(["entry.py"], ConfigSources(grader_class="others:Strict"))
@@ -177,7 +189,8 @@ def test_r28_another_grader_replaces_that_of_the_file(write):
             load_configured(["entry.py"], ConfigSources(grader_class=wrong))
 
 
-def test_r28_another_grader_has_the_configuration_of_its_own_module(write):
+@pytest.mark.row("SDK 28")
+def test_another_grader_has_the_configuration_of_its_own_module(write):
     write("entry.py", WORKFLOW + GRADER + "config = GraderConfig(name='of the file')\n")
     own = "class Own(GraderConfig):\n    name: str = 'own'\n    word: str = ''\n"
     write("instance.py", GRADER + own + "own = Own()\n")

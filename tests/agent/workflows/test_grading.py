@@ -42,7 +42,8 @@ async def run_graded(grader, workflow=AsksTwice, policy=None, **request):
     return await run_rollout(WorkflowRunnable(workflow, None, grader), policy or EchoPolicy(), QUESTION, **request)
 
 
-async def test_r53_r57_the_grader_gets_the_samples_and_the_label():
+@pytest.mark.row("SDK 53", "SDK 57")
+async def test_the_grader_gets_the_samples_and_the_label():
     seen = []
 
     def look(ctx):
@@ -63,13 +64,15 @@ async def test_r53_r57_the_grader_gets_the_samples_and_the_label():
     assert {name: sample.reward for name, sample in outcome.samples.items()} == {"first": 0.5, "second": 0.5}
 
 
-async def test_r58_rewards_are_events_and_reach_the_only_sample_and_the_rollout():
+@pytest.mark.row("SDK 58")
+async def test_rewards_are_events_and_reach_the_only_sample_and_the_rollout():
     outcome, trail = await collect_rollout(WorkflowRunnable(Asks, None, Ones), EchoPolicy(), QUESTION, label="x")
     assert (outcome.reward, outcome.samples["main"].reward) == (1.0, 1.0)
     assert [event.kind for event in trail if isinstance(event.kind, events.Graded)] == [events.Graded("main", 1.0)]
 
 
-def test_r58_an_unknown_sample_is_refused():
+@pytest.mark.row("SDK 58")
+def test_an_unknown_sample_is_refused():
     context = GraderContext("42", {"agent": RolloutSample(id="agent")})
     with pytest.raises(ValueError, match=r"^Sample other not found; the samples are: agent$"):
         context.set_sample_reward("other", 1.0)
@@ -79,7 +82,8 @@ def test_r58_an_unknown_sample_is_refused():
 
 
 @pytest.mark.parametrize("reward", [float("nan"), float("inf"), "0.5", "abc", [1], None, 1j], ids=repr)
-def test_r59_a_value_that_is_no_reward_is_refused_at_the_call(reward):
+@pytest.mark.row("SDK 59")
+def test_a_value_that_is_no_reward_is_refused_at_the_call(reward):
     sample = RolloutSample(id="agent")
     with pytest.raises(ValueError, match="not a finite number"):
         GraderContext(None, {"agent": sample}).set_sample_reward("agent", reward)
@@ -89,13 +93,15 @@ def test_r59_a_value_that_is_no_reward_is_refused_at_the_call(reward):
     assert sample.reward is None
 
 
-async def test_r59_a_wrong_reward_fails_the_rollout_at_its_line():
+@pytest.mark.row("SDK 59")
+async def test_a_wrong_reward_fails_the_rollout_at_its_line():
     outcome = await run_graded(grades(lambda ctx: ctx.set_sample_reward("first", float("nan"))))
     assert outcome.failure.reason is FailureReason.GRADER_EXCEPTION
     assert (outcome.failure.boundary, outcome.failure.file) == ("grader", "tests/agent/workflows/test_grading.py")
 
 
-async def test_r60_a_sample_without_a_reward_is_a_failure_that_names_it():
+@pytest.mark.row("SDK 60")
+async def test_a_sample_without_a_reward_is_a_failure_that_names_it():
     outcome = await run_graded(grades(lambda ctx: ctx.set_sample_reward("first", 1.0)))
     assert (outcome.failure.boundary, outcome.failure.reason) == ("grader", FailureReason.GRADER_RESULT_INVALID)
     assert outcome.failure.message == "after grading, there is no reward for the sample 'second'"
@@ -104,7 +110,8 @@ async def test_r60_a_sample_without_a_reward_is_a_failure_that_names_it():
     assert outcome.mean_reward is None
 
 
-async def test_r60_a_removed_sample_needs_no_reward_and_is_not_trained_on():
+@pytest.mark.row("SDK 60")
+async def test_a_removed_sample_needs_no_reward_and_is_not_trained_on():
     def remove(ctx):
         ctx.set_sample_reward("first", 1.0)
         ctx.samples["second"].remove_sample = True
@@ -119,7 +126,8 @@ async def test_r60_a_removed_sample_needs_no_reward_and_is_not_trained_on():
     assert first == {"metrics": {"steps": 3}, "extra_fields": {"object": "<class 'object'>"}}
 
 
-async def test_r61_a_workflow_without_a_sample_fails():
+@pytest.mark.row("SDK 61")
+async def test_a_workflow_without_a_sample_fails():
     class Silent(AgentWorkflow):
         async def run(self, ctx):
             pass
@@ -136,7 +144,8 @@ async def test_r61_a_workflow_without_a_sample_fails():
     [({"label": "42"}, True), ({"label": None, "metadata": {"a": 1}}, True), ({"label": None}, False)],
     ids=["label", "metadata", "neither"],
 )
-async def test_r62_the_grader_runs_with_a_label_or_metadata(request_fields, graded):
+@pytest.mark.row("SDK 62")
+async def test_the_grader_runs_with_a_label_or_metadata(request_fields, graded):
     outcome = await run_graded(Ones, Asks, **request_fields)
     assert outcome.status == "COMPLETED"
     assert outcome.reward == (1.0 if graded else None)
@@ -144,7 +153,8 @@ async def test_r62_the_grader_runs_with_a_label_or_metadata(request_fields, grad
     assert outcome.extra_fields == ({} if graded else {"grading": why})
 
 
-async def test_r62_after_a_failed_workflow_the_grader_does_not_run():
+@pytest.mark.row("SDK 62")
+async def test_after_a_failed_workflow_the_grader_does_not_run():
     class Fails(Asks):
         async def run(self, ctx):
             await super().run(ctx)
@@ -156,7 +166,8 @@ async def test_r62_after_a_failed_workflow_the_grader_does_not_run():
     assert list(outcome.samples) == ["main"]
 
 
-async def test_r55_a_truncated_reply_keeps_the_partial_sample():
+@pytest.mark.row("SDK 55")
+async def test_a_truncated_reply_keeps_the_partial_sample():
     class Strict(Asks):
         async def run(self, ctx):
             reply = await get_rollout_context().chat(ctx.prompt)
@@ -175,7 +186,8 @@ async def test_r55_a_truncated_reply_keeps_the_partial_sample():
     assert (outcome.status, outcome.finish_reason, outcome.reward) == ("COMPLETED", "length", 1.0)
 
 
-async def test_r63_a_failed_grader_keeps_the_samples_and_sends_no_reward():
+@pytest.mark.row("SDK 63")
+async def test_a_failed_grader_keeps_the_samples_and_sends_no_reward():
     def fail(ctx):
         ctx.set_sample_reward("first", 1.0)
         raise KeyError("answer")
@@ -189,7 +201,8 @@ async def test_r63_a_failed_grader_keeps_the_samples_and_sends_no_reward():
     assert all(len(sample.segments) == 1 for sample in outcome.samples.values())
 
 
-async def test_r64_the_chats_of_a_grader_are_for_judging_and_never_trained_on():
+@pytest.mark.row("SDK 64")
+async def test_the_chats_of_a_grader_are_for_judging_and_never_trained_on():
     asked = []
 
     async def policy(request):
@@ -212,7 +225,8 @@ async def test_r64_the_chats_of_a_grader_are_for_judging_and_never_trained_on():
     assert [tuple(segment.chats) for segment in outcome.samples["main"].segments] == [(1,)]
 
 
-async def test_r64_a_failed_chat_of_a_judge_is_the_trainers_failure():
+@pytest.mark.row("SDK 64")
+async def test_a_failed_chat_of_a_judge_is_the_trainers_failure():
     async def policy(request):
         if request.purpose is ChatPurpose.JUDGE:
             raise InvalidArgument("messages", "the judge is gone")
@@ -237,7 +251,8 @@ CATEGORIES = {
 
 @pytest.mark.parametrize("where", ["workflow", "grader"])
 @pytest.mark.parametrize("error", CATEGORIES)
-async def test_r65_exceptions_have_the_sdks_categories_and_a_text(error, where):
+@pytest.mark.row("SDK 65")
+async def test_exceptions_have_the_sdks_categories_and_a_text(error, where):
     class Fails(Asks):
         async def run(self, ctx):
             await super().run(ctx)
@@ -276,7 +291,8 @@ class Blocks(Asks):
 
 
 @pytest.mark.parametrize("workflow", [Hangs, Swallows, Blocks])
-async def test_r66_the_agents_time_limit_holds_and_keeps_the_samples(workflow):
+@pytest.mark.row("SDK 66")
+async def test_the_agents_time_limit_holds_and_keeps_the_samples(workflow):
     ran = []
     outcome = await run_graded(grades(ran.append), workflow, agent_timeout=0.2)
     assert (ran, outcome.status, outcome.failure.reason) == ([], "DEADLINE_EXCEEDED", FailureReason.AGENT_TIMEOUT)
@@ -302,7 +318,8 @@ def block(ctx):
 
 
 @pytest.mark.parametrize("function", [hang, swallow, block])
-async def test_r66_the_graders_time_limit_is_another_one(function):
+@pytest.mark.row("SDK 66")
+async def test_the_graders_time_limit_is_another_one(function):
     outcome = await run_graded(grades(function), Asks, agent_timeout=100, grader_timeout=0.2)
     assert (outcome.status, outcome.failure.reason) == ("DEADLINE_EXCEEDED", FailureReason.GRADER_TIMEOUT)
     assert outcome.failure.boundary == "grader"
@@ -314,7 +331,8 @@ async def test_r66_the_graders_time_limit_is_another_one(function):
     assert (list(outcome.samples), outcome.reward) == (["main"], None)
 
 
-async def test_r66_the_graders_time_is_not_the_agents():
+@pytest.mark.row("SDK 66")
+async def test_the_graders_time_is_not_the_agents():
     async def slow(ctx):
         await asyncio.sleep(0.4)  # the limit itself is longer than that of the agent
         ctx.set_sample_reward("main", 1.0)
@@ -323,7 +341,8 @@ async def test_r66_the_graders_time_is_not_the_agents():
     assert (outcome.failure, outcome.reward) == (None, 1.0)
 
 
-async def test_r65_a_module_that_is_missing_at_run_time_has_the_command_that_installs_it():
+@pytest.mark.row("SDK 65")
+async def test_a_module_that_is_missing_at_run_time_has_the_command_that_installs_it():
     def judge(ctx):
         raise ModuleNotFoundError("No module named 'strands'", name="strands.models")
 
@@ -339,12 +358,14 @@ async def test_r65_a_module_that_is_missing_at_run_time_has_the_command_that_ins
     assert outcome.failure.file.endswith("test_grading.py")
 
 
-async def test_r27_a_grader_timeout_without_a_grader_is_refused():
+@pytest.mark.row("SDK 27")
+async def test_a_grader_timeout_without_a_grader_is_refused():
     with pytest.raises(InvalidArgument, match=r"spec.grader_timeout: the agent Asks has no grader"):
         await run_graded(None, Asks, grader_timeout=1.0)
 
 
-async def test_r77_both_contexts_have_the_same_metadata():
+@pytest.mark.row("SDK 77")
+async def test_both_contexts_have_the_same_metadata():
     seen = []
 
     class Notes(Asks):

@@ -23,20 +23,23 @@ async def test_a_workflow_runs_for_a_trainer_over_the_network():
         assert [list(sample.messages)[-1]["content"] for sample in outcome.samples.values()] == ["hello", "hello"]
 
 
-async def test_r18_a_wrong_value_of_a_request_is_an_invalid_argument():
+@pytest.mark.row("SDK 18")
+async def test_a_wrong_value_of_a_request_is_an_invalid_argument():
     async with AgentServer([Asks], port=0) as server, RolloutClient(server.address) as client:
         with pytest.raises(InvalidArgument, match="the workflow Asks has no configuration"):
             await client.init(rollout_id="r1", metadata={"workflow_config": {"a": 1}}, callback=CALLBACK)
 
 
-async def test_r70_an_equal_init_over_the_network_starts_nothing():
+@pytest.mark.row("SDK 70")
+async def test_an_equal_init_over_the_network_starts_nothing():
     async with AgentServer([Asks], port=0) as server, RolloutClient(server.address) as client:
         created = [(await client.init(rollout_id="r1", messages=QUESTION, callback=CALLBACK)).created for _ in range(2)]
         assert created == [True, False]
 
 
 @pytest.mark.parametrize("token", ["", "wrong-secret", "right-secre", "right-secret-too"])
-async def test_r75_every_method_needs_the_token(token):
+@pytest.mark.row("SDK 75")
+async def test_every_method_needs_the_token(token):
     security = ServerSecurity(["right-secret"], admin_tokens="admin-secret")
     async with (
         AgentServer([Asks], port=0, security=security) as server,
@@ -63,7 +66,8 @@ async def test_r75_every_method_needs_the_token(token):
         assert [loop.name for loop in (await client.info()).agent_loops] == ["Asks"]
 
 
-def test_r75_tokens_are_compared_in_constant_time_and_empty_ones_are_refused():
+@pytest.mark.row("SDK 75")
+def test_tokens_are_compared_in_constant_time_and_empty_ones_are_refused():
     tokens = Tokens(["one-secret", "other-secret"])
     with mock.patch.object(hmac, "compare_digest", wraps=hmac.compare_digest) as compared:
         assert tokens.owner("Bearer one-secret") is not None
@@ -74,7 +78,8 @@ def test_r75_tokens_are_compared_in_constant_time_and_empty_ones_are_refused():
 
 
 @pytest.mark.slow
-async def test_r76_a_draining_server_takes_no_new_work_and_each_process_has_an_identity():
+@pytest.mark.row("SDK 76")
+async def test_a_draining_server_takes_no_new_work_and_each_process_has_an_identity():
     ids = []
     for _ in range(2):
         async with AgentServer([Asks], port=0) as server, RolloutClient(server.address) as client:

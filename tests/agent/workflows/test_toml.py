@@ -62,7 +62,8 @@ def one(path, config=None, workflow=Configured, **sources):
     return made
 
 
-def test_r18_a_value_of_the_file_reaches_the_configuration(toml):
+@pytest.mark.row("SDK 18")
+def test_a_value_of_the_file_reaches_the_configuration(toml):
     tool = object()
     path = toml(
         "[workflow.config]\nmax_iterations = 20\nmore = [1]\n[workflow.config.concurrency]\nmax_concurrent = 3\n"
@@ -72,7 +73,8 @@ def test_r18_a_value_of_the_file_reaches_the_configuration(toml):
     assert config.tool is tool
 
 
-def test_r18_an_unknown_key_is_refused_where_the_class_forbids_it(toml):
+@pytest.mark.row("SDK 18")
+def test_an_unknown_key_is_refused_where_the_class_forbids_it(toml):
     path = toml("[workflow.config]\nother = 20\n")
     assert one(path, Config()).config.other == 20
     with pytest.raises(ValueError, match=rf"^{path}: \[workflow.config\]: other: Extra inputs are not permitted$"):
@@ -80,7 +82,8 @@ def test_r18_an_unknown_key_is_refused_where_the_class_forbids_it(toml):
 
 
 @pytest.mark.parametrize("config", [Config(), None])
-def test_r18_an_unknown_key_that_looks_like_a_field_is_refused(toml, config):
+@pytest.mark.row("SDK 18")
+def test_an_unknown_key_that_looks_like_a_field_is_refused(toml, config):
     path = toml("[workflow.config]\nmax_iteration = 20\n")
     problem = "max_iteration: Config has no field of this name; is max_iterations meant?"
     with pytest.raises(ValueError, match="max_iteration") as raised:
@@ -91,7 +94,8 @@ def test_r18_an_unknown_key_that_looks_like_a_field_is_refused(toml, config):
         one(toml(""), grader=("treshold=1",))
 
 
-def test_r18_a_wrong_value_of_the_environment_names_the_variable(toml, monkeypatch):
+@pytest.mark.row("SDK 18")
+def test_a_wrong_value_of_the_environment_names_the_variable(toml, monkeypatch):
     monkeypatch.setenv("OSMOSIS_ROLLOUT_SERVER_WORKFLOW_CONFIG", "max_iterations=many")
     monkeypatch.setenv("OSMOSIS_ROLLOUT_SERVER_GRADER", SPEC)
     found, variable = FoundWorkflow(workflow=Configured, config=Config()), "OSMOSIS_ROLLOUT_SERVER_WORKFLOW_CONFIG"
@@ -109,7 +113,8 @@ def test_r18_a_wrong_value_of_the_environment_names_the_variable(toml, monkeypat
     assert (made[0].config.max_iterations, made[0].grader) == (3, Ones)
 
 
-def test_r19_the_commands_that_serve_nothing_check_the_table_of_the_server(toml):
+@pytest.mark.row("SDK 19")
+def test_the_commands_that_serve_nothing_check_the_table_of_the_server(toml):
     for text, problem in {
         "[server]\ngrpc_prot = 1\n": "[server] has the unknown key grpc_prot; is grpc_port meant?",
         "[server]\ngrpc_port = 'many'\n": "[server] grpc_port: 'many' is not a whole number",
@@ -120,7 +125,8 @@ def test_r19_the_commands_that_serve_nothing_check_the_table_of_the_server(toml)
         assert problem in str(raised.value)
 
 
-def test_r18_a_value_of_a_wrong_type_names_the_key_and_the_file(toml):
+@pytest.mark.row("SDK 18")
+def test_a_value_of_a_wrong_type_names_the_key_and_the_file(toml):
     path = toml('[workflow.config]\nmax_iterations = "many"\nlabel = 3\n')
     with pytest.raises(ValueError, match="max_iterations: ") as raised:
         one(path, Config())
@@ -128,7 +134,8 @@ def test_r18_a_value_of_a_wrong_type_names_the_key_and_the_file(toml):
     assert "; label: Input should be a valid string" in str(raised.value)
 
 
-def test_r18_the_graders_values_and_class_are_in_the_file_too(toml):
+@pytest.mark.row("SDK 18")
+def test_the_graders_values_and_class_are_in_the_file_too(toml):
     path = toml('[grader]\nmodule = "tests.agent.workflows.made:Ones"\n[grader.config]\nname = "g"\nthreshold = 0.9\n')
     with pytest.raises(ValueError, match=r"\[grader.config\]: the code has no configuration for the values of name"):
         one(path, Config())
@@ -155,7 +162,8 @@ def test_r18_the_graders_values_and_class_are_in_the_file_too(toml):
         ("[workflow", "cannot be read: "),
     ],
 )
-def test_r19_unknown_tables_and_keys_are_refused_by_name(toml, text, problem):
+@pytest.mark.row("SDK 19")
+def test_unknown_tables_and_keys_are_refused_by_name(toml, text, problem):
     path = toml(text)
     with pytest.raises(WorkflowTomlError) as raised:
         one(path, Config())
@@ -163,7 +171,8 @@ def test_r19_unknown_tables_and_keys_are_refused_by_name(toml, text, problem):
     assert problem in str(raised.value)
 
 
-def test_r19_several_workflows_have_tables_with_their_names(toml):
+@pytest.mark.row("SDK 19")
+def test_several_workflows_have_tables_with_their_names(toml):
     both = [FoundWorkflow(workflow=Configured, config=Config(name=name)) for name in ("a", "b")]
 
     def read(text):
@@ -175,7 +184,8 @@ def test_r19_several_workflows_have_tables_with_their_names(toml):
         read("[workflow.config]\nmax_iterations = 1\n")
 
 
-def test_r19_values_without_a_workflow_are_refused(toml):
+@pytest.mark.row("SDK 19")
+def test_values_without_a_workflow_are_refused(toml):
     sources = ConfigSources(toml=WorkflowToml.read(toml("[workflow.config]\na = 1\n")))
     with pytest.raises(WorkflowTomlError, match=r"\[workflow\]: there is no workflow to use it for"):
         configured([], sources, load_object)
@@ -183,7 +193,8 @@ def test_r19_values_without_a_workflow_are_refused(toml):
         configured([], ConfigSources(grader_class="a:B"), load_object)
 
 
-def test_r20_without_an_instance_the_class_in_the_brackets_is_made(toml):
+@pytest.mark.row("SDK 20")
+def test_without_an_instance_the_class_in_the_brackets_is_made(toml):
     assert config_class(Configured, AgentWorkflow) is Config
     assert config_class(Asks, AgentWorkflow) is None
     path = toml("[workflow.config]\nmax_iterations = 20\n")
@@ -205,7 +216,8 @@ async def seen_by_the_workflow(found, **request):
     return seen[0]
 
 
-async def test_r18_the_request_wins_over_line_environment_file_and_code(toml, monkeypatch):
+@pytest.mark.row("SDK 18")
+async def test_the_request_wins_over_line_environment_file_and_code(toml, monkeypatch):
     path = toml(
         """
         [server]
@@ -237,7 +249,8 @@ async def test_r18_the_request_wins_over_line_environment_file_and_code(toml, mo
     assert (await seen_by_the_workflow(found)).request == 3
 
 
-async def test_r18_wrong_values_of_a_request_refuse_it_by_name():
+@pytest.mark.row("SDK 18")
+async def test_wrong_values_of_a_request_refuse_it_by_name():
     found = FoundWorkflow(workflow=Configured, config=Config())
     for given, problem in {
         "many": r"workflow_config: is a str, not an object",
@@ -257,7 +270,8 @@ async def test_r18_wrong_values_of_a_request_refuse_it_by_name():
     assert config == Config(max_iterations=3)
 
 
-async def test_r18_a_request_sets_values_of_the_graders_configuration():
+@pytest.mark.row("SDK 18")
+async def test_a_request_sets_values_of_the_graders_configuration():
     class Reads(Grader[Threshold]):
         async def grade(self, ctx):
             ctx.set_sample_reward("main", self.config.threshold)
@@ -291,7 +305,8 @@ async def test_r18_a_request_sets_values_of_the_graders_configuration():
         ("[server]\ngrpc_port = 99999\n", "[server] grpc_port: 99999 is not in the range 0 to 65535"),
     ],
 )
-def test_r19_the_table_of_the_server_names_wrong_keys_and_values(toml, text, problem):
+@pytest.mark.row("SDK 19")
+def test_the_table_of_the_server_names_wrong_keys_and_values(toml, text, problem):
     values = dict.fromkeys((field.key for field in fields_for("serve")), None)
     with pytest.raises(ValueError, match=r"run\.toml: ") as raised:
         command_settings(Line("serve", values | {"server_config_file": str(toml(text))}))

@@ -62,7 +62,8 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_r07_r29_all_problems_are_reported_at_once(case):
+@pytest.mark.row("SDK 7", "SDK 29")
+def test_all_problems_are_reported_at_once(case):
     given, codes = CASES[case]
     result = validate_workflow(*given)
     assert [finding.code for finding in result.findings] == codes
@@ -77,7 +78,8 @@ def test_r07_r29_all_problems_are_reported_at_once(case):
         )
 
 
-def test_r29_the_eight_codes_of_the_sdk_and_ours_are_all_tested():
+@pytest.mark.row("SDK 29")
+def test_the_eight_codes_of_the_sdk_and_ours_are_all_tested():
     assert {code for _, codes in CASES.values() for code in codes} == set(HINTS)
     assert len(HINTS) == 8 + len({"MISSPELT_CONFIG_KEY"})
     page = (ROOT / "docs" / "workflows.md").read_text()

@@ -62,7 +62,8 @@ def rollout_of(llm, agent_type="react", tools=TOOLS, **config):
     return made
 
 
-async def test_arl03_each_built_in_agent_runs_to_a_final_answer():
+@pytest.mark.row("ARL 3")
+async def test_each_built_in_agent_runs_to_a_final_answer():
     for agent_type, replies in (("react", ["Action: add(1, 2)", ANSWER]), ("tool", [calls(("add", {"a": 1})), "42"])):
         trajectory = await rollout_of(Script(*replies), agent_type).run("Q")
         assert (trajectory.is_completed, trajectory.get_final_response()) == (True, "42")
@@ -84,7 +85,8 @@ class Counting(BaseAgent):
         return trajectory
 
 
-async def test_arl15_a_custom_agent_runs_a_tool_alone_and_on_the_engine():
+@pytest.mark.row("ARL 15")
+async def test_a_custom_agent_runs_a_tool_alone_and_on_the_engine():
     llm = Script("Thought: t\nAction: add(a=40, b=2)", ANSWER)
     agent = Counting(max_steps=8)
     agent.set_tools(TOOLS)
@@ -105,7 +107,8 @@ async def test_arl15_a_custom_agent_runs_a_tool_alone_and_on_the_engine():
     assert llm.asked[1] == llm.asked[3]
 
 
-def test_arl15_base_agent_has_the_eleven_methods():
+@pytest.mark.row("ARL 15")
+def test_base_agent_has_the_eleven_methods():
     names = (
         "__init__ set_tools set_interactions run_trajectory should_continue create_system_prompt parse_llm_output "
         "execute_tool_call format_messages_for_llm calculate_step_reward finalize_trajectory"
@@ -132,7 +135,8 @@ def test_arl15_base_agent_has_the_eleven_methods():
         BaseAgent()
 
 
-async def test_arl15_a_step_for_each_kind_of_reply_and_messages_of_alternating_roles():
+@pytest.mark.row("ARL 15")
+async def test_a_step_for_each_kind_of_reply_and_messages_of_alternating_roles():
     agent = Counting()
     agent.set_tools(TOOLS)
     step = agent.parse_llm_output("Action: add(")
@@ -146,7 +150,8 @@ async def test_arl15_a_step_for_each_kind_of_reply_and_messages_of_alternating_r
     assert [message["role"] for message in messages] == ["system", "user"]
 
 
-async def test_arl17_the_prompt_describes_each_tool_and_the_stored_messages_are_those_sent():
+@pytest.mark.row("ARL 17")
+async def test_the_prompt_describes_each_tool_and_the_stored_messages_are_those_sent():
     llm = Script("Thought: hm", "Action: add(", "Action: add(1, 2)\nAction: fails()", ANSWER)
     trajectory = await rollout_of(llm).run(
         [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Q"}]
@@ -177,7 +182,8 @@ STOPS = {
 
 
 @pytest.mark.parametrize("reason", STOPS)
-async def test_arl19_each_end_has_its_stop_reason(reason):
+@pytest.mark.row("ARL 19")
+async def test_each_end_has_its_stop_reason(reason):
     @tool
     async def sleeps() -> str:
         """Takes long."""
@@ -198,7 +204,8 @@ async def test_arl19_each_end_has_its_stop_reason(reason):
         assert trajectory.get_final_response() != trajectory.error
 
 
-async def test_arl19_a_cancelled_rollout_says_so_and_its_model_is_no_longer_asked():
+@pytest.mark.row("ARL 19")
+async def test_a_cancelled_rollout_says_so_and_its_model_is_no_longer_asked():
     llm = Script("Action: add(1)", seconds=3600)
     stream = rollout_of(llm).stream("Q", "r")
     async with stream:
@@ -208,7 +215,8 @@ async def test_arl19_a_cancelled_rollout_says_so_and_its_model_is_no_longer_aske
     assert (stream.trajectory.stop_reason, llm.running) == (StopReason.CANCELLED, 0)
 
 
-async def test_arl06_a_caller_that_is_cancelled_stops_the_model():
+@pytest.mark.row("ARL 6")
+async def test_a_caller_that_is_cancelled_stops_the_model():
     llm = Script(ANSWER, seconds=3600)
     running = asyncio.ensure_future(rollout_of(llm).run("Q"))
     await until(lambda: llm.running == 1)
@@ -218,7 +226,8 @@ async def test_arl06_a_caller_that_is_cancelled_stops_the_model():
     assert llm.running == 0
 
 
-async def test_arl06_steps_are_streamed_in_order_and_are_those_of_the_trajectory():
+@pytest.mark.row("ARL 6")
+async def test_steps_are_streamed_in_order_and_are_those_of_the_trajectory():
     llm = Script("Thought: t\nAction: add(1, 2)", ANSWER)
     async with rollout_of(llm).stream("Q", "r") as stream:
         streamed = [step async for step in stream]
@@ -243,7 +252,8 @@ ERRORS = {
 
 
 @pytest.mark.parametrize("reply", ERRORS)
-async def test_arl20_an_error_is_a_result_with_a_type_and_the_loop_goes_on(reply):
+@pytest.mark.row("ARL 20")
+async def test_an_error_is_a_result_with_a_type_and_the_loop_goes_on(reply):
     trajectory = await rollout_of(Script(reply, ANSWER)).run("Q")
     kind, text = ERRORS[reply]
     result = trajectory.steps[2]
@@ -276,7 +286,8 @@ async def test_the_calls_of_a_reply_that_was_cut_do_not_run(agent_type):
     assert trajectory.stop_reason is StopReason.FINAL_ANSWER
 
 
-async def test_arl21_a_reply_has_several_calls_with_a_limit_and_an_answer_beside_calls_is_none():
+@pytest.mark.row("ARL 21")
+async def test_a_reply_has_several_calls_with_a_limit_and_an_answer_beside_calls_is_none():
     running = most = 0
 
     @tool
@@ -298,13 +309,15 @@ async def test_arl21_a_reply_has_several_calls_with_a_limit_and_an_answer_beside
     assert [t["function"]["name"] for t in llm.params[0]["tools"]] == ["slow"]
 
 
-async def test_arl21_an_answer_beside_an_action_is_left_out_because_the_model_has_not_seen_the_result():
+@pytest.mark.row("ARL 21")
+async def test_an_answer_beside_an_action_is_left_out_because_the_model_has_not_seen_the_result():
     trajectory = await rollout_of(Script("Action: add(1, 2)\nFinal Answer: 4", "Final Answer: 3")).run("Q")
     assert kinds(trajectory) == ["observation", "action", "action_result", "final_answer"]
     assert trajectory.get_final_response() == "3"
 
 
-async def test_arl21_arguments_that_are_no_json_are_an_error_of_their_call():
+@pytest.mark.row("ARL 21")
+async def test_arguments_that_are_no_json_are_an_error_of_their_call():
     trajectory = await rollout_of(Script(calls(("add", "{"), ("add", {"a": 1})), "42"), "tool").run("Q")
     assert [step.metadata.get("success") for step in trajectory.steps if step.step_type is StepType.ACTION_RESULT] == [
         False,
@@ -314,7 +327,8 @@ async def test_arl21_arguments_that_are_no_json_are_an_error_of_their_call():
     assert trajectory.messages[2]["content"].startswith("Error: bad_arguments: Invalid JSON arguments")
 
 
-async def test_arl28_the_rewards_of_steps_reach_the_trainer_and_the_trajectory():
+@pytest.mark.row("ARL 28")
+async def test_the_rewards_of_steps_reach_the_trainer_and_the_trajectory():
     class Rewarding(ReActAgent):
         def calculate_step_reward(self, step, trajectory):
             return {StepType.ACTION_RESULT: 0.25, StepType.FINAL_ANSWER: 1.0}.get(step.step_type)
@@ -330,13 +344,15 @@ async def test_arl28_the_rewards_of_steps_reach_the_trainer_and_the_trajectory()
     assert (kept.final_reward, kept.get_total_reward()) == (5.0, 1.0)
 
 
-async def test_arl29_tokens_are_counted_by_the_model_or_not_at_all():
+@pytest.mark.row("ARL 29")
+async def test_tokens_are_counted_by_the_model_or_not_at_all():
     counted = await rollout_of(Script("Action: add(1)", ANSWER, tokens=True)).run("Q")
     assert counted.total_tokens == (2 + 3) + (6 + 3)
     assert (await rollout_of(Script(ANSWER)).run("Q")).total_tokens is None
 
 
-async def test_arl29_arl48_tokens_masks_and_logprobs_are_those_of_the_outcome():
+@pytest.mark.row("ARL 29", "ARL 48")
+async def test_tokens_masks_and_logprobs_are_those_of_the_outcome():
     trajectory = await rollout_of(Script("Action: add(1)", ANSWER, tokens=True)).run("Q")
     [segment] = trajectory.segments
     assert segment["ids"] == [1, 2, 11, 12, 13, 7, 21, 22, 23]
@@ -349,7 +365,8 @@ async def test_arl29_arl48_tokens_masks_and_logprobs_are_those_of_the_outcome():
     assert (without.segments, without.metadata["not_trainable"]) == ([], "chat 1: the reply came without token ids")
 
 
-async def test_arl37_tools_without_types_and_sync_tools_run():
+@pytest.mark.row("ARL 37")
+async def test_tools_without_types_and_sync_tools_run():
     class Search:
         async def execute(self, query, max_results: int = 5, **more):
             return {"query": query, "found": max_results, "more": more}
@@ -374,13 +391,15 @@ async def test_arl37_tools_without_types_and_sync_tools_run():
 @pytest.mark.parametrize(
     "tools", [{"tools": TOOLS}, {"tools": (), "tools_config": {"finish": {}}}], ids=["own", "ours"]
 )
-async def test_arl44_a_finish_tool_ends_the_rollout_with_its_answer(tools):
+@pytest.mark.row("ARL 44")
+async def test_a_finish_tool_ends_the_rollout_with_its_answer(tools):
     for agent_type, reply in (("react", "Action: finish(answer='42')"), ("tool", calls(("finish", {"answer": "42"})))):
         trajectory = await rollout_of(Script(reply), agent_type, **tools).run("Q")
         assert (trajectory.stop_reason, trajectory.get_final_response()) == (StopReason.FINISH_TOOL, "42")
 
 
-async def test_arl44_the_finish_tool_keeps_its_reasoning_and_its_status():
+@pytest.mark.row("ARL 44")
+async def test_the_finish_tool_keeps_its_reasoning_and_its_status():
     said = {"answer": "none", "reasoning": "no time", "status": "failed"}
     trajectory = await rollout_of(Script(calls(("finish", said))), "tool", (), tools_config={"finish": {}}).run("Q")
     assert (trajectory.get_final_response(), trajectory.steps[2].tool_result) == ("none", said | {"completed": True})

@@ -43,7 +43,8 @@ async def echo(messages, **params):
     return f"Final Answer: {question}"
 
 
-async def test_arl07_results_are_in_the_order_of_the_prompts_and_a_failure_stays_alone():
+@pytest.mark.row("ARL 7")
+async def test_results_are_in_the_order_of_the_prompts_and_a_failure_stays_alone():
     prompts = [str(n) for n in range(7)] + ["fail", 3, "last"]
     made = await rollout_of(echo, concurrent_requests=3, batch_size=4).run_batch(prompts)
     assert [each.get_final_response() for each in made] == [*map(str, range(7)), "", "", "last"]
@@ -51,13 +52,15 @@ async def test_arl07_results_are_in_the_order_of_the_prompts_and_a_failure_stays
     assert made[8].error.startswith("InvalidArgument: prompt: 3 is not")
 
 
-async def test_arl07_never_more_than_the_limit_runs_and_the_limit_is_used():
+@pytest.mark.row("ARL 7")
+async def test_never_more_than_the_limit_runs_and_the_limit_is_used():
     llm = Script(ANSWER, seconds=0.01)
     await rollout_of(llm, concurrent_requests=4).run_batch(["Q"] * 20)
     assert (llm.most, len(llm.asked)) == (4, 20)
 
 
-async def test_arl07_a_slow_rollout_delays_no_other_one():
+@pytest.mark.row("ARL 7")
+async def test_a_slow_rollout_delays_no_other_one():
     """With all slots in use, N prompts take N/k times the time of one, also if one takes as long as all others."""
     others = asyncio.Event()
     ended = 0
@@ -76,7 +79,8 @@ async def test_arl07_a_slow_rollout_delays_no_other_one():
     assert [each.stop_reason for each in made] == [StopReason.FINAL_ANSWER] * 31
 
 
-async def test_arl07_few_trajectories_wait_for_a_slow_one():
+@pytest.mark.row("ARL 7")
+async def test_few_trajectories_wait_for_a_slow_one():
     slow, started = asyncio.Event(), []
 
     async def llm(messages, **params):
@@ -97,7 +101,8 @@ async def test_arl07_few_trajectories_wait_for_a_slow_one():
     assert len(started) == 99
 
 
-async def test_arl07_a_batch_that_is_left_stops_its_rollouts():
+@pytest.mark.row("ARL 7")
+async def test_a_batch_that_is_left_stops_its_rollouts():
     llm = Script(ANSWER, seconds=3600)
     running = asyncio.ensure_future(rollout_of(llm).run_batch(["Q"] * 9))
     await until(lambda: llm.running == 4)
@@ -108,7 +113,8 @@ async def test_arl07_a_batch_that_is_left_stops_its_rollouts():
 
 
 @pytest.mark.parametrize("agent_type", ["react", "tool"])
-async def test_arl08_a_hundred_rollouts_at_once_share_nothing(agent_type):
+@pytest.mark.row("ARL 8")
+async def test_a_hundred_rollouts_at_once_share_nothing(agent_type):
     async def llm(messages, **params):
         question = next(message for message in messages if message["role"] == "user")["content"]
         results = [message["content"] for message in messages if "seen:" in str(message.get("content"))]
@@ -131,7 +137,8 @@ async def look(what: str):
 
 
 @pytest.mark.slow
-async def test_arl31_a_thousand_rollouts_at_once_are_a_thousand_records(tmp_path):
+@pytest.mark.row("ARL 31")
+async def test_a_thousand_rollouts_at_once_are_a_thousand_records(tmp_path):
     made = rollout_of(
         Script(ANSWER), concurrent_requests=1000, save_trajectories=True, trajectory_save_path=str(tmp_path)
     )
@@ -140,13 +147,15 @@ async def test_arl31_a_thousand_rollouts_at_once_are_a_thousand_records(tmp_path
     assert len(saved) == len({each.request_id for each in saved}) == 1000
 
 
-async def test_arl31_the_agent_of_a_rollout_saves_too(tmp_path):
+@pytest.mark.row("ARL 31")
+async def test_the_agent_of_a_rollout_saves_too(tmp_path):
     made = rollout_of(Script(ANSWER), save_trajectories=True, trajectory_save_path=str(tmp_path))
     trajectory = await made.agent.run_trajectory({"content": "Q"}, Script(ANSWER), "mine")
     assert load_trajectories(tmp_path / "trajectories.jsonl") == [trajectory]
 
 
-async def test_arl31_a_failure_to_save_surfaces_and_keeps_the_trajectory(tmp_path):
+@pytest.mark.row("ARL 31")
+async def test_a_failure_to_save_surfaces_and_keeps_the_trajectory(tmp_path):
     folder = tmp_path / "there"
     made = rollout_of(Script(ANSWER), save_trajectories=True, trajectory_save_path=str(folder))
     (folder / "trajectories.jsonl").unlink()
@@ -176,7 +185,8 @@ for number in range(100_000):
 
 
 @pytest.mark.slow
-def test_arl31_a_killed_writer_tears_no_record(tmp_path):
+@pytest.mark.row("ARL 31")
+def test_a_killed_writer_tears_no_record(tmp_path):
     """Two processes write to one file and are killed at some moment, three times."""
     path, reported = tmp_path / "t.jsonl", set()
     for life in range(3):
@@ -197,7 +207,8 @@ def test_arl31_a_killed_writer_tears_no_record(tmp_path):
     assert reported | {"last"} <= set(saved)
 
 
-def test_arl31_a_torn_line_is_left_out_and_removed_by_the_next_writer(tmp_path):
+@pytest.mark.row("ARL 31")
+def test_a_torn_line_is_left_out_and_removed_by_the_next_writer(tmp_path):
     path = tmp_path / "t.jsonl"
     file = TrajectoryFile(path)
     file.append([Trajectory(request_id="a")])
@@ -228,7 +239,8 @@ def example():
     return [good, bad, Trajectory(request_id="c", stop_reason="cancelled", total_tokens=1)]
 
 
-def test_arl30_statistics_are_those_that_were_computed_by_hand():
+@pytest.mark.row("ARL 30")
+def test_statistics_are_those_that_were_computed_by_hand():
     made = statistics_of(example())
     assert (made.trajectories, made.completed, made.tokens, made.rewarded) == (3, 1, 16, 2)
     assert made.steps == {"observation": 1, "thought": 0, "action": 2, "action_result": 2, "final_answer": 1}
@@ -252,13 +264,15 @@ def test_arl30_statistics_are_those_that_were_computed_by_hand():
 
 
 @pytest.mark.parametrize("kind", ["json", "jsonl"])
-def test_arl32_trajectories_are_written_and_read_back(tmp_path, kind):
+@pytest.mark.row("ARL 32")
+def test_trajectories_are_written_and_read_back(tmp_path, kind):
     dump_trajectories(example(), tmp_path / "t", kind)
     assert load_trajectories(tmp_path / "t", kind) == example()
     assert [path.name for path in tmp_path.iterdir()] == ["t"]
 
 
-def test_arl32_messages_and_text(tmp_path):
+@pytest.mark.row("ARL 32")
+def test_messages_and_text(tmp_path):
     dump_trajectories(example(), tmp_path / "m", "messages")
     loaded = load_trajectories(tmp_path / "m", "messages")
     assert [each.messages for each in loaded[:1]] == [example()[0].messages]
@@ -273,14 +287,16 @@ def test_arl32_messages_and_text(tmp_path):
 
 
 @pytest.mark.parametrize(("kind", "text"), [("jsonl", "{}\n"), ("jsonl", "3\n"), ("json", "{"), ("messages", "[]\n")])
-def test_arl32_a_damaged_file_is_refused_by_name(tmp_path, kind, text):
+@pytest.mark.row("ARL 32")
+def test_a_damaged_file_is_refused_by_name(tmp_path, kind, text):
     path = Path(tmp_path / "t")
     path.write_text(text)
     with pytest.raises(InvalidArgument, match=r"t(:1)?: is|request_id: is missing"):
         load_trajectories(path, kind)
 
 
-def test_arl25_every_field_is_in_the_file(tmp_path):
+@pytest.mark.row("ARL 25")
+def test_every_field_is_in_the_file(tmp_path):
     dump_trajectories(example(), tmp_path / "t")
     first = json.loads((tmp_path / "t").read_text().splitlines()[0])
     assert first["steps"][2]["tool_result"] == 0
@@ -288,14 +304,16 @@ def test_arl25_every_field_is_in_the_file(tmp_path):
 
 
 @pytest.mark.parametrize("prompts", ["one text", {"content": "one"}, None])
-async def test_arl07_one_prompt_is_no_batch(prompts):
+@pytest.mark.row("ARL 7")
+async def test_one_prompt_is_no_batch(prompts):
     script = Script("Final Answer: 1")
     with pytest.raises(InvalidArgument, match=f"prompts: is a {type(prompts).__name__}; pass a list of prompts"):
         await AgenticRollout(AgenticRolloutConfig(), script).run_batch(prompts)
     assert script.asked == []
 
 
-async def test_arl07_a_wrong_field_of_the_request_is_named_before_a_rollout_begins():
+@pytest.mark.row("ARL 7")
+async def test_a_wrong_field_of_the_request_is_named_before_a_rollout_begins():
     script = Script(ANSWER)
     with pytest.raises(InvalidArgument, match=r"request.labl: is no field; did you mean label\?"):
         await rollout_of(script).run("Q", labl="42")

@@ -30,7 +30,8 @@ def written(folder, files):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", REPOSITORIES)
-async def test_arl22_the_coding_agent_fixes_a_failing_repository(name, tmp_path):
+@pytest.mark.row("ARL 22")
+async def test_the_coding_agent_fixes_a_failing_repository(name, tmp_path):
     files, replies, changed = REPOSITORIES[name]
     rollout = coding(*replies, repository=written(tmp_path, files), test_command=TESTS)
     trajectory = await rollout.run("Make the tests pass.")
@@ -46,7 +47,8 @@ async def test_arl22_the_coding_agent_fixes_a_failing_repository(name, tmp_path)
 
 
 @pytest.mark.slow
-async def test_arl22_tests_that_still_fail_have_the_reward_zero(tmp_path):
+@pytest.mark.row("ARL 22")
+async def test_tests_that_still_fail_have_the_reward_zero(tmp_path):
     wrong = edit("pages.py", "- 1", "- 2")
     rollout = coding(wrong, FINISH, repository=written(tmp_path, OFF_BY_ONE), test_command=TESTS)
     trajectory = await rollout.run("Make the tests pass.")
@@ -54,7 +56,8 @@ async def test_arl22_tests_that_still_fail_have_the_reward_zero(tmp_path):
 
 
 @pytest.mark.slow
-async def test_arl22_show_shows_every_call_of_the_served_coding_agent(tmp_path):
+@pytest.mark.row("ARL 22")
+async def test_show_shows_every_call_of_the_served_coding_agent(tmp_path):
     """Three rollouts at once on a server; their files and tests travel in the request."""
     with server_process("-m", "osmosis_grpc.agentic:coding", "--state-dir", str(tmp_path / "state")) as (_, target):
         policy = ScriptedPolicy({name: replies for name, (_, replies, _) in REPOSITORIES.items()})
@@ -79,7 +82,8 @@ async def test_arl22_show_shows_every_call_of_the_served_coding_agent(tmp_path):
                     assert len(re.findall(rf"\b{tool} \{{", shown.stdout)) == count, shown.stdout
 
 
-def test_arl22_a_wrong_repository_and_tools_without_a_sandbox_are_refused():
+@pytest.mark.row("ARL 22")
+def test_a_wrong_repository_and_tools_without_a_sandbox_are_refused():
     with pytest.raises(InvalidArgument, match="repository: 'nowhere' is not a folder"):
         coding(repository="nowhere")
     with pytest.raises(InvalidArgument, match="tools_config: names no tool that works in a sandbox"):
@@ -105,7 +109,8 @@ def test_a_patch_applies_to_files_with_characters_that_some_take_for_the_end_of_
     assert (tmp_path / "a").read_bytes() == new.encode()
 
 
-async def test_arl05_the_tools_of_a_configuration_work_with_their_options():
+@pytest.mark.row("ARL 5")
+async def test_the_tools_of_a_configuration_work_with_their_options():
     replies = [
         calls(("calculator", {"expression": "1/3"})),
         calls(*[("bash_executor", {"command": f"echo needle > f{n}.txt"}) for n in range(7)]),
@@ -122,7 +127,8 @@ async def test_arl05_the_tools_of_a_configuration_work_with_their_options():
     assert len(results[-1]["matches"]) == 5, json.dumps(results)
 
 
-async def test_arl21_the_calls_of_a_reply_run_at_once_in_a_sandbox():
+@pytest.mark.row("ARL 21")
+async def test_the_calls_of_a_reply_run_at_once_in_a_sandbox():
     """Each program waits for the file of the other one."""
     meet = "touch {}; while [ ! -e {} ]; do sleep 0.02; done; echo met"
     both = calls(*[("bash_executor", {"command": meet.format(*names)}) for names in ("ab", "ba")])
@@ -132,7 +138,8 @@ async def test_arl21_the_calls_of_a_reply_run_at_once_in_a_sandbox():
     assert [result["stdout"] for result in results] == ["met\n", "met\n"], results
 
 
-async def test_arl41_an_agent_takes_back_its_edits_and_a_created_file():
+@pytest.mark.row("ARL 41")
+async def test_an_agent_takes_back_its_edits_and_a_created_file():
     def edits(*named):
         return [calls(("file_editor", {"path": "f.txt", "command": name} | more)) for name, more in named]
 
@@ -150,7 +157,8 @@ async def test_arl41_an_agent_takes_back_its_edits_and_a_created_file():
     assert "f.txt does not exist" in results[7].metadata["error"]
 
 
-async def test_arl08_each_rollout_has_a_sandbox_of_its_own():
+@pytest.mark.row("ARL 8")
+async def test_each_rollout_has_a_sandbox_of_its_own():
     """Rollouts at once write to the same paths. Each tool sees what its own rollout has written."""
     code = "import json; open('notes', 'a').write('!'); print(open('notes').read())"
 

@@ -40,19 +40,22 @@ async def ran(llm, prompt="Q", **config):
     return await AgenticRollout(CONFIG(**config), llm).run(prompt)
 
 
-async def test_arl01_agent_type():
+@pytest.mark.row("ARL 1")
+async def test_agent_type():
     assert kinds(await ran(Script("42"), agent_type="react", max_steps=1)) == ["observation", "thought"]
     assert kinds(await ran(Script("42"), agent_type="tool", max_steps=1)) == ["observation", "final_answer"]
 
 
-async def test_arl01_max_steps_max_tokens_per_step_and_temperature():
+@pytest.mark.row("ARL 1")
+async def test_max_steps_max_tokens_per_step_and_temperature():
     llm = Script(LOOK)
     trajectory = await ran(llm, max_steps=3, max_tokens_per_step=77, temperature=0.25)
     assert (len(llm.asked), trajectory.stop_reason) == (3, "max_steps")
     assert llm.params == [{"max_tokens": 77, "temperature": 0.25}] * 3
 
 
-async def test_arl01_tools_config():
+@pytest.mark.row("ARL 1")
+async def test_tools_config():
     class Look:
         def __init__(self, answer="nothing"):
             self.answer = answer
@@ -70,7 +73,8 @@ async def test_arl01_tools_config():
         await ran(llm, tools_config={"fly": {}})
 
 
-async def test_arl01_interactions_config():
+@pytest.mark.row("ARL 1")
+async def test_interactions_config():
     config = {"check_answer": {"expected": "42", "hint": "No."}}
     right = await ran(Script("Final Answer: 41", ANSWER), interactions_config=config)
     wrong = await ran(Script("Final Answer: 41"), interactions_config=config)
@@ -83,19 +87,22 @@ async def test_arl01_interactions_config():
         await ran(Script(), interactions_config={"check_answer": {"expected": "", "hints": ""}})
 
 
-async def test_arl01_batch_size():
+@pytest.mark.row("ARL 1")
+async def test_batch_size():
     rollout = AgenticRollout(CONFIG(batch_size=3), Script(ANSWER))
     assert [len(batch) async for batch in rollout.batches(list("abcdefgh"))] == [3, 3, 2]
 
 
-async def test_arl01_concurrent_requests():
+@pytest.mark.row("ARL 1")
+async def test_concurrent_requests():
     for most in (1, 3):
         llm = Script(ANSWER, seconds=0.02)
         await AgenticRollout(CONFIG(concurrent_requests=most), llm).run_batch(list("abcdef"))
         assert llm.most == most
 
 
-async def test_arl01_include_trajectory_in_output():
+@pytest.mark.row("ARL 1")
+async def test_include_trajectory_in_output():
     for included in (True, False):
         [output] = await AgenticRollout(
             CONFIG(include_trajectory_in_output=included), Script(ANSWER)
@@ -103,7 +110,8 @@ async def test_arl01_include_trajectory_in_output():
         assert (output["response"], "trajectory" in output) == ("42", included)
 
 
-async def test_arl01_save_trajectories_and_trajectory_save_path(tmp_path, monkeypatch):
+@pytest.mark.row("ARL 1")
+async def test_save_trajectories_and_trajectory_save_path(tmp_path, monkeypatch):
     await ran(Script(ANSWER))
     assert list(tmp_path.iterdir()) == []
     saved = await ran(Script(ANSWER), save_trajectories=True)
@@ -139,7 +147,8 @@ async def test_arl01_save_trajectories_and_trajectory_save_path(tmp_path, monkey
         ({"agent_options": 3}, "agent_options: 3"),
     ],
 )
-def test_arl01_a_wrong_field_is_refused_by_name(fields, text):
+@pytest.mark.row("ARL 1")
+def test_a_wrong_field_is_refused_by_name(fields, text):
     with pytest.raises(InvalidArgument, match=text):
         CONFIG.from_dict(fields)
     with pytest.raises(InvalidArgument, match=text):
@@ -155,12 +164,14 @@ def test_arl01_a_wrong_field_is_refused_by_name(fields, text):
         (AgenticRolloutConfig(), Script(ANSWER), Script(ANSWER), "tools: is a Script; pass a list of tools"),
     ],
 )
-def test_arl01_a_wrong_argument_is_refused_by_name(config, llm, tools, text):
+@pytest.mark.row("ARL 1")
+def test_a_wrong_argument_is_refused_by_name(config, llm, tools, text):
     with pytest.raises(InvalidArgument, match=text):
         AgenticRollout(config, llm, tools=tools)
 
 
-def test_arl01_a_configuration_survives_dict_json_and_yaml():
+@pytest.mark.row("ARL 1")
+def test_a_configuration_survives_dict_json_and_yaml():
     config = CONFIG(
         agent_type="tool", max_steps=3, tools_config={"search": {"max_results": 5}}, batch_size=2, temperature=0.1,
         trajectory_save_path="é", agent_options={"max_parallel_calls": 2},
@@ -173,7 +184,8 @@ def test_arl01_a_configuration_survives_dict_json_and_yaml():
             read(text)
 
 
-async def test_arl01_a_configuration_in_the_metadata_arrives_over_grpc_as_it_was():
+@pytest.mark.row("ARL 1")
+async def test_a_configuration_in_the_metadata_arrives_over_grpc_as_it_was():
     config = CONFIG(agent_type="tool", max_steps=3, tools_config={"calculator": {"precision": 5}}, temperature=0.1)
     found = []
 
@@ -200,7 +212,8 @@ async def test_arl01_a_configuration_in_the_metadata_arrives_over_grpc_as_it_was
         ("coding", [calls(("bash_executor", {"command": "echo 42"})), "42"]),
     ],
 )
-async def test_arl03_each_agent_type_runs_from_its_configuration_alone(agent_type, replies):
+@pytest.mark.row("ARL 3")
+async def test_each_agent_type_runs_from_its_configuration_alone(agent_type, replies):
     tools = None if agent_type == "coding" else {"calculator": {}}
     trajectory = await ran(Script(*replies), agent_type=agent_type, tools_config=tools)
     assert kinds(trajectory) == ["observation", "action", "action_result", "final_answer"]
@@ -208,12 +221,14 @@ async def test_arl03_each_agent_type_runs_from_its_configuration_alone(agent_typ
     assert (trajectory.is_completed, trajectory.get_final_response()) == (True, "42")
 
 
-def test_arl03_an_unknown_agent_type_is_refused_with_the_known_ones():
+@pytest.mark.row("ARL 3")
+def test_an_unknown_agent_type_is_refused_with_the_known_ones():
     with pytest.raises(InvalidArgument, match="agent_type: 'reasoning' is no agent type; the types are coding"):
         AgenticRollout(CONFIG(agent_type="reasoning"), Script())
 
 
-async def test_arl04_the_options_reach_the_agent_and_an_unread_one_is_refused():
+@pytest.mark.row("ARL 4")
+async def test_the_options_reach_the_agent_and_an_unread_one_is_refused():
     llm = Script("hm")
     trajectory = await ran(llm, agent_options={"max_parse_errors": 2, "system_prompt": "Be brief."})
     assert (trajectory.stop_reason, len(llm.asked)) == ("parse_errors", 2)
@@ -224,12 +239,14 @@ async def test_arl04_the_options_reach_the_agent_and_an_unread_one_is_refused():
         await ran(llm, agent_options={"max_parallel_calls": 0})
 
 
-async def test_arl04_a_field_is_no_option():
+@pytest.mark.row("ARL 4")
+async def test_a_field_is_no_option():
     with pytest.raises(InvalidArgument, match=r"agent_options.max_steps: is a field of the configuration"):
         await ran(Script(), agent_options={"max_steps": 3})
 
 
-async def test_arl04_an_agent_of_an_author_gets_its_options():
+@pytest.mark.row("ARL 4")
+async def test_an_agent_of_an_author_gets_its_options():
     made = []
 
     @register_agent("arl04_open")
@@ -258,7 +275,8 @@ class Silent(BaseAgent):
         return Trajectory(request_id=request_id)
 
 
-async def test_arl16_agents_are_registered_listed_found_and_cleared():
+@pytest.mark.row("ARL 16")
+async def test_agents_are_registered_listed_found_and_cleared():
     assert register_agent("silent")(Silent) is Silent
     assert (get_agent_class("silent"), list_agents()) == (Silent, ["coding", "react", "silent", "tool"])
     for name in ("silent", "react"):
@@ -269,7 +287,8 @@ async def test_arl16_agents_are_registered_listed_found_and_cleared():
     assert list_agents() == ["coding", "react", "tool"]
 
 
-def test_arl16_agents_of_installed_packages_are_found(tmp_path, monkeypatch):
+@pytest.mark.row("ARL 16")
+def test_agents_of_installed_packages_are_found(tmp_path, monkeypatch):
     (tmp_path / "arl16_agents.py").write_text("class Far: pass\n")
     info = tmp_path / "arl16-1.0.dist-info"
     info.mkdir()

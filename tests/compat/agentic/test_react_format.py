@@ -106,12 +106,14 @@ TABLE = {
 }
 
 
-def test_arl18_the_table_has_40_cases():
+@pytest.mark.row("ARL 18")
+def test_the_table_has_40_cases():
     assert len(TABLE) >= 40
 
 
 @pytest.mark.parametrize("text", TABLE)
-def test_arl18_a_reply_is_read_as_the_table_says(text):
+@pytest.mark.row("ARL 18")
+def test_a_reply_is_read_as_the_table_says(text):
     assert [short(part) for part in read_reply(text, PARAMETERS)] == TABLE[text]
 
 
@@ -127,12 +129,14 @@ PLAIN = st.text("abc ,.()=\"'{}[]\\é\n").map(lambda text: " ".join(text.split()
 
 @settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 @given(PLAIN, st.lists(st.tuples(NAMES, ARGUMENTS), max_size=3), st.none() | PLAIN)
-def test_arl18_what_is_written_is_read_back(thought, calls, answer):
+@pytest.mark.row("ARL 18")
+def test_what_is_written_is_read_back(thought, calls, answer):
     expected = [("thought", thought)] if thought else []
     expected += [*calls] + ([] if answer is None else [("answer", answer)])
     assert [short(part) for part in read_reply(write_reply(thought, calls, answer))] == expected
 
 
 @given(st.text("Action: f('\"\\({[)}]=,\nThought:`{}1"))
-def test_arl18_any_text_is_read(text):
+@pytest.mark.row("ARL 18")
+def test_any_text_is_read(text):
     assert all(short(part) for part in read_reply(text))

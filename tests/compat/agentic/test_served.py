@@ -71,7 +71,8 @@ def timeless(steps):
     return [{key: value for key, value in step.to_dict().items() if key not in left_out} for step in steps]
 
 
-async def test_arl06_the_trajectory_over_grpc_is_that_of_this_process(serving):
+@pytest.mark.row("ARL 6")
+async def test_the_trajectory_over_grpc_is_that_of_this_process(serving):
     target, client = serving
     policy = ScriptedPolicy(REPLIES, latency=0.01)
     async with Trainer([target], policy) as trainer:
@@ -93,7 +94,8 @@ async def test_arl06_the_trajectory_over_grpc_is_that_of_this_process(serving):
     assert sum(map(len, sampled)) == sum(segment.sampled for segment in outcome.samples["main"].segments)
 
 
-async def test_arl06_a_cancel_stops_the_tool_and_is_the_stop_reason(serving):
+@pytest.mark.row("ARL 6")
+async def test_a_cancel_stops_the_tool_and_is_the_stop_reason(serving):
     target, client = serving
     async with Trainer([target], ScriptedPolicy(["Action: hang()"])) as trainer:
         running = asyncio.ensure_future(trainer.rollout(rollout_id="r", messages=QUESTION, agent_loop="react"))
@@ -105,7 +107,8 @@ async def test_arl06_a_cancel_stops_the_tool_and_is_the_stop_reason(serving):
     assert (await client.get("r")).stop_reason is StopReason.CANCELLED
 
 
-async def test_arl06_a_cancel_stops_the_model_of_the_trainer(serving):
+@pytest.mark.row("ARL 6")
+async def test_a_cancel_stops_the_model_of_the_trainer(serving):
     target, client = serving
     llm = Script("Action: add(1)", seconds=3600)
     async with Trainer([target], policy_of(llm)) as trainer:
@@ -119,7 +122,8 @@ async def test_arl06_a_cancel_stops_the_model_of_the_trainer(serving):
 
 
 @pytest.mark.parametrize("stuck", ["the model", "the tool"])
-async def test_arl06_the_time_limit_of_the_caller_stops_the_model_and_the_tool(serving, stuck):
+@pytest.mark.row("ARL 6")
+async def test_the_time_limit_of_the_caller_stops_the_model_and_the_tool(serving, stuck):
     target, client = serving
     llm = Script("Action: hang()", seconds=3600 if stuck == "the model" else 0)
     outcome = await ask(target, policy_of(llm), "r", agent_timeout=0.3)
@@ -128,7 +132,8 @@ async def test_arl06_the_time_limit_of_the_caller_stops_the_model_and_the_tool(s
     assert (await client.get("r")).stop_reason is StopReason.TIMEOUT
 
 
-async def test_arl24_the_tokens_and_times_of_each_step_arrive_over_grpc(serving):
+@pytest.mark.row("ARL 24")
+async def test_the_tokens_and_times_of_each_step_arrive_over_grpc(serving):
     target, client = serving
     await ask(target, policy_of(Script(*REPLIES, tokens=True)), "r")
     agent = ReActAgent()
@@ -144,7 +149,8 @@ async def test_arl24_the_tokens_and_times_of_each_step_arrive_over_grpc(serving)
     assert [step.duration is None for step in remote.steps] == [step.duration is None for step in local.steps]
 
 
-async def test_arl33_rollouts_are_listed_in_pages_filtered_counted_and_exported(serving, tmp_path):
+@pytest.mark.row("ARL 33")
+async def test_rollouts_are_listed_in_pages_filtered_counted_and_exported(serving, tmp_path):
     target, client = serving
     for number in range(5):
         await ask(target, ScriptedPolicy(REPLIES), f"r{number}")
@@ -166,7 +172,8 @@ async def test_arl33_rollouts_are_listed_in_pages_filtered_counted_and_exported(
         await client.get("nowhere")
 
 
-async def test_arl33_a_recorded_rollout_is_replayed_over_grpc(serving):
+@pytest.mark.row("ARL 33")
+async def test_a_recorded_rollout_is_replayed_over_grpc(serving):
     target, client = serving
     await ask(target, ScriptedPolicy(REPLIES), "r")
     agent = ReActAgent()
@@ -193,7 +200,8 @@ async def test_arl33_a_recorded_rollout_is_replayed_over_grpc(serving):
 
 
 @pytest.mark.slow
-async def test_arl33_a_recorded_rollout_is_replayed_by_the_command(tmp_path):
+@pytest.mark.row("ARL 33")
+async def test_a_recorded_rollout_is_replayed_by_the_command(tmp_path):
     agent = tmp_path / "agents.py"
     agent.write_text(
         "from osmosis_grpc.agentic import ReActAgent, agent_runnable\n"
@@ -223,7 +231,8 @@ class Custom(BaseAgent):
 
 
 @pytest.mark.parametrize("name", ["custom", "Custom"])
-async def test_arl15_a_custom_agent_is_served(name):
+@pytest.mark.row("ARL 15")
+async def test_a_custom_agent_is_served(name):
     async with AgentServer([agent_runnable(Custom(), "custom"), Custom()], port=0) as server:
         outcome = await ask(server.address, ScriptedPolicy(["Final Answer: 42"]), "r", name)
     assert (outcome.status, outcome.finish_reason, outcome.reward) == ("COMPLETED", "final_answer", 0.5)
@@ -231,7 +240,8 @@ async def test_arl15_a_custom_agent_is_served(name):
 
 
 @pytest.mark.parametrize("name", ["brief", "Brief"])
-def test_arl15_serve_takes_an_agent_and_its_class(name, tmp_path, monkeypatch):
+@pytest.mark.row("ARL 15")
+def test_serve_takes_an_agent_and_its_class(name, tmp_path, monkeypatch):
     (tmp_path / "arl15_agents.py").write_text(
         "from osmosis_grpc.agentic import ReActAgent\nclass Brief(ReActAgent):\n    pass\nbrief = Brief(max_steps=3)\n"
     )
@@ -246,7 +256,8 @@ def test_arl15_serve_takes_an_agent_and_its_class(name, tmp_path, monkeypatch):
             agent_runnable(wrong)
 
 
-async def test_arl13_a_model_that_refuses_is_an_llm_error(serving):
+@pytest.mark.row("ARL 13")
+async def test_a_model_that_refuses_is_an_llm_error(serving):
     target, client = serving
     outcome = await ask(target, ScriptedPolicy([]), "r")
     assert outcome.status is OutcomeStatus.FAILED

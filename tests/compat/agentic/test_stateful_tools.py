@@ -38,7 +38,8 @@ def rollout_of(llm, tools):
     return AgenticRollout(AgenticRolloutConfig(), llm, tools=tools)
 
 
-async def test_arl34_an_agent_uses_one_object_for_each_trajectory_and_releases_it():
+@pytest.mark.row("ARL 34")
+async def test_an_agent_uses_one_object_for_each_trajectory_and_releases_it():
     llm = Script("Action: counter()", "Action: counter(step=10)", "Final Answer: x")
     made = await rollout_of(llm, [Counter]).run_batch(["a", "b", "c"])
     for trajectory in made:
@@ -47,7 +48,8 @@ async def test_arl34_an_agent_uses_one_object_for_each_trajectory_and_releases_i
     assert all(life[1:] == ["execute", "execute", "reward", "release"] for life in LIVES)
 
 
-async def test_arl34_a_cancelled_rollout_releases_its_tools():
+@pytest.mark.row("ARL 34")
+async def test_a_cancelled_rollout_releases_its_tools():
     hanging = Script("Action: counter()", seconds=3600)
     async with rollout_of(hanging, {"count": Counter}).stream("Q") as stream:
         await until(lambda: hanging.running == 1)
@@ -56,7 +58,8 @@ async def test_arl34_a_cancelled_rollout_releases_its_tools():
     assert [life[1:] for life in LIVES] == [["reward", "release"]]
 
 
-async def test_arl34_an_object_is_shared_and_its_schema_is_in_the_prompt():
+@pytest.mark.row("ARL 34")
+async def test_an_object_is_shared_and_its_schema_is_in_the_prompt():
     counter = Counter()
     agent = ReActAgent()
     agent.set_tools([counter])

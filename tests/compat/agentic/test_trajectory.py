@@ -64,7 +64,8 @@ def step(kind, content="", **fields):
     return TrajectoryStep(step_type=kind, content=content, **fields)
 
 
-def test_arl23_there_are_five_step_types_and_no_other_is_read():
+@pytest.mark.row("ARL 23")
+def test_there_are_five_step_types_and_no_other_is_read():
     assert [kind.value for kind in StepType] == ["observation", "thought", "action", "action_result", "final_answer"]
     with pytest.raises(InvalidArgument, match="step_type: 'guess' is none of observation, thought"):
         TrajectoryStep.from_dict({"step_type": "guess", "content": ""})
@@ -72,7 +73,8 @@ def test_arl23_there_are_five_step_types_and_no_other_is_read():
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(STEPS)
-def test_arl24_a_step_survives_json(step):
+@pytest.mark.row("ARL 24")
+def test_a_step_survives_json(step):
     assert TrajectoryStep.from_dict(json.loads(json.dumps(step.to_dict()))) == step
 
 
@@ -102,7 +104,8 @@ async def over_grpc(given):
 
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(TRAJECTORIES, min_size=1, max_size=5))
-def test_arl24_all_fields_of_the_steps_arrive_over_grpc(given):
+@pytest.mark.row("ARL 24")
+def test_all_fields_of_the_steps_arrive_over_grpc(given):
     for read, made in zip(asyncio.run(over_grpc(given)), given, strict=True):
         assert read.steps == made.steps
         assert [step.index for step in read.steps] == list(range(len(made.steps)))
@@ -114,11 +117,13 @@ def test_arl24_all_fields_of_the_steps_arrive_over_grpc(given):
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(TRAJECTORIES)
-def test_arl25_a_trajectory_survives_json(trajectory):
+@pytest.mark.row("ARL 25")
+def test_a_trajectory_survives_json(trajectory):
     assert Trajectory.from_dict(json.loads(json.dumps(trajectory.to_dict()))) == trajectory
 
 
-def test_arl25_a_dict_of_the_library_loads():
+@pytest.mark.row("ARL 25")
+def test_a_dict_of_the_library_loads():
     values = {
         "request_id": "r", "metadata": {}, "is_completed": True, "final_reward": 0.0, "total_tokens": 12,
         "steps": [
@@ -130,7 +135,8 @@ def test_arl25_a_dict_of_the_library_loads():
     assert (loaded.is_completed, loaded.total_tokens, loaded.steps[0].tool_args) == (True, 12, {"a": 1})
 
 
-def test_arl25_values_that_json_lacks_have_a_defined_form():
+@pytest.mark.row("ARL 25")
+def test_values_that_json_lacks_have_a_defined_form():
     result = {"set": {2, 1}, "bytes": b"\xff", "nan": math.nan, "tuple": (1, 2), 3: object}
     written = step(StepType.ACTION_RESULT, tool_result=result).to_dict()["tool_result"]
     assert json.loads(json.dumps(written, allow_nan=False)) == {
@@ -149,7 +155,8 @@ def test_arl25_values_that_json_lacks_have_a_defined_form():
         ([], "Trajectory: is a list"),
     ],
 )
-def test_arl25_a_wrong_dict_is_refused_by_name(values, text):
+@pytest.mark.row("ARL 25")
+def test_a_wrong_dict_is_refused_by_name(values, text):
     with pytest.raises(InvalidArgument, match=text):
         Trajectory.from_dict(values)
 
@@ -164,17 +171,20 @@ def test_arl25_a_wrong_dict_is_refused_by_name(values, text):
         ([step(StepType.THOUGHT, "t"), step(StepType.THOUGHT, "oops", metadata={"success": False})], "t"),
     ],
 )
-def test_arl26_the_final_response(steps, response):
+@pytest.mark.row("ARL 26")
+def test_the_final_response(steps, response):
     assert Trajectory(request_id="r", steps=steps).get_final_response() == response
 
 
-def test_arl27_tool_calls_have_a_tool_and_malformed_ones_are_apart():
+@pytest.mark.row("ARL 27")
+def test_tool_calls_have_a_tool_and_malformed_ones_are_apart():
     good, bad = step(StepType.ACTION, tool_name="t"), step(StepType.ACTION, "Action: ???")
     trajectory = Trajectory(request_id="r", steps=[good, bad, step(StepType.ACTION_RESULT, tool_name="t")])
     assert (trajectory.get_tool_calls(), trajectory.get_malformed_calls()) == ([good], [bad])
 
 
-def test_arl28_the_total_reward_is_the_sum_of_the_steps_and_leaves_the_final_reward():
+@pytest.mark.row("ARL 28")
+def test_the_total_reward_is_the_sum_of_the_steps_and_leaves_the_final_reward():
     steps = [step(StepType.THOUGHT, reward_score=reward) for reward in (0.5, None, 0.25)]
     trajectory = Trajectory(request_id="r", steps=steps, final_reward=5.0)
     assert (trajectory.get_total_reward(), trajectory.final_reward) == (0.75, 5.0)

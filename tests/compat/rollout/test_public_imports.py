@@ -85,7 +85,8 @@ def test_without_fastapi_the_extra_is_named(package, monkeypatch):
 
 @pytest.mark.parametrize("package", ["osmosis_grpc.rollout", "osmosis_grpc.rollout.integrations.agents.strands"])
 @pytest.mark.parametrize("name", sorted(WITH_STRANDS))
-def test_r03_without_strands_the_names_of_strands_name_the_extra(package, name, monkeypatch):
+@pytest.mark.row("SDK 3")
+def test_without_strands_the_names_of_strands_name_the_extra(package, name, monkeypatch):
     monkeypatch.delitem(sys.modules, "osmosis_grpc.integrations.strands", raising=False)
     for missing in ("strands", "litellm"):
         monkeypatch.setitem(sys.modules, missing, None)
@@ -131,12 +132,12 @@ def test_only_the_gateways_names_import_the_gateway():
         "from osmosis_grpc.rollout.integrations.agents.strands import BaseAgent",
     ],
 )
-def test_t16_a_plain_import_says_that_a_name_is_not_there_yet(statement):
+def test_a_plain_import_says_that_a_name_is_not_there_yet(statement):
     with pytest.raises(ImportError, match=r"^BaseAgent is not in osmosis_grpc yet: write the agent as a Rollout"):
         exec(statement)
 
 
-def test_t16_other_names_are_attribute_errors():
+def test_other_names_are_attribute_errors():
     import osmosis_grpc
 
     assert not hasattr(osmosis_grpc, "nowhere")

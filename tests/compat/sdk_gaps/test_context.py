@@ -52,7 +52,8 @@ def request(**fields):
 # S2
 
 
-async def test_gap_s02_a_context_has_a_mock_model():
+@pytest.mark.row("SDK S2")
+async def test_a_context_has_a_mock_model():
     reply = MagicMock(message=HELLO, has_tool_calls=False)
     model = mock_model(reply)
     ctx = RolloutContext(request=request(), tools=[WEATHER], llm=model)
@@ -65,7 +66,8 @@ async def test_gap_s02_a_context_has_a_mock_model():
     ctx.log_event("pre_llm", turn=0)
 
 
-async def test_gap_s02_the_metrics_of_a_context_are_the_models_and_the_recorded_tool_calls():
+@pytest.mark.row("SDK S2")
+async def test_the_metrics_of_a_context_are_the_models_and_the_recorded_tool_calls():
     ctx = RolloutContext(request(), [], mock_model(metrics=RolloutMetrics(num_llm_calls=2, prompt_tokens=7)))
     ctx.record_tool_call(latency_ms=1.5)
     ctx.record_tool_call(latency_ms=2)
@@ -77,12 +79,14 @@ async def test_gap_s02_the_metrics_of_a_context_are_the_models_and_the_recorded_
     assert failed.metrics.num_tool_calls == 2
 
 
-async def test_gap_s02_a_mock_without_metrics_is_enough():
+@pytest.mark.row("SDK S2")
+async def test_a_mock_without_metrics_is_enough():
     ctx = RolloutContext(request=request(), tools=[], llm=MagicMock())
     assert ctx.complete([]).metrics == RolloutMetrics()
 
 
-async def test_gap_s02_rewards_samples_and_tools_work_without_a_server():
+@pytest.mark.row("SDK S2")
+async def test_rewards_samples_and_tools_work_without_a_server():
     message = {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "function": {"name": "nobody"}}]}
     ctx = RolloutContext(request=request(), tools=[], llm=mock_model(CompletionsResult(message)))
     reply = await ctx.chat(HI, sample="judge", tools=[WEATHER])
@@ -94,7 +98,8 @@ async def test_gap_s02_rewards_samples_and_tools_work_without_a_server():
     assert answer["content"] == "Error: there is no tool 'nobody'; the tools are: none"
 
 
-def test_gap_s02_ctx_llm_and_a_client_are_models():
+@pytest.mark.row("SDK S2")
+def test_ctx_llm_and_a_client_are_models():
     assert isinstance(RolloutContext(request=request()).llm, LLMClientProtocol)
     assert isinstance(mock_model(), LLMClientProtocol)
 
@@ -130,7 +135,8 @@ PLAIN = WEATHER.model_dump(exclude_none=True)
 
 
 @pytest.mark.parametrize("tools", [[WEATHER], [PLAIN]], ids=["objects", "dicts"])
-async def test_gap_s03_the_tools_are_schema_objects_and_mappings(tools):
+@pytest.mark.row("SDK S3")
+async def test_the_tools_are_schema_objects_and_mappings(tools):
     def look(ctx):
         (tool,) = ctx.tools
         assert ctx.tools is ctx.tools
@@ -153,7 +159,8 @@ async def test_gap_s03_the_tools_are_schema_objects_and_mappings(tools):
     assert (tool.type, tool.function.description) == ("function", "The weather.")
 
 
-async def test_gap_s03_missing_keys_have_the_defaults_of_the_schemas():
+@pytest.mark.row("SDK S3")
+async def test_missing_keys_have_the_defaults_of_the_schemas():
     def look(ctx):
         (tool,) = ctx.tools
         assert (tool.function.description, tool.function.strict) == (None, False)
@@ -162,7 +169,8 @@ async def test_gap_s03_missing_keys_have_the_defaults_of_the_schemas():
     await seen_in([{"type": "function", "function": {"name": "now"}}], look)
 
 
-async def test_gap_s03_the_tools_can_be_chosen_for_a_chat():
+@pytest.mark.row("SDK S3")
+async def test_the_tools_can_be_chosen_for_a_chat():
     class Chooses(Looks):
         async def run(self, ctx):
             chosen = [tool for tool in ctx.tools if tool.function.name == "weather"]
@@ -178,7 +186,8 @@ async def test_gap_s03_the_tools_can_be_chosen_for_a_chat():
 # S8: the context of a rollout
 
 
-async def test_gap_s08_the_model_of_a_rollout_has_the_members_of_the_client():
+@pytest.mark.row("SDK S8")
+async def test_the_model_of_a_rollout_has_the_members_of_the_client():
     class Asks(Looks):
         async def run(self, ctx):
             assert (ctx.llm.rollout_id, ctx.llm.server_url) == ("r8", "")
@@ -202,7 +211,8 @@ async def test_gap_s08_the_model_of_a_rollout_has_the_members_of_the_client():
     assert asked.params == {"temperature": 0.25, "top_p": 0.5, "max_tokens": 7}
 
 
-async def test_gap_s08_log_event_takes_its_name_by_keyword():
+@pytest.mark.row("SDK S8")
+async def test_log_event_takes_its_name_by_keyword():
     class Logs(Looks):
         async def run(self, ctx):
             ctx.log_event(event_type="pre_llm", turn=0)
@@ -214,7 +224,8 @@ async def test_gap_s08_log_event_takes_its_name_by_keyword():
     assert logged == [("pre_llm", {"turn": 0}), ("llm", {"event_type": "x"})]
 
 
-def test_gap_s08_results_are_made_by_position():
+@pytest.mark.row("SDK S8")
+def test_results_are_made_by_position():
     done = RolloutResult("COMPLETED", HI, "stop")
     assert (done.status, done.final_messages, done.finish_reason, done.metrics) == ("COMPLETED", HI, "stop", None)
     assert RolloutResult("ERROR", [], "error", "text", RolloutMetrics(num_llm_calls=1), 0.5).reward == 0.5

@@ -71,7 +71,8 @@ async def outcome_of(agent, trainer, **body):
 # S2: the test client
 
 
-def test_gap_s02_the_test_client_is_a_caller_on_this_machine():
+@pytest.mark.row("SDK S2")
+def test_the_test_client_is_a_caller_on_this_machine():
     with TestClient(create_app(CalculatorAgent())) as client:
         assert client.get("/health").json()["status"] == "healthy"
         answer = client.post("/v1/rollout/init", json=HELLO)
@@ -79,7 +80,8 @@ def test_gap_s02_the_test_client_is_a_caller_on_this_machine():
         assert answer.json()["tools"][0]["function"]["name"] == "add"
 
 
-def test_gap_s02_the_test_client_without_a_block_reports_health_and_says_what_is_missing():
+@pytest.mark.row("SDK S2")
+def test_the_test_client_without_a_block_reports_health_and_says_what_is_missing():
     client = TestClient(create_app(CalculatorAgent()))
     health = client.get("/health").json()
     assert (health["status"], health["agent_loop"], health["active_rollouts"]) == ("healthy", "calculator", 0)
@@ -89,7 +91,8 @@ def test_gap_s02_the_test_client_without_a_block_reports_health_and_says_what_is
         assert (answer.status_code, "with TestClient(app)" in answer.text) == (503, True)
 
 
-def test_gap_s02_an_application_allows_the_targets_that_it_names():
+@pytest.mark.row("SDK S2")
+def test_an_application_allows_the_targets_that_it_names():
     far = HELLO | {"server_url": "http://192.0.2.7:8080"}
     with TestClient(create_app(CalculatorAgent())) as client:
         answer = client.post("/v1/rollout/init", json=far)
@@ -98,7 +101,8 @@ def test_gap_s02_an_application_allows_the_targets_that_it_names():
         assert client.post("/v1/rollout/init", json=far).status_code == 202
 
 
-def test_gap_s02_another_caller_does_not_count_as_the_test_client():
+@pytest.mark.row("SDK S2")
+def test_another_caller_does_not_count_as_the_test_client():
     with TestClient(create_app(CalculatorAgent()), client=("192.0.2.1", 5)) as client:
         assert client.post("/v1/rollout/init", json=HELLO).status_code == 422
 
@@ -118,7 +122,8 @@ def test_gap_s02_another_caller_does_not_count_as_the_test_client():
         ({}, None),
     ],
 )
-def test_gap_s05_usage_never_fails_a_chat(usage, read, caplog):
+@pytest.mark.row("SDK S5")
+def test_usage_never_fails_a_chat(usage, read, caplog):
     reply = {"choices": [{"message": {"content": "x"}}], "usage": usage}
     found = read_reply(json.dumps(reply).encode()).usage
     assert found == read
@@ -128,7 +133,8 @@ def test_gap_s05_usage_never_fails_a_chat(usage, read, caplog):
     assert bool(caplog.messages) == dropped
 
 
-async def test_gap_s05_a_rollout_completes_whatever_the_usage(monkeypatch):
+@pytest.mark.row("SDK S5")
+async def test_a_rollout_completes_whatever_the_usage(monkeypatch):
     seen = []
 
     async def run(ctx):
@@ -145,7 +151,8 @@ async def test_gap_s05_a_rollout_completes_whatever_the_usage(monkeypatch):
 # S9
 
 
-async def test_gap_s09_the_schemas_of_an_init_have_strict_and_parameters():
+@pytest.mark.row("SDK S9")
+async def test_the_schemas_of_an_init_have_strict_and_parameters():
     plain = {"type": "function", "function": {"name": "now", "description": "The time."}}
     strict = {"type": "function", "function": {"name": "then", "description": "The time.", "strict": True}}
     async with LegacyTrainer() as trainer, running(create_app(Agent(asks, [plain, strict]))) as client:
@@ -159,7 +166,8 @@ async def test_gap_s09_the_schemas_of_an_init_have_strict_and_parameters():
 # S10
 
 
-def test_gap_s10_an_application_has_a_key():
+@pytest.mark.row("SDK S10")
+def test_an_application_has_a_key():
     with TestClient(create_app(CalculatorAgent(), api_key="osm_rollout_x=y")) as client:
         assert client.post("/v1/rollout/init", json=HELLO).status_code == 401
         shown = {"Authorization": "Bearer osm_rollout_x=y"}
@@ -170,7 +178,8 @@ def test_gap_s10_an_application_has_a_key():
         create_app(CalculatorAgent(), api_key="")
 
 
-def test_gap_s10_parameters_about_the_platform_are_accepted_and_named(caplog):
+@pytest.mark.row("SDK S10")
+def test_parameters_about_the_platform_are_accepted_and_named(caplog):
     with caplog.at_level(logging.INFO):
         create_app(CalculatorAgent(), credentials=None, server_host="0.0.0.0", server_port=9000)
     assert caplog.messages == [
@@ -188,7 +197,8 @@ def served(monkeypatch):
     return found
 
 
-def test_gap_s10_serve_agent_loop_takes_the_parameters_of_the_sdk(served, monkeypatch, caplog):
+@pytest.mark.row("SDK S10")
+def test_serve_agent_loop_takes_the_parameters_of_the_sdk(served, monkeypatch, caplog):
     monkeypatch.setenv("OSMOSIS_ROLLOUT_SERVER_TOKEN", "of the environment")
     with caplog.at_level(logging.INFO):
         serve_agent_loop(CalculatorAgent(), port=9001, skip_register=True, local_debug=True, log_level="debug")
@@ -199,7 +209,8 @@ def test_gap_s10_serve_agent_loop_takes_the_parameters_of_the_sdk(served, monkey
         assert client.get("/metrics").status_code == 200  # without a token
 
 
-def test_gap_s10_serve_agent_loop_has_a_key(served):
+@pytest.mark.row("SDK S10")
+def test_serve_agent_loop_has_a_key(served):
     serve_agent_loop(CalculatorAgent(), api_key="k", host="0.0.0.0", insecure=True)
     with TestClient(served[0][0]) as client:
         assert client.get("/platform/health").status_code == 401
@@ -220,7 +231,8 @@ LAX = {
 }
 
 
-async def test_gap_s12_numbers_are_read_as_pydantic_reads_them():
+@pytest.mark.row("SDK S12")
+async def test_numbers_are_read_as_pydantic_reads_them():
     seen = []
 
     async def run(ctx):
@@ -238,7 +250,8 @@ async def test_gap_s12_numbers_are_read_as_pydantic_reads_them():
 
 
 @pytest.mark.parametrize("key", ["", None])
-async def test_gap_s12_empty_idempotency_keys_do_not_join_rollouts(key):
+@pytest.mark.row("SDK S12")
+async def test_empty_idempotency_keys_do_not_join_rollouts(key):
     async with LegacyTrainer() as trainer, running(create_app(Agent(asks))) as client:
         for rollout_id in ("r1", "r2"):
             body = trainer.init_body(rollout_id) | {"idempotency_key": key}
@@ -257,7 +270,8 @@ async def observes(ctx):
     return ctx.complete(messages)
 
 
-async def test_gap_s12_other_roles_travel_over_http():
+@pytest.mark.row("SDK S12")
+async def test_other_roles_travel_over_http():
     async with LegacyTrainer() as trainer:
         begins = [*trainer.init_body()["messages"], {"role": "memory", "content": "An earlier day."}]
         done = await outcome_of(Agent(observes), trainer, messages=begins)
@@ -267,7 +281,8 @@ async def test_gap_s12_other_roles_travel_over_http():
     assert [message["role"] for message in done["final_messages"]] == [*roles, "assistant"]
 
 
-async def test_gap_s12_other_roles_are_in_the_journal(tmp_path):
+@pytest.mark.row("SDK S12")
+async def test_other_roles_are_in_the_journal(tmp_path):
     quick = ServerConfig(outbox_delay=(0.05, 0.2), retry_delay=(0.05, 0.2))
     async with LegacyTrainer() as trainer:
         async with (
@@ -289,7 +304,8 @@ async def test_gap_s12_other_roles_are_in_the_journal(tmp_path):
     assert len(seen) >= 5
 
 
-async def test_gap_s12_a_grpc_trainer_refuses_other_roles_by_name():
+@pytest.mark.row("SDK S12")
+async def test_a_grpc_trainer_refuses_other_roles_by_name():
     async def policy(request):
         raise AssertionError("nothing is sent")
 
@@ -308,7 +324,8 @@ async def logs(ctx):
     return ctx.complete(ctx.request.messages)
 
 
-async def test_gap_s13_the_lines_of_log_event_are_in_the_file_of_the_rollout(tmp_path):
+@pytest.mark.row("SDK S13")
+async def test_the_lines_of_log_event_are_in_the_file_of_the_rollout(tmp_path):
     async with LegacyTrainer() as trainer, running(create_app(Agent(logs), debug_dir=str(tmp_path))) as client:
         await client.post("/v1/rollout/init", json=trainer.init_body("rollout-abc.1"))
         done = await trainer.completed()
@@ -321,7 +338,8 @@ async def test_gap_s13_the_lines_of_log_event_are_in_the_file_of_the_rollout(tmp
     assert json.loads(ours.read_text().splitlines()[0])["event"] == "accepted"
 
 
-async def test_gap_s13_without_a_folder_debug_is_off():
+@pytest.mark.row("SDK S13")
+async def test_without_a_folder_debug_is_off():
     async def run(ctx):
         assert not ctx.debug_enabled
         return await asks(ctx)
@@ -330,7 +348,8 @@ async def test_gap_s13_without_a_folder_debug_is_off():
         assert (await outcome_of(Agent(run), trainer))["status"] == "COMPLETED"
 
 
-async def test_gap_s13_serve_agent_loop_makes_a_folder_for_each_start(served, tmp_path):
+@pytest.mark.row("SDK S13")
+async def test_serve_agent_loop_makes_a_folder_for_each_start(served, tmp_path):
     serve_agent_loop(Agent(logs), debug_dir=str(tmp_path))
     async with LegacyTrainer() as trainer, running(served[0][0]) as client:
         await client.post("/v1/rollout/init", json=trainer.init_body("r1"))
@@ -354,7 +373,8 @@ async def test_gap_s13_serve_agent_loop_makes_a_folder_for_each_start(served, tm
         ("ü", False),
     ],
 )
-def test_gap_s13_odd_ids_name_no_file(tmp_path, rollout_id, plain):
+@pytest.mark.row("SDK S13")
+def test_odd_ids_name_no_file(tmp_path, rollout_id, plain):
     name = DebugLog(tmp_path).path(rollout_id).name
     assert (name == f"{rollout_id}.jsonl") is plain
     assert name.isascii()
@@ -363,7 +383,8 @@ def test_gap_s13_odd_ids_name_no_file(tmp_path, rollout_id, plain):
 # S8
 
 
-async def test_gap_s08_the_client_has_the_parameters_and_attributes_of_the_sdk():
+@pytest.mark.row("SDK S8")
+async def test_the_client_has_the_parameters_and_attributes_of_the_sdk():
     async with LegacyTrainer() as trainer, OsmosisLLMClient(trainer.url + "/", "r8", None, 5.0, 1) as client:
         assert (client.server_url, client.rollout_id) == (trainer.url, "r8")
         assert (client.timeout_seconds, client.max_retries, client.complete_rollout_retries) == (5.0, 1, 2)
@@ -379,7 +400,8 @@ async def test_gap_s08_the_client_has_the_parameters_and_attributes_of_the_sdk()
 # S1
 
 
-async def test_gap_s01_each_sample_has_a_reward_and_the_contract_has_that_of_the_rollout():
+@pytest.mark.row("SDK S1")
+async def test_each_sample_has_a_reward_and_the_contract_has_that_of_the_rollout():
     async def run(ctx):
         done = await asks(ctx)
         judge = ctx.add_sample("judge", train=False)
@@ -398,7 +420,8 @@ async def test_gap_s01_each_sample_has_a_reward_and_the_contract_has_that_of_the
 # S11
 
 
-async def test_gap_s11_after_a_restart_the_outcome_comes_again_to_the_trainer_that_asks(tmp_path):
+@pytest.mark.row("SDK S11")
+async def test_after_a_restart_the_outcome_comes_again_to_the_trainer_that_asks(tmp_path):
     quick = ServerConfig(outbox_delay=(0.05, 0.2), retry_delay=(0.05, 0.2))
     async with LegacyTrainer() as trainer:
         for count in (1, 2):

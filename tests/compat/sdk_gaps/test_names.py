@@ -70,7 +70,8 @@ INSTEAD = {
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_gap_s06_a_module_has_the_names_of_the_sdk(module):
+@pytest.mark.row("SDK S6")
+def test_a_module_has_the_names_of_the_sdk(module):
     opened = importlib.import_module(f"osmosis_grpc{module}")
     for name in MODULES[module].split():
         assert getattr(opened, name) is not None
@@ -79,20 +80,23 @@ def test_gap_s06_a_module_has_the_names_of_the_sdk(module):
 
 
 @pytest.mark.parametrize("path", INSTEAD)
-def test_gap_s06_a_name_without_meaning_here_says_what_to_use(path):
+@pytest.mark.row("SDK S6")
+def test_a_name_without_meaning_here_says_what_to_use(path):
     module, _, name = f"osmosis_grpc.{path}".rpartition(".")
     with pytest.raises(ImportError, match=rf"^{name} is not in osmosis_grpc.*{INSTEAD[path]}"):
         exec(f"from {module} import {name}")
 
 
-def test_gap_s06_the_root_and_rollout_have_the_same_objects():
+@pytest.mark.row("SDK S6")
+def test_the_root_and_rollout_have_the_same_objects():
     rollout = importlib.import_module("osmosis_grpc.rollout")
     for name in set(ROOT.split()) - {"__version__", "osmosis_reward"}:
         assert getattr(osmosis_grpc, name) is getattr(rollout, name)
 
 
 @pytest.mark.slow
-def test_gap_s06_importing_the_root_and_rollout_imports_nothing_heavy():
+@pytest.mark.row("SDK S6")
+def test_importing_the_root_and_rollout_imports_nothing_heavy():
     program = (
         "import sys, osmosis_grpc, osmosis_grpc.rollout, osmosis_grpc.rollout.core, osmosis_grpc.rollout.server\n"
         "print(sorted(sys.modules.keys() & {'pydantic', 'fastapi', 'aiohttp', 'uvicorn', 'grpc'}))"
@@ -101,7 +105,8 @@ def test_gap_s06_importing_the_root_and_rollout_imports_nothing_heavy():
     assert done.stdout == "[]\n"
 
 
-def test_gap_s06_a_report_is_printed(capsys):
+@pytest.mark.row("SDK S6")
+def test_a_report_is_printed(capsys):
     assert validate_and_report(CalculatorAgent())
     assert capsys.readouterr().out.startswith("agent loop calculator: ")
     bad = type("Bad", (CalculatorAgent,), {"get_tools": lambda self, request: [{"type": "function"}]})()
@@ -109,7 +114,8 @@ def test_gap_s06_a_report_is_printed(capsys):
     assert "MISSING_FUNCTION" in capsys.readouterr().err
 
 
-def test_gap_s06_a_result_of_the_validator_is_true_or_false():
+@pytest.mark.row("SDK S6")
+def test_a_result_of_the_validator_is_true_or_false():
     asked = []
 
     class Agent(RolloutAgentLoop):
@@ -128,7 +134,8 @@ def test_gap_s06_a_result_of_the_validator_is_true_or_false():
     assert str(osmosis_grpc.rollout.ValidationError("CODE", "text")) == "[CODE] text"
 
 
-def test_gap_s06_serve_error_is_raised_for_parameters_that_do_not_go_together():
+@pytest.mark.row("SDK S6")
+def test_serve_error_is_raised_for_parameters_that_do_not_go_together():
     assert DEFAULT_PORT == 9000
     with pytest.raises(ServeError, match="local_debug"):
         serve_agent_loop(CalculatorAgent(), local_debug=True, api_key="key")

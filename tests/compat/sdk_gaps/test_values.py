@@ -57,7 +57,8 @@ async def fails(tool_call):
     return create_tool_result(tool_call["id"], "done")
 
 
-async def test_gap_s04_the_exception_of_an_executor_passes_through():
+@pytest.mark.row("SDK S4")
+async def test_the_exception_of_an_executor_passes_through():
     finished = []
 
     async def executor(tool_call):
@@ -72,13 +73,15 @@ async def test_gap_s04_the_exception_of_an_executor_passes_through():
     assert finished == ["c1"]
 
 
-async def test_gap_s04_no_calls_are_no_messages():
+@pytest.mark.row("SDK S4")
+async def test_no_calls_are_no_messages():
     assert await execute_tool_calls(None, fails) == []
     assert await execute_tool_calls([], fails) == []
 
 
 @pytest.mark.parametrize("caught", [True, False])
-async def test_gap_s04_in_a_rollout_the_agent_decides_what_an_exception_means(caught):
+@pytest.mark.row("SDK S4")
+async def test_in_a_rollout_the_agent_decides_what_an_exception_means(caught):
     class Agent(RolloutAgentLoop):
         name = "agent"
 
@@ -127,7 +130,8 @@ async def tokens_of(block):
     return found[0]
 
 
-async def test_gap_s07_tokens_are_a_list():
+@pytest.mark.row("SDK S7")
+async def test_tokens_are_a_list():
     reply = await tokens_of(TokenBlock.of([5, 6], [-0.5, -1.0]))
     assert reply.token_ids
     assert reply.token_ids == [5, 6]
@@ -143,7 +147,8 @@ async def test_gap_s07_tokens_are_a_list():
     assert copy.deepcopy(reply) == reply == pickle.loads(pickle.dumps(reply))
 
 
-async def test_gap_s07_tokens_are_an_array_when_asked():
+@pytest.mark.row("SDK S7")
+async def test_tokens_are_an_array_when_asked():
     block = TokenBlock.of([5, 6], [-0.5, np.nan])
     reply = await tokens_of(block)
     assert reply.token_ids.array is block.ids
@@ -152,7 +157,8 @@ async def test_gap_s07_tokens_are_an_array_when_asked():
     assert np.isnan(reply.logprobs[1])
 
 
-async def test_gap_s07_without_tokens_the_lists_are_empty():
+@pytest.mark.row("SDK S7")
+async def test_without_tokens_the_lists_are_empty():
     reply = await tokens_of(None)
     assert not reply.token_ids
     assert reply.token_ids == reply.logprobs == []
@@ -171,7 +177,8 @@ GIVEN = {
 }
 
 
-def test_gap_s08_a_request_has_the_methods_of_a_pydantic_model():
+@pytest.mark.row("SDK S8")
+def test_a_request_has_the_methods_of_a_pydantic_model():
     request = RolloutRequest(**GIVEN)
     dumped = request.model_dump()
     assert {name: dumped[name] for name in GIVEN} == GIVEN
@@ -193,7 +200,8 @@ def test_gap_s08_a_request_has_the_methods_of_a_pydantic_model():
     assert "secret" not in repr(request.model_copy(update={"api_key": "secret"}))
 
 
-def test_gap_s08_a_request_can_be_assigned_and_converted():
+@pytest.mark.row("SDK S8")
+def test_a_request_can_be_assigned_and_converted():
     request = RolloutRequest(**GIVEN, max_turns="5", max_tokens_total=100.0)
     assert (request.max_turns, request.max_tokens_total) == (5, 100)
     request.max_turns = 2
@@ -218,14 +226,16 @@ def test_gap_s08_a_request_can_be_assigned_and_converted():
         ({"metadata": {"x": object()}}, "is not JSON"),
     ],
 )
-def test_gap_s08_a_request_is_checked(change, says):
+@pytest.mark.row("SDK S8")
+def test_a_request_is_checked(change, says):
     with pytest.raises(pydantic.ValidationError, match=says):
         RolloutRequest(**GIVEN | change)
     with pytest.raises(ValueError, match=says):
         RolloutRequest.model_validate(GIVEN | change)
 
 
-def test_gap_s08_the_limit_of_metadata_can_be_set():
+@pytest.mark.row("SDK S8")
+def test_the_limit_of_metadata_can_be_set():
     before = get_max_metadata_size_bytes()
     set_max_metadata_size_bytes(10)
     try:
@@ -237,7 +247,8 @@ def test_gap_s08_the_limit_of_metadata_can_be_set():
         set_max_metadata_size_bytes(0)
 
 
-def test_gap_s08_a_request_is_a_field_of_pydantic_models():
+@pytest.mark.row("SDK S8")
+def test_a_request_is_a_field_of_pydantic_models():
     class Job(pydantic.BaseModel):
         request: RolloutRequest
 
@@ -247,7 +258,8 @@ def test_gap_s08_a_request_is_a_field_of_pydantic_models():
     assert Job.model_validate_json(Job(request=request).model_dump_json()).request == request
 
 
-async def test_gap_s08_the_request_of_a_rollout_has_the_same_class():
+@pytest.mark.row("SDK S8")
+async def test_the_request_of_a_rollout_has_the_same_class():
     seen = []
 
     class Agent(RolloutAgentLoop):
@@ -270,7 +282,8 @@ async def test_gap_s08_the_request_of_a_rollout_has_the_same_class():
     assert (seen[0].max_turns, seen[1].max_turns) == (10, 1)
 
 
-def test_gap_s08_the_other_bodies_are_pydantic_models():
+@pytest.mark.row("SDK S8")
+def test_the_other_bodies_are_pydantic_models():
     metrics = RolloutMetrics(num_llm_calls=1)
     metrics.num_tool_calls += 2
     assert metrics.model_dump(exclude_defaults=True) == {"num_llm_calls": 1, "num_tool_calls": 2}
@@ -300,7 +313,8 @@ def test_gap_s08_the_other_bodies_are_pydantic_models():
     assert (ToolResponse(text="x").is_text_only(), ToolResponse().is_empty()) == (True, True)
 
 
-def test_gap_s08_errors_are_made_by_position():
+@pytest.mark.row("SDK S8")
+def test_errors_are_made_by_position():
     assert (str(OsmosisServerError("x", 503)), OsmosisServerError("x", 503).status_code) == ("x", 503)
     assert OsmosisValidationError("x", 422).status_code == 422
     assert OsmosisServerError("x").status_code == 500
@@ -320,7 +334,8 @@ def test_gap_s08_errors_are_made_by_position():
         (5, "Expected str or dict arguments, got int"),
     ],
 )
-def test_gap_s09_the_texts_of_wrong_arguments(arguments, says):
+@pytest.mark.row("SDK S9")
+def test_the_texts_of_wrong_arguments(arguments, says):
     with pytest.raises(ToolArgumentError) as raised:
         get_tool_call_info(call("f", arguments, "c7"))
     assert (str(raised.value), raised.value.tool_call_id, raised.value.tool_name) == (says, "c7", "f")
@@ -329,7 +344,8 @@ def test_gap_s09_the_texts_of_wrong_arguments(arguments, says):
     assert (str(raised.value), raised.value.tool_call_id) == (says, "")
 
 
-def test_gap_s09_a_call_without_parts():
+@pytest.mark.row("SDK S9")
+def test_a_call_without_parts():
     assert get_tool_call_info({"function": {"name": "f", "arguments": '{"a": 1}'}}) == ("unknown", "f", {"a": 1})
     assert get_tool_call_info({"id": "c", "function": {"name": "f"}}) == ("c", "f", {})
     assert parse_tool_arguments({"a": 1}) == {"a": 1}
@@ -347,11 +363,13 @@ def test_gap_s09_a_call_without_parts():
         ([1, None], "[1, null]"),
     ],
 )
-def test_gap_s09_the_texts_of_results(result, text):
+@pytest.mark.row("SDK S9")
+def test_the_texts_of_results(result, text):
     assert serialize_tool_result(result) == text
 
 
-def test_gap_s09_schemas_say_strict_and_parameters():
+@pytest.mark.row("SDK S9")
+def test_schemas_say_strict_and_parameters():
     tool = OpenAIFunctionToolSchema(type="function", function=OpenAIFunctionSchema(name="f", description="F."))
     assert tool.model_dump(exclude_none=True)["function"] == {
         "name": "f",

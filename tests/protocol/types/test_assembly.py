@@ -332,7 +332,7 @@ def test_prompts_from_a_prefix_on_make_the_same_segments(chats, random):
 
 
 @given(samples(), st.randoms())
-def test_s01_the_order_of_the_replies_makes_no_difference(chats, random):
+def test_the_order_of_the_replies_makes_no_difference(chats, random):
     """Each chat is asked after the reply that it continues. Its own reply may come at any time after that."""
     left, answered, order = list(chats), {0}, []
     while left:
@@ -391,7 +391,7 @@ def test_a_reply_that_needs_dropped_ids_makes_the_sample_not_trainable():
     assert assembler.add(4, 3, response([7], [8], prefix=6), POLICY, refer=True) == 7
 
 
-def test_s01_the_lower_of_two_chats_grows_the_segment_although_it_came_later():
+def test_the_lower_of_two_chats_grows_the_segment_although_it_came_later():
     assembler = Assembler()
     replies = {
         1: (0, response([1], [2])),

@@ -117,7 +117,7 @@ WRAPS = pytest.mark.parametrize("wrap", [lambda v: v, lambda v: {"deep": [0, v]}
 
 @pytest.mark.parametrize(("one", "other"), [(1, 1.0), (100, 1e2), (0.0, -0.0), (0, 0.0), (2**62, float(2**62))])
 @WRAPS
-def test_p04_numbers_of_one_value_are_equal_whatever_their_spelling(one, other, wrap):
+def test_numbers_of_one_value_are_equal_whatever_their_spelling(one, other, wrap):
     tree = Conversation()
     positions = [tree.insert([user("a", n=wrap(value))]).node for value in (one, other)]
     assert positions[0] is positions[1]
@@ -125,7 +125,7 @@ def test_p04_numbers_of_one_value_are_equal_whatever_their_spelling(one, other, 
 
 @pytest.mark.parametrize(("one", "other"), [(1, True), (1.0, True), (0, False), (2**53 + 1, float(2**53)), (1, "1")])
 @WRAPS
-def test_p04_other_values_are_other_messages(one, other, wrap):
+def test_other_values_are_other_messages(one, other, wrap):
     tree = Conversation()
     positions = [tree.insert([user("a", n=wrap(value))]).node for value in (one, other)]
     assert positions[0] is not positions[1]

@@ -40,7 +40,7 @@ async def finished(**metadata):
     return await run_rollout(Talker(), ScriptedPolicy(["five", "six"], tokens=3), [USER], metadata=metadata)
 
 
-async def test_t04_logprobs_are_aligned_with_ids():
+async def test_logprobs_are_aligned_with_ids():
     outcome = await finished(reward=1.0)
     (segment,) = outcome.samples["main"].segments
     logprobs, mask = segment.aligned_logprobs(), segment.mask()
@@ -52,7 +52,7 @@ async def test_t04_logprobs_are_aligned_with_ids():
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 5), max_size=6), st.integers(0, 2**31))
-def test_t04_aligned_logprobs_of_any_mask(runs, seed):
+def test_aligned_logprobs_of_any_mask(runs, seed):
     sampled, whole = sum(runs[1::2]), sum(runs)
     random = np.random.default_rng(seed)
     segment = Segment(
@@ -65,20 +65,20 @@ def test_t04_aligned_logprobs_of_any_mask(runs, seed):
     assert np.count_nonzero(logprobs) == np.count_nonzero(segment.logprobs)
 
 
-def test_t04_a_segment_without_its_tokens_says_so():
+def test_a_segment_without_its_tokens_says_so():
     segment = Segment(ids=np.empty(0, "<u4"), logprobs=np.empty(0, "<f4"), mask_runs=(2, 3), chats=(1,))
     with pytest.raises(InvalidArgument, match="chats 1"):
         segment.aligned_logprobs()
 
 
-async def test_t04_a_completed_rollout_has_samples_to_train_on():
+async def test_a_completed_rollout_has_samples_to_train_on():
     outcome = await finished(reward=0.5)
     assert outcome.not_trainable_reason == ""
     assert list(outcome.trainable_samples()) == ["main"]
     assert outcome.trainable_samples()["main"].reward == 0.5
 
 
-async def test_t04_a_failed_rollout_has_nothing_to_train_on():
+async def test_a_failed_rollout_has_nothing_to_train_on():
     outcome = await finished(**{"raise": True})
     assert outcome.status is OutcomeStatus.FAILED
     assert outcome.samples["main"].segments, "its tokens can be looked at"
@@ -87,7 +87,7 @@ async def test_t04_a_failed_rollout_has_nothing_to_train_on():
     assert "the weather service is away" in outcome.not_trainable_reason
 
 
-async def test_t04_no_reward_is_not_trained_on():
+async def test_no_reward_is_not_trained_on():
     outcome = await finished()
     assert outcome.status is OutcomeStatus.COMPLETED
     assert outcome.trainable_samples() == {}
@@ -95,7 +95,7 @@ async def test_t04_no_reward_is_not_trained_on():
     assert replace(outcome, reward=0.25).trainable_samples()["main"].reward == 0.25
 
 
-async def test_t04_a_policy_without_tokens():
+async def test_a_policy_without_tokens():
     async def wordy(request):
         return replace(await ScriptedPolicy(["five", "six"])(request), tokens=None)
 
@@ -104,7 +104,7 @@ async def test_t04_a_policy_without_tokens():
     assert "main: chat 1: the reply came without token ids" in outcome.not_trainable_reason
 
 
-def test_u08_an_evaluation_has_nothing_to_train_on():
+def test_an_evaluation_has_nothing_to_train_on():
     outcome = RolloutOutcome(
         rollout_id="e", status=OutcomeStatus.COMPLETED, reward=1.0, samples={"main": TRAINABLE}, evaluation=True
     )
@@ -112,7 +112,7 @@ def test_u08_an_evaluation_has_nothing_to_train_on():
     assert "evaluation" in outcome.not_trainable_reason
 
 
-def test_t04_rewards_of_several_samples():
+def test_rewards_of_several_samples():
     one, two, three = replace(TRAINABLE, reward=0.5), TRAINABLE, Sample(not_trainable_reason="no ids")
     outcome = RolloutOutcome(
         rollout_id="r", status=OutcomeStatus.COMPLETED, reward=1.0, samples={"a": one, "b": two, "c": three}
@@ -121,7 +121,7 @@ def test_t04_rewards_of_several_samples():
 
 
 @pytest.mark.parametrize("status", [s for s in OutcomeStatus if s is not OutcomeStatus.COMPLETED])
-def test_t04_no_other_status_is_trained_on(status):
+def test_no_other_status_is_trained_on(status):
     failure = None if status is OutcomeStatus.CANCELLED else Failure("agent", "it broke")
     outcome = RolloutOutcome(rollout_id="r", status=status, failure=failure, samples={"main": TRAINABLE})
     assert outcome.trainable_samples() == {}
@@ -129,7 +129,7 @@ def test_t04_no_other_status_is_trained_on(status):
 
 
 @pytest.mark.parametrize("segments", [(), (replace(SEGMENT, ids=np.empty(0, "<u4"), logprobs=np.empty(0, "<f4")),)])
-def test_t04_tokens_that_were_left_out_are_not_trained_on(segments):
+def test_tokens_that_were_left_out_are_not_trained_on(segments):
     sample = replace(TRAINABLE, segments=segments)
     outcome = RolloutOutcome(rollout_id="r", status=OutcomeStatus.COMPLETED, reward=1.0, samples={"main": sample})
     assert outcome.trainable_samples() == {}

@@ -235,7 +235,7 @@ UNTYPED = {"content": "7", "tool_calls": "null", "function": "[]", "parameters":
 
 
 @pytest.mark.parametrize(("read", "message", "key", "value"), TYPED)
-def test_p07_a_typed_key_that_fits_its_field_is_refused_in_extra_json(read, message, key, value):
+def test_a_typed_key_that_fits_its_field_is_refused_in_extra_json(read, message, key, value):
     wire = type(message).FromString(message.SerializeToString())
     wire.extra_json = f'{{"{key}":{value}}}'
     assert named(read, wire, "m").endswith("extra_json")
@@ -245,7 +245,7 @@ def test_p07_a_typed_key_that_fits_its_field_is_refused_in_extra_json(read, mess
         read(wire, "m")
 
 
-def test_p07_null_content_is_a_message_without_a_value():
+def test_null_content_is_a_message_without_a_value():
     """A boolean would have a second value, false, that promises nothing."""
     field = pb.Message.DESCRIPTOR.fields_by_name["null_content"]
     assert field.message_type.full_name == "osmosis.rollout.v1.NullContent"

@@ -137,12 +137,12 @@ def test_each_metric_keeps_its_own_value():
         assert getattr(back, field.name) == pytest.approx(getattr(metrics, field.name)), field.name
 
 
-def test_p03_a_conversation_is_in_its_sample_only():
+def test_a_conversation_is_in_its_sample_only():
     assert "messages" not in outcome_pb2.RolloutOutcome.DESCRIPTOR.fields_by_name
     assert DONE.messages == outcome_from_wire(outcome_to_wire(DONE), "outcome").messages == ALONE.messages
 
 
-def test_p18_p19_an_outcome_by_reference_has_the_rewards_policies_and_parents_too():
+def test_an_outcome_by_reference_has_the_rewards_policies_and_parents_too():
     back = outcome_from_wire(over_the_wire(outcome_to_wire(GRADED, refer=True)), "outcome")
     assert (back.reward, back.reward_components) == (GRADED.reward, GRADED.reward_components)
     for name, sample in GRADED.samples.items():
@@ -151,17 +151,17 @@ def test_p18_p19_an_outcome_by_reference_has_the_rewards_policies_and_parents_to
 
 
 @pytest.mark.parametrize("train", [None, True, False])
-def test_p19_an_unset_wish_is_not_false(train):
+def test_an_unset_wish_is_not_false(train):
     outcome = replace(DONE, samples={"main": replace(ALONE, train=train)})
     assert outcome_from_wire(over_the_wire(outcome_to_wire(outcome)), "outcome").samples["main"].train is train
 
 
-def test_p12_samples_keep_the_order_of_their_creation():
+def test_samples_keep_the_order_of_their_creation():
     order = replace(DONE, samples={"z": ALONE, "a": ALONE, "main": ALONE})
     assert list(outcome_from_wire(over_the_wire(outcome_to_wire(order)), "outcome").samples) == ["z", "a", "main"]
 
 
-def test_p12_two_samples_of_one_name_are_refused():
+def test_two_samples_of_one_name_are_refused():
     twice = [tokens_pb2.Sample(name="a"), tokens_pb2.Sample(name="a")]
     assert named(completion_message(samples=twice)) == "outcome.samples"
 
@@ -256,7 +256,7 @@ LARGE = replace(
 )
 
 
-def test_p20_fit_leaves_out_segments_then_messages_then_extra():
+def test_fit_leaves_out_segments_then_messages_then_extra():
     whole = outcome_to_wire(LARGE)
     seen = []
     for limit in range(whole.ByteSize() + 10, 300, -50):

@@ -35,7 +35,7 @@ ENUMS = {e.name: e for module in MODULES for e in module.DESCRIPTOR.enum_types_b
 FIELDS = {(name, field.name): field for name, message in MESSAGES.items() for field in message.fields}
 
 
-def test_p10_an_outcome_is_no_completion():
+def test_an_outcome_is_no_completion():
     assert {"RolloutOutcome", "CompleteRequest"} <= MESSAGES.keys()
     assert [value.name.removeprefix("RECEIPT_") for value in ENUMS["Receipt"].values] == [
         "UNSPECIFIED",
@@ -50,7 +50,7 @@ def test_p10_an_outcome_is_no_completion():
     assert MESSAGES["CompleteResponse"].fields_by_name["receipt"].enum_type.name == "Receipt"
 
 
-def test_p10_the_rpcs_keep_their_names():
+def test_the_rpcs_keep_their_names():
     services = services_pb2.DESCRIPTOR.services_by_name
     rpcs = {name: [method.name for method in service.methods] for name, service in services.items()}
     assert rpcs["TrainerService"] == ["Chat", "Complete", "AbandonChat", "Accept"]
@@ -67,7 +67,7 @@ NEW = {
 }
 
 
-def test_p11_one_word_for_each_idea():
+def test_one_word_for_each_idea():
     assert not [(message, name) for message, name in FIELDS if name in OLD]
     for name, messages in NEW.items():
         assert messages <= {message for message, field in FIELDS if field == name}, name
@@ -76,7 +76,7 @@ def test_p11_one_word_for_each_idea():
     assert "trainer.proto" not in files
 
 
-def test_p12_order_and_presence_are_in_the_shapes():
+def test_order_and_presence_are_in_the_shapes():
     samples = FIELDS["RolloutOutcome", "samples"]
     assert (samples.message_type.name, samples.is_repeated) == ("Sample", True)
     assert ("Sample", "name") in FIELDS
@@ -89,37 +89,37 @@ def test_p12_order_and_presence_are_in_the_shapes():
 
 
 @pytest.mark.parametrize("message", ["ToolCalledEvent", "ToolReturnedEvent", "LoggedEvent"])
-def test_p13_tool_and_log_events_have_sample_and_chat_number(message):
+def test_tool_and_log_events_have_sample_and_chat_number(message):
     assert {"sample", "chat_number"} <= {field.name for field in MESSAGES[message].fields}
 
 
 @pytest.mark.parametrize("message", ["TrainerHello", "ServerHello", "GetServerInfoResponse", "Callback"])
-def test_p14_each_side_lists_its_features_and_its_protocol(message):
+def test_each_side_lists_its_features_and_its_protocol(message):
     fields = MESSAGES[message].fields_by_name
     assert fields["features"].is_repeated
     assert fields["features"].type == FieldDescriptor.TYPE_STRING
     assert "protocol" in fields or {"protocol_min", "protocol_max"} <= set(fields.keys())
 
 
-def test_p15_a_failure_has_a_reason_and_the_place_in_the_agents_code():
+def test_a_failure_has_a_reason_and_the_place_in_the_agents_code():
     assert {"reason", "file", "line", "frames"} <= set(MESSAGES["Failure"].fields_by_name)
 
 
-def test_p16_the_limits_are_in_the_hello_and_in_the_servers_description():
+def test_the_limits_are_in_the_hello_and_in_the_servers_description():
     for message in ("ServerHello", "GetServerInfoResponse"):
         assert FIELDS[message, "limits"].message_type.name == "Limits"
 
 
-def test_p17_the_frames_that_end_work_in_good_order():
+def test_the_frames_that_end_work_in_good_order():
     assert {"abandon_chat", "goodbye"} <= set(MESSAGES["ServerFrame"].fields_by_name)
     assert "goodbye" in MESSAGES["TrainerFrame"].fields_by_name
 
 
-def test_p23_a_callback_may_ask_for_outcomes_by_reference():
+def test_a_callback_may_ask_for_outcomes_by_reference():
     assert FIELDS["Callback", "outcome_by_reference"].type == FieldDescriptor.TYPE_BOOL
 
 
-def test_p26_fork_names_a_chat_of_another_rollout():
+def test_fork_names_a_chat_of_another_rollout():
     fork = FIELDS["RolloutSpec", "fork"].message_type
     assert {field.name for field in fork.fields} == {"rollout_id", "attempt", "chat"}
     assert fork.fields_by_name["chat"].message_type.name == "ChatRef"

@@ -10,7 +10,7 @@ def says(name: str, *sentences: str) -> None:
         assert sentence in comment, f"{name} does not say: {sentence}"
 
 
-def test_s01_a_segment_grows_from_its_newest_chat():
+def test_a_segment_grows_from_its_newest_chat():
     says(
         "Segment",
         "A segment grows from its newest chat only.",
@@ -19,7 +19,7 @@ def test_s01_a_segment_grows_from_its_newest_chat():
     )
 
 
-def test_s02_only_the_chats_that_segments_name_are_trained_on():
+def test_only_the_chats_that_segments_name_are_trained_on():
     says(
         "Segment",
         "Train on the chats that `chats` names, and on no others.",
@@ -28,7 +28,7 @@ def test_s02_only_the_chats_that_segments_name_are_trained_on():
     )
 
 
-def test_s03_a_chat_may_arrive_before_the_answer_to_its_init():
+def test_a_chat_may_arrive_before_the_answer_to_its_init():
     says(
         "ChatRequest.tools",
         "Over a callback they are always set.",
@@ -37,7 +37,7 @@ def test_s03_a_chat_may_arrive_before_the_answer_to_its_init():
     )
 
 
-def test_s04_how_long_a_chat_stays_open_and_when_it_is_asked_again():
+def test_how_long_a_chat_stays_open_and_when_it_is_asked_again():
     says(
         "TrainerService.Chat",
         "The call stays open until there is a reply, for Limits.chat_silence at most. Then the server asks again under "
@@ -49,7 +49,7 @@ def test_s04_how_long_a_chat_stays_open_and_when_it_is_asked_again():
     )
 
 
-def test_s05_what_a_trainer_answers_for_an_unknown_rollout():
+def test_what_a_trainer_answers_for_an_unknown_rollout():
     says(
         "TrainerService.Chat",
         "A trainer answers a chat of a rollout that it does not know with NOT_FOUND. It answers a chat after the "
@@ -62,7 +62,7 @@ def test_s05_what_a_trainer_answers_for_an_unknown_rollout():
     )
 
 
-def test_s06_the_values_of_prompt_prefix():
+def test_the_values_of_prompt_prefix():
     says(
         "ChatResponse.prompt_prefix",
         "It is at most the number of tokens of that chat.",
@@ -71,7 +71,7 @@ def test_s06_the_values_of_prompt_prefix():
     )
 
 
-def test_s07_version_spans_and_segments_without_ids():
+def test_version_spans_and_segments_without_ids():
     says(
         "VersionSpan.tokens",
         "If a list has one span only, its count is ignored and the span covers all tokens. Otherwise the counts add up "
@@ -83,7 +83,7 @@ def test_s07_version_spans_and_segments_without_ids():
     )
 
 
-def test_s08_samples_that_are_not_trainable_and_judge_chats():
+def test_samples_that_are_not_trainable_and_judge_chats():
     says("Sample.segments", "Empty if the sample is not trainable.")
     says("Sample.trainable", "NaN counts as a missing logprob.")
     says(
@@ -93,7 +93,7 @@ def test_s08_samples_that_are_not_trainable_and_judge_chats():
     )
 
 
-def test_s09_hellos_and_open_rollouts():
+def test_hellos_and_open_rollouts():
     says(
         "attach.proto",
         "The opener sends its hello first, alone in its message.",
@@ -102,7 +102,7 @@ def test_s09_hellos_and_open_rollouts():
     )
 
 
-def test_s10_the_stream_of_a_reply_and_attaching_again():
+def test_the_stream_of_a_reply_and_attaching_again():
     says("ChatReply", "It is sent on the stream that asked last.")
     says(
         "attach.proto",
@@ -112,7 +112,7 @@ def test_s10_the_stream_of_a_reply_and_attaching_again():
     )
 
 
-def test_s11_the_slot_of_an_init_and_leaving():
+def test_the_slot_of_an_init_and_leaving():
     says(
         "attach.proto",
         "An Init is open until its outcome frame arrives; its slot is free from then on.",
@@ -120,7 +120,7 @@ def test_s11_the_slot_of_an_init_and_leaving():
     )
 
 
-def test_s12_what_a_listener_accepts():
+def test_what_a_listener_accepts():
     says(
         "Callback",
         "The listener accepts messages of 64 MiB (gRPC's default is 4 MiB), and HTTP/2 pings as often as "
@@ -130,7 +130,7 @@ def test_s12_what_a_listener_accepts():
     says("TrainerService", "A trainer accepts messages of 64 MiB, and HTTP/2 pings at Callback.min_ping_interval.")
 
 
-def test_s13_sampling_parameters_and_replies():
+def test_sampling_parameters_and_replies():
     says("ChatRequest.sampling", "They are complete", "a trainer must not add anything from the spec.")
     says("ChatResponse.message", "Its role is assistant. Its content may be absent.")
     says("ChatResponse.finish_reason", "May be empty.")
@@ -142,7 +142,7 @@ def test_s13_sampling_parameters_and_replies():
     )
 
 
-def test_s14_paths_of_omitted_fields_and_cancelling_all():
+def test_paths_of_omitted_fields_and_cancelling_all():
     says(
         "RolloutOutcome.omitted",
         "`samples[NAME].segments[INDEX]` (its ids, logprobs and extras), `samples[NAME].messages`, `extra_json`.",
@@ -153,11 +153,11 @@ def test_s14_paths_of_omitted_fields_and_cancelling_all():
     )
 
 
-def test_s15_several_open_chats_of_one_sample():
+def test_several_open_chats_of_one_sample():
     says("ChatRequest", "A sample may have several chats open at once, and their replies may arrive in any order.")
 
 
-def test_s16_an_equal_init_after_the_end():
+def test_an_equal_init_after_the_end():
     says(
         "InitReply",
         "An equal Init for a rollout that has ended is answered too, and its outcome is sent again over the attachment "

@@ -25,14 +25,14 @@ STREAMED = ["TrainerFrame", "ServerFrame", "ChatResponse"]
 
 
 @pytest.mark.parametrize("file", descriptors(), ids=lambda file: Path(file.name).stem)
-def test_p24_each_file_has_the_options_of_every_language(file):
+def test_each_file_has_the_options_of_every_language(file):
     assert {name: getattr(file.options, name) for name in OPTIONS} == OPTIONS
     # Without the name, Java gets classes that hide its own: Error, for error.proto.
     assert file.options.java_outer_classname == f"{Path(file.name).stem.title()}Proto"
 
 
 @pytest.mark.parametrize("name", STREAMED)
-def test_p22_numbers_are_reserved_for_streamed_replies(name):
+def test_numbers_are_reserved_for_streamed_replies(name):
     (message,) = [message for file in descriptors() for message in file.message_type if message.name == name]
     assert [(each.start, each.end - 1) for each in message.reserved_range] == [(20, 29)]
     assert "`chat_delta` will announce" in " ".join(
@@ -51,7 +51,7 @@ def breaking(proto: Path) -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=proto, capture_output=True, text=True, check=False)
 
 
-def test_p24_a_change_that_breaks_the_release_is_refused(tmp_path):
+def test_a_change_that_breaks_the_release_is_refused(tmp_path):
     shutil.copytree(ROOT / "proto", tmp_path / "proto")
     shutil.copy(ROOT / "buf.yaml", tmp_path)
     assert breaking(tmp_path).stdout == ""

@@ -133,7 +133,7 @@ def test_every_field_of_the_spec_is_tried():
 
 
 @pytest.mark.parametrize("name", sorted(OTHER.keys() - {"agent_loop"}))  # the engine compares agent loops
-def test_p06_two_specs_differ_in_exactly_the_fields_that_differ(name):
+def test_two_specs_differ_in_exactly_the_fields_that_differ(name):
     digest = init_from_wire(init_to_wire(INIT)).digest
     for message in (changed(name, OTHER[name]), changed(name)):
         assert differing_fields(digest, init_from_wire(message).digest) == [f"spec.{name}"]
@@ -148,12 +148,12 @@ DEFAULTS = {
 
 
 @pytest.mark.parametrize("name", DEFAULTS)
-def test_p06_a_default_may_be_left_out_or_spelt_out(name):
+def test_a_default_may_be_left_out_or_spelt_out(name):
     assert init_from_wire(asking()).digest == init_from_wire(asking(**{name: DEFAULTS[name]})).digest
 
 
 @pytest.mark.parametrize("text", ['{"b":[1,2.5],"a":1e2}', '{ "a": 100.0, "b": [1.0, 25e-1] }'])
-def test_p04_json_is_compared_by_value(text):
+def test_json_is_compared_by_value(text):
     one = init_from_wire(asking(metadata_json='{"a":100,"b":[1,2.5]}'))
     assert one.digest == init_from_wire(asking(metadata_json=text)).digest
     other = init_from_wire(asking(metadata_json='{"a":100,"b":[true,2.5]}'))
@@ -268,12 +268,12 @@ def test_a_field_out_of_bounds_is_refused_by_name(field, bad):
         ("chat.chat_number", {"chat": {"sample": "main"}}),
     ],
 )
-def test_p26_a_fork_out_of_bounds_is_refused_by_name(field, bad):
+def test_a_fork_out_of_bounds_is_refused_by_name(field, bad):
     fork = {"rollout_id": "r0", "chat": {"sample": "main", "chat_number": 1}} | bad
     assert named(init_from_wire, over_the_wire(asking(fork=pb.Fork(**fork)))) == f"spec.fork.{field}"
 
 
-def test_p26_attempt_0_of_a_fork_is_read_as_1():
+def test_attempt_0_of_a_fork_is_read_as_1():
     chat = tokens_pb2.ChatRef(sample="main", chat_number=1)
     read, spelt = (init_from_wire(asking(fork=pb.Fork(rollout_id="r0", attempt=n, chat=chat))) for n in (0, 1))
     assert read.request.fork == spelt.request.fork == Fork("r0", 1)

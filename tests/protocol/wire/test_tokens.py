@@ -236,13 +236,13 @@ BAD_SEGMENTS = [
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 2**32 - 1])
-def test_p07_the_count_of_a_single_span_is_ignored(count):
+def test_the_count_of_a_single_span_is_ignored(count):
     message = pb.Segment(ids=[1, 2], logprobs=[-1.0], mask_runs=[1, 1], versions=[pb.VersionSpan(tokens=count)])
     segment = segment_from_wire(over_the_wire(message), "segment")
     assert segment.versions == (VersionSpan("", 1),)
 
 
-def test_s07_a_segment_without_ids_has_no_logprobs_and_no_versions():
+def test_a_segment_without_ids_has_no_logprobs_and_no_versions():
     reference = {"mask_runs": [1, 3], "chats": [1]}
     assert segment_from_wire(pb.Segment(**reference), "segment").referred
     for extra in ({"logprobs": [-1.0] * 3}, {"versions": [pb.VersionSpan(version="7")]}):
@@ -250,7 +250,7 @@ def test_s07_a_segment_without_ids_has_no_logprobs_and_no_versions():
         assert named(segment_from_wire, message, "segment") == "segment.mask_runs"
 
 
-def test_p07_several_spans_add_up_to_the_sampled_tokens():
+def test_several_spans_add_up_to_the_sampled_tokens():
     spans = [pb.VersionSpan(version="7", tokens=1), pb.VersionSpan(version="8", tokens=2)]
     fields = {"ids": [1, 2, 3, 4], "logprobs": [-1.0] * 3, "mask_runs": [1, 3]}
     assert len(segment_from_wire(over_the_wire(pb.Segment(**fields, versions=spans)), "segment").versions) == 2

@@ -48,7 +48,7 @@ def only(path, **options):
 
 
 @pytest.mark.parametrize("name", ["d.json", "d.jsonl", "d.csv", "d.parquet"])
-def test_f1_the_columns_of_the_sdk_are_read_from_every_format(tmp_path, name):
+def test_the_columns_of_the_sdk_are_read_from_every_format(tmp_path, name):
     row = only(written(tmp_path, name, [SDK]))
     assert row.messages == MESSAGES
     assert row.label == "5"
@@ -56,7 +56,7 @@ def test_f1_the_columns_of_the_sdk_are_read_from_every_format(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["d.json", "d.jsonl", "d.parquet"])
-def test_f1_rows_of_verl_are_detected(tmp_path, name):
+def test_rows_of_verl_are_detected(tmp_path, name):
     row = only(written(tmp_path, name, [VERL]))
     assert row.messages == MESSAGES
     assert row.label == "5"
@@ -67,18 +67,18 @@ def test_f1_rows_of_verl_are_detected(tmp_path, name):
 
 
 @pytest.mark.parametrize("column", ["messages", "prompt", "Messages"])
-def test_f1_lists_of_messages_are_detected(tmp_path, column):
+def test_lists_of_messages_are_detected(tmp_path, column):
     row = only(written(tmp_path, "d.jsonl", [{column: MESSAGES, "label": "5"}]))
     assert (row.messages, row.label) == (MESSAGES, "5")
 
 
-def test_f1_names_of_columns_are_case_insensitive(tmp_path):
+def test_names_of_columns_are_case_insensitive(tmp_path):
     row = only(written(tmp_path, "d.jsonl", [{"User_Prompt": "Hi", "SYSTEM_PROMPT": "Be kind.", "Ground_Truth": "x"}]))
     assert [message["content"] for message in row.messages] == ["Be kind.", "Hi"]
     assert row.metadata == {"row_index": 0, "ground_truth": "x"}
 
 
-def test_f1_other_columns_are_mapped(tmp_path):
+def test_other_columns_are_mapped(tmp_path):
     path = written(tmp_path, "d.jsonl", [{"question": "Hi", "answer": {"final": 7}, "id": 3}])
     columns = parse_map(("question=user_prompt", "answer.final=ground_truth"))
     row = only(path, columns=columns)
@@ -94,19 +94,19 @@ def test_f1_other_columns_are_mapped(tmp_path):
         ("a=b", "'b' is no field; the fields are: user_prompt, system_prompt, messages, ground_truth, metadata"),
     ],
 )
-def test_f1_a_wrong_map_says_what_a_right_one_is(text, said):
+def test_a_wrong_map_says_what_a_right_one_is(text, said):
     with pytest.raises(ValueError, match=re.escape(said)):
         parse_map((text,))
 
 
-def test_f1_the_column_metadata_is_merged_into_the_metadata(tmp_path):
+def test_the_column_metadata_is_merged_into_the_metadata(tmp_path):
     row = only(written(tmp_path, "d.jsonl", [{"user_prompt": "Hi", "metadata": {"a": 1}}]))
     assert row.metadata == {"row_index": 0, "a": 1}
     (tmp_path / "d.csv").write_text('user_prompt,metadata\nHi,"{""a"": 1}"\n')
     assert only(tmp_path / "d.csv").metadata == {"row_index": 0, "a": 1}
 
 
-def test_f1_values_that_json_lacks_are_converted(tmp_path):
+def test_values_that_json_lacks_are_converted(tmp_path):
     import datetime
     from decimal import Decimal
 
@@ -115,13 +115,13 @@ def test_f1_values_that_json_lacks_are_converted(tmp_path):
     assert row.metadata == {"row_index": 0, "day": "2026-01-02", "price": "1.50", "score": None}
 
 
-def test_f1_nulls_that_parquet_puts_into_messages_are_dropped(tmp_path):
+def test_nulls_that_parquet_puts_into_messages_are_dropped(tmp_path):
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
     assert only(written(tmp_path, "d.parquet", [{"messages": messages}])).messages == messages
 
 
-def test_f1_offset_and_limit_choose_rows(tmp_path):
+def test_offset_and_limit_choose_rows(tmp_path):
     dataset = Dataset(written(tmp_path, "d.jsonl", [{"user_prompt": str(number)} for number in range(10)]))
     assert [row.number for row in dataset.rows(3, 2)] == [3, 4]
     assert (dataset.check(), dataset.check(8, 5)) == (10, 2)
@@ -131,7 +131,7 @@ def test_f1_offset_and_limit_choose_rows(tmp_path):
         dataset.check(0, 100, lambda number: number == 99)
 
 
-def test_f1_a_json_file_may_have_one_object_after_another(tmp_path):
+def test_a_json_file_may_have_one_object_after_another(tmp_path):
     (tmp_path / "d.json").write_text('{"user_prompt": "a"}\n{"user_prompt": "b"} {"user_prompt": "c"}')
     assert [row.messages[0]["content"] for row in Dataset(tmp_path / "d.json").rows()] == ["a", "b", "c"]
 
@@ -187,7 +187,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("name", "content", "said"), BAD)
-def test_f1_an_error_names_the_file_the_line_and_the_column(tmp_path, monkeypatch, name, content, said):
+def test_an_error_names_the_file_the_line_and_the_column(tmp_path, monkeypatch, name, content, said):
     monkeypatch.chdir(tmp_path)
     (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(DatasetError) as error:
@@ -196,7 +196,7 @@ def test_f1_an_error_names_the_file_the_line_and_the_column(tmp_path, monkeypatc
     assert "\n" not in str(error.value)
 
 
-def test_f1_an_error_in_a_parquet_file_names_the_row(tmp_path):
+def test_an_error_in_a_parquet_file_names_the_row(tmp_path):
     path = written(tmp_path, "d.parquet", [{"user_prompt": "a"}, {"user_prompt": None}])
     with pytest.raises(DatasetError) as error:
         Dataset(path).check()
@@ -204,19 +204,19 @@ def test_f1_an_error_in_a_parquet_file_names_the_row(tmp_path):
     assert (error.value.line, error.value.field) == (2, "user_prompt")
 
 
-def test_f1_a_missing_file_is_named(tmp_path):
+def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(DatasetError, match="there is no such file"):
         Dataset(tmp_path / "none.jsonl")
 
 
-def test_f1_parquet_without_pyarrow_names_the_extra(tmp_path, monkeypatch):
+def test_parquet_without_pyarrow_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)  # its import fails
     (tmp_path / "d.parquet").write_text("x")
     with pytest.raises(MissingExtraError, match=r"^d\.parquet: a Parquet file needs the extra 'parquet': pip install"):
         Dataset(tmp_path / "d.parquet").check()
 
 
-def test_c12_datasets_import_pyarrow_only_for_parquet(tmp_path):
+def test_datasets_import_pyarrow_only_for_parquet(tmp_path):
     path = written(tmp_path, "d.jsonl", [SDK])
     code = f"import sys; from osmosis_grpc.records.evaluate import Dataset; Dataset({str(path)!r}).check(); "
     assert run("-c", code + "print('pyarrow' in sys.modules)").stdout == "False\n"
@@ -226,14 +226,14 @@ TEXTS = st.text(st.characters(codec="utf-8"), min_size=1).filter(str.strip)
 
 
 @given(st.lists(TEXTS, min_size=1, max_size=5), st.sampled_from(["", " ", "\n", "\r\n \t"]), st.booleans())
-def test_f1_a_json_list_is_read_as_json_reads_it(tmp_path_factory, texts, space, ascii_only):
+def test_a_json_list_is_read_as_json_reads_it(tmp_path_factory, texts, space, ascii_only):
     path = tmp_path_factory.mktemp("json") / "d.json"
     objects = [json.dumps({"user_prompt": text, "n": n}, ensure_ascii=ascii_only) for n, text in enumerate(texts)]
     path.write_text(f"{space}[{space}{f'{space},{space}'.join(objects)}{space}]{space}", encoding="utf-8", newline="")
     assert [row.messages[0]["content"] for row in Dataset(path).rows()] == texts
 
 
-def test_f1_a_json_row_may_be_longer_than_what_is_read_at_once(tmp_path):
+def test_a_json_row_may_be_longer_than_what_is_read_at_once(tmp_path):
     texts = ["x" * size for size in (CHUNK - 30, 3 * CHUNK, 1, 10 * CHUNK)]
     path = written(tmp_path, "d.json", [{"user_prompt": text} for text in texts])
     assert [row.messages[0]["content"] for row in Dataset(path).rows()] == texts
@@ -243,7 +243,7 @@ def test_f1_a_json_row_may_be_longer_than_what_is_read_at_once(tmp_path):
 @pytest.mark.parametrize(
     "name", ["d.jsonl", *(pytest.param(name, marks=pytest.mark.long) for name in ("d.json", "d.csv", "d.parquet"))]
 )
-def test_f1_a_million_rows_take_less_than_200_mib(tmp_path, name):
+def test_a_million_rows_take_less_than_200_mib(tmp_path, name):
     count, path = 1_000_000, tmp_path / name
     line = json.dumps({"user_prompt": "What is 2 + 3? " * 8, "ground_truth": "5"})
     if name == "d.parquet":
@@ -272,35 +272,35 @@ print(Dataset({str(path)!r}).check(), re.search("VmHWM:[^0-9]*([0-9]+)", Path("/
     assert kib < 200 * 1024
 
 
-def test_c03_a_blank_line_before_the_header_of_a_csv_file_is_skipped(tmp_path):
+def test_a_blank_line_before_the_header_of_a_csv_file_is_skipped(tmp_path):
     (tmp_path / "d.csv").write_text("\n\nuser_prompt,ground_truth\n\nq,1\n")
     assert (only(tmp_path / "d.csv").label, only(tmp_path / "d.csv").line) == ("1", 5)
 
 
-def test_c03_an_empty_cell_is_no_system_prompt(tmp_path):
+def test_an_empty_cell_is_no_system_prompt(tmp_path):
     (tmp_path / "d.csv").write_text("user_prompt,system_prompt\nq,\n")
     assert only(tmp_path / "d.csv").messages == [{"role": "user", "content": "q"}]
 
 
-def test_c03_an_empty_cell_is_no_label(tmp_path):
+def test_an_empty_cell_is_no_label(tmp_path):
     (tmp_path / "d.csv").write_text("user_prompt,ground_truth,label\nq,,\nq,,4\n")
     assert [row.label for row in Dataset(tmp_path / "d.csv").rows()] == [None, "4"]
     assert "ground_truth" not in next(Dataset(tmp_path / "d.csv").rows()).metadata
 
 
-def test_c03_a_column_does_not_replace_the_number_of_the_row(tmp_path):
+def test_a_column_does_not_replace_the_number_of_the_row(tmp_path):
     rows = [{"user_prompt": "q", "row_index": 7}, {"user_prompt": "q", "metadata": {"row_index": 8, "a": 1}}]
     found = [row.metadata for row in Dataset(written(tmp_path, "d.jsonl", rows)).rows()]
     assert found == [{"row_index": 0}, {"row_index": 1, "a": 1}]
 
 
-def test_c03_the_metadata_has_the_label_of_a_mapped_column(tmp_path):
+def test_the_metadata_has_the_label_of_a_mapped_column(tmp_path):
     rows = [{"user_prompt": "q", "answer": "A", "ground_truth": "B", "metadata": {"ground_truth": "C"}}]
     row = only(written(tmp_path, "d.jsonl", rows), columns={"ground_truth": "answer"})
     assert (row.label, row.metadata) == ("A", {"row_index": 0, "ground_truth": "A"})
 
 
-def test_c03_the_first_label_that_is_not_null_counts(tmp_path):
+def test_the_first_label_that_is_not_null_counts(tmp_path):
     rows = [{"user_prompt": "q", "ground_truth": None, "label": None, "reward_model": {"ground_truth": 4}}]
     assert only(written(tmp_path, "d.jsonl", rows)).label == "4"
     rows[0]["label"] = "5"
@@ -308,7 +308,7 @@ def test_c03_the_first_label_that_is_not_null_counts(tmp_path):
 
 
 @pytest.mark.parametrize("column", ["x", "ground_truth", "messages"])
-def test_c03_a_value_that_is_nested_too_deeply_is_an_error_with_its_place(tmp_path, column):
+def test_a_value_that_is_nested_too_deeply_is_an_error_with_its_place(tmp_path, column):
     nested = "[" * 500 + "]" * 500
     value = f'[{{"role": "user", "content": {nested}}}]' if column == "messages" else nested
     prompt = "" if column == "messages" else '"user_prompt": "q", '
@@ -317,20 +317,20 @@ def test_c03_a_value_that_is_nested_too_deeply_is_an_error_with_its_place(tmp_pa
         only(tmp_path / "d.jsonl")
 
 
-def test_c03_a_label_of_a_parquet_file_is_null_or_a_text(tmp_path):
+def test_a_label_of_a_parquet_file_is_null_or_a_text(tmp_path):
     rows = [{"user_prompt": "q", "ground_truth": 1.5}, {"user_prompt": "q", "ground_truth": float("nan")}]
     assert [row.label for row in Dataset(written(tmp_path, "d.parquet", rows)).rows()] == ["1.5", None]
     with pytest.raises(DatasetError, match=r"d.parquet:1: ground_truth: has bytes, not a text"):
         only(written(tmp_path, "d.parquet", [{"user_prompt": "q", "ground_truth": b"a"}]))
 
 
-def test_c03_nulls_that_parquet_puts_into_parts_of_a_message_are_dropped(tmp_path):
+def test_nulls_that_parquet_puts_into_parts_of_a_message_are_dropped(tmp_path):
     parts = [{"type": "text", "text": "Hi"}, {"type": "image_url", "image_url": {"url": "https://a/b"}}]
     rows = [{"messages": [{"role": "user", "content": parts}]}]
     assert only(written(tmp_path, "d.parquet", rows)).messages == rows[0]["messages"]
 
 
-def test_c03_a_parquet_file_with_a_column_twice_is_an_error(tmp_path):
+def test_a_parquet_file_with_a_column_twice_is_an_error(tmp_path):
     import pyarrow as pa
     from pyarrow import parquet
 

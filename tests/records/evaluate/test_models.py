@@ -27,17 +27,17 @@ async def ask(model, row=0, number=1, messages=HI, **more):
         return (await model.policy(request)).message
 
 
-async def test_c03_mock_echo_replies_with_the_last_message():
+async def test_mock_echo_replies_with_the_last_message():
     assert (await ask(open_model("mock:echo")))["content"] == "Hi"
 
 
-async def test_c03_mock_tools_calls_the_tools():
+async def test_mock_tools_calls_the_tools():
     tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
     (call,) = (await ask(open_model("mock:tools"), tools=[tool]))["tool_calls"]
     assert call["function"]["name"] == "add"
 
 
-async def test_c03_mock_script_gives_the_replies_of_a_file(tmp_path):
+async def test_mock_script_gives_the_replies_of_a_file(tmp_path):
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     path = tmp_path / "replies.json"
     path.write_text(json.dumps(["one", {"content": None, "tool_calls": [call]}]))
@@ -48,7 +48,7 @@ async def test_c03_mock_script_gives_the_replies_of_a_file(tmp_path):
         await ask(model, number=3)
 
 
-async def test_c03_a_script_can_have_replies_for_each_row(tmp_path):
+async def test_a_script_can_have_replies_for_each_row(tmp_path):
     path = tmp_path / "replies.json"
     path.write_text(json.dumps({"3": ["three"], "*": ["other"]}))
     model = open_model(f"mock:script={path}")
@@ -67,7 +67,7 @@ async def test_c03_a_script_can_have_replies_for_each_row(tmp_path):
         ("[\n x]", "replies.json:2:2: not JSON: Expecting value"),
     ],
 )
-def test_c03_a_wrong_script_is_named(tmp_path, text, said):
+def test_a_wrong_script_is_named(tmp_path, text, said):
     path = tmp_path / "replies.json"
     path.write_text(text)
     with pytest.raises(ModelError, match=re.escape(said)):
@@ -84,13 +84,13 @@ def test_c03_a_wrong_script_is_named(tmp_path, text, said):
         ("mock:script=none.json", None, "none.json: cannot be read: No such file"),
     ],
 )
-def test_c03_a_wrong_name_says_what_to_do(name, url, said):
+def test_a_wrong_name_says_what_to_do(name, url, said):
     with pytest.raises(ModelError, match=re.escape(said)):
         open_model(name, base_url=url)
 
 
 @pytest.mark.parametrize("name", ["litellm:openai/gpt-5-mini", "anthropic/claude-sonnet-4-5"])
-def test_c03_litellm_names_its_extra(name):
+def test_litellm_names_its_extra(name):
     try:
         import litellm  # noqa: F401
     except ImportError:
@@ -102,7 +102,7 @@ def test_c03_litellm_names_its_extra(name):
         assert open_model(name, api_key="x").name == f"litellm:{name.removeprefix('litellm:')}"
 
 
-async def test_c03_a_server_is_asked_with_the_name_the_key_and_the_parameters():
+async def test_a_server_is_asked_with_the_name_the_key_and_the_parameters():
     with model_server(lambda body: reply("Hello")) as server:
         model = open_model("org/tiny", base_url=server.url, api_key=KEY)
         await model.probe({"temperature": 0.5})
@@ -113,7 +113,7 @@ async def test_c03_a_server_is_asked_with_the_name_the_key_and_the_parameters():
     assert "max_tokens" not in chat
 
 
-async def test_c03_the_key_and_the_address_come_from_variables(monkeypatch):
+async def test_the_key_and_the_address_come_from_variables(monkeypatch):
     with model_server(lambda body: reply("Hello")) as server:
         monkeypatch.setenv("OPENAI_API_KEY", KEY)
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
@@ -122,7 +122,7 @@ async def test_c03_the_key_and_the_address_come_from_variables(monkeypatch):
 
 
 @pytest.mark.parametrize("refused", [{"return_token_ids"}, {"logprobs"}, {"max_tokens"}, {"logprobs", "max_tokens"}])
-async def test_c03_a_server_may_refuse_what_only_some_servers_know(refused):
+async def test_a_server_may_refuse_what_only_some_servers_know(refused):
     def answer(body):
         unknown = refused & body.keys()
         return (400, {"error": {"message": f"unknown: {unknown}"}}) if unknown else reply("Hello")
@@ -142,7 +142,7 @@ async def test_c03_a_server_may_refuse_what_only_some_servers_know(refused):
         (500, "tiny: the model server answered 500: "),
     ],
 )
-async def test_c03_a_probe_that_fails_is_one_error(status, said):
+async def test_a_probe_that_fails_is_one_error(status, said):
     with (
         model_server(lambda body: (status, {"error": {"message": f"bad {KEY}"}})) as server,
         pytest.raises(ModelError, match=re.escape(said)) as error,
@@ -155,39 +155,39 @@ async def test_c03_a_probe_that_fails_is_one_error(status, said):
         assert str(error.value).endswith("check --base-url and --model")
 
 
-async def test_c03_a_server_that_is_down_is_one_error():
+async def test_a_server_that_is_down_is_one_error():
     with model_server(lambda body: reply("Hello")) as server:
         pass
     with pytest.raises(ModelError, match=r"tiny: the model server cannot be reached: .*; check --base-url, and"):
         await open_model("tiny", base_url=server.url, api_key=KEY).probe({})
 
 
-def test_c03_a_price_is_for_a_million_tokens():
+def test_a_price_is_for_a_million_tokens():
     response = ChatResponse(message=reply("x")["choices"][0]["message"], usage=reply("x")["usage"])
     assert cost_of(response, Price.of("0.25/2")) == pytest.approx(0.00125)
     assert cost_of(response, None) is None
 
 
-def test_c03_a_reported_price_is_used():
+def test_a_reported_price_is_used():
     message = {"role": "assistant", "content": "x"}
     assert cost_of(ChatResponse(message=message, usage={"cost": 0.5}), None) == 0.5
     assert cost_of(ChatResponse(message=message, extra={"cost": 0.25}), None) == 0.25
 
 
 @pytest.mark.parametrize("text", ["", "1", "a/b", "1/-1", "inf/1", "1/nan"])
-def test_c03_a_wrong_price_is_refused(text):
+def test_a_wrong_price_is_refused(text):
     with pytest.raises(ValueError, match="is not PROMPT/REPLY in dollars for a million tokens"):
         Price.of(text)
 
 
 @pytest.mark.parametrize("url", ["http://ada:s3cret@host/v1", "http://[s3cret/v1", "http://host/v1?key=s3cret"])
-def test_c03_the_error_about_a_base_url_does_not_show_it(url):
+def test_the_error_about_a_base_url_does_not_show_it(url):
     with pytest.raises(ModelError, match=r"^--base-url: ") as refused:
         open_model("tiny", base_url=url)
     assert "s3cret" not in str(refused.value)
 
 
-def test_c05_the_address_of_the_variable_is_the_address_of_the_model(monkeypatch):
+def test_the_address_of_the_variable_is_the_address_of_the_model(monkeypatch):
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:8000/v1")
     assert open_model("tiny").url == "http://127.0.0.1:8000/v1"
     assert open_model("tiny", base_url="http://127.0.0.1:9000/v1").url == "http://127.0.0.1:9000/v1"

@@ -63,7 +63,7 @@ async def run(agent, policy, dataset, path, **config):
     return folder, results, summary
 
 
-async def test_c03_every_row_is_a_rollout_in_a_journal(tmp_path, dataset):
+async def test_every_row_is_a_rollout_in_a_journal(tmp_path, dataset):
     folder, results, summary = await run(CalculatorAgent(), ToolCallingMock(), dataset, tmp_path / "run")
     assert [results[row].reward for row in range(3)] == [1.0, 0.0, 1.0]  # the mock rounds
     assert (summary.total, summary.passed, summary.mean_reward) == (3, 3, pytest.approx(2 / 3))
@@ -76,7 +76,7 @@ async def test_c03_every_row_is_a_rollout_in_a_journal(tmp_path, dataset):
     reader.close()
 
 
-async def test_c03_a_row_that_fails_leaves_the_others_alone(tmp_path):
+async def test_a_row_that_fails_leaves_the_others_alone(tmp_path):
     dataset = made(tmp_path, [{"user_prompt": text} for text in ("a", "fail", "c")])
     _, results, summary = await run(Picky(), EchoPolicy(), dataset, tmp_path / "run")
     assert [results[row].status for row in range(3)] == ["COMPLETED", "FAILED", "COMPLETED"]
@@ -90,7 +90,7 @@ async def test_c03_a_row_that_fails_leaves_the_others_alone(tmp_path):
     assert (summary.passed, summary.failed) == (2, 1)
 
 
-async def test_c03_a_row_that_is_refused_has_a_result(tmp_path, dataset):
+async def test_a_row_that_is_refused_has_a_result(tmp_path, dataset):
     class NoTools(Picky):
         def get_tools(self, request):
             raise KeyError("tools")
@@ -100,7 +100,7 @@ async def test_c03_a_row_that_is_refused_has_a_result(tmp_path, dataset):
     assert "tools" in results[0].error
 
 
-async def test_c03_an_agent_that_ignores_the_parameters_of_the_run_is_one_warning(tmp_path, dataset, caplog):
+async def test_an_agent_that_ignores_the_parameters_of_the_run_is_one_warning(tmp_path, dataset, caplog):
     await run(Picky(), EchoPolicy(), dataset, tmp_path / "run", completion_params={"temperature": 0.0, "max_tokens": 9})
     said = [record.getMessage() for record in caplog.records]
     (warning,) = said
@@ -129,7 +129,7 @@ async def test_a_run_can_pin_its_parameters(tmp_path, dataset, caplog):
     assert {row: result.status for row, result in again.items()} == dict.fromkeys(results, "COMPLETED")
 
 
-async def test_c03_rows_run_at_the_same_time_up_to_the_limit(tmp_path):
+async def test_rows_run_at_the_same_time_up_to_the_limit(tmp_path):
     dataset = made(tmp_path, [{"user_prompt": str(number)} for number in range(6)])
     running, most, three = set(), [], asyncio.Event()
 
@@ -146,7 +146,7 @@ async def test_c03_rows_run_at_the_same_time_up_to_the_limit(tmp_path):
     assert max(most) == 3
 
 
-async def test_c03_a_model_that_is_away_for_a_moment_is_asked_again(tmp_path, dataset):
+async def test_a_model_that_is_away_for_a_moment_is_asked_again(tmp_path, dataset):
     tries = []
 
     async def policy(request):
@@ -159,13 +159,13 @@ async def test_c03_a_model_that_is_away_for_a_moment_is_asked_again(tmp_path, da
     assert (summary.passed, len(tries)) == (3, 4)
 
 
-async def test_c03_tokens_and_cost_are_summed(tmp_path, dataset):
+async def test_tokens_and_cost_are_summed(tmp_path, dataset):
     _, results, summary = await run(Picky(), EchoPolicy(), dataset, tmp_path / "run", price=Price(1_000_000, 2_000_000))
     assert summary.cost == pytest.approx(summary.prompt_tokens + 2 * summary.completion_tokens)
     assert results[0].token_usage["num_llm_calls"] == 1
 
 
-async def test_c03_an_error_in_a_later_row_ends_the_run_after_the_rows_before_it(tmp_path):
+async def test_an_error_in_a_later_row_ends_the_run_after_the_rows_before_it(tmp_path):
     dataset = made(tmp_path, [{"user_prompt": "a"}, {"user_prompt": "b"}, {"other": 1}, {"user_prompt": "d"}])
     folder = RunFolder.create(tmp_path / "run", {})
     with pytest.raises(DatasetError, match=r"data.jsonl:3: has no column"):
@@ -177,7 +177,7 @@ async def replayed(tmp_path, agent, dataset, first):
     return await run(agent, RecordedReplies(RunFolder.open(str(first.path))), dataset, tmp_path / "again")
 
 
-async def test_c11_a_replay_gets_the_same_replies_and_tokens(tmp_path, dataset):
+async def test_a_replay_gets_the_same_replies_and_tokens(tmp_path, dataset):
     first, before, _ = await run(CalculatorAgent(), ToolCallingMock(), dataset, tmp_path / "run")
     second, after, _ = await replayed(tmp_path, CalculatorAgent(), dataset, first)
     assert [after[row].reward for row in range(3)] == [before[row].reward for row in range(3)]
@@ -208,7 +208,7 @@ def results_of(folder):
 
 
 @pytest.mark.slow
-async def test_c11_a_replay_of_100_rollouts_has_the_same_tokens_and_rewards_to_the_byte(tmp_path):
+async def test_a_replay_of_100_rollouts_has_the_same_tokens_and_rewards_to_the_byte(tmp_path):
     chance = random.Random(1)
     numbers = [(chance.randint(1, 99), chance.randint(1, 9)) for _ in range(100)]
     dataset = made(
@@ -226,7 +226,7 @@ async def test_c11_a_replay_of_100_rollouts_has_the_same_tokens_and_rewards_to_t
     assert after == before
 
 
-async def test_c11_a_replay_of_an_agent_that_asks_something_else_fails_with_the_chat(tmp_path, dataset):
+async def test_a_replay_of_an_agent_that_asks_something_else_fails_with_the_chat(tmp_path, dataset):
     first, _, _ = await run(Picky(), EchoPolicy(), dataset, tmp_path / "run")
 
     class Changed(Picky):
@@ -242,7 +242,7 @@ async def test_c11_a_replay_of_an_agent_that_asks_something_else_fails_with_the_
     assert said in results[0].error
 
 
-async def test_c11_a_replay_of_a_row_that_was_not_run_fails(tmp_path, dataset):
+async def test_a_replay_of_a_row_that_was_not_run_fails(tmp_path, dataset):
     first, _, _ = await run(Picky(), EchoPolicy(), made(tmp_path, [{"user_prompt": "a"}]), tmp_path / "run")
     dataset = made(tmp_path, [{"user_prompt": "a"}, {"user_prompt": "b"}])
     _, results, _ = await replayed(tmp_path, Picky(), dataset, first)
@@ -250,7 +250,7 @@ async def test_c11_a_replay_of_a_row_that_was_not_run_fails(tmp_path, dataset):
     assert "has no reply to chat 1 of sample main of row 1" in results[1].error
 
 
-async def test_c11_a_chat_that_failed_fails_again(tmp_path, dataset):
+async def test_a_chat_that_failed_fails_again(tmp_path, dataset):
     async def down(request):
         raise Unavailable("the model is down", retry_after=5)
 
@@ -260,13 +260,13 @@ async def test_c11_a_chat_that_failed_fails_again(tmp_path, dataset):
     assert "the model is down" in results[0].error
 
 
-def test_f3_a_folder_has_only_one_run(tmp_path):
+def test_a_folder_has_only_one_run(tmp_path):
     RunFolder.create(tmp_path / "run", {})
     with pytest.raises(RunError, match="has a run already; name another folder with --save-dir"):
         RunFolder.create(tmp_path / "run", {})
 
 
-def test_f3_a_folder_that_is_no_run_is_refused(tmp_path, monkeypatch):
+def test_a_folder_that_is_no_run_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RunError, match=r"is not the folder of a run: it has no run\.json"):
         RunFolder.open(str(tmp_path))
@@ -301,7 +301,7 @@ class OneAtATime(Picky):
         return outcome
 
 
-async def test_c03_a_row_waits_while_the_other_rollouts_fill_the_memory(tmp_path, dataset, monkeypatch):
+async def test_a_row_waits_while_the_other_rollouts_fill_the_memory(tmp_path, dataset, monkeypatch):
     monkeypatch.setattr("osmosis_grpc.records.evaluate.run.FULL_RETRY", 0.01)
     _, results, _ = await run(OneAtATime(1), EchoPolicy(), dataset, tmp_path / "run", concurrency=3)
     assert {result.status for result in results.values()} == {"COMPLETED"}

@@ -37,7 +37,8 @@ def made(*messages, **more):
     return replace(outcome("r"), samples={"main": Sample(messages=messages, **more)})
 
 
-def test_r79_a_conversation_with_tools_reasoning_images_and_tokens():
+@pytest.mark.row("SDK 79")
+def test_a_conversation_with_tools_reasoning_images_and_tokens():
     rollout = made(*MESSAGES, segments=(TOKENS,), trainable=True)
     tools = [{"type": "function", "function": {"name": "add"}}]
     trajectory = atif_trajectory(RecordedRollout(outcome=rollout, agent_loop="calc", tools=tools, label="2"))

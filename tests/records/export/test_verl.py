@@ -17,7 +17,8 @@ RECORDED = [json.loads(line) for line in (Path(__file__).parent / "verl_batches.
 
 
 @pytest.mark.parametrize("wanted", RECORDED, ids=[f"seed{each['seed']}" for each in RECORDED])
-def test_arl46_the_padded_batch_equals_that_of_verl(wanted):
+@pytest.mark.row("ARL 46")
+def test_the_padded_batch_equals_that_of_verl(wanted):
     outcomes, config, pad_id = case(wanted["seed"]) if wanted["seed"] >= 0 else (golden(), GOLDEN, 0)
     made = padded_batch(outcomes, config, pad_id=pad_id)
     assert made.batch.keys() == wanted["batch"].keys()
@@ -31,7 +32,8 @@ def test_arl46_the_padded_batch_equals_that_of_verl(wanted):
     assert made.meta_info == wanted["meta_info"]
 
 
-def test_arl46_the_golden_vector():
+@pytest.mark.row("ARL 46")
+def test_the_golden_vector():
     made = padded_batch(golden(), GOLDEN, pad_id=0).batch
     assert made["prompts"].tolist() == [[0, 0, 0, 11, 12, 13], [0, 0, 0, 0, 0, 11]]
     assert made["responses"].tolist() == [[21, 22, 31, 32, 23, 24, 0, 0, 0, 0], [41, 42, 0, 0, 0, 0, 0, 0, 0, 0]]
@@ -45,7 +47,8 @@ def test_arl46_the_golden_vector():
     assert made["rm_scores"].tolist() == [[0, 0, 0, 0, 0, 1, 0, 0, 0, 0], [0] * 10]
 
 
-def test_arl45_an_output_has_the_fields_of_verl():
+@pytest.mark.row("ARL 45")
+def test_an_output_has_the_fields_of_verl():
     first, second = [agent_loop_outputs(each)[0] for each in golden()]
     assert first.keys() == second.keys()
     assert first == {
@@ -113,7 +116,8 @@ EXPERTS = Tensor.of(np.zeros((5, 2, 3), dtype=np.int16))
         ),
     ],
 )
-def test_arl45_what_verl_does_not_check_is_refused(refused, config, reason):
+@pytest.mark.row("ARL 45")
+def test_what_verl_does_not_check_is_refused(refused, config, reason):
     with pytest.raises(InvalidArgument, match=reason):
         agent_loop_outputs(refused, VerlConfig(**config))
 
@@ -143,7 +147,8 @@ def test_a_long_response_is_cut():
     assert (made["responses"].tolist(), made["rm_scores"].tolist()) == ([[3, 4]], [[0, 1]])
 
 
-def test_arl47_a_record_of_the_v1_trainer():
+@pytest.mark.row("ARL 47")
+def test_a_record_of_the_v1_trainer():
     versions = (VersionSpan("4", 1), VersionSpan("6", 1))
     grouped = replace(outcome("r_1", replace(ONE, versions=versions)), group=Group("g7", 2, 4))
     (made,) = verl_records([grouped], global_steps=6)
@@ -162,7 +167,8 @@ def test_arl47_a_record_of_the_v1_trainer():
     assert made.fields["rm_scores"].tolist() == [0, 0, 1]
 
 
-def test_arl47_a_uid_with_an_underscore_is_refused():
+@pytest.mark.row("ARL 47")
+def test_a_uid_with_an_underscore_is_refused():
     with pytest.raises(InvalidArgument, match=r"rollout r_1.* has the uid 'r_1'"):
         list(verl_records([outcome("r_1", ONE)], global_steps=1))
     (made,) = verl_records([outcome("r_1", ONE)], global_steps=1, inputs_of=lambda _: {"uid": "r-1"})

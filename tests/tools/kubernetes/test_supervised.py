@@ -34,7 +34,7 @@ SCENARIOS = {
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-async def test_x04_a_job_of_a_cluster_that_raises_runs_again_or_is_reported(name, cluster, monkeypatch, caplog):
+async def test_a_job_of_a_cluster_that_raises_runs_again_or_is_reported(name, cluster, monkeypatch, caplog):
     monkeypatch.setattr("osmosis_grpc.tools.kubernetes.cluster.CLEAN_EVERY", 0.05)
     async with cluster() as made:
         await SCENARIOS[name](made, lambda: supervise.inject(name, OSError(f"injected into {name}")), caplog)

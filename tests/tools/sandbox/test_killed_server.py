@@ -34,7 +34,8 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("group", [False, True])
-async def test_arl40_a_killed_server_leaves_no_process_and_no_folder(method, group, tmp_path):
+@pytest.mark.row("ARL 40")
+async def test_a_killed_server_leaves_no_process_and_no_folder(method, group, tmp_path):
     tmp_path.chmod(0o755)
     for parent in tmp_path.parents[:2]:
         parent.chmod(0o755)

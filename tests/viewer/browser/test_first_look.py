@@ -74,7 +74,7 @@ def test_an_image_of_a_prompt_is_shown(browse, demo):
     wait_until(page, "document.querySelector('img.image').naturalWidth === 96")
 
 
-def test_v5_runs_are_chosen_and_compared(browse, tmp_path):
+def test_runs_are_chosen_and_compared(browse, tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"user_prompt": "What is 1 + 2?", "ground_truth": "3"}\n' * 2)
     for model in ("mock:echo", "mock:tools"):
         arguments = ("test", "-m", "osmosis_grpc.testing.calculator:agent_loop", "-d", "rows.jsonl", "--model", model)
@@ -91,7 +91,7 @@ def test_v5_runs_are_chosen_and_compared(browse, tmp_path):
         expect(page.locator("header.rollout .state")).to_have_text("COMPLETED")
 
 
-def test_v3_the_tokens_of_a_running_rollout_grow_by_themselves(browse, followed):
+def test_the_tokens_of_a_running_rollout_grow_by_themselves(browse, followed):
     address, url = followed
     begun, opened = threading.Event(), threading.Event()
 

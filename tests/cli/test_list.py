@@ -1,0 +1,236 @@
+"""C9: the list command shows what rollouts do and how they ended, from a server and from its state folder."""
+
+import json
+import re
+import shutil
+import sqlite3
+from contextlib import closing
+
+import pytest
+
+from osmosis_grpc.cli.list_table import table
+from osmosis_grpc.protocol.types import Activity, RolloutInfo, RolloutState
+from osmosis_grpc.storage import SqliteJournal
+from osmosis_grpc.storage.journal import open_trails
+from osmosis_grpc.storage.lock_file import Lock, is_held
+from tests.cli.looked_at import record, write_agents
+from tests.processes import run
+
+
+@pytest.fixture(params=["server", "folder"])
+def listing(request, looked_at, forked):
+    """Runs the command with options, on the server and on its folder."""
+    return lambda *options: forked.run("-m", "osmosis_grpc", "list", *looked_at.options(request.param), *options)
+
+
+def rows(done):
+    """The records of rollouts by id, in order. The last record counts them."""
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert found.pop() == {"event": "listed", "rollouts": len(found), "more": False, "as_of": None}, done.stderr
+    assert {each.pop("event") for each in found} <= {"rollout"}
+    return {each["rollout_id"]: each for each in found}
+
+
+def test_the_newest_rollout_is_first_and_has_all_columns(listing):
+    found = rows(listing("--json"))
+    assert list(found) == ["stuck", "evil", "bad", "good"]
+    good, bad, stuck = found["good"], found["bad"], found["stuck"]
+    assert (good["agent_loop"], good["state"], good["reward"], good["chats"]) == ("traveller", "COMPLETED", 1.0, 4)
+    assert good["response_tokens"] > 0
+    assert good["prompt_tokens"] > good["response_tokens"]
+    assert [found[name]["finish_reason"] for name in ("stuck", "bad", "good")] == [None, "error", "stop"]
+    assert good["activity"] is good["idle"] is good["failure_reason"] is None
+    assert good["elapsed"] == pytest.approx(good["end_time"] - good["accept_time"])
+    assert (bad["failure_reason"], bad["failure_summary"]) == (
+        "AGENT_EXCEPTION",
+        "LookupError: cannot read 'no such city: Atlantis'",
+    )
+    assert (stuck["state"], stuck["activity"]["description"], stuck["chats"]) == ("RUNNING", "tool forever", 1)
+    assert 0 < stuck["idle"] <= stuck["elapsed"]
+
+
+OPTIONS = {
+    "state": (["--state", "completed"], ["evil", "good"]),
+    "states": (["--state", "FAILED", "--state", "running"], ["stuck", "bad"]),
+    "agent": (["--agent", "other"], []),
+    "group": (["--group", "g"], []),
+    "reason": (["--reason", "agent_exception"], ["bad"]),
+    "finish reason": (["--finish-reason", "error"], ["bad"]),
+    "reward": (["--min-reward", "0.5", "--max-reward", "1"], ["evil", "good"]),
+    "age": (["--since", "1h"], ["stuck", "evil", "bad", "good"]),
+    "old": (["--before", "1h"], []),
+    "undelivered": (["--undelivered"], []),
+    "stalled": (["--stalled", "10ms"], ["stuck"]),
+    "stalled for long": (["--stalled", "1d"], []),
+    "oldest": (["--oldest"], ["good", "bad", "evil", "stuck"]),
+    "all": (["--limit", "0"], ["stuck", "evil", "bad", "good"]),
+}
+
+
+@pytest.mark.parametrize(("options", "names"), OPTIONS.values(), ids=OPTIONS)
+def test_filters(listing, options, names):
+    assert list(rows(listing("--json", *options))) == names
+
+
+def test_a_stuck_tool_is_in_the_table_with_its_name(listing):
+    done = listing("--stalled", "10ms")
+    assert done.returncode == 0, done.stderr
+    head, row = done.stdout.splitlines()
+    assert head.split() == ["ID", "AGENT", "STATE", "CHATS", "ELAPSED", "IDLE", "ACTIVITY", "TOKENS"]
+    assert re.fullmatch(r"stuck +traveller +RUNNING +1 +\S+ +\S+ +tool forever \S+ +\d+/\d+", row), row
+
+
+def test_the_table_has_rewards_and_failures_and_no_escape_sequence(listing):
+    done = listing()
+    assert "AGENT_EXCEPTION: LookupError: cannot read 'no such city: Atlantis'" in done.stdout
+    assert done.stdout.replace("\n", "").isprintable()
+    assert "more rollouts match; --limit 2 shows more" in listing("--limit", "1").stdout
+    assert "no rollout matches in the s" in listing("--agent", "other").stdout
+
+
+def test_cancelling_the_stuck_rollout_frees_its_slot(forked, tmp_path):
+    write_agents(tmp_path)
+    serve = ("-m", "agents:Traveller", "--state-dir", "state", "--max-concurrent", "1")
+    with forked.serving(*serve, cwd=tmp_path) as address:
+        asked = ("--server", address)
+        record(address, "stuck")
+        found = rows(forked.run("-m", "osmosis_grpc", "list", *asked, "--stalled", "10ms", "--json"))
+        assert found["stuck"]["activity"]["description"] == "tool forever"
+        done = forked.run("-m", "osmosis_grpc", "ctl", "cancel", "stuck", "--reason", "it hangs", *asked)
+        assert (done.returncode, done.stdout) == (0, "stuck: cancelled\n"), done.stderr
+        record(address, "good")  # it gets the only slot
+        found = rows(forked.run("-m", "osmosis_grpc", "list", *asked, "--json"))
+        assert (found["stuck"]["state"], found["good"]["state"]) == ("CANCELLED", "COMPLETED")
+
+
+WRONG = {
+    "state": (["--state", "sleeping"], "--state: 'sleeping' is not a state; the states are accepted, queued, running"),
+    "time": (["--since", "soon"], "--since: 'soon' is not a time; name one such as 5s, 10m, 2h or 1d"),
+    "stall": (["--stalled", "0s"], "--stalled: 0 is not a time greater than zero"),
+    "reason": (["--reason", "no such"], "--reason: 'no such' is not a reason; the reasons are AGENT_EXCEPTION, "),
+    "near reason": (
+        ["--reason", "AGENT_EXCEPTON"],
+        "--reason: 'AGENT_EXCEPTON' is not a reason; do you mean AGENT_EXCEPTION or ",
+    ),
+    "reward": (["--min-reward", "nan"], "--min-reward: nan is not a number"),
+    "two sources": (["--server", "127.0.0.1:1", "--state-dir", "x"], "--server and --state-dir exclude each other"),
+    "folder": (["--state-dir", "nowhere"], "there is no journal nowhere/journal.db"),
+}
+
+
+@pytest.mark.parametrize(("options", "told"), WRONG.values(), ids=WRONG)
+def test_a_wrong_option_is_one_line_and_code_2(forked, tmp_path, options, told):
+    done = forked.run("-m", "osmosis_grpc", "list", *options, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"list: {told}")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_folder_without_a_server_stands_still(looked_at, forked, tmp_path):
+    shutil.copytree(looked_at.folder / "state", tmp_path / "state")
+    listed, shown, record = (
+        [forked.run("-m", "osmosis_grpc", *command, "--state-dir", "state", cwd=tmp_path).stdout for _ in range(2)]
+        for command in (("list", "--stalled", "1ms"), ("show", "stuck"), ("list", "--json"))
+    )
+    assert listed[0] == listed[1]
+    note = r"no server uses the state folder state; shown as of \d+-\d+-\d+ \d+:\d+:\d+Z\n"
+    assert re.search(rf"\nstuck .* tool forever \d+\.\ds .*\n{note}\Z", listed[0]), listed[0]
+    assert shown[0] == shown[1]
+    assert re.search(rf"\nRUNNING: tool forever, for \d+\.\d s\n{note}\Z", shown[0]), shown[0]
+    assert record[0] == record[1]
+    assert json.loads(record[0].splitlines()[-1])["as_of"] > 0
+
+
+def test_the_lock_says_whether_a_server_uses_the_folder(tmp_path):
+    assert is_held(tmp_path / "lock") is False
+    lock = Lock(tmp_path / "lock")
+    assert is_held(tmp_path / "lock") is True
+    lock.close()
+    assert is_held(tmp_path / "lock") is False
+
+
+def info(name, **fields):
+    return RolloutInfo(
+        rollout_id=name,
+        attempt=1,
+        agent_loop="traveller",
+        accept_time=0.0,
+        activity=Activity("tool look", 1.0),
+        **fields,
+    )
+
+
+def failed(name, text):
+    return info(
+        name,
+        state=RolloutState.FAILED,
+        end_time=3.0,
+        failure_reason="AGENT_EXCEPTION",
+        failure_summary=text,
+        reward=0.25,
+    )
+
+
+def test_a_failure_is_legible_at_80_columns():
+    rows = [failed("r1", "IndexError: list index out of range"), info("r2", state=RolloutState.RUNNING)]
+    assert list(table(rows, 9.0, 200))[1].endswith("AGENT_EXCEPTION: IndexError: list index out of range")
+    lines = list(table(rows, 9.0, 80))
+    assert max(map(len, lines)) <= 80
+    assert lines[2] == "  AGENT_EXCEPTION: IndexError: list index out of range"
+    lines = list(table([failed("3f" * 18, "ValueError: " + "long text " * 10), *rows], 9.0, 80))
+    assert max(map(len, lines)) <= 80
+    assert f"{lines[2]} {lines[3].strip()}" == "  AGENT_EXCEPTION: ValueError: " + ("long text " * 10).rstrip()
+
+
+def test_a_long_id_is_whole_and_the_lines_have_80_columns():
+    names = ["3f" * 30, "r2"]
+    rows = [info(name, state=RolloutState.RUNNING, progress_time=5.0, chats=100, reward=0.5) for name in names]
+    lines = list(table(rows, 9.0, 80))
+    assert max(map(len, lines)) <= 80
+    assert lines[0] == "ID"
+    assert lines[1].split() == ["AGENT", "STATE", "ELAPSED", "REWARD"]
+    assert lines[2] == names[0]
+    assert lines[3].split() == ["traveller", "RUNNING", "9.0s", "0.5"]
+    assert lines[5] == "r2"
+
+
+async def test_an_empty_folder_has_no_rollouts(forked, tmp_path):
+    SqliteJournal(tmp_path / "state").close()
+    done = forked.run("-m", "osmosis_grpc", "list", "--state-dir", "state", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "there are no rollouts yet in the state folder state\n")
+
+
+def test_a_list_of_a_folder_imports_no_grpc(looked_at):
+    done = run("-X", "importtime", "-m", "osmosis_grpc", "list", *looked_at.options("folder"), "--json")
+    assert done.returncode == 0
+    imported = {name.split(".")[0] for name in re.findall(r"\|\s+([\w.]+)\s*$", done.stderr, re.M)}
+    assert "sqlite3" in imported
+    assert not imported & {"grpc", "fastapi", "litellm", "pyarrow", "openai", "pydantic_settings"}
+
+
+def test_a_list_imports_numpy_only_for_tokens():
+    reading = "osmosis_grpc.records.reading"
+    code = f"import sys, osmosis_grpc.cli.list, {reading}.folder_source, {reading}.server_source"
+    assert run("-c", f"{code}; sys.exit('numpy' in sys.modules)").returncode == 0
+
+
+def test_an_old_unfinished_rollout_is_read_in_part(looked_at, monkeypatch):
+    """Events between the first positions and the newest ones are not read, so its idle time is a lower bound."""
+    with closing(sqlite3.connect(f"file:{looked_at.folder}/state/journal.db?mode=ro", uri=True)) as database:
+        (sequence,) = database.execute("SELECT sequence FROM rollouts WHERE rollout_id = 'stuck'").fetchone()
+        whole = open_trails.open_trails(database, [sequence])[sequence]
+        assert whole.read_from == 0.0
+        own = database.execute("SELECT position FROM events WHERE sequence = ? ORDER BY position", (sequence,))
+        *_, before_last, _ = (position for (position,) in own.fetchall())
+        (newest,) = database.execute("SELECT max(position) FROM events").fetchone()
+        monkeypatch.setattr(open_trails, "NEWEST", newest - before_last)
+        monkeypatch.setattr(open_trails, "FIRST", 0)
+        part = open_trails.open_trails(database, [sequence])[sequence]
+        assert open_trails.open_trails(database, [sequence], {sequence: before_last - 1})[sequence] == part
+        rest = open_trails.open_trails(database, [sequence], {sequence: before_last})[sequence]
+        none = open_trails.open_trails(database, [sequence], {sequence: newest})[sequence]
+    assert [event.event_number for event in whole.events] == list(range(1, len(whole.events) + 1))
+    assert [event.event_number for event in part.events] == [1, len(whole.events)]
+    assert (rest.events, rest.after, rest.read_to) == (whole.events[-1:], before_last, newest)
+    assert none.events == []
+    assert whole.events[-2].time <= part.read_from <= whole.events[-1].time

@@ -1,0 +1,306 @@
+"""X9: one flipped bit in a journal or a ledger. No outcome changes without a report, and all other rollouts go on.
+
+A fixture makes a scene: the files of a killed process, with delivered, undelivered and running rollouts. Each flip
+copies the scene, starts a real server and a real trainer on the copy, and compares the outcomes.
+"""
+
+import asyncio
+import random
+import shutil
+import sqlite3
+from contextlib import AsyncExitStack, aclosing, closing
+from pathlib import Path
+
+import pytest
+
+from osmosis_grpc.agent import RolloutAgentLoop
+from osmosis_grpc.protocol.errors import DataLoss, Unavailable
+from osmosis_grpc.server import AgentServer, ServerConfig
+from osmosis_grpc.storage.find_damage import examine
+from osmosis_grpc.storage.journal.schema import JOURNAL
+from osmosis_grpc.storage.ledger.schema import LEDGER
+from osmosis_grpc.trainer import (
+    ChatRequest,
+    ChatResponse,
+    RolloutClient,
+    RolloutOutcome,
+    RolloutRequest,
+    TokenBlock,
+    Trainer,
+)
+from tests.callback_trainer import CallbackTrainer
+from tests.damaged import flip
+from tests.ports import quiet_port
+from tests.waiting import is_empty, until
+
+PATIENCE = 60.0
+DONE, LATE, OPEN = ([f"{name}-{n}" for n in range(4)] for name in ("done", "late", "open"))
+ENGINE = ServerConfig(outbox_delay=(0.02, 0.1), retry_delay=(0.02, 0.1), stop_again_after=(0.05, 0.1))
+
+
+class Adder(RolloutAgentLoop):
+    """Sends three chats, the third with a long message. It is replayable."""
+
+    name = "adder"
+    replayable = True
+
+    def get_tools(self, request):
+        return []
+
+    async def run(self, ctx):
+        messages, said = list(ctx.request.messages), []
+        for turn in range(3):
+            reply = await ctx.chat(messages)
+            said.append(reply.message["content"])
+            messages += [reply.message, {"role": "user", "content": f"turn {turn} {'and more ' * 300 * (turn == 1)}"}]
+        return ctx.complete(messages, reward=float(len("".join(said))))
+
+
+class Policy:
+    """Gives the same reply to the same question. While it is closed, second chats of rollouts `open-N` wait."""
+
+    def __init__(self, *, closed: bool) -> None:
+        self.waiting = 0
+        self._gate = asyncio.Event()
+        if not closed:
+            self._gate.set()
+
+    async def __call__(self, request: ChatRequest) -> ChatResponse:
+        if request.rollout_id in OPEN and request.chat_number > 1 and not self._gate.is_set():
+            self.waiting += 1
+            await self._gate.wait()
+        text = f"{request.rollout_id} {request.chat_number}"
+        count = sum(len(message["content"]) for message in request.messages) // 20
+        return ChatResponse(
+            message={"role": "assistant", "content": text},
+            tokens=TokenBlock.of([7, request.chat_number], [-0.5, -0.25]),
+            prompt_ids=TokenBlock.of(list(range(count))).ids,
+        )
+
+
+def request_of(name: str) -> RolloutRequest:
+    return RolloutRequest(rollout_id=name, messages=[{"role": "user", "content": f"add, {name}"}])
+
+
+def compared(outcome: RolloutOutcome) -> tuple:
+    """Return the parts of an outcome that are compared."""
+    samples = outcome.samples.values()
+    tokens = [segment.ids.tolist() for sample in samples for segment in sample.segments]
+    return outcome.status, outcome.reward, str(outcome.messages), str(tokens)
+
+
+def is_lost(outcome: RolloutOutcome) -> bool:
+    return outcome.status == "FAILED" and outcome.failure is not None and outcome.failure.reason == "DATA_LOSS"
+
+
+def checkpoint(database: Path) -> None:
+    """Move all commits from the write-ahead log to the file."""
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+def copy_after_kill(database: Path, folder: Path) -> None:
+    """Copy a file as a kill at this moment leaves it."""
+    folder.mkdir(exist_ok=True)
+    for suffix in ("", "-wal"):
+        shutil.copy(f"{database}{suffix}", folder / f"{database.name}{suffix}")
+
+
+def random_bits(scene: Path, name: str, count: int, seed: int) -> list[tuple[str, int]]:
+    """Return random bits of a file and of its log, some of them in the headers."""
+    dice, found = random.Random(seed), []
+    files = [(scene / name, 100), (scene / f"{name}-wal", 32)]
+    for number in range(count):
+        path, head = files[number % 2]
+        size = head if number % 10 < 2 else path.stat().st_size
+        found.append((path.name, dice.randrange(8 * size)))
+    return found
+
+
+# The journal.
+
+
+class Recorder:
+    """Records outcomes, and refuses those of some rollouts."""
+
+    def __init__(self, refused: list[str]) -> None:
+        self.refused = refused
+        self.seen: set[str] = set()
+        self.recorded: dict[str, RolloutOutcome] = {}
+
+    async def __call__(self, outcome: RolloutOutcome, state: bytes, credential: str) -> None:
+        self.seen.add(outcome.rollout_id)
+        if outcome.rollout_id in self.refused:
+            raise Unavailable("not now", retry_after=0.05)
+        self.recorded.setdefault(outcome.rollout_id, outcome)
+
+
+@pytest.fixture
+async def journal(tmp_path: Path) -> tuple[Path, int]:
+    """Return a journal's folder, and the port of the callbacks."""
+    state, scene = tmp_path / "state", tmp_path / "scene"
+    recorder, policy = Recorder(LATE), Policy(closed=True)
+    async with (
+        CallbackTrainer(policy, port=quiet_port(), recorder=recorder, tokens=TOKEN) as trainer,
+        AgentServer([Adder()], port=0, config=ENGINE, state_dir=state) as server,
+        RolloutClient(server.address) as client,
+    ):
+        for names in (DONE, LATE, OPEN):
+            for name in names:
+                await client.init(request_of(name), callback=trainer.callback())
+            if names is DONE:
+                await until(lambda: len(recorder.recorded) == len(DONE))
+                checkpoint(state / "journal.db")
+        await until(lambda: recorder.seen >= set(LATE) and policy.waiting == len(OPEN))
+        copy_after_kill(state / "journal.db", scene)
+        shutil.copytree(state / "credentials", scene / "credentials")
+        return scene, trainer.port
+
+
+TOKEN = "a-token-by-which-a-trainer-knows-its-callbacks"
+
+
+async def after_journal(folder: Path, port: int) -> dict[str, RolloutOutcome | str]:
+    """Return all outcomes: delivered outcomes, and the server's answers for settled rollouts."""
+    recorder, found = Recorder([]), {}
+    async with (
+        CallbackTrainer(Policy(closed=False), port=port, recorder=recorder, tokens=TOKEN),
+        AgentServer([Adder()], port=0, config=ENGINE, state_dir=folder) as server,
+        RolloutClient(server.address) as client,
+    ):
+        await until(lambda: is_empty(i async for i in client.rollouts() if not i.end_time or i.undelivered))
+        for name in DONE:
+            try:
+                found[name] = (await client.get(name)).outcome
+            except DataLoss as error:
+                found[name] = str(error)
+            except Exception as error:
+                found[name] = f"{type(error).__name__}: {error}"
+    return found | recorder.recorded
+
+
+def check(found: dict, expected: dict, names: list[str], log: str, where: object) -> None:
+    """Check that each rollout is unchanged, or has failed with DATA_LOSS and is in the log."""
+    for name in names:
+        got = found.get(name)
+        if isinstance(got, RolloutOutcome) and compared(got) == expected[name]:
+            continue
+        assert name in log, (
+            f"{where}: {name} is {got and (compared(got) if isinstance(got, RolloutOutcome) else got)}, unreported"
+        )
+        assert got is None or isinstance(got, str) or is_lost(got), f"{where}: {name} became {compared(got)}"
+
+
+async def flipped_journals(scene: Path, port: int, tmp_path: Path, caplog, count: int, seed: int) -> None:
+    undamaged = await after_journal(shutil.copytree(scene, tmp_path / "undamaged"), port)
+    expected = {name: compared(outcome) for name, outcome in undamaged.items()}
+    assert {status for status, *_ in expected.values()} == {"COMPLETED"}
+    assert set(expected) == {*DONE, *LATE, *OPEN}
+    kept = lost = 0
+    for name, bit in random_bits(scene, "journal.db", count, seed):
+        folder = shutil.copytree(scene, tmp_path / "flipped")
+        flip(folder / name, bit)
+        examined = examine(folder / "journal.db", JOURNAL)
+        caplog.clear()
+        found = await after_journal(folder, port)
+        check(found, expected, [*DONE, *LATE, *OPEN], caplog.text, (name, bit))
+        right = sum(isinstance(c, RolloutOutcome) and compared(c) == expected[n] for n, c in found.items())
+        assert right >= len(expected) - 1, f"{(name, bit)}: one bit costs one rollout at most\n{caplog.text}"
+        assert right == len(expected) or not examined.is_sound, f"{(name, bit)}: doctor finds nothing"
+        kept, lost = kept + right, lost + len(expected) - right
+        shutil.rmtree(folder)
+    print(f"{count} bits: {kept} outcomes as before, {lost} reported")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+async def test_a_flipped_bit_in_the_journal(journal, tmp_path, caplog):
+    await flipped_journals(*journal, tmp_path, caplog, 30, seed=1)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+async def test_300_flipped_bits_in_the_journal(journal, tmp_path, caplog):
+    await flipped_journals(*journal, tmp_path, caplog, 300, seed=2)
+
+
+# The ledger.
+
+
+@pytest.fixture
+async def ledger(tmp_path: Path) -> tuple[Path, int]:
+    """Return a ledger with its server's journal, and the port of the server."""
+    state, scene = tmp_path / "state", tmp_path / "scene"
+    policy, path = Policy(closed=True), tmp_path / "ledger"
+    async with (
+        AgentServer([Adder()], port=quiet_port(), config=ENGINE, state_dir=state) as server,
+        AsyncExitStack() as stack,
+    ):
+        trainer = await stack.enter_async_context(Trainer([server.address], policy, ledger=path))
+        for outcome in [await trainer.rollout(request_of(name)) for name in DONE]:
+            await outcome.confirm()
+        for name in LATE[:2]:
+            await trainer.rollout(request_of(name))
+        checkpoint(path)
+        for name in LATE[2:]:
+            await trainer.rollout(request_of(name))
+        running = [asyncio.create_task(trainer.rollout(request_of(name))) for name in OPEN]
+        await until(lambda: policy.waiting == len(OPEN))
+        copy_after_kill(path, scene)
+        copy_after_kill(state / "journal.db", scene / "state")
+        port = server.port
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+    return scene, port
+
+
+async def after_ledger(folder: Path, port: int) -> dict[str, RolloutOutcome]:
+    """Return all outcomes that the application gets, those of repeated requests included."""
+    found: dict[str, RolloutOutcome] = {}
+    async with (
+        AgentServer([Adder()], port=port, config=ENGINE, state_dir=folder / "state"),
+        Trainer([f"127.0.0.1:{port}"], Policy(closed=False), ledger=folder / "ledger") as trainer,
+        asyncio.timeout(PATIENCE),
+    ):
+        async with aclosing(trainer.unconfirmed()) as outcomes:
+            async for outcome in outcomes:
+                found[outcome.rollout_id] = outcome
+                await outcome.confirm()
+        for name in {*LATE, *OPEN} - set(found):
+            found[name] = await trainer.rollout(request_of(name))
+    return found
+
+
+async def flipped_ledgers(scene: Path, port: int, tmp_path: Path, caplog, count: int, seed: int) -> None:
+    undamaged = await after_ledger(shutil.copytree(scene, tmp_path / "undamaged"), port)
+    expected = {name: compared(outcome) for name, outcome in undamaged.items()}
+    assert {status for status, *_ in expected.values()} == {"COMPLETED"}
+    assert set(expected) == {*LATE, *OPEN}
+    lost = 0
+    for name, bit in random_bits(scene, "ledger", count, seed):
+        folder = shutil.copytree(scene, tmp_path / "flipped")
+        flip(folder / name, bit)
+        examined = examine(folder / "ledger", LEDGER)
+        caplog.clear()
+        found = await after_ledger(folder, port)
+        check(found, expected, [*LATE, *OPEN], caplog.text, (name, bit))
+        right = sum(compared(found[name]) == outcome for name, outcome in expected.items())
+        assert right >= len(expected) - 1, f"{(name, bit)}: one bit costs one rollout at most\n{caplog.text}"
+        assert not set(found) & set(DONE), f"{(name, bit)}: what was confirmed is handed out again"
+        assert right == len(expected) or not examined.is_sound, f"{(name, bit)}: doctor finds nothing"
+        lost += len(expected) - right
+        shutil.rmtree(folder)
+    print(f"{count} bits: {lost} outcomes reported as lost")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+async def test_a_flipped_bit_in_the_ledger(ledger, tmp_path, caplog):
+    await flipped_ledgers(*ledger, tmp_path, caplog, 30, seed=3)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+async def test_300_flipped_bits_in_the_ledger(ledger, tmp_path, caplog):
+    await flipped_ledgers(*ledger, tmp_path, caplog, 300, seed=4)

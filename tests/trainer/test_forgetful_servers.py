@@ -1,0 +1,89 @@
+"""A server that accepts a rollout and forgets it, again and again."""
+
+import asyncio
+
+import pytest
+
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import attach_pb2
+from osmosis_grpc.protocol.errors import Unavailable
+from osmosis_grpc.protocol.types import OutcomeStatus
+from osmosis_grpc.testing.raw.server_frames import accepted
+from osmosis_grpc.trainer import RolloutRequest
+from tests.waiting import until
+
+
+async def forget(server, seen):
+    """Accept every Init, and say of each that it is not known."""
+    while True:
+        request = await server.stream.next("init")
+        seen.append(request.attempt)
+        ref = attach_pb2.RolloutRef(rollout_id=request.rollout_id, attempt=request.attempt)
+        unknown = attach_pb2.ServerFrame(unknown_rollouts=attach_pb2.UnknownRollouts(rollouts=[ref]))
+        await server.send(accepted(request), unknown)
+
+
+@pytest.fixture
+def forgetting(listening):
+    async def start(**options):
+        deployment = await listening(**options)
+        server = await deployment.server()
+        await server.attach()
+        server.stream.timeout = 30.0
+        seen = []
+        task = asyncio.create_task(forget(server, seen))
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return deployment, seen
+
+    return start
+
+
+@pytest.mark.slow
+async def test_a_rollout_that_is_forgotten_again_and_again_ends_with_the_reasons(forgetting):
+    deployment, seen = await forgetting()
+    with pytest.raises(Unavailable, match=r"lost 5 times.*attempt 1: .*forgotten it.*attempt 5: .*forgotten it"):
+        await asyncio.wait_for(deployment.trainer.rollout(rollout_id="r", agent_loop="talk"), 30)
+    assert seen == [1, 2, 3, 4, 5]
+
+
+async def test_run_yields_it_as_failed_and_the_number_of_attempts_is_an_option(forgetting):
+    deployment, seen = await forgetting(max_attempts=2)
+    requests = [RolloutRequest(rollout_id="r", agent_loop="talk")]
+    outcomes = [outcome async for outcome in deployment.trainer.run(requests)]
+    assert seen == [1, 2]
+    (outcome,) = outcomes
+    assert (outcome.status, outcome.failure.boundary) == (OutcomeStatus.FAILED, "server")
+    assert "lost 2 times" in outcome.failure.message
+
+
+async def test_other_rollouts_run_while_one_waits_for_its_next_attempt(listening):
+    deployment = await listening()
+    server = await deployment.server()
+    await server.attach(max_open_rollouts=1)
+    lost = deployment.run("lost")
+    request = await server.accept()
+    other = deployment.run("other")
+    ref = attach_pb2.RolloutRef(rollout_id="lost", attempt=1)
+    await server.send(attach_pb2.ServerFrame(unknown_rollouts=attach_pb2.UnknownRollouts(rollouts=[ref])))
+    request = await server.accept()
+    assert request.rollout_id == "other"
+    await server.complete(request)
+    await other
+    request = await server.accept()
+    assert (request.rollout_id, request.attempt) == ("lost", 2)
+    await server.complete(request)
+    assert (await lost).attempt == 2
+
+
+async def test_a_rollout_that_waits_for_its_next_attempt_can_be_cancelled(forgetting, caplog):
+    deployment, _ = await forgetting(max_attempts=100)
+    running = asyncio.create_task(deployment.trainer.rollout(rollout_id="r", agent_loop="talk"))
+    await until(lambda: caplog.text.count("has forgotten 1 rollouts") >= 4)
+    await deployment.trainer.cancel("r")
+    outcome = await asyncio.wait_for(running, 10)
+    assert outcome.status is OutcomeStatus.CANCELLED
+
+
+@pytest.mark.parametrize("attempts", [0, -1])
+async def test_at_least_one_attempt_is_made(listening, attempts):
+    with pytest.raises(ValueError, match="max_attempts"):
+        await listening(max_attempts=attempts)
