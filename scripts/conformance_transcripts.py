@@ -1,7 +1,8 @@
 """Writes conformance/vectors/transcripts.yaml: hellos, heartbeats, breaks and ends of a stream, as one side sees them.
 
 `python scripts/conformance_transcripts.py` makes them from the rules of a stream
-(osmosis_grpc/protocol/stream/stream_machine.py), which have no I/O and no clock. `--check` fails if the file is not up to date.
+(osmosis_grpc/protocol/stream/stream_machine.py), which have no I/O and no clock. `--check` fails if the file
+is not up to date.
 """
 
 import sys

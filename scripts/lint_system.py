@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("engine", "link", "server", "storage", "supervise", "trainer")
+PACKAGES = ("engine", "network", "server", "storage", "supervise", "trainer")
 MODULES = {"random", "secrets", "uuid"}
 """Modules of which nothing is used."""
 NAMES = {

@@ -107,8 +107,8 @@ def serialize_tool_result(result: Any) -> str:
     """Return a tool's result as a message's content, with the texts of the Osmosis SDK.
 
     A string stays unchanged. Any other value is converted to JSON as in `osmosis_grpc.protocol.types.json_values`:
-    None is `null`, and non-ASCII characters are escaped. Raises InvalidArgument for NaN, infinity, and an object that cannot be
-    converted and has no str() of its own.
+    None is `null`, and non-ASCII characters are escaped. Raises InvalidArgument for NaN, infinity, and an object that
+    cannot be converted and has no str() of its own.
     """
     made = readable(result, "result")
     return made if isinstance(made, str) else json.dumps(made)

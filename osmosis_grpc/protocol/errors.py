@@ -2,7 +2,8 @@
 
 A failed call raises a CallError. Each gRPC status has its own class, and both sides use the same classes
 (osmosis_grpc.protocol.wire.status has the table). A failed rollout raises nothing: its RolloutOutcome has a
-`Failure`. If an exception escapes from the agent, the Failure gets the `boundary` of the exception. This module depends on no transport.
+`Failure`. If an exception escapes from the agent, the Failure gets the `boundary` of the exception.
+This module depends on no transport.
 
     OsmosisRolloutError
     ├── CallError                  a call was refused or could not be made
@@ -360,7 +361,7 @@ def install(requirement: str) -> str:
 def missing_extra(what: str, extra: str) -> str:
     """Returns a sentence that says how to install an extra from the source of this distribution."""
     needs = f"{what} needs the extra {extra!r}"
-    checkout = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    checkout = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     if os.path.exists(os.path.join(checkout, "pyproject.toml")):
         return f"{needs}: pip install -e {shlex.quote(f'{checkout}[{extra}]')}"
     wheel = _wheel()

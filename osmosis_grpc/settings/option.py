@@ -1,7 +1,8 @@
 """Describes one option: its flags, its variable, its bounds and its help.
 
 The classes in server_options.py and client_options.py declare every option once, as an annotated field. The settings
-models (settings.py), the commands with their --help (command.py) and docs/settings.md (scripts/settings.py) are made from them.
+models (settings.py), the commands with their --help (command.py) and docs/settings.md (scripts/settings.py) are made
+from them.
 """
 
 import inspect

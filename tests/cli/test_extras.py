@@ -47,5 +47,5 @@ def test_the_name_of_the_distribution_is_written_once():
     sources = [*(ROOT / "osmosis_grpc").rglob("*.py"), *(ROOT / "gateway").rglob("*.py")]
     advising = {path.name for path in sources if "pip install" in path.read_text()}
     assert advising == {"errors.py", "init.py", "loader.py"}  # the last two name packages of others
-    assert not re.search(rf"pip install '?{DISTRIBUTION}", (ROOT / "osmosis_grpc" / "errors.py").read_text())
+    assert not re.search(rf"pip install '?{DISTRIBUTION}", (ROOT / "osmosis_grpc/protocol/errors.py").read_text())
     assert f"'{DISTRIBUTION}" not in missing_extra("x", "server")

@@ -12,6 +12,7 @@ import traceback
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 MOST_FRAMES = 5
 """The most frames of a failure."""
@@ -19,7 +20,7 @@ _MOST_CHARS = 256
 """The most characters of each text in a frame: the file, the function and the line of code."""
 
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_OURS = str(Path(__file__).absolute().parents[2]) + os.sep
 _EXAMPLES = os.path.join(_OURS, "testing") + os.sep  # its agents count as a user's code
 _INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages", "osmosis_gateway"))
 

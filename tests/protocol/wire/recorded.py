@@ -1,7 +1,7 @@
 """What a release puts on the wire and into a journal, recorded for later ones to read.
 
-`python -m tests.protocol.wire.recorded` writes recorded/VERSION.json for this version; once that is released its file is
-never written again.
+`python -m tests.protocol.wire.recorded` writes recorded/VERSION.json for this version; once that is released its file
+is never written again.
 """
 
 import base64
