@@ -111,9 +111,9 @@ class ChatRequest(google.protobuf.message.Message):
 
     @property
     def sampling(self) -> osmosis_grpc.protocol._gen.osmosis.rollout.v1.message_pb2.SamplingParams:
-        """The sampling parameters that the agent passed with this chat; pinned ones
-        replace its own, see RolloutSpec.pin_sampling. They are complete: the
-        server adds nothing else, and a trainer must not add anything from the
+        """The sampling parameters that the agent passed with this chat, with the
+        pinned ones in place of its own; see RolloutSpec.pin_sampling. They are
+        complete: the server adds nothing else. A trainer adds nothing from the
         spec.
         """
 

@@ -351,7 +351,7 @@ class Segment(google.protobuf.message.Message):
     A segment grows from its newest chat only. If two chats continue the same
     chat, the one with the lower number extends the segment, and the other
     begins a new segment. Chats that were dropped come after all others in this
-    order, so a dropped chat never extends a segment of kept chats.
+    order, so a dropped chat does not extend a segment of kept chats.
 
     Train on the chats that `chats` names, and on no others. A reply that did
     not reach the agent is in no segment. So the masks may add up to fewer
