@@ -131,7 +131,7 @@ def test_what_a_listener_accepts():
 
 
 def test_sampling_parameters_and_replies():
-    says("ChatRequest.sampling", "They are complete", "a trainer must not add anything from the spec.")
+    says("ChatRequest.sampling", "They are complete", "A trainer adds nothing from the spec.")
     says("ChatResponse.message", "Its role is assistant. Its content may be absent.")
     says("ChatResponse.finish_reason", "May be empty.")
     says("ChatResponse.usage", "May be unset.")
