@@ -99,11 +99,9 @@ def _report(found: "Examined", out: Records) -> None:
         structure=found.structure or None,
         sound=dict(found.sound),
         damaged=len(found.damaged),
-        unreadable=found.lost,
     )
     out.say(f"{found.kind} {found.path}: {'sound' if found.is_sound else 'damaged'}")
     lines = [f"the file: {found.structure}"] if found.structure else []
-    lines += [f"rows that cannot be read: {found.lost}"] if found.lost else []
     lines += [_line(one) for one in found.damaged]
     lines.append(f"sound: {', '.join(f'{count} {name}' for name, count in sorted(found.sound.items()))}")
     for line in lines:

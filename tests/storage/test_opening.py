@@ -78,12 +78,12 @@ async def test_a_newer_file_is_refused_and_unchanged(tmp_path):
         Reader.look(tmp_path)
 
 
-@pytest.mark.parametrize("version", [1, 2, 3, 6])
+@pytest.mark.parametrize("version", [2, 6])
 async def test_an_older_file_is_refused_by_name_and_unchanged(tmp_path, version):
     path = tmp_path / "journal.db"
     with closing(sqlite3.connect(path)) as database:
         database.execute("CREATE TABLE rollouts (sequence INTEGER PRIMARY KEY)")
-        database.execute(f"PRAGMA application_id = {JOURNAL.application_id(version) if version > 1 else 0}")
+        database.execute(f"PRAGMA application_id = {JOURNAL.application_id(version)}")
         database.execute(f"PRAGMA user_version = {version}")
     before = path.read_bytes()
     told = f"{path} was written by an older version (schema {version}, this one reads 7): move it away"

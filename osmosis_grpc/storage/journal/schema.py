@@ -166,12 +166,10 @@ JOURNAL = Schema(
     tables_script=TABLES,
     error=JournalError,
     instead="another folder",
-    known_table="rollouts",
     page_size=8192,  # three replies of 256 tokens fit in this page, but only one reply fits in a page of 4,096 bytes
     shrinks=True,
-    legacy_id=0,
+    lock_of=lambda path: path.with_name(LOCK),
     sums={"rollouts": {"accept_sum": _ACCEPTED, "end_sum": _END, "deaths_sum": ("sequence", "deaths")}},
-    rank={"rollouts": ("settled", "last_event_number")},
     clean=_clean,
 )
 

@@ -30,8 +30,8 @@ from osmosis_grpc.protocol.wire.event import kind_to_bytes
 from osmosis_grpc.storage.journal import schema
 from osmosis_grpc.storage.journal.credentials import Secrets, has_secrets
 from osmosis_grpc.storage.journal.open_rollouts import End, Key, OpenRollout, OpenRollouts
+from osmosis_grpc.storage.journal.prepare import prepare
 from osmosis_grpc.storage.journal.reader import Reader, read_on_thread, unavailable
-from osmosis_grpc.storage.journal.repair import mend
 from osmosis_grpc.storage.journal.retention import Retention, deletion
 from osmosis_grpc.storage.journal.rollout_folders import RolloutFolders
 from osmosis_grpc.storage.journal.rows import EVENT_BYTES, Dropped, accept_row, accepted_columns, end_row, settle_row
@@ -75,7 +75,7 @@ def _reads(method: "Callable[Concatenate[SqliteJournal, P], R]") -> "Callable[Co
 
 
 class SqliteJournal(Journal):
-    """Opens, creates or repairs the journal in a folder. Raises JournalError. Belongs to the running event loop."""
+    """Opens or creates the journal in a folder. Raises JournalError. Belongs to the running event loop."""
 
     durable = True
 
@@ -92,9 +92,9 @@ class SqliteJournal(Journal):
         self._budget = budget
         with explained(schema.JOURNAL, folder, "stop it"), ExitStack() as stack:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            file = LockedFile(folder / schema.FILE, folder / schema.LOCK, schema.JOURNAL)
+            file = LockedFile(folder / schema.FILE, schema.JOURNAL)
             stack.callback(file.close)
-            created = mend(file.database, file.path, self._system)
+            created = prepare(file.database, file.path, self._system)
             self.path = file.path
             self.secrets = Secrets(folder)
             self.reads = connect(file.path)
