@@ -15,12 +15,13 @@ from typing import Any
 from osmosis_grpc.agent.request import RolloutRequest
 from osmosis_grpc.agent.runnable import await_tools
 from osmosis_grpc.engine import failpoints
+from osmosis_grpc.engine.agent_calls import notify_ended, own_copy
 from osmosis_grpc.engine.context import EngineContext
 from osmosis_grpc.engine.forks import Forks
 from osmosis_grpc.engine.meter import Meter
 from osmosis_grpc.engine.record import Peer, Record, Run
 from osmosis_grpc.engine.recorded_chats import ForkedChats
-from osmosis_grpc.engine.runner import Runner, notify_ended, own_copy
+from osmosis_grpc.engine.runner import Runner
 from osmosis_grpc.engine.shutdown import Shutdown
 from osmosis_grpc.engine.termination import Termination
 from osmosis_grpc.engine.tombstones import CANCELLED_EARLY

@@ -9,11 +9,12 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 
+from osmosis_grpc.engine.agent_calls import own_copy
 from osmosis_grpc.engine.context import EngineContext
 from osmosis_grpc.engine.outbox import Outbox
 from osmosis_grpc.engine.record import Peer, Record
 from osmosis_grpc.engine.recorded_chats import ForkedChats, Recording
-from osmosis_grpc.engine.runner import Runner, own_copy
+from osmosis_grpc.engine.runner import Runner
 from osmosis_grpc.engine.termination import Termination
 from osmosis_grpc.engine.tombstones import CANCELLED_EARLY
 from osmosis_grpc.protocol.types import FailureReason, Fork, JournaledRollout, TrajectoryEvent, events
