@@ -4,38 +4,20 @@ import json
 import logging
 import sqlite3
 from array import array
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
-from osmosis_grpc.protocol.errors import InvalidArgument, Unavailable
-from osmosis_grpc.protocol.types import (
-    Callback,
-    EndedBy,
-    Fork,
-    Group,
-    InitRequest,
-    JournaledRollout,
-    OutcomeSummary,
-    RolloutFilter,
-    RolloutRequest,
-    RolloutState,
-    TrajectoryEvent,
-    events,
-)
-from osmosis_grpc.protocol.types.failure_reasons import DATA_LOSS
+from osmosis_grpc.protocol.types import EventKind, Fork, Group, JournaledRollout, RolloutFilter, TrajectoryEvent
 from osmosis_grpc.protocol.wire.event import ANNOTATED, origin_from_bytes
-from osmosis_grpc.protocol.wire.rollout import callback_from_bytes
-from osmosis_grpc.storage.data_loss import data_loss
 from osmosis_grpc.storage.journal import schema
+from osmosis_grpc.storage.journal.entries import entry_of
 from osmosis_grpc.storage.journal.open_trails import OpenTrail, open_trails
 from osmosis_grpc.storage.journal.rows import Dropped, EventRow, RolloutRow, Trail
 from osmosis_grpc.storage.journal.selection import selection
 from osmosis_grpc.storage.lock_file import is_held
-from osmosis_grpc.storage.sqlite.database import connect, look
-from osmosis_grpc.supervise import System
+from osmosis_grpc.storage.sqlite.database import look
 
 log = logging.getLogger(__name__)
 
@@ -68,17 +50,6 @@ ROLLOUT_BYTES = 1024
 
 _OLDEST = """SELECT sequence, rollout_id, attempt, positions, size, ended_at FROM rollouts
     WHERE settled AND ended_at < 9e999 ORDER BY ended_at LIMIT ?"""
-
-R = TypeVar("R")
-
-
-@contextmanager
-def unavailable() -> Iterator[None]:
-    """Turn an error of reading into Unavailable, which allows the caller to retry."""
-    try:
-        yield
-    except (sqlite3.Error, OSError, InvalidArgument, schema.JournalError) as error:
-        raise Unavailable(f"the journal cannot be read: {error}", retry_after=5.0) from error
 
 
 class Reader:
@@ -363,54 +334,19 @@ class Reader:
         If `outcome` is False, the result has no outcome.
         """
         row = row.usable() if damage else row
-        first: events.Accepted | None = None
-        ended: events.Ended | None = None
+        first: EventKind | None = None
+        ended: EventKind | None = None
         try:
-            kind = self._event(row.accepted).read()
-            first = kind if isinstance(kind, events.Accepted) else None
+            first = self.event_at(row.accepted)
             if (outcome or damage) and row.ended:
-                kind = self._event(row.ended).read()
-                ended = kind if isinstance(kind, events.Ended) else None
+                ended = self.event_at(row.ended)
         except schema.Damaged as error:
             damage = damage or str(error)
-        if ended is not None and ended.outcome.finish_reason == DATA_LOSS:  # the end already reports the damage
-            damage = ""
-        entry = JournaledRollout(
-            init=_init(row, first),
-            tools=first.tools if first else (),
-            owner=row.owner,
-            attachment_id=row.attachment_id,
-            sequence=row.sequence,
-            agent_loop=row.agent_loop,
-            accept_time=row.accept_time,
-            settled=bool(row.settled),
-            last_event_number=row.last_event_number,
-            accepted_at=row.accepted_at,
-            deaths=row.deaths,
-            damage=damage,
-        )
-        if not damage:
-            return replace(
-                entry,
-                start_time=row.start_time,
-                end_time=row.end_time,
-                state=RolloutState(row.state),
-                outcome=ended.outcome if ended is not None and outcome else None,
-                summary=row.summary,
-                ended_by=ended.by if ended is not None else EndedBy(),
-            )
-        if not row.settled:
-            return entry
-        request = entry.init.request
-        lost = data_loss("journal", request.rollout_id, request.attempt, damage)
-        return replace(
-            entry,
-            start_time=row.accept_time,
-            end_time=row.accept_time,
-            state=RolloutState.FAILED,
-            summary=OutcomeSummary.of(lost),
-            outcome=replace(lost, group=request.group, evaluation=request.evaluation) if outcome else None,
-        )
+        return entry_of(row, first, ended, damage, outcome=outcome)
+
+    def event_at(self, position: int) -> EventKind:
+        """Return the event at a position. Raises Damaged."""
+        return self._event(position).read()
 
     def _event(self, position: int) -> EventRow:
         """Return the event at a position. Raises Damaged."""
@@ -421,32 +357,3 @@ class Reader:
         if not row.sound:
             raise schema.Damaged(f"event {row.event_number} (row {position}) does not match its checksum")
         return row
-
-
-def _init(row: RolloutRow, first: events.Accepted | None) -> InitRequest:
-    """Return a rollout's Init without secrets. If its event Accepted is damaged, the Init has only the row's values."""
-    callback: Callback | None = None
-    if row.callback is not None:
-        with suppress(Exception):  # the bytes are damaged, and the row's checksum reports this
-            callback = callback_from_bytes(row.callback)
-    if first is not None:
-        return replace(first.init, callback=callback, digest=row.digest)
-    request = RolloutRequest(rollout_id=row.rollout_id, attempt=row.attempt, messages=[])
-    return InitRequest(request=request, callback=callback, digest=row.digest)
-
-
-async def read_on_thread(system: System, path: Path, read: Callable[[Reader], R]) -> R:
-    """Call `read` on another thread, and return its result. Raises Unavailable.
-
-    `read` gets a Reader with a connection of its own.
-    """
-
-    def reading() -> R:
-        with closing(connect(path)) as database:
-            database.execute("PRAGMA query_only = 1")
-            reader = Reader(database)
-            with reader.snapshot():
-                return read(reader)
-
-    with unavailable():
-        return await system.run(reading)
