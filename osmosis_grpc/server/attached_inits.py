@@ -1,4 +1,4 @@
-"""The Inits of one attachment: its window, and answers that wait for the acceptance of a rollout."""
+"""The rollouts that a trainer starts or takes over over one attachment, and its window."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -7,6 +7,7 @@ from osmosis_grpc.engine import Engine, Peer, Record, Tenant
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import attach_pb2 as pb
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import rollout_pb2
 from osmosis_grpc.protocol.errors import CallError, InvalidArgument, ResourceExhausted
+from osmosis_grpc.protocol.types import AbandonReason
 from osmosis_grpc.protocol.wire.attach import refusal
 from osmosis_grpc.protocol.wire.rollout import check_size, init_from_wire
 from osmosis_grpc.server.requests import init_answer
@@ -72,6 +73,24 @@ class AttachedInits:
             self._window = window
             self._largest = max(window, self._largest)
             self._send("window", pb.ServerWindow(max_open_rollouts=window), answer=False)
+
+    def on_open_rollouts(self, message: pb.OpenRollouts) -> None:
+        """Take over the rollouts for which the trainer waits, and name the unknown ones.
+
+        Another attachment of the trainer possibly had these rollouts. The trainer has no outcome of a settled one, for
+        example of an expired one, so the outcome is sent again.
+        """
+        take_over, owner = self._engine.acceptance.take_over, self._owner
+        found = [
+            (ref, take_over(ref.rollout_id, ref.attempt, owner=owner, peer=self._peer)) for ref in message.rollouts
+        ]
+        unknown = [ref for ref, record in found if record is None]
+        self._send("unknown_rollouts", pb.UnknownRollouts(rollouts=unknown))
+        for ref, record in found:
+            if self._engine.rollouts.superseded(owner, ref.rollout_id, ref.attempt):
+                self._peer.abandon((ref.rollout_id, ref.attempt, "", 0), AbandonReason.SUPERSEDED)
+            elif record is not None:
+                self._resend(record)
 
     def on_init(self, message: rollout_pb2.InitRequest) -> None:
         rollout_id, attempt = message.rollout_id, message.attempt or 1

@@ -92,10 +92,8 @@ class Attachment:
         self.attachment_id = attachment_id
         self.owner = owner
         self.tenant = Tenant(away_since=engine.context.system.time())
-        self.address, self.version = "", ""
-        """The address and the version of the trainer on its newest stream."""
-        self.since = 0.0
-        """When this stream began, in Unix seconds."""
+        self.address, self.version, self.since = "", "", 0.0
+        """The trainer's address and version on its newest stream, and when it began, in Unix seconds."""
         self.dropped = 0
         """The number of chat replies that were dropped, because they came too late."""
         self._engine = engine
@@ -117,8 +115,7 @@ class Attachment:
         self._waiting: deque[_Chat] = deque()
         self._open: dict[ChatKey, _Chat] = {}
         self._results: dict[ResultKey, _Result] = {}
-        self._resent: set[ResultKey] = set()
-        """The delivered outcomes that were sent again on the present stream."""
+        self._resent: set[ResultKey] = set()  # on the present stream
         self._stream: FrameStream | None = None
         self._features: frozenset[str] = frozenset()
         self.done = False
@@ -138,13 +135,13 @@ class Attachment:
         )
         self.grant = self._inits.grant
         self.handlers: dict[str, Callable[[Any], None]] = {
-            "open_rollouts": self._on_open_rollouts,
+            "open_rollouts": self._inits.on_open_rollouts,
             "init": self._inits.on_init,
             "cancel": waiting.on_cancel,
             "chat_reply": self._on_chat_reply,
             "complete_reply": self._on_complete_reply,
             "annotate": waiting.on_annotate,
-            "subscribe": lambda message: self._stream and self.subscriptions.begin(self._stream, message),
+            "subscribe": self._on_subscribe,
             "unsubscribe": lambda message: self.subscriptions.end(message.id),
             "window": self._on_window,
             "goodbye": self._on_goodbye,
@@ -160,14 +157,9 @@ class Attachment:
         return self._stream is not None
 
     @property
-    def received(self) -> int:
-        """The bytes that the server has received on the present stream; 0 without a stream."""
-        return self._stream.received if self._stream is not None else 0
-
-    @property
-    def sent(self) -> int:
-        """The bytes that the server has sent on the present stream; 0 without a stream."""
-        return self._stream.sent if self._stream is not None else 0
+    def traffic(self) -> tuple[int, int]:
+        """The bytes that the server has received and sent on the present stream; 0 without a stream."""
+        return (self._stream.received, self._stream.sent) if self._stream is not None else (0, 0)
 
     @property
     def needed(self) -> bool:
@@ -328,22 +320,6 @@ class Attachment:
         if self._stream is not None:
             (self._stream.answer if answer else self._stream.send)(server_frame(kind, message))
 
-    def _on_open_rollouts(self, message: pb.OpenRollouts) -> None:
-        """Take over the rollouts for which the trainer waits, and name the unknown ones.
-
-        Another attachment of the trainer possibly had these rollouts. The trainer has no outcome of a settled one, for
-        example of an expired one, so the outcome is sent again.
-        """
-        take_over, owner = self._engine.acceptance.take_over, self.owner
-        found = [(ref, take_over(ref.rollout_id, ref.attempt, owner=owner, peer=self.peer)) for ref in message.rollouts]
-        unknown = [ref for ref, record in found if record is None]
-        self._send("unknown_rollouts", pb.UnknownRollouts(rollouts=unknown))
-        for ref, record in found:
-            if self._engine.rollouts.superseded(owner, ref.rollout_id, ref.attempt):
-                self.abandon((ref.rollout_id, ref.attempt, "", 0), AbandonReason.SUPERSEDED)
-            elif record is not None:
-                self._resend_delivered(record)
-
     def _resend_delivered(self, record: Record) -> None:
         """Send the outcome of a settled rollout again, because the trainer possibly does not have it."""
         outcome = record.delivery.outcome
@@ -401,6 +377,10 @@ class Attachment:
             result.future.set_exception(Unavailable("the trainer's answer has no receipt"))
         else:
             result.future.set_result(receipt)
+
+    def _on_subscribe(self, message: pb.Subscribe) -> None:
+        if self._stream is not None:
+            self.subscriptions.begin(self._stream, message)
 
     def _on_goodbye(self, message: pb.Goodbye) -> None:
         """End the stream, because the trainer is done. Its unfinished rollouts then end at once."""

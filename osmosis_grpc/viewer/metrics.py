@@ -213,6 +213,7 @@ def metrics_of(server: AgentServer) -> Metrics:
     def trainers() -> Iterable[ConnectedTrainer]:
         for each in server.attachments.attached:
             rpc = "Accept" if each.owner.startswith("trainer at ") else "Attach"
+            received, sent = each.traffic
             yield ConnectedTrainer(
                 address=each.address,
                 owner=each.owner,
@@ -220,8 +221,8 @@ def metrics_of(server: AgentServer) -> Metrics:
                 rpc=rpc,
                 since=each.since,
                 rollouts=each.tenant.open,
-                received=each.received,
-                sent=each.sent,
+                received=received,
+                sent=sent,
             )
 
     return Metrics("this process", read, trainers)
