@@ -85,23 +85,3 @@ def test_a_bad_limit_is_refused(forked, tmp_path, bad):
     assert done.returncode == 2
     assert done.stderr.startswith("serve: --agent-timeout: ")
     assert len(done.stderr.splitlines()) == 1
-
-
-def test_the_help_names_the_limit_and_its_default(forked):
-    text = " ".join(forked.run("-m", "osmosis_grpc.serve", "--help").stdout.replace("│", " ").split())
-    assert "--agent-timeout" in text
-    assert "1800" in text
-
-
-@pytest.mark.slow
-async def test_a_hanging_agent_ends_by_the_servers_limit(tmp_path):
-    hangs = AGENT.replace("return self.weather(", "import asyncio; await asyncio.sleep(99); print(")
-    (tmp_path / "agents.py").write_text(hangs)
-    with server_process(*COMMAND, "--agent-timeout", "1", cwd=tmp_path) as (_, address):
-        async with Trainer([address], EchoPolicy()) as trainer:
-            outcome = await trainer.rollout(rollout_id="r1", messages=QUESTION)
-    assert outcome.status == "DEADLINE_EXCEEDED"
-    assert outcome.failure.message == (
-        "the agent_timeout of 1 s ran out; it was in its own code, not in a chat or a tool, "
-        "and before that: chat main 1"
-    )

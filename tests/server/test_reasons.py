@@ -1,24 +1,22 @@
 """Every refused call has an ErrorInfo with a reason, and a failed rollout has a reason and a place."""
 
-import asyncio
 import re
 from pathlib import Path
 
 import grpc
 import pytest
-from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2
 
 from osmosis_grpc.network.server_security import ServerSecurity
 from osmosis_grpc.policies.scripted import EchoPolicy
-from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import annotation_pb2, attach_pb2, control_pb2, outcome_pb2
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import annotation_pb2, attach_pb2, control_pb2
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1.services_pb2_grpc import RolloutServiceStub, TrainerServiceStub
 from osmosis_grpc.protocol.wire.status import DOMAIN
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.testing.raw import RawTrainer, detail_of, server_frames
 from osmosis_grpc.testing.raw.trainer_frames import chat_reply, init
 from tests.processes import ROOT
-from tests.server.attached import Talk, plays, user
+from tests.server.attached import Talk
 
 TOKEN = "a-token-of-sixteen-or-more"
 
@@ -171,43 +169,3 @@ def test_the_proto_lists_every_reason_of_the_code():
     given = {reason for source in sources for reason in re.findall(r'\breason="([A-Z_]+)"', source)}
     assert len(given) >= 6
     assert given <= listed
-
-
-async def fails(ctx):
-    await ctx.chat([user("hello")])
-    raise LookupError("the agent's own mistake")
-
-
-async def test_a_failure_names_its_reason_and_the_line_of_the_agent(serve):
-    server = await serve(plays(fails))
-    async with RawTrainer(server.address) as trainer:
-        await trainer.attach()
-        await trainer.start("r")
-        outcome = await trainer.finish()
-    failure = outcome.failure
-    assert (failure.reason, failure.boundary) == ("AGENT_EXCEPTION", outcome_pb2.FAILURE_BOUNDARY_AGENT)
-    assert failure.file.endswith("test_reasons.py")
-    assert failure.frames[-1].code == 'raise LookupError("the agent\'s own mistake")'
-    assert failure.frames[-1].line == failure.line > 0
-    assert failure.frames[-1].function == "fails"
-    assert [cause.type for cause in failure.causes] == ["LookupError"]
-
-
-async def test_every_end_of_a_rollout_has_its_reason(serve):
-    async def hangs(ctx):
-        await asyncio.Event().wait()
-
-    server = await serve(plays(hangs), plays(fails, name="fails"))
-    async with RawTrainer(server.address) as trainer:
-        await trainer.attach()
-        await trainer.start("slow", agent_timeout=Duration(nanos=50_000_000))
-        assert (await trainer.settled()).failure.reason == "AGENT_TIMEOUT"
-        await trainer.start("refused", agent_loop="fails")
-        chat = await trainer.chat()
-        status = server_frames.status(grpc.StatusCode.INVALID_ARGUMENT)
-        await trainer.send(chat_reply(chat, status=status))
-        assert (await trainer.settled()).failure.reason == "CHAT_REFUSED"
-        await trainer.start("unreadable", agent_loop="fails")
-        chat = await trainer.chat()
-        await trainer.send(chat_reply(chat, response={"message": {"role": "robot"}}))
-        assert (await trainer.settled()).failure.reason == "REPLY_UNREADABLE"
