@@ -170,7 +170,7 @@ class AgentServer:
             )
 
         own = servicer(self.security)
-        served: services_pb2_grpc.RolloutServiceServicer = own
+        served: Any = own
         siblings = None
         if self._workers is not None:
             siblings = SiblingServer(self._workers, self.engine, self.network)
@@ -211,9 +211,8 @@ class AgentServer:
         siblings = Siblings(config, self.network)
         self._stack.push_async_callback(siblings.close)
         self.attachments.workers = lambda: siblings.workers(self.engine.journal.journal_id)
-        owner_of = self.security.authenticator() or (lambda context: "")
-        self.routes = Workers(self.engine, siblings, own, owner_of)
-        return RoutedServicer(self.routes, self.security.check_admin)
+        self.routes = Workers(self.engine, siblings, own, self.security)
+        return RoutedServicer(self.routes)
 
     async def __aexit__(self, *exc: Any) -> None:
         try:
