@@ -82,5 +82,5 @@ def _init(row: RolloutRow, first: events.Accepted | None) -> InitRequest:
             callback = callback_from_bytes(row.callback)
     if first is not None:
         return replace(first.init, callback=callback, digest=row.digest)
-    request = RolloutRequest(rollout_id=row.rollout_id, attempt=row.attempt, messages=[])
+    request = RolloutRequest(rollout_id=row.rollout_id, attempt=row.attempt or 1, messages=[])
     return InitRequest(request=request, callback=callback, digest=row.digest)

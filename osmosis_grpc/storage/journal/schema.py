@@ -118,16 +118,11 @@ _END = (
 )
 
 
-ACCEPT = """INSERT INTO rollouts (sequence, rollout_id, attempt, owner, attachment_id, callback, group_id, forked_from,
-    agent_loop, idempotency_key, digest, accept_time, accepted, accepted_at, accept_sum, state, last_event_number,
-    size, settled, end_sum, deaths, deaths_sum) VALUES {rows}"""
+_BEGINNING = ("accept_sum", "state", "last_event_number", "size", "settled", "end_sum", "deaths", "deaths_sum")
+_NUMBERED = ", ".join(f"{column} = v.column{number}" for number, column in enumerate((*_END[1:], "end_sum"), 2))
+ACCEPT = f"INSERT INTO rollouts ({', '.join(_ACCEPTED + _BEGINNING)}) VALUES {{rows}}"  # noqa: S608
 EVENT = "INSERT INTO events VALUES {rows}"
-END = """UPDATE rollouts SET state = v.column2, start_time = v.column3, end_time = v.column4, ended = v.column5,
-    ended_at = v.column6, reward = v.column7, failure_reason = v.column8, failure_summary = v.column9,
-    chats = v.column10, response_tokens = v.column11, prompt_tokens = v.column12, finish_reason = v.column13,
-    positions = v.column14, last_event_number = v.column15, size = v.column16, settled = v.column17,
-    end_sum = v.column18
-    FROM (VALUES {rows}) AS v WHERE sequence = v.column1"""
+END = f"UPDATE rollouts SET {_NUMBERED} FROM (VALUES {{rows}}) AS v WHERE sequence = v.column1"  # noqa: S608
 SETTLE = """UPDATE rollouts SET settled = 1, positions = v.column2, last_event_number = v.column3, size = v.column4,
     end_sum = v.column5 FROM (VALUES {rows}) AS v WHERE sequence = v.column1"""
 ANNOTATE = f"{END} -- again"

@@ -17,6 +17,7 @@ SCHEMA_VERSION = 7
 It grows with each change of a table, and with each change of a recorded message that cannot be read as before."""
 
 Row = Sequence[Any]
+_TYPES: dict[str, type] = {"TEXT": str, "INTEGER": int, "REAL": float, "BLOB": bytes, "": object}
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Table:
     """Indices of the primary key's columns."""
     optional: frozenset[int]
     """Indices of the columns that can be NULL. If all columns of a checksum are NULL, the checksum is NULL too."""
+    types: tuple[type, ...]
     sums: Mapping[str, tuple[str, ...]]
     """The columns that each checksum covers, by the name of the checksum's column."""
 
@@ -47,6 +49,13 @@ class Table:
         except Exception:  # a damaged value can have any type
             return "a value"
         return ""
+
+    def usable(self, row: Row) -> list[Any]:
+        """Return a row with NULL, 0 or an empty value in place of values of a wrong type, as a damaged row can have."""
+        return [
+            value if isinstance(value, kind) else None if at in self.optional else kind()
+            for at, (value, kind) in enumerate(zip(row, self.types, strict=True))
+        ]
 
     def delete_damaged(self, database: sqlite3.Connection) -> list[Row]:
         """Delete the rows with a wrong checksum, and return these rows."""
@@ -124,4 +133,5 @@ class Schema:
         key = tuple(row[0] for row in sorted(info, key=lambda row: row[5]) if row[5])
         every = {"checksum": tuple(column for column in columns if column != "checksum")}
         optional = frozenset(row[0] for row in info if not (row[3] or row[5]))
-        return Table(name, columns, key, optional, self.sums.get(name, every))
+        types = tuple(_TYPES[row[2]] for row in info)
+        return Table(name, columns, key, optional, types, self.sums.get(name, every))
