@@ -66,7 +66,7 @@ class Acceptance:
     ) -> tuple[Record, bool]:
         """Begin to accept a rollout, or find the rollout of an equal Init.
 
-        Returns the record, and whether this call started the rollout. `record.accepted` is done when the rollout is
+        Return the record, and whether this call started the rollout. `record.accepted` is done when the rollout is
         accepted or refused. Without `original`, the original of a fork is in the journal. Raises CallError for an
         immediate refusal.
         """
@@ -127,7 +127,7 @@ class Acceptance:
         return record, True
 
     def take_over(self, rollout_id: str, attempt: int, *, owner: str, peer: Peer) -> Record | None:
-        """Send the calls of an accepted attempt to `peer`. Returns None if the owner has no such attempt."""
+        """Send the calls of an accepted attempt to `peer`. Return None if the owner has no such attempt."""
         record = self._context.table.find(rollout_id, attempt)
         if record is None or record.owner != owner or not record.accepted.done():
             return None

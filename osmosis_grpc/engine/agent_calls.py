@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 async def run_agent(
     agent: Runnable, context: RolloutContext, stopped: Callable[[Record, BaseException], None], record: Record
 ) -> Termination:
-    """Run an agent. Returns the termination for its result or its exception. Raises only a cancellation.
+    """Run an agent. Return the termination for its result or its exception. Raises only a cancellation.
 
     `stopped` gets the record and the exception of a cancellation. The log has the traceback of an error in the agent's
     own code. It has one line for a chat that failed, a rollout that is over, and a snapshot that is gone.

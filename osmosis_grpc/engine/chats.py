@@ -76,7 +76,7 @@ class _Running:
         run.doing[self] = words, system.time()
 
     def end(self) -> float:
-        """Record the end. Returns the duration in seconds."""
+        """Record the end. Return the duration in seconds."""
         now = self._system.monotonic()
         self._run.meter.count_open(str(self._words[0]), -1, now)
         self._run.doing.pop(self, None)

@@ -46,7 +46,7 @@ class Meter:
         self._prompt_tokens = self._response_tokens = self._max_context = 0
 
     def started(self, now: float) -> float:
-        """Note that the agent began. Returns how long the rollout waited, in seconds."""
+        """Note that the agent began. Return how long the rollout waited, in seconds."""
         self._started = now
         return now - self._accepted
 

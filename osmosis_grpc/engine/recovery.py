@@ -66,7 +66,7 @@ class Recovery:
         return record
 
     def _continue(self, entry: JournaledRollout, record: Record) -> str:
-        """Deliver a rollout, start it, run it again with its recorded replies, or end it. Returns what was done."""
+        """Deliver a rollout, start it, run it again with its recorded replies, or end it. Return what was done."""
         superseded = self._context.table.highest(record.rollout_id) is not record
         if record.delivery.outcome is not None:
             self._context.table.ended(record)

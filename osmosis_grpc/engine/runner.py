@@ -83,7 +83,7 @@ class Runner:
         self.decide(record, self._timed_out(record))
 
     def decide(self, record: Record, termination: Termination) -> bool:
-        """Decide how a rollout ends, and end it. Returns False if the end was decided before."""
+        """Decide how a rollout ends, and end it. Return False if the end was decided before."""
         if record.run.termination is not None:
             return False
         record.run.termination = termination

@@ -121,7 +121,7 @@ class RunningSample:
         keep_ids: bool = False,
         forked: bool = False,
     ) -> int:
-        """Add the tokens of a reply. Returns the length of the prompt. `forked` is that of Assembler.add().
+        """Add the tokens of a reply. Return the length of the prompt. `forked` is that of Assembler.add().
 
         With `refer`, the outcome is going to refer to the chat. The logprobs and extras of the reply are then not kept
         here, and without `keep_ids` neither are the ids of earlier chats. If lacks_ids(parent_chat, response), the

@@ -88,7 +88,7 @@ class Workers:
     async def holder(self, owner: str, rollout_id: str, attempt: int = 0) -> int:
         """Return the worker with a rollout of the owner; this worker if no worker has it.
 
-        Waits for a worker that restarts and possibly has it. Raises Unavailable if it does not come back.
+        Wait for a worker that restarts and possibly has it. Raises Unavailable if it does not come back.
         """
 
         async def look() -> int:
@@ -104,7 +104,7 @@ class Workers:
         """Return the worker for an Init.
 
         It is the worker that has the rollout, or else the worker that has the original of a fork, or else the one that
-        the hash of `key` chooses: equal keys give the same worker. Waits for this worker if it restarts. Raises
+        the hash of `key` chooses: equal keys give the same worker. Wait for this worker if it restarts. Raises
         WorkerAway if it does not come back.
         """
 

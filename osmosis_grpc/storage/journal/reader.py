@@ -216,9 +216,9 @@ class Reader:
         return array("Q", row.positions) if row.positions is not None else self._trail(row).positions
 
     def events(self, rollout_id: str, attempt: int, positions: Sequence[int]) -> list[TrajectoryEvent]:
-        """Return a rollout's events at these positions. Stops after READ_BYTES.
+        """Return a rollout's events at these positions. Stop after READ_BYTES.
 
-        Stops before a damaged event. Raises Damaged if the first event is damaged.
+        Stop before a damaged event. Raises Damaged if the first event is damaged.
         """
         found: list[TrajectoryEvent] = []
         size = 0
@@ -257,7 +257,7 @@ class Reader:
     ) -> tuple[list[tuple[int, TrajectoryEvent]], int]:
         """Return an owner's events with positions above `after` and up to `last`, and the `after` of the next call.
 
-        Logs damaged events, and leaves them out.
+        Log damaged events, and leave them out.
         """
         reached = min(last, after + WINDOW)
         found: list[tuple[int, TrajectoryEvent]] = []
@@ -302,11 +302,11 @@ class Reader:
         return row[0] if row else None
 
     def damage(self, row: RolloutRow) -> str:
-        """Describe the damage in a rollout's row or events. Returns an empty text if there is no damage."""
+        """Describe the damage in a rollout's row or events. Return an empty text if there is no damage."""
         return row.wrong() or self._trail(row).wrong(row)
 
     def _trail(self, row: RolloutRow) -> Trail:
-        """Return the Trail of a rollout's events. Reads only positions and numbers if the rollout is large."""
+        """Return the Trail of a rollout's events. Read only positions and numbers if the rollout is large."""
         known = self._trails.get(row.sequence) if self._trails is not None else None
         if known is not None:
             return known

@@ -95,7 +95,7 @@ class RolloutRow(NamedTuple):
         )
 
     def wrong(self) -> str:
-        """Describe the first checksum that does not match. Returns an empty text if all checksums match."""
+        """Describe the first checksum that does not match. Return an empty text if all checksums match."""
         found = schema.JOURNAL.tables["rollouts"].wrong(self)
         return f"{found} does not match in its row of rollouts" if found else ""
 
@@ -146,7 +146,7 @@ class Trail:
         self.size += EVENT_BYTES + size
 
     def wrong(self, row: RolloutRow) -> str:
-        """Describe the damage in the events of a rollout. Returns an empty text if there is no damage."""
+        """Describe the damage in the events of a rollout. Return an empty text if there is no damage."""
         if self._problem:
             return self._problem
         if not self.positions or self.positions[0] != row.accepted:

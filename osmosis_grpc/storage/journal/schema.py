@@ -134,7 +134,7 @@ SEQUENCES = {ACCEPT: 0, EVENT: 1, END: 0, SETTLE: 0, ANNOTATE: 0}
 
 
 def _clean(database: sqlite3.Connection) -> list[str]:
-    """Delete the events of each rollout that has no row. Returns the names of these rollouts."""
+    """Delete the events of each rollout that has no row. Return the names of these rollouts."""
     from osmosis_grpc.protocol.types import (
         events,  # the supervisor of several workers needs this module without protobuf
     )

@@ -129,7 +129,7 @@ class StoredRollouts(Journal):
 
     @_reads
     def unsettled(self) -> Sequence[JournaledRollout]:
-        """Return the unsettled rollouts, and open them again. Deletes the credentials of all other rollouts."""
+        """Return the unsettled rollouts, and open them again. Delete the credentials of all other rollouts."""
         found: list[JournaledRollout] = []
         kept: list[Key] = []
         for row, trail in self._reader.unsettled():
@@ -189,5 +189,5 @@ class StoredRollouts(Journal):
         return self.open_rollouts.has_room(owner)
 
     def _with_credentials(self, entry: JournaledRollout) -> JournaledRollout:
-        """Return an entry with its stored credentials. Returns the entry of a settled rollout unchanged."""
+        """Return an entry with its stored credentials. Return the entry of a settled rollout unchanged."""
         return entry if entry.settled else replace(entry, init=self.secrets.add_to(entry.init))

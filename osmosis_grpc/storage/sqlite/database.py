@@ -1,4 +1,4 @@
-"""Opens a journal or a ledger. Creates a missing file, recovers a damaged one, and refuses a file of another version.
+"""Opens a journal or a ledger: creates a missing file, recovers a damaged one, and refuses a file of another version.
 
 Before the release of 0.1.0, no file is converted to another version. What SQLite can read of a damaged file is copied
 to a new file (recovery.py).
@@ -29,7 +29,7 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def _open(path: Path, schema: Schema) -> sqlite3.Connection:
-    """Return the connection that writes a file. Creates a missing file and recovers a damaged one.
+    """Return the connection that writes a file. Create a missing file, and recover a damaged one.
 
     Raises schema.error, OSError, sqlite3.Error.
     """
@@ -52,7 +52,7 @@ def _open(path: Path, schema: Schema) -> sqlite3.Connection:
 
 
 class LockedFile:
-    """A file, its lock, and the connection that writes it. Creates a missing file and recovers a damaged one.
+    """A file, its lock, and the connection that writes it. A missing file is created, and a damaged one recovered.
 
     Raises Locked, OSError, sqlite3.Error, and schema.error for a file of another program or version.
     """

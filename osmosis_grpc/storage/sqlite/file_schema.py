@@ -35,7 +35,7 @@ class Table:
     """The columns that each checksum covers, by the name of the checksum's column."""
 
     def wrong(self, row: Row) -> str:
-        """Return the column of the first checksum that does not match. Returns an empty text if all checksums match.
+        """Return the column of the first checksum that does not match. Return an empty text if all checksums match.
 
         Returns "a value" if a checksum cannot be computed.
         """

@@ -102,7 +102,7 @@ def recover(database: sqlite3.Connection, path: Path, schema: Schema, problem: s
 
 
 def finish(path: Path) -> None:
-    """Move the damaged file aside and the new file to its place, if there is one. Continues after a crash."""
+    """Move the damaged file aside and the new file to its place, if there is one. Continue after a crash."""
     made = _named(path, "recovered")
     if not made.exists():
         return
