@@ -1,7 +1,7 @@
 """One sample of a run: a conversation with its tokens, and what dropped_chats() needs to know about its chats."""
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import InitVar, dataclass, field, replace
 from typing import Any
 
 from osmosis_grpc.agent.message_keys import same_meaning
@@ -21,63 +21,46 @@ ConversationStart = tuple[list[Message], PrefixChat | None]
 """A conversation, and a reference to the answered chat that the conversation begins with."""
 
 
+@dataclass(slots=True, eq=False)
 class RunningSample:
     """One sample while its agent runs. `policy`, `parent` and `train` are those of Sample."""
 
-    __slots__ = (
-        "_assembler",
-        "_beside",
-        "_forms",
-        "_keeps",
-        "_open",
-        "_reasons",
-        "_refers",
-        "_removed",
-        "_skipped",
-        "chats",
-        "conversation",
-        "dropped",
-        "forked",
-        "limit",
-        "newest",
-        "parent",
-        "policy",
-        "train",
-    )
+    policy: str = ""
+    parent: ChatRef | None = None
+    train: bool | None = None
+    any_role: InitVar[bool] = False
+    conversation: Conversation = field(init=False)
+    chats: int = 0
+    """The number of the newest chat."""
+    dropped: set[int] = field(default_factory=set)
+    """The chats whose replies the agent dropped with ctx.drop()."""
+    forked: frozenset[int] = frozenset()
+    """The chats that got their recorded replies from the original of a fork."""
+    newest: Node | None = None
+    """The policy's reply to the newest answered chat."""
+    limit: str = ""
+    """The limit that ended the conversation after its newest chat; see Sample.cut. Empty if none did."""
+    _assembler: Assembler = field(default_factory=Assembler)
+    _refers: bool = False
+    """Whether logprobs, extras and ids of earlier chats are not kept here, because the trainer has them."""
+    _keeps: bool = False
+    """Whether all of them are kept, because a chat needed ids that were not."""
+    _reasons: dict[int, str] = field(default_factory=dict)
+    """The finish reasons of the replies that did not end by themselves."""
+    _forms: dict[int, Hashable] = field(default_factory=dict)
+    """What chats asked for besides their history; chats that asked for nothing else are left out. See
+    dropped_chats()."""
+    _open: dict[int, Node] = field(default_factory=dict)
+    """The open chats, and the last messages of their histories."""
+    _beside: dict[int, list[int]] = field(default_factory=dict)
+    """The chats that were open when an equal one was asked, under the number of the later one."""
+    _removed: list[Message] = field(default_factory=list)
+    """The messages before `newest` that the agent has removed from its history, for example to shorten it."""
+    _skipped: int = 0
+    """The number of messages at the beginning of the newest history that `_removed` takes the place of."""
 
-    def __init__(
-        self, policy: str = "", parent: ChatRef | None = None, train: bool | None = None, any_role: bool = False
-    ) -> None:
-        self.policy, self.parent, self.train = policy, parent, train
+    def __post_init__(self, any_role: bool) -> None:
         self.conversation = Conversation(any_role, same_meaning)
-        self._assembler = Assembler()
-        self._refers = False
-        """Whether logprobs, extras and ids of earlier chats are not kept here, because the trainer has them."""
-        self._keeps = False
-        """Whether all of them are kept, because a chat needed ids that were not."""
-        self.chats = 0
-        """The number of the newest chat."""
-        self.dropped: set[int] = set()
-        """The chats whose replies the agent dropped with ctx.drop()."""
-        self.forked = frozenset[int]()
-        """The chats that got their recorded replies from the original of a fork."""
-        self.newest: Node | None = None
-        """The policy's reply to the newest answered chat."""
-        self.limit = ""
-        """The limit that ended the conversation after its newest chat; see Sample.cut. Empty if none did."""
-        self._reasons: dict[int, str] = {}
-        """The finish reasons of the replies that did not end by themselves."""
-        self._forms: dict[int, Hashable] = {}
-        """What chats asked for besides their history; chats that asked for nothing else are left out. See
-        dropped_chats()."""
-        self._open: dict[int, Node] = {}
-        """The open chats, and the last messages of their histories."""
-        self._beside: dict[int, list[int]] = {}
-        """The chats that were open when an equal one was asked, under the number of the later one."""
-        self._removed: list[Message] = []
-        """The messages before `newest` that the agent has removed from its history, for example to shorten it."""
-        self._skipped = 0
-        """The number of messages at the beginning of the newest history that `_removed` takes the place of."""
 
     def known_ids(self, parent_chat: int) -> Ids | None:
         """Return the tokens of the chat with the number `parent_chat`, or None if it has no tokens here."""
