@@ -304,9 +304,9 @@ class Runner:
                     ),
                 )
         failpoints.reach("result.before")
-        record.delivery.report = outcome, self._context.earlier_runs.ended_by(record)
+        record.delivery.report = ended = events.Ended(outcome, self._context.earlier_runs.ended_by(record))
         try:
-            self._context.log.append(record, events.Ended(*record.delivery.report), partial(self._ended, free=free))
+            self._context.log.append(record, ended, partial(self._ended, free=free))
         except BaseException:
             record.delivery.report = None
             raise
@@ -316,13 +316,13 @@ class Runner:
         assert record.delivery.report is not None
         if record.delivery.ended is None:
             failpoints.reach("result.committed")
-            outcome, by = record.delivery.report
+            outcome = record.delivery.report.outcome
             if record.run.session is not None:
                 record.run.session.release()
             record.run.session = record.run.task = None
             record.run.doing.clear()
             record.state = advance(record.state, RolloutState(outcome.status))
-            record.delivery.outcome, record.delivery.ended_by = outcome, by
+            record.delivery.outcome, record.delivery.ended_by = outcome, record.delivery.report.by
             record.delivery.settled = (
                 outcome.finish_reason == "superseded" and outcome.status is OutcomeStatus.CANCELLED
             )
