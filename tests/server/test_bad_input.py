@@ -113,6 +113,7 @@ async def unharmed(stub, trainer):
     assert (await asyncio.wait_for(trainer.outcome("good"), 10)).status == "COMPLETED"
 
 
+@pytest.mark.slow
 async def test_undecodable_bytes_too_large_messages_and_unknown_names(serve, train):
     server, trainer = await serve(), await train(ToolCallingMock())
     own = (("grpc.max_send_message_length", -1),)

@@ -91,7 +91,8 @@ async def test_answers_that_wait_for_the_disk_are_bounded(tmp_path, disk, monkey
         assert stream.all("cancel_reply")[-1].WhichOneof("result") == "response"
 
 
-@pytest.mark.parametrize("rollout_id", ["unknown", pytest.param("accepting", marks=pytest.mark.slow), "running"])
+@pytest.mark.slow
+@pytest.mark.parametrize("rollout_id", ["unknown", "accepting", "running"])
 async def test_killed_right_after_the_answer_it_is_remembered(tmp_path, rollout_id):
     (tmp_path / "agents.py").write_text(AGENT)
     asked = asyncio.Event()

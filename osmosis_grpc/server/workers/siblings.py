@@ -92,7 +92,9 @@ class Siblings:
         left = context.time_remaining() if context is not None else None
         headers = context.invocation_metadata() or () if context is not None else ()
         stub: Any = self._channel(worker).unary_unary(
-            method.path, method.request.SerializeToString, method.response.FromString
+            method.path,
+            request_serializer=method.request.SerializeToString,
+            response_deserializer=method.response.FromString,
         )
         metadata = (*self._metadata(owner), *((key, value) for key, value in headers if key == REQUEST_ID_KEY))
         try:
@@ -104,7 +106,9 @@ class Siblings:
         """Yield the answers of StreamEvents at another worker. Raises CallError."""
         method = METHODS["StreamEvents"]
         stub: Any = self._channel(worker).unary_stream(
-            method.path, method.request.SerializeToString, method.response.FromString
+            method.path,
+            request_serializer=method.request.SerializeToString,
+            response_deserializer=method.response.FromString,
         )
         call = stub(request, metadata=self._metadata(owner))
         try:
