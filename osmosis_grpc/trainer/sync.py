@@ -20,14 +20,12 @@ from collections.abc import (
 from contextlib import closing, contextmanager
 from functools import partial, wraps
 from operator import length_hint
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 from osmosis_grpc.policies.threads import ThreadedPolicy, is_async
 from osmosis_grpc.protocol.errors import CallError
 from osmosis_grpc.protocol.types.outcome import Confirmable
 from osmosis_grpc.supervise import DaemonThreads
-from osmosis_grpc.trainer import own_frames
 from osmosis_grpc.trainer.chats.policy_table import Policies
 from osmosis_grpc.trainer.loop_thread import LoopThread
 from osmosis_grpc.trainer.server_availability import Server
@@ -156,10 +154,7 @@ class SyncTrainer:
     def __enter__(self) -> "SyncTrainer":
         return self.open()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        own_frames.hide(trace, always=isinstance(error, KeyboardInterrupt))
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._close(interrupted=isinstance(error, KeyboardInterrupt))
 
     def _on_loop(self, function: Callable[[], T]) -> T:
@@ -180,18 +175,13 @@ class SyncTrainer:
 
     async def _end(self, interrupted: bool) -> None:
         try:
-            await self._thread.close_iterations()
             if interrupted:
-                await self._cancel_all()
-        finally:
-            await self._trainer.__aexit__(None, None, None)
-
-    async def _cancel_all(self) -> None:
-        try:
-            async with asyncio.timeout(_CANCEL_LIMIT):
-                await self._trainer.cancel(everything=True, reason="the trainer was interrupted")
+                async with asyncio.timeout(_CANCEL_LIMIT):
+                    await self._trainer.cancel(everything=True, reason="the trainer was interrupted")
         except (CallError, TimeoutError) as error:
             log.warning("not every agent server answered the cancel: %s", error or "no answer in time")
+        finally:
+            await self._trainer.__aexit__(None, None, None)
 
 
 class _Reader(Generic[T]):

@@ -7,7 +7,6 @@ from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Unpack
 
 from osmosis_grpc.network.credentials import Credentials
@@ -17,7 +16,7 @@ from osmosis_grpc.protocol.errors import InvalidArgument, NotFound, TrainerFaile
 from osmosis_grpc.protocol.types import Annotation, CancelResult, RolloutOutcome, RolloutRequest, TrajectoryEvent
 from osmosis_grpc.storage.ledger import SqliteLedger
 from osmosis_grpc.supervise import SYSTEM, ForkGuard, Supervisor, System
-from osmosis_grpc.trainer import own_frames, unreachable_warnings
+from osmosis_grpc.trainer import unreachable_warnings
 from osmosis_grpc.trainer.annotate import AnnotationFields, annotate
 from osmosis_grpc.trainer.chats.chat_cache import SWEEP, ChatCache
 from osmosis_grpc.trainer.chats.policy_table import Policies, PolicyTable
@@ -174,10 +173,7 @@ class Trainer:
             self._resources = stack.pop_all()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        own_frames.hide(trace)
+    async def __aexit__(self, *exc: object) -> None:
         try:
             await self.scheduler.settle()
             await self.scheduler.servers.part()

@@ -399,7 +399,7 @@ asyncio.run(later())
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sync", "attach", "callback"])
-async def test_a_program_ends_with_a_short_traceback_and_exit_code_1(serve, kind):
+async def test_a_program_ends_with_the_traceback_of_the_policy_and_exit_code_1(serve, kind):
     server = await serve(talker())
     command = [sys.executable, "-c", PROGRAM, server.address, kind]
     ended = await asyncio.to_thread(
@@ -408,5 +408,4 @@ async def test_a_program_ends_with_a_short_traceback_and_exit_code_1(serve, kind
     assert (ended.returncode, ended.stdout) == (1, "")
     *_, trace = ended.stderr.partition("Traceback (most recent call last):")[2].rpartition("Traceback")
     assert trace.splitlines()[-1] == "RuntimeError: CUDA out of memory"
-    assert len(trace.splitlines()) <= 15
-    assert "osmosis_grpc" not in trace
+    assert "in policy" in trace

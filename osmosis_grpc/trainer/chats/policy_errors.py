@@ -54,7 +54,7 @@ class PolicyFailure:
         return Failure("trainer", text, causes=causes_of(self.error), reason=FailureReason.CHAT_REFUSED)
 
     def reraise(self) -> NoReturn:
-        """Raise the exception. Its traceback is short: own_frames.hide() knows this function."""
+        """Raise the exception with the traceback of the policy's call."""
         raise self.error.with_traceback(self.trace)
 
 
