@@ -18,7 +18,7 @@ from osmosis_grpc.protocol.errors import InvalidArgument, RolloutFailed
 from osmosis_grpc.protocol.types import OutcomeStatus, RolloutOutcome, RolloutRequest
 from osmosis_grpc.trainer.advantage import without_variance
 from osmosis_grpc.trainer.run import Requests, Run, RunOptions, reason_of
-from osmosis_grpc.trainer.scheduler import Scheduler
+from osmosis_grpc.trainer.submissions import Submissions
 
 log = logging.getLogger(__name__)
 
@@ -109,9 +109,9 @@ class GroupRun(Run):
     raises_known = True
     yields_refused = False
 
-    def __init__(self, scheduler: Scheduler, options: RunOptions, *, on_failure: OnFailure) -> None:
-        super().__init__(scheduler, options)
-        self._counts = scheduler.group_counts
+    def __init__(self, submissions: Submissions, options: RunOptions, *, on_failure: OnFailure) -> None:
+        super().__init__(submissions, options)
+        self._counts = submissions.group_counts
         size = self._size = options.group_size
         if size < MIN_MEMBERS:
             raise ValueError(f"group_size: {size} is less than {MIN_MEMBERS}; use run() for single rollouts")

@@ -85,7 +85,7 @@ class LoopThread:
         try:
             return result_of(future, timeout)
         except concurrent.futures.CancelledError:
-            raise self._failure or Unavailable("the trainer was closed") from None
+            raise self._why_closed() from None
         finally:
             future.cancel()
 
@@ -126,6 +126,9 @@ class LoopThread:
         thread.join(_STOP_LIMIT)
         if thread.is_alive():
             log.warning("the trainer's thread did not end within %g s: something blocks its event loop", _STOP_LIMIT)
+
+    def _why_closed(self) -> Exception:
+        return self._failure or Unavailable("the trainer was closed")
 
     def _is_own_thread(self) -> bool:
         return threading.current_thread() is self._thread

@@ -22,8 +22,8 @@ from osmosis_grpc.trainer.agent_server_state import Rollout, job_failed
 from osmosis_grpc.trainer.chats.policy_errors import PolicyFailure
 from osmosis_grpc.trainer.progress_bar import Progress, shown
 from osmosis_grpc.trainer.request_check import checked
-from osmosis_grpc.trainer.scheduler import Scheduler
 from osmosis_grpc.trainer.staleness import version_lag
+from osmosis_grpc.trainer.submissions import Submissions
 
 log = logging.getLogger(__name__)
 
@@ -79,8 +79,9 @@ class Run:
     changes: ClassVar[Mapping[str, Any]] = {}
     """Fields that are set in every request."""
 
-    def __init__(self, scheduler: Scheduler, options: RunOptions) -> None:
-        self._scheduler = scheduler
+    def __init__(self, submissions: Submissions, options: RunOptions) -> None:
+        self._submissions = submissions
+        self._cache, self._supervisor = submissions.scheduler.cache, submissions.scheduler.supervisor
         self._options = options
         self._progress: Progress | None = None
         self._fed: dict[tuple[str, int], None] = {}
@@ -98,18 +99,18 @@ class Run:
 
     async def ended(self, requests: Requests) -> AsyncGenerator[Ended, None]:
         """Yield each request with its outcome when the rollout ends. See Trainer.run()."""
-        scheduler, options, report = self._scheduler, self._options, self._finished.put_nowait
-        with shown(options.progress, requests, options.group_size, scheduler.supervisor) as self._progress:
-            feeder = scheduler.supervisor.start(
+        submissions, options, report = self._submissions, self._options, self._finished.put_nowait
+        with shown(options.progress, requests, options.group_size, self._supervisor) as self._progress:
+            feeder = self._supervisor.start(
                 FEED, lambda: self._feed(requests), lambda error: report(job_failed(FEED, error))
             )
-            scheduler.runs[report] = None
+            submissions.runs[report] = None
             try:
                 fed = False
                 while self._started or not fed or not self._finished.empty():
                     finished = await self._finished.get()
-                    if scheduler.failure is not None:
-                        raise scheduler.failure
+                    if submissions.failure is not None:
+                        raise submissions.failure
                     if isinstance(finished, BaseException):
                         raise finished
                     if isinstance(finished, PolicyFailure):
@@ -125,8 +126,8 @@ class Run:
                                 self._progress.refresh()
                             yield finished.request, outcome
             finally:
-                scheduler.runs.pop(report, None)
-                scheduler.report()
+                submissions.runs.pop(report, None)
+                submissions.report()
                 feeder.cancel()
                 for rollout in list(self._started):
                     self._leave(rollout)
@@ -178,11 +179,9 @@ class Run:
         """Start a rollout. It keeps its slot until ended() takes its outcome. Raises AlreadyExists, Aborted."""
         try:
             affinity_key = request.group.id if self._options.colocate_groups and request.group else ""
-            rollout = self._scheduler.submit(request, affinity_key=affinity_key)
+            rollout = self._submissions.submit(request, affinity_key=affinity_key)
         except CallError as error:
-            known = isinstance(error, AlreadyExists | Aborted) and not self._scheduler.cache.is_restored(
-                request.rollout_id
-            )
+            known = isinstance(error, AlreadyExists | Aborted) and not self._cache.is_restored(request.rollout_id)
             if known and self.raises_known:
                 raise
             rollout = Rollout(request, asyncio.get_running_loop().create_future())
@@ -209,7 +208,7 @@ class Run:
             del self._tries[rollout_id]
             return False
         self._tries[rollout_id] += 1
-        self._scheduler.group_counts["retried"] += 1
+        self._submissions.group_counts["retried"] += 1
         attempt = outcome.attempt + 1
         log.info("rollout %s is tried again as attempt %d: %s", rollout_id, attempt, reason_of(outcome))
         self._start(replace(rollout.request, attempt=attempt))
@@ -245,7 +244,7 @@ class Run:
         sampled = any(segment.sampled for sample in outcome.samples.values() for segment in sample.segments)
         if limit is None or not sampled or outcome.status is not OutcomeStatus.COMPLETED:
             return False
-        lag = version_lag(outcome, self._scheduler.cache.sampler.version)
+        lag = version_lag(outcome, self._cache.sampler.version)
         if lag is None:
             raise InvalidArgument(
                 "max_version_lag",
@@ -260,7 +259,7 @@ class Run:
         self._start_newer(request, outcome)
 
     def _start_newer(self, request: RolloutRequest, outcome: RolloutOutcome) -> None:
-        self._scheduler.group_counts["stale"] += 1
+        self._submissions.group_counts["stale"] += 1
         attempt = outcome.attempt + 1
         log.info("rollout %s runs again as attempt %d: its tokens are too old", outcome.rollout_id, attempt)
         self._start(replace(request, attempt=attempt))
@@ -283,7 +282,7 @@ class Run:
         """Stop waiting for a rollout. The scheduler cancels it if no other caller waits."""
         rollout.waiters -= self._started.pop(rollout)
         if not rollout.waiters:
-            self._scheduler.abandon(rollout)
+            self._submissions.abandon(rollout)
 
 
 class EvaluationRun(Run):
@@ -315,8 +314,9 @@ def _may_succeed(rollout: Rollout, outcome: RolloutOutcome) -> bool:
     return not refused or (outcome.failure is not None and outcome.failure.retryable)
 
 
-async def left_over(scheduler: Scheduler) -> AsyncGenerator[RolloutOutcome, None]:
+async def left_over(submissions: Submissions) -> AsyncGenerator[RolloutOutcome, None]:
     """See Trainer.unconfirmed()."""
+    scheduler = submissions.scheduler
     held = scheduler.held
     left = list(held.left)
     running = {scheduler.rollouts[name].done: scheduler.rollouts[name] for name in left if name in scheduler.rollouts}
@@ -328,8 +328,8 @@ async def left_over(scheduler: Scheduler) -> AsyncGenerator[RolloutOutcome, None
                 yield outcome
     while running:
         await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-        if scheduler.failure is not None:
-            raise scheduler.failure
+        if submissions.failure is not None:
+            raise submissions.failure
         for done in [done for done in running if done.done()]:
             rollout = running.pop(done)
             if held.left.pop(rollout.request.rollout_id, "") is None:

@@ -29,6 +29,7 @@ from osmosis_grpc.trainer.request_check import RolloutFields, check_selection, c
 from osmosis_grpc.trainer.run import EvaluationRun, Requests, Run, RunOptions, left_over
 from osmosis_grpc.trainer.scheduler import Scheduler
 from osmosis_grpc.trainer.server_availability import Server
+from osmosis_grpc.trainer.submissions import Submissions
 from osmosis_grpc.trainer.target_sources import Named, sources_of
 from osmosis_grpc.trainer.transports.attach.connections import AttachTransport
 from osmosis_grpc.trainer.transports.callback.transport import CallbackTransport
@@ -121,7 +122,7 @@ class Trainer:
         )
         self._ledger_path = ledger
         self._system = system
-        self._scheduler: Scheduler | None = None
+        self._submissions: Submissions | None = None
         self._transport: AttachTransport | CallbackTransport
         self._resources: AsyncExitStack
         self._guard: ForkGuard
@@ -131,10 +132,14 @@ class Trainer:
     @property
     def scheduler(self) -> Scheduler:
         """The scheduler of an open trainer, for tests. Its names may change. Raises RuntimeError if it is not open."""
-        if self._scheduler is None:
+        return self._open.scheduler
+
+    @property
+    def _open(self) -> Submissions:
+        if self._submissions is None:
             raise RuntimeError("the trainer is not open: use it inside `async with Trainer(...) as trainer:`")
         self._guard.check()
-        return self._scheduler
+        return self._submissions
 
     async def __aenter__(self) -> "Trainer":
         self._guard = ForkGuard("this Trainer")
@@ -153,9 +158,10 @@ class Trainer:
                 from osmosis_grpc.observability.trainer_spans import TrainerSpans
 
                 cache.sampler.spans = TrainerSpans(content=self._config.otel_content)
-            scheduler = self._scheduler = Scheduler(cache, supervisor, config=self._config, ledger=ledger)
-            stack.callback(scheduler.close)
-            supervisor.add_listener(lambda error: scheduler.fail(TrainerFailed(supervisor.failed_job, error)))
+            scheduler = Scheduler(cache, supervisor, config=self._config, ledger=ledger)
+            submissions = self._submissions = Submissions(scheduler)
+            stack.callback(submissions.close)
+            supervisor.add_listener(lambda error: submissions.fail(TrainerFailed(supervisor.failed_job, error)))
             transport = self._transport = self._make_transport(scheduler, self._sources())
             transport.listen()
             self.address = transport.address
@@ -163,7 +169,7 @@ class Trainer:
             cache.restore(kept, cache.now())
             await transport.find_servers()
             transport.add_servers(kept)
-            scheduler.restore(kept)
+            submissions.restore(kept)
             await transport.begin()
             ttl = self._config.ttl
             supervisor.every(
@@ -175,7 +181,7 @@ class Trainer:
 
     async def __aexit__(self, *exc: object) -> None:
         try:
-            await self.scheduler.settle()
+            await self._open.settle()
             await self.scheduler.servers.part()
             await self._transport.close()
         finally:
@@ -220,14 +226,14 @@ class Trainer:
         a higher attempt replaces the rollout, Unavailable if there is no agent server, and the CallError of a server
         that refuses the rollout. If the rollout failed because the policy raised, raises the exception of the policy.
         """
-        rollout = self.scheduler.submit(checked(request, changes), affinity_key=affinity_key)
+        rollout = self._open.submit(checked(request, changes), affinity_key=affinity_key)
         rollout.waiters += 1
         try:
             outcome = await asyncio.shield(rollout.done)
         finally:
             rollout.waiters -= 1
             if not rollout.waiters:
-                self.scheduler.abandon(rollout)
+                self._open.abandon(rollout)
         failure = rollout.failed_by(outcome)
         if failure is not None:
             failure.reraise()
@@ -269,7 +275,7 @@ class Trainer:
             retries=retries,
             progress=progress,
         )
-        async with aclosing(Run(self.scheduler, options).ended(requests)) as ended:
+        async with aclosing(Run(self._open, options).ended(requests)) as ended:
             async for _, outcome in ended:
                 yield outcome
 
@@ -308,7 +314,7 @@ class Trainer:
             retries=retries,
             progress=progress,
         )
-        run = GroupRun(self.scheduler, options, on_failure=on_failure)
+        run = GroupRun(self._open, options, on_failure=on_failure)
         async with aclosing(run.groups(requests)) as groups:
             async for group in groups:
                 yield group
@@ -316,7 +322,7 @@ class Trainer:
     @property
     def group_counts(self) -> GroupCounts:
         """Counts of the groups of groups()."""
-        return GroupCounts(**self.scheduler.group_counts)
+        return GroupCounts(**self._open.group_counts)
 
     async def evaluate(
         self, requests: Requests, *, group_size: int = 1, max_in_flight: int = 64, colocate_groups: bool = False
@@ -332,7 +338,7 @@ class Trainer:
         requests. Cancelling the call cancels unfinished rollouts.
         """
         options = RunOptions(group_size=group_size, max_in_flight=max_in_flight, colocate_groups=colocate_groups)
-        async with aclosing(EvaluationRun(self.scheduler, options).ended(requests)) as ended:
+        async with aclosing(EvaluationRun(self._open, options).ended(requests)) as ended:
             outcomes = tuple([outcome async for _, outcome in ended])
         if not outcomes:
             raise InvalidArgument("requests", "is empty, so there is nothing to measure")
@@ -346,7 +352,7 @@ class Trainer:
         for which a call has asked for a higher attempt. Leaving the loop cancels nothing.
         Yields nothing without a ledger.
         """
-        async with aclosing(left_over(self.scheduler)) as outcomes:
+        async with aclosing(left_over(self._open)) as outcomes:
             async for outcome in outcomes:
                 yield outcome
 
@@ -384,8 +390,8 @@ class Trainer:
         refuses the rollout.
         """
         await asyncio.sleep(0)  # lets a task of the caller submit the rollout first
-        if self.scheduler.failure is not None:
-            raise self.scheduler.failure
+        if self._open.failure is not None:
+            raise self._open.failure
         rollout = self.scheduler.rollouts.get(rollout_id)
         if rollout is not None:
             await rollout.wait_until_opened()
@@ -422,8 +428,8 @@ class Trainer:
         """
         if annotation is not None and not isinstance(annotation, Annotation):
             raise TypeError(f"an Annotation or its fields by name is needed, not a {type(annotation).__name__}")
-        if self.scheduler.failure is not None:
-            raise self.scheduler.failure
+        if self._open.failure is not None:
+            raise self._open.failure
         full = replace(annotation, **fields) if annotation is not None else Annotation(**fields)
         reported = self.scheduler.placement.recent_servers.get(outcome.rollout_id)
         if reported is not None and not reported.attached:

@@ -216,7 +216,7 @@ class AttachedServer(AgentServerLink):
         if rollout is None or rollout.opened:
             return
         if reply.WhichOneof("result") != "response":
-            self.init_refused(rollout, refused(reply.status))
+            self.owner.init_refused(rollout, self, refused(reply.status))
         elif self.init_answered(rollout, reply.response.tools):
             self.chats.opened(rollout.key)
 

@@ -228,7 +228,7 @@ class CalledServer(AgentServerLink):
                     if self.rollouts.get(key) is not rollout:
                         return
                     if not (rollout.opened and error.retryable):
-                        self.init_refused(rollout, error)
+                        self.owner.init_refused(rollout, self, error)
                         return
                     # The rollout still runs on this server. Only its callback is not renewed yet.
                     await asyncio.sleep(error.retry_after or RESEND_PAUSE)
