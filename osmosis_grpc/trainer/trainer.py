@@ -16,7 +16,6 @@ from osmosis_grpc.protocol.errors import InvalidArgument, NotFound, TrainerFaile
 from osmosis_grpc.protocol.types import Annotation, CancelResult, RolloutOutcome, RolloutRequest, TrajectoryEvent
 from osmosis_grpc.storage.ledger import SqliteLedger
 from osmosis_grpc.supervise import SYSTEM, ForkGuard, Supervisor, System
-from osmosis_grpc.trainer import unreachable_warnings
 from osmosis_grpc.trainer.annotate import AnnotationFields, annotate
 from osmosis_grpc.trainer.chats.chat_cache import SWEEP, ChatCache
 from osmosis_grpc.trainer.chats.policy_table import Policies, PolicyTable
@@ -172,9 +171,6 @@ class Trainer:
             submissions.restore(kept)
             await transport.begin()
             ttl = self._config.ttl
-            supervisor.every(
-                unreachable_warnings.WARN_DRAINING, unreachable_warnings.EVERY, scheduler.warn_if_all_drain
-            )
             supervisor.every(SWEEP, min(60.0, ttl / 4), lambda: cache.sweep(cache.now() - ttl, keep=scheduler.rollouts))
             self._resources = stack.pop_all()
         return self

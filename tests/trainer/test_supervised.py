@@ -105,28 +105,19 @@ async def sweep(tools, name):
                 await asyncio.sleep(0.2)  # more than the ttl
 
 
-@scenario("trainer.warn_unreached")
-async def warn_unreached(tools, name):
-    tools.monkeypatch.setattr(unreachable_file, "EVERY", 0.05)
-    inject(name)
-    async with Trainer([NOWHERE], reply, config=TrainerConfig(longest_pause=3600.0)):
-        await until(lambda: restarted(tools, name))
-        tools.caplog.clear()
-        refused = f"server {NOWHERE} cannot be reached: it refuses connections; start it, or name another; trying again"
-        await until(lambda: refused in tools.text())
-
-
-@scenario("trainer.warn_draining")
-async def warn_draining(tools, name):
+@scenario("trainer.warn")
+async def warn(tools, name):
     tools.monkeypatch.setattr(unreachable_file, "EVERY", 0.05)
     server = await tools.serve(talker())
     await server.drain()
-    async with Trainer([server.address], reply) as trainer:
-        inject(name)
+    inject(name)
+    async with Trainer([server.address, NOWHERE], reply, config=TrainerConfig(longest_pause=3600.0)) as trainer:
         rollout = asyncio.create_task(trainer.rollout(rollout_id="r"))
         await until(lambda: restarted(tools, name))
-        told = f"all servers drain: {server.address}; 1 rollout waits until one accepts rollouts again"
-        await until(lambda: told in tools.text())
+        tools.caplog.clear()
+        refused = f"server {NOWHERE} cannot be reached: it refuses connections; start it, or name another; trying again"
+        drained = f"all servers drain: {server.address}; 1 rollout waits until one accepts rollouts again"
+        await until(lambda: refused in tools.text() and drained in tools.text())
         await server.end_drain()
         assert (await within(rollout)).status is COMPLETED
 

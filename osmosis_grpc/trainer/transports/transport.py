@@ -21,6 +21,7 @@ from osmosis_grpc.network.server_security import ServerSecurity
 from osmosis_grpc.protocol.errors import CallError
 from osmosis_grpc.storage.ledger import LedgerRollout
 from osmosis_grpc.supervise import OnFailure, job
+from osmosis_grpc.trainer import unreachable_warnings
 from osmosis_grpc.trainer.agent_server_state import AgentServerLink
 from osmosis_grpc.trainer.config import TrainerConfig
 from osmosis_grpc.trainer.scheduler import Scheduler
@@ -32,6 +33,7 @@ log = logging.getLogger(__name__)
 DIAL = job("trainer.dial", OnFailure.RESTART)
 RETIRE = job("trainer.retire_server", OnFailure.RESTART)
 WATCH = job("trainer.watch_targets", OnFailure.RESTART)
+WARN = job("trainer.warn", OnFailure.RESTART)
 
 TARGET = "target "
 """The prefix of the ledger's key for a server to which the trainer connects."""
@@ -51,6 +53,7 @@ class Dialled(Generic[Link]):
 
     target: Target
     link: Link
+    unreached: Unreached
     dialling: asyncio.Task[Any] | None = None
     retiring: asyncio.Task[Any] | None = None
 
@@ -130,6 +133,7 @@ class Transport(ABC, Generic[Link]):
             if server.link.retired:
                 self._start_retiring(server, of_ledger=True)
         start = self._scheduler.supervisor.start
+        self._scheduler.supervisor.every(WARN, unreachable_warnings.EVERY, self._warn)
         changing = [source for source in self._sources if source.period is not None]
         self._watching += [start(WATCH, partial(source.watch, self._update)) for source in changing]
 
@@ -171,7 +175,8 @@ class Transport(ABC, Generic[Link]):
         address = target.address
         link = self._removed.pop(address, None) or self._link(target, f"{TARGET}{address}")
         link.retired = False
-        server = self._dialled[address] = Dialled(target, link)
+        unreached = Unreached(link.name, self._scheduler.supervisor.system.monotonic)
+        server = self._dialled[address] = Dialled(target, link, unreached)
         self._scheduler.servers.add(link)
         if self._begun:
             log.info("server %s is new", address)
@@ -259,17 +264,15 @@ class Transport(ABC, Generic[Link]):
     # The connection to one server.
 
     async def _keep_connected(self, server: Dialled[Link]) -> None:
-        """Connect again after each connection, with growing pauses. Logs warnings while the server is not reached.
+        """Connect again after each connection, with growing pauses.
 
         Ends if another stream of this attachment has replaced the stream: two owners would replace each other for ever.
         """
         link = server.link
-        unreached = Unreached(link.name, self._scheduler.supervisor)
 
         async def attempt() -> CallError | None:
-            unreached.trying()
             try:
-                return await self._connect(server, unreached.reached)
+                return await self._connect(server, server.unreached.reached)
             except CallError as error:
                 raise await explained(link.name, self._credentials, error) from None
 
@@ -278,13 +281,18 @@ class Transport(ABC, Generic[Link]):
             for source in self._sources:
                 source.hurry()
             if not self._scheduler.servers.parting and not link.retired:
-                unreached.failed(error)
+                server.unreached.failed(error)
                 self._scheduler.servers.not_reached(link, error)
                 self._not_reached(server)
                 self._scheduler.changed()
 
-        try:
-            system, pauses = self._scheduler.supervisor.system, self._config.pauses
-            await redial(attempt, ended, system=system, pauses=pauses, is_final=is_replaced)
-        finally:
-            unreached.close()
+        system, pauses = self._scheduler.supervisor.system, self._config.pauses
+        await redial(attempt, ended, system=system, pauses=pauses, is_final=is_replaced)
+
+    def _warn(self) -> None:
+        """Warn of each server that the trainer cannot reach, and if all servers drain."""
+        for server in self._dialled.values():
+            dialling = server.dialling is not None and not server.dialling.done()
+            if dialling and not (server.link.attached or server.link.retired or self._scheduler.servers.parting):
+                server.unreached.warn()
+        self._scheduler.warn_if_all_drain()
