@@ -46,8 +46,7 @@ from osmosis_grpc.trainer.chats.chat_cache import ChatCache
 from osmosis_grpc.trainer.config import TrainerConfig
 from osmosis_grpc.trainer.ledger_entries import assign, drop, enter
 from osmosis_grpc.trainer.outcome_recorder import OutcomeRecorder
-from osmosis_grpc.trainer.placement import Placement
-from osmosis_grpc.trainer.rollout_queue import RolloutQueue
+from osmosis_grpc.trainer.placement import Placement, RolloutQueue
 from osmosis_grpc.trainer.server_availability import LOST, Servers
 from osmosis_grpc.trainer.unconfirmed_outcomes import UnconfirmedOutcomes
 from osmosis_grpc.trainer.unreachable_warnings import warn_draining

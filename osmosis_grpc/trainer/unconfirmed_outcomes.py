@@ -59,7 +59,8 @@ class UnconfirmedOutcomes:
                     rollout_id=rollout_id,
                     attempt=kept.attempt if kept else 0,
                 )
-            future.set_result(replace(_outcome(ledger, kept, request), confirmation=LedgerReceipt(ledger, kept)))
+            receipt = LedgerReceipt(ledger, kept.rollout_id, kept.attempt, kept.result_id)
+            future.set_result(replace(_outcome(ledger, kept, request), confirmation=receipt))
         except Exception as problem:
             future.set_exception(problem)
 

@@ -76,20 +76,6 @@ async def test_no_chat_comes_while_paused_and_none_is_lost(serve, attach_to):
     assert len(policy.asked) == len(set(policy.asked)) == 8 * 3 + 4
 
 
-async def test_pausing_again_and_again_loses_nothing(serve, attach_to):
-    policy = Counting(wait=False)
-    trainer = await attach_to(policy, await serve(talker()), max_open_chats=3)
-    running = [start(trainer.rollout(rollout_id=f"r{n}", metadata={"turns": 4})) for n in range(10)]
-    while not all(task.done() for task in running):
-        trainer.pause()
-        await asyncio.sleep(0.003)  # the rollouts run for a while between the calls
-        trainer.resume()
-        await asyncio.sleep(0.003)  # as above
-    assert {task.result().status for task in running} == {COMPLETED}
-    assert len(policy.asked) == len(set(policy.asked)) == 40
-    assert policy.most <= 3
-
-
 @pytest.mark.parametrize(("servers", "most"), [(1, 1), (1, 5), (2, 4)])
 async def test_no_more_chats_are_open_than_the_policy_wants(serve, attach_to, servers, most):
     policy = Counting()

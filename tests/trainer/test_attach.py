@@ -133,17 +133,6 @@ async def test_what_cannot_be_written_is_refused_by_name(serve, attach_to, chang
     assert {"completion_params": "sampling"}.get(field, field) in refusal.value.violations[0][0]
 
 
-async def test_one_bad_request_does_not_keep_others_from_running(serve, stack):
-    server = await serve(talker())
-    trainer = await stack.enter_async_context(Trainer([server.address], reply))
-    bad = start(trainer.rollout(rollout_id="bad", metadata={"x": float("nan")}), SOON)
-    good = start(trainer.rollout(rollout_id="good"), SOON)
-    refusal, outcome = await asyncio.gather(bad, good, return_exceptions=True)
-    assert not isinstance(outcome, Exception), outcome
-    assert outcome.status is COMPLETED
-    assert isinstance(refusal, InvalidArgument)
-
-
 async def test_a_request_of_unknown_fields_is_a_type_error(serve, attach_to):
     trainer = await attach_to(reply, await serve(talker()))
     with pytest.raises(TypeError, match="nonsense"):

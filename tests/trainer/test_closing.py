@@ -6,7 +6,7 @@ import pytest
 
 from osmosis_grpc.protocol.errors import CallError, Unavailable
 from osmosis_grpc.protocol.types import OutcomeStatus
-from osmosis_grpc.trainer import RolloutClient, RolloutRequest, Trainer, TrainerConfig
+from osmosis_grpc.trainer import RolloutClient, RolloutRequest, Trainer
 from tests.attach.cutting_proxy import CuttingProxy
 from tests.trainer.conftest import PATIENCE, USER, attached, reply, talker
 from tests.waiting import ended, until
@@ -41,43 +41,11 @@ async def test_closing_a_trainer_raises_unavailable_from_every_waiting_call(serv
     await generator.aclose()
 
 
-@pytest.mark.parametrize("what", ["events", "cancel"])
-async def test_closing_a_trainer_tells_everybody(serve, what):
-    agent = talker()
-    agent.gate("r1")
-    async with attached(reply, await serve(agent)) as trainer:
-        running = start(trainer.rollout(rollout_id="r1"))
-        await until(lambda: agent.started)
-        seen = []
-
-        async def follow():
-            async for event in trainer.events("r1"):
-                seen.append(event)
-
-        if what == "events":
-            waiting = start(follow(), SOON)
-            await until(lambda: len(seen) >= 2)
-        else:
-            waiting = start(trainer.cancel(everything=True), SOON)
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-    _, told = await asyncio.gather(running, waiting, return_exceptions=True)
-    assert not isinstance(told, TimeoutError)
-
-
 async def test_a_closed_trainer_takes_nothing(serve):
     async with attached(reply, await serve(talker())) as trainer:
         pass
     with pytest.raises(CallError):
         await within(trainer.rollout(rollout_id="r1"), SOON)
-
-
-async def test_every_waiting_call_raises_unavailable_without_a_server():
-    async with Trainer(["127.0.0.1:1"], reply, config=TrainerConfig(lost_after=0.2)) as trainer:
-        with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1"):
-            await within(trainer.rollout(rollout_id="r1"))
-        with pytest.raises(Unavailable):
-            await trainer.rollout(rollout_id="r2")
 
 
 async def test_the_next_process_continues_the_rollouts_of_one_that_was_cut_off(serve, stack):

@@ -15,14 +15,13 @@ from osmosis_grpc.trainer import (
     OutcomeGroup,
     RolloutClient,
     RolloutOutcome,
-    RolloutRequest,
     Row,
     Skipped,
     Trainer,
     advantages,
     pad,
 )
-from tests.trainer.conftest import Talker, talker
+from tests.trainer.conftest import talker
 from tests.waiting import ended
 
 
@@ -308,38 +307,6 @@ async def test_what_a_trainer_receives_can_be_padded(serve, train, stack, way):
     assert (batch.versions[batch.loss_mask] == 0).all()
     assert batch.version_names == ("step-7",)
     assert batch.rewards.tolist() == [1.0] * len(batch)
-
-
-class Flaky(Talker):
-    """Raises in the odd members of a group, after its chats."""
-
-    async def run(self, ctx):
-        ending = await super().run(ctx)
-        if ctx.request.group.index % 2:
-            raise RuntimeError("the weather service is away")
-        return ending
-
-
-async def test_the_loop_of_a_trainer_takes_only_what_completed(serve):
-    """The loop that a user writes: aligned arrays, and no failed rollout among them."""
-    server, trained, seen = await serve(type("A", (Flaky,), {})("flaky")), [], []
-    requests = [RolloutRequest(rollout_id=f"r{n}", messages=[{"role": "user", "content": "Hello"}]) for n in range(3)]
-    async with Trainer([server.address], ScriptedPolicy(["one"], tokens=3)) as trainer:
-        async for outcome in trainer.run(requests, group_size=4):
-            seen.append(outcome)
-            for sample in outcome.trainable_samples().values():
-                for segment in sample.segments:
-                    arrays = np.stack([segment.ids, segment.mask(), segment.aligned_logprobs()])
-                    trained.append((outcome.rollout_id, arrays.shape, sample.reward))
-    assert len(seen) == 12
-    assert all(outcome.samples["main"].segments for outcome in seen), "the failed ones have tokens, too"
-    assert sorted(name for name, _, _ in trained) == sorted(f"r{n}-{index}" for n in range(3) for index in (0, 2))
-    assert {reward for _, _, reward in trained} == {1.0}
-    with pytest.raises(
-        InvalidArgument, match=r"rollout r\d-\d is not trained on: it ended FAILED: RuntimeError: the weather"
-    ):
-        pad(seen)
-    assert len(pad(seen, untrainable="skip")) == 6
 
 
 def with_extras(runs, seed=0, **extras):

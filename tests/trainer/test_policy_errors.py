@@ -13,9 +13,9 @@ import pytest
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.policies import ChatRenderer, TokenPolicy
 from osmosis_grpc.policies.threads import ThreadedPolicy
-from osmosis_grpc.protocol.errors import CallError, InvalidArgument, ResourceExhausted, RolloutFailed, Unavailable
+from osmosis_grpc.protocol.errors import CallError, RolloutFailed
 from osmosis_grpc.protocol.types import OutcomeStatus
-from osmosis_grpc.trainer import FailureReason, RolloutRequest, SyncTrainer, Trainer
+from osmosis_grpc.trainer import FailureReason, RolloutRequest, Trainer
 from tests.policies.byte_tokenizer import ByteTokenizer
 from tests.trainer.conftest import PATIENCE, USER, Talker, reply, talker
 from tests.waiting import until
@@ -156,13 +156,6 @@ def failing_for(*names):
     return policy
 
 
-async def test_a_group_with_a_member_that_the_policy_answers_is_dropped_as_ever(serve, attach_to):
-    trainer = await attach_to(failing_for("g0-0", "g0-1"), await serve(talker()))
-    groups = await drain(trainer.groups(requests(2), 3))
-    assert [group.id for group in groups] == ["g1"]
-    assert trainer.group_counts.dropped == 1
-
-
 async def test_a_later_group_that_fails_whole_is_raised(serve, attach_to):
     trainer = await attach_to(failing_for("g1-0", "g1-1"), await serve(talker()))
     seen = []
@@ -216,34 +209,6 @@ async def test_on_failure_raise_names_the_outcome_of_an_agent_that_fails(serve, 
         await drain(trainer.groups(requests(1), 2, on_failure="raise"))
     outcome = raised.value.outcome
     assert (outcome.rollout_id, outcome.attempt, outcome.failure.boundary) == ("g0-1", 2, "agent")
-
-
-@pytest.mark.parametrize("error", [InvalidArgument("params.n", "is 2"), CallError("no"), ResourceExhausted("full")])
-async def test_a_status_that_a_policy_raises_fails_its_rollout_only(serve, attach_to, error):
-    def policy(request):
-        if request.chat_number == 1 and request.rollout_id == "g0":
-            raise error
-        return reply(request)
-
-    server = await serve(talker(), trainer_grace=0.1)
-    trainer = await attach_to(policy, server)
-    outcomes = {outcome.rollout_id: outcome for outcome in await drain(trainer.run(requests(2)))}
-    assert {name: outcome.status for name, outcome in outcomes.items()} == {"g0": FAILED, "g1": COMPLETED}
-    assert outcomes["g0"].failure.boundary == "trainer"
-
-
-async def test_a_policy_that_is_busy_for_a_while_is_asked_again(serve, attach_to):
-    asked = []
-
-    def policy(request):
-        asked.append(request.rollout_id)
-        if len(asked) == 1:
-            raise Unavailable("busy", retry_after=0.01)
-        return reply(request)
-
-    trainer = await attach_to(policy, await serve(talker()))
-    (outcome,) = await drain(trainer.run(requests(1)))
-    assert (outcome.status, outcome.attempt, len(asked)) == (COMPLETED, 1, 2)
 
 
 class Wrapping(RolloutAgentLoop):
@@ -358,18 +323,6 @@ async def test_with_a_ledger_the_next_process_tries_the_failed_members_again(ser
         (group,) = await drain(trainer.groups(requests(1), 2))
         assert [outcome.attempt for outcome in group] == [retries + 2] * 2
         await group.confirm()
-
-
-async def test_a_sync_trainer_raises_the_exception(serve):
-    server = await serve(talker())
-
-    def loop():
-        with SyncTrainer([server.address], raising) as trainer:
-            for _ in trainer.groups(requests(2), 2):
-                pass
-
-    with pytest.raises(OutOfMemory):
-        await asyncio.wait_for(asyncio.to_thread(loop), PATIENCE)
 
 
 PROGRAM = """

@@ -228,12 +228,6 @@ async def test_a_higher_attempt_of_the_same_request_is_run(serve, attach_to):
     assert [c.attempt for c in await collect(trainer.run(again()))] == [1, 2]
 
 
-async def test_evaluate_refuses_the_same_request_twice(serve, attach_to):
-    trainer = await attach_to(reply, await serve(talker()))
-    with pytest.raises(InvalidArgument, match=r"two requests of one evaluate\(\) have the id r0"):
-        await trainer.evaluate([*requests(1), *requests(1)])
-
-
 async def test_a_request_whose_rollout_has_ended_is_refused(serve, attach_to):
     trainer = await attach_to(reply, await serve(talker()))
     await collect(trainer.run(requests(1)))

@@ -180,13 +180,6 @@ def test_used_from_its_own_policy_it_says_so(target):
         trainer.rollout(rollout_id="own", messages=QUESTION)
 
 
-@pytest.mark.parametrize(("arguments", "error"), [((["http://a"],), ValueError), ((["a:1"], {"bogus": 1}), TypeError)])
-def test_wrong_arguments(arguments, error):
-    targets, options = arguments[0], arguments[1] if len(arguments) > 1 else {}
-    with pytest.raises(error):
-        SyncTrainer(targets, EchoPolicy(), **options)
-
-
 def test_a_trainer_that_cannot_open_leaves_no_thread(tmp_path):
     before = set(threading.enumerate())
     with pytest.raises(Exception, match="ledger"), SyncTrainer(["127.0.0.1:1"], EchoPolicy(), ledger=tmp_path):

@@ -61,6 +61,7 @@ async def test_an_outcome_whose_events_do_not_come_ends_its_rollout_early(listen
     assert (await server.stream.next("complete_reply")).status.code == CODE["INVALID_ARGUMENT"]
 
 
+@pytest.mark.slow
 async def test_the_limit_waits_for_a_server_that_is_away(listening, short, monkeypatch):
     deployment = await listening()
     server = await deployment.server()

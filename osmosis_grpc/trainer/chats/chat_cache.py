@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import replace
+from functools import partialmethod
 from typing import Any
 
 from osmosis_grpc.engine.failpoints import reach
@@ -26,35 +27,26 @@ Recorded = Callable[[Receipt | CallError, RolloutOutcome | None], None]
 
 
 class LedgerReceipt:
-    """Confirms one outcome."""
+    """Confirms one outcome. The copy that another process unpickles has no ledger."""
 
-    __slots__ = ("_ledger", "_name")
+    __slots__ = ("_key", "_ledger")
 
-    def __init__(self, ledger: Ledger, outcome: RolloutOutcome | LedgerRollout) -> None:
+    def __init__(self, ledger: Ledger | None, rollout_id: str, attempt: int, result_id: str | None) -> None:
         self._ledger = ledger
-        self._name = outcome.rollout_id, outcome.attempt, outcome.result_id or ""
+        self._key = rollout_id, attempt, result_id or ""
 
     async def confirm(self) -> None:
-        await self._ledger.confirm(*self._name)
-
-    def __copy__(self) -> "LedgerReceipt":
-        return self
+        if self._ledger is None:
+            raise LedgerError("an outcome is confirmed in the trainer's process: the ledger is open there")
+        await self._ledger.confirm(*self._key)
 
     def __deepcopy__(self, memo: object) -> "LedgerReceipt":
-        return self
+        return LedgerReceipt(self._ledger, *self._key)
 
-    def __reduce__(self) -> tuple[type["DetachedReceipt"], tuple[()]]:
-        return DetachedReceipt, ()
+    __copy__ = partialmethod(__deepcopy__, None)
 
-
-class DetachedReceipt:
-    """A confirmation that was sent to another process."""
-
-    __slots__ = ()
-
-    async def confirm(self) -> None:
-        """Raises LedgerError."""
-        raise LedgerError("an outcome is confirmed in the trainer's process: the ledger is open there")
+    def __reduce__(self) -> tuple[type["LedgerReceipt"], tuple[None, str, int, str]]:
+        return LedgerReceipt, (None, *self._key)
 
 
 class ChatCache:
@@ -175,7 +167,9 @@ class ChatCache:
             then(_known(entry, outcome), None)
             return
         recorded = entry.complete(outcome)
-        recorded = replace(recorded, confirmation=LedgerReceipt(ledger, outcome))
+        recorded = replace(
+            recorded, confirmation=LedgerReceipt(ledger, outcome.rollout_id, outcome.attempt, outcome.result_id)
+        )
         entry.committing = []
 
         def committed(_: Any, error: LedgerError | None) -> None:
