@@ -84,7 +84,7 @@ class Rollout:
             self.done.result()
 
     def failed_by(self, outcome: RolloutOutcome) -> PolicyFailure | None:
-        """Returns what the policy raised, if the rollout has failed because of it.
+        """Return what the policy raised, if the rollout has failed because of it.
 
         An agent may catch the error of a chat and complete. The rollout still counts as failed if the policy answered
         no chat.
@@ -139,7 +139,7 @@ class Report:
 
 
 def job_failed(job: Job, error: BaseException) -> Internal:
-    """Returns the error for the callers of a rollout after a background job has failed."""
+    """Return the error for the callers of a rollout after a background job has failed."""
     return Internal(f"{job.name} failed: {type(error).__name__}: {describe(error)}")
 
 
@@ -302,7 +302,7 @@ class AgentServerLink(ABC):
         return self.window - len(self.rollouts) - len(self.leaving) if self.usable else 0
 
     def hosts(self, agent_loop: str) -> bool:
-        """Returns whether the server has an agent loop of this name; "" matches any."""
+        """Return whether the server has an agent loop of this name; "" matches any."""
         return not agent_loop or agent_loop in self.identity.agent_loops
 
     def identify(self, identity: ServerIdentity) -> None:

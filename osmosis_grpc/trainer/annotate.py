@@ -45,7 +45,7 @@ class RecentServers:
             self._servers.popitem(last=False)
 
     def get(self, rollout_id: str) -> AgentServerLink | None:
-        """Returns the server of a rollout, attached or not, or None if it is not known."""
+        """Return the server of a rollout, attached or not, or None if it is not known."""
         return self._servers.get(rollout_id)
 
     def first(self, rollout_id: str, servers: Iterable[AgentServerLink]) -> Iterator[AgentServerLink]:

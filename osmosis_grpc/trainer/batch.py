@@ -92,7 +92,7 @@ def pad(
     dropped: Dropped = "skip",
     extras: Sequence[str] = (),
 ) -> Batch:
-    """Returns a batch of the trainable samples of `outcomes`. `outcomes` may contain groups.
+    """Return a batch of the trainable samples of `outcomes`. `outcomes` may contain groups.
 
     `advantages` are the Advantages of every group, or one number for each outcome. All samples of an outcome get its
     number.
@@ -181,7 +181,6 @@ def _segments(
 def _fitting(
     found: Iterable[TrainableSegment], max_length: int | None, too_long: TooLong, skipped: list[Skipped]
 ) -> Iterator[TrainableSegment]:
-    """Yield the segments that fit or may be truncated."""
     for each in found:
         row, length = each.row, len(each.segment.ids)
         if max_length is not None and length > max_length and too_long != "truncate":
@@ -198,7 +197,7 @@ def _fitting(
 
 
 def _versions(segment: Segment, names: dict[str, int]) -> NDArray[np.int32]:
-    """Returns the index of each token's policy version, int32, shape (n,). Adds new versions to `names`."""
+    """Return the index of each token's policy version, int32, shape (n,). Adds new versions to `names`."""
     versions = np.full(len(segment.ids), -1, dtype=np.int32)
     if segment.versions:
         numbers = [names.setdefault(span.version, len(names)) for span in segment.versions]
@@ -209,7 +208,6 @@ def _versions(segment: Segment, names: dict[str, int]) -> NDArray[np.int32]:
 def _of_rows(
     rows: Sequence[Row], advantages: Advantages | Iterable[Advantages] | Iterable[float] | None, outcomes: int
 ) -> NDArray[np.float32] | None:
-    """Returns the advantage of each row."""
     if advantages is None:
         return None
     try:
@@ -233,7 +231,7 @@ _WANTED = "pass advantages(group) for every group in the batch, or one number fo
 
 
 def _numbers(listed: list[Any], outcomes: int) -> NDArray[np.float32]:
-    """Returns the advantage of each outcome, float32, shape (outcomes,). Raises InvalidArgument."""
+    """Return the advantage of each outcome, float32, shape (outcomes,). Raises InvalidArgument."""
     try:
         values = np.asarray(listed)
     except (TypeError, ValueError):  # lists of several lengths
@@ -248,7 +246,7 @@ def _numbers(listed: list[Any], outcomes: int) -> NDArray[np.float32]:
 def _pad_extra(
     name: str, segments: Sequence[Segment], columns: Sequence[slice], width: int, rows: Sequence[str]
 ) -> NDArray[Any]:
-    """Returns an extra of each segment, shape (n, w, ...), with zeros where there is no value.
+    """Return an extra of each segment, shape (n, w, ...), with zeros where there is no value.
 
     `columns` are the columns of each segment's tokens, and `rows` name the segments in errors. Raises InvalidArgument
     for a segment without the extra, for a ragged extra, and for segments with different types or shapes.

@@ -153,7 +153,6 @@ class GroupRun(Run):
             )
 
     def _renew(self, name: str, group: dict[int, RolloutOutcome]) -> bool:
-        """Start the stale members of a group again. Returns whether there are any."""
         stale = [index for index, outcome in group.items() if self.is_stale(outcome)]
         for index in stale:
             self.renew(self._requests[name][index], group.pop(index))
@@ -191,7 +190,6 @@ class GroupRun(Run):
 
 
 def _members(group: dict[int, RolloutOutcome], *, completed: bool) -> tuple[RolloutOutcome, ...]:
-    """Returns the members that completed, or the members that failed, in order of their index."""
     return tuple(
         group[index] for index in sorted(group) if (group[index].status is OutcomeStatus.COMPLETED) is completed
     )

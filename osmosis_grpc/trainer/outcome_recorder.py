@@ -125,7 +125,6 @@ class OutcomeRecorder:
         self._cache.record(report.outcome, report.raw, done, abandoned=abandoned, chats=chats)
 
     def _read(self, report: Report) -> None:
-        """Start to read the rollout's events, unless they are being read."""
         server, outcome = report.server, report.outcome
         if server is None:
             raise Unavailable("the rollout's events cannot be read: it is at no server", retry_after=READING_RETRY)

@@ -22,7 +22,7 @@ class Placement:
         """The servers that got rollouts with an affinity key."""
 
     def server_for(self, rollout: Rollout) -> AgentServerLink | None:
-        """Returns the server with the most free slots; None if all servers are full.
+        """Return the server with the most free slots; None if all servers are full.
 
         Only servers that host the rollout's agent loop are considered. If some of these servers already got rollouts
         with the same affinity key and do not drain, only they are considered.
@@ -46,7 +46,7 @@ class Placement:
         return best if best is not None and best.free > 0 else None
 
     def may_go_elsewhere(self, rollout: Rollout) -> bool:
-        """Returns whether another server may have the original of a fork."""
+        """Return whether another server may have the original of a fork."""
         return bool(self._hosts(rollout)) or not self._all_usable
 
     def add(self, rollout: Rollout, server: AgentServerLink) -> None:
@@ -69,12 +69,11 @@ class Placement:
         return len(self._servers.usable) == len(self._servers.named)
 
     def _hosts(self, rollout: Rollout) -> list[AgentServerLink]:
-        """Returns the usable servers that host a rollout's agent loop. Leaves out a server that lacks its original."""
+        """Return the usable servers that host a rollout's agent loop. Leaves out a server that lacks its original."""
         usable, lacking = self._servers.usable, rollout.without_original
         return [server for server in usable if server.hosts(rollout.request.agent_loop) and server not in lacking]
 
     def _server_of(self, rollout_id: str) -> AgentServerLink | None:
-        """Returns the server that runs a rollout or has reported its outcome; None if it is not known."""
         running = self._rollouts.get(rollout_id)
         known = running.server if running is not None else self.recent_servers.get(rollout_id)
         return known if known is not None and known in self._servers.named else None

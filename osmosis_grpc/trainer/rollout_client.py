@@ -133,7 +133,7 @@ class RolloutClient:
         return InitResult(answer.rollout_id, answer.attempt, tools, answer.created, earlier)
 
     async def get(self, rollout_id: str, attempt: int = 0) -> RolloutInfo:
-        """Returns the state of a rollout; attempt 0 means the highest."""
+        """Return the state of a rollout; attempt 0 means the highest."""
         answer = await self._call(self._stub.GetRollout, pb.GetRolloutRequest(rollout_id=rollout_id, attempt=attempt))
         return ROLLOUT.from_wire(answer.rollout)
 
@@ -248,7 +248,7 @@ class RolloutClient:
                 yield response.cursor, event_from_wire(response.event) if known else None
 
     async def info(self) -> ServerInfo:
-        """Returns the server's identity, its agent loops and its capacity."""
+        """Return the server's identity, its agent loops and its capacity."""
         return SERVER_INFO.from_wire(await self._call(self._stub.GetServerInfo, pb.GetServerInfoRequest()))
 
     async def drain(self, *, cancel: bool = False) -> DrainResult:

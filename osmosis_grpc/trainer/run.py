@@ -236,7 +236,7 @@ class Run:
             del self._failed[next(iter(self._failed))]
 
     def is_stale(self, outcome: RolloutOutcome) -> bool:
-        """Returns whether a completed rollout has a token that is too old now.
+        """Return whether a completed rollout has a token that is too old now.
 
         Raises InvalidArgument if `max_version_lag` is set and a version is unknown.
         """
@@ -271,7 +271,6 @@ class Run:
             self._slots.release()
 
     def _over(self, rollout: Rollout) -> RolloutOutcome:
-        """Stop waiting for an ended rollout. Returns its outcome."""
         self._started[rollout] -= 1
         if not self._started[rollout]:
             del self._started[rollout]
@@ -279,7 +278,6 @@ class Run:
         return _ended(rollout)
 
     def _leave(self, rollout: Rollout) -> None:
-        """Stop waiting for a rollout. The scheduler cancels it if no other caller waits."""
         rollout.waiters -= self._started.pop(rollout)
         if not rollout.waiters:
             self._submissions.abandon(rollout)
@@ -293,7 +291,7 @@ class EvaluationRun(Run):
 
 
 def reason_of(outcome: RolloutOutcome) -> str:
-    """Returns why a rollout is not trainable, with the type and the line of an agent's exception."""
+    """Return why a rollout is not trainable, with the type and the line of an agent's exception."""
     failure = outcome.failure
     if failure is None:
         return outcome.not_trainable_reason
@@ -303,7 +301,7 @@ def reason_of(outcome: RolloutOutcome) -> str:
 
 
 def _may_succeed(rollout: Rollout, outcome: RolloutOutcome) -> bool:
-    """Returns whether an ended rollout should run again, because another attempt may complete.
+    """Return whether an ended rollout should run again, because another attempt may complete.
 
     A failure of the agent may depend on the policy's replies, so `retryable` is ignored for such a failure. A refused
     rollout runs again only if the refusal is retryable. A cancelled rollout does not run again.
@@ -337,7 +335,6 @@ async def left_over(submissions: Submissions) -> AsyncGenerator[RolloutOutcome, 
 
 
 def _members(request: RolloutRequest, group_size: int) -> list[RolloutRequest]:
-    """Returns the requests for all members of a request's group."""
     if group_size == 1:
         return [request]
     name, key = request.rollout_id, request.idempotency_key
@@ -362,7 +359,6 @@ async def _each(requests: Requests) -> AsyncIterator[RolloutRequest]:
 
 
 def _ended(rollout: Rollout) -> RolloutOutcome:
-    """Returns the outcome of an ended rollout. For a refused rollout, the outcome is FAILED."""
     request, error = rollout.request, rollout.done.exception()
     if error is None:
         return rollout.done.result()

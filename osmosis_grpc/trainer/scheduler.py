@@ -336,7 +336,6 @@ class Scheduler(Owner):
             self.changed()
 
     def _recorded(self, rollout: Rollout, outcome: RolloutOutcome) -> None:
-        """End a rollout whose outcome is recorded."""
         if rollout.server is not None:
             self.placement.recent_servers.add(outcome.rollout_id, rollout.server)
         if not rollout.done.done():
@@ -354,13 +353,11 @@ class Scheduler(Owner):
         self.changed()
 
     def _lost(self, server: AgentServerLink, why: str) -> None:
-        """Run the rollouts of a lost server again."""
         self.placement.leave(server)
         for rollout in list(server.rollouts.values()):
             self.lost(rollout, why)
 
     def _stuck(self, server: AgentServerLink, error: BaseException) -> None:
-        """End the rollouts of a lost server, because _lost() failed to run them again."""
         for rollout in list(server.rollouts.values()):
             self.refused(rollout, job_failed(LOST, error))
 
@@ -394,6 +391,5 @@ class Scheduler(Owner):
 
 
 def _is_superseded(outcome: RolloutOutcome, key: RolloutKey) -> bool:
-    """Return whether a server has ended this attempt for a higher one."""
     ended = outcome.status is OutcomeStatus.CANCELLED and outcome.finish_reason == "superseded"
     return ended and (outcome.rollout_id, outcome.attempt) == key

@@ -65,7 +65,7 @@ class Servers:
         self.more_may_come = False
         """Whether servers that are not named may dial in."""
         self.why_not_more: Callable[[], list[str]] = list
-        """Returns why sources name no servers."""
+        """Return why sources name no servers."""
         self._known: list[AgentServerLink] = []
         self._first_answers_until = 0.0
         self._lost_after = config.lost_after
@@ -241,7 +241,7 @@ class Servers:
         return gone is not None
 
     def share(self, joining: AgentServerLink | None = None) -> int:
-        """Returns how many chats each server may have open; 0 while paused. Counts `joining` as attached."""
+        """Return how many chats each server may have open; 0 while paused. Counts `joining` as attached."""
         if not self.running.is_set():
             return 0
         others = sum(server is not joining for server in self.attached)
@@ -284,7 +284,7 @@ class Servers:
             server.close(error)
 
     def why_none(self, waited: float | None = None) -> CallError:
-        """Returns the error for callers that have waited for a server for `waited` seconds, `lost_after` by default.
+        """Return the error for callers that have waited for a server for `waited` seconds, `lost_after` by default.
 
         If every server refuses, it has the refusals.
         """

@@ -47,7 +47,6 @@ _END = object()
 
 
 def _waits(method: Callable[Concatenate[Trainer, P], Awaitable[T]]) -> Callable[Concatenate["SyncTrainer", P], T]:
-    """Returns a method of SyncTrainer that waits for a method of Trainer."""
 
     @wraps(method)
     def call(self: "SyncTrainer", /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -60,7 +59,6 @@ def _waits(method: Callable[Concatenate[Trainer, P], Awaitable[T]]) -> Callable[
 def _iterates(
     method: Callable[Concatenate[Trainer, P], AsyncIterator[T]],
 ) -> Callable[Concatenate["SyncTrainer", P], Generator[T, None, None]]:
-    """Returns a method of SyncTrainer that yields the values of a method of Trainer."""
 
     @wraps(method)
     def iterate(self: "SyncTrainer", /, *args: P.args, **kwargs: P.kwargs) -> Generator[T, None, None]:
@@ -71,7 +69,7 @@ def _iterates(
 
 
 def _typed_as(_: Callable[P, Any]) -> Callable[[Callable[..., None]], Callable[Concatenate["SyncTrainer", P], None]]:
-    """Returns a decorator that gives an __init__ the parameters of another callable, for type checkers."""
+    """Return a decorator that gives an __init__ the parameters of another callable, for type checkers."""
 
     def typed(init: Callable[..., None]) -> Callable[Concatenate["SyncTrainer", P], None]:
         return init
@@ -220,7 +218,7 @@ def _requests_on_thread(args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _off_loop(policy: Policies) -> Policies:
-    """Returns the policies, with each sync policy on a thread of its own, also if it has several names."""
+    """Return the policies, with each sync policy on a thread of its own, also if it has several names."""
     if not isinstance(policy, Mapping):
         return policy if is_async(policy) else ThreadedPolicy(policy)
     made = {id(each): each if is_async(each) else ThreadedPolicy(each) for each in policy.values()}

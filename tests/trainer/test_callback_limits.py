@@ -7,18 +7,11 @@ import pytest
 from osmosis_grpc.protocol.errors import Unavailable
 from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.trainer import RolloutClient, ServerSecurity, Trainer
-from tests.trainer.conftest import PATIENCE, USER, reply, talker
+from tests.trainer.conftest import USER, reply, talker
+from tests.trainer.deployment import collect, within
 from tests.waiting import until
 
 COMPLETED = OutcomeStatus.COMPLETED
-
-
-def within(awaitable):
-    return asyncio.wait_for(awaitable, PATIENCE)
-
-
-async def collect(values):
-    return [value async for value in values]
 
 
 async def test_events_end_when_their_client_is_closed(serve, train):

@@ -25,6 +25,7 @@ from osmosis_grpc.protocol.types import (
 from osmosis_grpc.trainer import RolloutClient, SyncTrainer, Trainer, TrainerConfig, advantages, pad
 from osmosis_grpc.trainer.chats.chat_cache import ChatCache
 from tests.trainer.conftest import PATIENCE, USER
+from tests.trainer.deployment import within
 
 WAYS = [(transport, delta) for transport in ("attach", "callback") for delta in (True, False)]
 IDS = [f"{transport} {'delta' if delta else 'full'}" for transport, delta in WAYS]
@@ -89,10 +90,6 @@ async def training(serve, policy, transport="attach", delta=True, agent=None, **
     config = TrainerConfig(delta=delta)
     async with Trainer([server.address], policy, transport=transport, config=config, **options) as trainer:
         yield trainer, server
-
-
-async def within(awaitable):
-    return await asyncio.wait_for(awaitable, PATIENCE)
 
 
 def check(outcome):

@@ -14,6 +14,7 @@ from osmosis_grpc.protocol.errors import Aborted, AlreadyExists, InvalidArgument
 from osmosis_grpc.protocol.types import Group, OutcomeStatus, RolloutOutcome
 from osmosis_grpc.trainer import GroupCounts, OutcomeGroup, RolloutRequest, Trainer, advantages, pad
 from tests.trainer.conftest import PATIENCE, USER, Talker, reply
+from tests.trainer.deployment import collect
 from tests.waiting import until
 
 CANCELLED, COMPLETED, FAILED = OutcomeStatus.CANCELLED, OutcomeStatus.COMPLETED, OutcomeStatus.FAILED
@@ -43,11 +44,6 @@ def failing(**attempts):
     """One request, `g0`, whose members fail in these attempts: m1=(1, 2) is the member g0-1."""
     fails = {f"g0-{name[1:]}": list(failed) for name, failed in attempts.items()}
     return requests(1, metadata={"fails": fails})
-
-
-async def collect(groups):
-    async with asyncio.timeout(PATIENCE), aclosing(groups):
-        return [group async for group in groups]
 
 
 async def test_groups_come_complete_and_as_they_finish(serve, attach_to):

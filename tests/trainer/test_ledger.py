@@ -23,6 +23,7 @@ from osmosis_grpc.trainer.chats.chat_cache import ChatCache
 from tests.attach.cutting_proxy import CuttingProxy
 from tests.damaged import signed
 from tests.trainer.conftest import PATIENCE, USER, reply, talker
+from tests.trainer.deployment import collect
 from tests.waiting import until
 
 COMPLETED = OutcomeStatus.COMPLETED
@@ -44,11 +45,6 @@ def copied(ledger: Path, name: str = "copy") -> Path:
 def rows(ledger: Path, query: str) -> list:
     with closing(sqlite3.connect(ledger)) as connection:
         return connection.execute(query).fetchall()
-
-
-async def collect(outcomes):
-    async with asyncio.timeout(PATIENCE), aclosing(outcomes):
-        return [outcome async for outcome in outcomes]
 
 
 # The file.

@@ -18,6 +18,7 @@ from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.trainer import FailureReason, RolloutRequest, Trainer
 from tests.policies.byte_tokenizer import ByteTokenizer
 from tests.trainer.conftest import PATIENCE, USER, Talker, reply, talker
+from tests.trainer.deployment import collect
 from tests.waiting import until
 
 COMPLETED, FAILED = OutcomeStatus.COMPLETED, OutcomeStatus.FAILED
@@ -64,18 +65,13 @@ LOOPS = {
 }
 
 
-async def drain(values):
-    async with asyncio.timeout(PATIENCE), aclosing(values):
-        return [value async for value in values]
-
-
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("loop", LOOPS)
 async def test_a_loop_ends_with_the_exception_of_a_policy_that_fails_a_whole_group(serve, attach_to, policy, loop):
     server = await serve(talker())
     trainer = await attach_to(POLICIES[policy](), server)
     with pytest.raises(OutOfMemory):
-        await drain(LOOPS[loop](trainer))
+        await collect(LOOPS[loop](trainer))
     await until(lambda: server.engine.capacity().running == 0)
     await until(lambda: trainer.metrics()["rollouts/open"] == 0)
 
@@ -101,7 +97,7 @@ async def cancelled_within(request):
 async def test_a_policy_whose_own_task_was_cancelled_has_failed(serve, attach_to):
     trainer = await attach_to(cancelled_within, await serve(talker()))
     with pytest.raises(RuntimeError) as raised:
-        await drain(trainer.run(requests(1)))
+        await collect(trainer.run(requests(1)))
     cause = raised.value.__cause__
     assert isinstance(cause, asyncio.CancelledError)
     assert "cancelled_within" in [frame.name for frame in traceback.extract_tb(cause.__traceback__)]
@@ -129,7 +125,7 @@ async def test_the_end_of_an_iterator_in_a_policy_is_an_error_at_the_line_of_the
 ):
     trainer = await attach_to(policy(), await serve(talker()))
     with pytest.raises(RuntimeError) as raised:
-        await drain(trainer.run(requests(1)))
+        await collect(trainer.run(requests(1)))
     frames = [traceback.extract_tb(error.__traceback__) for error in (raised.value, raised.value.__cause__) if error]
     assert function.__name__ in [stack[-1].name for stack in frames]
     assert "async generator" not in str(raised.value)
@@ -141,7 +137,7 @@ async def test_the_other_rollouts_are_cancelled_when_the_exception_is_raised(ser
     server = await serve(agent)
     trainer = await attach_to(raising, server)
     with pytest.raises(OutOfMemory):
-        await drain(trainer.groups([*requests(1, "h"), *requests(1)], 2))
+        await collect(trainer.groups([*requests(1, "h"), *requests(1)], 2))
     await until(lambda: server.engine.capacity().running == 0)
     assert sum(agent.running.values()) == 0
     await until(lambda: trainer.metrics()["rollouts/cancelled"] == 2)
@@ -176,7 +172,7 @@ async def test_a_policy_that_fails_once_is_tried_again(serve, attach_to):
         return reply(request)
 
     trainer = await attach_to(policy, await serve(talker()))
-    (group,) = await drain(trainer.groups(requests(1), 2))
+    (group,) = await collect(trainer.groups(requests(1), 2))
     assert [outcome.attempt for outcome in group] == [2, 2]
     assert failed == {"g0-0", "g0-1"}
 
@@ -187,7 +183,7 @@ async def test_on_failure_raise_ends_the_loop_at_the_first_exception(serve, atta
     server = await serve(agent)
     trainer = await attach_to(failing_for("g0-0"), server)
     with pytest.raises(OutOfMemory):
-        await drain(trainer.groups(requests(1), 3, retries=5, on_failure="raise"))
+        await collect(trainer.groups(requests(1), 3, retries=5, on_failure="raise"))
     assert ("g0-0", 2) not in agent.attempts
     await until(lambda: server.engine.capacity().running == 0)
 
@@ -206,7 +202,7 @@ class Broken(Talker):
 async def test_on_failure_raise_names_the_outcome_of_an_agent_that_fails(serve, attach_to):
     trainer = await attach_to(reply, await serve(Broken("broken")))
     with pytest.raises(RolloutFailed) as raised:
-        await drain(trainer.groups(requests(1), 2, on_failure="raise"))
+        await collect(trainer.groups(requests(1), 2, on_failure="raise"))
     outcome = raised.value.outcome
     assert (outcome.rollout_id, outcome.attempt, outcome.failure.boundary) == ("g0-1", 2, "agent")
 
@@ -297,14 +293,14 @@ async def test_an_agent_that_asks_again_completes(serve, attach_to):
         return raising(request) if len(asked) == 1 else reply(request)
 
     trainer = await attach_to(policy, await serve(Patient()))
-    (outcome,) = await drain(trainer.run(requests(1)))
+    (outcome,) = await collect(trainer.run(requests(1)))
     assert (outcome.status, len(asked)) == (COMPLETED, 2)
 
 
 async def test_the_log_has_one_traceback_and_a_count(serve, attach_to, caplog):
     trainer = await attach_to(raising, await serve(talker()))
     with caplog.at_level(logging.WARNING, "osmosis_grpc.trainer"), pytest.raises(OutOfMemory):
-        await drain(trainer.groups(requests(4), 4))
+        await collect(trainer.groups(requests(4), 4))
     lines = [r.getMessage() for r in caplog.records if r.name.startswith("osmosis_grpc.trainer")]
     assert sum("Traceback" in line for line in lines) == 1
     assert len(lines) == 2
@@ -318,9 +314,9 @@ async def test_with_a_ledger_the_next_process_tries_the_failed_members_again(ser
     options = {"ledger": tmp_path / "ledger"}
     async with Trainer([server.address], raising, **options) as trainer:
         with pytest.raises(OutOfMemory):
-            await drain(trainer.groups(requests(1), 2, retries=retries))
+            await collect(trainer.groups(requests(1), 2, retries=retries))
     async with Trainer([server.address], reply, **options) as trainer:
-        (group,) = await drain(trainer.groups(requests(1), 2))
+        (group,) = await collect(trainer.groups(requests(1), 2))
         assert [outcome.attempt for outcome in group] == [retries + 2] * 2
         await group.confirm()
 

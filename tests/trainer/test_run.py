@@ -10,6 +10,7 @@ from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.protocol.types import Group, OutcomeStatus
 from osmosis_grpc.trainer import RolloutRequest, Trainer
 from tests.trainer.conftest import PATIENCE, USER, reply, talker
+from tests.trainer.deployment import collect
 from tests.waiting import until
 
 CANCELLED, COMPLETED, FAILED = OutcomeStatus.CANCELLED, OutcomeStatus.COMPLETED, OutcomeStatus.FAILED
@@ -17,11 +18,6 @@ CANCELLED, COMPLETED, FAILED = OutcomeStatus.CANCELLED, OutcomeStatus.COMPLETED,
 
 def requests(count, name="r", **changes):
     return [RolloutRequest(rollout_id=f"{name}{n}", messages=[USER], **changes) for n in range(count)]
-
-
-async def collect(outcomes):
-    async with asyncio.timeout(PATIENCE), aclosing(outcomes):
-        return [outcome async for outcome in outcomes]
 
 
 async def test_a_slow_one_does_not_hold_up_the_others(serve, attach_to):

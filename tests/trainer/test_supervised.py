@@ -24,6 +24,7 @@ from osmosis_grpc.trainer.progress_bar import Progress
 from osmosis_grpc.trainer.transports.callback.recorder import CallbackRecorder
 from tests.server.workers.cluster import workers
 from tests.trainer.conftest import PATIENCE, USER, reply, talker
+from tests.trainer.deployment import collect, within
 from tests.waiting import until
 
 JOBS = sorted(name for name in supervise.declared() if name.startswith(("trainer.", "ledger.")))
@@ -66,20 +67,12 @@ async def test_a_job_that_fails_runs_again_or_is_reported(name, tools):
         supervise.jobs.injected(supervise.declared()[name])  # what was not raised is forgotten
 
 
-def within(awaitable):
-    return asyncio.wait_for(awaitable, PATIENCE)
-
-
 def inject(name):
     supervise.inject(name, INJECTED)
 
 
 def restarted(tools, name):
     return f"{name} failed; runs again" in tools.text() and "injected on purpose" in tools.text()
-
-
-async def collect(values):
-    return [value async for value in values]
 
 
 def reported(name):

@@ -14,12 +14,8 @@ from osmosis_grpc.protocol.wire.outcome import outcome_to_wire
 from osmosis_grpc.testing.raw.server_frames import complete, referring, status
 from osmosis_grpc.trainer import RolloutRequest, Trainer, outcome_recorder
 from tests.trainer.conftest import PATIENCE, USER, reply, talker
-from tests.trainer.deployment import CODE
+from tests.trainer.deployment import CODE, within
 from tests.waiting import until
-
-
-def within(awaitable):
-    return asyncio.wait_for(awaitable, PATIENCE)
 
 
 @pytest.fixture

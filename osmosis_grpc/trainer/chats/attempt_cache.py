@@ -72,7 +72,7 @@ class AttemptCache:
         self._ledger = ledger
 
     def chat(self, request: ChatRequest, sampler: Sampler) -> PendingChat:
-        """Returns a chat. Starts its sampling unless it was started before.
+        """Return a chat. Starts its sampling unless it was started before.
 
         Raises AlreadyExists if the number was used with another body, UnknownChat for a delta on an unknown chat,
         InvalidArgument for an unknown policy, and FailedPrecondition after the rollout has ended.
@@ -196,7 +196,6 @@ class AttemptCache:
         return True
 
     def _commit(self, asked: PendingChat, request: ChatRequest) -> None:
-        """Commit a reply. A reply that cannot be sent is not committed."""
         reach("ledger.reply.before")
         try:
             kept = kept_chat(request, asked)
@@ -232,12 +231,12 @@ class AttemptCache:
         return self._tools_digest or ""
 
     def lacks(self, outcome: RolloutOutcome) -> bool:
-        """Returns whether the rollout's events are needed to record an outcome."""
+        """Return whether the rollout's events are needed to record an outcome."""
         left_out = any(name.endswith("messages") for name in outcome.omitted)
         return left_out or self.refers_beyond(outcome)
 
     def refers_beyond(self, outcome: RolloutOutcome) -> bool:
-        """Returns whether an outcome refers to chats that are not in the cache."""
+        """Return whether an outcome refers to chats that are not in the cache."""
         for ref in (sample.begins for sample in outcome.samples.values()):
             if ref is not None and not ref.prefix_len:
                 kept = self.samples.get(ref.sample)
@@ -284,12 +283,12 @@ class AttemptCache:
 
 
 def names(sample: str, chat_number: int, of_sample: str, of_number: int) -> bool:
-    """Returns whether the sample and the chat number of an AbandonChatRequest name the other sample and chat number."""
+    """Return whether the sample and the chat number of an AbandonChatRequest name the other sample and chat number."""
     return sample in ("", of_sample) and chat_number in (0, of_number)
 
 
 def reply_of(asked: PendingChat, key: ChatKey, parent_chat: int, errors: PolicyErrors) -> bytes:
-    """Returns the reply of an answered chat as bytes to send. Its prompt leaves out the tokens of `parent_chat`.
+    """Return the reply of an answered chat as bytes to send. Its prompt leaves out the tokens of `parent_chat`.
 
     Raises the CallError of the sampling, and Internal for a reply that cannot be sent.
     """
@@ -306,5 +305,5 @@ def reply_of(asked: PendingChat, key: ChatKey, parent_chat: int, errors: PolicyE
 
 
 def unwritten() -> Unavailable:
-    """Returns the error for a server when the ledger cannot be written."""
+    """Return the error for a server when the ledger cannot be written."""
     return Unavailable("the trainer's ledger cannot be written now", retry_after=UNWRITTEN_RETRY)

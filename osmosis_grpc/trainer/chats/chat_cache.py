@@ -57,7 +57,7 @@ class ChatCache:
     ) -> None:
         supervisor = supervisor or Supervisor("the chat cache")
         self.now: Callable[[], float] = supervisor.system.monotonic
-        """Returns the time for the parameters `now` and `before`."""
+        """Return the time for the parameters `now` and `before`."""
         self._time = supervisor.system.time
         self.metrics = Metrics()
         table = policies if isinstance(policies, PolicyTable) else PolicyTable(policies)
@@ -86,7 +86,7 @@ class ChatCache:
         return self.reply(chat, key_of(request), request.parent_chat)
 
     def reply(self, chat: PendingChat, key: ChatKey, parent_chat: int) -> bytes:
-        """Returns the reply of an answered chat as bytes. Raises the CallError of its sampling."""
+        """Return the reply of an answered chat as bytes. Raises the CallError of its sampling."""
         return reply_of(chat, key, parent_chat, self.sampler.errors)
 
     def check_known(self, rollout_id: str) -> None:
@@ -95,7 +95,7 @@ class ChatCache:
             raise NotFound(f"rollout {rollout_id} was not started here", kind="rollout", name=rollout_id)
 
     def knows(self, rollout_id: str) -> bool:
-        """Returns whether a rollout has an entry."""
+        """Return whether a rollout has an entry."""
         return rollout_id in self._rollouts
 
     @property
@@ -109,12 +109,12 @@ class ChatCache:
         return sum(entry.result_id is None for entry in list(self._rollouts.values()))
 
     def read_metrics(self, open_rollouts: int) -> dict[str, float]:
-        """Returns the metrics by name; see Trainer.metrics."""
+        """Return the metrics by name; see Trainer.metrics."""
         sampler = self.sampler
         return self.metrics.read(open_rollouts=open_rollouts, open_chats=sampler.in_flight, version=sampler.version)
 
     def is_restored(self, rollout_id: str) -> bool:
-        """Returns whether the newest attempt of a rollout comes from the ledger of an earlier process."""
+        """Return whether the newest attempt of a rollout comes from the ledger of an earlier process."""
         return rollout_id in self._rollouts and self._rollouts[rollout_id].restored
 
     def abandon(self, rollout_id: str, attempt: int, sample: str, chat_number: int) -> None:
@@ -207,7 +207,7 @@ class ChatCache:
             then(error, None)
 
     def rollout(self, rollout_id: str, attempt: int, now: float) -> AttemptCache:
-        """Returns the entry of an attempt. A higher attempt closes a lower attempt.
+        """Return the entry of an attempt. A higher attempt closes a lower attempt.
 
         A lower attempt raises Aborted, or Unavailable until the ledger has the higher attempt.
         """
@@ -225,7 +225,7 @@ class ChatCache:
         return entry
 
     def _is_over(self, rollout_id: str) -> CallError:
-        """Returns the error for the server of an attempt that is not the newest.
+        """Return the error for the server of an attempt that is not the newest.
 
         Aborted ends the attempt at its server. So it is not sent before the ledger has the newest attempt: after a
         crash, the rollout would go on as an attempt that has ended without an outcome.
@@ -245,7 +245,7 @@ class ChatCache:
             entry.entered, entry.replaces = not dropped, False
 
     def replaces(self, rollout_id: str) -> bool:
-        """Returns whether a lower attempt has to stay at its server, because the ledger has not yet the newest one."""
+        """Return whether a lower attempt has to stay at its server, because the ledger has not yet the newest one."""
         entry = self._rollouts.get(rollout_id)
         return entry is not None and entry.replaces
 

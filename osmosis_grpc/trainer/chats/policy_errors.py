@@ -117,7 +117,6 @@ def _name(key: ChatKey) -> str:
 
 
 def _place(trace: TracebackType | None) -> object:
-    """Return the innermost line of a traceback."""
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     return None if trace is None else (trace.tb_frame.f_code, trace.tb_lineno)

@@ -102,7 +102,7 @@ class Transport(ABC, Generic[Link]):
 
     @abstractmethod
     def _link(self, target: Target, server_key: str) -> Link:
-        """Returns a new link to a server. The link is not connected yet."""
+        """Return a new link to a server. The link is not connected yet."""
 
     @abstractmethod
     async def _connect(self, server: Dialled[Link], on_answer: Callable[[], None]) -> CallError | None:
@@ -154,7 +154,6 @@ class Transport(ABC, Generic[Link]):
         self._update()
 
     def _update(self) -> None:
-        """Connect to new servers. Retire a server that is no longer named."""
         wanted = {target.address: target for source in self._sources for target in source.targets or ()}
         self._workers = {address: found for address, found in self._workers.items() if address in wanted}
         for address, workers in self._workers.items():
@@ -186,7 +185,6 @@ class Transport(ABC, Generic[Link]):
         server.dialling = self._scheduler.supervisor.start(DIAL, partial(self._keep_connected, server))
 
     def _keep(self, server: Dialled[Link], target: Target) -> None:
-        """Use a retired server again."""
         log.info("server %s is named again", target.address)
         if server.retiring is not None:
             server.retiring.cancel()
@@ -235,7 +233,7 @@ class Transport(ABC, Generic[Link]):
         server.cancel()
 
     def _may_come(self, server: Dialled[Link], waited: float) -> bool:
-        """Returns whether to wait longer for a server that only the ledger knows.
+        """Return whether to wait longer for a server that only the ledger knows.
 
         A source without a list may still name it, and so may a server on the same host that has not answered yet.
         """

@@ -79,7 +79,7 @@ class AttachedServer(AgentServerLink):
         return super().idle and not (self.cancels or self.annotations or self.subscriptions)
 
     def greeting(self, granted: int) -> bytes:
-        """Returns the trainer's hello. The server may have `granted` open chats."""
+        """Return the trainer's hello. The server may have `granted` open chats."""
         return trainer_frame(
             "hello",
             pb.TrainerHello(
@@ -180,7 +180,6 @@ class AttachedServer(AgentServerLink):
         self._answer("complete_reply", reply)
 
     def _unopened(self, key: RolloutKey) -> bool:
-        """Returns whether a rollout waits for the answer to its Init."""
         rollout = self.rollouts.get(key)
         return rollout is not None and not rollout.opened
 
