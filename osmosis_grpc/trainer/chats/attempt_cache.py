@@ -1,7 +1,28 @@
-"""The cache of one attempt of a rollout. Each chat is sampled once.
+"""AttemptCache: the chats and the result of one attempt of a rollout. Each chat is sampled once.
 
-A chat that is sent again gets the same reply. If the sampling still runs, the second request waits for it. A sampling
-continues when its caller leaves, and stops when the rollout ends.
+Theory of operation. A chat is in one of these states:
+
+    sampling     its policy call runs                                                 task, done is open
+    unwritten    its reply is kept, and the ledger has not committed it yet           unwritten
+    answered     its reply is kept; `written` has the bytes until they are sent       done
+    failed       it leaves `asked`, so that the next request samples it anew          done has the error
+
+and the attempt in one of these:
+
+    live         it takes chats
+    committing   its outcome is being committed; further reports wait for that        committing
+    over         it has a result, and its chats are dropped                           result_id
+    ended        it ends without an outcome of its server                             ended
+    replaced     a higher attempt has come                                            replaced
+
+Rules that every change keeps:
+
+- A reply leaves only after its commit. Otherwise another process would sample again what an agent has already seen.
+- A chat that comes again joins the sampling, or gets the kept reply. The same number with another body is refused.
+- A sampling belongs to the attempt and not to a call. It goes on when its caller leaves, and stops when nobody can want
+  the reply: after abandon(), end() and close().
+- Nothing is written after the end: in the ledger, a late reply would begin the rollout again.
+- Nothing here knows servers, streams or clocks.
 """
 
 import asyncio
@@ -274,10 +295,8 @@ class AttemptCache:
 
     def close(self) -> None:
         """Stop every sampling and drop the chats."""
+        self.abandon("", 0)
         for sample in self.samples.values():
-            for asked in list(sample.asked.values()):
-                if asked.task is not None:
-                    asked.task.cancel()
             sample.release()
         self.samples.clear()
 
