@@ -105,12 +105,11 @@ class GroupCounts:
 class GroupRun(Run):
     """One call of Trainer.groups()."""
 
-    name = "groups"
-    raises_known = True
     yields_refused = False
 
     def __init__(self, submissions: Submissions, options: RunOptions, *, on_failure: OnFailure) -> None:
         super().__init__(submissions, options)
+        self.name = "groups"
         self._counts = submissions.group_counts
         size = self._size = options.group_size
         if size < MIN_MEMBERS:

@@ -62,10 +62,20 @@ class InitResult:
 class RolloutClient:
     """Talks to one agent server. Used as `async with RolloutClient("HOST:PORT") as client`.
 
-    Methods raise CallError. A unary call fails after `timeout` seconds. events() connects again after a break, until
-    the server was away for `lost_after` seconds. Every call sends `token`. `tls` configures TLS. Without TLS, a token
-    is sent only to this machine, unless `insecure` is set. Raises ValueError for a target that is malformed or needs
-    TLS, and TypeError for a `tls` that is not ClientTls.
+    Methods raise CallError.
+
+    Args:
+        target: HOST:PORT of the server.
+        timeout: Seconds after which a unary call fails.
+        lost_after: events() connects again after a break, until the server was away for so many seconds.
+        token: Sent with every call. Without TLS only to this machine, unless `insecure` is set.
+        tls: The files for TLS.
+        insecure: Whether the token may be sent to other machines without TLS.
+        system: Clocks and random numbers. Tests replace it.
+
+    Raises:
+        ValueError: The target is malformed, or needs TLS.
+        TypeError: `tls` is not a ClientTls.
     """
 
     def __init__(

@@ -3,9 +3,8 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
 
 from osmosis_grpc.protocol.errors import (
     Aborted,
@@ -50,6 +49,8 @@ class RunOptions:
     """How often a failed rollout is run again."""
     progress: bool = False
     """Whether stderr shows the progress."""
+    evaluation: bool = False
+    """Whether every request is marked as an evaluation."""
     max_version_lag: int | None = None
     """A completed rollout with a token that is more versions behind runs again; None for no limit."""
 
@@ -65,24 +66,21 @@ class RunOptions:
 class Run:
     """One call of Trainer.run(). Starts rollouts while slots are free. Yields each outcome when its rollout ends.
 
-    Trainer.groups() and Trainer.evaluate() use subclasses.
+    Trainer.groups() uses a subclass.
     """
 
-    name = "run"
-    """The method of Trainer, for error messages."""
     raises_at_once = False
     """Whether the run raises the first exception of the policy."""
     yields_refused = True
-    """Whether a rollout that no server has accepted is yielded as FAILED."""
-    raises_known = False
-    """Whether the run raises an error when the rollout of a request has ended before."""
-    changes: ClassVar[Mapping[str, Any]] = {}
-    """Fields that are set in every request."""
+    """Whether a refused rollout is yielded as FAILED. Otherwise the run raises if a whole group is refused, or has run
+    before."""
 
     def __init__(self, submissions: Submissions, options: RunOptions) -> None:
         self._submissions = submissions
         self._cache, self._supervisor = submissions.scheduler.cache, submissions.scheduler.supervisor
         self._options = options
+        self.name = "evaluate" if options.evaluation else "run"
+        """The method of Trainer, for error messages."""
         self._progress: Progress | None = None
         self._fed: dict[tuple[str, int], None] = {}
         self._slots = asyncio.Semaphore(options.max_in_flight)
@@ -152,7 +150,7 @@ class Run:
     async def _feed(self, requests: Requests) -> None:
         try:
             async for request in _each(requests):
-                full = checked(request, self.changes)
+                full = checked(request, {"evaluation": True} if self._options.evaluation else {})
                 key = full.rollout_id, full.attempt
                 if key in self._fed:
                     raise InvalidArgument(
@@ -182,7 +180,7 @@ class Run:
             rollout = self._submissions.submit(request, affinity_key=affinity_key)
         except CallError as error:
             known = isinstance(error, AlreadyExists | Aborted) and not self._cache.is_restored(request.rollout_id)
-            if known and self.raises_known:
+            if known and not self.yields_refused:
                 raise
             rollout = Rollout(request, asyncio.get_running_loop().create_future())
             rollout.done.set_exception(error)
@@ -281,13 +279,6 @@ class Run:
         rollout.waiters -= self._started.pop(rollout)
         if not rollout.waiters:
             self._submissions.abandon(rollout)
-
-
-class EvaluationRun(Run):
-    """One call of Trainer.evaluate()."""
-
-    name = "evaluate"
-    changes: ClassVar[Mapping[str, Any]] = {"evaluation": True}
 
 
 def reason_of(outcome: RolloutOutcome) -> str:

@@ -25,7 +25,7 @@ from osmosis_grpc.trainer.config import TrainerConfig
 from osmosis_grpc.trainer.evaluate import Evaluation
 from osmosis_grpc.trainer.groups import GroupCounts, GroupRun, OnFailure, OutcomeGroup
 from osmosis_grpc.trainer.request_check import RolloutFields, check_selection, checked
-from osmosis_grpc.trainer.run import EvaluationRun, Requests, Run, RunOptions, left_over
+from osmosis_grpc.trainer.run import Requests, Run, RunOptions, left_over
 from osmosis_grpc.trainer.scheduler import Scheduler
 from osmosis_grpc.trainer.server_availability import Server
 from osmosis_grpc.trainer.submissions import Submissions
@@ -328,8 +328,10 @@ class Trainer:
         server's queue. Each id runs once, so a later evaluation of the same rows needs new ids. The result has pass@k
         for each k up to `group_size`. Raises the errors of run(), and InvalidArgument if there are no requests.
         """
-        options = RunOptions(group_size=group_size, max_in_flight=max_in_flight, colocate_groups=colocate_groups)
-        async with aclosing(EvaluationRun(self._open, options).ended(requests)) as ended:
+        options = RunOptions(
+            group_size=group_size, max_in_flight=max_in_flight, colocate_groups=colocate_groups, evaluation=True
+        )
+        async with aclosing(Run(self._open, options).ended(requests)) as ended:
             outcomes = tuple([outcome async for _, outcome in ended])
         if not outcomes:
             raise InvalidArgument("requests", "is empty, so there is nothing to measure")

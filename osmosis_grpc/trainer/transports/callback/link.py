@@ -172,8 +172,6 @@ class CalledServer(AgentServerLink):
                 self._repointing.cancel()
             self._repointing = self.owner.supervisor.start(REPOINT, self._repoint_ended)
 
-    # Inits.
-
     def send_init(self, rollout: Rollout) -> None:
         if not self.attached or not rollout.written or rollout in self._sending:
             return
@@ -187,8 +185,7 @@ class CalledServer(AgentServerLink):
         task.add_done_callback(lambda _: self._sending.discard(rollout))
 
     async def _init(self, init: InitRequest) -> rollout_pb2.InitResponse:
-        message = init_to_wire(init, blobs=BLOBS in self.features)
-        return await self._calls.ask("Init", message, rollout_pb2.InitResponse)
+        return await self._calls.ask("Init", init_to_wire(init, blobs=BLOBS in self.features), rollout_pb2.InitResponse)
 
     async def _send_init(self, rollout: Rollout, key: RolloutKey) -> None:
         """Send an Init until the server answers, or its connection has ended.
@@ -288,8 +285,6 @@ class CalledServer(AgentServerLink):
                     await self._init(init)
                     return
 
-    # Cancels and annotations.
-
     def cancel(self, rollout_id: str, reason: str) -> "asyncio.Future[Results]":
         return self._cancel(control_pb2.CancelRequest(rollout_id=rollout_id, reason=reason))
 
@@ -343,8 +338,6 @@ class CalledServer(AgentServerLink):
                     self._in_doubt.set()
                     if not await self._is_reached_again():
                         raise self._closed or Unavailable("the server cannot be reached") from None
-
-    # Events.
 
     async def events(
         self, rollout_id: str, attempt: int, after: int, *, tokens: bool
