@@ -188,7 +188,7 @@ class Owner(Protocol):
         """Call a function after `after` seconds, unless the trainer is closed before. An error ends the rollout."""
 
     def completed(self, report: "Report") -> None:
-        """Record an outcome and answer its server, now or later. Raises CallError."""
+        """Record an outcome and answer its server, now or later."""
 
     def unusable(self, server: "AgentServerLink | None", rollout_id: str, attempt: int, problem: BaseException) -> None:
         """End a rollout whose only outcome cannot be read."""

@@ -11,7 +11,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 
-from osmosis_grpc.protocol.errors import Aborted, CallError, Internal, InvalidArgument, Unavailable
+from osmosis_grpc.protocol.errors import CallError, Internal, InvalidArgument, Unavailable
 from osmosis_grpc.protocol.types import OutcomeStatus, Receipt, RolloutOutcome, TrajectoryEvent, events
 from osmosis_grpc.protocol.wire.outcome import FAILURE
 from osmosis_grpc.storage.ledger import ChatRow
@@ -80,17 +80,9 @@ class OutcomeRecorder:
         """
         outcome = report.outcome
         rollout = self._rollouts.get(outcome.rollout_id)
-        if rollout is not None and rollout.ending:
-            raise _unclaimed(outcome)
-        if rollout is None and not self._cache.knows(outcome.rollout_id):
+        if rollout.ending if rollout is not None else not self._cache.knows(outcome.rollout_id):
             raise _unclaimed(outcome)
         cache = self._cache.rollout(outcome.rollout_id, outcome.attempt, self._cache.now())
-        if rollout is not None and outcome.attempt < rollout.request.attempt:
-            raise Aborted(
-                f"rollout {outcome.rollout_id} is at attempt {rollout.request.attempt}",
-                rollout_id=outcome.rollout_id,
-                attempt=rollout.request.attempt,
-            )
         if cache.result_id is None and rollout is None:
             raise _unclaimed(outcome)
         if cache.result_id is None and cache.lacks(outcome):

@@ -309,8 +309,6 @@ class Scheduler(Owner):
     # Calls of the servers.
 
     def completed(self, report: Report) -> None:
-        refusals: list[CallError] = []
-
         def take() -> None:
             rollout = self.rollouts.get(report.outcome.rollout_id)
             # An earlier process of this trainer may have begun a higher attempt and lost it with its end. Then the
@@ -320,11 +318,9 @@ class Scheduler(Owner):
             try:
                 self._outcomes.record(report)
             except CallError as error:
-                refusals.append(error)
+                report.reply(error)
 
         self.supervisor.call(TAKE, take, report=partial(self._outcomes.fail, report, TAKE))
-        if refusals:
-            raise refusals[0]
 
     def unusable(self, server: AgentServerLink | None, rollout_id: str, attempt: int, problem: BaseException) -> None:
         rollout = self.rollouts.get(rollout_id)

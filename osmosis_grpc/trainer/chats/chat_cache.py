@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import replace
-from functools import partialmethod
+from functools import partial, partialmethod
 from typing import Any
 
 from osmosis_grpc.engine.failpoints import reach
@@ -150,18 +150,26 @@ class ChatCache:
         abandoned: bool = False,
         chats: Sequence[ChatRow] = (),
     ) -> None:
-        """Record an outcome, and then call `then`. With a ledger, call `then` after the commit.
+        """Record an outcome, and then call `then`, with a ledger after the commit.
 
-        `raw` is the message as received. If `chats` are given, they replace the rollout's chats in the ledger. A
-        outcome that is `abandoned` needs no confirmation. Raises Aborted for an attempt that is not the newest.
+        Args:
+            outcome: The outcome.
+            raw: The message as received.
+            then: Called with the answer for the server; Aborted for an attempt that is not the newest.
+            abandoned: Whether the outcome needs no confirmation.
+            chats: If given, they replace the rollout's chats in the ledger.
         """
         ledger = self._ledger
+        try:
+            entry = self.rollout(outcome.rollout_id, outcome.attempt, self.now())
+        except CallError as error:
+            then(error, None)
+            return
         if ledger is None:
             then(*self.complete(outcome, self.now()))
             return
-        entry = self.rollout(outcome.rollout_id, outcome.attempt, self.now())
         if entry.committing is not None:
-            entry.committing.append(lambda: self._again(outcome, raw, then, abandoned, chats))
+            entry.committing.append(partial(self.record, outcome, raw, then, abandoned=abandoned, chats=chats))
             return
         if entry.result_id is not None:
             then(_known(entry, outcome), None)
@@ -192,19 +200,6 @@ class ChatCache:
         ledger.complete(
             outcome, raw.SerializeToString(), committed, enter=not entry.entered, confirmed=abandoned, chats=chats
         )
-
-    def _again(
-        self,
-        outcome: RolloutOutcome,
-        raw: outcome_pb2.RolloutOutcome,
-        then: Recorded,
-        abandoned: bool,
-        chats: Sequence[ChatRow],
-    ) -> None:
-        try:
-            self.record(outcome, raw, then, abandoned=abandoned, chats=chats)
-        except CallError as error:
-            then(error, None)
 
     def rollout(self, rollout_id: str, attempt: int, now: float) -> AttemptCache:
         """Return the entry of an attempt. A higher attempt closes a lower attempt.

@@ -229,11 +229,7 @@ class AttachedServer(AgentServerLink):
             self._answer_outcome(raw, error)
             self.owner.unusable(self, raw.rollout_id, raw.attempt, error)
             return
-        reply = partial(self._answer_outcome, raw)
-        try:
-            self.owner.completed(Report(self, outcome, raw, reply))
-        except CallError as error:
-            reply(error)
+        self.owner.completed(Report(self, outcome, raw, partial(self._answer_outcome, raw)))
 
     def _on_window(self, message: pb.ServerWindow) -> None:
         self.window = message.max_open_rollouts
