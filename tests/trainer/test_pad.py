@@ -10,19 +10,8 @@ from hypothesis import strategies as st
 from osmosis_grpc.policies import ScriptedPolicy
 from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.protocol.types import Failure, OutcomeStatus, RaggedTensor, Sample, Segment, Tensor, VersionSpan
-from osmosis_grpc.trainer import (
-    Advantages,
-    OutcomeGroup,
-    RolloutClient,
-    RolloutOutcome,
-    Row,
-    Skipped,
-    Trainer,
-    advantages,
-    pad,
-)
+from osmosis_grpc.trainer import Advantages, OutcomeGroup, RolloutOutcome, Row, Skipped, Trainer, advantages, pad
 from tests.trainer.conftest import talker
-from tests.waiting import ended
 
 
 def segment(runs, seed=0, versions=()):
@@ -286,20 +275,12 @@ def test_nothing_to_pad():
     assert [field for field, _ in raised.value.violations] == ["outcomes"]
 
 
-@pytest.mark.parametrize("way", ["attached", "callbacks", "waited for"])
-async def test_what_a_trainer_receives_can_be_padded(serve, train, stack, way):
-    """Over a stream, over callbacks, and as the server reports it: the same arrays."""
+async def test_what_a_trainer_receives_can_be_padded(serve):
     policy = ScriptedPolicy(["one", "two"], tokens=3, version="step-7")
     server = await serve(talker())
-    request = {"rollout_id": "r", "messages": [{"role": "user", "content": "Hello"}], "metadata": {"turns": 2}}
-    if way == "attached":
-        async with Trainer([server.address], policy) as trainer:
-            outcome = await trainer.rollout(**request)
-    else:
-        trainer = await train(policy)
-        client = await stack.enter_async_context(RolloutClient(server.address))
-        await client.init(**request, callback=trainer.callback())
-        outcome = await (trainer.outcome("r", 10) if way == "callbacks" else ended(client, "r"))
+    messages = [{"role": "user", "content": "Hello"}]
+    async with Trainer([server.address], policy) as trainer:
+        outcome = await trainer.rollout(rollout_id="r", messages=messages, metadata={"turns": 2})
     batch = pad([outcome])
     assert len(batch) == len(outcome.samples["main"].segments) > 0
     assert batch.loss_mask.sum() == 6
