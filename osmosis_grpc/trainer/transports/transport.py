@@ -41,8 +41,6 @@ RETIRE_PERIOD = 0.25
 """The transport looks at each retired server every this many seconds."""
 FIRST_CONNECTION = 10.0
 """A server that only the ledger names is forgotten if it cannot be reached within this many seconds."""
-MAX_REMOVED = 1024
-"""The transport remembers so many removed servers."""
 
 Link = TypeVar("Link", bound=AgentServerLink)
 
@@ -92,8 +90,6 @@ class Transport(ABC, Generic[Link]):
         """The addresses of the workers that each server names."""
         self._dialled: dict[str, Dialled[Link]] = {}
         """The named and the retired servers, by address."""
-        self._removed: dict[str, Link] = {}
-        """Removed servers. One that is named again has its earlier attachment, with old attempts to cancel."""
         self._watching: list[asyncio.Task[Any]] = []
 
     @abstractmethod
@@ -172,8 +168,7 @@ class Transport(ABC, Generic[Link]):
 
     def _add(self, target: Target) -> None:
         address = target.address
-        link = self._removed.pop(address, None) or self._link(target, f"{TARGET}{address}")
-        link.retired = False
+        link = self._link(target, f"{TARGET}{address}")
         unreached = Unreached(link.name, self._scheduler.supervisor.system.monotonic)
         server = self._dialled[address] = Dialled(target, link, unreached)
         self._scheduler.servers.add(link)
@@ -226,9 +221,6 @@ class Transport(ABC, Generic[Link]):
             await asyncio.sleep(RETIRE_PERIOD)  # the last frames go out
         self._dialled.pop(server.target.address, None)
         self._scheduler.remove(link, f"server {link.name} is no longer one of this trainer's servers")
-        self._removed[server.target.address] = link
-        if len(self._removed) > MAX_REMOVED:
-            del self._removed[next(iter(self._removed))]
         server.retiring = None
         server.cancel()
 
