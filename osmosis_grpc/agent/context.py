@@ -85,7 +85,6 @@ class RolloutContext(RolloutScope):
 
     @property
     def _session(self) -> Session:
-        """The session. On other threads and in other event loops, its methods run on the event loop of the rollout."""
         if self._loop is None or self._loop is _running_loop():
             return self._loop_session
         return OtherThreadSession(self._loop_session, self.loop_calls)
@@ -423,7 +422,6 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def _ref(parent: Any) -> ChatRef | None:
-    """Return a parent as a ChatRef. Raises ValueError for a value that is no ChatRef and no pair."""
     if parent is None or isinstance(parent, ChatRef):
         return parent
     if not isinstance(parent, tuple) or len(parent) != 2:

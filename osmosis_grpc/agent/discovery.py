@@ -74,18 +74,15 @@ def _only(found: dict[str, T], entry_point: str, what: str) -> T | None:
 
 
 def _classes(module: ModuleType, base: Any) -> dict[str, type[Any]]:
-    """Return the subclasses of a class among a module's names, by their first name."""
     found = ((name, value) for name, value in _objects(module) if isinstance(value, type) and value is not base)
     return {name: value for name, value in found if issubclass(value, base)}
 
 
 def _instances(module: ModuleType, kind: type[T]) -> dict[str, T]:
-    """Return the instances of a class among a module's names, by their first name."""
     return {name: value for name, value in _objects(module) if isinstance(value, kind)}
 
 
 def _objects(module: ModuleType) -> Iterator[tuple[str, Any]]:
-    """Yield each object of a module once, with its first name."""
     seen: set[int] = set()
     for name, value in vars(module).items():
         if id(value) not in seen:

@@ -100,7 +100,6 @@ def _plain_imports(folder: Path, package: str) -> Iterator[None]:
 
 
 def _loaded_here(name: str, own: set[str]) -> bool:
-    """Return whether a module has the name of a module of the folder, and is neither built in nor installed."""
     top = name.partition(".")[0]
     if top not in own or top in sys.stdlib_module_names:
         return False
@@ -114,8 +113,6 @@ def _is_below(module: ModuleType, folder: Path) -> bool:
 
 
 class _FolderFinder:
-    """Finds the modules of one folder: by their plain names, and those of its packages."""
-
     def __init__(self, folder: Path, own: set[str]) -> None:
         self._folder = folder
         self._own = {name for name in own if name not in sys.stdlib_module_names}
@@ -129,7 +126,6 @@ class _FolderFinder:
         return next((self._spec(name, Path(each)) for each in path if Path(each).is_relative_to(self._folder)), None)
 
     def _spec(self, name: str, folder: Path) -> ModuleSpec | None:
-        """Return the spec of a module that is a file or a package in a folder."""
         last = name.rpartition(".")[2]
         package, file = folder / last / "__init__.py", folder / f"{last}.py"
         if not package.is_file() and not file.is_file():

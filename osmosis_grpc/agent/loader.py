@@ -51,7 +51,6 @@ def load_object(spec: str, suggest: Callable[[Any], str] | None = None) -> Any:
 
 
 def _module(name: str) -> ModuleType:
-    """Import a module. Raises LoadError if there is none, and the exception of the module's code."""
     _put_folder_on_path()
     try:
         return importlib.import_module(name)
@@ -164,7 +163,6 @@ def load_grader(spec: str, values: Sequence[str] = ()) -> tuple[type[Grader[Any]
 
 
 def _agent(item: Any, spec: str) -> Any:
-    """Return an agent loop, a Runnable or a FoundWorkflow. Raises LoadError."""
     if isinstance(item, type) and (issubclass(item, RolloutAgentLoop) or hasattr(item, "as_runnable")):
         with _own_code(spec):
             item = item()
@@ -183,7 +181,6 @@ def is_runnable(item: object) -> bool:
 
 
 def _with_module(item: Any, spec: str) -> Any:
-    """Return the FoundWorkflow for the class of a workflow, with the grader of its module. Return others unchanged."""
     if not isinstance(item, type) or not issubclass(item, AgentWorkflow):
         return item
     try:
@@ -222,13 +219,11 @@ def _workflow_of_module(name: str) -> Any:
 
 
 def _instead(module: ModuleType, spec: str) -> str:
-    """Return a hint for a module that has agent loops, and no workflow."""
     loops = [name for name, value in vars(module).items() if _is_loop(value, module)]
     return f"; it has agent loops: name one as {spec.replace('ATTRIBUTE', sorted(loops)[0])}" if loops else ""
 
 
 def _suggest(found: Any) -> str:
-    """Return a text with the agent loops and workflows of a module or an object, and the module's file."""
     values = getattr(found, "__dict__", {}).items()
     loops = [name for name, value in values if _is_loop(value, found) or _is_workflow(value) or is_runnable(value)]
     file = getattr(found, "__file__", None)
@@ -237,7 +232,6 @@ def _suggest(found: Any) -> str:
 
 
 def _suggest_graders(found: Any) -> str:
-    """Return a text with the graders of a module."""
     values = getattr(found, "__dict__", {}).items()
     graders = [name for name, value in values if _is_grader(value)]
     return f"; it has: {', '.join(graders)}" if graders else ", and no grader"
@@ -252,7 +246,6 @@ def _is_grader(value: Any) -> bool:
 
 
 def _as_module(path: str, attribute: str) -> str:
-    """Return the MODULE:ATTRIBUTE for a file. If the file is not below the current folder, also name its folder."""
     inner = os.path.relpath(path).removesuffix(".py")
     if not inner.startswith(os.pardir):
         return f"{inner.replace(os.sep, '.')}:{attribute}"

@@ -94,12 +94,10 @@ class LoopCalls:
         future.add_done_callback(partial(self._left, task))
 
     def _left(self, task: "asyncio.Task[T]", future: "Future[T]") -> None:
-        """Cancel the task of a future that its caller has cancelled."""
         if future.cancelled():
             self.loop.call_soon_threadsafe(task.cancel)
 
     def _done(self, future: "Future[T]", task: "asyncio.Task[T]") -> None:
-        """Give the result of a task to the thread that waits for it."""
         self._tasks.discard(task)
         if future.cancelled() or not future.set_running_or_notify_cancel():
             return

@@ -58,7 +58,6 @@ class CompletionsResult:
             raise AttributeError(f"a chat's result has no attribute {name!r}{use}", name=name, obj=self)
 
         def __getitem__(self, key: object) -> NoReturn:
-            """Raise a TypeError that names the attribute to use."""
             usual = "use result.message, result.content or result.tool_calls"
             raise TypeError(f"a chat's result is no dict and no list; {_ELSEWHERE.get(str(key), usual)}")
 

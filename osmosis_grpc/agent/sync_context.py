@@ -114,12 +114,10 @@ class SyncRolloutContext:
         self._calls.close()
 
     def _call(self, function: Callable[[], T]) -> T:
-        """Call a function on the event loop, and return its result."""
         self._check_thread()
         return self._calls.call(function)
 
     def _wait(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run a coroutine on the event loop, and wait on this thread for its result."""
         self._check_thread()
         return self._calls.wait(work)
 

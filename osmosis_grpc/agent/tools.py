@@ -203,7 +203,6 @@ def _log_failed(name: str, error: Exception) -> None:
 
 
 def _message(call_id: str, result: Any) -> Message:
-    """Return an executor's result as the message that answers the call. Raises if the message cannot be sent."""
     if result is None:
         raise ToolExecutionError("the tool returned nothing", call_id)
     is_message = isinstance(result, dict) and "role" in result

@@ -148,7 +148,6 @@ def _config_of(cls: type[Grader[Any]] | None, of_file: GraderConfig | None) -> G
 
 
 def _grader(spec: str, load: Callable[[str], Any], place: str) -> type[Grader[Any]]:
-    """Return the grader of a text MODULE:CLASS. Raises ValueError, which names the place of the text."""
     if ":" not in spec:
         raise ValueError(f"{place}: {spec!r} is not MODULE:CLASS, for example graders:Strict")
     found = load(spec)

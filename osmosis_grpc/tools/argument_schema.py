@@ -122,7 +122,6 @@ def _below(path: str, name: str) -> str:
 
 
 def _same(value: Any, other: Any) -> bool:
-    """Compare JSON values: True is not 1."""
     return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
 
 

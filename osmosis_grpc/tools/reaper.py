@@ -123,7 +123,6 @@ def _processes(markers: Markers) -> Found:
 
 
 def _markers(environment: bytes) -> set[bytes]:
-    """Return the markers of the programs and of their workspaces that an environment has."""
     if _VARIABLE not in environment:
         return set()
     values = [each.removeprefix(_VARIABLE) for each in environment.split(b"\0") if each.startswith(_VARIABLE)]
@@ -148,8 +147,6 @@ def _pids() -> Iterable[int]:
 
 
 class _Level:
-    """A folder on the path of a walk."""
-
     def __init__(self, name: str, descriptor: int) -> None:
         status = os.fstat(descriptor)
         self.name, self.descriptor = name, descriptor
@@ -220,7 +217,6 @@ def remove_folder(folder: str | Path) -> None:
 
 
 def _entered(name: str, around: int | None = None) -> int | None:
-    """Open a folder, changing its permissions if necessary. Return None if that fails."""
     with contextlib.suppress(OSError):
         try:
             return os.open(name, FOLDER, dir_fd=around)
@@ -232,7 +228,6 @@ def _entered(name: str, around: int | None = None) -> int | None:
 
 
 def _emptied(folder: int) -> list[str]:
-    """Remove the files of a folder, and return the names of the folders in it."""
     folders: list[str] = []
     with contextlib.suppress(OSError):
         if os.fstat(folder).st_mode & stat.S_IRWXU != stat.S_IRWXU:
@@ -255,7 +250,6 @@ def _removed(name: str, around: int) -> None:
 
 
 def _remove_folders(folders: Collection[str]) -> None:
-    """Remove folders, several at once, because some file systems wait some milliseconds for each."""
     if folders:
         from concurrent.futures import ThreadPoolExecutor  # as late as the import above
 

@@ -182,7 +182,6 @@ def tool(function: Any = None, /, **options: Any) -> Any:
 
 
 def _signature(function: Callable[..., Any]) -> tuple[inspect.Signature, str]:
-    """Returns the signature that the model sees, and the name of the parameter for the context; empty if none."""
     name, hints = function.__name__, get_type_hints(function, include_extras=True)
     own = RolloutContext if inspect.iscoroutinefunction(function) else SyncRolloutContext
     context, seen = "", []
@@ -237,7 +236,6 @@ def _made(signature: inspect.Signature, text: str, name: str, module: str) -> tu
 
 
 def _collector(signature: inspect.Signature, name: str, module: str) -> Any:
-    """Returns a function with this signature that returns its arguments. pydantic makes the check and the schema."""
 
     def collect(**arguments: Any) -> dict[str, Any]:
         return arguments
@@ -250,12 +248,10 @@ def _collector(signature: inspect.Signature, name: str, module: str) -> Any:
 
 
 def _problem(error: Mapping[str, Any]) -> str:
-    """Returns the text of one of pydantic's errors, with the path of the argument."""
     return f"{'.'.join(map(str, error['loc']))}: {_PROBLEMS.get(error['type'], error['msg'])}"
 
 
 def _documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
-    """Returns the text of a docstring before its sections, and the descriptions of its parameters."""
     lines = inspect.getdoc(function) or ""
     text, _, rest = lines.partition("\nArgs:\n")
     descriptions: dict[str, str] = {}
@@ -274,7 +270,6 @@ def _documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
 
 
 def _parameters(schema: dict[str, Any], descriptions: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the JSON schema of the arguments, with the docstring's descriptions, without pydantic's titles."""
     properties = schema.get("properties", {})
     for name, inner in properties.items():
         inner.pop("title", None)

@@ -176,7 +176,6 @@ class _Reaper:
                     _pipe(self._process.stdin).write(reaper.ends(space.marker))
 
     def _confirmed(self, process: "subprocess.Popen[bytes]", marker: str) -> bool:
-        """Send a reaper the beginning of a workspace. Return whether it has confirmed that."""
         try:
             space = self._open[marker]
             _pipe(process.stdin).write(reaper.begins(marker, str(space.folder), space.user))

@@ -94,7 +94,6 @@ def _spaces(text: str, at: int) -> int:
 
 
 def _value(text: str, at: int, name: str) -> tuple[Any, int]:
-    """Read one value, up to the comma or the parenthesis after it."""
     at = _spaces(text, at)
     if text[at : at + 1] in ("'", '"'):
         end = _after_quotes(text, at, name)
@@ -121,7 +120,6 @@ def _value(text: str, at: int, name: str) -> tuple[Any, int]:
 
 
 def _after_quotes(text: str, at: int, name: str) -> int:
-    """Return the index after the text in quotes that begins at `at`."""
     quotes = text[at] * 3 if text.startswith(text[at] * 3, at) else text[at]
     end = at + len(quotes)
     while end < len(text):
@@ -155,7 +153,6 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 def _literal(text: str) -> Any:
-    """Return a value of JSON or Python; the text itself if it is none."""
     if text in _WORDS:
         return _WORDS[text]
     if len(text) > LONGEST_LITERAL:

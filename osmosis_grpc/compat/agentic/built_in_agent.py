@@ -104,7 +104,6 @@ class BuiltInAgent(BaseAgent):
             )
 
     def _opening(self, context: RolloutContext, schemas: Sequence[Mapping[str, Any]]) -> list[Message]:
-        """Return the first messages: the system prompts and those of the request."""
         asked = [dict(message) for message in context.request.messages]
         own = "\n\n".join(text for text in (self.system_prompt, self.reply_format.system_prompt(schemas)) if text)
         if not own:
@@ -121,7 +120,6 @@ class BuiltInAgent(BaseAgent):
         progress: Progress,
         episode: Episode,
     ) -> StopReason:
-        """Ask the model and run its calls until the rollout ends. Append all messages. Return why it ended."""
         request = context.request
         params = {"max_tokens": self.max_tokens_per_step, "temperature": self.temperature} | dict(
             request.completion_params

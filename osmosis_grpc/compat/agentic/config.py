@@ -39,7 +39,6 @@ class AgenticRolloutConfig:
     """Further options of the agent type, such as max_parallel_calls."""
 
     def __new__(cls, **values: Any) -> "AgenticRolloutConfig":
-        """Make a configuration. Raises InvalidArgument for an unknown field."""
         _check_names(values)
         return object.__new__(cls)
 

@@ -126,8 +126,6 @@ async def open_stateful(
 
 
 class _Renamed:
-    """A tool under another name."""
-
     def __init__(self, inner: Any, name: str) -> None:
         self.name, self._inner, self.run = name, inner, inner.run
 

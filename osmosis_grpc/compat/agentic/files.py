@@ -75,7 +75,6 @@ def _line(value: Any) -> str:
 
 
 def _messages(made: Trajectory) -> list[dict[str, Any]]:
-    """Return the conversation; without one, the steps as messages."""
     return json_value(made.messages) if made.messages else [step.to_message() for step in made.steps]
 
 

@@ -74,7 +74,6 @@ def _without_fence(text: str) -> str:
 
 
 def _action(text: str, at: int, parameters: Mapping[str, list[str]]) -> tuple[Part, int]:
-    """Read what follows "Action:". Return the part and the index after it."""
     fence = _FENCE.match(text, at)
     begin = fence.end() if fence else at + len(text[at:]) - len(text[at:].lstrip())
     try:
@@ -109,7 +108,6 @@ def _call_or_input(text: str, begin: int) -> tuple[CallText, int]:
 
 
 def _object(text: str, begin: int) -> tuple[CallText, int]:
-    """Read an object with the name of a tool and its arguments."""
     try:
         value, end = json.JSONDecoder(strict=False).raw_decode(text, begin)
     except (ValueError, RecursionError) as error:

@@ -44,7 +44,6 @@ class AgentRunnable:
         return outcome
 
     async def _run_trajectory(self, context: RolloutContext) -> RunOutcome:
-        """Run the author's run_trajectory() with the model of the rollout. Its steps become an event."""
         agent, request = self.agent, context.request
         defaults = {"max_tokens": agent.max_tokens_per_step, "temperature": agent.temperature}
         context.log_event(

@@ -205,7 +205,6 @@ def _listed(kind: type[StrEnum]) -> str:
 
 
 def _known(cls: Any, values: Any, required: tuple[str, ...]) -> dict[str, Any]:
-    """Return the values of a class's fields. Raises InvalidArgument for unknown and for missing ones."""
     if not isinstance(values, Mapping):
         raise InvalidArgument(cls.__name__, f"is a {type(values).__name__}, not an object")
     names = [each.name for each in fields(cls)]

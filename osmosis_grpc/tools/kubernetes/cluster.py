@@ -6,7 +6,6 @@ import json
 import logging
 import os
 from collections.abc import Awaitable, Callable, Collection
-from types import TracebackType
 from typing import Any, Self
 
 from osmosis_grpc.protocol.errors import MissingExtraError
@@ -75,9 +74,7 @@ class KubernetesCluster:
         self._supervisor.every(CLEAN_UP, CLEAN_EVERY, self.clean_up)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         await self._supervisor.close()
         try:
             self._open.clear()

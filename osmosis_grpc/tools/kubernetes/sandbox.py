@@ -6,7 +6,6 @@ import posixpath
 import shlex
 import tempfile
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from types import TracebackType
 from typing import IO, Self
 
 from osmosis_grpc.supervise import SYSTEM, DaemonThreads, OnFailure, child, job
@@ -100,9 +99,7 @@ class KubernetesSandbox:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -207,7 +204,6 @@ class KubernetesSandbox:
     async def _exec(
         self, argv: list[str], stdin: AsyncIterator[bytes], out: Sink, err: Sink, started: asyncio.Event | None = None
     ) -> int:
-        """Run a command in the pod, and return its exit code. Raises SandboxError."""
         if self._state != "open":
             raise SandboxLost(f"the sandbox is {self._state}; use it within its `async with`")
         async with self._cluster.stream(self.pod, argv) as socket:
@@ -243,7 +239,6 @@ class KubernetesSandbox:
         return sorted(found, key=lambda info: info.path)[:LISTED]
 
     async def _script(self, script: str, path: str, *more: str, stdin: bytes = b"", most: int = 4096) -> bytes:
-        """Run a script of files with a checked path, and return its output. Raises SandboxFileError."""
         relative = self._relative(path)
         out, err = Tail(most), Tail(4096)
         argv = ["sh", "-c", script, "sh", self.folder, relative, *more]
@@ -261,7 +256,6 @@ class KubernetesSandbox:
         return out.data()
 
     def _relative(self, path: str) -> str:
-        """Return a path relative to the working folder. Raises SandboxFileError for a path outside of it."""
         if not path or "\0" in path:
             raise SandboxFileError(f"{path!r}: is no path")
         whole = posixpath.normpath(posixpath.join(self.folder, path))
@@ -343,9 +337,7 @@ class PodSnapshot:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
     async def close(self) -> None:

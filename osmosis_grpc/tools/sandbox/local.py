@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from osmosis_grpc.supervise import DaemonThreads
@@ -118,9 +117,7 @@ class LocalSandbox:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -247,7 +244,6 @@ class LocalSandbox:
 
     @asynccontextmanager
     async def _without_programs(self) -> AsyncIterator[Workspace]:
-        """Yield the workspace. Changes of its folder wait meanwhile. Raises SandboxError while a program runs."""
         space = self._started()[1]
         async with self._changes:
             if self._running:
@@ -262,12 +258,10 @@ class LocalSandbox:
             copy_folder(self._begins_as, space.work, self._limits, of=None, owner=space.user)
 
     def _environment(self, choice: Choice, space: Workspace, more: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables of a program."""
         own = {"PATH": PATH, "HOME": choice.folder(space), "LANG": "C.UTF-8", "TMPDIR": choice.temporary(space)}
         return {**own, **self._variables, **more}
 
     async def _until_full(self, space: Workspace) -> None:
-        """Return when the files of the sandbox exceed their limit."""
         measurement = Measurement((space.work, space.temporary), self._limits)
         pause = MEASURE_EVERY
         while True:
@@ -291,9 +285,7 @@ class LocalSnapshot:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -301,7 +293,6 @@ class LocalSnapshot:
 
 
 def _warn(isolation: Isolation) -> None:
-    """Log once which protections are not in force."""
     if isolation.reason and isolation not in _warned:
         _warned.add(isolation)
         log.warning("programs of sandboxes are not fully isolated: %s", isolation)
