@@ -6,9 +6,8 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from osmosis_grpc.agent.loop_calls import LoopCalls
+from osmosis_grpc.agent.loop_calls import LoopCalls, OtherThreadSession
 from osmosis_grpc.agent.model_client import ModelClient, ModelSession, NoSession
-from osmosis_grpc.agent.other_thread_session import OtherThreadSession
 from osmosis_grpc.agent.ports import RolloutFolders, Session
 from osmosis_grpc.agent.request import RolloutRequest
 from osmosis_grpc.agent.results import CompletionsResult, RolloutResult

@@ -1,7 +1,7 @@
 """The model of a context, with the methods of the Osmosis SDK's client. The sessions of contexts without a server."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from osmosis_grpc.agent.call_origins import CallOrigins
@@ -79,7 +79,7 @@ class NoSession:
 class ModelSession:
     """The session of a context that code makes with a model, for example with the mock of a unit test.
 
-    It keeps the rewards and the events, and sends nothing.
+    It keeps the rewards and the events, and sends nothing. Its context does not end, and nothing is trained on.
     """
 
     debug_enabled = False
@@ -103,22 +103,19 @@ class ModelSession:
         params: Mapping[str, Any],
     ) -> Any:
         """Return what the model's chat_completions returns. Only what differs from the defaults of chat() is passed."""
-        given = dict(params)
+        arguments = dict(params)
         if sample != "main":
-            given["sample"] = sample
+            arguments["sample"] = sample
         if purpose is not ChatPurpose.POLICY:
-            given["purpose"] = purpose
+            arguments["purpose"] = purpose
         if tools is not None:
-            given["tools"] = tools
-        result = await self.model.chat_completions(messages, **given)
+            arguments["tools"] = tools
+        result = await self.model.chat_completions(messages, **arguments)
         reply = getattr(result, "message", None)
         self._samples[sample] = [*map(dict, messages), *([reply] if isinstance(reply, dict) else [])]
         return result
 
-    def check_open(self) -> None:
-        """Do nothing: the context does not end."""
-
-    async def chat(self, messages: Sequence[Mapping[str, Any]], **given: Any) -> tuple[int, ChatResponse]:
+    async def chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> tuple[int, ChatResponse]:
         """Raise RuntimeError, because ask() takes the place of this method."""
         raise RuntimeError("this RolloutContext has a model of its own")
 
@@ -130,29 +127,22 @@ class ModelSession:
         self._samples[made] = []
         return made
 
-    def begin_grading(self) -> None:
-        """Do nothing: there is no time limit."""
+    def _nothing(self, *args: Any) -> None:
+        pass
 
-    def waiting(self, what: str) -> AbstractContextManager[None]:
+    check_open = begin_grading = train = drop = limit = _nothing
+
+    def waiting(self, what: str) -> "nullcontext[None]":
         """Return a context manager that does nothing: there are no slots."""
         return nullcontext()
 
-    async def ended_before(self) -> Collection[int]:
+    async def ended_before(self) -> tuple[int, ...]:
         """Return nothing: there is no server."""
         return ()
 
     def folders(self) -> RolloutFolders:
         """Return no folder: there is no record."""
         return RolloutFolders(None)
-
-    def train(self, sample: str, wish: bool) -> None:
-        """Do nothing, because nothing is trained on."""
-
-    def drop(self, sample: str, chat: int) -> None:
-        """Do nothing, because nothing is trained on."""
-
-    def limit(self, sample: str, limit: str) -> None:
-        """Do nothing, because there is no outcome."""
 
     def sample_names(self) -> tuple[str, ...]:
         """Return the names of the samples that have begun."""

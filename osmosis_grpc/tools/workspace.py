@@ -127,7 +127,7 @@ class Workspace:
 
     def clear(self) -> None:
         """Replace `work` by an empty folder. It blocks, so it is called on a thread. Raises OSError."""
-        reaper.remove_folder(self.work)
+        reaper.remove_folders(self.work)
         self._make_folder(self.work)
 
     def _make_folder(self, folder: Path) -> None:
@@ -140,7 +140,7 @@ class Workspace:
         with self._lock:
             self._removed = True
         self.kill()
-        reaper.remove_folder(self.folder)
+        reaper.remove_folders(self.folder)
         if self.folder.exists():
             log.warning("a folder cannot be removed and is left behind: %s", self.folder)
         _reaper.ends(self)

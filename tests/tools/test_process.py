@@ -194,7 +194,7 @@ async def test_a_folder_is_removed_though_its_program_took_its_permissions_away(
 REMOVES = """
 import os, pathlib, runpy, sys, tempfile
 
-remove_folder = runpy.run_path(sys.argv[1])["remove_folder"]
+remove_folders = runpy.run_path(sys.argv[1])["remove_folders"]
 with tempfile.TemporaryDirectory() as top:
     folder = pathlib.Path(top, "osmosis-1")
     (folder / "a/b/c").mkdir(parents=True)
@@ -202,13 +202,13 @@ with tempfile.TemporaryDirectory() as top:
     for path, mode in (("a/b/c", 0), ("a/b", 0), ("a", 0o500)):
         (folder / path).chmod(mode)
     (folder / "link").symlink_to(top)
-    remove_folder(folder)
+    remove_folders(folder)
     print(folder.exists())
     victim = pathlib.Path(top, "victim/sub")
     victim.mkdir(parents=True)
     victim.chmod(0o755)
     folder.symlink_to(victim.parent)
-    remove_folder(folder)
+    remove_folders(folder)
     print(os.path.lexists(folder), oct(victim.stat().st_mode & 0o777))
 """
 

@@ -15,7 +15,7 @@ from osmosis_grpc.tools.output import Output
 from osmosis_grpc.tools.process import Program, run_program
 from osmosis_grpc.tools.sandbox.files import Files
 from osmosis_grpc.tools.sandbox.folder_archive import read_archive, write_archive
-from osmosis_grpc.tools.sandbox.folder_copy import Measurement, copy_folder
+from osmosis_grpc.tools.sandbox.folder_size import Measurement
 from osmosis_grpc.tools.sandbox.limits import SandboxLimits
 from osmosis_grpc.tools.sandbox.methods import METHODS, PATH, Choice, choose
 from osmosis_grpc.tools.sandbox.port import (
@@ -40,6 +40,7 @@ MEASURE_EVERY = 0.25
 SIGNAL = 128
 TIMED_OUT = 137
 """The exit code of a program that the sandbox has killed."""
+SNAPSHOT = "snapshot.tar.gz"
 SHELL = "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh"
 
 _threads = DaemonThreads(32)
@@ -188,16 +189,13 @@ class LocalSandbox:
 
     async def snapshot(self) -> "LocalSnapshot":
         async with self._without_programs() as space:
-            copy, limits = Workspace(), self._limits
+            kept = Workspace()  # it is removed with this process
             try:
-                await uninterrupted(_threads.run(copy.make))
-                size = await uninterrupted(
-                    _threads.run(lambda: copy_folder(space.work, copy.work, limits, of=space.user, owner=None))
-                )
+                await uninterrupted(_threads.run(kept.make))
+                return LocalSnapshot(self, kept, await self._saved(space, kept.folder / SNAPSHOT, b""))
             except BaseException:
-                await uninterrupted(_threads.run(copy.remove))
+                await uninterrupted(_threads.run(kept.remove))
                 raise
-            return LocalSnapshot(self, copy, size)
 
     async def save(self, path: Path, note: bytes = b"") -> int:
         """Save the working folder and a note as a file, which outlives the sandbox. Return the bytes of the file.
@@ -205,11 +203,12 @@ class LocalSandbox:
         restore() of another sandbox makes the folder of it again, and `read_note` of folder_archive.py returns the
         note. Raises SandboxError as snapshot() does.
         """
-        limits = self._limits
         async with self._without_programs() as space:
-            return await uninterrupted(
-                _threads.run(lambda: write_archive(space.work, path, note, limits, of=space.user))
-            )
+            return await self._saved(space, path, note)
+
+    async def _saved(self, space: Workspace, path: Path, note: bytes) -> int:
+        limits = self._limits
+        return await uninterrupted(_threads.run(lambda: write_archive(space.work, path, note, limits, of=space.user)))
 
     async def restore(self, path: Path) -> None:
         """Replace the working folder by the one that save() has written to a file. Raises SandboxError."""
@@ -226,7 +225,7 @@ class LocalSandbox:
             await uninterrupted(_threads.run(replace))
 
     def like(self, begins_as: Path) -> "LocalSandbox":
-        """Return a new sandbox with the options of this one. Its working folder begins as a copy of a folder."""
+        """Return a new sandbox with the options of this one. Its working folder begins as save() has written it."""
         made = LocalSandbox(
             require=self._required,
             limits=self._limits,
@@ -255,7 +254,7 @@ class LocalSandbox:
         assert space is not None
         space.make()
         if self._begins_as is not None:
-            copy_folder(self._begins_as, space.work, self._limits, of=None, owner=space.user)
+            read_archive(self._begins_as, space.work, self._limits, space.user)
 
     def _environment(self, choice: Choice, space: Workspace, more: Mapping[str, str]) -> dict[str, str]:
         own = {"PATH": PATH, "HOME": choice.folder(space), "LANG": "C.UTF-8", "TMPDIR": choice.temporary(space)}
@@ -275,12 +274,12 @@ class LocalSandbox:
 class LocalSnapshot:
     """A copy of the working folder of a local sandbox. See `Snapshot`."""
 
-    def __init__(self, sandbox: LocalSandbox, copy: Workspace, size: int) -> None:
-        self._sandbox, self._copy = sandbox, copy
+    def __init__(self, sandbox: LocalSandbox, kept: Workspace, size: int) -> None:
+        self._sandbox, self._kept = sandbox, kept
         self.bytes = size
 
     def fork(self) -> LocalSandbox:
-        return self._sandbox.like(self._copy.work)
+        return self._sandbox.like(self._kept.folder / SNAPSHOT)
 
     async def __aenter__(self) -> Self:
         return self
@@ -289,7 +288,7 @@ class LocalSnapshot:
         await self.close()
 
     async def close(self) -> None:
-        await uninterrupted(_threads.run(self._copy.remove))
+        await uninterrupted(_threads.run(self._kept.remove))
 
 
 def _warn(isolation: Isolation) -> None:

@@ -201,7 +201,7 @@ class Snapshot(Protocol):
 
     @property
     def bytes(self) -> int:
-        """The bytes of its files."""
+        """The bytes of the copy."""
 
     def fork(self) -> Sandbox:
         """Return a new sandbox, not started, whose working folder begins as this copy."""

@@ -26,9 +26,9 @@ for name in sys.argv[1:]:
 BEGIN = """
 import os, resource, sys, tempfile
 from pathlib import Path
-from osmosis_grpc.tools.reaper import remove_folder
+from osmosis_grpc.tools.reaper import remove_folders
 from osmosis_grpc.tools.sandbox import SandboxLimits
-from osmosis_grpc.tools.sandbox import folder_copy
+from osmosis_grpc.tools.sandbox import folder_size
 
 folder = Path(tempfile.mkdtemp(), "work")
 folder.mkdir()
@@ -51,7 +51,7 @@ if kind == "unreadable":
     os.chmod(folder, 0)
 os.chdir("/")
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-remove_folder(folder)
+remove_folders(folder)
 print(os.path.lexists(folder))
 folder.parent.rmdir()
 """
@@ -65,10 +65,10 @@ os.chdir(folder)
 if "un" in kind:
     os.chmod(names[0], 0o600 if "unsearchable" in kind else 0)
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-measurement = folder_copy.Measurement((folder,), SandboxLimits(folder_bytes=2**20))
+measurement = folder_size.Measurement((folder,), SandboxLimits(folder_bytes=2**20))
 print(*(measurement.is_full() for _ in range(3)))
 os.chdir("/")
-remove_folder(folder)
+remove_folders(folder)
 folder.parent.rmdir()
 """
 
