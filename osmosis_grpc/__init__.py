@@ -41,10 +41,10 @@ def __getattr__(name: str) -> Any:
         rollout = importlib.import_module("osmosis_grpc.rollout")
         if name in __all__:
             return getattr(rollout, name)
-        from osmosis_grpc.agent.missing_names import missing_name
+        from osmosis_grpc.compat.missing_names import missing_name
 
         known = name in rollout.__all__
-        text = f"{name} is in osmosis_grpc.rollout: import it from there" if known else missing_name(name)
+        text = f"{name} is in osmosis_grpc.rollout: import it from there" if known else missing_name(name, __name__)
         if text is not None:
             raise ImportError(text, name=__name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

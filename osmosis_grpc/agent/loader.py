@@ -12,9 +12,9 @@ from typing import Any
 from osmosis_grpc.agent.discovery import DiscoveryError, FoundWorkflow, discover
 from osmosis_grpc.agent.entry_points import EntryPointError, check_path, import_file, is_path
 from osmosis_grpc.agent.grader import Grader
+from osmosis_grpc.agent.import_hints import missing_import, of_the_sdk
 from osmosis_grpc.agent.local_prices import use_local_prices
 from osmosis_grpc.agent.loop import RolloutAgentLoop
-from osmosis_grpc.agent.missing_names import missing_import, of_the_sdk
 from osmosis_grpc.agent.recent_sources import import_newest
 from osmosis_grpc.agent.runnable import Runnable
 from osmosis_grpc.agent.validator import one_line, place_of_error

@@ -6,24 +6,23 @@ from osmosis_grpc.agent.loader import LoadError, load_agents
 from tests.processes import run
 
 PREFIX = "change the prefix 'osmosis_ai' to 'osmosis_grpc' in its imports"
-LOOP = "write the agent as a RolloutAgentLoop of osmosis_grpc.rollout"
+AGENTIC = "the names of the Agentic Rollout Library are in osmosis_grpc.agentic"
 REWARD = "compute the reward in the agent and pass it to ctx.complete(messages, reward=...)"
 
 IMPORTS = {
     "from osmosis_ai.rollout import RolloutAgentLoop": f"there is no module 'osmosis_ai': {PREFIX}",
     "import osmosis_ai.rollout.server": f"there is no module 'osmosis_ai': {PREFIX}",
-    "from osmosis_grpc.rollout import BaseAgent": f"ImportError: BaseAgent is not in osmosis_grpc yet: {LOOP}",
-    "from osmosis_grpc import osmosis_rubric": f"ImportError: osmosis_rubric is not in osmosis_grpc yet: {REWARD}",
+    "from osmosis_grpc.rollout import BaseAgent": (
+        "ImportError: BaseAgent is not in osmosis_grpc.rollout: import BaseAgent from osmosis_grpc.agentic"
+    ),
+    "from osmosis_grpc import osmosis_rubric": f"ImportError: osmosis_rubric is not in osmosis_grpc: {REWARD}",
     "from osmosis_grpc import execute_tool_calls": (
         "ImportError: execute_tool_calls is in osmosis_grpc.rollout: import it from there"
     ),
     "import osmosis_grpc.rollout.core.bases": (
         "there is no module 'osmosis_grpc.rollout.core.bases': the names for agents are in osmosis_grpc.rollout"
     ),
-    "from workers.agentic_rollout import AgenticRollout": (
-        "there is no module 'workers'; if it is the one of the Agentic Rollout Library, osmosis_grpc does not have it "
-        f"yet: {LOOP}"
-    ),
+    "from workers.agentic_rollout import AgenticRollout": f"there is no module 'workers': {AGENTIC}",
     "from osmosis_grpc.rollout import RolloutContxt": (
         "ImportError: cannot import name 'RolloutContxt' from 'osmosis_grpc.rollout'"
     ),

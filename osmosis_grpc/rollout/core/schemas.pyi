@@ -20,28 +20,3 @@ from osmosis_grpc.protocol.types.tool_models import OpenAIFunctionParametersSche
 from osmosis_grpc.protocol.types.tool_models import OpenAIFunctionPropertySchema as OpenAIFunctionPropertySchema
 from osmosis_grpc.protocol.types.tool_models import OpenAIFunctionSchema as OpenAIFunctionSchema
 from osmosis_grpc.protocol.types.tool_models import OpenAIFunctionToolSchema as OpenAIFunctionToolSchema
-
-__all__ = [
-    "DEFAULT_MAX_METADATA_SIZE_BYTES",
-    "CompletionUsage",
-    "CompletionsChoice",
-    "CompletionsRequest",
-    "CompletionsResponse",
-    "InitResponse",
-    "MessageDict",
-    "OpenAIFunctionCallSchema",
-    "OpenAIFunctionParametersSchema",
-    "OpenAIFunctionParsedSchema",
-    "OpenAIFunctionPropertySchema",
-    "OpenAIFunctionSchema",
-    "OpenAIFunctionToolCall",
-    "OpenAIFunctionToolSchema",
-    "RolloutMetrics",
-    "RolloutRequest",
-    "RolloutResponse",
-    "RolloutStatus",
-    "SamplingParamsDict",
-    "ToolResponse",
-    "get_max_metadata_size_bytes",
-    "set_max_metadata_size_bytes",
-]
