@@ -53,7 +53,8 @@ class Tool(Generic[P, R]):
 
     A parameter with the type RolloutContext gets the context of the rollout; in a plain `def`, its type is
     SyncRolloutContext. The model does not see it. With `parameters`, a JSON schema, the arguments are checked
-    against it, and the function needs no types.
+    against it, and the function needs no types. With `untyped`, a parameter without a type takes any value, and
+    `**kwargs` takes further arguments.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Tool(Generic[P, R]):
         description: str = "",
         timeout: float | None = TIMEOUT,
         parameters: Mapping[str, Any] | None = None,
+        untyped: bool = False,
     ) -> None:
         self.function = function
         self.name = name or function.__name__
@@ -76,7 +78,7 @@ class Tool(Generic[P, R]):
         self._arguments: TypeAdapter[Any] | None = None
         self._context_name = ""
         if parameters is None:
-            signature, self._context_name = _signature(function)
+            signature, self._context_name = _signature(function, untyped)
             self._arguments, schema = _checked(function, signature)
             parameters = _parameters(schema, descriptions)
         self._schema: ToolDict = {
@@ -181,19 +183,29 @@ def tool(function: Any = None, /, **options: Any) -> Any:
     return Tool(function, **options)
 
 
-def _signature(function: Callable[..., Any]) -> tuple[inspect.Signature, str]:
-    name, hints = function.__name__, get_type_hints(function, include_extras=True)
+def _signature(function: Callable[..., Any], untyped: bool) -> tuple[inspect.Signature, str]:
+    """Return the signature that the model sees, and the name of the parameter for the context; empty if none."""
+    name = function.__name__
+    try:
+        hints = get_type_hints(function, include_extras=True)
+    except (NameError, TypeError):  # a name that only a type checker imports
+        if not untyped:
+            raise
+        hints = {}
     own = RolloutContext if inspect.iscoroutinefunction(function) else SyncRolloutContext
     context, seen = "", []
     for index, parameter in enumerate(inspect.signature(function).parameters.values()):
+        if untyped and parameter.kind is parameter.VAR_KEYWORD:
+            seen.append(parameter.replace(annotation=Any))
+            continue
         if parameter.kind not in _KINDS:
             raise TypeError(f"tool {name}: a model cannot give {parameter} by name; name each parameter")
-        if parameter.name not in hints:
+        if parameter.name not in hints and not untyped:
             if index == 0 and parameter.name in ("self", "cls"):
                 text = f"make the tool in __init__: self.tools = (tool(self.{name}),)"
                 raise TypeError(f"tool {name}: @tool is for functions; for a method, {text}")
             raise TypeError(f"tool {name}: the parameter {parameter.name!r} has no type: write {parameter.name}: str")
-        hint = hints[parameter.name]
+        hint = hints.get(parameter.name, Any)
         contexts = [each for each in (hint, *get_args(hint)) if each in (RolloutContext, SyncRolloutContext)]
         if not contexts:
             seen.append(parameter.replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY))

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from osmosis_grpc.agent.context import RolloutContext
 from osmosis_grpc.agent.result_check import RunOutcome
 from osmosis_grpc.compat.agentic.base_agent import BaseAgent
-from osmosis_grpc.compat.agentic.checks import check_count
+from osmosis_grpc.compat.agentic.config import Count, check
 from osmosis_grpc.compat.agentic.duck_tools import open_stateful
 from osmosis_grpc.compat.agentic.episode import Episode
 from osmosis_grpc.compat.agentic.llm import LLMFunction
@@ -46,8 +46,8 @@ class BuiltInAgent(BaseAgent):
         system_prompt: str = "",
     ) -> None:
         super().__init__(max_steps, max_tokens_per_step, temperature, tools_config)
-        check_count("max_parallel_calls", max_parallel_calls)
-        check_count("max_parse_errors", max_parse_errors)
+        check("max_parallel_calls", Count, max_parallel_calls)
+        check("max_parse_errors", Count, max_parse_errors)
         self.max_parallel_calls = max_parallel_calls
         """At most this many calls of one reply run at once."""
         self.max_parse_errors = max_parse_errors
