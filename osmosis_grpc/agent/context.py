@@ -4,9 +4,9 @@ import asyncio
 import copy
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
-from osmosis_grpc.agent.loop_calls import LoopCalls, OtherThreadSession
+from osmosis_grpc.agent.loop_calls import LoopCalls, OtherThreadSession, running_loop
 from osmosis_grpc.agent.model_client import ModelClient, ModelSession, NoSession
 from osmosis_grpc.agent.ports import RolloutFolders, Session
 from osmosis_grpc.agent.request import RolloutRequest
@@ -16,6 +16,7 @@ from osmosis_grpc.agent.rollout_scope import RolloutScope, current_rollout
 from osmosis_grpc.agent.running_tool_call import RunningToolCall
 from osmosis_grpc.agent.tool_schema import tool_schema
 from osmosis_grpc.agent.tools import (
+    RunnableTool,
     answer_tool_calls,
     create_tool_error_result,
     create_tool_result,
@@ -31,22 +32,11 @@ from osmosis_grpc.protocol.types.tool_dicts import dump_model
 
 if TYPE_CHECKING:
     from osmosis_grpc.agent.grader import RolloutSample
-    from osmosis_grpc.agent.sdk_schemas import RolloutMetrics
 
 AGENT_REGISTERED = "agent registered"
 """The event with the format of an agent's messages."""
 MAX_LATENCY_MS = 365 * 24 * 3600 * 1000.0
 """The longest latency of a tool call that can be recorded: a year."""
-
-
-@runtime_checkable
-class RunnableTool(Protocol):
-    """A tool that can be run, for example what `@tool` makes."""
-
-    name: str
-
-    async def run(self, arguments: Mapping[str, Any], context: "RolloutContext") -> Any:
-        """Return the result of a call with these arguments."""
 
 
 class RolloutContext(RolloutScope):
@@ -78,13 +68,13 @@ class RolloutContext(RolloutScope):
         self._tools, self._tools_read = tools, False
         self._own = None if llm is None else ModelSession(llm)
         self._loop_session: Session = session or self._own or _NO_SESSION
-        self._loop = None if session is None else _running_loop()
+        self._loop = None if session is None else running_loop()
         self._runnable_tools: dict[str, RunnableTool] = {}
         self._purpose: ChatPurpose | None = None
 
     @property
     def _session(self) -> Session:
-        if self._loop is None or self._loop is _running_loop():
+        if self._loop is None or self._loop is running_loop():
             return self._loop_session
         return OtherThreadSession(self._loop_session, self.loop_calls)
 
@@ -98,7 +88,7 @@ class RolloutContext(RolloutScope):
     @property
     def loop_calls(self) -> LoopCalls:
         """Calls to the event loop of the rollout, for code on other threads and in other event loops."""
-        return LoopCalls(self._loop or asyncio.get_running_loop())
+        return LoopCalls(self._loop or asyncio.getrunning_loop())
 
     def bind_tools(self, tools: Sequence[Any]) -> None:
         """Let run_tools() run these tools, too. Schemas without a function are left out."""
@@ -118,12 +108,7 @@ class RolloutContext(RolloutScope):
     @property
     def llm(self) -> Any:
         """The model, for code that uses the Osmosis SDK's client: a ModelClient, or the `llm` of the constructor."""
-        return ModelClient(self, self._metrics) if self._own is None else self._own.model
-
-    def _metrics(self) -> "RolloutMetrics":
-        from osmosis_grpc.agent.sdk_schemas import RolloutMetrics
-
-        return RolloutMetrics.model_validate(self._session.metrics())
+        return ModelClient(self, self._session) if self._own is None else self._own.model
 
     @property
     def folders(self) -> RolloutFolders:
@@ -177,15 +162,13 @@ class RolloutContext(RolloutScope):
         number, response = await session.chat(
             messages, sample=sample, purpose=self._purpose or purpose, tools=tools, params=params, wanted=wanted
         )
-        block = response.tokens
-        ids: Any = None if block is None else block.ids
-        logprobs: Any = None if block is None else block.logprobs
+        block: Any = response.tokens
         message = jsontext.copy(response.message, "message")
         session.calls.add(message, sample, number)
         return CompletionsResult(
             message=message,
-            token_ids=ids,
-            logprobs=logprobs,
+            token_ids=None if block is None else block.ids,
+            logprobs=None if block is None else block.logprobs,
             usage=dict(response.usage or {}),
             finish_reason=response.finish_reason or None,
             extra=response.extra,
@@ -294,7 +277,7 @@ class RolloutContext(RolloutScope):
             status="COMPLETED",
             final_messages=final_messages,
             finish_reason=finish_reason,
-            metrics=self._metrics,  # type: ignore[arg-type]
+            metrics=self._session.metrics(),
             reward=reward,
             extra_fields=extra_fields,
         )
@@ -310,7 +293,7 @@ class RolloutContext(RolloutScope):
             final_messages=final_messages or [],
             finish_reason="error",
             error_message=error_message,
-            metrics=self._metrics,  # type: ignore[arg-type]
+            metrics=self._session.metrics(),
         )
 
     async def run_tools(self, reply: Any) -> list[Message]:
@@ -411,13 +394,6 @@ def get_rollout_context() -> RolloutContext | None:
 
 
 _NO_SESSION: Any = NoSession()
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
 
 
 def _ref(parent: Any) -> ChatRef | None:

