@@ -88,7 +88,7 @@ class RolloutContext(RolloutScope):
     @property
     def loop_calls(self) -> LoopCalls:
         """Calls to the event loop of the rollout, for code on other threads and in other event loops."""
-        return LoopCalls(self._loop or asyncio.getrunning_loop())
+        return LoopCalls(self._loop or asyncio.get_running_loop())
 
     def bind_tools(self, tools: Sequence[Any]) -> None:
         """Let run_tools() run these tools, too. Schemas without a function are left out."""
@@ -162,13 +162,14 @@ class RolloutContext(RolloutScope):
         number, response = await session.chat(
             messages, sample=sample, purpose=self._purpose or purpose, tools=tools, params=params, wanted=wanted
         )
-        block: Any = response.tokens
+        ids: Any = response.tokens and response.tokens.ids
+        logprobs: Any = response.tokens and response.tokens.logprobs
         message = jsontext.copy(response.message, "message")
         session.calls.add(message, sample, number)
         return CompletionsResult(
             message=message,
-            token_ids=None if block is None else block.ids,
-            logprobs=None if block is None else block.logprobs,
+            token_ids=ids,
+            logprobs=logprobs,
             usage=dict(response.usage or {}),
             finish_reason=response.finish_reason or None,
             extra=response.extra,

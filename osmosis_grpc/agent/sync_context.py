@@ -17,7 +17,7 @@ def _called(method: Callable[Concatenate[RolloutContext, P], T]) -> Callable[Con
     """Return a method of SyncRolloutContext that calls a method of RolloutContext on the event loop."""
 
     @functools.wraps(method)
-    def call(self: "SyncRolloutContext", *args: P.args, **kwargs: P.kwargs) -> T:
+    def call(self: "SyncRolloutContext", /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self._call(lambda: method(self._context, *args, **kwargs))
 
     return call
@@ -29,7 +29,7 @@ def _awaited(
     """Return a method of SyncRolloutContext that waits for the result of an async method of RolloutContext."""
 
     @functools.wraps(method)
-    def wait(self: "SyncRolloutContext", *args: P.args, **kwargs: P.kwargs) -> T:
+    def wait(self: "SyncRolloutContext", /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self.wait(lambda: method(self._context, *args, **kwargs))
 
     del wait.__wrapped__  # it is not async, though the method is
@@ -61,9 +61,9 @@ class SyncRolloutContext:
         """The names of the samples that have begun."""
         return self._call(lambda: self._context.samples)
 
-    chat = _awaited(RolloutContext.chat)
+    chat = _awaited(RolloutContext.chat)  # type: ignore[arg-type] # a sampling parameter could be named `self`
     run_tools = _awaited(RolloutContext.run_tools)
-    tool_loop = _awaited(RolloutContext.tool_loop)
+    tool_loop = _awaited(RolloutContext.tool_loop)  # type: ignore[arg-type]
     add_sample = _called(RolloutContext.add_sample)
     set_reward = _called(RolloutContext.set_reward)
     complete = _called(RolloutContext.complete)
