@@ -42,9 +42,8 @@ MAX_LATENCY_MS = 365 * 24 * 3600 * 1000.0
 class RolloutContext(RolloutScope):
     """The agent's view of one rollout. After the end of the rollout every method raises RolloutEndedError.
 
-    Code can make a context, too. With `llm`, for example the mock of a unit test, chat() returns what
-    `llm.chat_completions` returns. Without `llm` the context belongs to no rollout: it has registered agents, and no
-    model.
+    Code can make a context, too: with `llm`, such as the mock of a unit test, which answers its chats, or without a
+    model, to register agents.
     """
 
     def __init__(
@@ -267,10 +266,8 @@ class RolloutContext(RolloutScope):
         """Make the result of a successful rollout. The agent returns this result from run.
 
         Without `final_messages`, the trainer gets the conversation up to the last reply. If that reply was cut or
-        tool_loop() ran out of turns, the finish reason of the outcome says so ("length" or "max_turns", for example)
-        instead of "stop".
-
-        Raises BadRewardError, a ValueError, for a reward that is not a finite number.
+        tool_loop() ran out of turns, the finish reason of the outcome says so instead of "stop". Raises BadRewardError,
+        a ValueError, for a reward that is not a finite number.
         """
         self._session.check_open()
         reward = None if reward is None else reward_of(reward)
@@ -347,9 +344,8 @@ class RolloutContext(RolloutScope):
     def record_tool_call(self, latency_ms: float = 0.0) -> None:
         """Count a tool call and its latency in the rollout's metrics.
 
-        The server also counts the calls that execute_tool_calls runs, and the tool messages in the chats. The metrics
-        contain the larger count, so no call counts twice. Raises ValueError for a latency below 0, above a year, or
-        NaN.
+        The server also counts the calls that execute_tool_calls runs, and the tool messages in the chats, and takes the
+        larger count. Raises ValueError for a latency below 0, above a year, or NaN.
         """
         self._session.check_open()
         latency = float(latency_ms)
@@ -375,10 +371,8 @@ class RolloutContext(RolloutScope):
     def log_event(self, event_type: str = "", /, **data: Any) -> None:
         """Add an event to the trajectory. A value that is not JSON is logged as its repr.
 
-        `event_type` is the name of the event. It can also be given by name.
-
-        If `data` has the key `sample` with the name of a sample that has a chat, the event belongs to the newest chat
-        of that sample.
+        `event_type` is the name of the event, and can be given by name. With the key `sample`, the event belongs to the
+        newest chat of the sample.
         """
         name = event_type or data.pop("event_type", "")
         logged = loggable(data)

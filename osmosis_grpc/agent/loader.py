@@ -219,30 +219,31 @@ def _workflow_of_module(name: str) -> Any:
 
 
 def _instead(module: ModuleType, spec: str) -> str:
+    """Return a hint for a module that has agent loops, and no workflow."""
     loops = [name for name, value in vars(module).items() if _is_loop(value, module)]
     return f"; it has agent loops: name one as {spec.replace('ATTRIBUTE', sorted(loops)[0])}" if loops else ""
 
 
-def _suggest(found: Any) -> str:
-    values = getattr(found, "__dict__", {}).items()
-    loops = [name for name, value in values if _is_loop(value, found) or _is_workflow(value) or is_runnable(value)]
-    file = getattr(found, "__file__", None)
-    loops_found = f"; it has: {', '.join(sorted(loops))}" if loops else ", and no agent loop"
-    return loops_found + (f" ({file})" if isinstance(file, str) else "")
+def _suggest(module: Any) -> str:
+    """Return a text with the agent loops and workflows of a module or an object, and the module's file."""
+    file = getattr(module, "__file__", None)
+    names = _listed(
+        module, lambda value: _is_loop(value, module) or _is_below(value, AgentWorkflow) or is_runnable(value)
+    )
+    return (names or ", and no agent loop") + (f" ({file})" if isinstance(file, str) else "")
 
 
-def _suggest_graders(found: Any) -> str:
-    values = getattr(found, "__dict__", {}).items()
-    graders = [name for name, value in values if _is_grader(value)]
-    return f"; it has: {', '.join(graders)}" if graders else ", and no grader"
+def _suggest_graders(module: Any) -> str:
+    return _listed(module, lambda value: _is_below(value, Grader)) or ", and no grader"
 
 
-def _is_workflow(value: Any) -> bool:
-    return isinstance(value, type) and issubclass(value, AgentWorkflow) and value is not AgentWorkflow
+def _listed(module: Any, fits: Callable[[Any], bool]) -> str:
+    names = sorted(name for name, value in getattr(module, "__dict__", {}).items() if fits(value))
+    return f"; it has: {', '.join(names)}" if names else ""
 
 
-def _is_grader(value: Any) -> bool:
-    return isinstance(value, type) and issubclass(value, Grader) and value is not Grader
+def _is_below(value: Any, base: type) -> bool:
+    return isinstance(value, type) and issubclass(value, base) and value is not base
 
 
 def _as_module(path: str, attribute: str) -> str:

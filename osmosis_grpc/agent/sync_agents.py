@@ -20,7 +20,7 @@ class RunNotAsyncError(TypeError):
 
 
 def is_async(run: Callable[..., Any]) -> bool:
-    """Returns whether a function, or the function that it wraps, is async."""
+    """Return whether a function, or the function that it wraps, is async."""
     return any(map(inspect.iscoroutinefunction, (run, inspect.unwrap(run), getattr(run, "__call__", None))))  # noqa: B004
 
 

@@ -94,16 +94,16 @@ class Tool(Generic[P, R]):
         return self.function(*args, **kwargs)
 
     def openai_schema(self) -> ToolDict:
-        """Returns the schema in OpenAI's function format."""
+        """Return the schema in OpenAI's function format."""
         return self._schema
 
     def anthropic_schema(self) -> dict[str, Any]:
-        """Returns the schema in Anthropic's format."""
+        """Return the schema in Anthropic's format."""
         function = self._schema["function"]
         return {"name": self.name, "description": function["description"], "input_schema": function["parameters"]}
 
     def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the arguments with the types of the function's parameters. Raises ToolArgumentError."""
+        """Return the arguments with the types of the function's parameters. Raises ToolArgumentError."""
         if self._arguments is None:
             return check_arguments(self._schema["function"]["parameters"], arguments, self.name)
         try:
@@ -218,7 +218,7 @@ def _signature(function: Callable[..., Any], untyped: bool) -> tuple[inspect.Sig
 
 
 def _checked(function: Callable[..., Any], signature: inspect.Signature) -> tuple[TypeAdapter[Any], dict[str, Any]]:
-    """Returns pydantic's check of the arguments and a new JSON schema.
+    """Return pydantic's check of the arguments and a new JSON schema.
 
     Raises TypeError naming a parameter whose type has no schema.
     """
@@ -233,7 +233,7 @@ def _checked(function: Callable[..., Any], signature: inspect.Signature) -> tupl
 
 @lru_cache(maxsize=KEPT)
 def _made(signature: inspect.Signature, text: str, name: str, module: str) -> tuple[TypeAdapter[dict[str, Any]], str]:
-    """Makes the check and the schema, as JSON, of the functions with this signature.
+    """Make the check and the schema, as JSON, of the functions with this signature.
 
     pydantic takes milliseconds for them, and an agent makes its tools again for each rollout.
     """

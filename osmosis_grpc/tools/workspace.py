@@ -5,7 +5,6 @@ import contextlib
 import logging
 import os
 import secrets
-import stat
 import subprocess
 import sys
 import tempfile
@@ -69,29 +68,6 @@ class Workspace:
         path = self.folder / name
         await _threads.run(lambda: path.write_bytes(data))
         return path
-
-    async def read(self, name: str, limit: int) -> bytes | None:
-        """Return the content of a file of the folder; None if there is no such file.
-
-        Raises OSError for a file that is longer than `limit` bytes, and for anything else than a file.
-        """
-        return await _threads.run(lambda: self._read(name, limit))
-
-    def _read(self, name: str, limit: int) -> bytes | None:
-        try:
-            descriptor = os.open(self.folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return None
-        try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise OSError(f"{name} is not a file")
-            with os.fdopen(descriptor, "rb", closefd=False) as file:
-                data = file.read(limit + 1)
-        finally:
-            os.close(descriptor)
-        if len(data) > limit:
-            raise OSError(f"{name} has more than {limit} bytes")
-        return data
 
     def begin_program(self) -> str:
         """Return the marker of a program that begins. It blocks. Raises OSError if the workspace has ended."""
