@@ -60,6 +60,7 @@ INSTEAD = {
     "rollout.is_valid_hostname_or_ip": "use the module ipaddress",
     "rollout.server.api_key.generate_api_key": "pass it as api_key",
     "rollout.testing.patch_httpx_for_mock_trainer": "run create_mock_trainer_app",
+    "rollout.LocalBackend": "serve the workflow with osmosis-grpc serve",
     "evaluate_rubric": ": compute the reward",
     "osmosis_rubric": ": compute the reward",
     "MissingAPIKeyError": ": compute the reward",
