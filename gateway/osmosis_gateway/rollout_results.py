@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from osmosis_gateway.contracts import Terms
+from osmosis_grpc.agent.error_categories import RolloutErrorCategory, error_category
 from osmosis_grpc.agent.workflow_runnable import NATIVE_KEY
-from osmosis_grpc.compat.error_categories import RolloutErrorCategory, error_category
 from osmosis_grpc.protocol.types import FailureReason, OutcomeStatus, RolloutOutcome
 
 _GRADER = frozenset((FailureReason.GRADER_EXCEPTION, FailureReason.GRADER_RESULT_INVALID, FailureReason.GRADER_TIMEOUT))

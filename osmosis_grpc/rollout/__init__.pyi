@@ -8,6 +8,8 @@ from osmosis_gateway.mock_trainer import RolloutCompletionTracker as RolloutComp
 from osmosis_gateway.mock_trainer import create_mock_trainer_app as create_mock_trainer_app
 from osmosis_grpc.agent.context import RolloutContext as RolloutContext
 from osmosis_grpc.agent.context import get_rollout_context as get_rollout_context
+from osmosis_grpc.agent.error_categories import GraderStatus as GraderStatus
+from osmosis_grpc.agent.error_categories import RolloutErrorCategory as RolloutErrorCategory
 from osmosis_grpc.agent.grader import Grader as Grader
 from osmosis_grpc.agent.grader import GraderContext as GraderContext
 from osmosis_grpc.agent.grader import RolloutSample as RolloutSample
@@ -53,8 +55,6 @@ from osmosis_grpc.agent.workflow_config import ConcurrencyConfig as ConcurrencyC
 from osmosis_grpc.agent.workflow_config import GraderConfig as GraderConfig
 from osmosis_grpc.agent.workflow_runnable import WorkflowRunnable as WorkflowRunnable
 from osmosis_grpc.agent.workflow_validator import validate_workflow as validate_workflow
-from osmosis_grpc.compat.error_categories import GraderStatus as GraderStatus
-from osmosis_grpc.compat.error_categories import RolloutErrorCategory as RolloutErrorCategory
 from osmosis_grpc.compat.sdk_schemas import CompletionsChoice as CompletionsChoice
 from osmosis_grpc.compat.sdk_schemas import CompletionsRequest as CompletionsRequest
 from osmosis_grpc.compat.sdk_schemas import CompletionsResponse as CompletionsResponse

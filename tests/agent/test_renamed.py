@@ -15,7 +15,7 @@ IMPORTS = {
     "from osmosis_grpc.rollout import BaseAgent": (
         "ImportError: BaseAgent is not in osmosis_grpc.rollout: import BaseAgent from osmosis_grpc.agentic"
     ),
-    "from osmosis_grpc import osmosis_rubric": f"ImportError: osmosis_rubric is not in osmosis_grpc: {REWARD}",
+    "from osmosis_grpc import osmosis_rubric": f"ImportError: osmosis_rubric is not in osmosis_grpc.rollout: {REWARD}",
     "from osmosis_grpc import execute_tool_calls": (
         "ImportError: execute_tool_calls is in osmosis_grpc.rollout: import it from there"
     ),

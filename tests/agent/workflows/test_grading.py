@@ -5,9 +5,9 @@ import time
 
 import pytest
 
+from osmosis_grpc.agent.error_categories import RolloutErrorCategory, error_category
 from osmosis_grpc.agent.grading import grade_recorded
 from osmosis_grpc.agent.workflow_runnable import WorkflowRunnable
-from osmosis_grpc.compat.error_categories import RolloutErrorCategory, error_category
 from osmosis_grpc.policies import EchoPolicy, ScriptedPolicy
 from osmosis_grpc.protocol.errors import InvalidArgument, Unavailable
 from osmosis_grpc.protocol.types import ChatPurpose, FailureReason, RolloutRequest, events
