@@ -218,7 +218,7 @@ def test_a_link_in_the_place_of_a_folder_is_removed_and_its_target_stays():
 
 async def test_the_time_limit_begins_when_the_program_starts(monkeypatch):
     monkeypatch.setattr(process, "program_threads", DaemonThreads(1))
-    ends = await asyncio.gather(*(shell("sleep 0.6; echo done", limits=Limits(seconds=1.5)) for _ in range(4)))
+    ends = await asyncio.gather(*(shell("sleep 0.3; echo done", limits=Limits(seconds=1.0)) for _ in range(4)))
     assert [(ended.output, ended.timed_out) for ended in ends] == [("done", False)] * 4
 
 
