@@ -1,9 +1,8 @@
-"""Reads and writes the call of a tool as text: name(key=value, ...)."""
+"""Reads the call of a tool as text: name(key=value, ...)."""
 
 import ast
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,17 +73,6 @@ def read_call(text: str, start: int = 0) -> tuple[CallText, int]:
     if len(positional) == 1 and not arguments and isinstance(positional[0], dict):
         return CallText(found[0], positional[0]), at + 1
     return CallText(found[0], arguments, tuple(positional)), at + 1
-
-
-def write_call(name: str, arguments: Mapping[str, Any]) -> str:
-    """Return a call as a text. read_call() gives equal arguments. Raises ValueError for values that are not JSON."""
-
-    def written(value: Any) -> str:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
-
-    if all(re.fullmatch(r"[A-Za-z_]\w*", key, re.ASCII) for key in arguments):
-        return f"{name}({', '.join(f'{key}={written(value)}' for key, value in arguments.items())})"
-    return f"{name}({written(dict(arguments))})"
 
 
 def _spaces(text: str, at: int) -> int:

@@ -1,11 +1,11 @@
-"""Reads and writes replies with the labels Thought, Action and Final Answer."""
+"""Reads replies with the labels Thought, Action and Final Answer."""
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from osmosis_grpc.compat.agentic.argument_text import NAME, CallText, CallTextError, read_call, write_call
+from osmosis_grpc.compat.agentic.argument_text import NAME, CallText, CallTextError, read_call
 from osmosis_grpc.compat.agentic.reading import Answer, Call, Part, Thought, Unreadable
 
 _LABEL = re.compile(
@@ -51,13 +51,6 @@ def read_reply(text: str, parameters: Mapping[str, list[str]] | None = None) -> 
                 parts.append(part)
         if label == "final answer":
             return [*parts, Answer(_without_fence(text[at:]))]
-
-
-def write_reply(thought: str, calls: Iterable[tuple[str, Mapping[str, Any]]] = (), answer: str | None = None) -> str:
-    """Return a reply that read_reply() reads as this thought, these calls and this answer."""
-    lines = [f"Thought: {thought}"] if thought else []
-    lines += [f"Action: {write_call(name, arguments)}" for name, arguments in calls]
-    return "\n".join(lines if answer is None else [*lines, f"Final Answer: {answer}"])
 
 
 def _thought(text: str) -> list[Part]:
