@@ -8,6 +8,9 @@ from typing import Any, TypeVar
 from osmosis_grpc.agent.ports import Session
 from osmosis_grpc.agent.sync_waits import wait_in_task
 from osmosis_grpc.protocol.errors import RolloutEndedError
+from osmosis_grpc.supervise import OnFailure, child, job
+
+CALL = job("agent.sync_call", OnFailure.RAISE)
 
 T = TypeVar("T")
 Work = Callable[[], Coroutine[Any, Any, T]]
@@ -83,11 +86,10 @@ class LoopCalls:
     async def _run(self, work: Work[T]) -> T:
         if self._closed:
             raise RolloutEndedError("the rollout has ended")
-        task = asyncio.current_task()
-        assert task is not None
+        task = child(CALL, work())
         self._tasks.add(task)
         try:
-            return await work()
+            return await task
         except asyncio.CancelledError:  # the thread that waits does not know it
             raise RolloutEndedError("the rollout has ended") from None
         finally:
