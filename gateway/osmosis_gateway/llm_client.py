@@ -8,7 +8,7 @@ from osmosis_gateway import http_bodies
 from osmosis_gateway.outgoing_calls import Base, Calls
 from osmosis_grpc.agent import CompletionsResult
 from osmosis_grpc.agent.model_client import with_positional
-from osmosis_grpc.agent.sdk_schemas import RolloutMetrics as CountedMetrics
+from osmosis_grpc.agent.request_model import RolloutMetrics as CountedMetrics
 from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.protocol.types import (
     ChatRequest,

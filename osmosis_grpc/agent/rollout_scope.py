@@ -104,7 +104,6 @@ class RolloutScope:
         self._base_urls = base_urls
 
     def _opened(self) -> Any:
-        """Return the endpoint of the context. Open it if that has not happened."""
         assert self._base_urls is not None
         if self._endpoint is None:
             self._endpoint = self._base_urls.open(self)

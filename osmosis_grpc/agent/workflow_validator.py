@@ -12,8 +12,8 @@ from typing import Any
 from osmosis_grpc.agent.config_values import misspelt
 from osmosis_grpc.agent.discovery import FoundWorkflow
 from osmosis_grpc.agent.grader import Grader
+from osmosis_grpc.agent.import_hints import import_hint
 from osmosis_grpc.agent.loop import name_problem
-from osmosis_grpc.agent.missing_names import import_hint
 from osmosis_grpc.agent.validator import Finding, Severity, ValidationResult, one_line, place_of, validate_agent_loop
 from osmosis_grpc.agent.workflow import AgentWorkflow
 from osmosis_grpc.agent.workflow_config import BaseConfig

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from osmosis_grpc.agent.current_context import ToolRun
-from osmosis_grpc.agent.missing_names import import_hint
+from osmosis_grpc.agent.import_hints import import_hint
 from osmosis_grpc.agent.result_check import RunOutcome
 from osmosis_grpc.agent.results import RolloutResult
 from osmosis_grpc.agent.reward_decorator import BadRewardError

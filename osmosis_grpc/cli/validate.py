@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from osmosis_grpc.agent.discovery import FoundWorkflow
+from osmosis_grpc.agent.import_hints import of_the_sdk
 from osmosis_grpc.agent.loader import LoadError, configure, is_runnable, load_items
 from osmosis_grpc.agent.loop import AgentNameError, RolloutAgentLoop
-from osmosis_grpc.agent.missing_names import of_the_sdk
 from osmosis_grpc.agent.validator import (
     HINTS,
     Finding,

@@ -26,10 +26,14 @@ from osmosis_grpc.endpoints.endpoints import Endpoint, Endpoints
 from osmosis_grpc.protocol.errors import CallError, InvalidArgument
 from osmosis_grpc.protocol.types import Failure, FailureReason, RolloutRequest, ToolDict, jsontext
 from osmosis_grpc.protocol.types.outcome import clip, describe
+from osmosis_grpc.supervise import SYSTEM
 from osmosis_grpc.tools.process import Ended, Limits, run_process
+from osmosis_grpc.tools.sandbox import SandboxError
+from osmosis_grpc.tools.sandbox.files import Files
 from osmosis_grpc.tools.workspace import Workspace
 
 MAX_RESULT_BYTES = 4 * 1024 * 1024
+RESULT_FILE = "result.json"
 """The most bytes of a result file."""
 MAX_LINE = 300
 """The most characters of the last line of output in the first line of a failure."""
@@ -87,7 +91,7 @@ class CommandAgent:
             except OSError as error:
                 problem = f"the folder of the program cannot be made: {describe(error)}"
                 return RunOutcome(failure=Failure("server", clip(problem), True, reason=FailureReason.SERVER_ERROR))
-            files["OSMOSIS_RESULT_FILE"] = space.folder / "result.json"
+            files["OSMOSIS_RESULT_FILE"] = space.folder / RESULT_FILE
             endpoint = stack.enter_context(self._endpoints.open(context))
             environment = self._environment | variables(endpoint, files, self._folder, self._environment)
             try:
@@ -222,7 +226,7 @@ def _task(context: RolloutContext) -> bytes:
 async def _result(context: RolloutContext, space: Workspace, key: str) -> RunOutcome:
     """Return the outcome for the result file, without the rollout's key. Without a file there is no reward."""
     try:
-        data = await space.read("result.json", MAX_RESULT_BYTES)
+        data = await SYSTEM.run(_result_file, space.folder)
         if data is None:
             return RunOutcome(messages=None)
         if not data.strip():
@@ -231,9 +235,16 @@ async def _result(context: RolloutContext, space: Workspace, key: str) -> RunOut
         result = jsontext.parse(text, "the result file", repair=True)
         if not isinstance(result, dict):
             return invalid_result("the result file: is not a JSON object")
-    except (InvalidArgument, OSError) as error:
+    except (InvalidArgument, SandboxError, OSError) as error:
         return invalid_result(str(error))
     return outcome_of_program(result, context)
+
+
+def _result_file(folder: Path) -> bytes | None:
+    """Return the content of the result file; None if the program has made none."""
+    if not os.path.lexists(folder / RESULT_FILE):
+        return None
+    return Files(folder, "/", None).read(RESULT_FILE, MAX_RESULT_BYTES)
 
 
 def _failed(problem: str, output: str = "", chat_error: CallError | None = None) -> RunOutcome:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from osmosis_grpc.agent.missing_names import with_import_hint
+from osmosis_grpc.agent.import_hints import with_import_hint
 from osmosis_grpc.agent.result_check import RunOutcome
 from osmosis_grpc.protocol.errors import Boundary
 from osmosis_grpc.protocol.types import AbandonReason, Failure, FailureReason, OutcomeStatus

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from osmosis_grpc.agent.missing_names import missing_name
+from osmosis_grpc.compat.missing_names import missing_name
 from osmosis_grpc.protocol.errors import MissingExtraError
 
 _NEEDS_SERVER_EXTRA = ("osmosis_gateway.", "osmosis_grpc.settings.settings")
@@ -24,15 +24,10 @@ def attach(module: str, file: str) -> tuple[Callable[[str], Any], Callable[[], l
     names = sorted(sources)
 
     def getattribute(name: str) -> Any:
-        """Return the object of a name.
-
-        Raises AttributeError for an unknown name, ImportError for a name that osmosis_grpc does not have yet, and
-        MissingExtraError if an extra is not installed. `from ... import` shows the texts of ImportError and
-        MissingExtraError.
-        """
+        # `from ... import` shows the texts of ImportError and of MissingExtraError
         source, real_name = sources.get(name, ("", ""))
         if not source:
-            sentence = missing_name(name)
+            sentence = missing_name(name, module)
             if sentence is not None:
                 raise ImportError(sentence, name=module)
             raise AttributeError(f"module {module!r} has no attribute {name!r}")

@@ -1,32 +1,18 @@
-"""The bodies of the Osmosis SDK's HTTP contract as pydantic models, under the SDK's names.
-
-The engine does not use them. They are for authors who build and check bodies, and for their unit tests. Importing this
-module imports pydantic.
-"""
+"""The bodies of the Osmosis SDK's HTTP contract as pydantic models, for authors and their unit tests."""
 
 import json
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
+from osmosis_grpc.agent.request_model import RolloutId, RolloutMetrics
 from osmosis_grpc.protocol.types.messages import Message
-from osmosis_grpc.protocol.types.requests import MAX_ID_CHARS
 from osmosis_grpc.protocol.types.tool_models import OpenAIFunctionToolSchema
 
 MessageDict = Message
 SamplingParamsDict = dict[str, Any]
 """Sampling parameters, under OpenAI's names."""
-
-
-def _not_blank(rollout_id: str) -> str:
-    if not rollout_id.strip():
-        raise ValueError("is blank")
-    return rollout_id
-
-
-RolloutId = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS), AfterValidator(_not_blank)]
-"""A rollout id: 1 to 256 characters, of which one is not a blank."""
 
 
 class RolloutStatus(StrEnum):
@@ -37,21 +23,6 @@ class RolloutStatus(StrEnum):
     PENDING = "pending"
     SUCCESS = "success"
     FAILURE = "failure"
-
-
-class RolloutMetrics(BaseModel):
-    """The counts of a rollout. Latencies are in milliseconds."""
-
-    model_config = ConfigDict(from_attributes=True)
-
-    total_latency_ms: float = 0.0
-    llm_latency_ms: float = 0.0
-    tool_latency_ms: float = 0.0
-    num_llm_calls: int = 0
-    num_tool_calls: int = 0
-    prompt_tokens: int = 0
-    response_tokens: int = 0
-    max_context_tokens: int = 0
 
 
 class InitResponse(BaseModel):
