@@ -10,8 +10,9 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from osmosis_grpc.protocol.types import FailureReason, RolloutInfo, RolloutState
-from osmosis_grpc.records.reading.list_filter import FilterError, ListOptions, options_of, pairs_of
+from osmosis_grpc.records.reading.list_filter import FilterError, ListOptions, pairs_of
 from osmosis_grpc.viewer.curves import Cell, Step, histogram, steps_of
+from osmosis_grpc.viewer.filters import options_in
 from osmosis_grpc.viewer.live import Feed
 from osmosis_grpc.viewer.pages import Pages
 from osmosis_grpc.viewer.reads import Listed, Shared
@@ -54,11 +55,8 @@ class Asked:
     @classmethod
     def of(cls, request: Request) -> "Asked":
         """Return what an address asks for. Raises FilterError."""
-        pairs = list(request.query_params.multi_items())
-        own = OWN | {name: text for name, text in pairs if name in OWN and text}
-        options = options_of(pair for pair in pairs if pair[0] not in OWN)
-        if "limit" not in request.query_params:
-            options = replace(options, limit=0)
+        own = OWN | {name: text for name, text in request.query_params.items() if name in OWN and text}
+        options = options_in(request, 0, OWN)
         passing = _number("pass", own["pass"])
         count = _number("steps", own["steps"])
         if not (count.is_integer() and 1 <= count <= MOST_STEPS):

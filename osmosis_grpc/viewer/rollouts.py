@@ -1,7 +1,7 @@
 """The page of rollouts: a table that follows the source, with the filters of the command `list` in its address."""
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 from urllib.parse import urlencode
@@ -10,7 +10,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from osmosis_grpc.protocol.types import RolloutInfo, RolloutState
-from osmosis_grpc.records.reading.list_filter import FilterError, ListOptions, options_of, pairs_of
+from osmosis_grpc.records.reading.list_filter import FilterError, ListOptions, pairs_of
+from osmosis_grpc.viewer.filters import options_in
 from osmosis_grpc.viewer.live import Feed
 from osmosis_grpc.viewer.pages import Pages, is_part
 from osmosis_grpc.viewer.reads import Listed
@@ -35,11 +36,8 @@ class Asked:
     @classmethod
     def of(cls, request: Request) -> "Asked":
         """Return what an address asks for. Raises FilterError."""
-        pairs = list(request.query_params.multi_items())
-        own = {name: text for name, text in pairs if name in OWN}
-        options = options_of(pair for pair in pairs if pair[0] not in OWN)
-        if "limit" not in request.query_params:
-            options = replace(options, limit=ROWS)
+        own = {name: text for name, text in request.query_params.items() if name in OWN}
+        options = options_in(request, ROWS, OWN)
         search = own.get("q", "").strip()
         if len(search) > MOST_TEXT:
             raise FilterError("q", f"it has {len(search)} characters; search for at most {MOST_TEXT}")

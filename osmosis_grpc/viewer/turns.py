@@ -8,23 +8,12 @@ from typing import Any, NamedTuple
 from osmosis_grpc.protocol.types import Message, Sample, events
 from osmosis_grpc.records.reading.history import MAIN, Chat, ChatName, History, ToolCall, by_tool, sampled
 from osmosis_grpc.records.reading.message_text import mapping, mappings, reasoning_of, text_of
+from osmosis_grpc.viewer.bars import WIDTH, Axis, Bar
 from osmosis_grpc.viewer.images import Part, parts_of
 from osmosis_grpc.viewer.reads import Loaded
 
-WIDTH = 1000
-"""The bar of a rollout's time has this many units."""
 SLIVER = 14
 """A part of a bar has at least this many units: 2 px of the bar of a turn, which has 9rem."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """A part of a bar: what used the time, and where it lies, in units of WIDTH."""
-
-    kind: str
-    left: float
-    width: float
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,14 +187,10 @@ def calls_of(message: Message) -> list[tuple[str, str]]:
 
 def _bars(loaded: Loaded, chat: Chat, tools: Sequence[ToolCall]) -> Iterator[Bar]:
     """Yield the chat and its tools, at their places in the time of the rollout."""
-    spans = [("model", chat.began, chat.ended or loaded.end)]
-    spans += [("tools", tool.began, tool.ended or loaded.end) for tool in tools]
-    begin = loaded.info.accept_time
-    scale = WIDTH / max(1e-9, loaded.end - begin)
-    for kind, start, end in spans:
-        left = min(max(0.0, (start - begin) * scale), WIDTH - SLIVER)
-        width = min(max(SLIVER, (end - start) * scale), WIDTH - left)
-        yield Bar(kind, round(left, 1), round(width, 1), max(0.0, end - start))
+    axis = Axis(loaded.info.accept_time, loaded.end, SLIVER)
+    yield axis.bar("model", chat.began, chat.ended or loaded.end)
+    for tool in tools:
+        yield axis.bar("tools", tool.began, tool.ended or loaded.end)
 
 
 def split(loaded: Loaded) -> list[Bar]:
