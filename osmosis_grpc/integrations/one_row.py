@@ -32,7 +32,7 @@ class OneRow:
 
 
 def one_row(outcome: RolloutOutcome, *, cut: Cut = "train", dropped: Dropped = "skip") -> OneRow:
-    """Returns the trainable segment with the most sampled tokens, the first one of equal ones, with its reward.
+    """Return the trainable segment with the most sampled tokens, the first one of equal ones, with its reward.
 
     The outcome may be an evaluation. See RolloutOutcome.trainable_samples() for `cut` and `dropped`; with `cut="mask"`,
     all tokens of a row that was cut have mask 0. Raises InvalidArgument with the reason if the outcome has no such

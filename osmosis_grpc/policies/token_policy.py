@@ -259,7 +259,7 @@ class TokenPolicy:
 
 
 def _check(given: object, name: str, methods: tuple[str, ...], wanted: str) -> None:
-    """Raises TypeError if a parameter has not all methods."""
+    """Raise TypeError if a parameter has not all methods."""
     missing = [method for method in methods if not callable(getattr(given, method, None))]
     if missing:
         raise TypeError(f"{name}: a {type(given).__name__} has no {missing[0]}(); pass {wanted}")

@@ -9,7 +9,6 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 from osmosis_grpc.compat.agentic.environment import ANTHROPIC, OPENAI, Provider
@@ -136,10 +135,8 @@ class ModelFunction:
         await self.policy.__aenter__()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.policy.__aexit__(kind, error, trace)
+    async def __aexit__(self, *exc: Any) -> None:
+        await self.policy.__aexit__(*exc)
 
     async def __call__(
         self,
@@ -221,14 +218,12 @@ class _ModelPolicy:
         self._users += 1
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc: Any) -> None:
         self._users -= 1
         kept = self._kept
         if not self._users and kept is not None:
             self._kept = None
-            await kept.__aexit__(kind, error, trace)
+            await kept.__aexit__(*exc)
 
     async def __call__(self, request: ChatRequest, /) -> ChatResponse:
         config = self._function.config

@@ -56,7 +56,7 @@ class RayAgentServer:
         self._process.watch(self._ended)
 
     def where(self) -> tuple[str, str]:
-        """Returns the id of the node, and the HOST:PORT of the server."""
+        """Return the id of the node, and the HOST:PORT of the server."""
         return self._context.get_node_id(), self.address
 
     def stop(self) -> int:
