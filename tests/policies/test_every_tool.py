@@ -91,40 +91,6 @@ def test_an_author_chooses_the_arguments():
 
 
 WORDS = ("integer", "number", "string", "boolean", "null", "array", "object")
-NUMBERS = st.integers(-20, 20) | st.floats(-5, 5).map(lambda value: round(value, 1))
-GOOD = st.recursive(
-    st.one_of(
-        st.fixed_dictionaries({"type": st.sampled_from(WORDS[:5])}),
-        st.tuples(st.integers(-20, 20), st.integers(0, 20)).map(
-            lambda pair: {"type": "integer", "minimum": pair[0], "maximum": sum(pair)}
-        ),
-        st.tuples(NUMBERS, st.floats(0.1, 5)).map(
-            lambda pair: {"type": "number", "exclusiveMinimum": pair[0], "exclusiveMaximum": sum(pair)}
-        ),
-        st.tuples(st.integers(1, 9), st.integers(-30, 30)).map(
-            lambda pair: {"type": "integer", "multipleOf": pair[0], "minimum": pair[1]}
-        ),
-        st.tuples(st.integers(0, 12), st.integers(0, 12)).map(
-            lambda pair: {"type": "string", "minLength": pair[0], "maxLength": sum(pair)}
-        ),
-        st.lists(st.integers() | st.text(max_size=3), min_size=1, max_size=3).map(lambda values: {"enum": values}),
-    ),
-    lambda inner: st.one_of(
-        st.tuples(inner, st.integers(0, 3)).map(lambda p: {"type": "array", "items": p[0], "minItems": p[1]}),
-        st.dictionaries(st.text("abc", min_size=1, max_size=2), inner, max_size=3).map(
-            lambda properties: {"type": "object", "properties": properties, "required": sorted(properties)}
-        ),
-        st.lists(inner, min_size=1, max_size=2).map(lambda ways: {"anyOf": ways}),
-        inner.map(lambda schema: {"allOf": [schema]}),
-    ),
-    max_leaves=6,
-)
-
-
-@given(st.dictionaries(st.text("abc", min_size=1, max_size=2), GOOD, max_size=4))
-def test_arguments_fit_any_schema_of_these_parts(properties):
-    schema = {"type": "object", "properties": properties, "required": sorted(properties)}
-    jsonschema_rs.validate(schema, arguments_for(schema))
 
 
 KEYWORDS = (
