@@ -50,7 +50,6 @@ class Asked:
     options: ListOptions
     passing: float
     steps: int | None
-    """None if the address does not say how many steps there are."""
 
     @classmethod
     def of(cls, request: Request) -> "Asked":
@@ -78,7 +77,6 @@ class Found:
     listed: Listed
     steps: list[Step]
     called: bool = False
-    """Whether the steps have the rates that need calls."""
 
 
 def router(pages: Pages) -> APIRouter:

@@ -34,7 +34,6 @@ _POLICY = "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'sel
 Key = tuple[str, str, str]
 """A page: its path, the id or the token of a table, and the attempt."""
 Links = dict[Key, str]
-"""The file of each page."""
 
 
 class ExportError(Exception):

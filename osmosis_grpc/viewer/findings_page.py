@@ -22,7 +22,6 @@ class Found:
     listed: Listed
     findings: Findings
     read: int
-    """The number of rollouts whose calls were read."""
 
 
 def router(pages: Pages) -> APIRouter:

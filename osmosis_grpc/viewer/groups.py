@@ -27,7 +27,6 @@ MOST_TICKS = 4
 SLIVER = 2.0
 """A part of a bar has at least this many units. It is narrow, because the lane of a long rollout has many parts."""
 MARK = 6.0
-"""The width of a mark in units."""
 VERSION_COLOURS = 6
 """The style sheet has this many colours of policy versions."""
 LINE_CHARS = 120
@@ -40,11 +39,9 @@ class Turn:
     sample: str
     number: int
     text: str
-    """The beginning of the reply."""
     tools: tuple[tuple[str, str], ...]
     """The tools that it calls, with their arguments as in turns.brief()."""
     reply: str | None
-    """The reply as canonical text, for a comparison by value; None without a reply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +51,6 @@ class Span:
     kind: str
     begin: float
     end: float | None
-    """None if it has not ended."""
     version: str = ""
 
 
@@ -63,14 +59,12 @@ class Lane:
     """One rollout of a group. It has no messages and no tokens."""
 
     info: RolloutInfo
-    """The row of the rollout."""
     turns: tuple[Turn, ...]
     spans: tuple[Span, ...]
     delivered: float | None
     """When its delivery ended, in Unix seconds."""
     fate: Fate
     unused: tuple[tuple[str, str], ...]
-    """The samples that no reward and no advantage use, each with the reason."""
 
     @property
     def reward(self) -> float | None:
@@ -98,9 +92,7 @@ class Comparison:
     now: float
     """The time for which they are shown, in Unix seconds."""
     stopped: bool
-    """Whether no server runs."""
     left_out: int = 0
-    """The number of rollouts, or of earlier attempts, that are not compared."""
 
     @property
     def open(self) -> bool:

@@ -30,9 +30,7 @@ RECENT = 60.0
 LAGS = 240
 """A chart of the event-loop lag has at most this many points."""
 TIMEOUT = 5.0
-"""Seconds for one read."""
 MOST_BYTES = 4_000_000
-"""A page has at most this many bytes."""
 
 Name = tuple[str, frozenset[tuple[str, str]]]
 """The name of a sample, and its labels."""
@@ -77,11 +75,8 @@ class Calls:
     method: str
     open: int
     codes: tuple[tuple[str, int], ...]
-    """The status codes of ended calls with their numbers, since the start."""
     recent: tuple[tuple[str, int], ...]
-    """The same in the last RECENT seconds."""
     sent: float
-    """Bytes of messages in ended calls."""
     received: float
 
 
@@ -99,13 +94,9 @@ class Numbers:
     chats: Spread | None
     tools: tuple[tuple[str, Spread], ...]
     attempts: int
-    """Attempts to deliver an outcome."""
     ended: int
-    """Rollouts that ended."""
     attached: int
-    """Trainers that are attached."""
     dropped: int
-    """Events that the journal could not write."""
     calls: tuple[Calls, ...]
 
     @property

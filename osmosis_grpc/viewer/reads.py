@@ -53,15 +53,12 @@ class Listed:
 
     rows: tuple[RolloutInfo, ...]
     more: str
-    """The token of the next page; empty after the last."""
     now: float
     """The time for which the rows are shown, in Unix seconds."""
     stopped: bool
     """Whether no server runs, so that nothing changes."""
     searched: int = 0
-    """The number of rollouts that a search has looked at."""
     cut: bool = False
-    """Whether the search has left out older rollouts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +70,6 @@ class Loaded:
     now: float
     stopped: bool
     read_to: int
-    """The number of the newest event in the history."""
 
     @property
     def end(self) -> float:
@@ -95,7 +91,6 @@ class Reads:
         self._rollouts: Recent[Loaded] = Recent(ROLLOUTS)
         self._seen = Seen()
         self._calls: dict[Key, Calls] = {}
-        """The calls of settled rollouts."""
 
     @property
     def is_folder(self) -> bool:
@@ -218,7 +213,6 @@ class Shared(Generic[K, T]):
     def __init__(self, read: Callable[[K], Awaitable[T]], most: int = KEPT) -> None:
         self._read = read
         self._found: Recent[tuple[float, T]] = Recent(most)
-        """The time until which a value is shown again, and the value."""
         self._locks: weakref.WeakValueDictionary[K, asyncio.Lock] = weakref.WeakValueDictionary()
 
     async def get(self, key: K) -> T:

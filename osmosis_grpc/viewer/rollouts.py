@@ -19,7 +19,6 @@ from osmosis_grpc.viewer.reads import Listed
 ROWS = 200
 """A page has this many rollouts unless its address says otherwise."""
 MOST_TEXT = 500
-"""The most characters of the text to search for."""
 OWN = ("q", "page")
 """The parameters of the address that are no filters of `list`: the text to search for, and the page."""
 STATES = ("RUNNING", "QUEUED", "COMPLETED", "FAILED", "CANCELLED", "DEADLINE_EXCEEDED")
@@ -88,7 +87,6 @@ class Counters:
     ended: int
     failed: int
     per_minute: int
-    """The rollouts that ended in the last minute."""
     p50: float | None
     p95: float | None
     mean_reward: float | None

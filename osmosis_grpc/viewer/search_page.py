@@ -15,7 +15,6 @@ from osmosis_grpc.viewer.text_search import MOST_HITS, Hits, search
 READ = {True: 5_000, False: 50}
 """A search reads at most this many of the newest rollouts: of a folder, of a server."""
 LASTS = 10.0
-"""Seconds for which a result is shown again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +23,6 @@ class Searched:
 
     hits: Hits
     left_out: bool
-    """Whether there are rollouts that were not searched."""
 
 
 def router(pages: Pages) -> APIRouter:

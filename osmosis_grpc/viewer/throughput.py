@@ -32,9 +32,7 @@ class Spread:
     """How long things of one kind took, in seconds."""
 
     kind: str
-    """queue, model, tool, or rollout."""
     name: str
-    """The agent, or the tool."""
     count: int
     total: float
     p50: float
@@ -52,18 +50,13 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What happened in a step."""
+    """What happened in the step that ends at `time`. `tokens` are response tokens per second."""
 
     time: float
-    """The end of the step, in Unix seconds."""
     per_minute: float
-    """Ended rollouts."""
     tokens: float
-    """Response tokens per second, of the rollouts that ended in the step."""
     running: float
-    """The mean number of running rollouts."""
     queued: float
-    """The mean number of rollouts in the queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +66,11 @@ class Throughput:
     rollouts: int
     ended: int
     step: float
-    """Seconds between two points."""
     points: tuple[Point, ...]
     spreads: tuple[Spread, ...]
     """Of the queue, the model and whole rollouts by agent, then of tools."""
     timed: int
-    """The number of rollouts whose calls were read."""
     retries: int
-    """Deliveries of their outcomes after the first one."""
 
 
 def throughput(rows: Sequence[RolloutInfo], calls: Mapping[Key, Calls], now: float) -> Throughput:

@@ -25,15 +25,11 @@ class Found:
 
     values: Throughput
     capacity: Capacity | None
-    """The load of the server; None for a folder."""
     now: float
     stopped: bool
     cut: bool
-    """Whether older rollouts were left out."""
     numbers: Numbers | None
-    """The metrics of the server; None without any."""
     problem: str
-    """Why the metrics cannot be read."""
 
 
 def router(pages: Pages) -> APIRouter:

@@ -37,10 +37,8 @@ class Window:
     """A part of the timeline."""
 
     first: int
-    """The index of its first turn."""
     rows: Sequence[turns.TurnRow]
     shown: bool
-    """Whether the page has its turns from the start."""
 
     @property
     def names(self) -> str:

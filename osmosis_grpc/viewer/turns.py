@@ -23,13 +23,11 @@ class TurnRow:
     sample: str
     number: int
     text: str
-    """The reply."""
     tools: tuple[tuple[str, str, str], ...]
     """The tools that it calls: the name, ok, bad or live, and the arguments as in brief()."""
     state: str
     """answered, failed or open."""
     seconds: float
-    """Seconds of the chat."""
     tool_seconds: float
     tokens: int | None
     bars: tuple[Bar, ...]
@@ -55,10 +53,8 @@ class Call:
     id: str
     arguments: str
     result: Sequence[Part] | None
-    """The parts of its result; None without one."""
     error: str
     seconds: float | None
-    """None if the server does not know when it ran."""
     running: bool
 
 
@@ -76,9 +72,7 @@ class TurnBody:
     content: str
     calls: tuple[Call, ...]
     logged: tuple[events.Logged, ...]
-    """What the agent logged after this chat, if it named the sample."""
     about: Mapping[str, Any]
-    """Parameters, usage and other facts for people."""
 
 
 @dataclass(frozen=True, slots=True)
