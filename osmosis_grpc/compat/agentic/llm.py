@@ -15,7 +15,7 @@ from osmosis_grpc.compat.agentic.environment import ANTHROPIC, OPENAI, Provider
 from osmosis_grpc.compat.agentic.llm_replies import reply_of
 from osmosis_grpc.compat.agentic.llm_retries import Retries, RetryingPolicy
 from osmosis_grpc.policies import AnthropicPolicy, OpenAIPolicy
-from osmosis_grpc.policies.threads import is_async
+from osmosis_grpc.policies.threads import ThreadedPolicy, is_async
 from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.protocol.types import ChatRequest, ChatResponse
 from osmosis_grpc.supervise import DaemonThreads
@@ -38,7 +38,7 @@ def policy_of(function: LLMFunction, retries: Retries | None = None) -> Retrying
     return RetryingPolicy(FunctionPolicy(function), retries or Retries())
 
 
-class FunctionPolicy:
+class FunctionPolicy(ThreadedPolicy):
     """Asks a function of the user. A sync function runs on a thread, so it does not block the event loop.
 
     The function gets `tools` and the sampling parameters as keywords. A function without `**kwargs` gets only those
@@ -48,19 +48,9 @@ class FunctionPolicy:
     def __init__(self, function: LLMFunction) -> None:
         if not callable(function):
             raise TypeError(f"llm_generate_func: {function!r:.80} is not callable; pass a function of messages")
-        self._function = function
-        self._named = _keywords(function)
+        super().__init__(function)
         self._threads = DaemonThreads(THREADS, replaced=THREADS, name="sync LLM functions")
-        self._users = 0
-
-    async def __aenter__(self) -> "FunctionPolicy":
-        self._users += 1
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        self._users -= 1
-        if not self._users:
-            self._threads.close()
+        self._named = _keywords(function)
 
     async def __call__(self, request: ChatRequest, /) -> ChatResponse:
         keywords = dict(request.params)
@@ -70,8 +60,8 @@ class FunctionPolicy:
             if request.tools and "tools" not in self._named:
                 raise InvalidArgument("llm_generate_func", "takes no keyword `tools`, and the agent offers tools")
             keywords = {name: value for name, value in keywords.items() if name in self._named}
-        call = functools.partial(self._function, [dict(message) for message in request.messages], **keywords)
-        value = call() if is_async(self._function) else await self._threads.run(call)
+        call = functools.partial(self._policy, [dict(message) for message in request.messages], **keywords)
+        value = call() if is_async(self._policy) else await self._threads.run(call)
         return reply_of(await value if inspect.isawaitable(value) else value)
 
 
