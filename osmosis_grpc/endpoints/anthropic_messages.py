@@ -165,7 +165,6 @@ def _marked(result: Any) -> Any:
 
 
 def _plain(parts: list[dict[str, Any]]) -> Any:
-    """Return a string if there is one part with text; otherwise the parts."""
     return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
 
 
@@ -224,7 +223,6 @@ def _message(request: ModelRequest, result: CompletionsResult) -> dict[str, Any]
 
 
 def _blocks(message: Message) -> Iterator[dict[str, Any]]:
-    """Yield the content blocks of a reply."""
     if message.get("reasoning_content"):
         yield {"type": "thinking", "thinking": str(message["reasoning_content"]), "signature": ""}
     content = message.get("content")

@@ -79,7 +79,6 @@ def stream_error(status: int, message: str, code: str) -> str:
 
 
 def _check(message: dict[str, Any], path: str) -> None:
-    """Raise InvalidArgument for a message whose parts have wrong types."""
     content = message.get("content")
     if isinstance(content, list):
         for at, part in objects(content, f"{path}.content"):

@@ -30,7 +30,6 @@ from osmosis_grpc.tools.process import Ended, Limits, run_process
 from osmosis_grpc.tools.workspace import Workspace
 
 MAX_RESULT_BYTES = 4 * 1024 * 1024
-"""The most bytes of a result file."""
 MAX_LINE = 300
 """The most characters of the last line of output in the first line of a failure."""
 
@@ -116,7 +115,6 @@ class CommandAgent:
         """Do nothing: tools() has reserved nothing."""
 
     def _problem(self, ended: Ended) -> str:
-        """Return why a program failed."""
         if ended.timed_out:
             return f"the program was stopped after its time limit of {self._limits.seconds:g} s"
         if ended.exit_code > 0:
@@ -205,7 +203,6 @@ def _exists(folder: Path, word: str) -> bool:
 
 
 def _task(context: RolloutContext) -> bytes:
-    """Return the request as JSON."""
     request = context.request
     task = {
         "rollout_id": request.rollout_id,

@@ -18,9 +18,7 @@ class ModelRequest:
     """A request for one reply."""
 
     messages: list[Message]
-    """The history in OpenAI's chat format."""
     params: dict[str, Any]
-    """Sampling parameters under OpenAI's names."""
     tools: list[Any] | None = None
     """In OpenAI's function format; None if the request has none."""
     model: str = ""

@@ -20,7 +20,6 @@ _OWN = frozenset(
 )
 """Keys of a body that are no sampling parameters, or have another name in the chat format."""
 _ECHO = ("instructions", "tools", "tool_choice", "parallel_tool_calls", "temperature", "top_p", "text", "metadata")
-"""Keys that a reply repeats."""
 _STORED = ("previous_response_id", "conversation", "background", "prompt")
 """Keys that need stored data, which a rollout does not have."""
 _INCOMPLETE = {**dict.fromkeys(CUTS, "max_output_tokens"), "content_filter": "content_filter"}

@@ -28,10 +28,8 @@ from osmosis_grpc.supervise import ForkGuard
 Reply = TypeVar("Reply")
 
 SESSION_KEY = "x-session-id"
-"""The metadata key of the session id, for proxies that choose a replica by a header."""
 NO_CREDENTIALS = Credentials()
 MOST_SAID = 500
-"""An error has at most this many characters of the server's text."""
 
 _TOO_LARGE = "message larger than max"
 """A part of gRPC's own error for a message above the limits of the channel."""

@@ -22,13 +22,9 @@ class OneRow:
     response_logprobs: list[float]
     """0.0 where the mask is 0."""
     sample: str
-    """The name of the segment's sample."""
     reward: float
-    """The reward of the sample, or else of the rollout."""
     segments_left_out: int
-    """The number of other trainable segments of the rollout."""
     tokens_left_out: int
-    """The number of sampled tokens in these."""
 
 
 def one_row(outcome: RolloutOutcome, *, cut: Cut = "train", dropped: Dropped = "skip") -> OneRow:

@@ -156,7 +156,6 @@ class TrlRollouts:
         return requests
 
     def _of_row(self, prompt: Prompt, trainer: Any, evaluation: bool) -> dict[str, Any]:
-        """Return the label and the metadata of a prompt's row."""
         if not self._columns:
             return {}
         if evaluation not in self._values:

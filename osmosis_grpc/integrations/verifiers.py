@@ -116,7 +116,6 @@ class RecordedPolicy:
         self._policy = policy
         self._trace = trace
         self._nodes: dict[tuple[str, int], int] = {}
-        """The node of each reply, by sample and chat."""
         self._judged: set[tuple[str, int]] = set()
 
     async def __call__(self, request: ChatRequest, /) -> ChatResponse:
@@ -168,7 +167,6 @@ def _record_reward(trace: Trace, outcome: RolloutOutcome) -> None:
 
 
 def _is_reply(recorded: Any, message: Message) -> bool:
-    """Return whether a recorded message is the message of a reply."""
     written = message_to_wire(recorded)
     return all((written.get(key) or None) == (message.get(key) or None) for key in ("content", "tool_calls"))
 

@@ -100,7 +100,6 @@ _SAMPLING = (
     "frequency_penalty",
     "repetition_penalty",
 )
-"""The sampling parameters that go to verl, under vLLM's names."""
 
 
 _TRAINERS = SharedTrainers()

@@ -19,7 +19,6 @@ from osmosis_grpc.protocol.types import ChatRequest, ChatResponse
 
 BASE_URL = "https://api.anthropic.com"
 VERSION = "2023-06-01"
-"""The version of the API, which each request names."""
 
 
 class AnthropicPolicy(HttpPolicy):

@@ -30,7 +30,6 @@ BAD_BODY = (KeyError, IndexError, TypeError, ValueError, AttributeError, Invalid
 SESSION_HEADER = "X-Session-ID"
 """This header is equal in all chats of a sample, so that a router picks the replica that caches their prefix."""
 MOST_SAID = 500
-"""An error has at most this many characters of the model server's answer."""
 
 
 class HttpPolicy:

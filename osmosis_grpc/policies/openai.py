@@ -21,7 +21,6 @@ from osmosis_grpc.protocol.types import ChatRequest, ChatResponse, Ids, Tensor, 
 from osmosis_grpc.protocol.types.cuts import ABORTED
 
 ID_PREFIX = "token_id:"
-"""How vLLM writes a token as its id."""
 NEUTRAL = {
     "temperature": 1.0,
     "top_p": 1.0,
@@ -155,7 +154,6 @@ def _without_nulls(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _extra(body: dict[str, Any], choice: dict[str, Any], *, has_tokens: bool) -> dict[str, Any]:
-    """Return what a reply has besides its message and its tokens."""
     extra = {"choices": body["choices"][1:], "logprobs": None if has_tokens else choice.get("logprobs")}
     return {name: value for name, value in extra.items() if value}
 
@@ -167,7 +165,6 @@ def _weight_version(body: dict[str, Any]) -> str:
 
 
 def _logprobs(choice: dict[str, Any], count: int) -> "np.ndarray[Any, Any] | None":
-    """Return one logprob per token; None if the list has another length."""
     rows = (choice.get("logprobs") or {}).get("content")
     if rows is None or len(rows) != count:
         return None

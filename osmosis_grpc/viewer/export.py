@@ -204,7 +204,6 @@ class _Rewriter(HTMLParser):
         self.handle_data(f"<!{decl}>")
 
     def _is_left_out(self, tag: str, values: dict[str, str]) -> bool:
-        """Return whether an element needs a viewer."""
         if values.get("name") == "htmx-config" or "remark-form" in values.get("class", ""):
             return True
         if tag == "form":

@@ -102,7 +102,6 @@ def _tools(read: Sequence[tuple[RolloutInfo, Calls]]) -> tuple[Tool, ...]:
 
 
 def _equal(rows: Sequence[RolloutInfo]) -> tuple[tuple[Equal, ...], int]:
-    """Return the groups without variance, and the number of groups with at least two rewards."""
     groups: dict[str, list[RolloutInfo]] = {}
     for info in rows:
         if info.group is not None:

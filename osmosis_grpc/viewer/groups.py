@@ -284,7 +284,6 @@ def _model_spans(chat: Chat, end: float | None) -> Iterator[Span]:
 
 
 def _unused(info: RolloutInfo, history: History) -> Iterator[tuple[str, str]]:
-    """Yield the samples of an ended rollout that no reward and no advantage use."""
     outcome = info.outcome
     if outcome is None:
         return

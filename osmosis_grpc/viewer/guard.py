@@ -139,7 +139,6 @@ def _equal(given: str, known: str) -> bool:
 
 
 def _netloc(origin: str) -> str:
-    """Return the host of an Origin header; empty if there is none."""
     try:
         return urlsplit(origin).netloc
     except ValueError:

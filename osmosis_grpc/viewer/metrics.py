@@ -251,7 +251,6 @@ def _sum(samples: Samples, name: str, **labels: str) -> float:
 
 
 def _spread(samples: Samples, name: str, **labels: str) -> Spread | None:
-    """Return the spread of a histogram; None without a value."""
     buckets = sorted((float(given["le"]), value) for given, value in _matching(samples, f"{name}_bucket", labels))
     count = buckets[-1][1] if buckets else 0.0
     if count <= 0:

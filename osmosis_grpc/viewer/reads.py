@@ -176,7 +176,6 @@ class Reads:
         return self._locks.setdefault(key, asyncio.Lock())
 
     async def _whole(self, info: RolloutInfo) -> list[TrajectoryEvent]:
-        """Return all events of an attempt."""
         return (await self.run(lambda source: _load(source, info.rollout_id, info.attempt, 0)))[1]
 
 

@@ -61,7 +61,6 @@ async def search(source: Source, rows: Sequence[RolloutInfo], text: str) -> Hits
 
 
 async def _hit(source: Source, info: RolloutInfo, text: str) -> Hit | None:
-    """Return the first turn of a rollout that has the text."""
     first: tuple[ChatName, str, str, int] | None = None
     names: set[ChatName] = set()
     async with aclosing(source.events(info.rollout_id, info.attempt)) as trail:

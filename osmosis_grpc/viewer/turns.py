@@ -180,7 +180,6 @@ def calls_of(message: Message) -> list[tuple[str, str]]:
 
 
 def _bars(loaded: Loaded, chat: Chat, tools: Sequence[ToolCall]) -> Iterator[Bar]:
-    """Yield the chat and its tools, at their places in the time of the rollout."""
     axis = Axis(loaded.info.accept_time, loaded.end, SLIVER)
     yield axis.bar("model", chat.began, chat.ended or loaded.end)
     for tool in tools:

@@ -6,7 +6,6 @@ from typing import Any
 from osmosis_grpc.protocol.errors import MissingExtraError
 
 NAMESPACE = "osmosis"
-"""The namespace of our actors in a Ray cluster."""
 
 
 def imported(what: str) -> Any:
