@@ -124,6 +124,7 @@ class OsmosisLLMClient:
         if reward is not None and number is None:
             raise InvalidArgument("reward", f"{reward!r} is not a finite number")
         completed = status == "COMPLETED"
+        counts: Any = metrics or self._metrics
         failure = None if completed else Failure("agent", "", reason=FailureReason.AGENT_ERROR)
         body = http_bodies.result_body(
             RolloutOutcome(
@@ -133,7 +134,7 @@ class OsmosisLLMClient:
                 samples={"main": Sample(messages=copy_messages(final_messages, "final_messages"))},
                 failure=failure,
                 reward=number,
-                metrics=metrics or self._metrics,
+                metrics=counts,
             )
         )
         if not completed:

@@ -12,7 +12,7 @@ from osmosis_grpc.protocol.types import Extras, Ids, Tensor
 from osmosis_grpc.protocol.types.tokens import Logprobs
 
 
-def neutral(sampling: Sampling, *names: str) -> dict[str, float]:
+def neutral(sampling: Sampling, *names: str) -> dict[str, Any]:
     """Return these parameters, with neutral values for those that the chat does not set.
 
     The services take an absent number as 0 or as the model's default. Both would change the distribution of the tokens

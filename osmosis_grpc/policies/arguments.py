@@ -160,17 +160,17 @@ def _number(schema: _Schema, index: int, *, whole: bool) -> int | float:
         high, below = None, high
     least = max((bound for bound in (low, above) if bound is not None), default=-math.inf)
     most = min((bound for bound in (high, below) if bound is not None), default=math.inf)
-    wanted = 1.0 + index
-    if step > 0:
-        wanted = max(step, step * math.ceil(wanted / step)) if index == 0 else step * (1 + index)
-    if wanted > most or wanted == below:
-        wanted = most if step <= 0 or math.isinf(most) else step * math.floor(most / step)
-        if wanted == below:
-            wanted -= step or (1.0 if least < wanted - 1 else (wanted - least) / 2)
-    if wanted < least or wanted == above:
-        wanted = least if step <= 0 else step * math.ceil(least / step)
-        if wanted == above:
-            wanted += step or (1.0 if wanted + 1 < most else (most - wanted) / 2)
+    if step > 0:  # count in steps
+        first, last = least / step, most / step
+        if least > -math.inf:
+            first = math.floor(first) + 1.0 if least == above else math.ceil(first)
+        if most < math.inf:
+            last = math.ceil(last) - 1.0 if most == below else math.floor(last)
+        wanted = step * min(max(1.0 + index, first), last)
+    else:
+        wanted = min(max(1.0 + index, least), most)
+        if wanted in (above, below):
+            wanted = (least + most) / 2 if most - least < 2 else wanted + (1 if wanted == above else -1)
     return int(wanted) if wanted.is_integer() and abs(wanted) < 2**53 else wanted
 
 

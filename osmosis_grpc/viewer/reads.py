@@ -226,13 +226,18 @@ class Shared(Generic[K, T]):
             return value
 
 
-async def _list(source: Source, options: ListOptions, search: str, token: str) -> Listed:
+async def _moment(source: Source) -> tuple[float, bool]:
+    """Return the time for which a source shows rollouts, and whether no server runs."""
     as_of = await source.as_of()
-    now = time.time() if as_of is None else as_of
+    return (time.time(), False) if as_of is None else (as_of, True)
+
+
+async def _list(source: Source, options: ListOptions, search: str, token: str) -> Listed:
+    now, stopped = await _moment(source)
     where, limit = rollout_filter(options, time.time()), max(1, min(options.limit or MOST_ROWS, MOST_ROWS))
     if not search:
         rows, more = await source.page(where, token, limit=limit, newest_first=not options.oldest)
-        return Listed(tuple(rows), more, now, as_of is not None)
+        return Listed(tuple(rows), more, now, stopped)
     found: list[RolloutInfo] = []
     words, looked, more = search.lower().split(), 0, token
     most = SEARCHED[isinstance(source, FolderSource)]
@@ -242,16 +247,16 @@ async def _list(source: Source, options: ListOptions, search: str, token: str) -
         found += [info for info in rows if _has(info, words)]
         if not more or looked >= most:
             break
-    return Listed(tuple(found[:limit]), "", now, as_of is not None, looked, bool(more))
+    return Listed(tuple(found[:limit]), "", now, stopped, looked, bool(more))
 
 
 async def _newest(source: Source, options: ListOptions) -> Listed:
-    as_of, most = await source.as_of(), SEARCHED[isinstance(source, FolderSource)]
-    now = time.time() if as_of is None else as_of
+    now, stopped = await _moment(source)
+    most = SEARCHED[isinstance(source, FolderSource)]
     limit = max(1, min(options.limit or most, most))
     where = rollout_filter(options, time.time())
     rows, cut = await source.headers(where, limit=limit, newest_first=not options.oldest)
-    return Listed(tuple(rows), "", now, as_of is not None, len(rows), cut)
+    return Listed(tuple(rows), "", now, stopped, len(rows), cut)
 
 
 def _has(info: RolloutInfo, words: list[str]) -> bool:

@@ -49,6 +49,7 @@ class FunctionPolicy(ThreadedPolicy):
         if not callable(function):
             raise TypeError(f"llm_generate_func: {function!r:.80} is not callable; pass a function of messages")
         super().__init__(function)
+        self._function: LLMFunction = function
         self._threads = DaemonThreads(THREADS, replaced=THREADS, name="sync LLM functions")
         self._named = _keywords(function)
 
@@ -60,8 +61,8 @@ class FunctionPolicy(ThreadedPolicy):
             if request.tools and "tools" not in self._named:
                 raise InvalidArgument("llm_generate_func", "takes no keyword `tools`, and the agent offers tools")
             keywords = {name: value for name, value in keywords.items() if name in self._named}
-        call = functools.partial(self._policy, [dict(message) for message in request.messages], **keywords)
-        value = call() if is_async(self._policy) else await self._threads.run(call)
+        call = functools.partial(self._function, [dict(message) for message in request.messages], **keywords)
+        value = call() if is_async(self._function) else await self._threads.run(call)
         return reply_of(await value if inspect.isawaitable(value) else value)
 
 
