@@ -26,6 +26,7 @@ from osmosis_grpc.protocol.types import ChatRequest, ChatResponse, VersionSpan
 from osmosis_grpc.protocol.wire.chat import reply_bytes, reply_from_wire
 from osmosis_grpc.testing import run_rollout
 from osmosis_grpc.testing.calculator import CalculatorAgent
+from tests.http_servers import posting, url_of
 from tests.waiting import until
 
 KEY = "sk-very-secret"
@@ -60,15 +61,8 @@ async def model_server(
         made = answer(request) if callable(answer) else answer
         return web.json_response(made) if isinstance(made, dict) else await made if asyncio.iscoroutine(made) else made
 
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", handle)
-    runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1", seen
-    finally:
-        await runner.cleanup()
+    async with posting({"/v1/chat/completions": handle}) as server:
+        yield f"{url_of(server)}/v1", seen
 
 
 async def ask(answer: Any, request: ChatRequest | None = None, **options: Any) -> ChatResponse:

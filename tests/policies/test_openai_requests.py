@@ -16,6 +16,7 @@ from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.trainer import ChatRequest, Trainer, VersionSpan
 from tests.callback_trainer import CallbackTrainer
+from tests.http_servers import posting, url_of
 from tests.processes import ROOT
 from tests.waiting import until
 
@@ -46,16 +47,9 @@ class ModelServer:
 
     @asynccontextmanager
     async def serving(self):
-        app = web.Application()
-        app.router.add_post("/v1/chat/completions", self.handle)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        self.port = runner.addresses[0][1]
-        try:
-            yield f"http://127.0.0.1:{self.port}/v1"
-        finally:
-            await runner.cleanup()
+        async with posting({"/v1/chat/completions": self.handle}) as server:
+            self.port = server.addresses[0][1]
+            yield f"{url_of(server)}/v1"
 
 
 @asynccontextmanager
