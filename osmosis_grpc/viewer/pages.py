@@ -116,6 +116,7 @@ class Pages:
         values: Callable[[A, T], dict[str, Any]],
         key: Callable[[T], Hashable],
         ended: Callable[[T], bool],
+        later: Callable[[A], Awaitable[T]] | None = None,
         calm: bool = False,
     ) -> None:
         """Add the page /NAME and the stream of its changes, /NAME/stream.
@@ -128,6 +129,7 @@ class Pages:
             values: Returns the values of the templates.
             key: See Feed, as for `ended` and `calm`.
             ended: Whether nothing changes any more.
+            later: Returns what the stream shows, if it is more than the page shows at first.
             calm: Whether people read the page for long.
         """
 
@@ -143,7 +145,7 @@ class Pages:
             def shown(found: T) -> list[tuple[str, str]]:
                 return [(name, self.text(f"{name}_part.html", **values(wanted, found), at=name))]
 
-            return self.feeds.stream((name, wanted), Feed(lambda: read(wanted), key, shown, ended, calm))
+            return self.feeds.stream((name, wanted), Feed(lambda: (later or read)(wanted), key, shown, ended, calm))
 
     async def numbers(self) -> tuple[Numbers | None, str]:
         """Return the newest metrics of the server, None without any, and why they cannot be read."""

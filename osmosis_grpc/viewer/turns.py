@@ -140,11 +140,8 @@ def _row(loaded: Loaded, chat: Chat, tools: Sequence[ToolCall], look: Failing | 
     names = []
     for call in mappings(reply.get("tool_calls")):
         tool = known.get(str(call.get("id")))
-        state = "ok" if tool is None else "bad" if tool.returned is not None and tool.returned.error else "ok"
-        if tool is not None and tool.returned is None:
-            state = "bad" if ended else "live"
         function = mapping(call.get("function"))
-        names.append((str(function.get("name")), state, brief(function.get("arguments"))))
+        names.append((str(function.get("name")), _state(tool, ended), brief(function.get("arguments"))))
     if answer is None:
         content = chat.failures[-1].message if chat.failures else "waits for a reply"
     return TurnRow(
@@ -159,6 +156,12 @@ def _row(loaded: Loaded, chat: Chat, tools: Sequence[ToolCall], look: Failing | 
         bars=tuple(_bars(loaded, chat, tools)),
         failing=look.why if look is not None and chat.name == look.name else "",
     )
+
+
+def _state(tool: ToolCall | None, ended: bool) -> str:
+    if tool is not None and tool.returned is None:
+        return "bad" if ended else "live"
+    return "bad" if tool is not None and tool.returned is not None and tool.returned.error else "ok"
 
 
 def brief(arguments: Any) -> str:

@@ -79,13 +79,6 @@ def test_keys_go_through_the_findings_and_a_shared_address_has_no_empty_fields(b
     page.wait_for_url(f"{demo}?q=mixed")
 
 
-def test_the_charts_of_the_throughput_have_a_table(browse, many):
-    page = browse(f"{many}throughput")
-    assert page.locator("canvas").count() >= 2
-    expect(page.locator("main")).to_contain_text("p95")
-    assert page.locator("table").count() >= 2
-
-
 def test_search_leads_to_the_turn_that_has_the_text(browse, viewed):
     page = browse(f"{viewed}search")
     page.locator("#search").fill("Atlantis")
