@@ -120,7 +120,6 @@ class CommandAgent:
         """Do nothing: tools() has reserved nothing."""
 
     def _problem(self, ended: Ended) -> str:
-        """Return why a program failed."""
         if ended.timed_out:
             return f"the program was stopped after its time limit of {self._limits.seconds:g} s"
         if ended.exit_code > 0:
@@ -209,7 +208,6 @@ def _exists(folder: Path, word: str) -> bool:
 
 
 def _task(context: RolloutContext) -> bytes:
-    """Return the request as JSON."""
     request = context.request
     task = {
         "rollout_id": request.rollout_id,

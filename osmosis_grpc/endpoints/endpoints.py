@@ -29,14 +29,12 @@ class Endpoint:
         """Valid until the end of the rollout."""
         self.rollout_id = context.request.rollout_id
         self.budget = ByteBudget(OPEN_BYTES)
-        """The bytes of the open requests."""
         self.reading = asyncio.Semaphore(1)
         """Long bodies are read one after the other."""
         self.waits = waits
         self._history_chats = HistoryChats(context)
         self._chats = OpenChats(waits, self._history_chats.unread)
         self._waiting = 0
-        """The number of requests that wait for their replies."""
         self._closed = False
 
     @property
@@ -98,7 +96,6 @@ class Endpoints:
         self._waits = waits or Waits()
         self._keys = RolloutKeys()
         self._open: dict[str, Endpoint] = {}
-        """The endpoints by key."""
 
     @contextmanager
     def open(self, context: RolloutContext) -> Iterator[Endpoint]:

@@ -64,7 +64,6 @@ class _Server:
 
 _lock = threading.Lock()
 _servers: dict[asyncio.AbstractEventLoop, _Server] = {}
-"""The running server of each event loop."""
 
 
 @contextmanager

@@ -42,9 +42,7 @@ class Task:
     prompt: str
     """The text of the last message of the user; empty if there is none."""
     label: str | None
-    """The reference answer."""
     metadata: Mapping[str, Any]
-    """Any data from the trainer."""
     rollout_id: str
     attempt: int
     max_turns: int
@@ -217,7 +215,6 @@ def _http_module(openai: Any) -> Any:
 
 
 def _text(message: Mapping[str, Any]) -> str:
-    """Return the text of a message, also of one whose content is a list of parts."""
     content = message.get("content")
     if isinstance(content, list):
         return "".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))

@@ -27,7 +27,6 @@ from osmosis_grpc.viewer import (
     findings_page,
     group_page,
     rollouts,
-    runs_page,
     search_page,
     server_page,
     throughput_page,
@@ -53,7 +52,6 @@ PAGES = (
     token_page,
     throughput_page,
     search_page,
-    runs_page,
 )
 """The modules of the pages. Each has a function router(pages)."""
 
@@ -82,7 +80,7 @@ def viewer_app(
     app = FastAPI(title="osmosis-grpc view", middleware=guards, docs_url=None, redoc_url=None, openapi_url=None)
     stopping = asyncio.Event()
     pages = Pages(Reads(source), words, Feeds(share, stopping), texts, metrics, whole=whole)
-    app.state.stopping = stopping
+    app.state.stopping, app.state.reads = stopping, pages.reads
     for page in PAGES:
         app.include_router(page.router(pages))
     app.mount("/static", StaticFiles(directory=STATIC))

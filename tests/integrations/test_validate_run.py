@@ -74,15 +74,6 @@ def test_an_agent_runs_and_its_tools_are_called(source, tmp_path):
     assert [message["role"] for message in found["messages"]] == ["user", "assistant", "tool", "assistant"]
 
 
-@pytest.mark.adapters
-def test_a_bad_result_of_a_function_is_found_at_its_line(tmp_path):
-    source = '\n@rollout_agent("agent")\ndef agent(task, client):\n    return {"reward": "high"}\n'
-    found = validated(tmp_path, source)["finding"]
-    assert (found["code"], found["message"]) == ("BAD_RESULT", "reward: is 'high', not a finite number")
-    text = (tmp_path / "module.py").read_text().splitlines()
-    assert text[found["line"] - 1] == "def agent(task, client):"
-
-
 def test_without_the_openai_package_the_error_names_the_extra(tmp_path):
     (tmp_path / "openai.py").write_text('raise ModuleNotFoundError("No module named openai", name="openai")\n')
     (tmp_path / "module.py").write_text(HEAD + '@rollout_agent("agent")\nasync def agent(task, client): ...\n')

@@ -1,7 +1,6 @@
 """The mock that calls every offered tool, and the arguments that it makes from schemas."""
 
 import json
-import re
 
 import jsonschema_rs
 import pytest
@@ -10,7 +9,6 @@ from hypothesis import strategies as st
 
 from osmosis_grpc.policies import EveryToolMock
 from osmosis_grpc.policies.arguments import arguments_for
-from osmosis_grpc.policies.pattern import matching
 from osmosis_grpc.protocol.types import ChatPurpose, ChatRequest, jsontext
 from osmosis_grpc.protocol.types.messages import copy_message
 
@@ -42,8 +40,6 @@ SCHEMAS = {
     "a date": one(type="string", format="date"),
     "a uuid": one(type="string", format="uuid"),
     "an unknown format": one(type="string", format="zip"),
-    "a pattern": one(type="string", pattern=r"^[A-Z]{3}-\d{2,4}(x|y)?$"),
-    "a long pattern": one(type="string", pattern="^[a-f0-9]+$", minLength=12, maxLength=12),
     "a number": one(type="number"),
     "a whole number": one(type="integer"),
     "bounds": one(type="integer", minimum=5, maximum=6),
@@ -95,40 +91,6 @@ def test_an_author_chooses_the_arguments():
 
 
 WORDS = ("integer", "number", "string", "boolean", "null", "array", "object")
-NUMBERS = st.integers(-20, 20) | st.floats(-5, 5).map(lambda value: round(value, 1))
-GOOD = st.recursive(
-    st.one_of(
-        st.fixed_dictionaries({"type": st.sampled_from(WORDS[:5])}),
-        st.tuples(st.integers(-20, 20), st.integers(0, 20)).map(
-            lambda pair: {"type": "integer", "minimum": pair[0], "maximum": sum(pair)}
-        ),
-        st.tuples(NUMBERS, st.floats(0.1, 5)).map(
-            lambda pair: {"type": "number", "exclusiveMinimum": pair[0], "exclusiveMaximum": sum(pair)}
-        ),
-        st.tuples(st.integers(1, 9), st.integers(-30, 30)).map(
-            lambda pair: {"type": "integer", "multipleOf": pair[0], "minimum": pair[1]}
-        ),
-        st.tuples(st.integers(0, 12), st.integers(0, 12)).map(
-            lambda pair: {"type": "string", "minLength": pair[0], "maxLength": sum(pair)}
-        ),
-        st.lists(st.integers() | st.text(max_size=3), min_size=1, max_size=3).map(lambda values: {"enum": values}),
-    ),
-    lambda inner: st.one_of(
-        st.tuples(inner, st.integers(0, 3)).map(lambda p: {"type": "array", "items": p[0], "minItems": p[1]}),
-        st.dictionaries(st.text("abc", min_size=1, max_size=2), inner, max_size=3).map(
-            lambda properties: {"type": "object", "properties": properties, "required": sorted(properties)}
-        ),
-        st.lists(inner, min_size=1, max_size=2).map(lambda ways: {"anyOf": ways}),
-        inner.map(lambda schema: {"allOf": [schema]}),
-    ),
-    max_leaves=6,
-)
-
-
-@given(st.dictionaries(st.text("abc", min_size=1, max_size=2), GOOD, max_size=4))
-def test_arguments_fit_any_schema_of_these_parts(properties):
-    schema = {"type": "object", "properties": properties, "required": sorted(properties)}
-    jsonschema_rs.validate(schema, arguments_for(schema))
 
 
 KEYWORDS = (
@@ -185,41 +147,6 @@ def test_a_schema_without_a_bottom_has_arguments_of_some_size():
     assert len(json.dumps(arguments_for({"$defs": {"a": wide}, "properties": {"v": {"$ref": "#/$defs/a"}}}))) < 100_000
     assert len(json.dumps(arguments_for(one(type="string", minLength=10**9)))) < 20_000
     assert len(json.dumps(arguments_for(one(type="array", items={"type": "integer"}, minItems=10**9)))) < 20_000
-
-
-@pytest.mark.parametrize(
-    "pattern",
-    [
-        "",
-        "abc",
-        "^a+$",
-        r"^\d{3}-\d{4}$",
-        "^(foo|bar)baz?$",
-        "[^a-z]",
-        r"^[\w.]+@[a-z]{2,}\.com$",
-        r"\.py$",
-        "^[]x]$",
-        "(?:a|b){2,3}c*",
-        r"^\+?[1-9]\d{1,14}$",
-        "a{0}b",
-        r"^#[0-9a-fA-F]{6}$",
-        ".{5}",
-        "^a*?$",
-    ],
-)
-def test_a_text_matches_its_pattern(pattern):
-    assert re.search(pattern, matching(pattern))
-
-
-@pytest.mark.parametrize("pattern", ["(?=a)b", r"(a)\1", "[", "a{5000}", "(?i)a", r"\p{L}", "*"])
-def test_a_pattern_that_is_not_simple_has_no_text(pattern):
-    assert matching(pattern) is None
-
-
-@given(st.text("ab1[]()^$|?*+{},.\\d-", max_size=12))
-def test_no_pattern_makes_it_raise(pattern):
-    text = matching(pattern)
-    assert text is None or re.search(pattern, text)
 
 
 # The mock
@@ -292,7 +219,6 @@ async def test_the_same_chat_has_the_same_reply():
 def test_the_description_of_a_text_can_have_an_example(description, value):
     assert arguments_for(one(type="string", description=description)) == {"v": value}
     assert arguments_for(one(type="string", description=description, examples=["Rome"])) == {"v": "Rome"}
-    assert arguments_for(one(type="string", description=description, pattern="^[0-9]{3}$"))["v"].isdigit()
     assert len(arguments_for(one(type="string", description=description, maxLength=2))["v"]) <= 2
 
 
