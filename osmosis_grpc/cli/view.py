@@ -50,6 +50,7 @@ class ViewOptions:
     listed: ListOptions
     """The filters of the first table, or of the export."""
     export: str | None
+    single_file: bool
 
 
 def run_view(options: ViewOptions, source: SourceOptions, *, json: bool) -> int:
@@ -59,6 +60,8 @@ def run_view(options: ViewOptions, source: SourceOptions, *, json: bool) -> int:
             app: Any = importlib.import_module("osmosis_grpc.viewer.app")
         except ModuleNotFoundError as error:
             usage_error("view", f"{missing_extra('it', 'server,view')} (there is no {error.name})")
+        if options.single_file and options.export is None:
+            usage_error("view", "--single-file needs --export FILE")
         token = _token(options)
         texts = _texts(options.tokenizer)
         chosen = _chosen(options, source, stack)
@@ -82,15 +85,17 @@ def run_view(options: ViewOptions, source: SourceOptions, *, json: bool) -> int:
 async def _export(source: Source, target: str, options: ViewOptions, out: Records) -> int:
     """Write the pages to files, and return the exit code. Raises SourceError, FilterError and OSError."""
     export: Any = importlib.import_module("osmosis_grpc.viewer.export")
+    write = export.write_file if options.single_file else export.write_folder
     async with source:
         try:
-            done = await export.write_folder(source, Path(target), options.listed, say_error)
+            done = await write(source, Path(target), options.listed, say_error)
         except export.ExportError as error:
             say_error(f"view: --export {target}: {printable(str(error))}")
             return 1
     out.write("exported", path=target, rollouts=done.rollouts, files=done.files, bytes=done.bytes)
     out.say(f"{done.rollouts} rollouts, {done.bytes / 1e6:.1f} MB, in {printable(target)}")
-    out.say(f"To look at them: python -m http.server --directory {shlex.quote(target)}")
+    if not options.single_file:
+        out.say(f"To look at them: python -m http.server --directory {shlex.quote(target)}")
     return 0
 
 

@@ -80,7 +80,7 @@ def viewer_app(
     app = FastAPI(title="osmosis-grpc view", middleware=guards, docs_url=None, redoc_url=None, openapi_url=None)
     stopping = asyncio.Event()
     pages = Pages(Reads(source), words, Feeds(share, stopping), texts, metrics, whole=whole)
-    app.state.stopping, app.state.reads = stopping, pages.reads
+    app.state.stopping = stopping
     for page in PAGES:
         app.include_router(page.router(pages))
     app.mount("/static", StaticFiles(directory=STATIC))

@@ -155,6 +155,9 @@ def view(
             "--export", metavar="OUT", help="Write the pages to this new folder, and end.", show_default=False
         ),
     ] = None,
+    single_file: Annotated[
+        bool, typer.Option("--single-file", help="With --export: write one HTML file of at most 20 MB.")
+    ] = False,
     limit: Annotated[
         int, typer.Option("--limit", metavar="N", min=0, help="Show or export at most N; 0 exports all.")
     ] = 0,
@@ -168,7 +171,7 @@ def view(
     It needs the extra `view`. A folder is only read. The filters are those of the first table, or of the export.
     `osmosis-grpc docs viewer` has more.
 
-    Exit codes: 0 stopped or exported, 1 the export failed, 2 a wrong option, or there is nothing to show.
+    Exit codes: 0 stopped or exported, 1 the export is too large, 2 a wrong option, or there is nothing to show.
     """
     from osmosis_grpc.cli.view import ViewOptions, run_view
 
@@ -185,6 +188,7 @@ def view(
         open=open_browser,
         listed=filters.with_limit(limit),
         export=export_to,
+        single_file=single_file,
     )
     chosen = replace(source, server=follow, run=run, token_file=server_token_file)
     raise typer.Exit(run_view(given, chosen, json=json))
