@@ -27,6 +27,7 @@ from osmosis_grpc.viewer import (
     findings_page,
     group_page,
     rollouts,
+    runs_page,
     search_page,
     server_page,
     throughput_page,
@@ -52,6 +53,7 @@ PAGES = (
     token_page,
     throughput_page,
     search_page,
+    runs_page,
 )
 """The modules of the pages. Each has a function router(pages)."""
 

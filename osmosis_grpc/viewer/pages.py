@@ -18,6 +18,7 @@ from osmosis_grpc import __version__
 from osmosis_grpc.policies.token_texts import TokenTexts
 from osmosis_grpc.protocol.types import RolloutState
 from osmosis_grpc.protocol.types.outcome import printable
+from osmosis_grpc.records.reading.folder_source import FolderSource
 from osmosis_grpc.records.reading.phrases import span
 from osmosis_grpc.viewer.live import Feed, Feeds
 from osmosis_grpc.viewer.metrics import Metrics, MetricsError, Numbers
@@ -88,6 +89,7 @@ class Pages:
             "command": self.command,
             "most_chars": MOST_CHARS,
             "whole": whole,
+            "has_runs": isinstance(reads.source, FolderSource) and (reads.source.folder / "run.json").exists(),
         }
 
     def text(self, template: str, **values: Any) -> str:

@@ -12,7 +12,7 @@ from tests.viewer.conftest import CANARY, MARKUP, TURNS, browsing, calling
 from tests.waiting import until
 
 PATHS = ["/", "/server", "/rollout?id=hostile", "/turn?id=hostile&turn=1", "/rollout?id=none", "/?state=none"]
-PATHS += [f"/group?id=g{MARKUP}", "/curves", f"/curves?group=g{MARKUP}", "/findings", "/batch", "/throughput"]
+PATHS += [f"/group?id=g{MARKUP}", "/curves", f"/curves?group=g{MARKUP}", "/findings", "/batch", "/throughput", "/runs"]
 TOKEN = "a-secret-token"
 
 

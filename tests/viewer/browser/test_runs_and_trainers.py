@@ -1,6 +1,7 @@
-"""A server with its metrics and its attached trainers, in Chromium."""
+"""V5 and V7 in Chromium: runs beside each other, and a server with its metrics and its attached trainers."""
 
 import asyncio
+import json
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,13 +14,45 @@ from playwright.sync_api import expect
 from benchmarks.viewed import viewing
 from osmosis_grpc.policies.scripted import EchoPolicy
 from osmosis_grpc.trainer import Trainer
-from tests.processes import serving
+from tests.processes import run, serving
 from tests.viewer.browser.conftest import apart
 from tests.viewer.browser.readable import check_readable
 
 pytestmark = pytest.mark.browser
 
+ROWS = 8
 AGENT = ("-m", "osmosis_grpc.testing.calculator:agent_loop")
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory, logs) -> Iterator[str]:
+    """A viewer over the run `two`. Its row 0 has a lower reward than in the run `one`, the others a higher one."""
+    folder = tmp_path_factory.mktemp("runs")
+    rows = [{"user_prompt": f"What is {n} + 0?", "system_prompt": "Add.", "ground_truth": f"{n}"} for n in range(ROWS)]
+    (folder / "data.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    for name, right in (("one", range(1)), ("two", range(1, ROWS))):
+        script = {f"{n}": [f"#### {n}" if n in right else "I do not know."] for n in range(ROWS)}
+        (folder / f"{name}.json").write_text(json.dumps(script))
+        model = ("--model", f"mock:script={name}.json", "--save-dir", f"runs/{name}")
+        done = run("-m", "osmosis_grpc", "test", *AGENT, "-d", "data.jsonl", *model, "-q", cwd=folder)
+        assert done.returncode == 0, done.stderr
+    with viewing("--run", "runs/two", cwd=folder, log=logs / "runs.log") as url:
+        yield url
+
+
+def test_two_runs_are_chosen_and_compared_on_readable_pages(browse, compared):
+    page = browse(f"{compared}runs")
+    expect(page.locator("input[name=run]:checked")).to_have_count(2)
+    check_readable(page)
+    page.get_by_role("button", name="Compare").click()
+    page.wait_for_url("**/compare?*")
+    expect(page.locator("td.worse")).to_have_count(1)
+    expect(page.locator("td.better")).to_have_count(ROWS - 1)
+    expect(page.locator("td .good")).to_have_text("+0.75")
+    check_readable(page)
+    page.get_by_role("row", name="1 0 1 1", exact=True).get_by_role("link").click()
+    page.wait_for_url("**/rollout?*")
+    expect(page.locator("main")).to_contain_text("COMPLETED")
 
 
 @contextmanager

@@ -1,0 +1,180 @@
+"""Compares two to four runs of test or eval over the same dataset: means, differences from the first run, and rows."""
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from osmosis_grpc.records.evaluate import RunError, RunFolder
+from osmosis_grpc.records.evaluate.comparison import Comparison, compare, differences
+from osmosis_grpc.records.evaluate.results import RowResult
+from osmosis_grpc.trainer.score_stats import Estimate, shown_k
+from osmosis_grpc.viewer.calls import TRUNCATED
+
+LEAST, MOST = 2, 4
+"""So many runs are compared."""
+MOST_RUNS = 100
+"""A page lists at most this many of the newest runs."""
+MOST_ROWS = 200
+"""A page shows at most this many rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """A run, as its run.json has it."""
+
+    name: str
+    about: Mapping[str, Any]
+
+    @property
+    def summary(self) -> Mapping[str, Any]:
+        """The summary of its end; empty before the end."""
+        return self.about.get("summary") or {}
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A mean of one run, and its difference from that of the first run. The first run has no difference."""
+
+    mean: Estimate
+    difference: Estimate | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A score of all compared runs."""
+
+    name: str
+    values: tuple[Value | None, ...]
+    """None for a run that does not have the score."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the rollouts of a run have in common. The means are of all rollouts with a result."""
+
+    rollouts: int
+    completed: int
+    truncated: int
+    """Rollouts that a limit of tokens or turns has cut."""
+    seconds: float
+    tokens: float
+    """Tokens of the replies."""
+
+    @classmethod
+    def of(cls, results: Collection[RowResult]) -> "Facts":
+        """Return the facts of the results of a run."""
+        count = max(1, len(results))
+        return cls(
+            rollouts=len(results),
+            completed=sum(result.completed for result in results),
+            truncated=sum(result.finish_reason in TRUNCATED for result in results),
+            seconds=sum(result.duration_ms for result in results) / 1000 / count,
+            tokens=sum(result.token_usage.get("completion_tokens", 0) for result in results) / count,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RowScores:
+    """The mean scores of one row of the dataset, in each run."""
+
+    index: int
+    scores: tuple[float | None, ...]
+    rollout: str
+    """The rollout of this row in the run that the viewer shows; empty without one."""
+
+    @property
+    def spread(self) -> float:
+        """The largest score minus the smallest one."""
+        known = [score for score in self.scores if score is not None]
+        return max(known) - min(known) if known else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Compared runs."""
+
+    runs: tuple[RunSummary, ...]
+    facts: tuple[Facts, ...]
+    inputs: tuple[tuple[str, ...], ...]
+    """For each run, what differs from the inputs of the first run."""
+    lines: tuple[Line, ...]
+    scores: tuple[str, ...]
+    """The names of the scores that the first run and another one have."""
+    score: str
+    """The score of the rows."""
+    rows: tuple[RowScores, ...]
+    """The rows. The row with the largest difference is first."""
+
+
+def runs_beside(folder: Path) -> list[RunSummary]:
+    """Return the runs in the folder that has this run, the newest first. Without a run.json, there are none."""
+    if not RunFolder.exists(folder):
+        return []
+    found: list[RunSummary] = []
+    for path in sorted(folder.absolute().parent.iterdir(), reverse=True):
+        if path.is_dir() and RunFolder.exists(path) and len(found) < MOST_RUNS:
+            try:
+                found.append(RunSummary(_name(path), RunFolder.open(str(path)).about))
+            except RunError:
+                continue  # another version wrote it
+    return found
+
+
+def _name(folder: Path) -> str:
+    """Return the name of a run for a page and its URL. A byte that is not UTF-8 becomes U+FFFD."""
+    return os.fsencode(folder.name).decode("utf-8", "replace")
+
+
+def compare_runs(folder: Path, names: Sequence[str], score: str) -> Compared:
+    """Compare runs in the folder that has the run `folder`. Raises RunError for a run that is not there.
+
+    `score` names the score of the rows; empty for the first one.
+    """
+    known = {_name(path): path for path in folder.absolute().parent.iterdir()}
+    for name in names:
+        if name not in known or not RunFolder.exists(known[name]):
+            raise RunError(f"run: there is no run {name!r} beside {folder}")
+    if len(set(names)) != len(names) or not LEAST <= len(names) <= MOST:
+        raise RunError(f"run: name {LEAST} to {MOST} different runs")
+    opened = [RunFolder.open(str(known[name])) for name in names]
+    first, others = opened[0], opened[1:]
+    pairs = [{each.name: each for each in compare(first, other)} for other in others]
+    scores = list(dict.fromkeys(name for pair in pairs for name in pair))
+    if score and score not in scores:
+        raise RunError(f"score: these runs have no score {score!r}; they have {', '.join(scores)}")
+    shown = score or scores[0]
+    return Compared(
+        runs=tuple(RunSummary(_name(each.path), each.about) for each in opened),
+        facts=tuple(Facts.of(each.newest_results().values()) for each in opened),
+        inputs=((), *(tuple(differences(first, other)) for other in others)),
+        lines=tuple(line for name in scores for line in _lines(name, [pair.get(name) for pair in pairs])),
+        scores=tuple(scores),
+        score=shown,
+        rows=_rows([pair.get(shown) for pair in pairs], folder, opened),
+    )
+
+
+def _lines(name: str, found: Sequence[Comparison | None]) -> list[Line]:
+    """Return the means of a score, then its pass@k."""
+    first = next(each for each in found if each is not None)
+    others = [None if each is None else Value(each.after, each.difference) for each in found]
+    lines = [Line(name, (Value(first.before), *others))]
+    for k in shown_k(first.passes):
+        pairs = [None if each is None else each.passes.get(k) for each in found]
+        rest = [None if pair is None else Value(pair.after, pair.difference) for pair in pairs]
+        lines.append(Line(f"{name} pass@{k}", (Value(first.passes[k].before), *rest)))
+    return lines
+
+
+def _rows(found: Sequence[Comparison | None], folder: Path, opened: Sequence[RunFolder]) -> tuple[RowScores, ...]:
+    scores: dict[int, list[float | None]] = {}
+    for at, each in enumerate(found, 1):
+        for pair in each.rows if each is not None else ():
+            row = scores.setdefault(pair.row, [pair.before, *(None for _ in found)])
+            row[at] = pair.after
+    here = next((each for each in opened if each.path.name == folder.absolute().name), None)
+    rollouts = {} if here is None else {row: r.rollout_id for (row, run), r in here.newest_results().items() if not run}
+    rows = [RowScores(index, tuple(values), rollouts.get(index, "")) for index, values in scores.items()]
+    return tuple(sorted(rows, key=lambda row: (-row.spread, row.index)))
