@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from osmosis_grpc.serve.startup import read_settings, server_security, usage_errors, warn_about_settings
-from osmosis_grpc.settings.command import command
+from osmosis_grpc.settings.command import add_command
 from osmosis_grpc.settings.line import Line
 from osmosis_grpc.settings.server_options import sampling_parameter
 
@@ -98,7 +98,9 @@ def run(line: Line) -> None:
     raise typer.Exit(code)
 
 
-serve = command("serve", "-m MODULE:ATTR | --command COMMAND [OPTIONS]", run)
+def add_serve(app: typer.Typer, name: str = "serve") -> None:
+    """Add the command to an application."""
+    add_command(app, name, "-m MODULE:ATTR | --command COMMAND [OPTIONS]", run, of="serve")
 
 
 def _beyond(options: "RolloutServerSettings") -> list[int]:

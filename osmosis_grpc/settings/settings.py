@@ -25,19 +25,15 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from osmosis_grpc.settings import option
 from osmosis_grpc.settings.client_options import ClientOptions
-from osmosis_grpc.settings.line import FIELDS, Line
+from osmosis_grpc.settings.line import OPTIONS, Line
+from osmosis_grpc.settings.option import PREFIX, Option, Secret
 from osmosis_grpc.settings.server_options import ServerOptions
 
 
 def _config(part: str) -> SettingsConfigDict:
     return SettingsConfigDict(
-        env_prefix=f"{option.PREFIX}{part}_",
-        env_file=".env",
-        extra="ignore",
-        hide_input_in_errors=True,
-        enable_decoding=False,
+        env_prefix=f"{PREFIX}{part}_", env_file=".env", extra="ignore", hide_input_in_errors=True, enable_decoding=False
     )
 
 
@@ -47,47 +43,52 @@ class _Part(BaseSettings):
     @field_validator("*", mode="before")
     @classmethod
     def _text(cls, value: Any, info: ValidationInfo) -> Any:
-        field = FIELDS[f"{cls.model_config['env_prefix']}{info.field_name}".upper()]
-        if field.kind is tuple and isinstance(value, str):
+        option = cls.option(str(info.field_name))
+        if option.kind is tuple and isinstance(value, str):
             value = tuple(value.split()) or ("",)
-        if field.kind is not option.Secret and (value == "" or (isinstance(value, list | tuple) and "" in value)):
+        if option.kind is not Secret and (value == "" or (isinstance(value, list | tuple) and "" in value)):
             raise ValueError("is empty: give it a value, or unset it")
         return value
 
     @field_validator("*", mode="after")
     @classmethod
-    def _fits_a_header(cls, value: Any, info: ValidationInfo) -> Any:
+    def _allowed(cls, value: Any, info: ValidationInfo) -> Any:
+        option = cls.option(str(info.field_name))
         if isinstance(value, SecretStr):
-            lines = FIELDS[f"{cls.model_config['env_prefix']}{info.field_name}".upper()].option.lines
-            _check((_lines(value) or [""]) if lines else [value.get_secret_value()])
-        return value
+            _check((_lines(value) or [""]) if option.lines else [value.get_secret_value()])
+            return value
+        return option.checked(value)
+
+    @classmethod
+    def option(cls, name: str) -> Option:
+        """Return the declaration of a setting."""
+        return OPTIONS[f"{cls.model_config['env_prefix']}{name}".upper()]
 
     def secrets(self, name: str) -> tuple[str, ...]:
         """Return the texts of a secret: from its option or variable, and from its file, one on each line.
 
         Raises ValueError naming the file's option.
         """
-        given: SecretStr | None = getattr(self, name)
+        secret: SecretStr | None = getattr(self, name)
         path: Path | None = getattr(self, f"{name}_file")
-        found = _lines(given) if given is not None else []
+        texts = _lines(secret) if secret is not None else []
         if path is None:
-            return tuple(found)
+            return tuple(texts)
         try:
             kept = _lines(SecretStr(path.read_text()))
             _check(kept or [""])
         except (OSError, ValueError) as error:
-            flag = FIELDS[f"{self.model_config['env_prefix']}{name}_file".upper()].flags[-1]
             why = error.strerror if isinstance(error, OSError) else str(error)
-            raise ValueError(f"{flag}: {path} cannot be used: {why}") from None
-        return (*found, *kept)
+            raise ValueError(f"{self.option(f'{name}_file').flag}: {path} cannot be used: {why}") from None
+        return (*texts, *kept)
 
     def secret(self, name: str) -> str:
         """Return a single secret; empty if there is none. Raises ValueError naming the option."""
-        found = self.secrets(name)
-        if len(found) > 1:
-            flag = FIELDS[f"{self.model_config['env_prefix']}{name}_file".upper()].flags[-1]
+        secrets = self.secrets(name)
+        if len(secrets) > 1:
+            flag = self.option(f"{name}_file").flag
             raise ValueError(f"{flag}: there is more than one token; give one, in the file or without it")
-        return found[0] if found else ""
+        return secrets[0] if secrets else ""
 
 
 class RolloutClientSettings(ClientOptions, _Part):
@@ -196,13 +197,13 @@ def server_table(path: Path) -> dict[str, Any]:
     from osmosis_grpc.agent.workflow_toml import WorkflowToml
 
     given = WorkflowToml.read(path).server
-    fields = {field.name: field for field in FIELDS.values() if field.part == "server"}
+    options = {option.name: option for option in OPTIONS.values() if option.part == "server"}
     for name in given:
-        if name not in fields or name == "config_file":
-            nearest = difflib.get_close_matches(name, fields, 1)
+        if name not in options or name == "config_file":
+            nearest = difflib.get_close_matches(name, options, 1)
             hint = f"; is {nearest[0]} meant?" if nearest else "; docs/settings.md lists the keys"
             raise ValueError(f"{path}: [server] has the unknown key {name}{hint}")
-        if fields[name].kind is option.Secret:
+        if options[name].kind is Secret:
             raise ValueError(f"{path}: [server] {name} is a secret; name its file with {name}_file")
     return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
 
@@ -218,7 +219,7 @@ def check_server_table(path: Path) -> None:
 
 def by_source(text: str, line: Line, settings: RolloutSettings) -> str:
     """Return a message about options. A flag becomes the variable's name if the value came from the variable."""
-    return line.named(text, lambda field: field.name in getattr(settings, field.part).model_fields_set)
+    return line.named(text, lambda option: option.name in getattr(settings, option.part).model_fields_set)
 
 
 def forget_secrets() -> None:
@@ -228,8 +229,8 @@ def forget_secrets() -> None:
     runs `env` or reads /proc/PID/environ finds no secret.
     """
     for name in list(os.environ):
-        field = FIELDS.get(name.upper())
-        if field is not None and field.kind is option.Secret:
+        option = OPTIONS.get(name.upper())
+        if option is not None and option.kind is Secret:
             _overwrite(name)
             del os.environ[name]
 
@@ -304,9 +305,9 @@ def _overwrite(name: str) -> None:
 def shown_secrets(line: Line) -> list[tuple[str, str]]:
     """Return the flags of each secret on a command line: its own, and the flag of the file that can have it instead."""
     return [
-        (field.option.flags[-1], FIELDS[f"{field.variable}_FILE"].flags[-1])
-        for field in FIELDS.values()
-        if field.kind is option.Secret and line.has(field.part, field.name)
+        (option.flag, OPTIONS[f"{option.variable}_FILE"].flag)
+        for option in OPTIONS.values()
+        if option.kind is Secret and line.has(option.part, option.name)
     ]
 
 
@@ -318,11 +319,11 @@ def unknown_variables() -> Iterator[tuple[str, str]]:
     """
     here = {**DotEnvSettingsSource(RolloutServerSettings).env_vars, **EnvSettingsSource(RolloutServerSettings).env_vars}
     for name in sorted(name.upper() for name in here if name.upper().startswith(_FAMILY)):
-        if name.startswith(option.PREFIX) and name not in FIELDS:
+        if name.startswith(PREFIX) and name not in OPTIONS:
             yield name, _nearest(name)
-        elif not name.startswith(option.PREFIX):
-            short = {known.replace(option.PREFIX, _FAMILY, 1): known for known in FIELDS}
-            for near in difflib.get_close_matches(name, [*FIELDS, *short], 1, 0.93):
+        elif not name.startswith(PREFIX):
+            short = {known.replace(PREFIX, _FAMILY, 1): known for known in OPTIONS}
+            for near in difflib.get_close_matches(name, [*OPTIONS, *short], 1, 0.93):
                 yield name, short.get(near, near)
 
 
@@ -334,12 +335,12 @@ def _nearest(name: str) -> str:
         part, rest = (difflib.SequenceMatcher(None, *pair).ratio() for pair in pairs)
         return rest, part
 
-    found = max(FIELDS, key=likeness)
+    found = max(OPTIONS, key=likeness)
     return found if likeness(found)[0] >= 0.5 else ""
 
 
 def _halves(name: str) -> tuple[str, str]:
-    part, _, rest = name.removeprefix(option.PREFIX).partition("_")
+    part, _, rest = name.removeprefix(PREFIX).partition("_")
     return part, rest
 
 
@@ -367,13 +368,13 @@ def problems(error: ValidationError, line: Line | None = None, in_file: Mapping[
     rows = []
     for row in error.errors():
         name = str(row["loc"][0]) if row["loc"] else ""
-        field = FIELDS.get(f"{option.PREFIX}{part}_{name}".upper())
-        shown = name if field is None else field.variable
-        if field is not None and line is not None and line.has(part, name):
-            shown = field.option.flags[-1]
+        option = OPTIONS.get(f"{PREFIX}{part}_{name}".upper())
+        shown = name if option is None else option.variable
+        if option is not None and line is not None and line.has(part, name):
+            shown = option.flag
         elif part == "server" and name in in_file:
             shown = in_file[name]
-        rows.append(f"{shown}: {_plain(row, field)}")
+        rows.append(f"{shown}: {_plain(row)}")
     return "; ".join(rows)
 
 
@@ -391,13 +392,11 @@ _KINDS = {
 """Pydantic's error type to the expected kind of value."""
 
 
-def _plain(row: Any, field: option.Field | None) -> str:
+def _plain(row: Any) -> str:
     """Return the problem of a value in plain words, with the value if it is a number or a switch."""
     kind, value = row["type"], reprlib.repr(row["input"])
     if kind in _KINDS:
         return f"{value} is not {_KINDS[kind]}"
-    if kind in ("greater_than_equal", "less_than_equal") and field is not None and field.bounds:
-        return f"{str(row['input'])[:40]} is not in the range {field.bounds}"
     return str(row["msg"]).removeprefix("Value error, ")
 
 

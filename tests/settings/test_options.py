@@ -17,8 +17,8 @@ from pydantic import SecretStr
 
 from osmosis_grpc.policies import ToolCallingMock
 from osmosis_grpc.protocol.errors import InvalidArgument, Unauthenticated
-from osmosis_grpc.settings.command import command
-from osmosis_grpc.settings.line import FIELDS, fields_for
+from osmosis_grpc.settings.command import add_command
+from osmosis_grpc.settings.line import OPTIONS, options_of
 from osmosis_grpc.settings.option import Secret
 from osmosis_grpc.settings.settings import RolloutSettings, command_settings, unknown_variables
 from osmosis_grpc.trainer import Callback, ClientTls, RolloutClient, ServerSecurity, Trainer
@@ -136,7 +136,7 @@ def _own_environment(tmp_path, monkeypatch):
 def line_of(of):
     """The command line of a command, which hands on its settings. It takes long to build."""
     app = typer.Typer()
-    command(of, "", lambda line: given.append(command_settings(line))).add_to(app, of)
+    add_command(app, of, "", lambda line: given.append(command_settings(line)))
     return typer.main.get_command(app)
 
 
@@ -157,26 +157,26 @@ def value(settings, field):
 
 
 def test_the_walk_leaves_no_option_out():
-    assert set(ROWS) == set(FIELDS)
+    assert set(ROWS) == set(OPTIONS)
 
 
 @pytest.mark.parametrize("variable", ROWS)
 def test_a_variable_is_read_from_the_environment_and_from_dotenv(tmp_path, monkeypatch, variable):
     text, expected, _ = ROWS[variable]
-    assert value(RolloutSettings(), FIELDS[variable]) != expected
+    assert value(RolloutSettings(), OPTIONS[variable]) != expected
     (tmp_path / ".env").write_text(f'{variable}="{text}"\n')
-    assert value(RolloutSettings(), FIELDS[variable]) == expected
+    assert value(RolloutSettings(), OPTIONS[variable]) == expected
     (tmp_path / ".env").write_text(f"{variable}=\n")
     monkeypatch.setenv(variable, text)  # it wins over .env
-    assert value(RolloutSettings(), FIELDS[variable]) == expected
+    assert value(RolloutSettings(), OPTIONS[variable]) == expected
 
 
 @pytest.mark.parametrize("variable", ROWS)
 def test_a_wrong_value_is_refused_by_the_variables_name(monkeypatch, variable):
-    field, wrong = FIELDS[variable], ROWS[variable][2]
+    field, wrong = OPTIONS[variable], ROWS[variable][2]
     monkeypatch.setenv(variable, wrong)
     with pytest.raises(ValueError) as refused:
-        by_flags(of=field.option.commands[0])
+        by_flags(of=field.commands[0])
     assert str(refused.value).startswith(f"{variable}: ")
     if "TOKEN" in variable:
         assert wrong.strip() not in str(refused.value).removeprefix(variable).split()
@@ -204,20 +204,20 @@ def test_a_switch_that_is_neither_on_nor_off_is_said_in_plain_words(monkeypatch)
         by_flags()
 
 
-@pytest.mark.parametrize("variable", [variable for variable in ROWS if FIELDS[variable].option.flags])
+@pytest.mark.parametrize("variable", [variable for variable in ROWS if OPTIONS[variable].flags])
 def test_a_flag_wins_over_its_variable_and_gives_the_same(monkeypatch, variable):
-    field, (text, expected, wrong) = FIELDS[variable], ROWS[variable]
-    of, flag = field.option.commands[0], field.option.flags[-1]
-    values = text.split("\n" if field.option.lines else None) if field.several else [text]
+    field, (text, expected, wrong) = OPTIONS[variable], ROWS[variable]
+    of, flag = field.commands[0], field.flag
+    values = text.split("\n" if field.lines else None) if field.several else [text]
     arguments = [flag] if field.switch else [part for each in values for part in (flag, each)]
     assert value(by_flags(*arguments, of=of), field) == expected
     if field.switch:
         monkeypatch.setenv(variable, "true")
         assert value(by_flags(field.off, of=of), field) is False
-    elif field.option.lines and field.kind is Secret:  # tokens of both are accepted
+    elif field.lines and field.kind is Secret:  # tokens of both are accepted
         monkeypatch.setenv(variable, "known")
         assert value(by_flags(*arguments, of=of), field) == SecretStr(f"known\n{text}")
-    elif field.option.metavar == "KEY=VALUE":  # the values of both are used
+    elif field.metavar == "KEY=VALUE":  # the values of both are used
         monkeypatch.setenv(variable, "known=1")
         assert value(by_flags(*arguments, of=of), field) == ("known=1", *expected)
     else:
@@ -236,19 +236,19 @@ def test_a_flag_wins_over_its_variable_and_gives_the_same(monkeypatch, variable)
     [("serve", ("osmosis_grpc", "serve")), ("serve", ("osmosis_grpc.serve",)), ("gateway", ("osmosis_gateway",))],
 )
 def test_help_names_every_option_its_variable_and_its_default_and_cuts_nothing(forked, of, module, columns):
-    done = forked.run("-m", *module, "--help", env=os.environ | {"COLUMNS": str(columns)})
+    done = forked.run("-m", *module, "--help-all", env=os.environ | {"COLUMNS": str(columns)})
     assert done.returncode == 0
     lines = done.stdout.splitlines()
     assert max(map(len, lines)) <= columns
     assert "\u2026" not in done.stdout
     words, text = done.stdout.split(), " ".join(done.stdout.split())
-    for field in fields_for(of):
+    for field in options_of(of):
         assert field.variable in words
         for flag in field.flags:
             assert flag in [word.rstrip(",") for word in words]
         if field.default:
             assert f"[default: {field.default}]" in text
-    known = {field.variable for field in fields_for(of)}
+    known = {field.variable for field in options_of(of)}
     assert {word for word in words if word.startswith("OSMOSIS_")} == known
 
 
@@ -353,7 +353,7 @@ def test_the_page_of_settings_is_fresh():
     )
     assert done.returncode == 0, done.stderr
     page = (ROOT / "docs" / "settings.md").read_text()
-    for field in FIELDS.values():
+    for field in OPTIONS.values():
         assert page.count(f"`{field.variable}`") == 1
     assert "FAILPOINT" not in page
 

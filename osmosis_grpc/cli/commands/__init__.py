@@ -4,7 +4,7 @@ import typer
 
 from osmosis_grpc import __version__
 from osmosis_grpc.cli.commands import agents, conformance, control, datasets, look, recovery
-from osmosis_grpc.serve.command import serve
+from osmosis_grpc.serve.command import add_serve
 
 app = typer.Typer(
     add_completion=False,
@@ -28,6 +28,6 @@ def top(
     """Remote agent rollouts over gRPC."""
 
 
-serve.add_to(app, "serve")
+add_serve(app)
 for group in (agents, datasets, look, control, recovery, conformance):  # in the order of --help
     app.add_typer(group.commands)
