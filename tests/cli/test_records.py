@@ -63,9 +63,6 @@ WITH_SERVER = {
     "ping": [],
     "call": ["GetServerInfo"],
     "ctl config": [],
-    "ctl list": [],
-    "ctl show": ["r"],
-    "ctl events": ["r"],
     "ctl cancel": ["r"],
     "ctl drain": ["--undo"],
 }

@@ -1,10 +1,9 @@
 """The command that checks other implementations."""
 
-from typing import Annotated
-
 import typer
 
 from osmosis_grpc.cli.commands.shared import Json
+from osmosis_grpc.cli.option_groups import option
 from osmosis_grpc.cli.source_options import SourceOptions, with_server
 
 commands = typer.Typer()
@@ -13,45 +12,21 @@ commands = typer.Typer()
 @commands.command(short_help="Check an agent server or a trainer of any language.")
 @with_server
 def conformance(
-    trainer: Annotated[
-        str | None,
-        typer.Option("--trainer", metavar="COMMAND", help="Test this trainer: a command that the suite starts."),
-    ] = None,
-    case: Annotated[
-        list[str] | None, typer.Option("--case", metavar="NAME", help="Only this case, or CASE@MODE; repeatable.")
-    ] = None,
-    list_: Annotated[
-        bool, typer.Option("--list", help="List the cases for --server, or for --trainer, and end.")
-    ] = False,
-    over: Annotated[
-        list[str] | None,
-        typer.Option("--over", metavar="MODE", help="Only over callback, attach or accept; repeatable."),
-    ] = None,
-    accept: Annotated[
-        str | None,
-        typer.Option("--accept", metavar="HOST:PORT", help="Wait here for a server under test that dials out."),
-    ] = None,
-    host: Annotated[
-        str, typer.Option("--host", metavar="ADDRESS", help="Where the server reaches the suite's callbacks.")
-    ] = "127.0.0.1",
-    second_token_file: Annotated[
-        str | None, typer.Option("--second-token-file", metavar="FILE", help="File with a token of another owner.")
-    ] = None,
-    admin_token_file: Annotated[
-        str | None, typer.Option("--admin-token-file", metavar="FILE", help="File with a token of an administrator.")
-    ] = None,
-    known_failures: Annotated[
-        str | None,
-        typer.Option(
-            "--known-failures", metavar="FILE", help="Cases that may fail: CASE or CASE@MODE # REASON, one a line."
-        ),
-    ] = None,
-    cases: Annotated[
-        str | None, typer.Option("--cases", metavar="DIR", help="Take the cases from DIR/server and DIR/trainer.")
-    ] = None,
-    jobs: Annotated[int, typer.Option("--jobs", metavar="N", min=1, max=64, help="Cases at once.")] = 8,
-    report: Annotated[str | None, typer.Option("--report", metavar="FILE", help="Write the report as JSON.")] = None,
-    junit: Annotated[str | None, typer.Option("--junit", metavar="FILE", help="Write the report as JUnit XML.")] = None,
+    trainer: str | None = option("--trainer COMMAND", "Test this trainer: a command that the suite starts."),
+    case: list[str] | None = option("--case NAME", "Only this case, or CASE@MODE; repeatable."),
+    list_: bool = option("--list", "List the cases for --server, or for --trainer, and end.", False),
+    over: list[str] | None = option("--over MODE", "Only over callback, attach or accept; repeatable."),
+    accept: str | None = option("--accept HOST:PORT", "Wait here for a server under test that dials out."),
+    host: str = option("--host ADDRESS", "Where the server reaches the suite's callbacks.", "127.0.0.1"),
+    second_token_file: str | None = option("--second-token-file FILE", "File with a token of another owner."),
+    admin_token_file: str | None = option("--admin-token-file FILE", "File with a token of an administrator."),
+    known_failures: str | None = option(
+        "--known-failures FILE", "Cases that may fail: CASE or CASE@MODE # REASON, one a line."
+    ),
+    cases: str | None = option("--cases DIR", "Take the cases from DIR/server and DIR/trainer."),
+    jobs: int = option("--jobs N", "Cases at once.", 8, min=1, max=64),
+    report: str | None = option("--report FILE", "Write the report as JSON."),
+    junit: str | None = option("--junit FILE", "Write the report as JUnit XML."),
     json: Json = False,
     *,
     source: SourceOptions,
