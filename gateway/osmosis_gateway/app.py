@@ -17,7 +17,7 @@ from osmosis_gateway.legacy_trainers import HttpTrainers
 from osmosis_gateway.lifecycle import Lifecycle
 from osmosis_gateway.outgoing_calls import Calls
 from osmosis_gateway.rollout_routes import add_rollout_routes
-from osmosis_gateway.routes import HttpAccess, add_routes, gateway_app
+from osmosis_gateway.routes import HttpAccess, add_routes
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.ports import EventSink
 from osmosis_grpc.agent.request_model import metadata_limit_that_was_set
@@ -25,6 +25,7 @@ from osmosis_grpc.agent.validator import validate_agent_loop
 from osmosis_grpc.engine import Engine, EngineConfig
 from osmosis_grpc.network.bearer_tokens import Tokens, check_token
 from osmosis_grpc.network.http.http1 import BoundedProtocol
+from osmosis_grpc.network.http.server import http_app
 from osmosis_grpc.network.server_security import ServerSecurity
 from osmosis_grpc.network.target_policy import TargetPolicy, is_loopback
 from osmosis_grpc.observability.server_metrics import ServerMetrics
@@ -110,7 +111,7 @@ def create_app(
                 if on_shutdown is not None:
                     await on_shutdown()
 
-    app = gateway_app("osmosis_grpc", lifespan=lifespan)
+    app = http_app("osmosis_grpc", lifespan=lifespan)
     app.state.rollouts, app.state.called_by_test_client = NotStarted(agent_loop.name), False
     app.state.make_sinks = partial(_sinks, debug_dir)
     limit = metadata_limit_that_was_set() or known.server.max_metadata_size_bytes

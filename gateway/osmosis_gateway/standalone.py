@@ -14,13 +14,14 @@ from dataclasses import replace
 from typing import Any
 
 from osmosis_gateway import http_bodies
-from osmosis_gateway.http_server import HttpServer, tokens_of
+from osmosis_gateway.http_server import tokens_of
 from osmosis_gateway.legacy_trainers import HttpTrainers, Trainer
 from osmosis_gateway.outgoing_calls import Calls
 from osmosis_gateway.rollout_routes import add_rollout_routes
-from osmosis_gateway.routes import HttpAccess, add_routes, gateway_app
+from osmosis_gateway.routes import HttpAccess, add_routes
 from osmosis_grpc.network.connection_limit import default_connections
 from osmosis_grpc.network.credentials import Credentials
+from osmosis_grpc.network.http.server import HttpServer, http_app
 from osmosis_grpc.network.server_security import ServerSecurity
 from osmosis_grpc.network.target_policy import TargetPolicy, is_loopback
 from osmosis_grpc.observability import Reading, Source
@@ -172,7 +173,7 @@ async def serve_standalone(
         address = f"127.0.0.1:{callback_port}"
         async with CallbackRecorder(rollouts.chat, rollouts.record, listen=address, security=keys) as back:
             rollouts.make_callback = lambda state: back.callback(state=state, delta=False)
-            app = gateway_app("osmosis_grpc")
+            app = http_app("osmosis_grpc")
             app.state.rollouts, app.state.metrics = rollouts, GatewayMetrics(back.source)
             http_access = HttpAccess(
                 tokens=guard.tokens,

@@ -195,8 +195,6 @@ def _checked(line: Line, settings: "RolloutSettings") -> "tuple[ServerSecurity, 
 
 def _check_view(options: "RolloutServerSettings", security: "ServerSecurity") -> None:
     """Raise ValueError if the viewer cannot be served. Its pages show the rollouts of all callers."""
-    import importlib
-
     from osmosis_grpc.network.target_policy import is_loopback
     from osmosis_grpc.protocol.errors import missing_extra
 
@@ -209,7 +207,7 @@ def _check_view(options: "RolloutServerSettings", security: "ServerSecurity") ->
     if not security.admin_tokens and (security.authenticates or not is_loopback(options.host)):
         raise ValueError("--view shows the rollouts of all callers, so it needs a token: --admin-token-file FILE")
     try:
-        importlib.import_module("osmosis_grpc.viewer.app")
+        import osmosis_grpc.viewer.app  # noqa: F401
     except ModuleNotFoundError as error:
         raise ValueError(f"--view: {missing_extra('it', 'server,view')} (there is no {error.name})") from None
 
