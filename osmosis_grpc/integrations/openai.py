@@ -158,13 +158,13 @@ class _Clients:
         except ModuleNotFoundError as error:
             raise MissingExtraError("@rollout_agent", "openai") from error
         try:
-            base_url: Any = importlib.import_module("osmosis_grpc.endpoints.app")
+            from osmosis_grpc.endpoints.app import Endpoints, base_url_app
         except ModuleNotFoundError as error:
             raise MissingExtraError("@rollout_agent", "server") from error
         self._http = _http_module(self._openai)
         self.api_error: type[Exception] = self._openai.APIError
-        self.endpoints = base_url.Endpoints(lambda: ADDRESS)
-        self._transport = self._http.ASGITransport(base_url.base_url_app(self.endpoints))
+        self.endpoints = Endpoints(lambda: ADDRESS)
+        self._transport = self._http.ASGITransport(base_url_app(self.endpoints))
 
     def made(self, endpoint: Any) -> Any:
         """Return an openai.AsyncOpenAI for a rollout."""

@@ -38,7 +38,7 @@ def _config(part: str) -> SettingsConfigDict:
 
 
 class _Part(BaseSettings):
-    """Parses the texts of variables: a list is split at blanks, and an empty value is an error."""
+    """Parse the texts of variables: a list is split at blanks, and an empty value is an error."""
 
     @field_validator("*", mode="before")
     @classmethod
