@@ -318,30 +318,12 @@ def unknown_variables() -> Iterator[tuple[str, str]]:
     similar, because variables of other projects begin with OSMOSIS_, too.
     """
     here = {**DotEnvSettingsSource(RolloutServerSettings).env_vars, **EnvSettingsSource(RolloutServerSettings).env_vars}
+    short = {known.replace(PREFIX, _FAMILY, 1): known for known in OPTIONS}
     for name in sorted(name.upper() for name in here if name.upper().startswith(_FAMILY)):
-        if name.startswith(PREFIX) and name not in OPTIONS:
-            yield name, _nearest(name)
-        elif not name.startswith(PREFIX):
-            short = {known.replace(PREFIX, _FAMILY, 1): known for known in OPTIONS}
-            for near in difflib.get_close_matches(name, [*OPTIONS, *short], 1, 0.93):
+        ours = name.startswith(PREFIX)
+        for near in difflib.get_close_matches(name, [*OPTIONS, *short], 1, 0.9 if ours else 0.93) or [""] * ours:
+            if name not in OPTIONS:
                 yield name, short.get(near, near)
-
-
-def _nearest(name: str) -> str:
-    """Return the most similar known variable, compared first by the part after SERVER_ or CLIENT_; empty for none."""
-
-    def likeness(known: str) -> tuple[float, float]:
-        pairs = zip(_halves(known), _halves(name), strict=True)
-        part, rest = (difflib.SequenceMatcher(None, *pair).ratio() for pair in pairs)
-        return rest, part
-
-    found = max(OPTIONS, key=likeness)
-    return found if likeness(found)[0] >= 0.5 else ""
-
-
-def _halves(name: str) -> tuple[str, str]:
-    part, _, rest = name.removeprefix(PREFIX).partition("_")
-    return part, rest
 
 
 def grpc_tracers() -> str:

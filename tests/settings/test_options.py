@@ -29,99 +29,46 @@ from tests.security.conftest import Files
 CALCULATOR = "osmosis_grpc.testing.calculator:agent_loop"
 QUESTION = [{"role": "user", "content": "What is 1 + 2?"}]
 
-# By variable: a good text, its value, and a wrong text; None where every text is good until it is used.
-SERVER = {
-    "MODULE": ("a:b c:d", ("a:b", "c:d"), "a:"),
-    "CONFIG_FILE": ("x.toml", Path("x.toml"), ""),
-    "WORKFLOW_CONFIG": ("a=1 b=x", ("a=1", "b=x"), "a"),
-    "GRADER_CONFIG": ("a=1 b=x", ("a=1", "b=x"), "a"),
-    "GRADER": ("a:B", "a:B", "a"),
-    "LEGACY_AGENT": ("x=http://h:1", ("x=http://h:1",), "h:1"),
-    "LEGACY_LISTEN": ("127.0.0.1:7", "127.0.0.1:7", "7"),
-    "LEGACY_AGENT_TOKEN": ("s", SecretStr("s"), " s"),
-    "LEGACY_AGENT_TOKEN_FILE": ("x", Path("x"), ""),
-    "COMMAND": ("a b\nc", "a b\nc", "a 'b"),
-    "COMMAND_NAME": ("a b", ("a", "b"), ""),
-    "PIN_SAMPLING": ("temperature=1 top_k=5", ("temperature=1", "top_k=5"), "temperature=-1"),
-    "COMMAND_ENV": ("HF_HOME X", ("HF_HOME", "X"), "OPENAI_API_KEY"),
-    "COMMAND_TIMEOUT_SECONDS": ("2.5", 2.5, "0"),
-    "COMMAND_MEMORY_MIB": ("512", 512, "15"),
-    "NO_VALIDATE": ("true", True, "perhaps"),
-    "MAX_CONCURRENT_ROLLOUTS": ("7", 7, "0"),
-    "MAX_CONCURRENT_PER_OWNER": ("7", 7, "0"),
-    "HOST": ("localhost", "localhost", ""),
-    "GRPC_PORT": ("7", 7, "65536"),
-    "HTTP_PORT": ("7", 7, "-1"),
-    "NO_HTTP": ("yes", True, "2"),
-    "NO_REFLECTION": ("on", True, "2"),
-    "CALLBACK_PORT": ("7", 7, "many"),
-    "METRICS_PORT": ("0", 0, "65536"),
-    "VIEW": ("true", True, "x"),
-    "VIEW_PORT": ("0", 0, "65536"),
-    "MAX_CONNECTIONS": ("7", 7, "0"),
-    "MAX_CONNECTION_AGE_SECONDS": ("60.5", 60.5, "0.5"),
-    "MAX_METADATA_SIZE_BYTES": ("2048", 2048, "1"),
-    "CONNECT": ("a:1 b:2", ("a:1", "b:2"), "a:1 b"),
-    "CONNECT_TOKEN": ("s", SecretStr("s"), "\u00e9"),
-    "CONNECT_TOKEN_FILE": ("x", Path("x"), ""),
-    "CONNECT_TLS": ("on", True, "x"),
-    "MAX_ATTACHMENTS_PER_OWNER": ("7", 7, "1025"),
-    "ALLOW_TARGET": ("10.0.0.1 10.1.0.0/16", ("10.0.0.1", "10.1.0.0/16"), ""),
-    "TRAINER_CA": ("x.pem", Path("x.pem"), ""),
-    "TRAINER_CERT": ("x.pem", Path("x.pem"), ""),
-    "TRAINER_KEY": ("x.key", Path("x.key"), ""),
-    "TOKEN": ("a=one\ntwo", SecretStr("a=one\ntwo"), " one"),
-    "TOKEN_FILE": ("x", Path("x"), ""),
-    "LOCAL": ("true", True, "x"),
-    "SKIP_REGISTER": ("true", True, "x"),
-    "ADMIN_TOKEN": ("a=one\ntwo", SecretStr("a=one\ntwo"), " one"),
-    "ADMIN_TOKEN_FILE": ("x", Path("x"), ""),
-    "CALLBACK_KEY_FILE": ("x", Path("x"), ""),
-    "TLS_CERT": ("x.pem", Path("x.pem"), ""),
-    "TLS_KEY": ("x.key", Path("x.key"), ""),
-    "TLS_CLIENT_CA": ("x.pem", Path("x.pem"), ""),
-    "INSECURE": ("1", True, "10"),
-    "UNSAFE_TRACE": ("true", True, "x"),
-    "STATE_DIR": ("x", "x", ""),
-    "NO_JOURNAL": ("true", True, "x"),
-    "RECORD_TTL_SECONDS": ("61.5", 61.5, "59"),
-    "DISK_BUDGET_GIB": ("0.5", 0.5, "0"),
-    "MEMORY_BUDGET_MIB": ("64", 64, "15"),
-    "AGENT_TIMEOUT_SECONDS": ("61.5", 61.5, "0.5"),
-    "LOG_LEVEL": ("debug", "debug", "loud"),
-    "OTEL": ("true", True, "x"),
-    "LOG": ("x", Path("x"), ""),
-    "JSON_RECORDS": ("true", True, "x"),
-    "WORKERS": ("2", 2, "0"),
-    "RAY": ("true", True, "x"),
-    "RAY_SERVERS": ("7", 7, "0"),
-    "RAY_RESOURCES": ("CPU=0.5 box=1", ("CPU=0.5", "box=1"), "CPU=0"),
-    "RAY_NAME": ("x", "x", "a/b"),
-    "TARGETS_FILE": ("x", Path("x"), ""),
-    "DRAIN_TIMEOUT": ("0.5", 0.5, "-1"),
-    "RELOAD": ("true", True, "x"),
+# By variable: a good text, its value, and a wrong text. The rows of the other options follow from their kinds.
+TEXTS = {
+    "SERVER_MODULE": ("a:b c:d", ("a:b", "c:d"), "a:"),
+    "SERVER_WORKFLOW_CONFIG": ("a=1 b=x", ("a=1", "b=x"), "a"),
+    "SERVER_GRADER_CONFIG": ("a=1 b=x", ("a=1", "b=x"), "a"),
+    "SERVER_GRADER": ("a:B", "a:B", "a"),
+    "SERVER_LEGACY_AGENT": ("x=http://h:1", ("x=http://h:1",), "h:1"),
+    "SERVER_LEGACY_LISTEN": ("127.0.0.1:7", "127.0.0.1:7", "7"),
+    "SERVER_COMMAND": ("a b\nc", "a b\nc", "a 'b"),
+    "SERVER_COMMAND_NAME": ("a b", ("a", "b"), ""),
+    "SERVER_PIN_SAMPLING": ("temperature=1 top_k=5", ("temperature=1", "top_k=5"), "temperature=-1"),
+    "SERVER_COMMAND_ENV": ("HF_HOME X", ("HF_HOME", "X"), "OPENAI_API_KEY"),
+    "SERVER_HOST": ("localhost", "localhost", ""),
+    "SERVER_CONNECT": ("a:1 b:2", ("a:1", "b:2"), "a:1 b"),
+    "SERVER_ALLOW_TARGET": ("10.0.0.1 10.1.0.0/16", ("10.0.0.1", "10.1.0.0/16"), ""),
+    "SERVER_STATE_DIR": ("x", "x", ""),
+    "SERVER_LOG_LEVEL": ("debug", "debug", "loud"),
+    "SERVER_RAY_RESOURCES": ("CPU=0.5 box=1", ("CPU=0.5", "box=1"), "CPU=0"),
+    "SERVER_RAY_NAME": ("x", "x", "a/b"),
+    "CLIENT_TARGET": ("h:1", "h:1", "h"),
 }
-CLIENT = {
-    "TIMEOUT_SECONDS": ("2", 2.0, "0"),
-    "MAX_RETRIES": ("7", 7, "11"),
-    "COMPLETE_ROLLOUT_RETRIES": ("7", 7, "11"),
-    "RETRY_BASE_DELAY": ("2", 2.0, "0"),
-    "RETRY_MAX_DELAY": ("2", 2.0, "0"),
-    "MAX_CONNECTIONS": ("7", 7, "0"),
-    "MAX_KEEPALIVE_CONNECTIONS": ("0", 0, "-1"),
-    "TARGET": ("h:1", "h:1", "h"),
-    "TOKEN": ("s", SecretStr("s"), "a\tb"),
-    "TOKEN_FILE": ("x", Path("x"), ""),
-    "TLS": ("true", True, "x"),
-    "CA": ("x.pem", Path("x.pem"), ""),
-    "CERT": ("x.pem", Path("x.pem"), ""),
-    "KEY": ("x.key", Path("x.key"), ""),
-}
-ROWS = {
-    f"OSMOSIS_ROLLOUT_{part}_{name}": row
-    for part, rows in (("SERVER", SERVER), ("CLIENT", CLIENT))
-    for name, row in rows.items()
-}
+
+
+def row_of(option):
+    """A good text of an option, its value, and a wrong text."""
+    name = option.variable.removeprefix("OSMOSIS_ROLLOUT_")
+    if name in TEXTS:
+        return TEXTS[name]
+    if option.switch:
+        return "true", True, "perhaps"
+    if option.kind is Path:
+        return "x.toml", Path("x.toml"), ""
+    if option.kind is Secret:
+        return ("a=one\ntwo", SecretStr("a=one\ntwo"), " one") if option.lines else ("s", SecretStr("s"), "\u00e9")
+    least, most = option.bounds
+    number = option.kind(most if least == option.value else least)
+    return f"{number:.12g}", number, f"{least - 1:.12g}"
+
+
+ROWS = {variable: row_of(option) for variable, option in OPTIONS.items()}
 
 
 @pytest.fixture(autouse=True)
@@ -154,10 +101,6 @@ def by_flags(*arguments, of="serve"):
 
 def value(settings, field):
     return getattr(getattr(settings, field.part), field.name)
-
-
-def test_the_walk_leaves_no_option_out():
-    assert set(ROWS) == set(OPTIONS)
 
 
 @pytest.mark.parametrize("variable", ROWS)
