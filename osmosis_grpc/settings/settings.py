@@ -318,12 +318,24 @@ def unknown_variables() -> Iterator[tuple[str, str]]:
     similar, because variables of other projects begin with OSMOSIS_, too.
     """
     here = {**DotEnvSettingsSource(RolloutServerSettings).env_vars, **EnvSettingsSource(RolloutServerSettings).env_vars}
-    short = {known.replace(PREFIX, _FAMILY, 1): known for known in OPTIONS}
     for name in sorted(name.upper() for name in here if name.upper().startswith(_FAMILY)):
-        ours = name.startswith(PREFIX)
-        for near in difflib.get_close_matches(name, [*OPTIONS, *short], 1, 0.9 if ours else 0.93) or [""] * ours:
-            if name not in OPTIONS:
+        if name.startswith(PREFIX) and name not in OPTIONS:
+            yield name, _nearest(name)
+        elif not name.startswith(PREFIX):
+            short = {known.replace(PREFIX, _FAMILY, 1): known for known in OPTIONS}
+            for near in difflib.get_close_matches(name, [*OPTIONS, *short], 1, 0.93):
                 yield name, short.get(near, near)
+
+
+def _nearest(name: str) -> str:
+    """Return the most similar known variable, compared first by the part after SERVER_ or CLIENT_; empty for none."""
+
+    def likeness(known: str) -> tuple[float, float]:
+        (part, _, rest), (given, _, tail) = (each.removeprefix(PREFIX).partition("_") for each in (known, name))
+        return difflib.SequenceMatcher(None, rest, tail).ratio(), difflib.SequenceMatcher(None, part, given).ratio()
+
+    nearest = max(OPTIONS, key=likeness)
+    return nearest if likeness(nearest)[0] >= 0.5 else ""
 
 
 def grpc_tracers() -> str:
