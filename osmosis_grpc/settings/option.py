@@ -8,7 +8,21 @@ declarations.
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, get_args, get_origin
+from typing import TYPE_CHECKING, Any, get_args
+
+__all__ = [
+    "BOTH",
+    "GATEWAY",
+    "PORTS",
+    "PREFIX",
+    "Declared",
+    "Option",
+    "Secret",
+    "host_port",
+    "option",
+    "options_in",
+    "split_host_port",
+]
 
 PREFIX = "OSMOSIS_ROLLOUT_"
 """The prefix of every environment variable of this project."""
@@ -72,7 +86,7 @@ class Option:
         hint = inspect.get_annotations(owner)[name]
         kinds = [kind for kind in get_args(hint) or (hint,) if kind is not type(None)]
         self.part, self.name = owner.part, name
-        self.kind = tuple if get_origin(hint) is tuple else kinds[0]
+        self.kind = tuple if kinds[-1] is ... else kinds[0]
         if self.value is None and self.kind in (bool, tuple):
             self.value = self.kind()
 
