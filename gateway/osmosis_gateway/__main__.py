@@ -34,7 +34,7 @@ log = logging.getLogger(NAME)
 def run(line: Line) -> None:
     """Serve the legacy HTTP contract in front of a gRPC agent server."""
     from osmosis_grpc.settings import logs
-    from osmosis_grpc.settings.settings import forget_secrets
+    from osmosis_grpc.settings.environment import forget_secrets
 
     settings = read_settings(NAME, line)
     forget_secrets()

@@ -29,7 +29,7 @@ def run(line: Line) -> None:
     from osmosis_grpc.serve.json_output import records, send_errors
     from osmosis_grpc.serve.workers import VARIABLE
     from osmosis_grpc.settings import logs
-    from osmosis_grpc.settings.settings import forget_secrets, otel_content, prepare_grpc, take_variable
+    from osmosis_grpc.settings.environment import forget_secrets, otel_content, prepare_grpc, take_variable
 
     prepare_grpc()
     descriptor = take_variable(VARIABLE)
@@ -124,7 +124,7 @@ def _supervise(line: Line, settings: "RolloutSettings", beyond: list[int]) -> in
     from osmosis_grpc.serve.workers.plan import plan
     from osmosis_grpc.serve.workers.supervisor import run_workers
     from osmosis_grpc.settings import logs
-    from osmosis_grpc.settings.settings import environment, forget_secrets
+    from osmosis_grpc.settings.environment import environment, forget_secrets
 
     options = settings.server
     if options.command:

@@ -188,7 +188,7 @@ async def _programs(stack: AsyncExitStack, options: "RolloutServerSettings") -> 
     if not commands:
         return [], []
     from osmosis_grpc.endpoints.command_agent import command_agents
-    from osmosis_grpc.settings.settings import program_environment
+    from osmosis_grpc.settings.environment import program_environment
 
     memory = options.command_memory_mib
     agents = command_agents(
