@@ -13,8 +13,6 @@ from osmosis_grpc.protocol.types.messages import Message
 SCOPE = "osmosis_grpc"
 """The name of the tracer."""
 PROVIDER = "osmosis"
-CAPTURE_CONTENT = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
-"""The variable with which users of OpenTelemetry allow messages in spans."""
 
 ROLLOUT_ID, ATTEMPT = "osmosis.rollout.id", "osmosis.rollout.attempt"
 GROUP_ID = "osmosis.group.id"

@@ -173,6 +173,7 @@ async def test_an_exit_code_is_a_failure_of_the_agent_with_the_last_lines(tmp_pa
     assert message in failure.message
 
 
+@pytest.mark.slow
 async def test_a_program_that_is_stopped_by_its_time_limit_has_its_samples(tmp_path):
     program = "import time; ask([USER]); print('waits', flush=True); time.sleep(600)"
     outcome = await outcome_of(tmp_path, program, policy, seconds=3.0)
