@@ -15,7 +15,6 @@ from osmosis_gateway.http_server import tokens_of
 from osmosis_gateway.in_process import InProcessRollouts, NotStarted
 from osmosis_gateway.leases import Leases
 from osmosis_gateway.legacy_trainers import HttpTrainers
-from osmosis_gateway.lifecycle import Lifecycle
 from osmosis_gateway.outgoing_calls import Calls
 from osmosis_gateway.rollout_routes import add_rollout_routes
 from osmosis_gateway.routes import HttpAccess, add_routes
@@ -100,16 +99,15 @@ def create_app(
             async def drain() -> None:
                 engine.shutdown.drain()
 
-            app.state.leases, app.state.lifecycle = leases, Lifecycle(engine, drain)
-            app.state.engine, app.state.rollouts = engine, InProcessRollouts(engine, trainers.peer)
-            app.state.metrics = ServerMetrics(engine)
+            app.state.engine, app.state.metrics = engine, ServerMetrics(engine)
+            app.state.rollouts = InProcessRollouts(engine, trainers.peer, leases, drain)
             if on_startup is not None:
                 await on_startup()
             try:
                 yield
                 await engine.shutdown.stop(0.0 if app.state.called_by_test_client else DRAIN_TIMEOUT)
             finally:
-                app.state.rollouts, app.state.leases, app.state.lifecycle = NotStarted(agent_loop.name), None, None
+                app.state.rollouts = NotStarted(agent_loop.name)
                 if on_shutdown is not None:
                     await on_shutdown()
 

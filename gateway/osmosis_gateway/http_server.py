@@ -12,7 +12,6 @@ from starlette.middleware import Middleware
 from osmosis_gateway.in_process import InProcessRollouts
 from osmosis_gateway.leases import Leases, LeaseTimes
 from osmosis_gateway.legacy_trainers import HttpTrainers
-from osmosis_gateway.lifecycle import Lifecycle
 from osmosis_gateway.outgoing_calls import Calls
 from osmosis_gateway.rollout_routes import add_rollout_routes
 from osmosis_gateway.routes import HttpAccess, add_metrics, add_routes
@@ -65,8 +64,8 @@ async def serve_http(
             max_metadata_bytes=server.config.max_metadata_bytes,
             loopback=server.on_loopback,
         )
-        app.state.rollouts, app.state.metrics = InProcessRollouts(server.engine, trainers.peer), server.metrics
-        app.state.leases, app.state.lifecycle = leases, Lifecycle(server.engine, lambda: server.order_drain(True))
+        app.state.rollouts = InProcessRollouts(server.engine, trainers.peer, leases, lambda: server.order_drain(True))
+        app.state.metrics = server.metrics
         leases.start()
         add_routes(app, http_access)
         add_rollout_routes(app, http_access)

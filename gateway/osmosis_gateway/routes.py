@@ -2,7 +2,7 @@
 
 import asyncio
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ from starlette.types import Scope
 
 from osmosis_gateway import http_bodies
 from osmosis_gateway.http_bodies import Health, InitAnswer, InitBody
+from osmosis_gateway.leases import Leases
 from osmosis_grpc.network.bearer_tokens import Tokens
 from osmosis_grpc.network.http.bounded_json import Bounds, init_refusal, read_json
 from osmosis_grpc.network.http.guard import Guard, bound_to_loopback, from_test_client
@@ -53,6 +54,16 @@ class Rollouts(Protocol):
 
     async def health(self) -> dict[str, Any]:
         """Return the fields of Health. Raises CallError."""
+
+    @property
+    def leases(self) -> Leases:
+        """The results that trainers ask for. Raises CallError if the engine is not in this process, as cancel does."""
+
+    async def cancel(self, owner: str, ids: Iterable[str] | None, prefix: str | None) -> dict[str, str]:
+        """Cancel rollouts by their ids, by the beginning of their ids, or all of the owner. Return what was done."""
+
+    async def drain(self, owner: str, seconds: float) -> dict[str, Any]:
+        """Begin a drain, and wait at most `seconds` until no rollout runs. Return what is left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ import pytest
 
 from osmosis_gateway.http_server import serve_http, tokens_of
 from osmosis_gateway.in_process import InProcessRollouts
+from osmosis_gateway.leases import Leases
 from osmosis_gateway.legacy_trainers import HttpTrainers
 from osmosis_gateway.outgoing_calls import Calls
 from osmosis_gateway.routes import HttpAccess, add_routes
@@ -197,7 +198,7 @@ async def _bounded(server, known, bounds):
     async with Calls(known.client) as calls:
         trainers = HttpTrainers(calls, server.callbacks.policy, known.client)
         app = http_app("test")
-        app.state.rollouts = InProcessRollouts(server.engine, trainers.peer)
+        app.state.rollouts = InProcessRollouts(server.engine, trainers.peer, Leases(server.engine), server.drain)
         access = HttpAccess(
             tokens=tokens_of(known), max_metadata_bytes=server.config.max_metadata_bytes, loopback=True, bounds=bounds
         )
