@@ -53,9 +53,11 @@ commands](#other-commands), [other variables](#other-variables), and the [argume
 
 ## serve and the gateway
 
-- A value wins in this order: command line, environment variable, file `.env` in the current folder, the table
-  `[server]` of the TOML file of `--config` (serve only), default. A key of the table is the variable without its prefix
-  `OSMOSIS_ROLLOUT_SERVER_`, in lower case. Secrets are not read from the table: name their files.
+- A value wins in this order: command line, environment variable, file `.env` in the current folder, the tables
+  `[server]` and `[client]` of the TOML file of `serve --config`, default. A key is the end of the variable's name, in
+  lower case, such as `grpc_port` in `[server]`. Secrets are not read from the file: name
+  their own files in it.
+- `serve --help` shows the options that are used most, and `serve --help-all` all of them.
 - In a variable, a list is separated by blanks, tokens and commands are separated by line ends, and a switch is `true`
   or `false`.
 - A switch has a second flag that turns it off again: `--no-reload` for `--reload`, `--http` for `--no-http`.

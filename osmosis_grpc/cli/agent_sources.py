@@ -27,13 +27,13 @@ class SourceOptions:
         """Return the sources that the options and the environment name. Raises LoadError."""
         from osmosis_grpc.agent.loader import LoadError
         from osmosis_grpc.serve.agents import config_sources
-        from osmosis_grpc.settings.settings import RolloutServerSettings, check_server_table, problems
+        from osmosis_grpc.settings.settings import RolloutServerSettings, check_tables, problems
 
         given = {"config_file": Path(self.config)} if self.config else {}
         try:
             known = RolloutServerSettings(**given)  # type: ignore[arg-type]
             if known.config_file is not None:
-                check_server_table(known.config_file)
+                check_tables(known.config_file)
         except ValueError as error:
             raise LoadError(problems(error) if hasattr(error, "errors") else str(error)) from None  # type: ignore[arg-type]
         found = config_sources(known)

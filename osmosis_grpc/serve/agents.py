@@ -23,7 +23,8 @@ def config_sources(options: "RolloutServerSettings", line: Line | None = None) -
     except WorkflowTomlError as error:
         raise LoadError(str(error)) from None
     given: dict[str, Any] = {} if line is None else line.given["server"]
-    places = VARIABLES | ({} if line is None else line.in_file)
+    in_file = {} if line is None else line.in_file
+    places = {name: in_file.get(variable, variable) for name, variable in VARIABLES.items()}
 
     def before(name: str) -> Texts:
         texts: tuple[str, ...] = getattr(options, name)

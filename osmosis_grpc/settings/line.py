@@ -25,7 +25,7 @@ class Line:
         self.given: dict[str, dict[str, Any]] = {"server": {}, "client": {}}
         """Part of the settings to name to value."""
         self.in_file: dict[str, str] = {}
-        """The settings of the part `server` that a file has, and where."""
+        """The variables of the settings that a file has, and where."""
         for option in self._options:
             value = values.get(option.variable)
             if value is not None and value != []:
@@ -42,7 +42,7 @@ class Line:
         `is_set` says whether an option has a value other than the default.
         """
         variables = {
-            flag: self.in_file.get(option.name, option.variable)
+            flag: self.in_file.get(option.variable, option.variable)
             for option in self._options
             for flag in option.flags
             if not self.has(option.part, option.name) and is_set(option)

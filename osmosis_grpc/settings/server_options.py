@@ -125,7 +125,7 @@ class ServerOptions(Declared):
         common=True,
     )
     config_file: Path | None = _agents(
-        "--config FILE", "TOML file with the tables [workflow.config], [grader.config] and [server].", common=True
+        "--config FILE", "TOML file with [workflow.config], [grader.config], [server] and [client].", common=True
     )
     workflow_config: tuple[str, ...] = _agents(
         "--workflow-config KEY=VALUE",

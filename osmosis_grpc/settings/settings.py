@@ -7,9 +7,9 @@ ValidationError; problems() names the option or the variable that it came from.
 
 import difflib
 import reprlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import (
@@ -34,6 +34,8 @@ def _config(part: str) -> SettingsConfigDict:
 
 class _Part(BaseSettings):
     """Parse the texts of variables: a list is split at blanks, and an empty value is an error."""
+
+    part: ClassVar[str]
 
     @field_validator("*", mode="before")
     @classmethod
@@ -156,7 +158,7 @@ def command_settings(line: Line) -> RolloutSettings:
     added = {name: server.pop(name) for name in (*_TOKENS, *_KEY_VALUES) if name in server}
     try:
         known = RolloutServerSettings(**server)
-        server = _from_file(known, line) | server
+        server = _from_file(known, known.config_file, line) | server
         known = RolloutServerSettings(**server)
         for name, given in added.items():  # those of the line and of the variable count
             before: Any = getattr(known, name)
@@ -165,7 +167,9 @@ def command_settings(line: Line) -> RolloutSettings:
             else:
                 server[name] = SecretStr("\n".join((*(_lines(before) if before is not None else ()), given)))
         known = RolloutServerSettings(**server)
-        return RolloutSettings(server=known, client=RolloutClientSettings(**line.given["client"]))
+        client = line.given["client"]
+        client = _from_file(RolloutClientSettings(**client), known.config_file, line) | client
+        return RolloutSettings(server=known, client=RolloutClientSettings(**client))
     except ValidationError as error:
         raise ValueError(problems(error, line)) from None
 
@@ -174,42 +178,46 @@ _TOKENS = ("token", "admin_token")
 _KEY_VALUES = ("workflow_config", "grader_config", "pin_sampling")
 
 
-def _from_file(known: "RolloutServerSettings", line: Line) -> dict[str, Any]:
-    """Return the values of the table [server] that neither the line nor the environment has. Raises ValueError."""
-    path = known.config_file
+def _from_file(known: _Part, path: Path | None, line: Line) -> dict[str, Any]:
+    """Return the values of a part's table that neither the line nor the environment has. Raises ValueError."""
     if path is None:
         return {}
-    values = {name: value for name, value in server_table(path).items() if name not in known.model_fields_set}
-    line.in_file = {name: f"{path}: [server] {name}" for name in values}
+    values = {name: value for name, value in _table(path, known).items() if name not in known.model_fields_set}
+    line.in_file |= _places(path, known, values)
     return values
 
 
-def server_table(path: Path) -> dict[str, Any]:
-    """Return the values of the table [server] of a TOML file, by field of RolloutServerSettings.
+def _table(path: Path, part: _Part | type[_Part]) -> dict[str, Any]:
+    """Return the values of the table [server] or [client] of a TOML file, by the names of the settings.
 
     Raises ValueError for an unknown key and for a secret.
     """
     from osmosis_grpc.agent.workflow_toml import WorkflowToml
 
-    given = WorkflowToml.read(path).server
-    options = {option.name: option for option in OPTIONS.values() if option.part == "server"}
-    for name in given:
+    values = getattr(WorkflowToml.read(path), part.part)
+    options = {option.name: option for option in OPTIONS.values() if option.part == part.part}
+    for name in values:
         if name not in options or name == "config_file":
             nearest = difflib.get_close_matches(name, options, 1)
             hint = f"; is {nearest[0]} meant?" if nearest else "; docs/settings.md lists the keys"
-            raise ValueError(f"{path}: [server] has the unknown key {name}{hint}")
+            raise ValueError(f"{path}: [{part.part}] has the unknown key {name}{hint}")
         if options[name].kind is Secret:
-            raise ValueError(f"{path}: [server] {name} is a secret; name its file with {name}_file")
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+            raise ValueError(f"{path}: [{part.part}] {name} is a secret; name its file with {name}_file")
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
-def check_server_table(path: Path) -> None:
-    """Raise ValueError if the table [server] of a TOML file has an unknown key, a secret or a wrong value."""
-    given = server_table(path)
-    try:
-        RolloutServerSettings(**given)
-    except ValidationError as error:
-        raise ValueError(problems(error, in_file={name: f"{path}: [server] {name}" for name in given})) from None
+def _places(path: Path, part: _Part | type[_Part], values: Iterable[str]) -> dict[str, str]:
+    return {part.option(name).variable: f"{path}: [{part.part}] {name}" for name in values}
+
+
+def check_tables(path: Path) -> None:
+    """Raise ValueError if a table of settings in a TOML file has an unknown key, a secret or a wrong value."""
+    for part in (RolloutServerSettings, RolloutClientSettings):
+        values = _table(path, part)
+        try:
+            part(**values)
+        except ValidationError as error:
+            raise ValueError(problems(error, in_file=_places(path, part, values))) from None
 
 
 def by_source(text: str, line: Line, settings: RolloutSettings) -> str:
@@ -264,8 +272,8 @@ def problems(error: ValidationError, line: Line | None = None, in_file: Mapping[
         shown = name if option is None else option.variable
         if option is not None and line is not None and line.has(part, name):
             shown = option.flag
-        elif part == "server" and name in in_file:
-            shown = in_file[name]
+        elif option is not None:
+            shown = in_file.get(shown, shown)
         rows.append(f"{shown}: {_plain(row)}")
     return "; ".join(rows)
 

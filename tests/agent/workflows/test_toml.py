@@ -149,7 +149,7 @@ def test_the_graders_values_and_class_are_in_the_file_too(toml):
     ("text", "problem"),
     [
         ("[workflows]\n", "the table [workflows] is unknown; the tables are [workflow], [grader], [server]"),
-        ("[serve]\nentrypoint = 'a.py'\n", '[server]; name the workflow with -m FILE, or with module = ["FILE"] in'),
+        ("[serve]\nentrypoint = 'a.py'\n", '[client]; name the workflow with -m FILE, or with module = ["FILE"] in'),
         ("[workflow]\nlabel = 'a'\n", "a value of the configuration belongs into [workflow.config]"),
         ("workflow = 3\n", "workflow is not a table"),
         ("[workflow]\nmax_iterations = 3\n", "the key workflow.max_iterations is unknown; the keys are config"),
@@ -323,3 +323,15 @@ def test_values_of_the_line_are_key_and_value():
     texts = ("max_iterations = 3", " label = a b", "description= c")
     config = configured([found], ConfigSources(workflow=texts), load_object)[0].config
     assert (config.max_iterations, config.label, config.description) == (3, "a b", " c")
+
+
+def test_the_table_of_the_client_has_the_calls_over_http(toml, monkeypatch):
+    monkeypatch.setenv("OSMOSIS_ROLLOUT_CLIENT_MAX_RETRIES", "2")
+    path = str(toml("[client]\ntimeout_seconds = 60\nmax_retries = 7\n"))
+    settings = command_settings(Line("serve", {"OSMOSIS_ROLLOUT_SERVER_CONFIG_FILE": path}))
+    assert (settings.client.timeout_seconds, settings.client.max_retries) == (60.0, 2)
+    wrong = str(toml("[client]\nmax_retries = 11\n"))
+    monkeypatch.delenv("OSMOSIS_ROLLOUT_CLIENT_MAX_RETRIES")
+    with pytest.raises(ValueError) as raised:
+        command_settings(Line("serve", {"OSMOSIS_ROLLOUT_SERVER_CONFIG_FILE": wrong}))
+    assert str(raised.value).startswith(f"{wrong}: [client] max_retries: ")
