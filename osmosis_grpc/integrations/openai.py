@@ -158,7 +158,8 @@ class _Clients:
         except ModuleNotFoundError as error:
             raise MissingExtraError("@rollout_agent", "openai") from error
         try:
-            from osmosis_grpc.endpoints.app import Endpoints, base_url_app
+            from osmosis_grpc.endpoints.app import base_url_app
+            from osmosis_grpc.endpoints.endpoints import Endpoints
         except ModuleNotFoundError as error:
             raise MissingExtraError("@rollout_agent", "server") from error
         self._http = _http_module(self._openai)
