@@ -14,8 +14,6 @@ from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.loader import load_agents
 from osmosis_grpc.agent.runnable import Runnable, as_runnable
 from osmosis_grpc.agent.source_version import AgentVersion
-from osmosis_grpc.agent.workflow_sources import ConfigSources
-from osmosis_grpc.cli.agent_sources import SourceOptions
 from osmosis_grpc.cli.daemon_thread import Interruptible, run_in_daemon_thread
 from osmosis_grpc.cli.program import program
 from osmosis_grpc.cli.run_display import Display, failed_lines, figures, row_lines, shown
@@ -132,7 +130,7 @@ def prepare(
         check_url(options.base_url)
     columns = parsed(command, "--map", parse_map, tuple(options.columns or ()))
     price = parsed(command, "--price", Price.of, options.price) if options.price else None
-    loops = load_agents([options.module], _config_sources(options))
+    loops = load_agents([options.module], options.sources())
     if len(loops) != 1:
         usage_error(command, f"{options.module} has {counted(len(loops), 'agent loop')}; name one of them")
     dataset = Dataset(options.dataset, columns)
@@ -173,17 +171,6 @@ def model_of(options: RunOptions) -> Model:
     from osmosis_grpc.cli.token_models import open_token_model  # the others need no grpc
 
     return open_token_model(options.model, options.tokenizer)
-
-
-def _config_sources(options: RunOptions) -> ConfigSources:
-    """Return the sources of the configurations of a workflow and its grader. Raises LoadError."""
-    given = SourceOptions(
-        config=options.config,
-        workflow_config=tuple(options.workflow_config or ()),
-        grader_config=tuple(options.grader_config or ()),
-        grader=options.grader,
-    )
-    return given.sources()
 
 
 def _configuration(options: RunOptions) -> dict[str, Any]:

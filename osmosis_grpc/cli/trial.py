@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import osmosis_grpc.endpoints  # noqa: F401 # serves the base URLs of rollouts
 from osmosis_grpc.agent.current_context import ToolRun, tool_watcher
 from osmosis_grpc.agent.result_check import RunOutcome, outcome_of
 from osmosis_grpc.agent.runnable import AgentLoopRunnable, as_runnable

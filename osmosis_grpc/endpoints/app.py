@@ -11,7 +11,6 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
-from osmosis_gateway.routes import gateway_app
 from osmosis_grpc.agent.history_chats import POLICY
 from osmosis_grpc.endpoints import anthropic_messages, chat_completions, responses
 from osmosis_grpc.endpoints.endpoints import Endpoint, Endpoints
@@ -19,6 +18,7 @@ from osmosis_grpc.endpoints.open_chats import ClientGone, OpenRequest
 from osmosis_grpc.endpoints.reading import read_asked, reserved_bytes
 from osmosis_grpc.endpoints.requests import ModelRequest
 from osmosis_grpc.network.bearer_tokens import bearer
+from osmosis_grpc.network.http.server import http_app
 from osmosis_grpc.protocol.errors import CallError, NotFound, RolloutEndedError
 from osmosis_grpc.protocol.types.outcome import clip
 
@@ -41,7 +41,7 @@ Answer = Callable[[Request, Endpoint], Awaitable[Response]]
 
 def base_url_app(endpoints: Endpoints) -> FastAPI:
     """Return the application that serves the base URLs of all endpoints."""
-    app = gateway_app("osmosis_grpc, the model of a rollout", openapi_url=None)
+    app = http_app("osmosis_grpc, the model of a rollout", openapi_url=None)
     app.add_exception_handler(HTTPException, _unknown_path)
 
     def add(path: str, method: str, api: ModuleType, answer: Answer) -> None:

@@ -14,7 +14,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from osmosis_gateway.http_server import HttpServer
 from osmosis_grpc.agent import RolloutContext
 from osmosis_grpc.agent.grader_limit import refuse_grader_timeout
 from osmosis_grpc.agent.local_prices import LOCAL_PRICES
@@ -23,6 +22,7 @@ from osmosis_grpc.agent.program_result import outcome_of_program
 from osmosis_grpc.agent.result_check import RunOutcome, invalid_result
 from osmosis_grpc.endpoints.app import base_url_app
 from osmosis_grpc.endpoints.endpoints import Endpoint, Endpoints
+from osmosis_grpc.network.http.server import HttpServer
 from osmosis_grpc.protocol.errors import CallError, InvalidArgument
 from osmosis_grpc.protocol.types import Failure, FailureReason, RolloutRequest, ToolDict, jsontext
 from osmosis_grpc.protocol.types.outcome import clip, describe

@@ -6,12 +6,12 @@ from contextlib import contextmanager
 from functools import partial
 from urllib.parse import quote
 
-from osmosis_gateway.rollout_keys import RolloutKeys
 from osmosis_grpc.agent import CompletionsResult, RolloutContext
 from osmosis_grpc.agent.history_chats import HistoryChats
 from osmosis_grpc.endpoints.byte_budget import ByteBudget
 from osmosis_grpc.endpoints.open_chats import OpenChats, OpenRequest, Waits, Wanted
 from osmosis_grpc.endpoints.requests import Asked
+from osmosis_grpc.endpoints.rollout_keys import RolloutKeys
 from osmosis_grpc.network.http.http1 import Connection
 from osmosis_grpc.protocol.errors import CallError, NotFound, ResourceExhausted, RolloutEndedError
 

@@ -156,13 +156,14 @@ class _Clients:
         except ModuleNotFoundError as error:
             raise MissingExtraError("@rollout_agent", "openai") from error
         try:
-            base_url: Any = importlib.import_module("osmosis_grpc.endpoints.app")
+            from osmosis_grpc.endpoints.app import base_url_app
+            from osmosis_grpc.endpoints.endpoints import Endpoints
         except ModuleNotFoundError as error:
             raise MissingExtraError("@rollout_agent", "server") from error
         self._http = _http_module(self._openai)
         self.api_error: type[Exception] = self._openai.APIError
-        self.endpoints = base_url.Endpoints(lambda: ADDRESS)
-        self._transport = self._http.ASGITransport(base_url.base_url_app(self.endpoints))
+        self.endpoints = Endpoints(lambda: ADDRESS)
+        self._transport = self._http.ASGITransport(base_url_app(self.endpoints))
 
     def made(self, endpoint: Any) -> Any:
         """Return an openai.AsyncOpenAI for a rollout."""

@@ -48,7 +48,7 @@ _HTTP_1 = ("http1.x server", "Expected SETTINGS frame as the first frame")
 
 
 def is_permanent(error: CallError | None) -> bool:
-    """Returns whether an error is permanent. Then the same call to the same server would fail again."""
+    """Return whether an error is permanent. Then the same call to the same server would fail again."""
     if isinstance(error, FailedPrecondition):
         return error.kind == "PROTOCOL"
     if isinstance(error, Aborted):
@@ -59,12 +59,12 @@ def is_permanent(error: CallError | None) -> bool:
 
 
 def is_replaced(error: CallError | None) -> bool:
-    """Returns whether another stream with the same attachment id has replaced this one, whose owner then stays away."""
+    """Return whether another stream with the same attachment id has replaced this one, whose owner then stays away."""
     return isinstance(error, Aborted) and error.reason == "ATTACHMENT_REPLACED"
 
 
 async def explained(target: str, credentials: Credentials, error: CallError) -> CallError:
-    """Returns an error that explains a failed call, with the server's address and advice.
+    """Return an error that explains a failed call, with the server's address and advice.
 
     Returns `error` itself if the cause is not known.
     """
@@ -112,7 +112,7 @@ _ADVICE: dict[type[CallError], Callable[[Credentials], str]] = {
 
 
 async def _handshake(target: str) -> Literal["", "open", "closed"]:
-    """Makes a TLS handshake without a certificate, and returns the state of the connection after it.
+    """Make a TLS handshake without a certificate, and returns the state of the connection after it.
 
     "closed" means that the server closed the connection or refused the handshake with an alert. An empty string means
     that the handshake failed for another reason.

@@ -11,6 +11,7 @@ from typing import Any
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
+import osmosis_grpc.endpoints  # noqa: F401 # serves the base URLs of rollouts
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.request import RolloutRequest
 from osmosis_grpc.agent.runnable import Runnable, await_tools

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from typing import Any, NoReturn
 
+import osmosis_grpc.endpoints  # noqa: F401 # serves the base URLs of rollouts
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.runnable import Runnable
 from osmosis_grpc.engine import Engine, EngineConfig, Peer

@@ -98,8 +98,10 @@ def test_both_commands_are_one(forked, command):
     def options(text):
         return set(re.findall(r"--[a-z][a-z-]+", text))
 
-    reference = options(forked.run("-m", "osmosis_grpc.serve", "--help", env=os.environ | {"COLUMNS": "200"}).stdout)
-    assert options(forked.run("-m", *command, "--help", env=os.environ | {"COLUMNS": "200"}).stdout) == reference
+    reference = options(
+        forked.run("-m", "osmosis_grpc.serve", "--help-all", env=os.environ | {"COLUMNS": "200"}).stdout
+    )
+    assert options(forked.run("-m", *command, "--help-all", env=os.environ | {"COLUMNS": "200"}).stdout) == reference
     assert reference >= {
         "--host",
         "--api-key",

@@ -10,10 +10,8 @@ import sys
 import numpy as np
 import pytest
 
-from osmosis_gateway.http_server import HttpServer
 from osmosis_gateway.leases import Leases, LeaseTimes
 from osmosis_gateway.relay import Relay
-from osmosis_gateway.routes import gateway_app
 from osmosis_grpc import supervise
 from osmosis_grpc.agent.message_keys import History
 from osmosis_grpc.agent.tools import execute_tool_calls
@@ -27,6 +25,7 @@ from osmosis_grpc.endpoints.requests import Asked, ModelRequest
 from osmosis_grpc.integrations.mcp import McpTools
 from osmosis_grpc.integrations.ray.server_process import ServerProcess
 from osmosis_grpc.network.http.http1 import BoundedProtocol
+from osmosis_grpc.network.http.server import HttpServer, http_app
 from osmosis_grpc.policies import GenerateRequest, Sampling
 from osmosis_grpc.policies.scripted import EchoPolicy
 from osmosis_grpc.policies.transformers import TransformersGenerator
@@ -179,7 +178,7 @@ async def await_head(h, fail):
     fail()
     before, BoundedProtocol.head_seconds = BoundedProtocol.head_seconds, 0.05
     try:
-        async with HttpServer(gateway_app("test")) as http:
+        async with HttpServer(http_app("test")) as http:
             _, writes = await asyncio.open_connection("127.0.0.1", http.port)
             await h.until(lambda: h.failed("gateway.await_head"))
             writes.close()
@@ -201,7 +200,7 @@ async def relay_chat(h, fail):
 async def serve_http(h, fail):
     fail()
     with pytest.raises(OSError, match="did not start"):
-        async with HttpServer(gateway_app("test"), supervisor=h.supervisor):
+        async with HttpServer(http_app("test"), supervisor=h.supervisor):
             pass
 
 

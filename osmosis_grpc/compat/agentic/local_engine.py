@@ -7,6 +7,7 @@ from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any
 
+import osmosis_grpc.endpoints  # noqa: F401 # serves the base URLs of rollouts
 from osmosis_grpc.compat.agentic.base_agent import BaseAgent
 from osmosis_grpc.compat.agentic.llm import LLMFunction, policy_of
 from osmosis_grpc.compat.agentic.runnable import AgentRunnable

@@ -5,6 +5,7 @@ import inspect
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import osmosis_grpc.endpoints  # noqa: F401 # serves the base URLs of rollouts
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.runnable import Runnable
 from osmosis_grpc.engine import Engine, EngineConfig, Peer

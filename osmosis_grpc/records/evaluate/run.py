@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import osmosis_grpc.endpoints  # noqa: F401 # serves the base URLs of rollouts
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.runnable import Runnable
 from osmosis_grpc.engine import Engine, EngineConfig, Peer
