@@ -125,26 +125,23 @@ def _lines(found: Pinged) -> Iterator[Line]:
     info, limits, load = found.info, found.info.limits, found.info.capacity
     state = f"is not ready: {found.problem}" if found.problem else "is ready"
     yield Line.of(f"{found.target} {state}", "bad" if found.problem else "good")
-    skew = "unknown" if found.clock_skew is None else _skew(found.clock_skew, found.round_trip)
+    agents = "no limit for agents" if limits.agent_timeout is None else f"agents of {limits.agent_timeout:g} s"
     rows = {
         "health": found.health or "unknown: it has no health service",
         "version": f"{info.version}, protocol {protocol_range(info)}",
         "agents": ", ".join(loop.name for loop in info.agent_loops) or "none",
         "load": f"{load.running} of {load.max_concurrent} rollouts run, {load.queued} of {load.max_queued} wait",
-        "limits": f"messages of {limits.max_message_bytes / MIB:.4g} MiB, "
-        f"{'no limit for agents' if limits.agent_timeout is None else f'agents of {limits.agent_timeout:g} s'}",
-        "round trip": _milliseconds(found.round_trip),
-        "clock": skew,
+        "limits": f"messages of {limits.max_message_bytes / MIB:.4g} MiB, {agents}",
+        "round trip": f"{found.round_trip * 1000:.1f} ms",
+        "clock": _clock(found),
     }
     for name, text in rows.items():
         yield Line.of(f"{name:<10}  {text}", indent=2)
 
 
-def _skew(skew: float, round_trip: float) -> str:
-    if abs(skew) <= round_trip / 2 + 0.001:
+def _clock(found: Pinged) -> str:
+    if found.clock_skew is None:
+        return "unknown"
+    if abs(found.clock_skew) <= found.round_trip / 2 + 0.001:
         return "the same as here"
-    return f"{_milliseconds(abs(skew))} {'ahead of' if skew > 0 else 'behind'} the clock here"
-
-
-def _milliseconds(seconds: float) -> str:
-    return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.3f} s"
+    return f"{abs(found.clock_skew):.3f} s {'ahead of' if found.clock_skew > 0 else 'behind'} the clock here"

@@ -1,4 +1,4 @@
-"""C12: --help of every command is fast, because it imports no library that it does not need."""
+"""--help of every command is fast, because it imports no library that it does not need."""
 
 import json
 

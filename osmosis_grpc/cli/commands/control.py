@@ -4,7 +4,6 @@ from typing import Annotated
 
 import typer
 
-from osmosis_grpc.cli.commands import look
 from osmosis_grpc.cli.commands.shared import Json
 from osmosis_grpc.cli.source_options import SourceOptions, with_server
 
@@ -73,8 +72,7 @@ commands.add_typer(ctl, name="ctl")
 def top() -> None:
     """Control a running server: cancel its rollouts, drain it, show its configuration.
 
-    cancel, drain and config ask the server 127.0.0.1:50051, unless --server names another one. list, show and events
-    are the commands of these names, so without --server they read ./.osmosis/state if it has a journal.
+    The server is 127.0.0.1:50051, unless --server names another one.
     """
 
 
@@ -150,11 +148,3 @@ def config(json: Json = False, *, source: SourceOptions) -> None:
     from osmosis_grpc.cli.ctl import run_config
 
     raise typer.Exit(run_config(source, json=json))
-
-
-for name, command, about in (
-    ("list", look.list_, "The same as osmosis-grpc list."),
-    ("show", look.show, "The same as osmosis-grpc show."),
-    ("events", look.events, "The same as osmosis-grpc events."),
-):
-    ctl.command(name, short_help=about)(command)
