@@ -83,8 +83,8 @@ class Trial:
     error: BaseException | None = None
     endless: bool = False
     """Whether the rollout was stopped because the agent asked for too many chats."""
-    stuck: str = ""
-    """Says that the event loop is still blocked; empty if it is not."""
+    stuck: bool = False
+    """Whether the event loop is still blocked."""
     get_tools_error: BaseException | None = None
     runs: list[ToolRun] = field(default_factory=list)
     """The tool calls that the helpers ran."""
@@ -188,7 +188,7 @@ def try_out(agent_loop: Any, timeout: float) -> Trial:
     try:
         trial.outcome = run_in_daemon_thread(lambda: _rollout(watched, trial, timeout, seen), timeout + GRACE)
     except concurrent.futures.TimeoutError:
-        trial.stuck = f"the event loop is still blocked after {timeout + GRACE:g} s"
+        trial.stuck = True
         trial.blocks += [Block(timeout + GRACE, watchdog.last, watchdog.last_tool) for watchdog in seen]
     except (OsmosisRolloutError, SystemExit) as error:
         trial.get_tools_error = error
