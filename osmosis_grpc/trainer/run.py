@@ -99,7 +99,7 @@ class Run:
     async def ended(self, requests: Requests) -> AsyncGenerator[Ended, None]:
         """Yield each request with its outcome when the rollout ends. See Trainer.run()."""
         scheduler, options, report = self._scheduler, self._options, self._finished.put_nowait
-        with shown(options.progress, requests, options.group_size, scheduler.supervisor) as self._progress:
+        with shown(options.progress, requests, options.group_size) as self._progress:
             feeder = scheduler.supervisor.start(
                 FEED, lambda: self._feed(requests), lambda error: report(job_failed(FEED, error))
             )
@@ -121,8 +121,6 @@ class Run:
                         if not self._start_again(finished, outcome):
                             self._release()
                             self._raise_if_all_failed(finished, outcome)
-                            if self._progress is not None:
-                                self._progress.refresh()
                             yield finished.request, outcome
             finally:
                 scheduler.runs.pop(report, None)

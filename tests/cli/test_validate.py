@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from osmosis_grpc.cli.trial import MOST_CHATS
 from tests.processes import run
 
 MODULE = """
@@ -690,10 +689,9 @@ def test_each_branch_of_a_conversation_is_shown(here):
     ]
 
 
-def test_turns_that_repeat_are_counted(here):
+def test_a_long_conversation_is_cut(here):
     lines = conversation(here, running(ENDLESS, "[WEATHER]"))
-    assert f"... and the same {MOST_CHATS - 3} more times" in lines
-    assert lines[-2:] == [f"{MOST_CHATS} {REPLY[0]}", REPLY[1]]
+    assert re.fullmatch(r"\.\.\. \d+ more messages", lines[-1])
 
 
 # Kinds of agents that integrations add
