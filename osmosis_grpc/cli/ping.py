@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Iterator
-from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 import grpc
@@ -13,18 +12,15 @@ from osmosis_grpc.cli.ctl import protocol_range
 from osmosis_grpc.cli.screen import Line, Screen
 from osmosis_grpc.cli.server_choice import chosen_server
 from osmosis_grpc.cli.source_options import SourceOptions
-from osmosis_grpc.network.client_calls import Metadata, error_of
-from osmosis_grpc.network.connection_errors import explained
-from osmosis_grpc.network.method_calls import replies
-from osmosis_grpc.protocol.errors import CallError
+from osmosis_grpc.network.client_calls import error_of
 from osmosis_grpc.protocol.types.server_info import ServerInfo
-from osmosis_grpc.protocol.wire.control import PROTOCOL, SERVER_INFO
-from osmosis_grpc.protocol.wire.methods import METHODS
+from osmosis_grpc.protocol.wire.control import PROTOCOL
 from osmosis_grpc.records.reading.chosen_server import ChosenServer
 from osmosis_grpc.records.reading.record_values import plain
 from osmosis_grpc.records.reading.source_port import SourceError
 from osmosis_grpc.serve.json_output import records
 from osmosis_grpc.serve.startup import usage_error
+from osmosis_grpc.trainer.rollout_client import RolloutClient
 
 CALLS = 5
 """The round-trip time is that of the fastest of so many calls."""
@@ -85,28 +81,23 @@ def run_ping(target: str | None, timeout: float, options: SourceOptions, *, json
 
 
 async def _ping(server: ChosenServer, timeout: float) -> Pinged:
-    credentials = server.credentials
-    await server.check_listens()
-    async with server.channel() as channel:
-        try:
-            health = await _health(channel, timeout)
-            asked = [await _asked(channel, credentials.metadata, timeout) for _ in range(CALLS)]
-            round_trip, skew, info = min(asked, key=lambda each: each[0])
-            return Pinged(server.target, health, info, round_trip, skew)
-        except CallError as error:
-            raise SourceError(server.text_of(await explained(server.target, credentials, error))) from None
+    try:
+        async with asyncio.timeout(timeout * (CALLS + 1)), server.client() as client, server.channel() as channel:
+            with server.explained():
+                health = await _health(channel, timeout)
+                asked = [await _asked(client, timeout) for _ in range(CALLS)]
+    except TimeoutError:
+        raise SourceError(f"{server} did not answer within {timeout:g} s") from None
+    round_trip, skew, info = min(asked, key=lambda each: each[0])
+    return Pinged(server.target, health, info, round_trip, skew)
 
 
-async def _asked(
-    channel: grpc.aio.Channel, metadata: Metadata, timeout: float
-) -> tuple[float, float | None, ServerInfo]:
-    """Return the round-trip time of a call, the skew of the server's clock, and the answer. Raises CallError."""
-    method = METHODS["GetServerInfo"]
+async def _asked(client: RolloutClient, timeout: float) -> tuple[float, float | None, ServerInfo]:
+    """Return the round-trip time of a call, the skew of the server's clock, and the answer."""
     clock, begin = time.time(), time.perf_counter()
-    async with aclosing(replies(channel, method, method.request(), timeout=timeout, metadata=metadata)) as found:
-        answer = await anext(found)
+    async with asyncio.timeout(timeout):
+        info = await client.info()
     took = time.perf_counter() - begin
-    info: ServerInfo = SERVER_INFO.from_wire(answer)
     return took, None if info.current_time is None else info.current_time - (clock + took / 2), info
 
 

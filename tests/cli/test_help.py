@@ -49,8 +49,3 @@ def test_a_list_of_commands_cuts_no_description(helps, name):
     commands = helps["answers"][name][1].partition("Commands:\n")[2].splitlines()
     assert commands
     assert [line for line in commands if line.endswith("...") or line.startswith("    ")] == []
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("", "ctl", "serve")])
-def test_a_help_says_the_exit_codes(helps, name):
-    assert "xit code" in helps["answers"][name][1]

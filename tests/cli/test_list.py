@@ -13,7 +13,6 @@ from osmosis_grpc.protocol.types import Activity, RolloutInfo, RolloutState
 from osmosis_grpc.storage import SqliteJournal
 from osmosis_grpc.storage.journal import open_trails
 from osmosis_grpc.storage.lock_file import Lock, is_held
-from tests.cli.looked_at import record, write_agents
 from tests.processes import run
 
 
@@ -87,21 +86,6 @@ def test_the_table_has_rewards_and_failures_and_no_escape_sequence(listing):
     assert done.stdout.replace("\n", "").isprintable()
     assert "more rollouts match; --limit 2 shows more" in listing("--limit", "1").stdout
     assert "no rollout matches in the s" in listing("--agent", "other").stdout
-
-
-def test_cancelling_the_stuck_rollout_frees_its_slot(forked, tmp_path):
-    write_agents(tmp_path)
-    serve = ("-m", "agents:Traveller", "--state-dir", "state", "--max-concurrent", "1")
-    with forked.serving(*serve, cwd=tmp_path) as address:
-        asked = ("--server", address)
-        record(address, "stuck")
-        found = rows(forked.run("-m", "osmosis_grpc", "list", *asked, "--stalled", "10ms", "--json"))
-        assert found["stuck"]["activity"]["description"] == "tool forever"
-        done = forked.run("-m", "osmosis_grpc", "ctl", "cancel", "stuck", "--reason", "it hangs", *asked)
-        assert (done.returncode, done.stdout) == (0, "stuck: cancelled\n"), done.stderr
-        record(address, "good")  # it gets the only slot
-        found = rows(forked.run("-m", "osmosis_grpc", "list", *asked, "--json"))
-        assert (found["stuck"]["state"], found["good"]["state"]) == ("CANCELLED", "COMPLETED")
 
 
 WRONG = {

@@ -8,7 +8,6 @@ import unicodedata
 import pytest
 
 from tests.cli.looked_at import THOUGHT
-from tests.processes import run
 
 ESCAPES = re.compile(r"\x1b\[(1|2|31|32|33|36|1;31|0)m")
 """The colours of the screen itself."""
@@ -254,19 +253,3 @@ def test_a_copy_of_the_folder_is_shown_without_a_server_and_stays_as_it_is(show,
     done = forked.run("-m", "osmosis_grpc", "show", "bad", "--state-dir", str(copied))
     assert (done.returncode, done.stdout) == (1, show("bad").stdout)
     assert before == {name: (copied / name).read_bytes() for name in before}
-
-
-@pytest.mark.parametrize("command", ["show", "events"])
-def test_help_imports_nothing_heavy(command):
-    check = """
-import sys
-from osmosis_grpc.cli import build
-try:
-    build()([sys.argv[1], "--help"])
-except SystemExit:
-    pass
-heavy = {"grpc", "numpy", "fastapi", "pyarrow", "litellm", "openai", "google.protobuf"}
-print("imported:", *sorted(heavy & set(sys.modules)))
-"""
-    done = run("-c", check, command)
-    assert done.stdout.splitlines()[-1] == "imported:", done.stderr
