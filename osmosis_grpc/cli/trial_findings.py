@@ -40,7 +40,9 @@ _PARAMETERS = frozenset(
     """.split()  # noqa: SIM905
 )
 """Sampling parameters of OpenAI, vLLM and SGLang."""
-_UNKNOWN = r"\b(unknown|no such|unsupported|undefined|not found|does not exist|invalid)\b"
+_UNKNOWN = re.compile(
+    r"\b(unknown|no such|unsupported|undefined|not found|does not exist|no (?:tool|function))\b", re.IGNORECASE
+)
 _ERROR = re.compile(r"\s*(error|exception|traceback)\b", re.IGNORECASE)
 _LONGEST = 200  # the most characters of a quoted text in a finding
 _EXAMPLES = "`examples` in its schema choose other arguments"
@@ -211,11 +213,10 @@ def _failed(run: ToolRun, name: str, arguments: str) -> _Row:
     names_agree = "make the names that get_tools returns and the names that run looks up agree"
     if error is None:
         text = f"{tool} answered with an error: {_short(run.error_text)!r}{called}"
-        unknown = re.search(_UNKNOWN, run.error_text, re.IGNORECASE) and _is_about_tools(run.error_text)
-        if unknown:
+        if _says_unknown(run.error_text, name):
             return "TOOL_FAILED", "error", text, names_agree, None
         return "TOOL_FAILED", "warning", text, f"the tool may be wrong; {_EXAMPLES}", None
-    if _is_unknown_tool(error, name):
+    if name and (error.args == (name,) or getattr(error, "name", "") == name or _says_unknown(describe(error), name)):
         text = f"the agent does not know {tool}, which the model is offered: it raised {_short(one_line(error))}"
         return _bad_tool(f"{text}{called}", names_agree, error)
     text = f"{tool} raised {_short(one_line(error))}{called}"
@@ -238,22 +239,10 @@ def _bad_tool(text: str, hint: str, error: BaseException) -> _Row:
     return "TOOL_FAILED", "error", text, hint, _place(error)
 
 
-def _is_about_tools(text: str) -> bool:
-    return re.search(r"\b(tool|function)\b", text, re.IGNORECASE) is not None
-
-
-def _is_unknown_tool(error: BaseException, name: str) -> bool:
-    """Return whether an exception means that there is no tool of that name."""
-    if not name:
-        return False
-    if isinstance(error, KeyError):
-        return error.args == (name,)
-    if isinstance(error, AttributeError):
-        return error.name == name
-    text, tool = describe(error), re.escape(name)
-    before = rf"(\bno\b|{_UNKNOWN})\W+(tool|function)\W.{{0,9}}\b{tool}\b"
-    after = rf"\b(tool|function)\W+{tool}\W.{{0,5}}{_UNKNOWN}"
-    return text == name or re.search(f"{before}|{after}", text, re.IGNORECASE) is not None
+def _says_unknown(text: str, name: str) -> bool:
+    """Return whether a text says that there is no tool of that name."""
+    about_tools = re.search(r"\b(tool|function)\b", text, re.IGNORECASE)
+    return bool(name and name in text and about_tools and _UNKNOWN.search(text))
 
 
 def _answers(trial: Trial) -> Iterator[tuple[str, str]]:
