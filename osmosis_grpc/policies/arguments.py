@@ -1,7 +1,7 @@
 """Makes plain arguments for a tool from its JSON Schema. Equal schemas give equal arguments.
 
-The author of a tool chooses its arguments with `examples`, `default`, `enum` or `const`. Keywords that are rare in
-tools, such as `not`, `contains` and `patternProperties`, are ignored.
+The author of a tool chooses its arguments with `examples`, `default`, `enum` or `const`, or for a text with the words
+"for example" in its description. Keywords that are rare in tools, such as `not` and `contains`, are ignored.
 """
 
 import math
@@ -33,6 +33,11 @@ _TEXTS = {
 """The texts of these formats, and of parameters with these names if their schemas say no more."""
 _CANDIDATES = (*_TEXTS.values(), *(letter * count for count in range(1, 17) for letter in "aA1"))
 """One of these texts is the value for a pattern."""
+_EXAMPLE = re.compile(
+    r"""\b(?:for example|e\.g\.|such as)[\s:,]+(?:(["'`])(.+?)\1|([^"'`,;()]+?)(?=[,;()]|\.?\s*$|\.\s| or | and ))""",
+    re.IGNORECASE,
+)
+"""An example in a description, such as Oslo in "a city, for example Oslo"."""
 _KEYWORDS = {
     "object": ("properties", "required", "additionalProperties"),
     "array": ("items", "prefixItems", "minItems", "maxItems"),
@@ -156,6 +161,9 @@ def _text(schema: _Schema, index: int, name: str) -> str:
     if isinstance(form, str) and form in _TEXTS:
         return _TEXTS[form]
     text = _TEXTS.get(name.lower(), "text") if index == 0 else f"text {index + 1}"
+    example = _EXAMPLE.search(str(schema.get("description"))) if index == 0 else None
+    if example is not None and least <= len(example[2] or example[3]) <= most:
+        text = example[2] or example[3]
     return text.ljust(int(min(least, _MOST_CHARS)), ".")[: int(max(0, min(most, _MOST_CHARS)))]
 
 

@@ -224,6 +224,21 @@ async def test_the_same_chat_has_the_same_reply():
     assert first == second
 
 
+@pytest.mark.parametrize(
+    ("description", "value"),
+    [
+        ("The name of the city, for example Oslo.", "Oslo"),
+        ('A sum, e.g. "2 + 3 * 4", of numbers.', "2 + 3 * 4"),
+        ("A number such as 3.5 or 4.", "3.5"),
+        ("A day (for example: 31 January) of a year", "31 January"),
+        ("It is for example", "text"),
+    ],
+)
+def test_the_description_of_a_text_can_have_an_example(description, value):
+    assert arguments_for(one(type="string", description=description)) == {"v": value}
+    assert arguments_for(one(type="string", description=description, examples=["Rome"])) == {"v": "Rome"}
+
+
 def test_the_name_of_a_text_can_say_what_it_is():
     names = ("expression", "Path", "url", "city")
     schema = {"type": "object", "properties": {name: {"type": "string"} for name in names}}
