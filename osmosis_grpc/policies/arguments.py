@@ -6,6 +6,7 @@ The author of a tool chooses its arguments with `examples`, `default`, `enum` or
 
 import math
 import re
+import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -31,7 +32,7 @@ _TEXTS = {
     "uuid": "123e4567-e89b-12d3-a456-426614174000",
 }
 """The texts of these formats, and of parameters with these names if their schemas say no more."""
-_CANDIDATES = (*_TEXTS.values(), *(letter * count for count in range(1, 17) for letter in "aA1"))
+_CANDIDATES = (*_TEXTS.values(), *(letter * count for count in range(1, 9) for letter in "aA1"))
 """One of these texts is the value for a pattern."""
 _EXAMPLE = re.compile(
     r"""\b(?:for example|e\.g\.|such as)[\s:,]+(?:(["'`])(.+?)\1|([^"'`,;()]+?)(?=[,;()]|\.?\s*$|\.\s| or | and ))""",
@@ -154,7 +155,8 @@ def _text(schema: _Schema, index: int, name: str) -> str:
     least, most = _real(schema, "minLength", 0.0), _real(schema, "maxLength", _MOST_CHARS)
     pattern, form = schema.get("pattern"), schema.get("format")
     if isinstance(pattern, str):
-        with suppress(re.error, RecursionError, OverflowError):
+        with suppress(re.error, RecursionError, OverflowError), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             compiled = re.compile(pattern)
             fitting = (text for text in _CANDIDATES if least <= len(text) <= most and compiled.search(text))
             return next(fitting, "text")

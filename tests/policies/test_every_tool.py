@@ -41,7 +41,7 @@ SCHEMAS = {
     "a date": one(type="string", format="date"),
     "a uuid": one(type="string", format="uuid"),
     "an unknown format": one(type="string", format="zip"),
-    "a pattern": one(type="string", pattern="^[a-f0-9]+$", minLength=12, maxLength=12),
+    "a pattern": one(type="string", pattern="^[a-f0-9]+$", minLength=8, maxLength=8),
     "a number": one(type="number"),
     "a whole number": one(type="integer"),
     "bounds": one(type="integer", minimum=5, maximum=6),
