@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -172,13 +173,15 @@ async def _run(demo: _Demo, env: dict[str, str]) -> list[RolloutOutcome]:
         env=env,
         process_group=0,
     )
-    tasks = [end := child(WAIT, server.wait())]
+    end = child(WAIT, server.wait())
+    tasks: list[asyncio.Task[Any]] = [end]
     try:
         assert server.stdout is not None
         line = await server.stdout.readline()
         if not line:
             raise _DemoError(f"the server did not start: {_end(await end)}")
-        tasks.append(rollouts := child(TRAIN, _rollouts(str(json.loads(line)["grpc"]), demo)))
+        rollouts = child(TRAIN, _rollouts(str(json.loads(line)["grpc"]), demo))
+        tasks.append(rollouts)
         await asyncio.wait(tasks, timeout=LIMIT, return_when=asyncio.FIRST_COMPLETED)
         if rollouts.done() and rollouts.exception() is None:
             return rollouts.result()

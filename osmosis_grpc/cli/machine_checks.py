@@ -10,7 +10,7 @@ import socket
 import ssl
 import sys
 import time
-from _ssl import _test_decode_cert
+from _ssl import _test_decode_cert  # type: ignore[attr-defined]
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
