@@ -403,7 +403,7 @@ GOOD_CASES = {
 }
 BAD_CASES = {
     "blocks for long": (
-        running("time.sleep(1.1)  # here\nawait ctx.chat(messages)\nreturn ctx.complete()"),
+        running("time.sleep(1.6)  # here\nawait ctx.chat(messages)\nreturn ctx.complete()"),
         "BLOCKING_CALL here",
     ),
     "a result that is not returned": (running("await ctx.chat(messages)\nctx.complete(messages)"), "BAD_RESULT run"),
