@@ -31,9 +31,6 @@ from osmosis_grpc.protocol.types import (
     RolloutRequest,
 )
 from osmosis_grpc.storage import MemoryJournal
-from osmosis_grpc.supervise import OnFailure, job
-
-PULSE = job("cli.pulse", OnFailure.RESTART)
 
 QUESTION = "What is (2 + 3) * 4?"
 
@@ -84,8 +81,8 @@ class Trial:
     error: BaseException | None = None
     endless: bool = False
     """Whether the rollout was stopped because the agent asked for too many chats."""
-    stuck: str = ""
-    """Says that the event loop is still blocked; empty if it is not."""
+    stuck: bool = False
+    """Whether the event loop is still blocked."""
     get_tools_error: BaseException | None = None
     runs: list[ToolRun] = field(default_factory=list)
     """The tool calls that the helpers ran."""
@@ -144,32 +141,19 @@ def _names(tools: Any) -> list[str]:
     return [f["name"] for f in functions if isinstance(f, dict) and isinstance(f.get("name"), str)]
 
 
-def _watch_blocks(engine: Engine, blocks: list[Block]) -> Callable[[], None]:
-    """Record each period in which the event loop is blocked, with the place that the watchdog finds.
+def _watch_blocks(watchdog: Watchdog, blocks: list[Block]) -> None:
+    """Record each period in which the event loop is blocked, with the place that the watchdog finds."""
+    seen, before = watchdog.blocked, _waited()
 
-    Return a function that stops the recording.
-    """
-    time, watchdog = asyncio.get_running_loop().time, engine.watchdog
+    def answered(seconds: float) -> None:
+        nonlocal seen, before
+        waited = _waited()
+        own = seconds - (waited - before)  # time that other programs take does not count as blocking
+        if own > BLOCKED / 2 and watchdog.blocked > seen and len(blocks) < MOST_RUNS:
+            blocks.append(Block(own, watchdog.last, watchdog.last_tool))
+        seen, before = watchdog.blocked, waited
 
-    def clock() -> float:  # time that other programs take does not count as blocking
-        return time() - _waited()
-
-    last, seen = clock(), watchdog.blocked
-
-    def beat() -> None:
-        nonlocal last, seen
-        now = clock()
-        if now - last > BLOCKED and watchdog.blocked > seen and len(blocks) < MOST_RUNS:
-            blocks.append(Block(now - last, watchdog.last, watchdog.last_tool))
-        last, seen = now, watchdog.blocked
-
-    beating = engine.supervisor.every(PULSE, 0.005, beat)
-
-    def stop() -> None:
-        beating.cancel()
-        beat()
-
-    return stop
+    watchdog.on_lag = answered
 
 
 def _waited() -> float:
@@ -189,7 +173,7 @@ def try_out(agent_loop: Any, timeout: float) -> Trial:
     try:
         trial.outcome = run_in_daemon_thread(lambda: _rollout(watched, trial, timeout, seen), timeout + GRACE)
     except concurrent.futures.TimeoutError:
-        trial.stuck = f"the event loop is still blocked after {timeout + GRACE:g} s"
+        trial.stuck = True
         trial.blocks += [Block(timeout + GRACE, watchdog.last, watchdog.last_tool) for watchdog in seen]
     except (OsmosisRolloutError, SystemExit) as error:
         trial.get_tools_error = error
@@ -209,7 +193,7 @@ async def _rollout(watched: _Watched, trial: Trial, timeout: float, seen: list[W
     config = EngineConfig(max_concurrent=1, stop_again_after=(0.2, 0.5), blocked_after=BLOCKED / 2)
     async with Engine([watched], config, journal=MemoryJournal()) as engine:
         seen.append(engine.watchdog)
-        stop_watching = _watch_blocks(engine, trial.blocks)
+        _watch_blocks(engine.watchdog, trial.blocks)
         messages = [{"role": "user", "content": QUESTION}]
         request = RolloutRequest(
             rollout_id="validate",
@@ -219,9 +203,5 @@ async def _rollout(watched: _Watched, trial: Trial, timeout: float, seen: list[W
             agent_timeout=timeout,
         )
         watched.stop = lambda: engine.cancel("", rollout_id=request.rollout_id)
-        try:
-            await engine.init(InitRequest(request=request), owner="", peer=Peer(watched.model, sink))
-            outcome = await done
-        finally:
-            stop_watching()
-    return outcome
+        await engine.init(InitRequest(request=request), owner="", peer=Peer(watched.model, sink))
+        return await done

@@ -98,7 +98,7 @@ class Run:
     async def ended(self, requests: Requests) -> AsyncGenerator[Ended, None]:
         """Yield each request with its outcome when the rollout ends. See Trainer.run()."""
         submissions, options, report = self._submissions, self._options, self._finished.put_nowait
-        with shown(options.progress, requests, options.group_size, self._supervisor) as self._progress:
+        with shown(options.progress, requests, options.group_size) as self._progress:
             feeder = self._supervisor.start(
                 FEED, lambda: self._feed(requests), lambda error: report(job_failed(FEED, error))
             )
@@ -120,8 +120,6 @@ class Run:
                         if not self._start_again(finished, outcome):
                             self._release()
                             self._raise_if_all_failed(finished, outcome)
-                            if self._progress is not None:
-                                self._progress.refresh()
                             yield finished.request, outcome
             finally:
                 submissions.runs.pop(report, None)

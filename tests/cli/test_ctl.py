@@ -1,4 +1,4 @@
-"""C9: ctl cancels rollouts of a running server, drains it, and prints its configuration."""
+"""ctl cancels rollouts of a running server, drains it, and prints its configuration."""
 
 import asyncio
 import json

@@ -192,7 +192,7 @@ def test_what_is_refused(forked, arguments, code, text):
 def test_an_agent_that_is_not_valid_is_not_served(folder):
     result = run("-m", "osmosis_grpc.serve", "-m", "agents:nameless", cwd=folder)
     assert result.returncode == 1
-    assert "EMPTY_NAME" in result.stderr
+    assert "INVALID_AGENT_NAME" in result.stderr
     assert "agents.py" in result.stderr
 
 

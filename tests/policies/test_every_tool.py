@@ -1,6 +1,7 @@
 """The mock that calls every offered tool, and the arguments that it makes from schemas."""
 
 import json
+import re
 
 import jsonschema_rs
 import pytest
@@ -40,6 +41,7 @@ SCHEMAS = {
     "a date": one(type="string", format="date"),
     "a uuid": one(type="string", format="uuid"),
     "an unknown format": one(type="string", format="zip"),
+    "a pattern": one(type="string", pattern="^[a-f0-9]+$", minLength=8, maxLength=8),
     "a number": one(type="number"),
     "a whole number": one(type="integer"),
     "bounds": one(type="integer", minimum=5, maximum=6),
@@ -66,7 +68,6 @@ SCHEMAS = {
     "a tuple": one(type="array", prefixItems=[{"type": "string"}, {"type": "boolean"}], items=False, minItems=2),
     "a list of an enum": one(type="array", items={"enum": ["x", "y", "z"]}, minItems=2, uniqueItems=True),
     "nested": one(type="object", properties={"a": one(type="number")}, required=["a"]),
-    "a map": one(type="object", additionalProperties={"type": "integer"}, minProperties=2),
     "a reference": {"$defs": {"tree": TREE}, **one(**{"$ref": "#/$defs/tree"})},
     "a required recursion": {
         "$defs": {"tree": TREE | {"required": ["name", "kids"]}},
@@ -91,38 +92,47 @@ def test_an_author_chooses_the_arguments():
 
 
 WORDS = ("integer", "number", "string", "boolean", "null", "array", "object")
-
-
-KEYWORDS = (
-    "type",
-    "properties",
-    "required",
-    "enum",
-    "const",
-    "default",
-    "examples",
-    "minimum",
-    "maximum",
-    "exclusiveMinimum",
-    "exclusiveMaximum",
-    "multipleOf",
-    "minLength",
-    "maxLength",
-    "pattern",
-    "format",
-    "items",
-    "prefixItems",
-    "minItems",
-    "maxItems",
-    "minProperties",
-    "additionalProperties",
-    "anyOf",
-    "oneOf",
-    "allOf",
-    "$ref",
-    "$defs",
-    "contains",
+NUMBERS = st.integers(-20, 20) | st.floats(-5, 5).map(lambda value: round(value, 1))
+GOOD = st.recursive(
+    st.one_of(
+        st.fixed_dictionaries({"type": st.sampled_from(WORDS[:5])}),
+        st.tuples(st.integers(-20, 20), st.integers(0, 20)).map(
+            lambda pair: {"type": "integer", "minimum": pair[0], "maximum": sum(pair)}
+        ),
+        st.tuples(NUMBERS, st.floats(0.1, 5)).map(
+            lambda pair: {"type": "number", "exclusiveMinimum": pair[0], "exclusiveMaximum": sum(pair)}
+        ),
+        st.tuples(st.integers(1, 9), st.integers(-30, 30)).map(
+            lambda pair: {"type": "integer", "multipleOf": pair[0], "minimum": pair[1]}
+        ),
+        st.tuples(st.integers(0, 12), st.integers(0, 12)).map(
+            lambda pair: {"type": "string", "minLength": pair[0], "maxLength": sum(pair)}
+        ),
+        st.lists(st.integers() | st.text(max_size=3), min_size=1, max_size=3).map(lambda values: {"enum": values}),
+    ),
+    lambda inner: st.one_of(
+        st.tuples(inner, st.integers(0, 3)).map(lambda p: {"type": "array", "items": p[0], "minItems": p[1]}),
+        st.dictionaries(st.text("abc", min_size=1, max_size=2), inner, max_size=3).map(
+            lambda properties: {"type": "object", "properties": properties, "required": sorted(properties)}
+        ),
+        st.lists(inner, min_size=1, max_size=2).map(lambda ways: {"anyOf": ways}),
+        inner.map(lambda schema: {"allOf": [schema]}),
+    ),
+    max_leaves=6,
 )
+
+
+@given(st.dictionaries(st.text("abc", min_size=1, max_size=2), GOOD, max_size=4))
+def test_arguments_fit_any_schema_of_these_parts(properties):
+    schema = {"type": "object", "properties": properties, "required": sorted(properties)}
+    jsonschema_rs.validate(schema, arguments_for(schema))
+
+
+KEYWORDS = """
+    type properties required enum const default examples minimum maximum exclusiveMinimum exclusiveMaximum multipleOf
+    minLength maxLength pattern format items prefixItems minItems maxItems additionalProperties
+    anyOf oneOf allOf $ref $defs
+""".split()  # noqa: SIM905
 JSON = st.recursive(
     st.none()
     | st.booleans()
@@ -147,6 +157,16 @@ def test_a_schema_without_a_bottom_has_arguments_of_some_size():
     assert len(json.dumps(arguments_for({"$defs": {"a": wide}, "properties": {"v": {"$ref": "#/$defs/a"}}}))) < 100_000
     assert len(json.dumps(arguments_for(one(type="string", minLength=10**9)))) < 20_000
     assert len(json.dumps(arguments_for(one(type="array", items={"type": "integer"}, minItems=10**9)))) < 20_000
+
+
+@pytest.mark.parametrize("pattern", [r"^\d{3}$", "^[A-Z]{2}$", "^[a-f0-9]+$", r"^\d{4}-\d\d-\d\d$", "@", r"\.txt$"])
+def test_a_text_matches_a_usual_pattern(pattern):
+    assert re.search(pattern, arguments_for(one(type="string", pattern=pattern))["v"])
+
+
+@given(st.text("ab1[]()^$|?*+{},.\\d-", max_size=12))
+def test_no_pattern_makes_it_raise(pattern):
+    assert isinstance(arguments_for(one(type="string", pattern=pattern))["v"], str)
 
 
 # The mock
@@ -211,15 +231,12 @@ async def test_the_same_chat_has_the_same_reply():
         ('A sum, e.g. "2 + 3 * 4", of numbers.', "2 + 3 * 4"),
         ("A number such as 3.5 or 4.", "3.5"),
         ("A day (for example: 31 January) of a year", "31 January"),
-        ("A word, for example `tea`", "tea"),
         ("It is for example", "text"),
-        ("A word, for example " + "x" * 500, "text"),
     ],
 )
 def test_the_description_of_a_text_can_have_an_example(description, value):
     assert arguments_for(one(type="string", description=description)) == {"v": value}
     assert arguments_for(one(type="string", description=description, examples=["Rome"])) == {"v": "Rome"}
-    assert len(arguments_for(one(type="string", description=description, maxLength=2))["v"]) <= 2
 
 
 def test_the_name_of_a_text_can_say_what_it_is():

@@ -18,7 +18,6 @@ from osmosis_grpc.agent.tools import execute_tool_calls
 from osmosis_grpc.agent.workflow_runnable import WorkflowRunnable
 from osmosis_grpc.agentic import AgenticRollout, AgenticRolloutConfig
 from osmosis_grpc.cli.daemon_thread import run_in_daemon_thread
-from osmosis_grpc.cli.trial import try_out
 from osmosis_grpc.endpoints.endpoints import Endpoints
 from osmosis_grpc.endpoints.open_chats import OpenChats, Waits
 from osmosis_grpc.endpoints.requests import Asked, ModelRequest
@@ -156,12 +155,6 @@ async def run_in_a_thread(h, fail):
     fail()
     with pytest.raises(OSError, match="injected"):
         await asyncio.to_thread(run_in_daemon_thread, main)
-
-
-async def pulse(h, fail):
-    fail()
-    trial = await asyncio.to_thread(try_out, Talk(), 10.0)
-    assert trial.outcome is not None
 
 
 async def write_log(h, fail):
@@ -360,7 +353,6 @@ SCENARIOS = {
     "agent.tool_call": tool_call,
     "cli.demo_server": lambda h, fail: demo(h, fail, "cli.demo_server"),
     "cli.demo_trainer": lambda h, fail: demo(h, fail, "cli.demo_trainer"),
-    "cli.pulse": pulse,
     "cli.run_in_daemon_thread": run_in_a_thread,
     "console.write_log": write_log,
     "gateway.ask_chat": ask_chat,

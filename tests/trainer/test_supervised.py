@@ -4,7 +4,6 @@ A job that is declared without a scenario here fails its test.
 """
 
 import asyncio
-import io
 from types import SimpleNamespace
 
 import grpc
@@ -16,11 +15,9 @@ from osmosis_grpc.protocol.errors import AlreadyExists, Internal, LedgerError, T
 from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.testing.raw.server_frames import complete, init_reply, referring, status
 from osmosis_grpc.trainer import RolloutClient, RolloutRequest, SyncTrainer, Trainer, TrainerConfig, outcome_recorder
-from osmosis_grpc.trainer import progress_bar as progress_file
 from osmosis_grpc.trainer import target_sources as sources_file
 from osmosis_grpc.trainer import unreachable_warnings as unreachable_file
 from osmosis_grpc.trainer.loop_thread import LoopThread
-from osmosis_grpc.trainer.progress_bar import Progress
 from osmosis_grpc.trainer.transports.callback.recorder import CallbackRecorder
 from tests.server.workers.cluster import workers
 from tests.trainer.conftest import PATIENCE, USER, reply, talker
@@ -160,19 +157,6 @@ async def ask_workers(tools, name):
         await cluster.leave(1)
         await until(lambda: restarted(tools, name))
         await until(lambda: len(trainer.servers) == 1)
-
-
-@scenario("trainer.draw_progress")
-async def draw_progress(tools, name):
-    tools.monkeypatch.setattr(progress_file.Lines, "period", 0.01)
-    inject(name)
-    file = io.StringIO()
-    with Progress(1, file=file) as progress:
-        await until(lambda: restarted(tools, name))
-        done = asyncio.get_running_loop().create_future()
-        progress.watch(done)
-        done.cancel()
-        await until(lambda: "1 of 1 done" in file.getvalue())
 
 
 @scenario("trainer.answer_chat")

@@ -112,7 +112,7 @@ def test_a_report_is_printed(capsys):
     assert capsys.readouterr().out.startswith("agent loop calculator: ")
     bad = type("Bad", (CalculatorAgent,), {"get_tools": lambda self, request: [{"type": "function"}]})()
     assert not validate_and_report(bad, verbose=True)
-    assert "MISSING_FUNCTION" in capsys.readouterr().err
+    assert "INVALID_TOOL" in capsys.readouterr().err
 
 
 @pytest.mark.row("SDK S6")
