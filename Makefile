@@ -121,7 +121,6 @@ bench: .venv/.dev ## Run the benchmarks and print the table of their figures (mi
 	$(BIN)/python -m benchmarks.table
 	$(BIN)/python -m benchmarks.in_flight --mode http --rollouts 1000 --turns 2 --tokens 0 --latency 2
 	$(BIN)/python -m benchmarks.added_time --mode http
-	$(BIN)/python -m benchmarks.abandon
 
 plots: .venv/.dev ## Measure and draw how cost grows, into docs/plots (many minutes)
 	$(BIN)/python -m benchmarks.plots --folder docs/plots --record docs/plots/sweeps.json
