@@ -41,10 +41,7 @@ lint: .venv/.dev ## All linters, type checks, import contracts, and generated fi
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python scripts/lint_supervision.py
-	$(BIN)/python scripts/lint_system.py
-	$(BIN)/python scripts/lint_tests.py
-	$(BIN)/python scripts/lint_constructors.py
+	$(BIN)/python scripts/lint.py
 	$(BIN)/buf lint
 	$(BIN)/buf breaking --against proto/image.binpb
 	$(BIN)/python scripts/generate.py --check
@@ -56,7 +53,6 @@ lint: .venv/.dev ## All linters, type checks, import contracts, and generated fi
 	$(BIN)/python scripts/bill_of_materials.py --check
 	$(BIN)/python scripts/dashboard.py --check
 	$(BIN)/python scripts/conformance_coverage.py
-	$(BIN)/python scripts/conformance_transcripts.py --check
 
 collect: .venv/.dev ## Import all tests once, so that the workers of a new clone find them compiled
 	$(BIN)/pytest --collect-only -q > /dev/null || true
