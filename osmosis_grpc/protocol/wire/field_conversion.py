@@ -69,7 +69,7 @@ class Converter(Generic[T, M]):
     field becomes a tuple. `own` are the fields of the dataclass that the callers convert themselves.
     """
 
-    def __init__(self, cls: type[T], message: type[M], /, own: Sequence[str] = (), **codecs: Codec) -> None:
+    def __init__(self, cls: type[T], message: type[M], own: Sequence[str] = (), /, **codecs: Codec) -> None:
         self._cls, self._message = cls, message
         hints, known = get_type_hints(cls), message.DESCRIPTOR.fields_by_name
         self._rows = []
