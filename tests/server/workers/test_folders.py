@@ -5,9 +5,9 @@ from contextlib import AsyncExitStack, aclosing
 
 import pytest
 
-from osmosis_grpc.records.query import QueryDatabase, QueryError
 from osmosis_grpc.policies.scripted import EchoPolicy
 from osmosis_grpc.protocol.types import Annotation, RolloutFilter, RolloutState, events
+from osmosis_grpc.records.query import QueryDatabase, QueryError
 from osmosis_grpc.records.reading.annotator import open_annotator
 from osmosis_grpc.records.reading.folder_source import FolderSource
 from osmosis_grpc.records.reading.list_filter import FilterError
