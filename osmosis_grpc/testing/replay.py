@@ -7,13 +7,12 @@ import asyncio
 import difflib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import zip_longest
 from typing import Any, NoReturn
 
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.runnable import Runnable
-from osmosis_grpc.engine import Engine, EngineConfig, Peer
 from osmosis_grpc.engine.recorded_chats import ForkedChats
 from osmosis_grpc.protocol.errors import Aborted
 from osmosis_grpc.protocol.types import (
@@ -22,7 +21,6 @@ from osmosis_grpc.protocol.types import (
     EventKind,
     InitRequest,
     OutcomeStatus,
-    Receipt,
     RolloutOutcome,
     RolloutRequest,
     TrajectoryEvent,
@@ -30,7 +28,7 @@ from osmosis_grpc.protocol.types import (
     jsontext,
 )
 from osmosis_grpc.protocol.wire.status import from_code
-from osmosis_grpc.storage import MemoryJournal
+from osmosis_grpc.records.local_host import ONE, LocalHost, local_peer
 
 WIDTH = 100
 """The most characters of one line in a difference."""
@@ -122,6 +120,10 @@ class Recorded:
         return ""
 
 
+class _Stopped(Exception):
+    """The replay stops before the agent ends. The text is until_turn or recording_ended."""
+
+
 class _Replaying:
     """The trainer of the replay: answers from the recording and compares each chat with it."""
 
@@ -133,7 +135,7 @@ class _Replaying:
         self._callers: dict[tuple[str, int], Row] = {}
         self.rows: list[Row] = []
         self.asked: dict[tuple[str, int], events.ChatRequested] = {}
-        self.over: asyncio.Future[tuple[str, RolloutOutcome | None]] = asyncio.get_running_loop().create_future()
+        self.ended: asyncio.Future[RolloutOutcome] = asyncio.get_running_loop().create_future()
 
     def see(self, event: TrajectoryEvent) -> None:
         """Receive the events of the replay."""
@@ -165,12 +167,6 @@ class _Replaying:
         self.rows.append(row)
         self._callers[name] = row
 
-    async def complete(self, outcome: RolloutOutcome, /) -> Receipt:
-        """Record that the agent has ended."""
-        if not self.over.done():
-            self.over.set_result(("", outcome))
-        return Receipt.RECORDED
-
     def flush(self) -> None:
         """Show each chat that was not shown before."""
         for row in self.rows[self._shown :]:
@@ -179,8 +175,8 @@ class _Replaying:
 
     async def _stop(self, why: str) -> NoReturn:
         """Report the stop, and wait until the end of the engine cancels the agent."""
-        if not self.over.done():
-            self.over.set_result((why, None))
+        if not self.ended.done():
+            self.ended.set_exception(_Stopped(why))
         while True:
             await asyncio.Event().wait()
 
@@ -194,12 +190,15 @@ async def rerun(
     stop. The second is the outcome, or None after an early stop.
     """
     replaying = _Replaying(recorded, until_turn, show)
-    config = EngineConfig(max_concurrent=1, stop_again_after=(0.2, 0.5), trainer_grace=0.0)
-    init = InitRequest(request=recorded.request)
-    async with Engine([agent_loop], config, sinks=[replaying.see], journal=MemoryJournal()) as engine:
-        peer = Peer(replaying.chat, replaying.complete, has_tokens=True)
-        await engine.init(init, owner="", peer=peer, original=recorded.original)
-        stopped, outcome = await replaying.over
+    config = replace(ONE, trainer_grace=0.0)
+    async with LocalHost(agent_loop, replaying.chat, config, sinks=[replaying.see]) as host:
+        init, peer = InitRequest(request=recorded.request), local_peer(replaying.chat, replaying.ended)
+        await host.engine.init(init, owner="", peer=peer, original=recorded.original)
+        stopped, outcome = "", None
+        try:
+            outcome = await replaying.ended
+        except _Stopped as why:
+            stopped = str(why)
     replaying.flush()
     return stopped, outcome
 
