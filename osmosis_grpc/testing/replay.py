@@ -36,6 +36,8 @@ MESSAGE = 4 * WIDTH
 """A message of at most this many characters is shown on one line."""
 LINES = 40
 """The most lines of a difference that are shown."""
+STOPPED = {"until_turn": "stopped at --until-turn", "recording_ended": "the recording ends with the last chat"}
+"""For each reason of an early stop, the text for people."""
 _ABSENT = object()
 
 
@@ -127,7 +129,7 @@ class _Stopped(Exception):
 class _Replaying:
     """The trainer of the replay: answers from the recording and compares each chat with it."""
 
-    def __init__(self, recorded: Recorded, until_turn: int | None, show: Callable[[Row], None]) -> None:
+    def __init__(self, recorded: Recorded, until_turn: int | None, show: Callable[[Row], object]) -> None:
         self._recorded = recorded
         self._until = until_turn
         self._show = show
@@ -181,49 +183,70 @@ class _Replaying:
             await asyncio.Event().wait()
 
 
-async def rerun(
-    agent_loop: RolloutAgentLoop | Runnable, recorded: Recorded, until_turn: int | None, show: Callable[[Row], None]
-) -> tuple[str, RolloutOutcome | None]:
-    """Run the agent on the recording, and call `show` for every chat. Raises Internal when get_tools fails.
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What an agent did on a recording, beside the recording."""
 
-    Return two values. The first is the reason of an early stop: until_turn, recording_ended, or empty without an early
-    stop. The second is the outcome, or None after an early stop.
+    rows: list[Row]
+    """The chats that it asked."""
+    outcome: RolloutOutcome | None
+    """None if the replay stopped before the agent ended."""
+    stopped: str
+    """Why it stopped: until_turn, recording_ended, or empty."""
+    not_asked: list[tuple[str, int]]
+    """The recorded chats that the agent did not ask, by sample and number."""
+    why_not: str
+    """Why the result is not compared; empty if it is."""
+    result: list[Difference]
+    """The differences of the result."""
+
+    def differences(self) -> Iterator[tuple[tuple[str, int] | None, Difference]]:
+        """Yield each difference with its chat, or None for the result, in the order of chats."""
+        for row in self.rows:
+            found = row.difference
+            if found is not None:
+                where = f"chat {row.sample} {row.chat_number}: {found.where}"
+                yield (row.sample, row.chat_number), Difference(where, found.diff)
+        for sample, number in self.not_asked:
+            yield (sample, number), Difference(f"chat {sample} {number}: it was not asked", [])
+        for each in self.result:
+            yield None, Difference(f"result: {each.where}", each.diff)
+
+
+async def compare(
+    agent_loop: RolloutAgentLoop | Runnable,
+    recorded: Recorded,
+    until_turn: int | None = None,
+    show: Callable[[Row], object] = lambda row: None,
+) -> Comparison:
+    """Run the agent on the recording, and compare what it does.
+
+    Args:
+        agent_loop: The agent.
+        recorded: The rollout.
+        until_turn: Stop after so many chats.
+        show: Called with every chat.
+
+    Raises:
+        Internal: get_tools fails.
     """
     replaying = _Replaying(recorded, until_turn, show)
     config = replace(ONE, trainer_grace=0.0)
+    stopped, outcome = "", None
     async with LocalHost(agent_loop, replaying.chat, config, sinks=[replaying.see]) as host:
         init, peer = InitRequest(request=recorded.request), local_peer(replaying.chat, replaying.ended)
         await host.engine.init(init, owner="", peer=peer, original=recorded.original)
-        stopped, outcome = "", None
         try:
             outcome = await replaying.ended
         except _Stopped as why:
             stopped = str(why)
     replaying.flush()
-    return stopped, outcome
-
-
-async def differences(agent_loop: RolloutAgentLoop | Runnable, recorded: Recorded) -> list[Difference]:
-    """Run the agent on the recording, and return each difference: of chats, and then of the result.
-
-    The result of a rollout that its agent did not end is not compared. Raises Internal when get_tools fails.
-    """
-    rows: list[Row] = []
-    _, outcome = await rerun(agent_loop, recorded, None, rows.append)
-    found = [
-        Difference(f"chat {row.sample} {row.chat_number}: {row.difference.where}", row.difference.diff)
-        for row in rows
-        if row.difference is not None
-    ]
-    if outcome is None:
-        return found
-    asked = {(row.sample, row.chat_number) for row in rows}
-    missing = [name for name in recorded.questions if name not in asked]
-    found += [Difference(f"chat {sample} {number}", ["it was not asked"]) for sample, number in missing]
-    if not recorded.cut and recorded.outcome is not None:
-        result = result_differences(recorded.outcome, outcome)
-        found += [Difference(f"result: {each.where}", each.diff) for each in result]
-    return found
+    asked = {(row.sample, row.chat_number) for row in replaying.rows}
+    not_asked = [name for name in recorded.questions if name not in asked] if outcome is not None else []
+    why_not = STOPPED.get(stopped, "") or recorded.cut
+    compared = outcome is not None and recorded.outcome is not None and not why_not
+    result = result_differences(recorded.outcome, outcome) if compared else []  # type: ignore[arg-type]
+    return Comparison(replaying.rows, outcome, stopped, not_asked, why_not, result)
 
 
 def question_difference(recorded: events.ChatRequested | None, now: events.ChatRequested) -> Difference | None:
