@@ -289,7 +289,7 @@ def dashboard() -> dict[str, Any]:
     return {
         "uid": "osmosis-grpc",
         "title": "osmosis_grpc",
-        "description": "Agent servers and trainers of osmosis_grpc. docs/operators.md says how to read it.",
+        "description": "Agent servers and trainers of osmosis_grpc. docs/observe.md says how to read it.",
         "tags": ["osmosis"],
         "schemaVersion": 39,
         "version": 1,

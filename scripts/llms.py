@@ -81,6 +81,8 @@ PAGES = {
         "trainers",
         "policies",
         "operators",
+        "deploy",
+        "observe",
         "settings",
     ),
     "Protocol": ("write-a-trainer", "protocol", "conformance", "implementers", "compatibility"),

@@ -498,7 +498,7 @@ class Trainer:
     def collector(self) -> "PrometheusCollector":
         """Returns these metrics as a collector for prometheus_client, of the extra `server`.
 
-        It has histograms and the trainer's RPCs, too; docs/operators.md lists all names. Raises MissingExtraError.
+        It has histograms and the trainer's RPCs, too; docs/observe.md lists all names. Raises MissingExtraError.
 
             prometheus_client.REGISTRY.register(trainer.collector())
             prometheus_client.start_http_server(9464, addr="127.0.0.1")

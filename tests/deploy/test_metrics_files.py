@@ -79,7 +79,7 @@ def test_every_alert_is_tested_and_explained():
     cases = yaml.safe_load((DEPLOY / "prometheus" / "alerts_test.yml").read_text())["tests"]
     fired = {row["alertname"] for case in cases for row in case["alert_rule_test"] if row["exp_alerts"]}
     assert fired == set(alerts())
-    page = (ROOT / "docs" / "operators.md").read_text()
+    page = (ROOT / "docs" / "observe.md").read_text()
     assert [name for name in alerts() if f"`{name}`" not in page] == []
 
 

@@ -157,6 +157,7 @@ PAGES = {
         "docs/asynchronous.md",
         "docs/policies.md",
         "docs/operators.md",
+        "docs/observe.md",
         "docs/implementers.md",
         "docs/look.md",
         "docs/viewer.md",

@@ -1,4 +1,4 @@
-"""docs/operators.md lists the metrics that there are: their names, types, labels and what they say."""
+"""docs/observe.md lists the metrics that there are: their names, types, labels and what they say."""
 
 import re
 import urllib.request
@@ -11,7 +11,7 @@ from osmosis_grpc.trainer import Trainer
 from tests.observability.scrape import Page
 from tests.processes import ROOT
 
-TEXT = (ROOT / "docs" / "operators.md").read_text()
+TEXT = (ROOT / "docs" / "observe.md").read_text()
 SECTION = re.search(r"\n## Metrics\n(.*?)\n## ", TEXT, re.S)[1]
 SERVER, TRAINER = re.findall(r"\| metric \| type \|.*?\n\|[-|]+\n((?:\|.*\n)+)", SECTION)
 

@@ -7,7 +7,7 @@ import { create } from "@bufbuild/protobuf";
 import { durationMs } from "@bufbuild/protobuf/wkt";
 import { Code, ConnectError } from "@connectrpc/connect";
 import type { Rollout } from "./rollout.js";
-import type { Trainer } from "./trainer.js";
+import type { Rollouts } from "./rollouts.js";
 import { Deferred } from "./wire/deferred.js";
 import { chatReply, completeReply, newHello, type Frame } from "./wire/frames.js";
 import { isNamed, nameOf } from "./wire/names.js";
@@ -35,14 +35,14 @@ export class Attachment {
   private stream: PassThrough | undefined; // what the trainer sends; undefined during a break
   private chats = new Map<string, v1.ChatRequest>(); // chats of the stream without an answer
 
-  constructor(private readonly trainer: Trainer) {
-    this.hello = newHello(trainer.options.maxOpenChats ?? 256, trainer.options.history);
+  constructor(private readonly rollouts: Rollouts) {
+    this.hello = newHello(rollouts.options.maxOpenChats ?? 256, rollouts.options.history);
   }
 
   async open(signal: AbortSignal): Promise<void> {
     signal.addEventListener("abort", () => {
       if (!this.attached.settled) this.closing.abort();
-      this.attached.reject(new Error(`${this.trainer.options.target} cannot be reached: ${this.problem}`));
+      this.attached.reject(new Error(`${this.rollouts.options.target} cannot be reached: ${this.problem}`));
     });
     this.ended = this.run();
     await this.attached.promise;
@@ -55,7 +55,7 @@ export class Attachment {
 
   cancel(rollout: Rollout): void {
     const { rolloutId, attempt } = rollout.request;
-    if (!rollout.sent) return this.trainer.fail(rollout, new Error("cancelled")); // the server does not have it
+    if (!rollout.sent) return this.rollouts.fail(rollout, new Error("cancelled")); // the server does not have it
     const request = { selection: { case: "rolloutId" as const, value: rolloutId }, attempt };
     const frame = create(v1.CancelFrameSchema, { id: randomUUID(), request });
     this.cancels.set(frame.id, frame);
@@ -84,7 +84,7 @@ export class Attachment {
         const busy = [Code.Unavailable, Code.ResourceExhausted].includes(error.code);
         if (isAnswer(error) && (this.stream ? error.code === Code.Aborted : !busy)) {
           this.attached.reject(error); // another stream has the attachment id, or the hello was refused
-          return this.trainer.failAll(error);
+          return this.rollouts.failAll(error);
         }
       }
       pause = this.stream ? FIRST_PAUSE : Math.min(2 * pause, LONGEST_PAUSE);
@@ -102,7 +102,7 @@ export class Attachment {
     let heartbeats: NodeJS.Timeout | undefined;
     requests.write({ frames: [{ frame: { case: "hello", value: this.hello } }] });
     try {
-      for await (const { frames } of this.trainer.client.attach(requests, { signal })) {
+      for await (const { frames } of this.rollouts.client.attach(requests, { signal })) {
         silence.refresh();
         for (const each of frames) {
           if (this.stream) this.handle(each);
@@ -160,10 +160,10 @@ export class Attachment {
   private readonly handlers: Handlers = {
     chat: (request) => this.chat(request),
     abandonChat: (request) => this.abandon(request),
-    complete: ({ outcome }) => this.send(completeReply(outcome, () => this.trainer.record(outcome))),
+    complete: ({ outcome }) => this.send(completeReply(outcome, () => this.rollouts.record(outcome))),
     initReply: (reply) => this.initAnswered(reply),
     cancelReply: ({ id }) => this.cancels.delete(id),
-    unknownRollouts: ({ rollouts }) => rollouts.forEach((each) => this.trainer.restart(each.rolloutId, each.attempt)),
+    unknownRollouts: ({ rollouts }) => rollouts.forEach((each) => this.rollouts.restart(each.rolloutId, each.attempt)),
     window: ({ maxOpenRollouts }) => (this.window = maxOpenRollouts),
     draining: () => (this.window = 0),
   };
@@ -176,13 +176,13 @@ export class Attachment {
   }
 
   private initAnswered({ rolloutId, attempt, result }: v1.InitReply): void {
-    const rollout = this.trainer.rollouts.get(rolloutId);
+    const rollout = this.rollouts.newest.get(rolloutId);
     if (!rollout || rollout.request.attempt !== attempt) return;
     if (result.case === "response") rollout.accepted.resolve(result.value.tools);
     if (result.case !== "status") return;
     const error = fromStatus(result.value);
     const pause = retryAfter(error);
-    if (pause === undefined) return this.trainer.fail(rollout, error);
+    if (pause === undefined) return this.rollouts.fail(rollout, error);
     setTimeout(() => {
       rollout.sent = rollout.accepted.settled; // until then it keeps its slot
       this.sendInits();
@@ -195,7 +195,7 @@ export class Attachment {
     if (this.chats.has(name)) return; // the server gets one answer
     if (this.chats.size >= this.hello.maxOpenChats!) throw new Error("the server asks a chat beyond the window");
     this.chats.set(name, request);
-    void chatReply(request, this.trainer.answer(request)).then((frame) => {
+    void chatReply(request, this.rollouts.answer(request)).then((frame) => {
       if (this.chats.get(name) !== request) return; // a break, or abandoned
       this.chats.delete(name);
       this.send(frame);
@@ -204,6 +204,6 @@ export class Attachment {
 
   private abandon(request: v1.AbandonChatRequest): void {
     for (const [name, chat] of this.chats) if (isNamed(chat, request)) this.chats.delete(name);
-    this.trainer.abandon(request);
+    this.rollouts.abandon(request);
   }
 }

@@ -7,7 +7,7 @@ import { setTimeout as sleep } from "node:timers/promises";
 import { Code, ConnectError, type ConnectRouter, type HandlerContext } from "@connectrpc/connect";
 import { connectNodeAdapter } from "@connectrpc/connect-node";
 import type { Rollout } from "./rollout.js";
-import type { Trainer } from "./trainer.js";
+import type { Rollouts } from "./rollouts.js";
 import { hash } from "./wire/equality.js";
 import { newCallback } from "./wire/frames.js";
 import { hostAndPort } from "./wire/names.js";
@@ -23,14 +23,14 @@ export class Callbacks {
   private readonly sessions = new Set<http2.ServerHttp2Session>();
   private callback!: v1.Callback;
 
-  constructor(private readonly trainer: Trainer) {
+  constructor(private readonly rollouts: Rollouts) {
     this.server.on("session", (session) => {
       this.sessions.add(session.once("close", () => this.sessions.delete(session)));
     });
   }
 
   async open(signal: AbortSignal): Promise<void> {
-    const { client, options } = this.trainer;
+    const { client, options } = this.rollouts;
     const { features } = await client.getServerInfo({}, { signal });
     const { host, port } = hostAndPort(options.listen!);
     await new Promise<void>((resolve, reject) => {
@@ -42,7 +42,7 @@ export class Callbacks {
 
   /** Sends the Init until it is answered. Then asks from time to time whether the server still has the rollout. */
   async start(rollout: Rollout): Promise<void> {
-    const { client, options } = this.trainer;
+    const { client, options } = this.rollouts;
     const { rolloutId, attempt } = rollout.request;
     const callback = { ...this.callback, credential: hash(this.secret, rolloutId) };
     while (rollout.isOpen) {
@@ -54,8 +54,8 @@ export class Callbacks {
         const error = ConnectError.from(problem);
         if (!isAnswer(error)) pause = 500;
         else if (!rollout.accepted.settled) pause = retryAfter(error);
-        else if (error.code === Code.NotFound) this.trainer.restart(rolloutId, attempt);
-        if (pause === undefined) return this.trainer.fail(rollout, error);
+        else if (error.code === Code.NotFound) this.rollouts.restart(rolloutId, attempt);
+        if (pause === undefined) return this.rollouts.fail(rollout, error);
       }
       await sleep(pause, undefined, { signal: rollout.ended.signal }).catch(() => {});
     }
@@ -63,30 +63,30 @@ export class Callbacks {
 
   cancel({ request: { rolloutId, attempt } }: Rollout): void {
     const selection = { case: "rolloutId" as const, value: rolloutId };
-    this.trainer.client.cancel({ selection, attempt }, CALL_TIMEOUT).catch(() => {}); // its time limit ends it
+    this.rollouts.client.cancel({ selection, attempt }, CALL_TIMEOUT).catch(() => {}); // its time limit ends it
   }
 
   /** Answers the calls that are open, and closes the listener. */
   async close(): Promise<void> {
-    this.trainer.failAll(new Error("the trainer is closed"));
+    this.rollouts.failAll(new Error("the trainer is closed"));
     for (const session of this.sessions) session.close();
     await new Promise((resolve) => this.server.close(resolve));
   }
 
   private routes(router: ConnectRouter): void {
     router.service(v1.TrainerService, {
-      chat: (request, context) => this.trainerFor(request.rolloutId, context).answer(request),
-      abandonChat: (request, context) => (this.trainerFor(request.rolloutId, context).abandon(request), {}),
-      complete: ({ outcome }, context) => ({ receipt: this.trainerFor(outcome?.rolloutId, context).record(outcome) }),
+      chat: (request, context) => this.ownerFor(request.rolloutId, context).answer(request),
+      abandonChat: (request, context) => (this.ownerFor(request.rolloutId, context).abandon(request), {}),
+      complete: ({ outcome }, context) => ({ receipt: this.ownerFor(outcome?.rolloutId, context).record(outcome) }),
     });
   }
 
-  /** Returns the trainer for a call with the credential of the rollout, and refuses another call. */
-  private trainerFor(rolloutId: string | undefined, context: HandlerContext): Trainer {
+  /** Returns the rollouts for a call with the credential of the rollout, and refuses another call. */
+  private ownerFor(rolloutId: string | undefined, context: HandlerContext): Rollouts {
     const shown = context.requestHeader.get("authorization") ?? "";
     const isOf = (id: string): boolean => hash(shown) === hash(`Bearer ${hash(this.secret, id)}`); // in constant time
-    if (rolloutId !== undefined && isOf(rolloutId)) return this.trainer;
-    const isOurs = [...this.trainer.rollouts.keys()].some(isOf);
+    if (rolloutId !== undefined && isOf(rolloutId)) return this.rollouts;
+    const isOurs = [...this.rollouts.newest.keys()].some(isOf);
     if (isOurs) throw refusal(Code.PermissionDenied, "PERMISSION_DENIED", "the credential is of another rollout");
     throw refusal(Code.Unauthenticated, "UNAUTHENTICATED", "the credential is not of this trainer");
   }

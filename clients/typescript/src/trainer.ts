@@ -2,52 +2,30 @@
 
 import { randomUUID } from "node:crypto";
 import { create, type MessageInitShape } from "@bufbuild/protobuf";
-import { Code, createClient, type Client, type Interceptor } from "@connectrpc/connect";
+import { createClient, type Interceptor } from "@connectrpc/connect";
 import { createGrpcTransport } from "@connectrpc/connect-node";
 import { Attachment } from "./attachment.js";
 import { Callbacks } from "./callbacks.js";
-import { Rollout, type Policy } from "./rollout.js";
-import { refusal, superseded } from "./wire/status.js";
+import { Rollout } from "./rollout.js";
+import { Rollouts, type TrainerOptions } from "./rollouts.js";
 import * as v1 from "./wire/v1.js";
 
 const CONNECT_TIMEOUT = 30_000;
-const REMEMBERED = 3_600_000; // how long an ended rollout recognizes its outcome; Limits.outcome_ttl
-
-export interface TrainerOptions {
-  /** The agent server: HOST:PORT, or a URL that begins with https:// for TLS. */
-  target: string;
-  /** The token that the agent server requires. */
-  token?: string;
-  /** Samples the replies. */
-  policy: Policy;
-  /** Stores an outcome. Gets each once before the server gets its receipt. If it throws, the outcome comes again. */
-  onOutcome?: (outcome: v1.RolloutOutcome) => void;
-  /** HOST:PORT for callbacks; port 0 takes a free one. Without it the trainer opens a stream (Attach). */
-  listen?: string;
-  /** HOST:PORT at which the agent server reaches `listen`. The default is the address of the listener. */
-  advertise?: string;
-  /** Milliseconds between two questions whether the server still has a rollout, with callbacks. The default is 10,000. */
-  pollInterval?: number;
-  /** The form of histories. The default is full with callbacks, and delta over a stream. */
-  history?: v1.HistoryForm;
-  /** The number of chats that may be open over a stream. The default is 256. */
-  maxOpenChats?: number;
-}
 
 export class Trainer {
-  readonly rollouts = new Map<string, Rollout>(); // the newest attempt of each
-  readonly client: Client<typeof v1.RolloutService>;
+  private readonly rollouts: Rollouts;
   private readonly transport: Attachment | Callbacks;
-  private failure: unknown;
 
-  private constructor(readonly options: TrainerOptions) {
+  private constructor(options: TrainerOptions) {
     const authorize: Interceptor = (next) => (request) => {
       if (options.token) request.header.set("authorization", `Bearer ${options.token}`);
       return next(request);
     };
     const baseUrl = options.target.includes("://") ? options.target : `http://${options.target}`;
-    this.client = createClient(v1.RolloutService, createGrpcTransport({ baseUrl, interceptors: [authorize] }));
-    this.transport = options.listen === undefined ? new Attachment(this) : new Callbacks(this);
+    const client = createClient(v1.RolloutService, createGrpcTransport({ baseUrl, interceptors: [authorize] }));
+    this.rollouts = new Rollouts(options, client);
+    this.transport = options.listen === undefined ? new Attachment(this.rollouts) : new Callbacks(this.rollouts);
+    this.rollouts.send = (rollout) => void this.transport.start(rollout);
   }
 
   /** Connects to an agent server. Rejects if it refuses the trainer, or cannot be reached for 30 seconds. */
@@ -65,12 +43,13 @@ export class Trainer {
     request: MessageInitShape<typeof v1.InitRequestSchema>,
     signal?: AbortSignal,
   ): Promise<v1.RolloutOutcome> {
-    if (this.failure !== undefined) throw this.failure;
+    if (this.rollouts.failure !== undefined) throw this.rollouts.failure;
     const rolloutId = request.rolloutId || randomUUID();
-    if (this.rollouts.has(rolloutId)) throw new Error(`rollout ${rolloutId} was started before`);
-    const { result } = this.start(new Rollout(create(v1.InitRequestSchema, { ...request, rolloutId, attempt: 1 })));
+    if (this.rollouts.newest.has(rolloutId)) throw new Error(`rollout ${rolloutId} was started before`);
+    const init = create(v1.InitRequestSchema, { ...request, rolloutId, attempt: 1 });
+    const { result } = this.rollouts.start(new Rollout(init));
     const aborted = (): void => {
-      const newest = this.rollouts.get(rolloutId);
+      const newest = this.rollouts.newest.get(rolloutId);
       if (newest?.isOpen) this.transport.cancel(newest);
       result.reject(signal?.reason);
     };
@@ -82,76 +61,7 @@ export class Trainer {
   /** Leaves the agent server. Open rollouts reject; over a stream, the server ends them at once. */
   async close(): Promise<void> {
     await this.transport.close();
-    this.failAll(new Error("the trainer is closed"));
-  }
-
-  /** Answers a chat, from either transport. */
-  async answer(request: v1.ChatRequest): Promise<v1.ChatResponse> {
-    const { rolloutId, attempt } = request;
-    const { accepted } = this.find(rolloutId, attempt, Code.NotFound);
-    const tools = request.tools?.tools ?? (await accepted.promise); // the answer to the Init may come later
-    return this.find(rolloutId, attempt, Code.NotFound).answer(request, tools, this.options.policy);
-  }
-
-  /** Stops the sampling of chats whose replies are no longer wanted. */
-  abandon(request: v1.AbandonChatRequest): void {
-    const rollout = this.rollouts.get(request.rolloutId);
-    if (rollout?.request.attempt !== (request.attempt || 1)) return;
-    rollout.abandon(request);
-    if (request.reason === "SUPERSEDED") this.fail(rollout, new Error("a higher attempt replaced the rollout"));
-  }
-
-  /** Records an outcome and returns its receipt. */
-  record(outcome: v1.RolloutOutcome = create(v1.RolloutOutcomeSchema)): v1.Receipt {
-    const { rolloutId, attempt, resultId } = outcome;
-    const rollout = this.find(rolloutId, attempt, Code.InvalidArgument);
-    if (rollout.resultId) return rollout.resultId === resultId ? v1.Receipt.ALREADY_RECORDED : v1.Receipt.CONFLICT;
-    if (!rollout.isOpen) throw refusal(Code.Unavailable, "UNAVAILABLE", "the trainer does not wait for the rollout");
-    rollout.assemble(outcome);
-    this.options.onOutcome?.(outcome);
-    rollout.resultId = resultId;
-    rollout.result.resolve(outcome);
-    this.end(rollout);
-    return v1.Receipt.RECORDED;
-  }
-
-  /** Ends a rollout that has no outcome. */
-  fail(rollout: Rollout, error: unknown): void {
-    rollout.result.reject(error);
-    this.end(rollout);
-  }
-
-  failAll(error: unknown): void {
-    this.failure ??= error;
-    for (const rollout of this.rollouts.values()) if (rollout.isOpen) this.fail(rollout, error);
-  }
-
-  /** Starts the next attempt of a rollout that the server has forgotten. */
-  restart(rolloutId: string, attempt: number): void {
-    const rollout = this.rollouts.get(rolloutId);
-    if (!rollout?.isOpen || rollout.request.attempt !== attempt) return;
-    rollout.end();
-    this.start(new Rollout({ ...rollout.request, attempt: attempt + 1 }, rollout.result));
-  }
-
-  private start(rollout: Rollout): Rollout {
-    this.rollouts.set(rollout.request.rolloutId, rollout);
-    this.transport.start(rollout);
-    return rollout;
-  }
-
-  private end(rollout: Rollout): void {
-    rollout.end();
-    setTimeout(() => this.rollouts.delete(rollout.request.rolloutId), REMEMBERED).unref();
-  }
-
-  /** Returns an attempt, or throws the status with which a trainer refuses another one. */
-  private find(rolloutId: string, attempt: number, unknown: Code): Rollout {
-    const rollout = this.rollouts.get(rolloutId);
-    const newest = rollout?.request.attempt ?? 0;
-    const asked = attempt || 1;
-    if (asked < newest) throw superseded(rolloutId, newest);
-    if (rollout && asked === newest) return rollout;
-    throw refusal(unknown, "ROLLOUT_UNKNOWN", `attempt ${asked} of ${rolloutId} was not started here`);
+    this.rollouts.failAll(new Error("the trainer is closed"));
   }
 }
+

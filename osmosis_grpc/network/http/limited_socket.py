@@ -109,7 +109,7 @@ class LimitedSocket(socket.socket):
                 self._log.warn(f"{problem}: the oldest idle one is closed for a new one")
                 connection.end()
                 return True
-        self._log.warn(f"{problem}, all in use: a new one is refused; docs/operators.md has the limits")
+        self._log.warn(f"{problem}, all in use: a new one is refused; docs/deploy.md has the limits")
         return False
 
     def _forget(self, network: str, peer: tuple[str, int], left: Accepted) -> None:
