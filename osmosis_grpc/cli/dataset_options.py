@@ -226,8 +226,8 @@ def _config_sources(options: RunOptions) -> ConfigSources:
     """Return the sources of the configurations of a workflow and its grader. Raises LoadError."""
     given = SourceOptions(
         config=options.config,
-        workflow_config=tuple(options.workflow_config or ()),
-        grader_config=tuple(options.grader_config or ()),
+        workflow_config=options.workflow_config,
+        grader_config=options.grader_config,
         grader=options.grader,
     )
     return given.sources()

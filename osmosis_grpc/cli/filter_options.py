@@ -1,6 +1,6 @@
 """Declares the options that select rollouts. Imports only typer."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -62,22 +62,9 @@ class FilterOptions:
         """Return these options and a limit, as the reader of rollouts takes them."""
         from osmosis_grpc.records.reading.list_filter import ListOptions
 
-        return ListOptions(
-            states=tuple(self.state or ()),
-            agent=self.agent,
-            group=self.group,
-            reasons=tuple(self.reason or ()),
-            finish_reason=self.finish_reason,
-            min_reward=self.min_reward,
-            max_reward=self.max_reward,
-            since=self.since,
-            before=self.before,
-            stalled=self.stalled,
-            undelivered=self.undelivered,
-            forked_from=self.forked_from,
-            limit=limit,
-            oldest=self.oldest,
-        )
+        chosen = {field.name: getattr(self, field.name) for field in fields(self)}
+        states, reasons = (tuple(chosen.pop(name) or ()) for name in ("state", "reason"))
+        return ListOptions(states=states, reasons=reasons, limit=limit, **chosen)
 
 
 with_filters = with_options(FilterOptions, "filters")

@@ -1,6 +1,6 @@
 """Declares the options of the commands that run an agent over a dataset. Imports only typer."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated
 
 import typer
@@ -91,3 +91,8 @@ class RunOptions:
 
 with_run_options = with_options(RunOptions, "run")
 """Gives a command the options of RunOptions. The function gets them as its parameter `run`."""
+_OF_MODELS = ("model", "tokenizer", "base_url", "api_key", "timeout", "save_dir")
+with_model_options = with_options(
+    RunOptions, "model", without=tuple(field.name for field in fields(RunOptions) if field.name not in _OF_MODELS)
+)
+"""Gives a command those options that say which model replies, for how long, and where the run is kept."""

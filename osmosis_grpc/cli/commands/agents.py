@@ -4,8 +4,9 @@ from typing import Annotated
 
 import typer
 
+from osmosis_grpc.cli.agent_sources import SourceOptions, with_agent_sources
 from osmosis_grpc.cli.commands.shared import Json
-from osmosis_grpc.cli.config_options import ConfigFile, GraderClass, GraderConfig, WorkflowConfig
+from osmosis_grpc.cli.config_options import ConfigFile
 
 commands = typer.Typer()
 
@@ -32,6 +33,7 @@ def init(
 
 
 @commands.command()
+@with_agent_sources
 def validate(
     unnamed: Annotated[list[str] | None, typer.Argument(metavar="-m MODULE:ATTR", hidden=True)] = None,
     module: Annotated[
@@ -44,24 +46,15 @@ def validate(
     timeout: Annotated[
         float, typer.Option("--timeout", metavar="SECONDS", help="How long such a rollout may take.")
     ] = AGENT_TIMEOUT,
-    config: ConfigFile = None,
-    workflow_config: WorkflowConfig = None,
-    grader_config: GraderConfig = None,
-    grader: GraderClass = None,
+    *,
+    sources: SourceOptions,
     json: Json = False,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", hidden=True)] = False,
 ) -> None:
     """Check agent loops and workflows. Exit codes: 0 without errors, 1 with errors, 2 with nothing to check."""
-    from osmosis_grpc.cli.agent_sources import SourceOptions
     from osmosis_grpc.cli.validate import validate_all
 
-    given = SourceOptions(
-        config=config,
-        workflow_config=tuple(workflow_config or ()),
-        grader_config=tuple(grader_config or ()),
-        grader=grader,
-    )
-    raise typer.Exit(validate_all(unnamed or [], module or [], given, run=run, timeout=timeout, json=json))
+    raise typer.Exit(validate_all(unnamed or [], module or [], sources, run=run, timeout=timeout, json=json))
 
 
 @commands.command(short_help="Run eight rollouts of an example or of your agent.")

@@ -4,8 +4,10 @@ from typing import Annotated
 
 import typer
 
+from osmosis_grpc.cli.agent_sources import SourceOptions as AgentSources
+from osmosis_grpc.cli.agent_sources import with_agent_sources
 from osmosis_grpc.cli.commands.shared import Attempt, Json
-from osmosis_grpc.cli.config_options import ConfigFile, GraderClass, GraderConfig, WorkflowConfig
+from osmosis_grpc.cli.run_options import RunOptions, with_model_options
 from osmosis_grpc.cli.source_options import SourceOptions, with_source
 
 commands = typer.Typer()
@@ -13,6 +15,7 @@ commands = typer.Typer()
 
 @commands.command(short_help="Run recorded rollouts' agents again, and compare.")
 @with_source
+@with_agent_sources
 def replay(
     rollout: Annotated[str | None, typer.Argument(metavar="[ROLLOUT]", help="The rollout's id.")] = None,
     module: Annotated[
@@ -45,12 +48,9 @@ def replay(
     timeout: Annotated[
         float, typer.Option("--timeout", metavar="SECONDS", min=0.1, max=604_800, help="With --all: of one rollout.")
     ] = 1800.0,
-    config: ConfigFile = None,
-    workflow_config: WorkflowConfig = None,
-    grader_config: GraderConfig = None,
-    grader: GraderClass = None,
-    json: Json = False,
     *,
+    sources: AgentSources,
+    json: Json = False,
     source: SourceOptions,
 ) -> None:
     """Run recorded rollouts' agents again on the recorded replies, and compare what they ask, byte for byte.
@@ -61,18 +61,10 @@ def replay(
 
     Exit codes: 0 no difference, 1 a difference, 2 there is nothing to replay, 130 Ctrl-C.
     """
-    from osmosis_grpc.cli.agent_sources import SourceOptions as AgentSources
-
-    given = AgentSources(
-        config=config,
-        workflow_config=tuple(workflow_config or ()),
-        grader_config=tuple(grader_config or ()),
-        grader=grader,
-    )
     if not all_:
         from osmosis_grpc.cli.replay import run_replay
 
-        raise typer.Exit(run_replay(rollout, module or [], given, until_turn, attempt, source, json=json))
+        raise typer.Exit(run_replay(rollout, module or [], sources, until_turn, attempt, source, json=json))
     from osmosis_grpc.cli.replay_all import ReplayAllOptions, run_replay_all
     from osmosis_grpc.records.reading.list_filter import ListOptions
     from osmosis_grpc.serve.startup import usage_error
@@ -81,13 +73,15 @@ def replay(
         usage_error("replay", "--all replays every rollout; leave out ROLLOUT, --attempt and --until-turn")
     chosen = ListOptions(states=tuple(state or ()), agent=agent, group=group, since=since, before=before, limit=limit)
     options = ReplayAllOptions(
-        modules=tuple(module or ()), agents=given, chosen=chosen, concurrency=concurrency, timeout=timeout, json=json
+        modules=tuple(module or ()), agents=sources, chosen=chosen, concurrency=concurrency, timeout=timeout, json=json
     )
     raise typer.Exit(run_replay_all(options, source))
 
 
 @commands.command(short_help="Run a recorded rollout again from one of its chats on.")
 @with_source
+@with_agent_sources
+@with_model_options
 def fork(
     rollout: Annotated[str, typer.Argument(metavar="ROLLOUT", help="The rollout to fork from.")],
     at_chat: Annotated[
@@ -99,36 +93,10 @@ def fork(
         list[str] | None,
         typer.Option("-m", "--module", metavar="MODULE:ATTR", help="Run its agent loop here; may be repeated."),
     ] = None,
-    model: Annotated[
-        str, typer.Option("--model", metavar="NAME", help="What replies from there on, as in test --model.")
-    ] = "gpt-5-mini",
-    tokenizer: Annotated[
-        str | None,
-        typer.Option("--tokenizer", metavar="FOLDER", help="tokenizer.json and chat template, for a model over gRPC."),
-    ] = None,
-    base_url: Annotated[
-        str | None,
-        typer.Option("--base-url", metavar="URL", help="An OpenAI-compatible server. Default: OPENAI_BASE_URL"),
-    ] = None,
-    api_key: Annotated[
-        str | None,
-        typer.Option(
-            "--api-key", metavar="KEY", help="Its key. Others see a command line: prefer the variable OPENAI_API_KEY."
-        ),
-    ] = None,
-    timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", min=0.1, max=604_800, help="The most time, with -m.")
-    ] = 1800.0,
-    save_dir: Annotated[
-        str | None,
-        typer.Option("--save-dir", metavar="DIR", help="The run's folder, with -m. Default: ./.osmosis/runs/TIME-ID"),
-    ] = None,
-    config: ConfigFile = None,
-    workflow_config: WorkflowConfig = None,
-    grader_config: GraderConfig = None,
-    grader: GraderClass = None,
-    json: Json = False,
     *,
+    model: RunOptions,
+    sources: AgentSources,
+    json: Json = False,
     source: SourceOptions,
 ) -> None:
     """Run a recorded rollout again: its agent gets the recorded replies up to a chat, and live ones from there.
@@ -139,9 +107,7 @@ def fork(
 
     Exit codes: 0 COMPLETED, 1 the fork ended in another way, 2 it could not start, 130 Ctrl-C.
     """
-    from osmosis_grpc.cli.agent_sources import SourceOptions as AgentSources
     from osmosis_grpc.cli.fork import ForkOptions, run_fork_command
-    from osmosis_grpc.cli.run_options import RunOptions
 
     options = ForkOptions(
         rollout=rollout,
@@ -149,15 +115,8 @@ def fork(
         sample=sample,
         attempt=attempt,
         modules=tuple(module or ()),
-        model=RunOptions(
-            model=model, tokenizer=tokenizer, base_url=base_url, api_key=api_key, timeout=timeout, save_dir=save_dir
-        ),
-        agents=AgentSources(
-            config=config,
-            workflow_config=tuple(workflow_config or ()),
-            grader_config=tuple(grader_config or ()),
-            grader=grader,
-        ),
+        model=model,
+        agents=sources,
         json=json,
     )
     raise typer.Exit(run_fork_command(options, source))
