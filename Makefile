@@ -41,10 +41,7 @@ lint: .venv/.dev ## All linters, type checks, import contracts, and generated fi
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python scripts/lint_supervision.py
-	$(BIN)/python scripts/lint_system.py
-	$(BIN)/python scripts/lint_tests.py
-	$(BIN)/python scripts/lint_constructors.py
+	$(BIN)/python scripts/lint.py
 	$(BIN)/buf lint
 	$(BIN)/buf breaking --against proto/image.binpb
 	$(BIN)/python scripts/generate.py --check
@@ -56,7 +53,6 @@ lint: .venv/.dev ## All linters, type checks, import contracts, and generated fi
 	$(BIN)/python scripts/bill_of_materials.py --check
 	$(BIN)/python scripts/dashboard.py --check
 	$(BIN)/python scripts/conformance_coverage.py
-	$(BIN)/python scripts/conformance_transcripts.py --check
 
 collect: .venv/.dev ## Import all tests once, so that the workers of a new clone find them compiled
 	$(BIN)/pytest --collect-only -q > /dev/null || true
@@ -121,7 +117,6 @@ bench: .venv/.dev ## Run the benchmarks and print the table of their figures (mi
 	$(BIN)/python -m benchmarks.table
 	$(BIN)/python -m benchmarks.in_flight --mode http --rollouts 1000 --turns 2 --tokens 0 --latency 2
 	$(BIN)/python -m benchmarks.added_time --mode http
-	$(BIN)/python -m benchmarks.abandon
 
 plots: .venv/.dev ## Measure and draw how cost grows, into docs/plots (many minutes)
 	$(BIN)/python -m benchmarks.plots --folder docs/plots --record docs/plots/sweeps.json

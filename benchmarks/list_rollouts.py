@@ -1,16 +1,10 @@
-"""Lists of a journal with many rollouts: the time of the command and of the RPC, and the rate of a server meanwhile.
+"""Lists of a journal with many rollouts: the time of the command and of the RPC.
 
-python -m benchmarks.list_rollouts [--rollouts 100000] [--state-dir DIR] [--starts N] [--calls N] [--alternations N]
-    [--seconds S] [--every S] [--command-every S] [--in-flight N] [--json]
+python -m benchmarks.list_rollouts [--rollouts 100000] [--state-dir DIR] [--starts N] [--calls N] [--json]
 
 The journal is that of benchmarks.full_journal. With --state-dir it is used again if it exists. A server uses it all the
 time. Each list has a filter and at most 100 rows. `command_s` is the median time of `osmosis-grpc list` on the folder
 and on the server, for the slowest filter; `rpc_ms` is that of ListRollouts.
-
-Then a trainer runs rollouts, and phases without and with lists alternate. `rpc_ratio` is the rate while one client
-lists every --every seconds, over the mean rate of the phases before and after it; `command_ratio` is that while the
-command reads the folder every --command-every seconds. Both are medians. The command may use the cores of the server
-and of the trainer; most of its work is its own start.
 """
 
 import asyncio
@@ -25,7 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.burden import Ratios
 from benchmarks.figures import Broken, Parser, measured, progress, show
 from benchmarks.full_journal import fill
 from benchmarks.processes import CORES, ROOT, Server, environment_with, server
@@ -41,38 +34,19 @@ FILTERS = {
     "no match": (RolloutFilter(agent_loop="none"), ["--agent", "none"]),
     "stalled": (RolloutFilter(stalled=5.0), ["--stalled", "5s"]),
 }
-ONCE = RolloutFilter(failure_reasons=["CHAT_REFUSED"])
-"""The filter of the lists in the phases. It looks at most rows of the index before it has found a page."""
 
 
-async def measure(
-    folder: Path,
-    *,
-    rollouts: int,
-    starts: int,
-    calls: int,
-    alternations: int,
-    seconds: float,
-    every: float,
-    command_every: float,
-    in_flight: int,
-) -> dict[str, Any]:
+async def measure(folder: Path, *, rollouts: int, starts: int, calls: int) -> dict[str, Any]:
     """Return all figures."""
     if not (folder / "journal.db").exists():
         progress(f"writing {rollouts} rollouts to {folder}")
         await fill(folder, rollouts, 2, 64)
     began = time.perf_counter()
-    with server("attach", in_flight, ["--state-dir", str(folder)]) as started:
+    with server("attach", 64, ["--state-dir", str(folder)]) as started:
         ready = time.perf_counter() - began
         figures: dict[str, Any] = {"benchmark": "list_rollouts", "rollouts": rollouts, "ready_s": round(ready, 2)}
         async with RolloutClient(started.grpc) as client:
             figures |= await _times(client, folder, started, starts, calls)
-            ratios = Ratios(started, alternations, seconds, in_flight)
-            figures |= await ratios.measure("rpc", lambda: _repeat(partial(_page, client, ONCE), every))
-            line = _line(["--state-dir", str(folder)], FILTERS["rare reason"][1])
-            figures |= await ratios.measure(
-                "command", lambda: _repeat(partial(asyncio.to_thread, _run, line), command_every)
-            )
     return figures
 
 
@@ -118,20 +92,10 @@ async def _timed(call: Callable[[], Awaitable[None]]) -> float:
     return time.perf_counter() - began
 
 
-async def _repeat(call: Callable[[], Awaitable[None]], every: float) -> None:
-    """Call again and again, and begin a call every `every` seconds."""
-    while True:
-        began = time.perf_counter()
-        await call()
-        await asyncio.sleep(max(0.0, began + every - time.perf_counter()))
-
-
 def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("--state-dir", type=Path, metavar="DIR", help="keep the journal here")
-    parser.amounts(
-        rollouts=100_000, starts=5, calls=50, alternations=5, seconds=10.0, every=1.0, command_every=10.0, in_flight=64
-    )
+    parser.amounts(rollouts=100_000, starts=5, calls=50)
     given = vars(parser.parse_args())
     as_json, state_dir = given.pop("json"), given.pop("state_dir")
     with ExitStack() as stack:

@@ -4,6 +4,7 @@ Agent authors use osmosis_grpc.rollout, trainers osmosis_grpc.trainer. This modu
 osmosis_ai. Importing it imports nothing heavy.
 """
 
+import contextlib
 import importlib
 from typing import Any
 
@@ -41,12 +42,10 @@ def __getattr__(name: str) -> Any:
         rollout = importlib.import_module("osmosis_grpc.rollout")
         if name in __all__:
             return getattr(rollout, name)
-        from osmosis_grpc.agent.missing_names import missing_name
-
-        known = name in rollout.__all__
-        text = f"{name} is in osmosis_grpc.rollout: import it from there" if known else missing_name(name)
-        if text is not None:
-            raise ImportError(text, name=__name__)
+        if name in rollout.__all__:
+            raise ImportError(f"{name} is in osmosis_grpc.rollout: import it from there", name=__name__)
+        with contextlib.suppress(AttributeError):
+            getattr(rollout, name)  # raises ImportError for a name of an older system
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -36,8 +36,8 @@ from osmosis_grpc.network.tls import ClientTls, ServerTls
 from osmosis_grpc.records.export import Export, ExportOptions, VerlConfig
 from osmosis_grpc.rollout import RolloutAgentLoop
 from osmosis_grpc.server import AgentServer, ServerConfig
-from osmosis_grpc.settings.line import FIELDS
-from osmosis_grpc.settings.option import Field
+from osmosis_grpc.settings.line import OPTIONS
+from osmosis_grpc.settings.option import Option
 from osmosis_grpc.tools.kubernetes import KubernetesCluster, KubernetesConfig
 from osmosis_grpc.tools.sandbox import LocalSandbox, SandboxLimits
 from osmosis_grpc.trainer import RolloutClient, SyncTrainer, Trainer, TrainerConfig
@@ -53,7 +53,11 @@ commands](#other-commands), [other variables](#other-variables), and the [argume
 
 ## serve and the gateway
 
-- A value wins in this order: command line, environment variable, file `.env` in the current folder, default.
+- A value wins in this order: command line, environment variable, file `.env` in the current folder, the tables
+  `[server]` and `[client]` of the TOML file of `serve --config`, default. A key is the end of the variable's name, in
+  lower case, such as `grpc_port` in `[server]`. Secrets are not read from the file: name
+  their own files in it.
+- `serve --help` shows the options that are used most, and `serve --help-all` all of them.
 - In a variable, a list is separated by blanks, tokens and commands are separated by line ends, and a switch is `true`
   or `false`.
 - A switch has a second flag that turns it off again: `--no-reload` for `--reload`, `--http` for `--no-http`.
@@ -134,9 +138,9 @@ NAMES = {"serve": "`serve`", "gateway": "gateway"}
 def page() -> str:
     """Return the text of the page."""
     parts = [HEAD]
-    for group in dict.fromkeys(field.option.group for field in FIELDS.values()):
+    for group in dict.fromkeys(option.group for option in OPTIONS.values()):
         parts += [f"\n### {group}\n\n", "| option | variable | default | what it does | of |\n|---|---|---|---|---|\n"]
-        parts += [row(field) for field in FIELDS.values() if field.option.group == group]
+        parts += [row(option) for option in OPTIONS.values() if option.group == group]
     parts += [COMMANDS, *commands()]
     parts += ["\n## Other variables\n\n| variable | what it does |\n|---|---|\n"]
     parts += [_row(f"`{name}`", text) for name, text in VARIABLES.items()]
@@ -146,19 +150,19 @@ def page() -> str:
     return "".join(parts)
 
 
-def row(field: Field) -> str:
+def row(option: Option) -> str:
     """Return the row of an option."""
-    value = f" {field.option.metavar}" if field.option.metavar else ""
-    flags = ", ".join(f"`{flag}`" for flag in field.option.flags[:-1])
-    last = f"`{field.option.flags[-1]}{value}`" if field.option.flags else ""
-    facts = [text for text in (field.option.help, f"{field.bounds}." if field.bounds else "") if text]
-    facts += ["May be repeated."] if field.several else []
+    flags = option.flags[:-1] if option.switch else option.flags
+    texts = [f"`{flag}`" for flag in flags[:-1]] + [
+        f"`{flag} {option.metavar}`".replace(" `", "`") for flag in flags[-1:]
+    ]
+    facts = [option.help, f"{option.range}." if option.range else "", "May be repeated." if option.several else ""]
     return _row(
-        ", ".join(filter(None, (flags, last))),
-        f"`{field.variable}`",
-        f"`{field.default}`" if field.default else "",
-        " ".join(facts),
-        ", ".join(NAMES[command] for command in field.option.commands),
+        ", ".join(texts),
+        f"`{option.variable}`",
+        f"`{option.default}`" if option.default else "",
+        " ".join(filter(None, facts)),
+        ", ".join(NAMES[command] for command in option.commands),
     )
 
 

@@ -1,4 +1,4 @@
-"""Waits for conditions. `scripts/lint_tests.py` forbids a sleep in its place."""
+"""Waits for conditions. `scripts/lint.py` forbids a sleep in its place."""
 
 import asyncio
 import inspect

@@ -19,7 +19,7 @@ import typer
 from osmosis_grpc.network.bearer_tokens import check_token
 from osmosis_grpc.serve import entrypoint
 from osmosis_grpc.serve.startup import read_settings, server_security, usage_errors, warn_about_settings
-from osmosis_grpc.settings.command import command
+from osmosis_grpc.settings.command import add_command
 from osmosis_grpc.settings.line import Line
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ log = logging.getLogger(NAME)
 def run(line: Line) -> None:
     """Serve the legacy HTTP contract in front of a gRPC agent server."""
     from osmosis_grpc.settings import logs
-    from osmosis_grpc.settings.settings import forget_secrets
+    from osmosis_grpc.settings.environment import forget_secrets
 
     settings = read_settings(NAME, line)
     forget_secrets()
@@ -127,7 +127,10 @@ def _callback_key(path: Path) -> str:
         return ""
 
 
-gateway = command("gateway", "--target HOST:PORT [OPTIONS]", run)
+def add_gateway(app: typer.Typer, name: str) -> None:
+    """Add the command to an application."""
+    add_command(app, name, "--target HOST:PORT [OPTIONS]", run, of="gateway")
+
 
 if __name__ == "__main__":
-    sys.exit(entrypoint.run(lambda: entrypoint.single(NAME, "osmosis_gateway.__main__", "gateway")))
+    sys.exit(entrypoint.run(lambda: entrypoint.single(NAME, add_gateway)))

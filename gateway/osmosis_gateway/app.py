@@ -10,14 +10,14 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
+import osmosis_grpc.endpoints  # noqa: F401 # serves the base URLs of rollouts
 from osmosis_gateway.http_server import tokens_of
 from osmosis_gateway.in_process import InProcessRollouts, NotStarted
 from osmosis_gateway.leases import Leases
 from osmosis_gateway.legacy_trainers import HttpTrainers
-from osmosis_gateway.lifecycle import Lifecycle
 from osmosis_gateway.outgoing_calls import Calls
 from osmosis_gateway.rollout_routes import add_rollout_routes
-from osmosis_gateway.routes import HttpAccess, add_routes, gateway_app
+from osmosis_gateway.routes import HttpAccess, add_routes
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.ports import EventSink
 from osmosis_grpc.agent.request_model import metadata_limit_that_was_set
@@ -25,12 +25,14 @@ from osmosis_grpc.agent.validator import validate_agent_loop
 from osmosis_grpc.engine import Engine, EngineConfig
 from osmosis_grpc.network.bearer_tokens import Tokens, check_token
 from osmosis_grpc.network.http.http1 import BoundedProtocol
+from osmosis_grpc.network.http.server import http_app
 from osmosis_grpc.network.server_security import ServerSecurity
 from osmosis_grpc.network.target_policy import TargetPolicy, is_loopback
 from osmosis_grpc.observability.server_metrics import ServerMetrics
 from osmosis_grpc.protocol.errors import OsmosisRolloutError
 from osmosis_grpc.server.tracelog import DebugLog, TraceLog, new_folder
-from osmosis_grpc.settings.settings import RolloutSettings, forget_secrets, get_settings
+from osmosis_grpc.settings.environment import forget_secrets
+from osmosis_grpc.settings.settings import RolloutSettings, get_settings
 from osmosis_grpc.storage import MemoryJournal
 
 log = logging.getLogger(__name__)
@@ -97,20 +99,19 @@ def create_app(
             async def drain() -> None:
                 engine.shutdown.drain()
 
-            app.state.leases, app.state.lifecycle = leases, Lifecycle(engine, drain)
-            app.state.engine, app.state.rollouts = engine, InProcessRollouts(engine, trainers.peer)
-            app.state.metrics = ServerMetrics(engine)
+            app.state.engine, app.state.metrics = engine, ServerMetrics(engine)
+            app.state.rollouts = InProcessRollouts(engine, trainers.peer, leases, drain)
             if on_startup is not None:
                 await on_startup()
             try:
                 yield
                 await engine.shutdown.stop(0.0 if app.state.called_by_test_client else DRAIN_TIMEOUT)
             finally:
-                app.state.rollouts, app.state.leases, app.state.lifecycle = NotStarted(agent_loop.name), None, None
+                app.state.rollouts = NotStarted(agent_loop.name)
                 if on_shutdown is not None:
                     await on_shutdown()
 
-    app = gateway_app("osmosis_grpc", lifespan=lifespan)
+    app = http_app("osmosis_grpc", lifespan=lifespan)
     app.state.rollouts, app.state.called_by_test_client = NotStarted(agent_loop.name), False
     app.state.make_sinks = partial(_sinks, debug_dir)
     limit = metadata_limit_that_was_set() or known.server.max_metadata_size_bytes

@@ -15,17 +15,17 @@ from fastapi.responses import JSONResponse
 
 from osmosis_gateway import http_bodies
 from osmosis_gateway.http_bodies import ChatBody, CompletedBody
-from osmosis_gateway.http_server import HttpServer
 from osmosis_gateway.outgoing_calls import Base, Calls
 from osmosis_gateway.relay import Relay, count_tool_messages
-from osmosis_gateway.rollout_keys import RolloutKeys
-from osmosis_gateway.routes import body_of, gateway_app, invalid, responses
+from osmosis_gateway.routes import body_of, invalid, responses
 from osmosis_grpc.agent import RolloutContext, RolloutResult
 from osmosis_grpc.agent.grader_limit import refuse_grader_timeout
 from osmosis_grpc.agent.loop import name_problem
 from osmosis_grpc.agent.result_check import RunOutcome, outcome_of
+from osmosis_grpc.endpoints.rollout_keys import RolloutKeys
 from osmosis_grpc.network.bearer_tokens import bearer
 from osmosis_grpc.network.http.bounded_json import BodyRefused, Bounds, read_json
+from osmosis_grpc.network.http.server import HttpServer, http_app
 from osmosis_grpc.protocol.errors import (
     CallError,
     FailedPrecondition,
@@ -210,7 +210,7 @@ class HttpAgent:
         return self._relays.get(key)
 
     def _app(self) -> FastAPI:
-        app = gateway_app("osmosis_grpc, for a legacy agent server")
+        app = http_app("osmosis_grpc, for a legacy agent server")
         app.add_exception_handler(RolloutEndedError, _ended)
         bounds = Bounds()
 

@@ -8,14 +8,13 @@ from osmosis_gateway import http_bodies
 from osmosis_gateway.outgoing_calls import Base, Calls
 from osmosis_grpc.agent import CompletionsResult
 from osmosis_grpc.agent.model_client import with_positional
-from osmosis_grpc.agent.sdk_schemas import RolloutMetrics as CountedMetrics
+from osmosis_grpc.agent.request_model import RolloutMetrics
 from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.protocol.types import (
     ChatRequest,
     Failure,
     FailureReason,
     OutcomeStatus,
-    RolloutMetrics,
     RolloutOutcome,
     Sample,
     jsontext,
@@ -92,21 +91,14 @@ class OsmosisLLMClient:
             tools=None if tools is None else tool_dicts(tools),
         )
         began = time.monotonic()
-        raw = await self._calls.post(
-            self._base.join(http_bodies.CHAT_PATH),
-            jsontext.render(http_bodies.chat_body(request)).encode(),
-            key=self._key,
-            retries=self._settings.max_retries,
-        )
+        raw = await self._post(http_bodies.CHAT_PATH, http_bodies.chat_body(request), self._settings.max_retries)
         response = http_bodies.read_reply(raw)
         self._count(response.usage or {}, (time.monotonic() - began) * 1000)
-        block = response.tokens
-        ids: Any = None if block is None else block.ids
-        logprobs: Any = None if block is None else block.logprobs
+        block: Any = response.tokens
         return CompletionsResult(
             message=response.message,
-            token_ids=ids,
-            logprobs=logprobs,
+            token_ids=block and block.ids,
+            logprobs=block and block.logprobs,
             usage=dict(response.usage or {}),
             finish_reason=response.finish_reason,
             extra=response.extra,
@@ -132,6 +124,7 @@ class OsmosisLLMClient:
         if reward is not None and number is None:
             raise InvalidArgument("reward", f"{reward!r} is not a finite number")
         completed = status == "COMPLETED"
+        counts: Any = metrics or self._metrics
         failure = None if completed else Failure("agent", "", reason=FailureReason.AGENT_ERROR)
         body = http_bodies.result_body(
             RolloutOutcome(
@@ -141,29 +134,26 @@ class OsmosisLLMClient:
                 samples={"main": Sample(messages=copy_messages(final_messages, "final_messages"))},
                 failure=failure,
                 reward=number,
-                metrics=metrics or self._metrics,
+                metrics=counts,
             )
         )
         if not completed:
             body["error_message"] = error_message or "the agent gave up without a reason"
-        await self._calls.post(
-            self._base.join(http_bodies.COMPLETED_PATH),
-            jsontext.render(body).encode(),
-            key=self._key,
-            retries=self._settings.complete_rollout_retries,
-        )
+        await self._post(http_bodies.COMPLETED_PATH, body, self._settings.complete_rollout_retries)
 
-    def get_metrics(self) -> CountedMetrics:
+    def get_metrics(self) -> RolloutMetrics:
         """Return the latency and token counts of the chats so far."""
-        return CountedMetrics.model_validate(self._metrics)
+        return self._metrics.model_copy()
+
+    async def _post(self, path: str, body: dict[str, Any], retries: int) -> bytes:
+        sent = jsontext.render(body).encode()
+        return await self._calls.post(self._base.join(path), sent, key=self._key, retries=retries)
 
     def _count(self, usage: Mapping[str, Any], milliseconds: float) -> None:
-        before = self._metrics
+        counts = self._metrics
         prompt, reply = (max(0, usage.get(name, 0)) for name in ("prompt_tokens", "completion_tokens"))
-        self._metrics = RolloutMetrics(
-            llm_latency_ms=before.llm_latency_ms + milliseconds,
-            num_llm_calls=before.num_llm_calls + 1,
-            prompt_tokens=before.prompt_tokens + prompt,
-            response_tokens=before.response_tokens + reply,
-            max_context_tokens=max(before.max_context_tokens, prompt + reply),
-        )
+        counts.llm_latency_ms += milliseconds
+        counts.num_llm_calls += 1
+        counts.prompt_tokens += prompt
+        counts.response_tokens += reply
+        counts.max_context_tokens = max(counts.max_context_tokens, prompt + reply)

@@ -11,9 +11,6 @@ from pydantic import Field
 
 from osmosis_gateway.contracts import FIELDS, RolloutBody, read_rollout
 from osmosis_gateway.http_bodies import Body, LaxFlag, LaxNumber, validated
-from osmosis_gateway.in_process import NotStarted
-from osmosis_gateway.leases import Leases
-from osmosis_gateway.lifecycle import Lifecycle
 from osmosis_gateway.routes import (
     HttpAccess,
     Rollouts,
@@ -27,7 +24,7 @@ from osmosis_gateway.routes import (
 )
 from osmosis_grpc.network.http.bounded_json import init_refusal, read_json
 from osmosis_grpc.network.http.guard import bound_to_loopback
-from osmosis_grpc.protocol.errors import AlreadyExists, CallError, InvalidArgument, Unimplemented
+from osmosis_grpc.protocol.errors import AlreadyExists, CallError, InvalidArgument
 from osmosis_grpc.protocol.types import InitRequest
 from osmosis_grpc.protocol.types.requests import spec_digest
 
@@ -57,10 +54,7 @@ class DrainBody(Body):
 
 
 def add_rollout_routes(app: FastAPI, access: HttpAccess) -> None:
-    """Add the routes to an application with the routes of add_routes().
-
-    Set `app.state.leases`, a Leases, and `app.state.lifecycle`, a Lifecycle, if the engine is in this process.
-    """
+    """Add the routes to an application with the routes of add_routes()."""
     guarded = bearer_of(access)
 
     @app.post(
@@ -77,7 +71,7 @@ def add_rollout_routes(app: FastAPI, access: HttpAccess) -> None:
         lease = secrets.token_urlsafe(32)
         read = read_rollout(body, size, access.max_metadata_bytes, trace_of(request), lease)
         caller = {"authenticated": access.guarded, "loopback": bound_to_loopback(request.scope, access.loopback)}
-        leases = _leases(request) if read.contract.polled else None
+        leases = rollouts_of(request).leases if read.contract.polled else None
         rollout_id = read.init.request.rollout_id
         try:
             with contextlib.nullcontext() if leases is None else leases.beginning(rollout_id):
@@ -106,7 +100,7 @@ def add_rollout_routes(app: FastAPI, access: HttpAccess) -> None:
         request: Request, rollout_id: str, lease: Annotated[str, Header(alias=LEASE_HEADER, min_length=1)]
     ) -> dict[str, Any]:
         """The result of a rollout, or after 30 s its status. Each call renews the lease."""
-        return await _leases(request).result(_owner(request), rollout_id, lease, request.is_disconnected)
+        return await rollouts_of(request).leases.result(_owner(request), rollout_id, lease, request.is_disconnected)
 
     @app.get(
         PATH + "/{rollout_id}/status",
@@ -116,7 +110,7 @@ def add_rollout_routes(app: FastAPI, access: HttpAccess) -> None:
     )
     async def status(request: Request, rollout_id: str) -> dict[str, Any]:
         """The status of a rollout: queued, running, grading, success, failure, cancelled or unknown."""
-        return await _leases(request).status(_owner(request), rollout_id)
+        return await rollouts_of(request).leases.status(_owner(request), rollout_id)
 
     @app.post(
         PATH + "/cancel",
@@ -130,7 +124,7 @@ def add_rollout_routes(app: FastAPI, access: HttpAccess) -> None:
         given = validated(CancelBody, (await read_json(request, access.bounds))[0])
         if (given.ids is not None) + (given.prefix is not None) + given.all != 1:
             raise InvalidArgument("ids", "send exactly one of ids, prefix and all")
-        return {"dispositions": await _lifecycle(request).cancel(_owner(request), given.ids, given.prefix)}
+        return {"dispositions": await rollouts_of(request).cancel(_owner(request), given.ids, given.prefix)}
 
     @app.post(
         "/drain",
@@ -143,7 +137,7 @@ def add_rollout_routes(app: FastAPI, access: HttpAccess) -> None:
         """Accept no more rollouts in this process. Wait for those that run, at most `timeout_sec` seconds."""
         access.check_admin(request.scope)
         given = validated(DrainBody, (await read_json(request, access.bounds))[0])
-        return await _lifecycle(request).drain(_owner(request), given.timeout_sec)
+        return await rollouts_of(request).drain(_owner(request), given.timeout_sec)
 
 
 async def _begin(rollouts: Rollouts, init: InitRequest, **caller: Any) -> None:
@@ -160,28 +154,3 @@ async def _begin(rollouts: Rollouts, init: InitRequest, **caller: Any) -> None:
 
 def _owner(request: Request) -> str:
     return getattr(request.state, "owner", "")
-
-
-def _leases(request: Request) -> Leases:
-    leases: Leases | None = getattr(request.app.state, "leases", None)
-    if leases is None:
-        _check_started(request)
-        raise Unimplemented(
-            "this gateway stores no results: send callback URLs with the rollout, or send it to the HTTP port of the "
-            "agent server (osmosis-grpc serve -p PORT), which has leases"
-        )
-    return leases
-
-
-def _check_started(request: Request) -> None:
-    """Raise Unavailable for an application whose lifespan has not begun."""
-    if isinstance(request.app.state.rollouts, NotStarted):
-        request.app.state.rollouts.refuse()
-
-
-def _lifecycle(request: Request) -> Lifecycle:
-    lifecycle: Lifecycle | None = getattr(request.app.state, "lifecycle", None)
-    if lifecycle is None:
-        _check_started(request)
-        raise Unimplemented("this gateway has no engine: send the request to its agent server")
-    return lifecycle

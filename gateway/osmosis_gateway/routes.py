@@ -2,7 +2,7 @@
 
 import asyncio
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -15,11 +15,10 @@ from starlette.types import Scope
 
 from osmosis_gateway import http_bodies
 from osmosis_gateway.http_bodies import Health, InitAnswer, InitBody
-from osmosis_grpc import __version__
+from osmosis_gateway.leases import Leases
 from osmosis_grpc.network.bearer_tokens import Tokens
-from osmosis_grpc.network.http.bounded_json import Bounds, init_refusal, internal, read_json, refusal
+from osmosis_grpc.network.http.bounded_json import Bounds, init_refusal, read_json
 from osmosis_grpc.network.http.guard import Guard, bound_to_loopback, from_test_client
-from osmosis_grpc.network.http.http1 import OneBody
 from osmosis_grpc.protocol.errors import CallError, MissingExtraError, NotFound, PermissionDenied, Unimplemented
 from osmosis_grpc.protocol.types import InitRequest, ToolDict, TraceContext
 
@@ -55,6 +54,16 @@ class Rollouts(Protocol):
 
     async def health(self) -> dict[str, Any]:
         """Return the fields of Health. Raises CallError."""
+
+    @property
+    def leases(self) -> Leases:
+        """The results that trainers ask for. Raises CallError if the engine is not in this process, as cancel does."""
+
+    async def cancel(self, owner: str, ids: Iterable[str] | None, prefix: str | None) -> dict[str, str]:
+        """Cancel rollouts by their ids, by the beginning of their ids, or all of the owner. Return what was done."""
+
+    async def drain(self, owner: str, seconds: float) -> dict[str, Any]:
+        """Begin a drain, and wait at most `seconds` until no rollout runs. Return what is left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,15 +217,6 @@ def note_test_client(request: Request) -> None:
     """Note that a TestClient has started a rollout: at its end, the application then does not wait for rollouts."""
     if from_test_client(request.scope):
         request.app.state.called_by_test_client = True
-
-
-def gateway_app(title: str, **more: Any) -> FastAPI:
-    """Return an application without routes. It has /openapi.json. It has no /docs, because /docs loads CDN scripts."""
-    app = FastAPI(title=title, version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False, **more)
-    app.add_middleware(OneBody)
-    app.add_exception_handler(CallError, refusal)
-    app.add_exception_handler(Exception, internal)
-    return app
 
 
 def trace_of(request: Request) -> TraceContext | None:

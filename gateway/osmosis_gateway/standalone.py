@@ -8,30 +8,33 @@ its rollouts. The restarted gateway needs the same ports and the same `callback_
 import asyncio
 import json
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
 from osmosis_gateway import http_bodies
-from osmosis_gateway.http_server import HttpServer, tokens_of
+from osmosis_gateway.http_server import tokens_of
+from osmosis_gateway.leases import Leases
 from osmosis_gateway.legacy_trainers import HttpTrainers, Trainer
 from osmosis_gateway.outgoing_calls import Calls
 from osmosis_gateway.rollout_routes import add_rollout_routes
-from osmosis_gateway.routes import HttpAccess, add_routes, gateway_app
+from osmosis_gateway.routes import HttpAccess, add_routes
 from osmosis_grpc.network.connection_limit import default_connections
 from osmosis_grpc.network.credentials import Credentials
+from osmosis_grpc.network.http.server import HttpServer, http_app
 from osmosis_grpc.network.server_security import ServerSecurity
 from osmosis_grpc.network.target_policy import TargetPolicy, is_loopback
 from osmosis_grpc.observability import Reading, Source
 from osmosis_grpc.observability.process_metrics import ProcessMetrics
-from osmosis_grpc.protocol.errors import CallError, InvalidArgument, Unavailable
+from osmosis_grpc.protocol.errors import CallError, InvalidArgument, Unavailable, Unimplemented
 from osmosis_grpc.protocol.types import InitRequest, ToolDict, TraceContext
 from osmosis_grpc.settings.settings import RolloutSettings, get_settings
 from osmosis_grpc.supervise import Supervisor
 from osmosis_grpc.trainer import Callback, ChatRequest, ChatResponse, RolloutClient, RolloutOutcome
 from osmosis_grpc.trainer.transports.callback.recorder import CallbackRecorder
 
+NO_ENGINE = "this gateway has no engine: send the request to its agent server"
 _REMEMBERED = 100_000  # rollouts whose tools are cached
 
 
@@ -97,6 +100,19 @@ class RemoteRollouts:
             instance_id=info.journal_id,
             process_id=info.process_id,
         )
+
+    @property
+    def leases(self) -> Leases:
+        raise Unimplemented(
+            "this gateway stores no results: send callback URLs with the rollout, or send it to the HTTP port of the "
+            "agent server (osmosis-grpc serve -p PORT), which has leases"
+        )
+
+    async def cancel(self, owner: str, ids: Iterable[str] | None, prefix: str | None) -> dict[str, str]:
+        raise Unimplemented(NO_ENGINE)
+
+    async def drain(self, owner: str, seconds: float) -> dict[str, Any]:
+        raise Unimplemented(NO_ENGINE)
 
     async def chat(self, request: ChatRequest, /) -> ChatResponse:
         """Pass a chat of the agent server on to the rollout's trainer."""
@@ -172,7 +188,7 @@ async def serve_standalone(
         address = f"127.0.0.1:{callback_port}"
         async with CallbackRecorder(rollouts.chat, rollouts.record, listen=address, security=keys) as back:
             rollouts.make_callback = lambda state: back.callback(state=state, delta=False)
-            app = gateway_app("osmosis_grpc")
+            app = http_app("osmosis_grpc")
             app.state.rollouts, app.state.metrics = rollouts, GatewayMetrics(back.source)
             http_access = HttpAccess(
                 tokens=guard.tokens,

@@ -54,7 +54,7 @@ class SiblingGuard:
 
 
 class WorkerCalls:
-    """Sends requests to the other workers. Used as `async with WorkerCalls(config) as calls`."""
+    """Send requests to the other workers. Used as `async with WorkerCalls(config) as calls`."""
 
     def __init__(self, config: WorkersConfig) -> None:
         self._config = config

@@ -4,11 +4,10 @@ import asyncio
 import copy
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
-from osmosis_grpc.agent.loop_calls import LoopCalls
+from osmosis_grpc.agent.loop_calls import LoopCalls, OtherThreadSession, running_loop
 from osmosis_grpc.agent.model_client import ModelClient, ModelSession, NoSession
-from osmosis_grpc.agent.other_thread_session import OtherThreadSession
 from osmosis_grpc.agent.ports import RolloutFolders, Session
 from osmosis_grpc.agent.request import RolloutRequest
 from osmosis_grpc.agent.results import CompletionsResult, RolloutResult
@@ -17,6 +16,7 @@ from osmosis_grpc.agent.rollout_scope import RolloutScope, current_rollout
 from osmosis_grpc.agent.running_tool_call import RunningToolCall
 from osmosis_grpc.agent.tool_schema import tool_schema
 from osmosis_grpc.agent.tools import (
+    RunnableTool,
     answer_tool_calls,
     create_tool_error_result,
     create_tool_result,
@@ -32,7 +32,6 @@ from osmosis_grpc.protocol.types.tool_dicts import dump_model
 
 if TYPE_CHECKING:
     from osmosis_grpc.agent.grader import RolloutSample
-    from osmosis_grpc.agent.sdk_schemas import RolloutMetrics
 
 AGENT_REGISTERED = "agent registered"
 """The event with the format of an agent's messages."""
@@ -40,22 +39,11 @@ MAX_LATENCY_MS = 365 * 24 * 3600 * 1000.0
 """The longest latency of a tool call that can be recorded: a year."""
 
 
-@runtime_checkable
-class RunnableTool(Protocol):
-    """A tool that can be run, for example what `@tool` makes."""
-
-    name: str
-
-    async def run(self, arguments: Mapping[str, Any], context: "RolloutContext") -> Any:
-        """Return the result of a call with these arguments."""
-
-
 class RolloutContext(RolloutScope):
     """The agent's view of one rollout. After the end of the rollout every method raises RolloutEndedError.
 
-    Code can make a context, too. With `llm`, for example the mock of a unit test, chat() returns what
-    `llm.chat_completions` returns. Without `llm` the context belongs to no rollout: it has registered agents, and no
-    model.
+    Code can make a context, too: with `llm`, such as the mock of a unit test, which answers its chats, or without a
+    model, to register agents.
     """
 
     def __init__(
@@ -79,14 +67,13 @@ class RolloutContext(RolloutScope):
         self._tools, self._tools_read = tools, False
         self._own = None if llm is None else ModelSession(llm)
         self._loop_session: Session = session or self._own or _NO_SESSION
-        self._loop = None if session is None else _running_loop()
+        self._loop = None if session is None else running_loop()
         self._runnable_tools: dict[str, RunnableTool] = {}
         self._purpose: ChatPurpose | None = None
 
     @property
     def _session(self) -> Session:
-        """The session. On other threads and in other event loops, its methods run on the event loop of the rollout."""
-        if self._loop is None or self._loop is _running_loop():
+        if self._loop is None or self._loop is running_loop():
             return self._loop_session
         return OtherThreadSession(self._loop_session, self.loop_calls)
 
@@ -120,12 +107,7 @@ class RolloutContext(RolloutScope):
     @property
     def llm(self) -> Any:
         """The model, for code that uses the Osmosis SDK's client: a ModelClient, or the `llm` of the constructor."""
-        return ModelClient(self, self._metrics) if self._own is None else self._own.model
-
-    def _metrics(self) -> "RolloutMetrics":
-        from osmosis_grpc.agent.sdk_schemas import RolloutMetrics
-
-        return RolloutMetrics.model_validate(self._session.metrics())
+        return ModelClient(self, self._session) if self._own is None else self._own.model
 
     @property
     def folders(self) -> RolloutFolders:
@@ -179,9 +161,8 @@ class RolloutContext(RolloutScope):
         number, response = await session.chat(
             messages, sample=sample, purpose=self._purpose or purpose, tools=tools, params=params, wanted=wanted
         )
-        block = response.tokens
-        ids: Any = None if block is None else block.ids
-        logprobs: Any = None if block is None else block.logprobs
+        ids: Any = response.tokens and response.tokens.ids
+        logprobs: Any = response.tokens and response.tokens.logprobs
         message = jsontext.copy(response.message, "message")
         session.calls.add(message, sample, number)
         return CompletionsResult(
@@ -285,10 +266,8 @@ class RolloutContext(RolloutScope):
         """Make the result of a successful rollout. The agent returns this result from run.
 
         Without `final_messages`, the trainer gets the conversation up to the last reply. If that reply was cut or
-        tool_loop() ran out of turns, the finish reason of the outcome says so ("length" or "max_turns", for example)
-        instead of "stop".
-
-        Raises BadRewardError, a ValueError, for a reward that is not a finite number.
+        tool_loop() ran out of turns, the finish reason of the outcome says so instead of "stop". Raises BadRewardError,
+        a ValueError, for a reward that is not a finite number.
         """
         self._session.check_open()
         reward = None if reward is None else reward_of(reward)
@@ -296,7 +275,7 @@ class RolloutContext(RolloutScope):
             status="COMPLETED",
             final_messages=final_messages,
             finish_reason=finish_reason,
-            metrics=self._metrics,  # type: ignore[arg-type]
+            metrics=self._session.metrics(),
             reward=reward,
             extra_fields=extra_fields,
         )
@@ -312,7 +291,7 @@ class RolloutContext(RolloutScope):
             final_messages=final_messages or [],
             finish_reason="error",
             error_message=error_message,
-            metrics=self._metrics,  # type: ignore[arg-type]
+            metrics=self._session.metrics(),
         )
 
     async def run_tools(self, reply: Any) -> list[Message]:
@@ -365,9 +344,8 @@ class RolloutContext(RolloutScope):
     def record_tool_call(self, latency_ms: float = 0.0) -> None:
         """Count a tool call and its latency in the rollout's metrics.
 
-        The server also counts the calls that execute_tool_calls runs, and the tool messages in the chats. The metrics
-        contain the larger count, so no call counts twice. Raises ValueError for a latency below 0, above a year, or
-        NaN.
+        The server also counts the calls that execute_tool_calls runs, and the tool messages in the chats, and takes the
+        larger count. Raises ValueError for a latency below 0, above a year, or NaN.
         """
         self._session.check_open()
         latency = float(latency_ms)
@@ -393,10 +371,8 @@ class RolloutContext(RolloutScope):
     def log_event(self, event_type: str = "", /, **data: Any) -> None:
         """Add an event to the trajectory. A value that is not JSON is logged as its repr.
 
-        `event_type` is the name of the event. It can also be given by name.
-
-        If `data` has the key `sample` with the name of a sample that has a chat, the event belongs to the newest chat
-        of that sample.
+        `event_type` is the name of the event, and can be given by name. With the key `sample`, the event belongs to the
+        newest chat of the sample.
         """
         name = event_type or data.pop("event_type", "")
         logged = loggable(data)
@@ -415,15 +391,7 @@ def get_rollout_context() -> RolloutContext | None:
 _NO_SESSION: Any = NoSession()
 
 
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
-
-
 def _ref(parent: Any) -> ChatRef | None:
-    """Return a parent as a ChatRef. Raises ValueError for a value that is no ChatRef and no pair."""
     if parent is None or isinstance(parent, ChatRef):
         return parent
     if not isinstance(parent, tuple) or len(parent) != 2:

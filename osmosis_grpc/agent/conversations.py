@@ -141,7 +141,6 @@ class Conversations:
             del self._unanswered[next(iter(self._unanswered))]
 
     def _child(self, node: _Node, message: Message, key: bytes, size: int) -> _Node:
-        """Return the child for a message. Add it if it is new."""
         child = node.children.get(key)
         if child is None:
             child = node.children[key] = _Node(message)

@@ -1,6 +1,5 @@
 """Finds the workflow, the grader and their configurations in a module."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, TypeVar
@@ -74,20 +73,11 @@ def _only(found: dict[str, T], entry_point: str, what: str) -> T | None:
 
 
 def _classes(module: ModuleType, base: Any) -> dict[str, type[Any]]:
-    """Return the subclasses of a class among a module's names, by their first name."""
-    found = ((name, value) for name, value in _objects(module) if isinstance(value, type) and value is not base)
-    return {name: value for name, value in found if issubclass(value, base)}
+    named = _instances(module, type)
+    return {name: value for name, value in named.items() if value is not base and issubclass(value, base)}
 
 
 def _instances(module: ModuleType, kind: type[T]) -> dict[str, T]:
-    """Return the instances of a class among a module's names, by their first name."""
-    return {name: value for name, value in _objects(module) if isinstance(value, kind)}
-
-
-def _objects(module: ModuleType) -> Iterator[tuple[str, Any]]:
-    """Yield each object of a module once, with its first name."""
-    seen: set[int] = set()
-    for name, value in vars(module).items():
-        if id(value) not in seen:
-            seen.add(id(value))
-            yield name, value
+    """Return the instances of a class among a module's names, each by its first name."""
+    first = {id(value): (name, value) for name, value in reversed(vars(module).items())}
+    return {name: value for name, value in reversed(first.values()) if isinstance(value, kind)}

@@ -7,13 +7,13 @@ of the same name, and a file that is loaded again is read again.
 import contextlib
 import hashlib
 import importlib
-import importlib.util
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from importlib.machinery import ModuleSpec, SourceFileLoader
+from collections.abc import Iterator
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import ModuleType
+
+from osmosis_grpc.agent.recent_sources import import_newest
 
 PACKAGE = "_osmosis_entry_point_"
 """The name of such a package is this text and a digest of the folder's path."""
@@ -54,27 +54,12 @@ def import_file(path: Path) -> ModuleType:
     package = PACKAGE + hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
     for name in [name for name in sys.modules if name == package or name.startswith(f"{package}.")]:
         del sys.modules[name]
+    import_newest(folder)
     importlib.invalidate_caches()
     parent = sys.modules[package] = ModuleType(package)
     parent.__path__ = [str(folder)]
-    name = f"{package}.{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path, loader=_FreshLoader(name, str(path)))
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     with _plain_imports(folder, package):
-        spec.loader.exec_module(module)
-    return module
-
-
-class _FreshLoader(SourceFileLoader):
-    """Reads the source, and no compiled file, whose time can be that of an older source."""
-
-    def get_code(self, fullname: str) -> CodeType:
-        """Return the code of the source."""
-        path = self.get_filename(fullname)
-        code: CodeType = self.source_to_code(self.get_data(path), path)
-        return code
+        return importlib.import_module(f"{package}.{path.stem}")
 
 
 @contextlib.contextmanager
@@ -86,16 +71,16 @@ def _plain_imports(folder: Path, package: str) -> Iterator[None]:
     """
     own = {path.stem for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()}
     aside = {name: sys.modules.pop(name) for name in list(sys.modules) if _loaded_here(name, own)}
-    finder = _FolderFinder(folder, own)
-    sys.meta_path.insert(0, finder)
+    sys.path.insert(0, str(folder))
     try:
         yield
     finally:
-        sys.meta_path.remove(finder)
+        sys.path.remove(str(folder))
         for name, old in aside.items():
             if name in sys.modules:
                 sys.modules.setdefault(f"{package}.{name}", sys.modules[name])
-            if not _is_below(old, folder):
+            file = getattr(old, "__file__", None)
+            if file is None or not Path(file).is_relative_to(folder):
                 sys.modules[name] = old
 
 
@@ -106,34 +91,3 @@ def _loaded_here(name: str, own: set[str]) -> bool:
         return False
     file = getattr(sys.modules.get(top), "__file__", None) or ""
     return not {"site-packages", "dist-packages"} & set(Path(file).parts)
-
-
-def _is_below(module: ModuleType, folder: Path) -> bool:
-    file = getattr(module, "__file__", None)
-    return file is not None and Path(file).is_relative_to(folder)
-
-
-class _FolderFinder:
-    """Finds the modules of one folder: by their plain names, and those of its packages."""
-
-    def __init__(self, folder: Path, own: set[str]) -> None:
-        self._folder = folder
-        self._own = {name for name in own if name not in sys.stdlib_module_names}
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None, /
-    ) -> ModuleSpec | None:
-        """Return the spec of a module of the folder; None for any other module."""
-        if path is None:
-            return self._spec(name, self._folder) if name in self._own else None
-        return next((self._spec(name, Path(each)) for each in path if Path(each).is_relative_to(self._folder)), None)
-
-    def _spec(self, name: str, folder: Path) -> ModuleSpec | None:
-        """Return the spec of a module that is a file or a package in a folder."""
-        last = name.rpartition(".")[2]
-        package, file = folder / last / "__init__.py", folder / f"{last}.py"
-        if not package.is_file() and not file.is_file():
-            return None
-        found, places = (package, [str(package.parent)]) if package.is_file() else (file, None)
-        loader = _FreshLoader(name, str(found))
-        return importlib.util.spec_from_file_location(name, found, loader=loader, submodule_search_locations=places)

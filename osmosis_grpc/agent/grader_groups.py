@@ -26,8 +26,6 @@ Key = tuple[str, str, int, str]
 
 @dataclass(slots=True, eq=False)
 class _Group:
-    """The rollouts of one group, by index."""
-
     size: int
     contexts: dict[int, GraderContext] = field(default_factory=dict)
     over: set[int] = field(default_factory=set)

@@ -7,7 +7,7 @@ from typing import Any
 
 from osmosis_grpc.agent.context import RolloutContext
 from osmosis_grpc.agent.grader import Grader, GraderContext, RolloutSample
-from osmosis_grpc.agent.missing_names import with_import_hint
+from osmosis_grpc.agent.import_hints import with_import_hint
 from osmosis_grpc.agent.result_check import RunOutcome
 from osmosis_grpc.agent.workflow_config import GraderConfig
 from osmosis_grpc.protocol.errors import RolloutEndedError

@@ -26,8 +26,6 @@ _ABOUT_TOOLS = frozenset({"tool_choice", "parallel_tool_calls"})
 
 @dataclass(slots=True)
 class _Begun:
-    """What is known about a sample."""
-
     model: str = ""
     """The name of the model in its first request."""
     tools: bool = False
@@ -148,5 +146,4 @@ class HistoryChats:
 
 
 def _policy(model: str) -> str:
-    """Return the name of the trainer's policy that a model's name asks for; empty for the only policy."""
     return model.partition("/")[2] if model.startswith(f"{POLICY}/") else ""

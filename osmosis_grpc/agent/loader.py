@@ -12,9 +12,9 @@ from typing import Any
 from osmosis_grpc.agent.discovery import DiscoveryError, FoundWorkflow, discover
 from osmosis_grpc.agent.entry_points import EntryPointError, check_path, import_file, is_path
 from osmosis_grpc.agent.grader import Grader
+from osmosis_grpc.agent.import_hints import missing_import, of_the_sdk
 from osmosis_grpc.agent.local_prices import use_local_prices
 from osmosis_grpc.agent.loop import RolloutAgentLoop
-from osmosis_grpc.agent.missing_names import missing_import, of_the_sdk
 from osmosis_grpc.agent.recent_sources import import_newest
 from osmosis_grpc.agent.runnable import Runnable
 from osmosis_grpc.agent.validator import one_line, place_of_error
@@ -51,7 +51,6 @@ def load_object(spec: str, suggest: Callable[[Any], str] | None = None) -> Any:
 
 
 def _module(name: str) -> ModuleType:
-    """Import a module. Raises LoadError if there is none, and the exception of the module's code."""
     _put_folder_on_path()
     try:
         return importlib.import_module(name)
@@ -164,7 +163,6 @@ def load_grader(spec: str, values: Sequence[str] = ()) -> tuple[type[Grader[Any]
 
 
 def _agent(item: Any, spec: str) -> Any:
-    """Return an agent loop, a Runnable or a FoundWorkflow. Raises LoadError."""
     if isinstance(item, type) and (issubclass(item, RolloutAgentLoop) or hasattr(item, "as_runnable")):
         with _own_code(spec):
             item = item()
@@ -183,7 +181,6 @@ def is_runnable(item: object) -> bool:
 
 
 def _with_module(item: Any, spec: str) -> Any:
-    """Return the FoundWorkflow for the class of a workflow, with the grader of its module. Return others unchanged."""
     if not isinstance(item, type) or not issubclass(item, AgentWorkflow):
         return item
     try:
@@ -227,32 +224,29 @@ def _instead(module: ModuleType, spec: str) -> str:
     return f"; it has agent loops: name one as {spec.replace('ATTRIBUTE', sorted(loops)[0])}" if loops else ""
 
 
-def _suggest(found: Any) -> str:
+def _suggest(module: Any) -> str:
     """Return a text with the agent loops and workflows of a module or an object, and the module's file."""
-    values = getattr(found, "__dict__", {}).items()
-    loops = [name for name, value in values if _is_loop(value, found) or _is_workflow(value) or is_runnable(value)]
-    file = getattr(found, "__file__", None)
-    loops_found = f"; it has: {', '.join(sorted(loops))}" if loops else ", and no agent loop"
-    return loops_found + (f" ({file})" if isinstance(file, str) else "")
+    file = getattr(module, "__file__", None)
+    names = _listed(
+        module, lambda value: _is_loop(value, module) or _is_below(value, AgentWorkflow) or is_runnable(value)
+    )
+    return (names or ", and no agent loop") + (f" ({file})" if isinstance(file, str) else "")
 
 
-def _suggest_graders(found: Any) -> str:
-    """Return a text with the graders of a module."""
-    values = getattr(found, "__dict__", {}).items()
-    graders = [name for name, value in values if _is_grader(value)]
-    return f"; it has: {', '.join(graders)}" if graders else ", and no grader"
+def _suggest_graders(module: Any) -> str:
+    return _listed(module, lambda value: _is_below(value, Grader)) or ", and no grader"
 
 
-def _is_workflow(value: Any) -> bool:
-    return isinstance(value, type) and issubclass(value, AgentWorkflow) and value is not AgentWorkflow
+def _listed(module: Any, fits: Callable[[Any], bool]) -> str:
+    names = sorted(name for name, value in getattr(module, "__dict__", {}).items() if fits(value))
+    return f"; it has: {', '.join(names)}" if names else ""
 
 
-def _is_grader(value: Any) -> bool:
-    return isinstance(value, type) and issubclass(value, Grader) and value is not Grader
+def _is_below(value: Any, base: type) -> bool:
+    return isinstance(value, type) and issubclass(value, base) and value is not base
 
 
 def _as_module(path: str, attribute: str) -> str:
-    """Return the MODULE:ATTRIBUTE for a file. If the file is not below the current folder, also name its folder."""
     inner = os.path.relpath(path).removesuffix(".py")
     if not inner.startswith(os.pardir):
         return f"{inner.replace(os.sep, '.')}:{attribute}"

@@ -1,12 +1,11 @@
 """Calls code on the server's event loop, from any thread and from other event loops."""
 
 import asyncio
-import contextvars
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from functools import partial
 from typing import Any, TypeVar
 
+from osmosis_grpc.agent.ports import Session
 from osmosis_grpc.agent.sync_waits import wait_in_task
 from osmosis_grpc.protocol.errors import RolloutEndedError
 from osmosis_grpc.supervise import OnFailure, child, job
@@ -16,6 +15,14 @@ CALL = job("agent.sync_call", OnFailure.RAISE)
 T = TypeVar("T")
 Work = Callable[[], Coroutine[Any, Any, T]]
 """Returns the coroutine to run. It is called on the event loop."""
+
+
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the event loop of this thread; None if none runs."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 class LoopCalls:
@@ -32,10 +39,7 @@ class LoopCalls:
     @property
     def here(self) -> bool:
         """Whether this code runs on the event loop."""
-        try:
-            return asyncio.get_running_loop() is self.loop
-        except RuntimeError:
-            return False
+        return running_loop() is self.loop
 
     async def ask(self, work: Work[T]) -> T:
         """Return the result of a coroutine that runs on the event loop. Raises its exception, and RolloutEndedError.
@@ -72,40 +76,43 @@ class LoopCalls:
             task.cancel()
 
     def _start(self, work: Work[T]) -> "Future[T]":
-        future: Future[T] = Future()
-        variables = contextvars.copy_context()
+        run = self._run(work)
         try:
-            self.loop.call_soon_threadsafe(partial(self._begin, work, variables, future))
+            return asyncio.run_coroutine_threadsafe(run, self.loop)
         except RuntimeError:  # the event loop is closed
+            run.close()
             raise RolloutEndedError("the server has stopped") from None
-        return future
 
-    def _begin(self, work: Work[T], variables: contextvars.Context, future: "Future[T]") -> None:
+    async def _run(self, work: Work[T]) -> T:
         if self._closed:
-            future.set_exception(RolloutEndedError("the rollout has ended"))
-            return
-        try:
-            task = child(CALL, work(), context=variables)
-        except BaseException as error:  # `work` raised, or returned no coroutine; the thread would wait for ever
-            future.set_exception(error)
-            return
+            raise RolloutEndedError("the rollout has ended")
+        task = child(CALL, work())
         self._tasks.add(task)
-        task.add_done_callback(partial(self._done, future))
-        future.add_done_callback(partial(self._left, task))
+        try:
+            return await task
+        except asyncio.CancelledError:  # the thread that waits does not know it
+            raise RolloutEndedError("the rollout has ended") from None
+        finally:
+            self._tasks.discard(task)
 
-    def _left(self, task: "asyncio.Task[T]", future: "Future[T]") -> None:
-        """Cancel the task of a future that its caller has cancelled."""
-        if future.cancelled():
-            self.loop.call_soon_threadsafe(task.cancel)
 
-    def _done(self, future: "Future[T]", task: "asyncio.Task[T]") -> None:
-        """Give the result of a task to the thread that waits for it."""
-        self._tasks.discard(task)
-        if future.cancelled() or not future.set_running_or_notify_cancel():
-            return
-        if task.cancelled():
-            future.set_exception(RolloutEndedError("the rollout has ended"))
-        elif (error := task.exception()) is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(task.result())
+class OtherThreadSession:
+    """A session for code on other threads and in other event loops, for example for sync tools and their sub-agents.
+
+    It calls each method on the event loop of the rollout, and waits for its result.
+    """
+
+    def __init__(self, session: Session, loop_calls: LoopCalls) -> None:
+        self._session = session
+        self._loop_calls = loop_calls
+        self.calls = session.calls
+
+    async def chat(self, *args: Any, **kwargs: Any) -> Any:
+        """Ask for a reply, see Session.chat."""
+        return await self._loop_calls.ask(lambda: self._session.chat(*args, **kwargs))
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._session, name)
+        if not callable(method):
+            return method
+        return lambda *args, **kwargs: self._loop_calls.call(lambda: method(*args, **kwargs))

@@ -72,7 +72,6 @@ def same_meaning(known: Message, message: Message) -> bool:
 
 
 def _besides(message: Message) -> dict[str, Any]:
-    """Return the parts of a message that are not in its key. Null and empty values are left out."""
     found: dict[str, Any] = {}
     for name, value in message.items():
         if name not in _KEYED and value is not None and value != "" and value != [] and value != {}:
@@ -90,7 +89,6 @@ def arguments_object(arguments: Any) -> dict[str, Any]:
 
 
 def _content(content: Any) -> Any:
-    """Return the content: a string if it is only text, with "" for none."""
     if content is None:
         return ""
     if isinstance(content, list) and all(
@@ -101,7 +99,6 @@ def _content(content: Any) -> Any:
 
 
 def _call(call: Any) -> Any:
-    """Return the id, the name and the arguments of a tool call."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping):
         return call

@@ -1,16 +1,16 @@
 """The model of a context, with the methods of the Osmosis SDK's client. The sessions of contexts without a server."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from osmosis_grpc.agent.call_origins import CallOrigins
-from osmosis_grpc.agent.ports import RolloutFolders
+from osmosis_grpc.agent.ports import RolloutFolders, Session
 from osmosis_grpc.protocol.types import ChatPurpose, ChatRef, ChatResponse, EventKind, Message
 
 if TYPE_CHECKING:
+    from osmosis_grpc.agent.request_model import RolloutMetrics
     from osmosis_grpc.agent.results import CompletionsResult
-    from osmosis_grpc.agent.sdk_schemas import RolloutMetrics
 
 
 @runtime_checkable
@@ -42,9 +42,14 @@ def with_positional(values: Sequence[Any], params: Mapping[str, Any]) -> dict[st
 class ModelClient:
     """The model of a context, with the method names of the Osmosis SDK's client."""
 
-    def __init__(self, context: Any, metrics: Callable[[], "RolloutMetrics"]) -> None:
-        self._context = context
-        self.get_metrics = metrics
+    def __init__(self, context: Any, session: Session) -> None:
+        self._context, self._session = context, session
+
+    def get_metrics(self) -> "RolloutMetrics":
+        """Return the latency and token counts of the chats so far."""
+        from osmosis_grpc.agent.request_model import RolloutMetrics
+
+        return RolloutMetrics.model_validate(self._session.metrics())
 
     @property
     def rollout_id(self) -> str:
@@ -79,7 +84,7 @@ class NoSession:
 class ModelSession:
     """The session of a context that code makes with a model, for example with the mock of a unit test.
 
-    It keeps the rewards and the events, and sends nothing.
+    It keeps the rewards and the events, and sends nothing. Its context does not end, and nothing is trained on.
     """
 
     debug_enabled = False
@@ -103,22 +108,19 @@ class ModelSession:
         params: Mapping[str, Any],
     ) -> Any:
         """Return what the model's chat_completions returns. Only what differs from the defaults of chat() is passed."""
-        given = dict(params)
+        arguments = dict(params)
         if sample != "main":
-            given["sample"] = sample
+            arguments["sample"] = sample
         if purpose is not ChatPurpose.POLICY:
-            given["purpose"] = purpose
+            arguments["purpose"] = purpose
         if tools is not None:
-            given["tools"] = tools
-        result = await self.model.chat_completions(messages, **given)
+            arguments["tools"] = tools
+        result = await self.model.chat_completions(messages, **arguments)
         reply = getattr(result, "message", None)
         self._samples[sample] = [*map(dict, messages), *([reply] if isinstance(reply, dict) else [])]
         return result
 
-    def check_open(self) -> None:
-        """Do nothing: the context does not end."""
-
-    async def chat(self, messages: Sequence[Mapping[str, Any]], **given: Any) -> tuple[int, ChatResponse]:
+    async def chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> tuple[int, ChatResponse]:
         """Raise RuntimeError, because ask() takes the place of this method."""
         raise RuntimeError("this RolloutContext has a model of its own")
 
@@ -130,29 +132,22 @@ class ModelSession:
         self._samples[made] = []
         return made
 
-    def begin_grading(self) -> None:
-        """Do nothing: there is no time limit."""
+    def _nothing(self, *args: Any) -> None:
+        pass
 
-    def waiting(self, what: str) -> AbstractContextManager[None]:
+    check_open = begin_grading = train = drop = limit = _nothing
+
+    def waiting(self, what: str) -> "nullcontext[None]":
         """Return a context manager that does nothing: there are no slots."""
         return nullcontext()
 
-    async def ended_before(self) -> Collection[int]:
+    async def ended_before(self) -> tuple[int, ...]:
         """Return nothing: there is no server."""
         return ()
 
     def folders(self) -> RolloutFolders:
         """Return no folder: there is no record."""
         return RolloutFolders(None)
-
-    def train(self, sample: str, wish: bool) -> None:
-        """Do nothing, because nothing is trained on."""
-
-    def drop(self, sample: str, chat: int) -> None:
-        """Do nothing, because nothing is trained on."""
-
-    def limit(self, sample: str, limit: str) -> None:
-        """Do nothing, because there is no outcome."""
 
     def sample_names(self) -> tuple[str, ...]:
         """Return the names of the samples that have begun."""
@@ -185,7 +180,7 @@ class ModelSession:
 
     def metrics(self) -> "RolloutMetrics":
         """Return the counts of the model, and the tool calls that the agent recorded."""
-        from osmosis_grpc.agent.sdk_schemas import RolloutMetrics
+        from osmosis_grpc.agent.request_model import RolloutMetrics
 
         asked = getattr(self.model, "get_metrics", RolloutMetrics)()
         of_model = asked if isinstance(asked, RolloutMetrics) else RolloutMetrics()

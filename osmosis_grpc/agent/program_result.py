@@ -48,7 +48,6 @@ def outcome_of_program(result: Any, context: RolloutContext) -> RunOutcome:
 
 
 def _problem(change: Callable[..., None], value: Any, sample: str) -> str:
-    """Change a sample. Return what is wrong with the value or the name; empty if nothing is."""
     try:
         change(value, sample=sample)
     except ValueError as error:

@@ -60,7 +60,6 @@ def _is_own(path: str) -> bool:
 
 
 def _finder(path: str) -> FileFinder:
-    """Return a module finder for a folder of the user. Raises ImportError for any other folder."""
     if not _is_own(path or os.getcwd()) or not os.path.isdir(path or "."):
         raise ImportError("the folder is not below any folder passed to import_newest()", path=path)
     return FileFinder(

@@ -13,8 +13,6 @@ NAMES = requests.RolloutRequest.__slots__
 
 
 class _Fields:
-    """RolloutRequest.model_fields: the fields of pydantic."""
-
     def __get__(self, request: object, cls: type) -> Any:
         return _model().model_fields
 
@@ -120,7 +118,6 @@ class RolloutRequest(requests.RolloutRequest):
 
 
 def _model() -> "type[RequestModel]":
-    """Return the pydantic model. Only authors and their tests need it, so the server does not import pydantic."""
     from osmosis_grpc.agent.request_model import RequestModel
 
     return RequestModel

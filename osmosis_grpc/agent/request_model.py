@@ -1,4 +1,4 @@
-"""The pydantic model behind RolloutRequest: checks the fields of a request that an author makes. Imports pydantic."""
+"""The pydantic models of a request that an author makes, and of the counts of a rollout. Imports pydantic."""
 
 import json
 from typing import Annotated, Any
@@ -6,8 +6,8 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from osmosis_grpc.agent.sdk_schemas import MessageDict, RolloutId
-from osmosis_grpc.protocol.types.requests import DEFAULT_MAX_TOKENS_TOTAL, DEFAULT_MAX_TURNS, Fork, Group
+from osmosis_grpc.protocol.types.messages import Message
+from osmosis_grpc.protocol.types.requests import DEFAULT_MAX_TOKENS_TOTAL, DEFAULT_MAX_TURNS, MAX_ID_CHARS, Fork, Group
 
 DEFAULT_MAX_METADATA_SIZE_BYTES = 1024 * 1024
 """The most bytes of a request's metadata as JSON."""
@@ -31,6 +31,16 @@ def set_max_metadata_size_bytes(size_bytes: int) -> None:
 def metadata_limit_that_was_set() -> int | None:
     """Return the limit that set_max_metadata_size_bytes() set; None if it was not called."""
     return _limit
+
+
+def _not_blank(rollout_id: str) -> str:
+    if not rollout_id.strip():
+        raise ValueError("is blank")
+    return rollout_id
+
+
+RolloutId = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS), AfterValidator(_not_blank)]
+"""A rollout id: 1 to 256 characters, of which one is not a blank."""
 
 
 def _url(server_url: str) -> str:
@@ -58,7 +68,7 @@ class RequestModel(BaseModel):
 
     rollout_id: RolloutId
     server_url: Annotated[str, AfterValidator(_url)] = ""
-    messages: list[MessageDict] = Field(default_factory=list)
+    messages: list[Message] = Field(default_factory=list)
     completion_params: dict[str, Any] = Field(default_factory=dict)
     pin_completion_params: bool = False
     tool_server_url: str | None = None
@@ -76,3 +86,18 @@ class RequestModel(BaseModel):
     grader_timeout: float | None = None
     evaluation: bool = False
     fork: Fork | None = None
+
+
+class RolloutMetrics(BaseModel):
+    """The counts of a rollout. Latencies are in milliseconds."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    total_latency_ms: float = 0.0
+    llm_latency_ms: float = 0.0
+    tool_latency_ms: float = 0.0
+    num_llm_calls: int = 0
+    num_tool_calls: int = 0
+    prompt_tokens: int = 0
+    response_tokens: int = 0
+    max_context_tokens: int = 0

@@ -63,7 +63,6 @@ def invalid_result(message: str) -> RunOutcome:
 
 
 def _text(value: Any) -> str:
-    """Return a text that can be sent, for any value that an agent gave as a text; empty for None."""
     if value is None:
         return ""
     return clip(describe(value) if isinstance(value, BaseException) else str(value))

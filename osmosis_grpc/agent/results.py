@@ -2,15 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MethodType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from osmosis_grpc.agent.token_list import TokenList, as_list
 from osmosis_grpc.protocol.types import Message
 from osmosis_grpc.protocol.types.fast_init import fast_init
-
-if TYPE_CHECKING:
-    from osmosis_grpc.agent.sdk_schemas import RolloutMetrics
 
 
 @fast_init
@@ -58,7 +54,6 @@ class CompletionsResult:
             raise AttributeError(f"a chat's result has no attribute {name!r}{use}", name=name, obj=self)
 
         def __getitem__(self, key: object) -> NoReturn:
-            """Raise a TypeError that names the attribute to use."""
             usual = "use result.message, result.content or result.tool_calls"
             raise TypeError(f"a chat's result is no dict and no list; {_ELSEWHERE.get(str(key), usual)}")
 
@@ -109,25 +104,9 @@ class RolloutResult:
     """None means the newest conversation that was sampled."""
     finish_reason: str | None = None
     error_message: str | None = None
-    metrics: "RolloutMetrics | None" = None
-    """The counts until the result was made. The server ignores them, because it measures the metrics itself."""
+    metrics: Any = None
+    """The RolloutMetrics until the result was made. The server ignores them, because it measures the metrics itself."""
     reward: float | None = None
     """None means that the agent does not compute the reward; it is not zero."""
     extra_fields: Mapping[str, Any] | None = None
     """More data for the trainer."""
-
-
-_METRICS: Any = RolloutResult.__dict__["metrics"]
-"""The slot of `metrics`. Its value can be a method that returns the metrics."""
-
-
-def _read_metrics(result: RolloutResult) -> "RolloutMetrics | None":
-    value: Any = _METRICS.__get__(result)
-    if isinstance(value, MethodType):
-        value = value()
-        _METRICS.__set__(result, value)
-    metrics: RolloutMetrics | None = value
-    return metrics
-
-
-RolloutResult.metrics = property(_read_metrics, _METRICS.__set__)  # type: ignore[assignment, misc]

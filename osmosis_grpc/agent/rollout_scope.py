@@ -1,13 +1,13 @@
 """The members of a RolloutContext that the Osmosis SDK's 0.2.18 has: the active context, its address and its agents."""
 
 import asyncio
-import importlib
 import os
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from contextvars import ContextVar, Token
 from typing import Any, Self
 
-from osmosis_grpc.protocol.errors import MissingExtraError, RolloutEndedError
+from osmosis_grpc.protocol.errors import FailedPrecondition, MissingExtraError, RolloutEndedError
 
 current_rollout: ContextVar[Any] = ContextVar("osmosis_grpc_rollout", default=None)
 """The RolloutContext of the running code; None outside of a rollout."""
@@ -15,6 +15,18 @@ current_rollout: ContextVar[Any] = ContextVar("osmosis_grpc_rollout", default=No
 URL_VARIABLE = "OSMOSIS_CHAT_COMPLETIONS_URL"
 KEY_VARIABLE = "OSMOSIS_API_KEY"
 ID_VARIABLE = "OSMOSIS_ROLLOUT_ID"
+
+Opener = Callable[["RolloutScope", asyncio.AbstractEventLoop], AbstractContextManager[Any]]
+"""Serves the base URL of a rollout on the loop while the context is open, and returns its endpoint."""
+_openers: list[Opener] = []
+
+
+def provide_base_urls(opener: Opener) -> None:
+    """Let `opener` serve the base URLs of all rollouts of this process.
+
+    The hosts of rollouts import osmosis_grpc.endpoints, which calls this. Agents know no HTTP.
+    """
+    _openers[:] = [opener]
 
 
 class BaseUrls:
@@ -24,7 +36,7 @@ class BaseUrls:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._open: list[Any] = []
+        self._open: list[AbstractContextManager[Any]] = []
         """The open addresses. An ExitStack in each rollout would take ten times the memory."""
         self._ended = False
 
@@ -35,11 +47,12 @@ class BaseUrls:
         """
         if self._ended:
             raise RolloutEndedError("the rollout has ended")
+        if not _openers:
+            raise FailedPrecondition("this process serves no base URLs: import osmosis_grpc.endpoints")
         try:
-            gateway: Any = importlib.import_module("osmosis_grpc.endpoints.lazy_endpoint")
+            address = _openers[0](context, self._loop)
         except ModuleNotFoundError as error:
             raise MissingExtraError("the base URL of a rollout", "server") from error
-        address = gateway.lazy_endpoint(context, self._loop)
         endpoint = address.__enter__()
         self._open.append(address)
         return endpoint
@@ -104,7 +117,6 @@ class RolloutScope:
         self._base_urls = base_urls
 
     def _opened(self) -> Any:
-        """Return the endpoint of the context. Open it if that has not happened."""
         assert self._base_urls is not None
         if self._endpoint is None:
             self._endpoint = self._base_urls.open(self)

@@ -117,7 +117,6 @@ def _imported_from(start: Path, module: str) -> Iterator[tuple[str, str]]:
 
 @lru_cache(maxsize=1024)
 def _installed(distribution: str) -> str:
-    """Return the version of an installed distribution; empty if it is not installed."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -125,8 +124,6 @@ def _installed(distribution: str) -> str:
 
 
 class _Source:
-    """The folder of an agent: the folder with the top-level package of the agent's module."""
-
     def __init__(self, file: Path, module: str) -> None:
         parts = [] if module == "__main__" else module.split(".")
         self._entry = parts.pop(0) if module.startswith(PACKAGE) else ""
@@ -156,7 +153,6 @@ class _Source:
 
 @lru_cache(MAX_FILES)
 def _imports(body: bytes, module: str, *, is_package: bool) -> tuple[str, ...]:
-    """Return the full names of all imports in a file. Parsing takes some milliseconds, so the result is cached."""
     try:
         return tuple(_names(parse(body), module, is_package=is_package))
     except (SyntaxError, ValueError):

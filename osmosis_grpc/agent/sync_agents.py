@@ -1,17 +1,13 @@
 """Runs agents whose run() is not async, each on a thread of its own."""
 
-import asyncio
 import contextvars
 import inspect
-import logging
 from collections.abc import Callable
 from typing import Any
 
 from osmosis_grpc.agent.context import RolloutContext
 from osmosis_grpc.agent.sync_context import SyncRolloutContext
 from osmosis_grpc.supervise import DaemonThreads
-
-log = logging.getLogger(__name__)
 
 THREADS = 512
 """At most this many sync agents run at once in a process. Further ones wait for a thread."""
@@ -24,7 +20,7 @@ class RunNotAsyncError(TypeError):
 
 
 def is_async(run: Callable[..., Any]) -> bool:
-    """Returns whether a function, or the function that it wraps, is async."""
+    """Return whether a function, or the function that it wraps, is async."""
     return any(map(inspect.iscoroutinefunction, (run, inspect.unwrap(run), getattr(run, "__call__", None))))  # noqa: B004
 
 
@@ -36,25 +32,11 @@ async def run_on_thread(run: Callable[[SyncRolloutContext], Any], context: Rollo
     """
     sync_context = SyncRolloutContext(context)
     variables = contextvars.copy_context()
-    running = False
-
-    def call() -> Any:
-        nonlocal running
-        running = True
-        try:
-            return variables.run(run, sync_context)
-        finally:
-            running = False
-
     try:
-        result = await _threads.run(call)
+        result = await _threads.run(lambda: variables.run(run, sync_context))
         if inspect.iscoroutine(result):
             result.close()
             raise RunNotAsyncError("run is a plain function, and returned a coroutine: write `async def run`")
         return result
-    except asyncio.CancelledError:
-        if running:
-            log.info("rollout %s ended; its thread runs until its code returns", context.request.rollout_id)
-        raise
     finally:
         sync_context.close()

@@ -55,7 +55,6 @@ def wait_in_task(work: Coroutine[Any, Any, T]) -> T:
 
 
 def _greenlet() -> Any:
-    """Return the module greenlet; None if it is not installed."""
     return sys.modules["greenlet"] if "greenlet" in sys.modules else _imported()
 
 

@@ -2,7 +2,7 @@
 
 import copy
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, Self
 
 _DEFAULTS: Mapping[str, Any] = {"description": None, "enum": None, "strict": False, "type": "object"}
@@ -42,24 +42,10 @@ class ToolSchema(dict[str, Any]):
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return type(self)({key: copy.deepcopy(value, memo) for key, value in self.items()})
 
-    def model_dump(
-        self,
-        *,
-        mode: str = "python",
-        include: Collection[str] | None = None,
-        exclude: Collection[str] | None = None,
-        exclude_none: bool = False,
-        exclude_unset: bool = False,
-        exclude_defaults: bool = False,
-    ) -> dict[str, Any]:
-        """Return a plain dict. A tool has only the keys that were set, so three parameters change nothing."""
-        return {
-            key: _plain(value, exclude_none)
-            for key, value in self.items()
-            if (include is None or key in include)
-            and (exclude is None or key not in exclude)
-            and not (exclude_none and value is None)
-        }
+    def model_dump(self, *, mode: str = "python", exclude_none: bool = False) -> dict[str, Any]:
+        """Return a plain dict with the keys that were set. All values are JSON, so `mode` changes nothing."""
+        kept = {key: value for key, value in self.items() if not (exclude_none and value is None)}
+        return {key: _plain(value, exclude_none) for key, value in kept.items()}
 
     def model_dump_json(self, *, indent: int | None = None, **options: Any) -> str:
         """Return the JSON text of model_dump()."""

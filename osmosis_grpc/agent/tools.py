@@ -6,7 +6,7 @@ import json
 import logging
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from osmosis_grpc.agent.current_context import ToolRun, current_run, current_session, tool_watcher
 from osmosis_grpc.agent.running_tool_call import RunningToolCall, names_of
@@ -25,6 +25,16 @@ TOOL_CALL = job("agent.tool_call", OnFailure.RAISE)
 
 TOOL_TASK = "tool "
 """The name of a task that runs a tool is this prefix and the tool's name."""
+
+
+@runtime_checkable
+class RunnableTool(Protocol):
+    """A tool that can be run, for example what `@tool` makes."""
+
+    name: str
+
+    async def run(self, arguments: Mapping[str, Any], context: Any) -> Any:
+        """Return the result of a call with these arguments. `context` is the RolloutContext."""
 
 
 class ToolRunnerNotAsyncError(TypeError):
@@ -203,7 +213,6 @@ def _log_failed(name: str, error: Exception) -> None:
 
 
 def _message(call_id: str, result: Any) -> Message:
-    """Return an executor's result as the message that answers the call. Raises if the message cannot be sent."""
     if result is None:
         raise ToolExecutionError("the tool returned nothing", call_id)
     is_message = isinstance(result, dict) and "role" in result

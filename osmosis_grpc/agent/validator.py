@@ -1,7 +1,4 @@
-"""Checks an agent loop before it runs, and reports all problems at once.
-
-HINTS has a hint for each code. Only the command line reports NOT_AN_AGENT_LOOP and DUPLICATE_NAME.
-"""
+"""Checks an agent loop before it runs, and reports all problems at once."""
 
 import asyncio
 import contextlib
@@ -31,66 +28,19 @@ Place = tuple[str | None, int | None]
 
 GET_TOOLS_TIMEOUT = 10.0
 """Timeout in seconds of an async get_tools. A server has the same timeout."""
-
 REQUEST = RolloutRequest.unchecked(
     rollout_id="validate", messages=[{"role": "user", "content": "What is (2 + 3) * 4?"}]
 )
 """The request that get_tools gets."""
 
-HINTS = {
-    "MISSING_NAME": 'give the class a name: name = "my-agent"',
-    "EMPTY_NAME": "write the name that trainers are to call the agent by",
-    "INVALID_NAME_TYPE": "make `name` a str of 1 to 256 characters",
-    "MISSING_TOOL_TYPE": 'add "type": "function" to the tool',
-    "UNKNOWN_TOOL_TYPE": 'set "type" to "function"',
-    "MISSING_FUNCTION": 'add "function": {"name": ..., "description": ..., "parameters": ...} to the tool',
-    "INVALID_FUNCTION_TYPE": 'make "function" a dict with name, description and parameters',
-    "MISSING_FUNCTION_NAME": 'add the "name" that the model calls the function by',
-    "INVALID_FUNCTION_NAME": "make the function's name a str that is not blank",
-    "UNUSUAL_FUNCTION_NAME": "use 1 to 64 ASCII letters, digits, _ and - for the name: model servers refuse others",
-    "MISSPELT_KEY": "correct the key; an unknown key is sent as it is, and model servers ignore it",
-    "MISSING_FUNCTION_DESCRIPTION": "say in a sentence what the function does; the model chooses by it",
-    "INVALID_PARAMETERS_TYPE": 'make "parameters" a JSON Schema: {"type": "object", "properties": {...}}',
-    "PARAMETERS_TYPE_NOT_OBJECT": 'set the "type" of "parameters" to "object"',
-    "INVALID_TOOL_TYPE": "write @tool above the function, or make the tool a schema or a dict of plain JSON values",
-    "DUPLICATE_TOOL_NAME": "give each tool a name of its own, for example with @tool(name=...)",
-    "RESULT_WITHOUT_JSON": "return a dict, a list, a number, a string, a pydantic model or a dataclass",
-    "GET_TOOLS_EXCEPTION": "make get_tools(self, request) return for any request; what it raises refuses the rollout",
-    "GET_TOOLS_RETURNS_NONE": "return [] to say that there are no tools",
-    "GET_TOOLS_INVALID_TYPE": "return a list of tools",
-    "GET_TOOLS_NOT_AWAITED": "validate outside of the event loop: asyncio.to_thread(validate_agent_loop, agent_loop)",
-    "MISSING_GET_TOOLS_METHOD": "add a method get_tools(self, request) that returns a list of tools",
-    "MISSING_RUN_METHOD": "add a method: async def run(self, ctx)",
-    "RUN_NOT_CALLABLE": "make `run` a method: async def run(self, ctx)",
-    "RUN_NOT_ASYNC": "write async def run(self, ctx) without yield, and end it with return ctx.complete(...)",
-    "AGENT_INIT_FAILED": "give every parameter of __init__ a default, or name an instance in place of the class",
-    "NOT_AN_AGENT_LOOP": "derive it from RolloutAgentLoop or AgentWorkflow; serve a BaseAgent as agent_runnable(...)",
-    "DUPLICATE_NAME": "give each agent loop a name of its own; trainers choose by it",
-}
-"""Code to a hint what to do about a finding with this code."""
-
-WARNINGS = frozenset(
-    {
-        "MISSING_FUNCTION_DESCRIPTION",
-        "GET_TOOLS_RETURNS_NONE",
-        "GET_TOOLS_NOT_AWAITED",
-        "UNUSUAL_FUNCTION_NAME",
-        "MISSPELT_KEY",
-        "RESULT_WITHOUT_JSON",
-    }
-)
-"""The codes of problems with which an agent still works."""
-
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One problem of an agent loop."""
+    """One problem of an agent loop. The message and the hint what to do about it have one line each."""
 
     code: str
     message: str
-    """The problem, on one line."""
     hint: str = ""
-    """What to do about it, on one line."""
     file: str | None = None
     """The file of the class or the method; None without a source."""
     line: int | None = None
@@ -157,40 +107,50 @@ class AgentLoopValidationError(OsmosisRolloutError):
 def validate_agent_loop(agent_loop: object, request: RolloutRequest | None = None) -> ValidationResult:
     """Return all problems of an agent loop, or of any other object. Raises nothing.
 
-    A class is checked and then called without arguments. get_tools is called once with `request`, by default REQUEST,
-    unless the class cannot be called. run is not called. asyncio.run runs an async get_tools. Within a running event
-    loop this is impossible, so the warning GET_TOOLS_NOT_AWAITED says that the tools were not checked.
+    A class is checked and then called without arguments. run is not called. asyncio.run runs an async get_tools; within
+    a running event loop this is impossible, and then a warning says that the tools were not checked.
+
+    Args:
+        agent_loop: The agent loop, or its class.
+        request: What get_tools gets, which is called once unless the class cannot be called.
     """
     cls = agent_loop if isinstance(agent_loop, type) else type(agent_loop)
     name = _attribute(agent_loop, "name")
-    problem = name_problem(name)
-    findings = [_finding(problem[0], f"{cls.__name__}: {problem[1]}", cls)] if problem else []
+    findings = list(name_findings(name, cls.__name__, cls))
     instance: object | None = agent_loop
     if isinstance(agent_loop, type):
         instance, failed = _instance(agent_loop)
         findings += failed
-    tools, found = _get_tools(agent_loop, instance, cls, request or REQUEST)
-    findings += found
+    tools: Sequence[Any] = ()
+    if instance is not None:
+        tools, tool_findings = _get_tools(instance, cls, request or REQUEST)
+        findings += tool_findings
     findings += _run(agent_loop, cls)
-    return ValidationResult(None if problem else str(name), tuple(findings), len(tools))
+    usable = not any(finding.code == "INVALID_AGENT_NAME" for finding in findings)
+    return ValidationResult(str(name) if usable else None, tuple(findings), len(tools))
 
 
-def make(code: str, message: str, place: Place) -> Finding:
-    """Return a finding, with its hint from HINTS."""
-    return Finding(code, message, HINTS[code], *place, severity="warning" if code in WARNINGS else "error")
+def name_findings(name: object, owner: str, *objects: object) -> Iterator[Finding]:
+    """Yield the finding about a name that trainers cannot use."""
+    if problem := name_problem(name):
+        hint = 'give the class or the configuration a name of 1 to 256 characters, such as name = "my-agent"'
+        yield Finding("INVALID_AGENT_NAME", f"{owner}: {problem[1]}", hint, *place_of(*objects))
 
 
 def place_of(*objects: object) -> Place:
     """Return the def or class line of the first function, method or class that has a source."""
-    for given in objects:
+    for each in objects:
         try:
-            candidate = inspect.unwrap(given) if callable(given) else given
+            candidate = inspect.unwrap(each) if callable(each) else each
             file = inspect.getsourcefile(candidate)  # type: ignore[arg-type]
             lines, first = inspect.getsourcelines(candidate)  # type: ignore[arg-type]
         except Exception:  # noqa: S112 - no source, for one of many reasons
             continue
         if file is not None:
-            return os.path.abspath(file), first + statement(lines)
+            decorated = lines[0].lstrip().startswith("@")
+            starts = ("class ", "def ", "async def ")
+            skipped = next((i for i, line in enumerate(lines) if line.lstrip().startswith(starts)), 0)
+            return os.path.abspath(file), first + (skipped if decorated else 0)
     return None, None
 
 
@@ -203,20 +163,9 @@ def place_of_error(error: BaseException) -> Place:
     return lines[0][:2] if lines else (None, None)
 
 
-def statement(lines: Sequence[str]) -> int:
-    """Return the index of the def or class line in a definition, after its decorators."""
-    starts = ("class ", "def ", "async def ")
-    decorated = bool(lines) and lines[0].lstrip().startswith("@")
-    return next((i for i, line in enumerate(lines) if line.lstrip().startswith(starts)), 0) if decorated else 0
-
-
 def one_line(error: BaseException) -> str:
     """Return an exception's type and text on one line."""
     return clip(" ".join(f"{type(error).__name__}: {describe(error)}".split()))
-
-
-def _finding(code: str, message: str, *objects: object) -> Finding:
-    return make(code, message, place_of(*objects))
 
 
 def _attribute(owner: object, name: str) -> Any:
@@ -231,52 +180,42 @@ def _attribute(owner: object, name: str) -> Any:
 def _instance(cls: type) -> tuple[object | None, list[Finding]]:
     """Return an instance of a class; if the class cannot be called, return None and the finding.
 
-    A class that lacks only get_tools or run gets no finding here, because other checks report the missing method.
+    A class that lacks only run gets no finding here, because another check reports it.
     """
-    missing = set(getattr(cls, "__abstractmethods__", ()))
-    if missing and missing <= {"get_tools", "run"}:
+    if getattr(cls, "__abstractmethods__", None) == {"run"}:
         return None, []
     try:
         return cls(), []
     except (Exception, SystemExit) as error:
         text = f"{cls.__name__}() raised {one_line(error)}{_at(error)}"
-        return None, [_finding("AGENT_INIT_FAILED", text, getattr(cls, "__init__"), cls)]  # noqa: B009
+        hint = "give every parameter of __init__ a default, or name an instance in place of the class"
+        return None, [Finding("AGENT_INIT_FAILED", text, hint, *place_of(getattr(cls, "__init__"), cls))]  # noqa: B009
 
 
 def _run(agent_loop: object, cls: type) -> Iterator[Finding]:
     run = _attribute(agent_loop, "run")
-    if run is None:
-        yield _finding("MISSING_RUN_METHOD", f"{cls.__name__} has no method run", cls)
-    elif not callable(run):
-        yield _finding("RUN_NOT_CALLABLE", f"run of {cls.__name__} is a {type(run).__name__}, not a method", cls)
+    if not callable(run):
+        problem = f"{cls.__name__} has no method run"
     elif inspect.isasyncgenfunction(run) or inspect.isgeneratorfunction(run):
-        kind = "an async generator" if inspect.isasyncgenfunction(run) else "a generator"
-        yield _finding("RUN_NOT_ASYNC", f"run of {cls.__name__} is {kind}: it yields", run, cls)
+        problem = f"run of {cls.__name__} yields, so it does not return a result"
+    else:
+        return
+    hint = "write async def run(self, ctx) without yield, and end it with return ctx.complete(...)"
+    yield Finding("INVALID_RUN", problem, hint, *place_of(run, cls))
 
 
-def _get_tools(
-    agent_loop: object, instance: object | None, cls: type, request: RolloutRequest
-) -> tuple[Sequence[Any], list[Finding]]:
+def _get_tools(instance: object, cls: type, request: RolloutRequest) -> tuple[Sequence[Any], list[Finding]]:
     """Return the tools, and the findings about get_tools and the tools."""
-    get_tools = _attribute(agent_loop if instance is None else instance, "get_tools")
-    if get_tools is None:
-        return (), [_finding("MISSING_GET_TOOLS_METHOD", f"{cls.__name__} has no method get_tools", cls)]
+    get_tools = _attribute(instance, "get_tools")
     if not callable(get_tools):
-        text = f"get_tools of {cls.__name__} is a {type(get_tools).__name__}, not a method"
-        return (), [_finding("MISSING_GET_TOOLS_METHOD", text, cls)]
-    if instance is None:
-        return (), []
+        hint = "add a method get_tools(self, request) that returns a list of tools"
+        return (), [Finding("GET_TOOLS_FAILED", f"{cls.__name__} has no method get_tools", hint, *place_of(cls))]
     own = getattr(get_tools, "__func__", None) is not RolloutAgentLoop.get_tools
     place = place_of(get_tools, cls) if own else place_of(cls)
     tools = _call(get_tools, request, place)
     if isinstance(tools, Finding):
         return (), [tools]
     findings = [finding for i, tool in enumerate(tools) for finding in _tool(tool, f"tools[{i}]", place)]
-    return tools, [*findings, *_same_names(tools, place)]
-
-
-def _same_names(tools: Sequence[Any], place: Place) -> Iterator[Finding]:
-    """Yield a finding for each name that more than one tool has."""
     plain = []
     for tool in tools:
         with contextlib.suppress(Exception):  # _tool() reports it
@@ -284,7 +223,9 @@ def _same_names(tools: Sequence[Any], place: Place) -> Iterator[Finding]:
     names = [_field(tool, ["function", "name"]) for tool in plain if isinstance(tool, dict)]
     for name, count in Counter(name for name in names if isinstance(name, str)).items():
         if count > 1:
-            yield make("DUPLICATE_TOOL_NAME", f"{count} tools have the name {name!r}", place)
+            hint = "give each tool a name of its own, for example with @tool(name=...)"
+            findings.append(Finding("INVALID_TOOL", f"{count} tools have the name {name!r}", hint, *place))
+    return tools, findings
 
 
 def _call(get_tools: Callable[..., Any], request: RolloutRequest, place: Place) -> Sequence[Any] | Finding:
@@ -296,14 +237,19 @@ def _call(get_tools: Callable[..., Any], request: RolloutRequest, place: Place) 
                 asyncio.get_running_loop()
                 if inspect.iscoroutine(tools):
                     tools.close()
-                return make("GET_TOOLS_NOT_AWAITED", "get_tools is async and was not run: an event loop runs", place)
+                hint = "validate outside of the event loop: asyncio.to_thread(validate_agent_loop, agent_loop)"
+                text = "get_tools is async and was not run: an event loop runs"
+                return Finding("DOUBTFUL_TOOLS", text, hint, *place, severity="warning")
             tools = asyncio.run(await_tools(tools, GET_TOOLS_TIMEOUT))
     except (Exception, SystemExit) as error:
-        return make("GET_TOOLS_EXCEPTION", f"get_tools raised {one_line(error)}{_at(error)}", place)
+        hint = "make get_tools(self, request) return for any request; what it raises refuses the rollout"
+        return Finding("GET_TOOLS_FAILED", f"get_tools raised {one_line(error)}{_at(error)}", hint, *place)
     if tools is None:
-        return make("GET_TOOLS_RETURNS_NONE", "get_tools returned None, which is taken for an empty list", place)
+        text = "get_tools returned None, which is taken for an empty list"
+        return Finding("DOUBTFUL_TOOLS", text, "return [] to say that there are no tools", *place, severity="warning")
     if not isinstance(tools, list | tuple):
-        return make("GET_TOOLS_INVALID_TYPE", f"get_tools returned a {type(tools).__name__}, not a list", place)
+        text = f"get_tools returned a {type(tools).__name__}, not a list"
+        return Finding("GET_TOOLS_FAILED", text, "return a list of tools", *place)
     return tools
 
 
@@ -320,76 +266,59 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str) and bool(value.strip())
 
 
-def _is_dict(value: object) -> bool:
-    return isinstance(value, dict)
+def _is_plain(value: object) -> bool:
+    """Return whether every model server accepts a name. A blank name has another finding."""
+    return not _is_text(value) or re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", str(value)) is not None
 
 
-_CHECKS: tuple[tuple[str, Callable[[object], bool], str, str, str], ...] = (
-    (
-        "type",
-        lambda value: isinstance(value, str) and value == "function",
-        "'function'",
-        "UNKNOWN_TOOL_TYPE",
-        "MISSING_TOOL_TYPE",
-    ),
-    ("function", _is_dict, "a dict", "INVALID_FUNCTION_TYPE", "MISSING_FUNCTION"),
-    ("function.name", _is_text, "a str that is not blank", "INVALID_FUNCTION_NAME", "MISSING_FUNCTION_NAME"),
-    (  # every model server accepts these names; a blank name has another finding
-        "function.name",
-        lambda value: not _is_text(value) or re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", str(value)) is not None,
-        "1 to 64 of a-z, A-Z, 0-9, _ and -",
-        "UNUSUAL_FUNCTION_NAME",
-        "",
-    ),
-    ("function.description", _is_text, "a sentence", "MISSING_FUNCTION_DESCRIPTION", "MISSING_FUNCTION_DESCRIPTION"),
-    ("function.parameters", _is_dict, "a dict", "INVALID_PARAMETERS_TYPE", ""),
-    (
-        "function.parameters.type",
-        lambda value: isinstance(value, str) and value == "object",
-        "'object'",
-        "PARAMETERS_TYPE_NOT_OBJECT",
-        "PARAMETERS_TYPE_NOT_OBJECT",
-    ),
+_CHECKS: tuple[tuple[str, Callable[[object], bool], str, Severity], ...] = (
+    ("type", lambda value: value == "function", "'function'", "error"),
+    ("function", lambda value: isinstance(value, dict), "a dict with name, description and parameters", "error"),
+    ("function.name", _is_text, "a str that is not blank", "error"),
+    ("function.name", _is_plain, "1 to 64 of a-z, A-Z, 0-9, _ and -, and model servers refuse it", "warning"),
+    ("function.description", _is_text, "a sentence, by which the model chooses", "warning"),
+    ("function.parameters", lambda value: value is _MISSING or isinstance(value, dict), "a JSON Schema", "error"),
+    ("function.parameters.type", lambda value: value == "object", "'object'", "error"),
 )
-"""(field, whether its value is good, what it should be, code for a bad value, code for a missing one or "").
-
-A field is checked if its parent is a dict.
-"""
+"""A field, whether its value is good, what it should be, and the severity. It is checked if its parent is a dict."""
 
 
 def _tool(tool: object, label: str, place: Place) -> Iterator[Finding]:
     """Yield the findings about one tool. `label` names the tool in the texts of the findings."""
+    hint = "write @tool above the function, or make the tool a schema or a dict of plain JSON values"
     try:
         plain = plain_tool(tool)
     except Exception as error:
-        yield make("INVALID_TOOL_TYPE", f"{label} cannot be made a dict: {one_line(error)}", place)
-        return
-    if inspect.isroutine(plain):
-        text = f"{label} is the function {getattr(plain, '__name__', '?')} without @tool"
-        at = place_of(plain)
-        yield make("INVALID_TOOL_TYPE", text, at if at[0] else place)
+        yield Finding("INVALID_TOOL", f"{label} cannot be made a dict: {one_line(error)}", hint, *place)
         return
     if not isinstance(plain, dict):
-        yield make("INVALID_TOOL_TYPE", f"{label} is a {type(tool).__name__}, neither a dict nor a tool schema", place)
+        name = getattr(plain, "__name__", "?")
+        kind = f"the function {name} without @tool" if inspect.isroutine(plain) else f"a {type(tool).__name__}"
+        at = place_of(plain) if inspect.isroutine(plain) else (None, None)
+        yield Finding("INVALID_TOOL", f"{label} is {kind}, not a tool", hint, *(at if at[0] else place))
         return
     name = _field(plain, ["function", "name"])
     called = f"{label} ({name})" if _is_text(name) else label
-    for field, good, expected, bad, missing in _CHECKS:
+    for field, good, expected, severity in _CHECKS:
         *parent, last = field.split(".")
         value = _field(plain, [*parent, last])
-        code = missing if value is _MISSING else "" if good(value) else bad
-        if code and _is_dict(_field(plain, parent)):
+        if not good(value) and isinstance(_field(plain, parent), dict):
             shown = "missing" if value is _MISSING else reprlib.repr(value)
-            yield make(code, f"{called}: {field} is {shown}, not {expected}", place)
+            code = "INVALID_TOOL" if severity == "error" else "DOUBTFUL_TOOLS"
+            text = f"{called}: {field} is {shown}, not {expected}"
+            yield Finding(code, text, f"correct {field} in the tool's schema", *place, severity=severity)
     for key, near in misspelt_keys(plain):
-        yield make("MISSPELT_KEY", f"{called}: the key {key} is unknown; is {near} meant?", place)
+        text = f"{called}: the key {key} is unknown; is {near} meant?"
+        yield Finding("DOUBTFUL_TOOLS", text, "correct the key: model servers ignore it", *place, severity="warning")
     function = getattr(tool, "function", None)
     if problem := result_problem(function):
-        yield make("RESULT_WITHOUT_JSON", f"{called} {problem}", place_of(function))
+        advice = "return a dict, a list, a number, a string, a pydantic model or a dataclass"
+        at = place_of(function)
+        yield Finding("RESULT_WITHOUT_JSON", f"{called} {problem}", advice, *at, severity="warning")
     try:
         jsontext.copy(plain, label)
     except InvalidArgument as error:
-        yield make("INVALID_TOOL_TYPE", f"{called} cannot be sent: {error}", place)
+        yield Finding("INVALID_TOOL", f"{called} cannot be sent: {error}", hint, *place)
 
 
 def _field(tool: dict[Any, Any], path: Sequence[str]) -> object:

@@ -133,7 +133,6 @@ class WorkflowRunnable:
             await with_sync_waits(self.grader(self._config_of_grader(request)).grade(context))
 
     async def _grade_group(self, request: RolloutRequest, contexts: Any) -> None:
-        """Grade a group with the configuration of the rollout that grades it."""
         assert self.grader is not None
         async with self._grader_slot():
             await with_sync_waits(self.grader(self._config_of_grader(request)).grade_group(contexts))
@@ -145,7 +144,6 @@ class WorkflowRunnable:
         return self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(most))
 
     def _copied(self) -> AgentWorkflowConfig | None:
-        """Return a copy of the configuration. Raises TypeError for one that cannot be copied."""
         try:
             return copy.deepcopy(self.config)
         except Exception as error:
@@ -153,14 +151,12 @@ class WorkflowRunnable:
             raise TypeError(f"{why}: {describe(error)}") from error
 
     def _config(self, request: RolloutRequest) -> BaseConfig | None:
-        """Return a copy of the configuration with the values of the request. Raises InvalidArgument."""
         config = self._copied()
         given = request.metadata.get(CONFIG_KEY)
         cls = config_class(self.workflow, AgentWorkflow)
         return config if given is None else _with_values(config, cls, given, CONFIG_KEY, f"the workflow {self.name}")
 
     def _config_of_grader(self, request: RolloutRequest) -> Any:
-        """Return the grader's configuration with the values of the request. Raises InvalidArgument."""
         given = request.metadata.get(GRADER_CONFIG_KEY)
         if given is None:
             return self.grader_config
@@ -198,14 +194,12 @@ def _current_folder() -> str | None:
 
 
 def _check_class(workflow: object) -> None:
-    """Raise TypeError for an object that is not the class of a workflow."""
     if not isinstance(workflow, type) or not issubclass(workflow, AgentWorkflow):
         what = workflow.__name__ if isinstance(workflow, type) else f"a {type(workflow).__name__}"
         raise TypeError(f"{what} is not the class of a workflow; of an agent loop, give an instance")
 
 
 def _with_native(outcome: RunOutcome, context: RolloutContext, samples: Mapping[str, RolloutSample]) -> RunOutcome:
-    """Add the native messages of registered agents to an outcome, for a trainer that speaks HTTP."""
     if not context.request.server_url:
         return outcome
     native = {name: loggable(samples[name].messages) for name in context.registered_agents if name in samples}

@@ -9,7 +9,6 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, TypeVar
 
 from osmosis_grpc.agent.config_values import ConfigValueError, built, config_class, overlaid
@@ -148,7 +147,6 @@ def _config_of(cls: type[Grader[Any]] | None, of_file: GraderConfig | None) -> G
 
 
 def _grader(spec: str, load: Callable[[str], Any], place: str) -> type[Grader[Any]]:
-    """Return the grader of a text MODULE:CLASS. Raises ValueError, which names the place of the text."""
     if ":" not in spec:
         raise ValueError(f"{place}: {spec!r} is not MODULE:CLASS, for example graders:Strict")
     found = load(spec)
@@ -163,39 +161,31 @@ def _with(
 ) -> Any:
     """Return a configuration with the values of a file and of texts. The last texts win.
 
-    Without an instance, make one of the class `cls`.
+    Without an instance, make one of the class `cls`. A text that was read as JSON and does not fit stays a text.
     """
-    texts = [(*parsed(each.values, each.place), each.place) for each in given if each.values]
-    if not file[0] and not texts:
+    values, texts = dict(file[0]), dict[str, str]()
+    places = dict.fromkeys(values, file[1])
+    for each in given:
+        own, read = parsed(each.values, each.place)
+        values, texts = values | own, {**texts, **read}
+        places |= dict.fromkeys(own, each.place)
+    if not values:
         return config
-    if config is None:
-        return _made(cls, file, texts)
-    config = overlaid(config, *file) if file[0] else config
-    for index, (own, read, place) in enumerate(texts):
-        later = {name for values, _, _ in texts[index + 1 :] for name in values}
-        values = {name: value for name, value in own.items() if name not in later}
-        config = _read(partial(overlaid, config, source=place), values, read)
-    return config
-
-
-def _made(cls: type[BaseConfig] | None, file: tuple[Mapping[str, Any], str], texts: Sequence[Any]) -> BaseConfig:
-    """Return a new configuration of the values of a file and of texts."""
-    values, read = dict(file[0]), dict[str, str]()
-    for more, of_more, _ in texts:
-        values, read = {**values, **more}, {**read, **of_more}
-    source = ", ".join([file[1]] * bool(file[0]) + [place for _, _, place in texts])
-    if cls is None:
+    source = ", ".join(dict.fromkeys(places.values()))
+    if config is None and cls is None:
         raise ValueError(f"{source}: the code has no configuration for the values of {', '.join(values)}")
-    made: BaseConfig = _read(partial(built, cls, source=source), values, read)
-    return made
 
+    def made(values: Mapping[str, Any]) -> BaseConfig:
+        return overlaid(config, values, source) if cls is None or config is not None else built(cls, values, source)
 
-def _read(make: Callable[[Mapping[str, Any]], Any], values: Mapping[str, Any], texts: Mapping[str, str]) -> Any:
-    """Call `make` with values. If a value that was read as JSON does not fit, take its text instead."""
     try:
-        return make(values)
+        try:
+            return made(values)
+        except ConfigValueError as error:
+            unread = {name: texts[name] for name in error.problems if name in texts and texts[name] != values[name]}
+            if not unread:
+                raise
+            return made({**values, **unread})
     except ConfigValueError as error:
-        unread = {name: texts[name] for name in error.problems if name in texts and texts[name] != values[name]}
-        if not unread:
-            raise
-        return make({**values, **unread})
+        named = {places.get(name.partition(".")[0], source) for name in error.problems}
+        raise ConfigValueError(", ".join(sorted(named)), error.problems) from None

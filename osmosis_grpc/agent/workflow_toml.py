@@ -3,6 +3,9 @@
     [server]                        # the settings of `serve`, under the names of docs/settings.md
     max_concurrent_rollouts = 64
 
+    [client]                        # its calls over HTTP
+    timeout_seconds = 60
+
     [workflow.config]               # fields of the workflow's configuration
     max_iterations = 20
 
@@ -22,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-TABLES = ("workflow", "grader", "server")
+TABLES = ("workflow", "grader", "server", "client")
 KEYS = {"workflow": ("config",), "grader": ("config", "module")}
 """The keys of a table that names no workflow."""
 
@@ -45,6 +48,7 @@ class WorkflowToml:
 
     path: str = ""
     server: Mapping[str, Any] = field(default_factory=dict)
+    client: Mapping[str, Any] = field(default_factory=dict)
     _tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """`workflow` and `grader`."""
 
@@ -63,7 +67,7 @@ class WorkflowToml:
                 raise WorkflowTomlError(f"{path}: the table [{name}] is unknown; the tables are {known}{hint}")
             if not isinstance(value, dict):
                 raise WorkflowTomlError(f"{path}: {name} is not a table")
-        return cls(path=str(path), server=data.get("server", {}), _tables=data)
+        return cls(path=str(path), server=data.get("server", {}), client=data.get("client", {}), _tables=data)
 
     def check(self, names: Sequence[str]) -> None:
         """Raise WorkflowTomlError for a key that is not known. `names` are the workflows of the server."""

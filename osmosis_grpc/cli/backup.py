@@ -54,9 +54,7 @@ def back_up(target: str, state_dir: str | None, ledger: str | None, *, json: boo
             return _refused(str(error))
         for one in found:
             path = Path(target) / one.path.relative_to(new)
-            out.write(
-                "copied", kind=one.kind, file=str(path), sound=dict(one.sound), damaged=len(one.damaged) + one.lost
-            )
+            out.write("copied", kind=one.kind, file=str(path), sound=dict(one.sound), damaged=len(one.damaged))
             out.say(printable(f"{one.kind} {path}: {_content(one)}"))
         if state is not None:
             out.say(printable(f"start a server with it: osmosis-grpc serve --state-dir {target} -m MODULE:ATTR"))

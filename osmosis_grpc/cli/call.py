@@ -3,7 +3,6 @@
 import asyncio
 import json as json_text
 import sys
-from collections.abc import Iterator
 from contextlib import aclosing
 from difflib import get_close_matches
 from pathlib import Path
@@ -50,19 +49,9 @@ def run_call(name: str | None, data: str, timeout: float | None, options: Source
 
 def _list(out: Records) -> None:
     for method in METHODS.values():
-        out.write(
-            "method",
-            name=method.name,
-            service=method.service,
-            request=method.request.DESCRIPTOR.full_name,
-            response=method.response.DESCRIPTOR.full_name,
-            callable=not method.streams_requests,
-        )
-    for service in dict.fromkeys(method.service for method in METHODS.values()):
-        out.say(service)
-        for method in METHODS.values():
-            if method.service == service and not method.streams_requests:
-                out.say(f"  {method}")
+        out.write("method", name=method.name, service=method.service, callable=not method.streams_requests)
+        if not method.streams_requests:
+            out.say(f"{method.service}/{method}")
 
 
 def _method(name: str) -> Method:
@@ -98,8 +87,9 @@ async def _call(server: ChosenServer, method: Method, request: Message, timeout:
                 async for reply in found:
                     message = as_json(reply)
                     out.write("reply", method=method.name, message=message)
-                    for line in _lines(message, whole=not method.streams_responses):
-                        out.say(line)
+                    indent = None if method.streams_responses else 2
+                    text = json_text.dumps(message, indent=indent, ensure_ascii=False)
+                    out.say("\n".join(map(escaped, text.split("\n"))))
             return 0
         except CallError as error:
             if isinstance(error, Unavailable | DeadlineExceeded) and not error.reason:  # no server has answered
@@ -107,12 +97,6 @@ async def _call(server: ChosenServer, method: Method, request: Message, timeout:
                 return 2
             _refused(method, error, out)
             return 1
-
-
-def _lines(message: dict[str, object], *, whole: bool) -> Iterator[str]:
-    """Yield the lines of a message: indented if it is the whole answer, else one."""
-    text = json_text.dumps(message, indent=2 if whole else None, ensure_ascii=False)
-    yield from map(escaped, text.split("\n"))
 
 
 def _refused(method: Method, error: CallError, out: Records) -> None:

@@ -4,10 +4,10 @@ import asyncio
 import json as json_text
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from osmosis_grpc.cli.conformance_options import ConformanceOptions
 from osmosis_grpc.cli.server_choice import chosen_server
 from osmosis_grpc.cli.source_options import SourceOptions
 from osmosis_grpc.network.channel_options import client_options
@@ -17,25 +17,6 @@ from osmosis_grpc.protocol.types.outcome import printable
 from osmosis_grpc.records.reading.source_port import SourceError
 from osmosis_grpc.serve.json_output import Records, records, say_error
 from osmosis_grpc.serve.startup import usage_error
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConformanceOptions:
-    """The options of the command besides those of the server."""
-
-    trainer: str | None
-    case: Sequence[str]
-    list_: bool
-    over: Sequence[str]
-    known_failures: str | None
-    accept: str | None
-    host: str
-    second_token_file: str | None
-    admin_token_file: str | None
-    jobs: int
-    report: str | None
-    junit: str | None
-    cases: str | None
 
 
 def run_conformance(options: ConformanceOptions, source: SourceOptions, *, json: bool) -> int:

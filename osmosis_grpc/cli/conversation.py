@@ -1,13 +1,11 @@
 """Formats the messages of a conversation as lines: turns, and each tool call with its result."""
 
 import itertools
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from osmosis_grpc.cli.screen import Line, wrapped
-from osmosis_grpc.protocol.types.outcome import printable
 from osmosis_grpc.records.reading.message_text import CallName, ToolEnd, mapping, mappings, reasoning_of, text_of
 
 INDENT = 8
@@ -22,10 +20,8 @@ class View:
     """The most messages; None for all."""
     lines: int | None = 8
     """The most lines of one text; None for all."""
-    chars: int = 200
-    """The most characters of one line, if `width` is 0."""
-    width: int = 0
-    """Lines are wrapped at this many columns. If it is 0, long lines are cut."""
+    width: int = 200
+    """Lines are wrapped at this many columns."""
     reasoning: bool | None = None
     """Whether the reasoning of replies is shown. False shows its size, and None nothing."""
     hints: bool = False
@@ -53,26 +49,17 @@ class Conversation:
     _hinted: bool = False
 
     def lines(self) -> Iterator[Line]:
-        """Yield the lines. A repeated turn is shown once."""
-        most = len(self.messages) if self.view.messages is None else self.view.messages
-        shown = seen = 0
+        """Yield the lines."""
         counted = itertools.count(1)
-        for turn, times in _turns(self.messages):
-            number = 0
-            if turn[0].get("role") == "assistant":
-                number = next(counted) if self.numbers is None else self.numbers.get(seen, 0)
-            self._number, self._at = number or self._number, seen
-            for message in turn[: most - shown]:
-                yield from self._message(message, number)
-            shown += len(turn)
-            if shown > most:
-                yield Line.of(f"... {len(self.messages) - seen - most + shown - len(turn)} more messages", "note")
+        for at, message in enumerate(self.messages):
+            if at == self.view.messages:
+                yield Line.of(f"... {len(self.messages) - at} more messages", "note")
                 return
-            if times > 1:
-                yield Line.of(f"... and the same {times - 1} more time{'s' if times > 2 else ''}", "note")
-            seen += len(turn) * times
-            for _ in range(times - 1 if number else 0):
-                next(counted)
+            number = 0
+            if message.get("role") == "assistant":
+                number = next(counted) if self.numbers is None else self.numbers.get(at, 0)
+            self._number, self._at = number or self._number, at
+            yield from self._message(message, number)
 
     def _message(self, message: Mapping[str, Any], number: int) -> Iterator[Line]:
         """Yield the lines of one message and of the results of its calls."""
@@ -149,30 +136,5 @@ class Conversation:
                 yield line.indented(2)
 
     def _wrapped(self, text: str, kind: str) -> Iterator[Line]:
-        if self.view.width:
-            for piece in wrapped(text, self.view.width - INDENT):
-                yield Line.of(piece, kind)
-        else:
-            cut = text if len(text) <= self.view.chars else text[: self.view.chars - 4] + " ..."
-            yield Line.of(printable(cut), kind)
-
-
-def _turns(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[Mapping[str, Any]], int]]:
-    """Yield each turn, and how often it repeats in a row. A turn is a reply with the messages that follow the reply.
-
-    Turns that differ only in call ids count as equal.
-    """
-    turns: list[list[Mapping[str, Any]]] = []
-    for message in messages:
-        if not turns or message.get("role") == "assistant":
-            turns.append([])
-        turns[-1].append(message)
-    for _, same in itertools.groupby(turns, lambda turn: [_what(message) for message in turn]):
-        found = list(same)
-        yield found[0], len(found)
-
-
-def _what(message: Mapping[str, Any]) -> str:
-    """Return a key of a message. Messages that differ only in call ids have the same key."""
-    functions = [call.get("function") for call in mappings(message.get("tool_calls"))]
-    return json.dumps([message.get("role"), message.get("content"), functions], default=str)
+        for piece in wrapped(text, self.view.width - INDENT):
+            yield Line.of(piece, kind)

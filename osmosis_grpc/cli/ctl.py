@@ -132,20 +132,21 @@ def _configuration(target: str, info: ServerInfo, width: int) -> Iterator[Line]:
     if info.workers:
         ports = ", ".join(str(worker.port) for worker in info.workers)
         yield Line.of(f"{len(info.workers)} processes, with the ports {ports}", indent=2)
-    yield Line.of("agent loops", "head")
+    loops = []
     for loop in info.agent_loops:
-        tools = [tool["function"]["name"] for tool in loop.tools]
-        text = f"{loop.name}" + (f" version {loop.version}" if loop.version else "")
-        text += f", tools: {', '.join(tools)}" if tools else ", without tools"
-        for piece in wrapped(text, width - 2):
-            yield Line.of(piece, indent=2)
-    yield Line.of("features", "head")
-    for piece in wrapped(", ".join(info.features) or "none", width - 2, more=0):
-        yield Line.of(piece, indent=2)
-    yield Line.of("load", "head")
-    yield from _table(info.capacity)
-    yield Line.of("limits", "head")
-    yield from _table(info.limits)
+        tools = ", ".join(tool["function"]["name"] for tool in loop.tools)
+        version = f" version {loop.version}" if loop.version else ""
+        loops.append(f"{loop.name}{version}, {f'tools: {tools}' if tools else 'without tools'}")
+    groups = {
+        "agent loops": loops,
+        "features": [", ".join(info.features) or "none"],
+        "load": _rows(info.capacity),
+        "limits": _rows(info.limits),
+    }
+    for heading, rows in groups.items():
+        yield Line.of(heading, "head")
+        for row in rows:
+            yield from (Line.of(piece, indent=2) for piece in wrapped(row, width - 2))
 
 
 def protocol_range(info: ServerInfo) -> str:
@@ -154,12 +155,11 @@ def protocol_range(info: ServerInfo) -> str:
     return str(low) if low == high else f"{low} to {high}"
 
 
-def _table(values: Any) -> Iterator[Line]:
-    """Yield a line for each field of a dataclass."""
+def _rows(values: Any) -> list[str]:
+    """Return a row for each field of a dataclass."""
     names = [field.name for field in fields(values)]
     widest = max(map(len, names))
-    for name in names:
-        yield Line.of(f"{name.ljust(widest)}  {_value(name, getattr(values, name))}", indent=2)
+    return [f"{name.ljust(widest)}  {_value(name, getattr(values, name))}" for name in names]
 
 
 def _value(name: str, value: Any) -> str:
@@ -173,17 +173,16 @@ def _value(name: str, value: Any) -> str:
 def _run(name: str, options: SourceOptions, ask: Asked, *, json: bool) -> int:
     """Ask the server of the options, and return the exit code. A failed call ends the command with exit code 2."""
     command = f"ctl {name}"
+
+    async def asked(server: ChosenServer, out: Records) -> int:
+        async with server.client() as client:
+            with server.explained():
+                return await ask(client, out)
+
     with records(json) as out:
-        server = chosen_server(command, options)
         try:
-            return asyncio.run(_ask(server, ask, out))
+            return asyncio.run(asked(chosen_server(command, options), out))
         except SourceError as error:
             usage_error(command, str(error))
         except KeyboardInterrupt:
             return 130
-
-
-async def _ask(server: ChosenServer, ask: Asked, out: Records) -> int:
-    async with server.client() as client:
-        with server.explained():
-            return await ask(client, out)

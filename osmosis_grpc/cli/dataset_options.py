@@ -11,8 +11,6 @@ from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.loader import load_agents
 from osmosis_grpc.agent.runnable import Runnable, as_runnable
 from osmosis_grpc.agent.source_version import AgentVersion
-from osmosis_grpc.agent.workflow_sources import ConfigSources
-from osmosis_grpc.cli.agent_sources import SourceOptions
 from osmosis_grpc.cli.daemon_thread import run_in_daemon_thread
 from osmosis_grpc.cli.run_options import RunOptions
 from osmosis_grpc.policies import Policy
@@ -161,7 +159,7 @@ def prepare(options: RunOptions, choices: Choices, given: frozenset[str] = froze
         check_url(options.base_url)
     columns = parsed(command, "--map", parse_map, tuple(options.columns or ()))
     price = parsed(command, "--price", Price.of, options.price) if options.price else None
-    loops = load_agents([options.module], _config_sources(options))
+    loops = load_agents([options.module], options.sources())
     if len(loops) != 1:
         usage_error(command, f"{options.module} has {counted(len(loops), 'agent loop')}; name one of them")
     dataset = Dataset(options.dataset, columns)
@@ -220,17 +218,6 @@ def model_of(options: RunOptions) -> Model:
     from osmosis_grpc.cli.token_models import open_token_model  # the others need no grpc
 
     return open_token_model(options.model, options.tokenizer)
-
-
-def _config_sources(options: RunOptions) -> ConfigSources:
-    """Return the sources of the configurations of a workflow and its grader. Raises LoadError."""
-    given = SourceOptions(
-        config=options.config,
-        workflow_config=options.workflow_config,
-        grader_config=options.grader_config,
-        grader=options.grader,
-    )
-    return given.sources()
 
 
 def _configuration(options: RunOptions) -> dict[str, Any]:

@@ -11,10 +11,9 @@ import os
 import secrets
 import shlex
 import signal
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,9 +44,7 @@ TASKS = (
     ("What is 2 * 2 * 2 * 2 * 2?", "32"),
 )
 """Questions and their reference answers. The mock model rounds, so its answer to the fifth question is wrong."""
-
 CALCULATOR = ("-m", "osmosis_grpc.testing.calculator:agent_loop")
-ROUNDS = "The mock model rounds, so 7 / 2 gets reward 0."
 NEXT = """
 Next:
   {program} validate --run -m osmosis_grpc.testing.calculator:agent_loop
@@ -60,8 +57,6 @@ Next:
       write an agent to begin from
   {program} docs trainers
       write a trainer; docs without a page lists all pages"""
-
-
 LIMIT = 60.0
 """All rollouts together may take at most this many seconds."""
 STOP_WITHIN = 10.0
@@ -73,163 +68,124 @@ class _DemoError(Exception):
     """The demo failed. The message is the reason."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Demo:
+    """The rollouts and the server of a demo."""
+
+    folder: str
+    """A temporary folder, in which the calculator runs."""
+    agent: Sequence[str]
+    """The options of `serve` that name the user's agent; empty for the calculator."""
+    options: Sequence[str]
+    """More options of `serve`."""
+    token: str
+
+    @property
+    def tasks(self) -> Sequence[tuple[str, str]]:
+        """The questions and their reference answers."""
+        return ((QUESTION, ANSWER),) * len(TASKS) if self.agent else TASKS
+
+
 def run_demo(as_json: bool, agent: Sequence[str] = (), state_dir: str | None = None, workers: int = 1) -> int:
     """Run the rollouts, print them, and return the exit code.
 
-    `agent` has the options of `serve` that name the agent. Without them, the agent is the calculator. The journal is in
-    `state_dir`, or else in a temporary folder. The server has `workers` processes.
+    Args:
+        as_json: Whether to print a record for each rollout in place of the table.
+        agent: The options of `serve` that name the agent. Without them, the agent is the calculator.
+        state_dir: Where the journal is; by default in a temporary folder.
+        workers: The number of the server's processes.
     """
     with records(as_json) as out:
         if not as_json:
             say_error("starting an agent server in a separate process ...")
-        tasks = ((QUESTION, ANSWER),) * len(TASKS) if agent else TASKS
+        for number in STOPS[1:]:
+            signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
         try:
-            outcomes = _outcomes(agent, tasks, state_dir, workers)
+            temporary = tempfile.TemporaryDirectory(prefix="osmosis-demo-", ignore_cleanup_errors=True)
+        except OSError as error:
+            say_error(f"demo: no folder for the server's journal: {error.strerror}; set TMPDIR to a writable folder")
+            return 1
+        try:
+            with temporary as folder:
+                token = secrets.token_urlsafe()
+                demo = _Demo(folder, agent, _options(folder, state_dir, workers, token), token)
+                outcomes = asyncio.run(_run(demo, _environment()))
         except _DemoError as error:
             say_error(f"demo: {error}")
             return 1
-        for outcome, (_, label) in zip(outcomes, tasks, strict=True):
-            out.write("outcome", **_record(outcome, label))
+        for outcome, (_, label) in zip(outcomes, demo.tasks, strict=True):
+            out.write(
+                "outcome",
+                rollout_id=outcome.rollout_id,
+                status=str(outcome.status),
+                reward=outcome.mean_reward,
+                finish_reason=outcome.finish_reason,
+                label=label,
+                messages=list(outcome.messages),
+            )
         done = sum(outcome.status == "COMPLETED" for outcome in outcomes)
         if not as_json:
             Console().print(_table(outcomes))
-        about = f"The mock called every tool, and answered {ANSWER}." if agent else ROUNDS
+        about = "The mock model rounds, so 7 / 2 gets reward 0."
+        if agent:
+            about = f"The mock called every tool, and answered {ANSWER}."
         out.say(f"{done} of {len(outcomes)} rollouts COMPLETED. {about}")
         for text in dict.fromkeys(outcome.failure.message for outcome in outcomes if outcome.failure):
             out.say(f"A rollout failed: {text}")
         if state_dir is not None:
-            folder = shlex.quote(state_dir)
-            out.say(f"To look at them: {program()} list --state-dir {folder}")
-            out.say(f"To export them: {program()} export --to messages --state-dir {folder}")
+            kept = shlex.quote(state_dir)
+            out.say(f"To look at them: {program()} list --state-dir {kept}")
+            out.say(f"To export them: {program()} export --to messages --state-dir {kept}")
         elif not agent:
             out.say(NEXT.format(program=program()))
     return 0 if done == len(outcomes) else 1
 
 
-def _outcomes(
-    agent: Sequence[str], tasks: Sequence[tuple[str, str]], state_dir: str | None, workers: int
-) -> list[RolloutOutcome]:
-    """Run the rollouts on a server with a temporary folder, and delete the folder at the end."""
-    for number in STOPS[1:]:
-        signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
-    token = secrets.token_urlsafe()
-    try:
-        temporary = tempfile.TemporaryDirectory(prefix="osmosis-demo-", ignore_cleanup_errors=True)
-    except OSError as error:
-        raise _DemoError(
-            f"no folder for the server's journal: {error.strerror}; set TMPDIR to a writable folder"
-        ) from None
-    more = (
-        "--workers",
-        str(workers),
-        "--state-dir",
-        os.path.abspath(state_dir or os.path.join(temporary.name, "state")),
-    )
-    with temporary as folder, _server(folder, token, agent, more) as server:
-        return asyncio.run(_train(_address(server), server, _Trainer(token, tasks, every_tool=bool(agent))))
-
-
-@contextlib.contextmanager
-def _server(folder: str, token: str, agent: Sequence[str], more: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
-    """Start the agent server with its files in `folder` and more options of `serve`, and stop it at the end.
-
-    The server gets no OSMOSIS_ variables from this process. The calculator runs in `folder` and reads no .env
-    file; an agent of the user runs in the current folder. The server has its own process group, so Ctrl-C stops only
-    the demo. The demo then stops the server.
-    """
-    command = [sys.executable, "-m", "osmosis_grpc.serve", *(agent or CALCULATOR)]
+def _options(folder: str, state_dir: str | None, workers: int, token: str) -> list[str]:
     secret = os.path.join(folder, "token")
     with open(os.open(secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(f"demo={token}\n")
-    options = [
-        "--grpc-port",
-        "0",
-        "--no-http",
-        "--json",
-        "--log-level",
-        "warning",
-        "--token-file",
-        secret,
-        "--drain-timeout",
-        "0",
-        *more,
-    ]
+    options = ["--grpc-port", "0", "--no-http", "--json", "--log-level", "warning", "--drain-timeout", "0"]
+    state = os.path.abspath(state_dir or os.path.join(folder, "state"))
+    return [*options, "--token-file", secret, "--workers", str(workers), "--state-dir", state]
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment of the server, which has no OSMOSIS_ variables of this process."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("OSMOSIS_")}
-    env["PYTHONPATH"] = os.pathsep.join(os.path.abspath(path) for path in ("", *sys.path))
-    server: subprocess.Popen[str] | None = None
-    try:
-        with _signals_wait():
-            server = subprocess.Popen(
-                [*command, *options],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                text=True,
-                cwd=None if agent else folder,
-                env=env,
-                process_group=0,
-            )
-        yield server
-    finally:
-        for number in STOPS:
-            signal.signal(number, signal.SIG_IGN)  # the cleanup is short and must not be interrupted
-        if server is not None:
-            with server:
-                server.terminate()
-                try:
-                    server.wait(STOP_WITHIN)
-                except subprocess.TimeoutExpired:
-                    server.kill()
+    return env | {"PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in ("", *sys.path))}
 
 
-@contextlib.contextmanager
-def _signals_wait() -> Iterator[None]:
-    """Delay the first signal and drop the others.
+async def _run(demo: _Demo, env: dict[str, str]) -> list[RolloutOutcome]:
+    """Run the rollouts on a server of their own.
 
-    If a signal interrupted Popen, the process id of the started server would be unknown.
+    The calculator runs in the temporary folder and reads no .env file; an agent of the user runs in the current folder.
+    The server has its own process group, so Ctrl-C stops only the demo. The demo then stops the server.
+
+    Raises:
+        _DemoError: The server ends early or refuses a call, or the rollouts take longer than LIMIT.
     """
-    came: list[int] = []
-    before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in STOPS}
+    server = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "osmosis_grpc.serve", *(demo.agent or CALCULATOR), *demo.options),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        cwd=None if demo.agent else demo.folder,
+        env=env,
+        process_group=0,
+    )
+    end = child(WAIT, server.wait())
+    tasks: list[asyncio.Task[Any]] = [end]
     try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        for received in came[:1]:
-            signal.raise_signal(received)
-
-
-def _address(server: subprocess.Popen[str]) -> str:
-    """Wait until the server is ready, and return its HOST:PORT. Raises _DemoError if the server ends first."""
-    assert server.stdout is not None
-    line = server.stdout.readline()
-    if not line:
-        raise _DemoError(f"the server did not start: {_end(server.wait())}")
-    return str(json.loads(line)["grpc"])
-
-
-def _end(code: int) -> str:
-    return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
-
-
-@dataclass(frozen=True, slots=True)
-class _Trainer:
-    """What the trainer of the demo needs."""
-
-    token: str
-    tasks: Sequence[tuple[str, str]]
-    """The questions and their reference answers."""
-    every_tool: bool
-    """Whether the mock calls every tool, and not only those of the calculator."""
-
-
-async def _train(target: str, server: subprocess.Popen[str], given: _Trainer) -> list[RolloutOutcome]:
-    """Run the rollouts. Raises _DemoError if the server ends early or refuses a call, and after LIMIT seconds."""
-    rollouts, end = child(TRAIN, _rollouts(target, given)), child(WAIT, _ended(server))
-    try:
-        await asyncio.wait({rollouts, end}, timeout=LIMIT, return_when=asyncio.FIRST_COMPLETED)
+        assert server.stdout is not None
+        line = await server.stdout.readline()
+        if not line:
+            raise _DemoError(f"the server did not start: {_end(await end)}")
+        rollouts = child(TRAIN, _rollouts(str(json.loads(line)["grpc"]), demo))
+        tasks.append(rollouts)
+        await asyncio.wait(tasks, timeout=LIMIT, return_when=asyncio.FIRST_COMPLETED)
         if rollouts.done() and rollouts.exception() is None:
             return rollouts.result()
-        if rollouts.done():  # if a call failed because the server ended, _ended() returns a moment later
+        if rollouts.done():  # if a call failed because the server ended, its end is known a moment later
             await asyncio.wait({end}, timeout=1.0)
         if end.done():
             raise _DemoError(f"the server ended before all rollouts had ended: {_end(end.result())}")
@@ -240,23 +196,24 @@ async def _train(target: str, server: subprocess.Popen[str], given: _Trainer) ->
         except CallError as error:
             raise _DemoError(f"the server refused a call: {error}") from None
     finally:
+        for number in STOPS:
+            signal.signal(number, signal.SIG_IGN)  # the cleanup is short and must not be interrupted
         # The server must end before the trainer closes. Otherwise the server logs that it has lost its trainer.
-        server.terminate()
-        await asyncio.wait({end}, timeout=STOP_WITHIN)
-        for task in (rollouts, end):
+        for stop in (server.terminate, server.kill):
+            with contextlib.suppress(ProcessLookupError):
+                stop()
+            if (await asyncio.wait({end}, timeout=STOP_WITHIN))[0]:
+                break
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(rollouts, end, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _ended(server: subprocess.Popen[str]) -> int:
-    """Wait for the end of the server and return its exit code."""
-    # A thread that waits for the server would keep the event loop from ending.
-    while (code := server.poll()) is None:  # noqa: ASYNC110
-        await asyncio.sleep(0.1)
-    return code
+def _end(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
 
 
-async def _rollouts(target: str, given: _Trainer) -> list[RolloutOutcome]:
+async def _rollouts(target: str, demo: _Demo) -> list[RolloutOutcome]:
     """Start the rollouts as the trainer, answer their chats, and return their outcomes."""
     from osmosis_grpc.policies import EveryToolMock, ToolCallingMock
     from osmosis_grpc.trainer import Credentials, Trainer
@@ -264,44 +221,15 @@ async def _rollouts(target: str, given: _Trainer) -> list[RolloutOutcome]:
     # The demo itself reports the end of the server, so this logger's warnings are not needed.
     logging.getLogger("osmosis_grpc.trainer.unreachable_warnings").setLevel(logging.ERROR)
     run = secrets.token_hex(2)
-    policy = EveryToolMock(FINAL) if given.every_tool else ToolCallingMock()
-    credentials = Credentials(token=given.token)
-    async with Trainer(target, policy, transport="callback", credentials=credentials) as trainer:
+    policy = EveryToolMock(FINAL) if demo.agent else ToolCallingMock()
+    async with Trainer(target, policy, transport="callback", credentials=Credentials(token=demo.token)) as trainer:
 
         async def rollout(number: int, question: str, label: str) -> RolloutOutcome:
             rollout_id, messages = f"demo-{run}-{number}", [{"role": "user", "content": question}]
             metadata = {"ground_truth": label}
             return await trainer.rollout(rollout_id=rollout_id, messages=messages, label=label, metadata=metadata)
 
-        return list(await asyncio.gather(*(rollout(i, *task) for i, task in enumerate(given.tasks, start=1))))
-
-
-def _record(outcome: RolloutOutcome, label: str) -> dict[str, Any]:
-    samples = {
-        name: {
-            "chats": [
-                {
-                    "number": chat.chat_number,
-                    "prompt_ids": chat.prompt_ids.tolist() if chat.prompt_ids is not None else None,
-                    "ids": chat.tokens.ids.tolist() if chat.tokens is not None else None,
-                    "logprobs": chat.tokens.logprobs.tolist()
-                    if chat.tokens is not None and chat.tokens.logprobs is not None
-                    else None,
-                }
-                for chat in sample.chats
-            ]
-        }
-        for name, sample in outcome.samples.items()
-    }
-    return {
-        "rollout_id": outcome.rollout_id,
-        "status": str(outcome.status),
-        "reward": outcome.mean_reward,
-        "finish_reason": outcome.finish_reason,
-        "label": label,
-        "messages": list(outcome.messages),
-        "samples": samples,
-    }
+        return list(await asyncio.gather(*(rollout(i, *task) for i, task in enumerate(demo.tasks, start=1))))
 
 
 def _table(outcomes: list[RolloutOutcome]) -> Table:

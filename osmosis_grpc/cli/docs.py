@@ -8,7 +8,7 @@ from typing import NamedTuple
 import osmosis_grpc
 from osmosis_grpc.cli.screen import Screen
 from osmosis_grpc.protocol.types.outcome import printable
-from osmosis_grpc.serve.json_output import Records, records
+from osmosis_grpc.serve.json_output import records
 from osmosis_grpc.serve.startup import usage_error
 
 PACKAGE = Path(osmosis_grpc.__file__).parent
@@ -31,7 +31,10 @@ def run_docs(topic: str | None, *, json: bool) -> int:
         usage_error("docs", "this installation has no pages; install the wheel again")
     with records(json) as out:
         if topic is None:
-            _print_pages(pages, out)
+            for name, path in pages.items():
+                title = next(sections(name, path.read_text(encoding="utf-8"))).title
+                out.write("page", page=name, title=title)
+                out.say(f"{name:<24}{title}")
             return 0
         found = _found(pages, topic)
         out.write("page", page=found.page, title=found.title, text=found.text)
@@ -61,21 +64,12 @@ def _found(pages: dict[str, Path], topic: str) -> Section:
     wanted = topic.lower().removesuffix(".md")
     known: dict[str, Section] = {}
     for name, path in pages.items():
-        for section in sections(name, path.read_text(encoding="utf-8")):
+        page, *others = sections(name, path.read_text(encoding="utf-8"))
+        known[name] = page
+        for section in (page, *others):
             known.setdefault(section.title.strip("`").lower(), section)
-            known.setdefault(f"page {name}", section)
-    found = known.get(f"page {wanted}") or known.get(wanted)
-    if found is None:
-        near = difflib.get_close_matches(wanted, [*pages, *known], 3, 0.6)
+    if wanted not in known:
+        near = difflib.get_close_matches(wanted, known, 3, 0.6)
         hint = f"near are: {', '.join(near)}" if near else f"the pages are {', '.join(pages)}"
         usage_error("docs", printable(f"there is no page and no heading {topic}; {hint}"))
-    return found
-
-
-def _print_pages(pages: dict[str, Path], out: Records) -> None:
-    """Print the names and the titles of the pages."""
-    screen, width = Screen.of(out), max(map(len, pages)) + 2
-    for name, path in pages.items():
-        title = next(sections(name, path.read_text(encoding="utf-8"))).title
-        out.write("page", page=name, title=title)
-        screen.say(f"{name:<{width}}{title}")
+    return known[wanted]

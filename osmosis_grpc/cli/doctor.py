@@ -4,12 +4,12 @@ It imports what reads the files only after its checks, because the import fails 
 """
 
 import sqlite3
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from osmosis_grpc.cli.machine_checks import Check, checks
+from osmosis_grpc.cli.screen import wrapped
 from osmosis_grpc.cli.usual_folder import state_folder, usual_folder
 from osmosis_grpc.protocol.errors import LedgerError
 from osmosis_grpc.protocol.types.outcome import printable
@@ -99,11 +99,9 @@ def _report(found: "Examined", out: Records) -> None:
         structure=found.structure or None,
         sound=dict(found.sound),
         damaged=len(found.damaged),
-        unreadable=found.lost,
     )
     out.say(f"{found.kind} {found.path}: {'sound' if found.is_sound else 'damaged'}")
     lines = [f"the file: {found.structure}"] if found.structure else []
-    lines += [f"rows that cannot be read: {found.lost}"] if found.lost else []
     lines += [_line(one) for one in found.damaged]
     lines.append(f"sound: {', '.join(f'{count} {name}' for name, count in sorted(found.sound.items()))}")
     for line in lines:
@@ -112,12 +110,8 @@ def _report(found: "Examined", out: Records) -> None:
 
 def _say(line: str, out: Records) -> None:
     """Print a line of a section."""
-    text = printable(line)
-    out.say(
-        textwrap.fill(
-            text, WIDTH, initial_indent="  ", subsequent_indent="      ", break_on_hyphens=False, break_long_words=False
-        )
-    )
+    for piece in wrapped(line, WIDTH - 2, more=4):
+        out.say(f"  {piece}")
 
 
 def _line(one: "Finding") -> str:

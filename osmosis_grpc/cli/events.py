@@ -1,16 +1,14 @@
 """The events command: prints the events of one rollout or of all rollouts, one line each, and follows new ones."""
 
-import asyncio
 import time
 from contextlib import aclosing
 
 from osmosis_grpc.cli.screen import Screen
-from osmosis_grpc.cli.source import Source, open_source, stopped_text
+from osmosis_grpc.cli.source import Source, read_source, stopped_text
 from osmosis_grpc.cli.source_options import SourceOptions
 from osmosis_grpc.protocol.types import OutcomeStatus, TrajectoryEvent, events
 from osmosis_grpc.records.reading.event_text import event_record, name_of, one_line
-from osmosis_grpc.records.reading.source_port import SourceError
-from osmosis_grpc.serve.json_output import Records, records, say_error
+from osmosis_grpc.serve.json_output import Records, say_error
 from osmosis_grpc.serve.startup import usage_error
 
 KINDS: dict[type, str] = {events.Delivered: "note", events.ChatFailed: "error", events.ToolCalled: "call"}
@@ -21,28 +19,20 @@ def run_events(rollout: str | None, attempt: int | None, options: SourceOptions,
     """Print events, and return the exit code."""
     if rollout is None and not follow:
         usage_error("events", "name a rollout, or follow all rollouts with -f")
-    with records(json) as out:
-        source = open_source("events", options)
-        try:
-            asyncio.run(_print(source, out, rollout, attempt or 0, follow))
-        except SourceError as error:
-            usage_error("events", str(error))
-        except KeyboardInterrupt:
-            return 130
-    return 0
 
-
-async def _print(source: Source, out: Records, rollout: str | None, attempt: int, follow: bool) -> None:
-    screen = Screen.of(out)
-    async with source:
+    async def read(source: Source, out: Records) -> int:
+        screen = Screen.of(out)
         as_of = await source.as_of() if follow else None
         if as_of is not None:
             say_error(f"events: {stopped_text(source.where, as_of)}; new events come when a server uses it")
-        trail = source.all_events() if rollout is None else source.events(rollout, attempt, follow=follow)
+        trail = source.all_events() if rollout is None else source.events(rollout, attempt or 0, follow=follow)
         async with aclosing(trail) as found:
             async for event in found:
                 out.write(name_of(event.kind), **event_record(event))
                 screen.say(screen.fitted(_line(event, named=rollout is None)), _kind(event))
+        return 0
+
+    return read_source("events", options, read, json=json)
 
 
 def _line(event: TrajectoryEvent, *, named: bool) -> str:

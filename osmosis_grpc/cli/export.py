@@ -50,16 +50,8 @@ _NOT_ROLLOUTS = {"output", "pad_id", "prompt_length", "response_length", "global
 """The fields of errors that are about options, and not about a rollout."""
 
 
-class NothingExported(Exception):
-    """There is nothing to write. The message says why."""
-
-
-class Refused(Exception):
+class _Refused(Exception):
     """A rollout or an option is refused. The cause is an InvalidArgument, which a source takes for its own."""
-
-    def __init__(self, cause: InvalidArgument) -> None:
-        super().__init__(str(cause))
-        self.cause = cause
 
 
 def run_export(to: str, output: str | None, choices: ExportChoices, options: SourceOptions, **flags: bool) -> int:
@@ -85,12 +77,12 @@ def run_export(to: str, output: str | None, choices: ExportChoices, options: Sou
         source = open_source("export", options)
         try:
             made = Export(output, cast(Format, to), _options(choices), overwrite=flags["overwrite"])
-            counts, left = asyncio.run(_Run(source, where, choices, made).run())
-        except InvalidArgument as error:
-            return _refused(error)
-        except Refused as refused:
-            return _refused(refused.cause)
-        except (SourceError, MissingExtraError, NothingExported) as error:
+            left = asyncio.run(_exported(source, where, choices, made))
+        except (InvalidArgument, _Refused) as error:
+            cause = error if isinstance(error, InvalidArgument) else error.__cause__
+            assert isinstance(cause, InvalidArgument)
+            return _refused(cause)
+        except (SourceError, MissingExtraError) as error:
             usage_error("export", str(error))
         except BrokenPipeError:  # the reader of stdout has read enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -99,7 +91,7 @@ def run_export(to: str, output: str | None, choices: ExportChoices, options: Sou
             usage_error("export", f"--output: {output} cannot be written: {error.strerror}")
         except KeyboardInterrupt:
             return 130
-        _report(out, to, output, counts, left)
+        _report(out, to, output, made.counts, left)
     return 0
 
 
@@ -123,76 +115,71 @@ def _options(choices: ExportChoices) -> ExportOptions:
     )
 
 
-class _Run:
-    """One run of the command."""
+async def _exported(source: Source, where: RolloutFilter, choices: ExportChoices, made: Export) -> int:
+    """Write the rollouts. Return the number of rollouts without an outcome.
 
-    def __init__(self, source: Source, where: RolloutFilter, choices: ExportChoices, made: Export) -> None:
-        self._source, self._where, self._choices, self._made = source, where, choices, made
-        self._left = 0
-        self._shown = time.monotonic()
+    Raises:
+        SourceError: There is nothing to write, or the source cannot be read.
+        _Refused: A rollout cannot be written.
+    """
+    left, said, token, more = 0, time.monotonic(), "", True
+    async with source:
+        with made:
+            while more and not 0 < choices.limit <= made.counts.rollouts:
+                found, token = await source.page(where, token, limit=PAGE)
+                more = bool(token)
+                with source.snapshot():
+                    for info in found:
+                        if 0 < choices.limit <= made.counts.rollouts:
+                            break
+                        rollout = await _rollout(source, info, skip=choices.skip_untrainable)
+                        if rollout is None:
+                            left += 1
+                            continue
+                        try:
+                            made.add(rollout)
+                        except InvalidArgument as error:
+                            raise _Refused from error
+                        if time.monotonic() - said >= PROGRESS:
+                            said = time.monotonic()
+                            say_error(f"{made.counts.rollouts:,} rollouts so far")
+            counts = made.counts
+            if not (counts.rollouts if made.to == "parquet" else counts.rows):
+                raise SourceError(_why_nothing(counts, left, where, source.where))
+    return left
 
-    async def run(self) -> tuple[ExportCounts, int]:
-        """Write the rollouts. Return what was written, and the number of rollouts without an outcome."""
-        async with self._source as source:
-            found, token = await source.page(self._where, limit=PAGE)
-            with self._made as made:
-                while found:
-                    with source.snapshot():
-                        for info in found:
-                            await self._add(info)
-                    if not token or self._enough:
-                        break
-                    found, token = await source.page(self._where, token, limit=PAGE)
-                counts = made.counts
-                if not (counts.rollouts if made.to == "parquet" else counts.rows):
-                    raise NothingExported(self._why(counts))
-            return made.counts, self._left
 
-    @property
-    def _enough(self) -> bool:
-        return 0 < self._choices.limit <= self._made.counts.rollouts
+async def _rollout(source: Source, info: RolloutInfo, *, skip: bool) -> RecordedRollout | None:
+    """Return a rollout; None if it has no outcome, or if it is damaged and damaged ones are left out."""
+    try:
+        whole = await source.get(info.rollout_id, info.attempt)
+        if whole.outcome is None:
+            return None
+        request, tools = await source.request(info.rollout_id, info.attempt)
+    except DamagedRollout as error:
+        if not skip:
+            raise SourceError(f"{error}. --skip-untrainable leaves it out") from None
+        return None
+    return RecordedRollout(
+        outcome=whole.outcome,
+        agent_loop=whole.agent_loop,
+        tools=tools,
+        messages=request.messages,
+        label=request.label,
+        metadata=request.metadata,
+        fork=request.fork,
+        accept_time=whole.accept_time,
+        end_time=whole.end_time,
+    )
 
-    async def _add(self, info: RolloutInfo) -> None:
-        if self._enough:
-            return
-        try:
-            whole = await self._source.get(info.rollout_id, info.attempt)
-            if whole.outcome is None:
-                self._left += 1
-                return
-            request, tools = await self._source.request(info.rollout_id, info.attempt)
-        except DamagedRollout as error:
-            if not self._choices.skip_untrainable:
-                raise SourceError(f"{error}. --skip-untrainable leaves it out") from None
-            self._left += 1
-            return
-        rollout = RecordedRollout(
-            outcome=whole.outcome,
-            agent_loop=whole.agent_loop,
-            tools=tools,
-            messages=request.messages,
-            label=request.label,
-            metadata=request.metadata,
-            fork=request.fork,
-            accept_time=whole.accept_time,
-            end_time=whole.end_time,
-        )
-        try:
-            self._made.add(rollout)
-        except InvalidArgument as error:
-            raise Refused(error) from None
-        if time.monotonic() - self._shown >= PROGRESS:
-            self._shown = time.monotonic()
-            say_error(f"{self._made.counts.rollouts:,} rollouts so far")
 
-    def _why(self, counts: ExportCounts) -> str:
-        if counts.rollouts:
-            read = f"{counted(counts.rollouts, 'rollout')} read, {counts.skipped} skipped"
-            return f"nothing to write: {read}. Without the option that skips, the command says why"
-        if self._left:
-            return f"{counted(self._left, 'rollout')} in {self._source.where} without an outcome, and no other one"
-        none = "no rollout matches" if self._where != RolloutFilter() else "there are no rollouts yet"
-        return f"{none} in {self._source.where}"
+def _why_nothing(counts: ExportCounts, left: int, where: RolloutFilter, place: str) -> str:
+    if counts.rollouts:
+        read = f"{counted(counts.rollouts, 'rollout')} read, {counts.skipped} skipped"
+        return f"nothing to write: {read}. Without the option that skips, the command says why"
+    if left:
+        return f"{counted(left, 'rollout')} in {place} without an outcome, and no other one"
+    return f"{'no rollout matches' if where != RolloutFilter() else 'there are no rollouts yet'} in {place}"
 
 
 def _refused(error: InvalidArgument) -> int:

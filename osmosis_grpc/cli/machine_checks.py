@@ -7,8 +7,10 @@ import os
 import re
 import shutil
 import socket
+import ssl
 import sys
 import time
+from _ssl import _test_decode_cert  # type: ignore[attr-defined]
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,7 +18,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from osmosis_grpc.cli.certificate_time import expiry
 from osmosis_grpc.cli.environment import sets_options
 from osmosis_grpc.protocol.errors import DISTRIBUTION, install
 from osmosis_grpc.settings.server_options import ServerOptions
@@ -85,17 +86,14 @@ def _ports(server: "RolloutServerSettings") -> Iterator[tuple[str, int]]:
 
 
 def _server(folder: Path) -> Iterator[Check]:
-    """Yield the process that uses the state folder, with the ports on which it and its workers listen."""
+    """Yield the process that uses the state folder."""
     from osmosis_grpc.storage.journal.schema import LOCK
 
     lock = folder / LOCK  # it has the id of the process
     if not is_held(lock):
         return
     with suppress(OSError):
-        process = holder_of(lock).process
-        ports = ", ".join(map(str, sorted(_ports_of(process))))
-        listens = f", which listens on the ports {ports}" if ports else ""
-        yield Check("server of the state folder", f"process {process}{listens}")
+        yield Check("server of the state folder", f"process {holder_of(lock).process}")
 
 
 def _versions() -> Iterator[Check]:
@@ -105,9 +103,8 @@ def _versions() -> Iterator[Check]:
         yield Check(DISTRIBUTION, "not installed by pip, so the versions that it needs are unknown")
         return
     yield Check(DISTRIBUTION, known.version)
-    wanted = str(known.metadata["Requires-Python"] or "")
     python = ".".join(map(str, sys.version_info[:3]))
-    yield Check("python", _version_text(python, wanted), not _fits(python, wanted))
+    yield _version("python", python, str(known.metadata["Requires-Python"] or ""))
     extras: dict[str, list[Check]] = {}
     for text in known.requires or ():
         read = _REQUIREMENT.match(text)
@@ -127,8 +124,13 @@ def _package(name: str, wanted: str) -> Check:
         found = metadata.version(name)
     except metadata.PackageNotFoundError:
         return Check(name, "not installed", True, install(f"{name}{wanted}"))
-    fits = _fits(found, wanted)
-    return Check(name, _version_text(found, wanted), not fits, "" if fits else install(f"{name}{wanted}"))
+    return _version(name, found, wanted, install(f"{name}{wanted}"))
+
+
+def _version(name: str, version: str, wanted: str, fix: str = "") -> Check:
+    if _fits(version, wanted):
+        return Check(name, version)
+    return Check(name, f"{version}, and {wanted} is needed", True, fix)
 
 
 def _extra(name: str, packages: list[Check]) -> Iterator[Check]:
@@ -139,10 +141,6 @@ def _extra(name: str, packages: list[Check]) -> Iterator[Check]:
         return
     yield Check(f"extra {name}", "installed")
     yield from (each for each in packages if each.problem)
-
-
-def _version_text(found: str, wanted: str) -> str:
-    return found if _fits(found, wanted) else f"{found}, and {wanted} is needed"
 
 
 def _fits(found: str, wanted: str) -> bool:
@@ -178,9 +176,9 @@ def _certificate(path: Path) -> Check:
     """Return when a certificate of the settings expires. It is a problem if that is soon."""
     name = f"certificate {path}"
     try:
-        end = expiry(path)
-    except (OSError, ValueError) as error:
-        return Check(name, str(error), True)
+        end = ssl.cert_time_to_seconds(str(_test_decode_cert(str(path))["notAfter"]))  # ssl has no public name for it
+    except OSError as error:
+        return Check(name, f"it cannot be read: {error.args[-1]}", True)
     day = time.strftime("%Y-%m-%d", time.gmtime(end))
     if end <= time.time():
         return Check(name, f"expired on {day}", True)
@@ -197,41 +195,5 @@ def _port(what: str, port: int) -> Check:
         except PermissionError:
             return Check(name, "not allowed for this user")
         except OSError:
-            return Check(name, f"used by {_listener(port) or 'another process'}")
+            return Check(name, "in use")
     return Check(name, "free")
-
-
-def _ports_of(process: int) -> set[int]:
-    """Return the ports on which a process and its children listen; none for a process of another user."""
-    children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
-    files: set[str] = set()
-    for each in (str(process), *children):
-        with suppress(OSError):
-            files |= {os.readlink(link) for link in Path(f"/proc/{each}/fd").iterdir()}
-    return {port for inode, port in _listening() if f"socket:[{inode}]" in files}
-
-
-def _listener(port: int) -> str:
-    """Return the process that listens on a port, or an empty string if it cannot be found.
-
-    A command line may have secrets, so only the name of the program is shown.
-    """
-    wanted = {f"socket:[{inode}]" for inode, listening in _listening() if listening == port}
-    with suppress(OSError):  # there is no /proc
-        for process in Path("/proc").iterdir():
-            if not process.name.isdecimal():
-                continue
-            with suppress(OSError):  # it has ended, or belongs to another user
-                if any(os.readlink(link) in wanted for link in (process / "fd").iterdir()):
-                    return f"process {process.name} ({(process / 'comm').read_text().strip()})"
-    return ""
-
-
-def _listening() -> Iterator[tuple[str, int]]:
-    """Yield the inode and the port of each socket that listens."""
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with suppress(OSError):
-            for line in Path(table).read_text().splitlines()[1:]:
-                fields = line.split()
-                if fields[3] == "0A":
-                    yield fields[9], int(fields[1].rpartition(":")[2], 16)

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Iterator
-from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 import grpc
@@ -13,18 +12,15 @@ from osmosis_grpc.cli.ctl import protocol_range
 from osmosis_grpc.cli.screen import Line, Screen
 from osmosis_grpc.cli.server_choice import chosen_server
 from osmosis_grpc.cli.source_options import SourceOptions
-from osmosis_grpc.network.client_calls import Metadata, error_of
-from osmosis_grpc.network.connection_errors import explained
-from osmosis_grpc.network.method_calls import replies
-from osmosis_grpc.protocol.errors import CallError
+from osmosis_grpc.network.client_calls import error_of
 from osmosis_grpc.protocol.types.server_info import ServerInfo
-from osmosis_grpc.protocol.wire.control import PROTOCOL, SERVER_INFO
-from osmosis_grpc.protocol.wire.methods import METHODS
+from osmosis_grpc.protocol.wire.control import PROTOCOL
 from osmosis_grpc.records.reading.chosen_server import ChosenServer
 from osmosis_grpc.records.reading.record_values import plain
 from osmosis_grpc.records.reading.source_port import SourceError
 from osmosis_grpc.serve.json_output import records
 from osmosis_grpc.serve.startup import usage_error
+from osmosis_grpc.trainer.rollout_client import RolloutClient
 
 CALLS = 5
 """The round-trip time is that of the fastest of so many calls."""
@@ -85,28 +81,23 @@ def run_ping(target: str | None, timeout: float, options: SourceOptions, *, json
 
 
 async def _ping(server: ChosenServer, timeout: float) -> Pinged:
-    credentials = server.credentials
-    await server.check_listens()
-    async with server.channel() as channel:
-        try:
-            health = await _health(channel, timeout)
-            asked = [await _asked(channel, credentials.metadata, timeout) for _ in range(CALLS)]
-            round_trip, skew, info = min(asked, key=lambda each: each[0])
-            return Pinged(server.target, health, info, round_trip, skew)
-        except CallError as error:
-            raise SourceError(server.text_of(await explained(server.target, credentials, error))) from None
+    try:
+        async with asyncio.timeout(timeout * (CALLS + 1)), server.client() as client, server.channel() as channel:
+            with server.explained():
+                health = await _health(channel, timeout)
+                asked = [await _asked(client, timeout) for _ in range(CALLS)]
+    except TimeoutError:
+        raise SourceError(f"{server} did not answer within {timeout:g} s") from None
+    round_trip, skew, info = min(asked, key=lambda each: each[0])
+    return Pinged(server.target, health, info, round_trip, skew)
 
 
-async def _asked(
-    channel: grpc.aio.Channel, metadata: Metadata, timeout: float
-) -> tuple[float, float | None, ServerInfo]:
-    """Return the round-trip time of a call, the skew of the server's clock, and the answer. Raises CallError."""
-    method = METHODS["GetServerInfo"]
+async def _asked(client: RolloutClient, timeout: float) -> tuple[float, float | None, ServerInfo]:
+    """Return the round-trip time of a call, the skew of the server's clock, and the answer."""
     clock, begin = time.time(), time.perf_counter()
-    async with aclosing(replies(channel, method, method.request(), timeout=timeout, metadata=metadata)) as found:
-        answer = await anext(found)
+    async with asyncio.timeout(timeout):
+        info = await client.info()
     took = time.perf_counter() - begin
-    info: ServerInfo = SERVER_INFO.from_wire(answer)
     return took, None if info.current_time is None else info.current_time - (clock + took / 2), info
 
 
@@ -125,26 +116,23 @@ def _lines(found: Pinged) -> Iterator[Line]:
     info, limits, load = found.info, found.info.limits, found.info.capacity
     state = f"is not ready: {found.problem}" if found.problem else "is ready"
     yield Line.of(f"{found.target} {state}", "bad" if found.problem else "good")
-    skew = "unknown" if found.clock_skew is None else _skew(found.clock_skew, found.round_trip)
+    agents = "no limit for agents" if limits.agent_timeout is None else f"agents of {limits.agent_timeout:g} s"
     rows = {
         "health": found.health or "unknown: it has no health service",
         "version": f"{info.version}, protocol {protocol_range(info)}",
         "agents": ", ".join(loop.name for loop in info.agent_loops) or "none",
         "load": f"{load.running} of {load.max_concurrent} rollouts run, {load.queued} of {load.max_queued} wait",
-        "limits": f"messages of {limits.max_message_bytes / MIB:.4g} MiB, "
-        f"{'no limit for agents' if limits.agent_timeout is None else f'agents of {limits.agent_timeout:g} s'}",
-        "round trip": _milliseconds(found.round_trip),
-        "clock": skew,
+        "limits": f"messages of {limits.max_message_bytes / MIB:.4g} MiB, {agents}",
+        "round trip": f"{found.round_trip * 1000:.1f} ms",
+        "clock": _clock(found),
     }
     for name, text in rows.items():
         yield Line.of(f"{name:<10}  {text}", indent=2)
 
 
-def _skew(skew: float, round_trip: float) -> str:
-    if abs(skew) <= round_trip / 2 + 0.001:
+def _clock(found: Pinged) -> str:
+    if found.clock_skew is None:
+        return "unknown"
+    if abs(found.clock_skew) <= found.round_trip / 2 + 0.001:
         return "the same as here"
-    return f"{_milliseconds(abs(skew))} {'ahead of' if skew > 0 else 'behind'} the clock here"
-
-
-def _milliseconds(seconds: float) -> str:
-    return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.3f} s"
+    return f"{abs(found.clock_skew):.3f} s {'ahead of' if found.clock_skew > 0 else 'behind'} the clock here"

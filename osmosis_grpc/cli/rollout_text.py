@@ -105,7 +105,7 @@ class RolloutText:
                 yield from (line.indented(2) for line in self._open_chat(chat))
         several = len(self._known) > 1
         for line in reward_lines(sample, several=several):
-            yield from (each.indented(2) for each in self._wrapped(line, "head"))
+            yield from self._wrapped(line, "head", indent=2)
 
     def _open_chat(self, chat: Chat) -> Iterator[Line]:
         number = chat.asked.chat_number
@@ -168,16 +168,16 @@ class RolloutText:
         yield Line()
         yield from self._wrapped(f"{status}{where}: {first}", "bad")
         for line in more[:MOST_FAILING_LINES]:
-            yield from (each.indented(2) for each in self._wrapped(line))
+            yield from self._wrapped(line, indent=2)
         known = isinstance(failure.reason, FailureReason)
         help_text = f"; see osmosis-grpc docs {failure.reason}" if known else ""
         for piece in wrapped(f"reason {reason}{help_text}", self._screen.width - 2):
             yield Line.of(piece, "note", 2)
         for cause in failure.causes[1:]:
-            yield from (each.indented(2) for each in self._wrapped(f"caused by {cause.type}: {cause.message}"))
+            yield from self._wrapped(f"caused by {cause.type}: {cause.message}", indent=2)
         for frame in failure.frames:
             text = f"{frame.file}:{frame.line} in {frame.function}: {frame.code}"
-            yield from (each.indented(2) for each in self._wrapped(text))
+            yield from self._wrapped(text, indent=2)
         yield from self._last_turns()
 
     def _last_turns(self) -> Iterator[Line]:
@@ -214,13 +214,13 @@ class RolloutText:
         if about:
             text = "asked with " + ", ".join(f"{name} {value}" for name, value in about.items())
             text += f"; {pinned_text(asked)}" if asked.passed is not None else ""
-            yield from (line.indented(2) for line in self._wrapped(text, "note"))
+            yield from self._wrapped(text, "note", indent=2)
         yield from (line.indented(2) for line in self._reply(chat, None))
         if chat.answered is not None:
             usage = chat.answered.response.usage or {}
             counts = ", ".join(f"{name} {value}" for name, value in usage.items() if isinstance(value, int))
             if counts:
-                yield from (line.indented(2) for line in self._wrapped(f"usage: {counts}", "note"))
+                yield from self._wrapped(f"usage: {counts}", "note", indent=2)
 
     def _reply(self, chat: Chat, lines: int | None) -> Iterator[Line]:
         """Yield the reply of a chat with the results of its tools."""
@@ -234,9 +234,9 @@ class RolloutText:
         tools = self._history.tool_ends(name, now)
         yield from Conversation(messages, {0: number}, tools, self._history.notes(name), view).lines()
 
-    def _wrapped(self, text: str, kind: str = "") -> Iterator[Line]:
+    def _wrapped(self, text: str, kind: str = "", indent: int = 0) -> Iterator[Line]:
         for piece in wrapped(text, self._screen.width - 4):
-            yield Line.of(piece, kind)
+            yield Line.of(piece, kind, indent)
 
     def _one_line(self, text: str) -> Line:
         return Line.of(self._screen.fitted(text.replace("\n", " ")))

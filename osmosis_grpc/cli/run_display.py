@@ -4,7 +4,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from osmosis_grpc.cli.screen import pieces, say_wrapped
 from osmosis_grpc.engine import runner
@@ -14,9 +14,11 @@ from osmosis_grpc.records.evaluate.eval_functions import OWN_REWARD
 from osmosis_grpc.records.reading.phrases import counted
 from osmosis_grpc.serve.json_output import Records, say_error
 
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+
 MOST_CHARS = 300
 """The most characters of an error in a line."""
-BAR_WIDTH = 20
 
 
 class Display(Protocol):
@@ -49,15 +51,11 @@ class Lines:
 class Bar:
     """A bar of rich on stderr. Only the rows that failed get a line above the bar. With `verbose`, all rows do."""
 
-    def __init__(self, total: int, unit: str, *, verbose: bool) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
+    def __init__(self, progress: "RichProgress", total: int, unit: str, *, verbose: bool) -> None:
         self._verbose = verbose
-        columns = (BarColumn(bar_width=BAR_WIDTH), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-        self.progress = Progress(*columns, console=Console(file=sys.stderr), redirect_stdout=sys.stdout.isatty())
-        self._task = self.progress.add_task(f"0 of {counted(total, unit)}", total=total)
+        self.progress = progress
         self._total = counted(total, unit)
+        self._task = progress.add_task(f"0 of {self._total}", total=total)
 
     def row(self, text: str, result: RowResult, summary: Summary) -> None:
         """Draw the bar, and write the lines of a row that failed."""
@@ -78,23 +76,29 @@ def shown(
     out: Records, total: int, *, quiet: bool, plain: bool, json: bool, debug: bool, unit: str
 ) -> Iterator[Display]:
     """Show a run until the end of the block. The log goes to the same place. `unit` is the word for what is counted."""
-    if quiet or plain or json or not _draws_bars():
+    progress = None if quiet or plain or json else _bar()
+    if progress is None:
         lines = Lines(out, quiet=quiet)
         with _log_to(lines, debug=debug):
             yield lines
         return
-    bar = Bar(total, unit, verbose=debug)
-    with bar.progress, _log_to(bar, debug=debug):
+    bar = Bar(progress, total, unit, verbose=debug)
+    with progress, _log_to(bar, debug=debug):
         yield bar
 
 
-def _draws_bars() -> bool:
+def _bar() -> "RichProgress | None":
+    """Return a bar of rich on stderr; None if stderr is no terminal that can draw it."""
     if sys.stderr is None or not sys.stderr.isatty():
-        return False
+        return None
     from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
 
     console = Console(file=sys.stderr)
-    return console.is_terminal and not console.is_dumb_terminal
+    if not console.is_terminal or console.is_dumb_terminal:
+        return None
+    columns = (BarColumn(bar_width=20), TextColumn("{task.description}", markup=False))
+    return Progress(*columns, console=console, redirect_stdout=sys.stdout.isatty())
 
 
 class _Notes(logging.Handler):
@@ -134,9 +138,9 @@ def _log_to(display: Display, *, debug: bool) -> Iterator[None]:
 
 def row_lines(result: RowResult, dataset: str) -> list[str]:
     """Return the line of a row that has ended. Each score that failed has a line of its own."""
-    usage = result.token_usage
     if not result.completed:
         return failed_lines(result, dataset)
+    usage = result.token_usage
     rewards = [] if result.reward is None else [f"reward {result.reward:g}"]
     rewards += [f"{printable(name)} {score:g}" for name, score in (result.scores or {}).items() if name != OWN_REWARD]
     chats, tokens = usage.get("num_llm_calls", 0), usage.get("total_tokens", 0)

@@ -4,15 +4,17 @@ A Source is used as `async with open_source("show", options) as source`. server_
 imported only when they are used, because a command that reads a folder needs no gRPC.
 """
 
+import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from osmosis_grpc.cli.source_options import SourceOptions
 from osmosis_grpc.cli.usual_folder import run_folder, state_folder, usual_folder
-from osmosis_grpc.records.reading.source_port import Events, Source, stopped_text
-from osmosis_grpc.serve.json_output import say_error
+from osmosis_grpc.records.reading.source_port import Events, Source, SourceError, stopped_text
+from osmosis_grpc.serve.json_output import Records, records, say_error
 from osmosis_grpc.serve.startup import usage_error
 
-__all__ = ["Events", "Source", "open_source", "stopped_text"]
+__all__ = ["Events", "Source", "open_source", "read_source", "stopped_text"]
 
 RUNS = Path(".osmosis/runs")
 """Where test and eval keep their runs."""
@@ -51,3 +53,28 @@ def open_source(command: str, options: SourceOptions) -> Source:
     if given:
         return ServerSource(server)
     return ServerSource(server, lambda: say_error(f"{command}: {why}the command reads {server}"))
+
+
+def read_source(
+    command: str, options: SourceOptions, read: Callable[[Source, Records], Awaitable[int]], *, json: bool
+) -> int:
+    """Run a command that reads a source, and return its exit code. An error of the source ends it with exit code 2.
+
+    Args:
+        command: The name of the command, for its errors.
+        options: Which source it reads.
+        read: Prints what the command prints. The source is open.
+        json: Whether stdout has only records.
+    """
+
+    async def run(out: Records) -> int:
+        async with open_source(command, options) as source:
+            return await read(source, out)
+
+    with records(json) as out:
+        try:
+            return asyncio.run(run(out))
+        except SourceError as error:
+            usage_error(command, str(error))
+        except KeyboardInterrupt:
+            return 130

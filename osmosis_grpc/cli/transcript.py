@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from osmosis_grpc.agent.current_context import ToolRun
-from osmosis_grpc.cli.conversation import Conversation, View
+from osmosis_grpc.cli.conversation import Conversation
 from osmosis_grpc.cli.screen import Line, wrapped
 from osmosis_grpc.protocol.types import ChatRequest, Message, RolloutOutcome, Sample
 from osmosis_grpc.protocol.types.outcome import printable
@@ -26,13 +26,13 @@ def transcript(outcome: RolloutOutcome, runs: Sequence[ToolRun], chats: Chats = 
         tools = {(0, run.call_id): ToolEnd(run.latency) for run in timed if run.sample in ("", name)}
         yield from sample_lines(name, sample, chats, Conversation(sample.messages, tools=tools))
         for line in reward_lines(sample, several=len(outcome.samples) > 1):
-            yield _line(f"  {line}")
+            yield printable(f"  {line}")
     metrics = outcome.metrics
     counts = f"{counted(metrics.num_llm_calls, 'turn')}, {counted(metrics.num_tool_calls, 'tool call')}"
     yield f"{outcome.status}: {counts}, {reward_text(outcome)}, {metrics.total_latency_ms / 1000:.2f} s"
     if outcome.failure:
         for frame in outcome.failure.frames:
-            yield _line(f"  {frame.file}:{frame.line} in {frame.function}: {frame.code}")
+            yield printable(f"  {frame.file}:{frame.line} in {frame.function}: {frame.code}")
 
 
 def sample_lines(name: str, sample: Sample, chats: Chats, known: Conversation) -> Iterator[Line]:
@@ -41,7 +41,7 @@ def sample_lines(name: str, sample: Sample, chats: Chats, known: Conversation) -
     `chats` are the answered chats of all samples. `known` has the messages of the sample, and what else is known.
     """
     heading = f"conversation ({', '.join([name, *_origin(sample)])})"
-    for piece in wrapped(heading, known.view.width) if known.view.width else [printable(heading)]:
+    for piece in wrapped(heading, known.view.width):
         yield Line.of(piece, "head")
     for first, numbers, messages in _branches([chat for chat in chats if chat[0].sample == name], known.messages):
         if first > 1:
@@ -105,8 +105,3 @@ def _branches(chats: Chats, messages: Sequence[Mapping[str, Any]]) -> Iterator[t
         start = known[first] if len(whole) > 1 else 0
         numbers = {index - start: number for index, number in replies[first].items()}
         yield first if len(whole) > 1 else 1, numbers, shown[start:]
-
-
-def _line(text: str) -> str:
-    cut = text if len(text) <= View().chars else text[: View().chars - 4] + " ..."
-    return printable(cut)

@@ -4,7 +4,6 @@ The rollout runs on the real engine. Its model is a mock that calls every offere
 turns the observations into findings.
 """
 
-import asyncio
 import concurrent.futures
 import contextlib
 import logging
@@ -16,15 +15,12 @@ from osmosis_grpc.agent.current_context import ToolRun, tool_watcher
 from osmosis_grpc.agent.result_check import RunOutcome, outcome_of
 from osmosis_grpc.agent.runnable import AgentLoopRunnable, as_runnable
 from osmosis_grpc.cli.daemon_thread import run_in_daemon_thread
-from osmosis_grpc.engine import Engine, chats, loop_watchdog, runner, stalled_rollouts
+from osmosis_grpc.engine import chats, loop_watchdog, runner, stalled_rollouts
 from osmosis_grpc.engine.loop_watchdog import Watchdog
 from osmosis_grpc.policies import EveryToolMock
 from osmosis_grpc.protocol.errors import OsmosisRolloutError
 from osmosis_grpc.protocol.types import ChatRequest, ChatResponse, Message, RolloutOutcome, RolloutRequest
 from osmosis_grpc.records.local_host import ONE, LocalHost
-from osmosis_grpc.supervise import OnFailure, job
-
-PULSE = job("cli.pulse", OnFailure.RESTART)
 
 QUESTION = "What is (2 + 3) * 4?"
 
@@ -75,8 +71,8 @@ class Trial:
     error: BaseException | None = None
     endless: bool = False
     """Whether the rollout was stopped because the agent asked for too many chats."""
-    stuck: str = ""
-    """Says that the event loop is still blocked; empty if it is not."""
+    stuck: bool = False
+    """Whether the event loop is still blocked."""
     get_tools_error: BaseException | None = None
     runs: list[ToolRun] = field(default_factory=list)
     """The tool calls that the helpers ran."""
@@ -135,32 +131,19 @@ def _names(tools: Any) -> list[str]:
     return [f["name"] for f in functions if isinstance(f, dict) and isinstance(f.get("name"), str)]
 
 
-def _watch_blocks(engine: Engine, blocks: list[Block]) -> Callable[[], None]:
-    """Record each period in which the event loop is blocked, with the place that the watchdog finds.
+def _watch_blocks(watchdog: Watchdog, blocks: list[Block]) -> None:
+    """Record each period in which the event loop is blocked, with the place that the watchdog finds."""
+    seen, before = watchdog.blocked, _waited()
 
-    Return a function that stops the recording.
-    """
-    time, watchdog = asyncio.get_running_loop().time, engine.watchdog
+    def answered(seconds: float) -> None:
+        nonlocal seen, before
+        waited = _waited()
+        own = seconds - (waited - before)  # time that other programs take does not count as blocking
+        if own > BLOCKED / 2 and watchdog.blocked > seen and len(blocks) < MOST_RUNS:
+            blocks.append(Block(own, watchdog.last, watchdog.last_tool))
+        seen, before = watchdog.blocked, waited
 
-    def clock() -> float:  # time that other programs take does not count as blocking
-        return time() - _waited()
-
-    last, seen = clock(), watchdog.blocked
-
-    def beat() -> None:
-        nonlocal last, seen
-        now = clock()
-        if now - last > BLOCKED and watchdog.blocked > seen and len(blocks) < MOST_RUNS:
-            blocks.append(Block(now - last, watchdog.last, watchdog.last_tool))
-        last, seen = now, watchdog.blocked
-
-    beating = engine.supervisor.every(PULSE, 0.005, beat)
-
-    def stop() -> None:
-        beating.cancel()
-        beat()
-
-    return stop
+    watchdog.on_lag = answered
 
 
 def _waited() -> float:
@@ -180,7 +163,7 @@ def try_out(agent_loop: Any, timeout: float) -> Trial:
     try:
         trial.outcome = run_in_daemon_thread(lambda: _rollout(watched, trial, timeout, seen), timeout + GRACE)
     except concurrent.futures.TimeoutError:
-        trial.stuck = f"the event loop is still blocked after {timeout + GRACE:g} s"
+        trial.stuck = True
         trial.blocks += [Block(timeout + GRACE, watchdog.last, watchdog.last_tool) for watchdog in seen]
     except (OsmosisRolloutError, SystemExit) as error:
         trial.get_tools_error = error
@@ -200,9 +183,6 @@ async def _rollout(watched: _Watched, trial: Trial, timeout: float, seen: list[W
     )
     async with LocalHost(watched, watched.model, config) as host:
         seen.append(host.engine.watchdog)
-        stop_watching = _watch_blocks(host.engine, trial.blocks)
+        _watch_blocks(host.engine.watchdog, trial.blocks)
         watched.stop = lambda: host.engine.cancel("", rollout_id=request.rollout_id)
-        try:
-            return await host.run(request)
-        finally:
-            stop_watching()
+        return await host.run(request)

@@ -1,7 +1,7 @@
 """Turns the observations of a trial into findings about the agent loop.
 
 A trial sees a tool call if osmosis_grpc.rollout.tools runs it or makes its error message. It also sees an exception if
-the agent calls ctx.record_tool_call while it handles that exception. Of other tool calls, a trial sees only the tool
+the agent calls ctx.record_tool_call while it handles that exception. Of other tool calls, it sees only the tool
 messages that answer them.
 """
 
@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from osmosis_grpc.agent.current_context import ToolRun
-from osmosis_grpc.agent.missing_names import import_hint
+from osmosis_grpc.agent.import_hints import import_hint
 from osmosis_grpc.agent.result_check import RunOutcome
 from osmosis_grpc.agent.results import RolloutResult
 from osmosis_grpc.agent.reward_decorator import BadRewardError
 from osmosis_grpc.agent.sync_agents import RunNotAsyncError
 from osmosis_grpc.agent.tools import ToolRunnerNotAsyncError
-from osmosis_grpc.agent.validator import Finding, Place, make, one_line, place_of, place_of_error
+from osmosis_grpc.agent.validator import Finding, Place, Severity, one_line, place_of, place_of_error
 from osmosis_grpc.cli.trial import MOST_CHATS, Trial
 from osmosis_grpc.protocol.errors import ToolExecutionError
 from osmosis_grpc.protocol.types import ChatPurpose, OutcomeStatus
@@ -26,62 +26,9 @@ from osmosis_grpc.protocol.types.json_values import number_of
 from osmosis_grpc.protocol.types.outcome import describe
 from osmosis_grpc.protocol.types.requests import DEFAULT_MAX_TURNS
 from osmosis_grpc.records.reading.message_text import mapping
-from osmosis_grpc.records.reading.phrases import counted
-
-HINTS = {
-    "BRIEF_BLOCK": "use await asyncio.to_thread(...) if it takes this long in every rollout",
-    "BLOCKING_CALL": "use await asyncio.to_thread(...) for code that blocks, or a library that is async",
-    "RESULT_NOT_RETURNED": "end run with return ctx.complete(messages) or return ctx.error(text)",
-    "BAD_RESULT": "return a reward, None, or a dict with the keys reward, rewards, metadata and finish_reason",
-    "BAD_REWARD": "make the reward an int or a float, or None to leave it to a grader",
-    "NON_FINITE_REWARD": "make the reward a finite number, or None to leave it to a grader",
-    "TOOL_CALL_UNANSWERED": "append a tool message with the call's id for every call of a reply",
-    "RUN_FAILED": "correct this line, or give up on purpose with return ctx.error(text)",
-    "GRADER_FAILED": "correct this line; a grader sets a reward of each sample with ctx.set_sample_reward(id, reward)",
-    "NO_SAMPLE": "ask the model with an OsmosisStrandsAgent, or with await get_rollout_context().chat(messages)",
-    "NO_CHAT": "ask the model with await ctx.chat(messages); without `await` it is not asked",
-    "NOT_AWAITED": "write await before the call: reply = await ctx.chat(messages)",
-    "RUN_NOT_ASYNC": "write async def run, and await in it: return await helper(ctx)",
-    "AWAIT_IN_SYNC_RUN": "leave `await` out, or write async def run",
-    "MESSAGE_IS_A_DICT": 'messages and tool calls are dicts: message["content"], call["function"]["name"]',
-    "RUN_TIMED_OUT": "give every wait a timeout of its own; --timeout SECONDS gives a slow agent longer",
-    "MAX_TURNS_IGNORED": "end the loop after ctx.request.max_turns chats: for _ in range(ctx.request.max_turns): ...",
-    "TOOL_RAISED": "correct the tool; a tool that refuses its arguments raises ValueError",
-    "TOOL_REFUSED": "it may be right to refuse; to see it run, put a value that it takes into `examples` in its schema",
-    "TOOL_NOT_ASYNC": "write async def, and await asyncio.to_thread(...) in it for code that blocks",
-    "TOOL_ARGUMENTS_DIFFER": "make the properties of the tool's schema and the parameters of its function agree",
-    "TOOL_UNKNOWN": "make the names that get_tools returns and the names that run looks up agree",
-    "TOOL_ENDED_RUN": "catch it in the function that runs a call, and return create_tool_error_result(call_id, text)",
-    "TOOL_FAILED": "it may need a service that does not run here; `examples` in its schema choose other arguments",
-    "TOOL_TIMED_OUT": "make it faster, or give it more time: @tool(timeout=SECONDS)",
-    "TOOL_ANSWERED_ERROR": "the tool may be wrong; `examples` in its schema choose other arguments",
-    "TOOLS_NEVER_CALLED": "let the model reply until it calls no tool; a tool that is never offered is not needed",
-    "HISTORY_REWRITTEN": "pass the whole history and only append to it; another conversation is another sample=",
-    "UNKNOWN_PARAMETER": "correct the name, or ignore this if the trainer's model server knows it: it is sent as it is",
-}
-"""Each code that only --run reports, and its hint. The other codes are in osmosis_grpc.agent.validator."""
 
 LONG_BLOCK = 1.0
 """Blocking the event loop for this many seconds is an error; anything shorter is a warning."""
-
-WARNINGS = frozenset(
-    {
-        "BRIEF_BLOCK",
-        "NO_CHAT",
-        "TOOL_TIMED_OUT",
-        "TOOL_ENDED_RUN",
-        "TOOL_FAILED",
-        "TOOL_REFUSED",
-        "TOOL_ANSWERED_ERROR",
-        "TOOLS_NEVER_CALLED",
-        "HISTORY_REWRITTEN",
-        "UNKNOWN_PARAMETER",
-    }
-)
-"""The codes of warnings. The author of the agent may have intended what they report."""
-
-_UNKNOWN = re.compile(r"\b(unknown|no such|unsupported|undefined|not found|does not exist|invalid)\b", re.IGNORECASE)
-_A_TOOL = re.compile(r"\b(tool|function)\b", re.IGNORECASE)
 _PARAMETERS = frozenset(
     """
     temperature top_p top_k min_p typical_p max_tokens max_completion_tokens min_tokens stop stop_token_ids ignore_eos
@@ -93,11 +40,15 @@ _PARAMETERS = frozenset(
     """.split()  # noqa: SIM905
 )
 """Sampling parameters of OpenAI, vLLM and SGLang."""
+_UNKNOWN = re.compile(
+    r"\b(unknown|no such|unsupported|undefined|not found|does not exist|no (?:tool|function))\b", re.IGNORECASE
+)
 _ERROR = re.compile(r"\s*(error|exception|traceback)\b", re.IGNORECASE)
 _LONGEST = 200  # the most characters of a quoted text in a finding
+_EXAMPLES = "`examples` in its schema choose other arguments"
 
-Row = tuple[str, str, Place | None]
-"""A code, a message, and a place. Without a place, the finding has the place of the method run."""
+_Row = tuple[str, Severity, str, str, Place | None]
+"""A code, a severity, a message, a hint, and a place. Without a place, it is the place of the method run."""
 
 
 def findings_of(trial: Trial, agent_loop: Any) -> list[Finding]:
@@ -106,84 +57,97 @@ def findings_of(trial: Trial, agent_loop: Any) -> list[Finding]:
     cls = workflow if isinstance(workflow, type) else type(agent_loop)
     if trial.get_tools_error is not None:
         place = place_of(getattr(agent_loop, "get_tools", None), cls)
-        return [make("GET_TOOLS_EXCEPTION", one_line(trial.get_tools_error), place)]
+        hint = "make get_tools(self, request) return for any request"
+        return [Finding("GET_TOOLS_FAILED", one_line(trial.get_tools_error), hint, *place)]
     place = place_of(getattr(cls, "run", None), cls)
-    rows = [*_end(trial), *_tools(trial), *_chats(trial), *_blocks(trial)]
-    hints = HINTS | {"RUN_FAILED": import_hint(trial.error, HINTS["RUN_FAILED"])}
-    return [
-        Finding(code, text, hints[code], *(at or place), severity="warning" if code in WARNINGS else "error")
-        for code, text, at in dict.fromkeys(rows)
-    ]
+    rows = dict.fromkeys([*_end(trial), *_tools(trial), *_chats(trial), *_blocks(trial)])
+    return [Finding(code, text, hint, *(at or place), severity=severity) for code, severity, text, hint, at in rows]
 
 
-def _end(trial: Trial) -> Iterator[Row]:
+def _end(trial: Trial) -> Iterator[_Row]:
     """Yield the findings about the end of run."""
     outcome, result = trial.outcome, trial.result
     if trial.endless:
         text = f"it asked for more than {MOST_CHATS} chats, and max_turns is {DEFAULT_MAX_TURNS}"
-        yield "MAX_TURNS_IGNORED", text, None
-        return
-    if outcome is None:
+        yield _timed_out(text, None)
+    if trial.endless or outcome is None:
         return
     text = outcome.failure.message if outcome.failure else str(outcome.status)
-    failed, is_result = outcome.status is OutcomeStatus.FAILED, isinstance(result, RolloutResult)
-    completed = is_result and result.status == "COMPLETED"
+    failed, completed = outcome.status is OutcomeStatus.FAILED, outcome.status is OutcomeStatus.COMPLETED
     if failed and outcome.failure is not None and outcome.failure.boundary == "grader":
+        hint = "correct this line; a grader sets a reward of each sample with ctx.set_sample_reward(id, reward)"
         at = (outcome.failure.file, outcome.failure.line) if outcome.failure.file else None
-        yield "GRADER_FAILED", text, at
-    elif failed and isinstance(result, RunOutcome):
-        yield "NO_SAMPLE" if text.startswith("the workflow has no sample") else "BAD_RESULT", text, None
-    elif failed and trial.returned and not is_result:
-        yield "RESULT_NOT_RETURNED", text, None
-    elif failed and completed and result.reward is not None and number_of(result.reward) is None:
-        yield _reward_code(result.reward), text, None
+        yield "GRADER_FAILED", "error", text, hint, at
+    elif failed and text.startswith("the workflow has no sample"):
+        hint = "ask the model with an OsmosisStrandsAgent, or with await get_rollout_context().chat(messages)"
+        yield "NO_CHAT", "error", text, hint, None
+    elif failed and _is_bad_result(trial):
+        error = trial.error
+        text = describe(error) if isinstance(error, BadRewardError) else text
+        hint = "end run with return ctx.complete(messages, reward=...) or ctx.error(text); a reward is a finite number"
+        yield "BAD_RESULT", "error", text, hint, None
     elif outcome.status is OutcomeStatus.DEADLINE_EXCEEDED:
-        yield "MAX_TURNS_IGNORED" if "max_turns" in text else "RUN_TIMED_OUT", text, _place(trial.error)
-    elif outcome.status is not OutcomeStatus.COMPLETED:
+        yield _timed_out(text, _place(trial.error))
+    elif not completed:
         yield _raised(trial, text, failed=failed)
-    if outcome.status is OutcomeStatus.COMPLETED and not trial.chats:
-        yield "NO_CHAT", "run ended without a chat", None
-    if completed:
+    elif not trial.chats:
+        hint = "ask the model with await ctx.chat(messages); without `await` it is not asked"
+        yield "NO_CHAT", "warning", "run ended without a chat", hint, None
+    if isinstance(result, RolloutResult) and result.status == "COMPLETED":
+        hint = "append a tool message with the call's id for every call of a reply"
         for unanswered in _unanswered(result.final_messages):
-            yield "TOOL_CALL_UNANSWERED", unanswered, None
+            yield "BAD_RESULT", "error", unanswered, hint, None
 
 
-def _reward_code(reward: object) -> str:
-    return "NON_FINITE_REWARD" if type(reward) in (int, float) else "BAD_REWARD"
+def _is_bad_result(trial: Trial) -> bool:
+    """Return whether run returned something that is no result, or a result with a bad reward."""
+    result = trial.result
+    if isinstance(result, RolloutResult):
+        return result.status == "COMPLETED" and result.reward is not None and number_of(result.reward) is None
+    return isinstance(result, RunOutcome) or trial.returned or isinstance(trial.error, BadRewardError)
 
 
-def _raised(trial: Trial, text: str, *, failed: bool) -> Row:
+def _timed_out(text: str, place: Place | None) -> _Row:
+    hint = "end the loop after ctx.request.max_turns chats, give every wait a timeout, or pass a longer --timeout"
+    return "RUN_TIMED_OUT", "error", text, hint, place
+
+
+def _raised(trial: Trial, text: str, *, failed: bool) -> _Row:
     error = trial.error
+    hint = "correct this line, or give up on purpose with return ctx.error(text)"
     if error is None or not failed:
-        return "RUN_FAILED", text, None
-    if isinstance(error, BadRewardError):
-        return _reward_code(error.reward), describe(error), None
-    of_tool = next((run for run in trial.runs if run.error is error), None)
-    if of_tool is not None:
-        name = f"the tool {of_tool.name}" if of_tool.name else "a tool"
-        return "TOOL_ENDED_RUN", f"run ended with the exception of {name}: {_short(one_line(error))}", _place(error)
-    codes = {
-        "MESSAGE_IS_A_DICT": isinstance(error, AttributeError) and isinstance(error.obj, dict),
-        "TOOL_NOT_ASYNC": isinstance(error, ToolRunnerNotAsyncError),
-        "RUN_NOT_ASYNC": isinstance(error, RunNotAsyncError),
-        "NOT_AWAITED": _is_about_a_coroutine(error),
-        "AWAIT_IN_SYNC_RUN": isinstance(error, TypeError) and "can't be used in 'await' expression" in str(error),
-    }
-    code = next((code for code, holds in codes.items() if holds), "RUN_FAILED")
+        return "RUN_FAILED", "error", text, hint, None
+    tool = next((run for run in trial.runs if run.error is error), None)
+    if tool is not None:
+        name = f"the tool {tool.name}" if tool.name else "a tool"
+        hint = "catch it in the function that runs a call, and return create_tool_error_result(call_id, text)"
+        text = f"run ended with the exception of {name}: {_short(one_line(error))}"
+        return "RUN_FAILED", "warning", text, hint, _place(error)
+    if isinstance(error, ToolRunnerNotAsyncError):
+        return _bad_tool(f"run raised {one_line(error)}", "write async def for the function that runs a call", error)
     answered = {run.call_id for run in trial.runs}
     newest = [name for key, (name, _) in trial.called.items() if key.partition("/")[2] not in answered]
     after = f", after a reply that calls {', '.join(newest)}" if newest else ""
-    return code, f"run raised {one_line(error)}{after}", _place(error)
+    hint = _usual_mistake(error) or import_hint(error, hint)
+    return "RUN_FAILED", "error", f"run raised {one_line(error)}{after}", hint, _place(error)
 
 
-def _is_about_a_coroutine(error: BaseException) -> bool:
-    """Return whether the agent used the coroutine of a call that it did not await."""
-    if isinstance(error, AttributeError):
-        return inspect.iscoroutine(error.obj)
-    return isinstance(error, TypeError | ValueError) and "coroutine" in str(error)
+def _usual_mistake(error: BaseException) -> str:
+    """Return the hint for a mistake that many authors make; empty for any other exception."""
+    if isinstance(error, AttributeError) and isinstance(error.obj, dict):
+        return 'messages and tool calls are dicts: message["content"], call["function"]["name"]'
+    if isinstance(error, RunNotAsyncError):
+        return "write async def run, and await in it: return await helper(ctx)"
+    if isinstance(error, AttributeError) and inspect.iscoroutine(error.obj):
+        return "write await before the call: reply = await ctx.chat(messages)"
+    if isinstance(error, TypeError) and "can't be used in 'await' expression" in str(error):
+        return "leave `await` out, or write async def run"
+    if isinstance(error, TypeError | ValueError) and "coroutine" in str(error):
+        return "write await before the call: reply = await ctx.chat(messages)"
+    return ""
 
 
-def _chats(trial: Trial) -> Iterator[Row]:
+def _chats(trial: Trial) -> Iterator[_Row]:
     """Yield the findings about the chats."""
     asked: dict[str, list[Any]] = {}
     rewritten: list[str] = []
@@ -198,80 +162,87 @@ def _chats(trial: Trial) -> Iterator[Row]:
         earlier.append(request.messages)
     if rewritten:
         others = f" ({len(rewritten) - 1} more like it)" if len(rewritten) > 1 else ""
-        text = (
-            "does not continue an earlier chat of its sample: its history is cut or changed, and begins a new segment"
-        )
-        yield "HISTORY_REWRITTEN", f"{rewritten[0]} {text}{others}", None
+        text = f"{rewritten[0]} does not continue an earlier chat of its sample, so it begins a new segment{others}"
+        hint = "pass the whole history and only append to it; another conversation is another sample="
+        yield "HISTORY_REWRITTEN", "warning", text, hint, None
     for name in unknown:
         near = difflib.get_close_matches(name, _PARAMETERS, 1, 0.7)
-        meant = f"; is {near[0]} meant?" if near else ""
-        yield "UNKNOWN_PARAMETER", f"ctx.chat got {name}, which is not a known sampling parameter{meant}", None
+        text = f"ctx.chat got {name}, which is not a known sampling parameter"
+        text += f"; is {near[0]} meant?" if near else ""
+        hint = "correct the name, or ignore this if the trainer's model server knows it: it is sent as it is"
+        yield "UNKNOWN_PARAMETER", "warning", text, hint, None
 
 
-def _tools(trial: Trial) -> Iterator[Row]:
+def _tools(trial: Trial) -> Iterator[_Row]:
     """Yield the findings about the tools."""
-    reported: list[BaseException] = []
+    reported: dict[int, BaseException] = {}
     failed_calls: set[str] = set()
     for run in trial.runs:
-        if run.error is not None and any(error is run.error for error in reported):
+        if id(run.error) in reported or not (run.error or run.error_text):
             continue
         if run.error is not None:
-            reported.append(run.error)
-        if run.error is not None or run.error_text:
-            failed_calls.add(run.call_id)
-            yield _failed(run, *_call(trial, run))
+            reported[id(run.error)] = run.error
+        failed_calls.add(run.call_id)
+        yield _failed(run, *_call(trial, run))
     for call_id, content in _answers(trial):
-        repeats = any(str(error) and str(error) in content for error in reported)
+        repeats = any(str(error) and str(error) in content for error in reported.values())
         if call_id not in failed_calls and _ERROR.match(content) and not repeats:
             name = next((name for key, (name, _) in trial.called.items() if key.endswith(f"/{call_id}")), "a tool")
-            yield "TOOL_ANSWERED_ERROR", f"the tool {name} answered what looks like an error: {content!r}", None
+            text = f"the tool {name} answered what looks like an error: {content!r}"
+            yield "TOOL_FAILED", "warning", text, f"the tool may be wrong; {_EXAMPLES}", None
     called = {name for name, _ in trial.called.values()}
     never = [name for name in trial.offered if name not in called]
     if never and trial.outcome is not None and trial.outcome.status == "COMPLETED":
-        what = "tools were" if len(never) > 1 else "tool was"
-        asked = f"run ended after {counted(trial.outcome.metrics.num_llm_calls, 'chat')}"
-        yield "TOOLS_NEVER_CALLED", f"{len(never)} {what} never called: {', '.join(never)}; {asked}", None
+        text = f"never called: {', '.join(never)}; chats until the end: {trial.outcome.metrics.num_llm_calls}"
+        hint = "let the model reply until it calls no tool; a tool that is never offered is not needed"
+        yield "TOOLS_NEVER_CALLED", "warning", text, hint, None
 
 
 def _call(trial: Trial, run: ToolRun) -> tuple[str, str]:
     """Return the name and the arguments of a call, as far as they are known."""
-    found = next((call for key, call in trial.called.items() if key.endswith(f"/{run.call_id}")), None)
+    call = next((call for key, call in trial.called.items() if key.endswith(f"/{run.call_id}")), None)
     names = {name for name, _ in trial.called.values()}
     only = next(iter(trial.called.values())) if len(names) == 1 else ("", "")
-    return found or (run.name, "") if found or run.name else only
+    return call or (run.name, "") if call or run.name else only
 
 
-def _failed(run: ToolRun, name: str, arguments: str) -> Row:
+def _failed(run: ToolRun, name: str, arguments: str) -> _Row:
     tool = f"the tool {name}" if name else "a tool"
-    given = f", called with {_short(arguments)}" if arguments else ""
-    error, text = run.error, run.error_text
+    called = f", called with {_short(arguments)}" if arguments else ""
+    error = run.error
+    names_agree = "make the names that get_tools returns and the names that run looks up agree"
     if error is None:
-        unknown = _UNKNOWN.search(text) and _A_TOOL.search(text)
-        code = "TOOL_UNKNOWN" if unknown else "TOOL_ANSWERED_ERROR"
-        return code, f"{tool} answered with an error: {_short(text)!r}{given}", None
-    if _is_unknown_tool(error, name):
+        text = f"{tool} answered with an error: {_short(run.error_text)!r}{called}"
+        if _says_unknown(run.error_text, name):
+            return "TOOL_FAILED", "error", text, names_agree, None
+        return "TOOL_FAILED", "warning", text, f"the tool may be wrong; {_EXAMPLES}", None
+    if name and (error.args == (name,) or getattr(error, "name", "") == name or _says_unknown(describe(error), name)):
         text = f"the agent does not know {tool}, which the model is offered: it raised {_short(one_line(error))}"
-        return "TOOL_UNKNOWN", f"{text}{given}", _place(error)
-    codes = {
-        "TOOL_ARGUMENTS_DIFFER": isinstance(error, TypeError) and re.search(r"\bargument", str(error)) is not None,
-        "TOOL_TIMED_OUT": isinstance(error, TimeoutError),
-        "TOOL_FAILED": isinstance(error, ToolExecutionError | OSError),
-        "TOOL_REFUSED": isinstance(error, ValueError),
+        return _bad_tool(f"{text}{called}", names_agree, error)
+    text = f"{tool} raised {_short(one_line(error))}{called}"
+    if isinstance(error, TypeError) and re.search(r"\bargument", str(error)):
+        return _bad_tool(
+            text, "make the properties of the tool's schema and the parameters of its function agree", error
+        )
+    hints = {
+        TimeoutError: "make it faster, or give it more time: @tool(timeout=SECONDS)",
+        (ToolExecutionError, OSError): f"it may need a service that does not run here; {_EXAMPLES}",
+        ValueError: "it may be right to refuse; to see it run, put a value that it takes into `examples` in its schema",
     }
-    code = next((code for code, holds in codes.items() if holds), "TOOL_RAISED")
-    return code, f"{tool} raised {_short(one_line(error))}{given}", _place(error)
+    for kind, hint in hints.items():
+        if isinstance(error, kind):  # type: ignore[arg-type]
+            return "TOOL_FAILED", "warning", text, hint, _place(error)
+    return _bad_tool(text, "correct the tool; a tool that refuses its arguments raises ValueError", error)
 
 
-def _is_unknown_tool(error: BaseException, name: str) -> bool:
-    """Return whether an exception means that there is no tool of that name."""
-    if isinstance(error, KeyError):
-        return bool(name) and error.args == (name,)
-    if isinstance(error, AttributeError):
-        return bool(name) and error.name == name
-    text, tool = describe(error), re.escape(name)
-    before = rf"\b(no|no such|unknown|unsupported|undefined|invalid)\W+(tool|function)\W.{{0,9}}\b{tool}\b"
-    after = rf"\b(tool|function)\W+{tool}\W.{{0,5}}\b(unknown|unsupported|undefined|not found|does not exist)\b"
-    return bool(name) and (text == name or re.search(f"{before}|{after}", text, re.IGNORECASE) is not None)
+def _bad_tool(text: str, hint: str, error: BaseException) -> _Row:
+    return "TOOL_FAILED", "error", text, hint, _place(error)
+
+
+def _says_unknown(text: str, name: str) -> bool:
+    """Return whether a text says that there is no tool of that name."""
+    about_tools = re.search(r"\b(tool|function)\b", text, re.IGNORECASE)
+    return bool(name and name in text and about_tools and _UNKNOWN.search(text))
 
 
 def _answers(trial: Trial) -> Iterator[tuple[str, str]]:
@@ -283,23 +254,22 @@ def _answers(trial: Trial) -> Iterator[tuple[str, str]]:
                 yield str(message.get("tool_call_id")), _short(message["content"])
 
 
-def _blocks(trial: Trial) -> Iterator[Row]:
+def _blocks(trial: Trial) -> Iterator[_Row]:
     """Yield the findings about a blocked event loop: the longest period at each place."""
     longest: dict[tuple[str, str], float] = {}
     for block in trial.blocks:
         key = block.where, block.tool
         longest[key] = max(block.seconds, longest.get(key, 0.0))
+    hint = "use await asyncio.to_thread(...) for code that blocks, or a library that is async"
     for (where, tool), seconds in longest.items():
         who = f"the tool {tool} blocked the event loop" if tool else "the event loop was blocked"
-        text = trial.stuck if trial.stuck and not tool else f"{who} for {seconds:.2f} s"
-        if trial.stuck and tool:
-            text = f"the tool {tool} still blocks the event loop after {seconds:g} s"
-        found = re.fullmatch(r"(.*):(\d+) in .*", where, re.DOTALL)
-        if found:
-            code = "BLOCKING_CALL" if trial.stuck or seconds >= LONG_BLOCK else "BRIEF_BLOCK"
-            yield code, f"{text} at {where}", (found[1], int(found[2]))
+        text = f"{who} for {seconds:.2f} s{', and still is' if trial.stuck else ''}"
+        place = re.fullmatch(r"(.*):(\d+) in .*", where, re.DOTALL)
+        if place:
+            severity: Severity = "error" if trial.stuck or seconds >= LONG_BLOCK else "warning"
+            yield "BLOCKING_CALL", severity, f"{text} at {where}", hint, (place[1], int(place[2]))
         elif trial.stuck:
-            yield "BLOCKING_CALL", text, None
+            yield "BLOCKING_CALL", "error", text, hint, None
 
 
 def _unanswered(messages: Any) -> Iterator[str]:

@@ -4,8 +4,6 @@ import asyncio
 import importlib
 import shlex
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 import webbrowser
@@ -170,13 +168,11 @@ def _chosen(options: ViewOptions, source: SourceOptions, stack: ExitStack) -> So
     if sum(named) > 1:
         usage_error("view", "a folder, --run, --follow and --demo exclude each other; name one of them")
     if options.demo:
+        from osmosis_grpc.cli.view_demo import write_demo
+
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="osmosis-view-demo-"))
         say_error("running twelve rollouts of the demo ...")
-        command = [sys.executable, "-m", "osmosis_grpc.cli.view_demo", folder]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            usage_error("view", f"--demo: the rollouts ended with exit code {done.returncode}: {last}")
+        asyncio.run(write_demo(Path(folder)))
         return replace(source, state_dir=folder)
     if options.folder is not None:
         if not (Path(options.folder) / "journal.db").exists():

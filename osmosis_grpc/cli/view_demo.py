@@ -1,16 +1,12 @@
 """Runs rollouts that show what the viewer has: failures, groups with and without variance, a slow tool, token drift.
 
-`python -m osmosis_grpc.cli.view_demo FOLDER` writes them to a state folder. An agent server and a trainer with a
-scripted model run in this process, over a real socket. The trainer annotates the groups as a training step would.
+An agent server and a trainer with a scripted model run in this process, over a real socket. The trainer annotates the
+groups as a training step would.
 """
 
 import asyncio
-import base64
 import json
 import statistics
-import struct
-import sys
-import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -46,6 +42,18 @@ CUT = "demo-failing-4"
 """The last reply of this rollout is cut by a limit of tokens."""
 CONCURRENT = 6
 """So many rollouts run at once. The others wait in the queue."""
+FLAG = (
+    "data:image/png;base64,"
+    "iVBORw0KGgoAAAANSUhEUgAAAGAAAABACAIAAABqVuVZAAACFklEQVR4nO3RSW7DMAwFUJ0ki97/hFqljQBD0ciZlN0PLwIP1OdL"
+    "yjm/Xj9xrhwpv33S9SvI5StSp/RJ/a1/oLpPWjx7JlDTpwUavvQQoGGfMdDs7RsDzfpMgdaf3Qlo3WcDtP3+dKBtnz0QcNBxQMA+"
+    "UCD4xCOA4H0QQNjRMYGwfdBAhDPiABH6UIDIhzkCkfvQgTinGgNx+rCA+MdrA/H7CACJ9NAAEukjAyRYKE4TeSCRZhE6KALxK3qd"
+    "awrE6Wp/og8QubTNKVGACO2154cDwq6hMfMAIPg+stNOAgIuxp9wNtB2Q863NwFar4p9/7ZAs53hb94faLj8+ukTgfK3wuz+o4FK"
+    "aiB3l4hA+eOSI+n8Abk3qK/LKE4CAZVC9e8ICQFUF5rd94o/UFNo/dQ+nkDDQvA3beIGNCuEfV87DkDrQpxvNWINtC3EnyAbOyBg"
+    "Idlp/BgBwQtpzOREHQhbSHs+NrpAhEI2p8CjBUQuZH/iOipAnEJe584iDMQvFKFDHUkgkUJxmpTIAAkWivaHCQCJ9LgiCCTSjQXE"
+    "P76PLBC/Jx1ISqSJBhCnLQVIkKOPEhC5ORpIXKSJKhChPwJIg6OPNhB2FyiQnkgTGyD4RnsgVY4+ZkDA7TZABiJNjIG2O06BbDj6"
+    "2AOt9x0DWYo08QKabd0CGXP0cQQaCqTFM5e4AzUOKQ5NibtOw5RC6eRIQEXmDdsLkkqCA/bzAAAAAElFTkSuQmCC"
+)
+"""The flag of Lisbon: eight wedges in black and white."""
 NEW_WEIGHTS = 14
 """After so many replies, the model has the weights of the next step."""
 
@@ -120,27 +128,8 @@ def question(group: str) -> list[Message]:
     """Return the messages of a group's rollouts. One group has a picture."""
     if group != "equal":
         return [{"role": "user", "content": QUESTION}]
-    picture = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{base64.b64encode(flag()).decode()}"}}
+    picture = {"type": "image_url", "image_url": {"url": FLAG}}
     return [{"role": "user", "content": [{"type": "text", "text": f"This is its flag. {QUESTION}"}, picture]}]
-
-
-def flag() -> bytes:
-    """Return a picture in the format PNG: the flag of Lisbon, eight wedges in black and white."""
-    width, height = 96, 64
-    rows = []
-    for y in range(height):
-        row = bytearray([0])
-        for x in range(width):
-            across, down = x - width / 2 + 0.5, (y - height / 2 + 0.5) * width / height
-            wedge = (across > 0) ^ (down > 0) ^ (abs(across) > abs(down))
-            row += bytes([250, 250, 250] if wedge else [30, 30, 34])
-        rows.append(bytes(row))
-    parts = [(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)), (b"IDAT", zlib.compress(b"".join(rows)))]
-    chunks = [
-        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-        for name, data in [*parts, (b"IEND", b"")]
-    ]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
 
 
 async def annotate(trainer: Trainer, outcomes: Sequence[RolloutOutcome]) -> None:
@@ -188,7 +177,3 @@ async def write_demo(folder: Path) -> None:
             outcomes[outcome.rollout_id] = outcome
         for name, cities in CITIES.items():
             await annotate(trainer, [outcomes[f"demo-{name}-{index + 1}"] for index in range(len(cities))])
-
-
-if __name__ == "__main__":
-    asyncio.run(write_demo(Path(sys.argv[1])))

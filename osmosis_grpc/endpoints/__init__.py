@@ -1,1 +1,20 @@
-"""A base URL for each rollout: an unmodified OpenAI or Anthropic program gets its replies from the trainer."""
+"""A base URL for each rollout: an unmodified OpenAI or Anthropic program gets its replies from the trainer.
+
+The hosts of rollouts import this package, so that agents can ask for the base URL of their rollout.
+"""
+
+import asyncio
+from contextlib import AbstractContextManager
+from typing import Any
+
+from osmosis_grpc.agent.rollout_scope import provide_base_urls
+
+
+def _open(context: Any, loop: asyncio.AbstractEventLoop) -> AbstractContextManager[Any]:
+    """Import the HTTP server only for the first agent that needs it."""
+    from osmosis_grpc.endpoints.lazy_endpoint import lazy_endpoint
+
+    return lazy_endpoint(context, loop)
+
+
+provide_base_urls(_open)

@@ -7,7 +7,7 @@ from typing import Any
 
 from osmosis_grpc.agent import CompletionsResult
 from osmosis_grpc.agent.message_keys import arguments_object
-from osmosis_grpc.endpoints.requests import ModelRequest, refuse, refuse_beginning, typed
+from osmosis_grpc.endpoints.requests import ModelRequest, objects, refuse, refuse_beginning, typed
 from osmosis_grpc.endpoints.sent_events import event
 from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.protocol.types import Message
@@ -36,8 +36,8 @@ def read(body: Any) -> ModelRequest:
     messages: list[Message] = []
     if body.get("system"):
         messages.append({"role": "system", "content": _text(body["system"], "system")})
-    for index, message in enumerate(typed(body.get("messages"), list, "messages")):
-        messages += _messages(typed(message, dict, f"messages[{index}]"), f"messages[{index}]")
+    for path, message in objects(body.get("messages"), "messages"):
+        messages += _messages(message, path)
     refuse_beginning(messages, "messages")
     params = {name: value for name, value in body.items() if name not in _OWN and value is not None}
     refuse(body, ("mcp_servers", "container", "context_management"), "it needs Anthropic's servers")
@@ -50,9 +50,7 @@ def read(body: Any) -> ModelRequest:
     return ModelRequest(
         messages=messages,
         params=params,
-        tools=None
-        if tools is None
-        else [_tool(tool, f"tools[{n}]") for n, tool in enumerate(typed(tools, list, "tools"))],
+        tools=None if tools is None else [_tool(tool, path) for path, tool in objects(tools, "tools")],
         model=str(body.get("model") or ""),
         stream=bool(body.get("stream")),
     )
@@ -108,9 +106,8 @@ def _messages(message: Mapping[str, Any], path: str) -> Iterator[Message]:
     parts: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
     reasoning = ""
-    for index, block in enumerate(typed(content, list, f"{path}.content")):
-        at = f"{path}.content[{index}]"
-        kind = typed(block, dict, at).get("type")
+    for at, block in objects(content, f"{path}.content"):
+        kind = block.get("type")
         if kind == "tool_result":
             result = _text(block.get("content") or "", f"{at}.content")
             call_id = typed(block.get("tool_use_id"), str, f"{at}.tool_use_id")
@@ -168,7 +165,6 @@ def _marked(result: Any) -> Any:
 
 
 def _plain(parts: list[dict[str, Any]]) -> Any:
-    """Return a string if there is one part with text; otherwise the parts."""
     return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
 
 
@@ -176,16 +172,10 @@ def _text(content: Any, path: str) -> Any:
     """Return content blocks as a string or as OpenAI's parts."""
     if isinstance(content, str):
         return content
-    return _plain(
-        [
-            _part(typed(block, dict, f"{path}[{n}]"), f"{path}[{n}]")
-            for n, block in enumerate(typed(content, list, path))
-        ]
-    )
+    return _plain([_part(block, at) for at, block in objects(content, path)])
 
 
-def _tool(tool: Any, path: str) -> dict[str, Any]:
-    tool = typed(tool, dict, path)
+def _tool(tool: Mapping[str, Any], path: str) -> dict[str, Any]:
     if "input_schema" not in tool:
         raise InvalidArgument(
             f"{path}.type", f"{tool.get('type')!r} runs on Anthropic's servers and is not served here"
@@ -233,7 +223,6 @@ def _message(request: ModelRequest, result: CompletionsResult) -> dict[str, Any]
 
 
 def _blocks(message: Message) -> Iterator[dict[str, Any]]:
-    """Yield the content blocks of a reply."""
     if message.get("reasoning_content"):
         yield {"type": "thinking", "thinking": str(message["reasoning_content"]), "signature": ""}
     content = message.get("content")

@@ -11,7 +11,6 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
-from osmosis_gateway.routes import gateway_app
 from osmosis_grpc.agent.history_chats import POLICY
 from osmosis_grpc.endpoints import anthropic_messages, chat_completions, responses
 from osmosis_grpc.endpoints.endpoints import Endpoint, Endpoints
@@ -19,6 +18,7 @@ from osmosis_grpc.endpoints.open_chats import ClientGone, OpenRequest
 from osmosis_grpc.endpoints.reading import read_asked, reserved_bytes
 from osmosis_grpc.endpoints.requests import ModelRequest
 from osmosis_grpc.network.bearer_tokens import bearer
+from osmosis_grpc.network.http.server import http_app
 from osmosis_grpc.protocol.errors import CallError, NotFound, RolloutEndedError
 from osmosis_grpc.protocol.types.outcome import clip
 
@@ -31,7 +31,6 @@ APIS: dict[str, ModuleType] = {
     "/messages": anthropic_messages,
     "/v1/messages": anthropic_messages,
 }
-"""The API of each path."""
 _SERVED = "POST chat/completions, responses and messages, GET models"
 _STREAM = "text/event-stream"
 _PING = ": waiting for the reply\n\n"
@@ -42,7 +41,7 @@ Answer = Callable[[Request, Endpoint], Awaitable[Response]]
 
 def base_url_app(endpoints: Endpoints) -> FastAPI:
     """Return the application that serves the base URLs of all endpoints."""
-    app = gateway_app("osmosis_grpc, the model of a rollout", openapi_url=None)
+    app = http_app("osmosis_grpc, the model of a rollout", openapi_url=None)
     app.add_exception_handler(HTTPException, _unknown_path)
 
     def add(path: str, method: str, api: ModuleType, answer: Answer) -> None:
@@ -110,7 +109,6 @@ async def _waiting(api: ModuleType, wanted: ModelRequest, endpoint: Endpoint, ch
 
 
 async def _models(request: Request, endpoint: Endpoint) -> Response:
-    """The only model: the policy of the trainer."""
     return JSONResponse(
         {"object": "list", "data": [_described(POLICY)], "has_more": False, "first_id": POLICY, "last_id": POLICY}
     )
@@ -124,13 +122,11 @@ async def _model(request: Request, endpoint: Endpoint) -> Response:
 
 
 def _described(model: str) -> dict[str, Any]:
-    """Return a model with the keys of OpenAI and of Anthropic."""
     openai = {"id": model, "object": "model", "created": 0, "owned_by": "trainer"}
     return openai | {"type": "model", "display_name": model, "created_at": "1970-01-01T00:00:00Z"}
 
 
 async def _unknown_path(request: Request, error: Exception) -> Response:
-    """Return the response to a path or a method that is not served."""
     assert isinstance(error, HTTPException)
     api = anthropic_messages if "/messages" in request.url.path else chat_completions
     what = f"{request.method} {clip(request.url.path, 300)} is not served here; a rollout's base URL serves {_SERVED}"
@@ -147,7 +143,6 @@ def _retries(error: Exception) -> dict[str, str]:
 
 
 def _failed(error: Exception, write: Callable[[int, str, str], Any]) -> tuple[Any, int]:
-    """Return the body and the status of the answer to a failed request."""
     if isinstance(error, CallError):
         status, code = error.status_code, (error.reason or type(error).__name__).lower()
     elif isinstance(error, RolloutEndedError):

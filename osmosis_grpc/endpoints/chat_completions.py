@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from osmosis_grpc.agent import CompletionsResult
-from osmosis_grpc.endpoints.requests import ModelRequest, refuse, refuse_beginning, typed
+from osmosis_grpc.agent.reply_formats import finish_reason_of, logprobs_of, usage_of
+from osmosis_grpc.endpoints.requests import ModelRequest, objects, refuse, refuse_beginning, typed
 from osmosis_grpc.endpoints.sent_events import event
 from osmosis_grpc.protocol.errors import InvalidArgument
-from osmosis_grpc.protocol.types.cuts import CUTS
 
 _OWN = frozenset({"messages", "model", "stream", "stream_options", "tools", "n", "store", "user", "metadata"})
 """Keys of a body that are no sampling parameters."""
@@ -19,8 +19,8 @@ def read(body: Any) -> ModelRequest:
     """Return the request in a body. Raises InvalidArgument."""
     body = typed(body, dict, "body")
     messages = typed(body.get("messages"), list, "messages")
-    for index, message in enumerate(messages):
-        _check(message, f"messages[{index}]")
+    for path, message in objects(messages, "messages"):
+        _check(message, path)
     refuse_beginning(messages, "messages")
     refuse(body, ("functions", "function_call"), "send `tools` and `tool_choice`")
     refuse(body, ("top_logprobs",), "the policy's reply has the logprobs of its own tokens only")
@@ -39,10 +39,10 @@ def read(body: Any) -> ModelRequest:
 
 def write(request: ModelRequest, result: CompletionsResult) -> dict[str, Any]:
     """Return the body of a reply."""
-    logprobs = _logprobs(request, result)
-    choice = {"index": 0, "message": result.message, "finish_reason": _finish_reason(result), "logprobs": logprobs}
+    logprobs = logprobs_of(result) if request.params.get("logprobs") else None
+    choice = {"index": 0, "message": result.message, "finish_reason": finish_reason_of(result), "logprobs": logprobs}
     body = _head(request, "chat.completion") | {"choices": [choice]}
-    return body | {"usage": _usage(result)} if result.usage else body
+    return body | {"usage": usage_of(result)} if result.usage else body
 
 
 def stream(request: ModelRequest, result: CompletionsResult) -> Iterator[str]:
@@ -60,9 +60,10 @@ def stream(request: ModelRequest, result: CompletionsResult) -> Iterator[str]:
             yield chunk({name: value})
     for index, call in enumerate(message.get("tool_calls") or ()):
         yield chunk({"tool_calls": [{"index": index} | call]})
-    yield chunk({}, _finish_reason(result), _logprobs(request, result))
+    logprobs = logprobs_of(result) if request.params.get("logprobs") else None
+    yield chunk({}, finish_reason_of(result), logprobs)
     if request.stream_usage and result.usage:
-        yield event(head | {"choices": [], "usage": _usage(result)})
+        yield event(head | {"choices": [], "usage": usage_of(result)})
     yield "data: [DONE]\n\n"
 
 
@@ -77,49 +78,23 @@ def stream_error(status: int, message: str, code: str) -> str:
     return event(error(status, message, code))
 
 
-def _check(message: Any, path: str) -> None:
-    """Raise InvalidArgument for a message whose parts have wrong types."""
-    content = typed(message, dict, path).get("content")
+def _check(message: dict[str, Any], path: str) -> None:
+    content = message.get("content")
     if isinstance(content, list):
-        for index, part in enumerate(content):
-            at = f"{path}.content[{index}]"
-            kind = typed(part, dict, at).get("type")
+        for at, part in objects(content, f"{path}.content"):
+            kind = part.get("type")
             if kind == "text":
                 typed(part.get("text"), str, f"{at}.text")
             elif kind == "image_url":
                 typed(typed(part.get("image_url"), dict, f"{at}.image_url").get("url"), str, f"{at}.image_url.url")
     elif content is not None:
         typed(content, str, f"{path}.content")
-    for index, call in enumerate(typed(message.get("tool_calls") or [], list, f"{path}.tool_calls")):
-        at = f"{path}.tool_calls[{index}]"
-        if typed(call, dict, at).get("type", "function") == "function":
+    for at, call in objects(message.get("tool_calls") or [], f"{path}.tool_calls"):
+        if call.get("type", "function") == "function":
             function = typed(call.get("function"), dict, f"{at}.function")
             typed(function.get("name"), str, f"{at}.function.name")
             typed(function.get("arguments"), str, f"{at}.function.arguments")
 
 
-def _finish_reason(result: CompletionsResult) -> str:
-    """Return the policy's finish reason; `length` for any reply that was cut. Without one, the reply decides."""
-    if result.finish_reason in CUTS:
-        return "length"
-    return result.finish_reason or ("tool_calls" if result.has_tool_calls else "stop")
-
-
-def _logprobs(request: ModelRequest, result: CompletionsResult) -> dict[str, Any] | None:
-    """Return the logprobs that a request asks for; None if they are unknown.
-
-    The texts of the tokens are unknown here, so `token` is token_id:ID, as vLLM writes it.
-    """
-    if not (request.params.get("logprobs") and result.token_ids and result.logprobs):
-        return None
-    pairs = zip(result.token_ids, result.logprobs, strict=True)
-    keys: dict[str, Any] = {"bytes": None, "top_logprobs": []}
-    return {"content": [{"token": f"token_id:{token}", "logprob": value} | keys for token, value in pairs]}
-
-
 def _head(request: ModelRequest, kind: str) -> dict[str, Any]:
     return {"id": f"chatcmpl-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": request.model}
-
-
-def _usage(result: CompletionsResult) -> dict[str, Any]:
-    return {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0} | dict(result.usage)

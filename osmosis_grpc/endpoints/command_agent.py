@@ -14,7 +14,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from osmosis_gateway.http_server import HttpServer
 from osmosis_grpc.agent import RolloutContext
 from osmosis_grpc.agent.grader_limit import refuse_grader_timeout
 from osmosis_grpc.agent.local_prices import LOCAL_PRICES
@@ -23,13 +22,18 @@ from osmosis_grpc.agent.program_result import outcome_of_program
 from osmosis_grpc.agent.result_check import RunOutcome, invalid_result
 from osmosis_grpc.endpoints.app import base_url_app
 from osmosis_grpc.endpoints.endpoints import Endpoint, Endpoints
+from osmosis_grpc.network.http.server import HttpServer
 from osmosis_grpc.protocol.errors import CallError, InvalidArgument
 from osmosis_grpc.protocol.types import Failure, FailureReason, RolloutRequest, ToolDict, jsontext
 from osmosis_grpc.protocol.types.outcome import clip, describe
+from osmosis_grpc.supervise import SYSTEM
 from osmosis_grpc.tools.process import Ended, Limits, run_process
+from osmosis_grpc.tools.sandbox import SandboxError
+from osmosis_grpc.tools.sandbox.files import Files
 from osmosis_grpc.tools.workspace import Workspace
 
 MAX_RESULT_BYTES = 4 * 1024 * 1024
+RESULT_FILE = "result.json"
 """The most bytes of a result file."""
 MAX_LINE = 300
 """The most characters of the last line of output in the first line of a failure."""
@@ -87,7 +91,7 @@ class CommandAgent:
             except OSError as error:
                 problem = f"the folder of the program cannot be made: {describe(error)}"
                 return RunOutcome(failure=Failure("server", clip(problem), True, reason=FailureReason.SERVER_ERROR))
-            files["OSMOSIS_RESULT_FILE"] = space.folder / "result.json"
+            files["OSMOSIS_RESULT_FILE"] = space.folder / RESULT_FILE
             endpoint = stack.enter_context(self._endpoints.open(context))
             environment = self._environment | variables(endpoint, files, self._folder, self._environment)
             try:
@@ -116,7 +120,6 @@ class CommandAgent:
         """Do nothing: tools() has reserved nothing."""
 
     def _problem(self, ended: Ended) -> str:
-        """Return why a program failed."""
         if ended.timed_out:
             return f"the program was stopped after its time limit of {self._limits.seconds:g} s"
         if ended.exit_code > 0:
@@ -205,7 +208,6 @@ def _exists(folder: Path, word: str) -> bool:
 
 
 def _task(context: RolloutContext) -> bytes:
-    """Return the request as JSON."""
     request = context.request
     task = {
         "rollout_id": request.rollout_id,
@@ -222,7 +224,7 @@ def _task(context: RolloutContext) -> bytes:
 async def _result(context: RolloutContext, space: Workspace, key: str) -> RunOutcome:
     """Return the outcome for the result file, without the rollout's key. Without a file there is no reward."""
     try:
-        data = await space.read("result.json", MAX_RESULT_BYTES)
+        data = await SYSTEM.run(_result_file, space.folder)
         if data is None:
             return RunOutcome(messages=None)
         if not data.strip():
@@ -231,9 +233,16 @@ async def _result(context: RolloutContext, space: Workspace, key: str) -> RunOut
         result = jsontext.parse(text, "the result file", repair=True)
         if not isinstance(result, dict):
             return invalid_result("the result file: is not a JSON object")
-    except (InvalidArgument, OSError) as error:
+    except (InvalidArgument, SandboxError, OSError) as error:
         return invalid_result(str(error))
     return outcome_of_program(result, context)
+
+
+def _result_file(folder: Path) -> bytes | None:
+    """Return the content of the result file; None if the program has made none."""
+    if not os.path.lexists(folder / RESULT_FILE):
+        return None
+    return Files(folder, "/", None).read(RESULT_FILE, MAX_RESULT_BYTES)
 
 
 def _failed(problem: str, output: str = "", chat_error: CallError | None = None) -> RunOutcome:

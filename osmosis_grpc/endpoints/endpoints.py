@@ -6,12 +6,12 @@ from contextlib import contextmanager
 from functools import partial
 from urllib.parse import quote
 
-from osmosis_gateway.rollout_keys import RolloutKeys
 from osmosis_grpc.agent import CompletionsResult, RolloutContext
 from osmosis_grpc.agent.history_chats import HistoryChats
 from osmosis_grpc.endpoints.byte_budget import ByteBudget
 from osmosis_grpc.endpoints.open_chats import OpenChats, OpenRequest, Waits, Wanted
 from osmosis_grpc.endpoints.requests import Asked
+from osmosis_grpc.endpoints.rollout_keys import RolloutKeys
 from osmosis_grpc.network.http.http1 import Connection
 from osmosis_grpc.protocol.errors import CallError, NotFound, ResourceExhausted, RolloutEndedError
 
@@ -29,14 +29,12 @@ class Endpoint:
         """Valid until the end of the rollout."""
         self.rollout_id = context.request.rollout_id
         self.budget = ByteBudget(OPEN_BYTES)
-        """The bytes of the open requests."""
         self.reading = asyncio.Semaphore(1)
         """Long bodies are read one after the other."""
         self.waits = waits
         self._history_chats = HistoryChats(context)
         self._chats = OpenChats(waits, self._history_chats.unread)
         self._waiting = 0
-        """The number of requests that wait for their replies."""
         self._closed = False
 
     @property
@@ -98,7 +96,6 @@ class Endpoints:
         self._waits = waits or Waits()
         self._keys = RolloutKeys()
         self._open: dict[str, Endpoint] = {}
-        """The endpoints by key."""
 
     @contextmanager
     def open(self, context: RolloutContext) -> Iterator[Endpoint]:

@@ -6,10 +6,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from osmosis_gateway.http_server import Uvicorn, listen_on, uvicorn_config
 from osmosis_grpc.agent import RolloutContext
 from osmosis_grpc.endpoints.app import base_url_app
 from osmosis_grpc.endpoints.endpoints import Endpoint, Endpoints
+from osmosis_grpc.network.http.server import Uvicorn, listen_on, uvicorn_config
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 
 SERVE_ENDPOINTS = job("gateway.serve_endpoints", OnFailure.RESTART)
@@ -64,7 +64,6 @@ class _Server:
 
 _lock = threading.Lock()
 _servers: dict[asyncio.AbstractEventLoop, _Server] = {}
-"""The running server of each event loop."""
 
 
 @contextmanager

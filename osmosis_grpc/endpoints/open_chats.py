@@ -85,7 +85,6 @@ class OpenRequest:
         self.retried = retried
         """Whether its client says that it repeats an earlier request."""
         self.sent = False
-        """Whether its response has begun."""
         self.gone = False
         self.number = next(_numbers)
         self.reply: asyncio.Future[CompletionsResult] = asyncio.get_running_loop().create_future()

@@ -79,7 +79,6 @@ def _asked(raw: bytes, api: ModuleType, sample: str, path: str, retried: bool) -
 
 
 def _check_items(body: Any) -> None:
-    """Raise InvalidArgument for a body with too many values."""
     count, nested = 0, [body]
     while nested:
         value = nested.pop()

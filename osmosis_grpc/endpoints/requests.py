@@ -1,5 +1,6 @@
 """The parts of a model request that every API has."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -17,9 +18,7 @@ class ModelRequest:
     """A request for one reply."""
 
     messages: list[Message]
-    """The history in OpenAI's chat format."""
     params: dict[str, Any]
-    """Sampling parameters under OpenAI's names."""
     tools: list[Any] | None = None
     """In OpenAI's function format; None if the request has none."""
     model: str = ""
@@ -50,6 +49,12 @@ def typed(value: Any, kind: type[T], path: str) -> T:
         found = "missing" if value is None else f"a {type(value).__name__}"
         raise InvalidArgument(path, f"is {found}, not {_NAMES[kind]}")
     return value
+
+
+def objects(value: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the path and the value of each object in a list. Raises InvalidArgument for anything else."""
+    for index, each in enumerate(typed(value, list, path)):
+        yield f"{path}[{index}]", typed(each, dict, f"{path}[{index}]")
 
 
 def refuse(body: dict[str, Any], names: tuple[str, ...], why: str) -> None:

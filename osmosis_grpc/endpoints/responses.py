@@ -7,7 +7,7 @@ from typing import Any
 
 from osmosis_grpc.agent import CompletionsResult
 from osmosis_grpc.endpoints import chat_completions
-from osmosis_grpc.endpoints.requests import ModelRequest, refuse, refuse_beginning, typed
+from osmosis_grpc.endpoints.requests import ModelRequest, objects, refuse, refuse_beginning, typed
 from osmosis_grpc.endpoints.sent_events import event
 from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.protocol.types import Message
@@ -20,7 +20,6 @@ _OWN = frozenset(
 )
 """Keys of a body that are no sampling parameters, or have another name in the chat format."""
 _ECHO = ("instructions", "tools", "tool_choice", "parallel_tool_calls", "temperature", "top_p", "text", "metadata")
-"""Keys that a reply repeats."""
 _STORED = ("previous_response_id", "conversation", "background", "prompt")
 """Keys that need stored data, which a rollout does not have."""
 _INCOMPLETE = {**dict.fromkeys(CUTS, "max_output_tokens"), "content_filter": "content_filter"}
@@ -38,9 +37,8 @@ def read(body: Any) -> ModelRequest:
     if body.get("instructions"):
         messages.append({"role": "system", "content": typed(body["instructions"], str, "instructions")})
     given = body.get("input")
-    items = [{"role": "user", "content": given}] if isinstance(given, str) else typed(given, list, "input")
-    for index, item in enumerate(items):
-        _add(messages, typed(item, dict, f"input[{index}]"), f"input[{index}]")
+    for path, item in objects([{"role": "user", "content": given}] if isinstance(given, str) else given, "input"):
+        _add(messages, item, path)
     refuse_beginning(messages, "input")
     params = {name: value for name, value in body.items() if name not in _OWN and value is not None}
     if body.get("max_output_tokens") is not None:
@@ -61,7 +59,7 @@ def read(body: Any) -> ModelRequest:
     return ModelRequest(
         messages=messages,
         params=params,
-        tools=[_tool(tool, f"tools[{n}]") for n, tool in enumerate(typed(tools, list, "tools"))] if tools else None,
+        tools=[_tool(tool, path) for path, tool in objects(tools, "tools")] if tools else None,
         model=str(body.get("model") or ""),
         stream=bool(body.get("stream")),
         echo={name: body[name] for name in _ECHO if name in body},
@@ -144,11 +142,8 @@ def _add(messages: list[Message], item: Mapping[str, Any], path: str) -> None:
         messages.append({"role": "tool", "tool_call_id": call_id, "content": output})
     elif kind == "reasoning":
         name = "content" if item.get("content") else "summary"
-        parts = typed(item.get(name) or [], list, f"{path}.{name}")
-        texts = [
-            typed(typed(part, dict, f"{path}.{name}[{n}]").get("text"), str, f"{path}.{name}[{n}].text")
-            for n, part in enumerate(parts)
-        ]
+        parts = objects(item.get(name) or [], f"{path}.{name}")
+        texts = [typed(part.get("text"), str, f"{at}.text") for at, part in parts]
         _reply(messages, new=True)["reasoning_content"] = "\n".join(texts)
     else:
         raise InvalidArgument(f"{path}.type", f"{kind!r} is not served here")
@@ -164,9 +159,7 @@ def _reply(messages: list[Message], *, new: bool = False) -> Message:
 def _content(content: Any, path: str) -> Any:
     if content is None or isinstance(content, str):
         return content or ""
-    parts = [
-        _part(typed(part, dict, f"{path}[{n}]"), f"{path}[{n}]") for n, part in enumerate(typed(content, list, path))
-    ]
+    parts = [_part(part, at) for at, part in objects(content, path)]
     return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
 
 
@@ -183,8 +176,7 @@ def _part(part: Mapping[str, Any], path: str) -> dict[str, Any]:
     raise InvalidArgument(f"{path}.type", f"{kind!r} is not served here; text and images by URL are")
 
 
-def _tool(tool: Any, path: str) -> dict[str, Any]:
-    tool = typed(tool, dict, path)
+def _tool(tool: Mapping[str, Any], path: str) -> dict[str, Any]:
     if tool.get("type") != "function":
         raise InvalidArgument(f"{path}.type", f"{tool.get('type')!r} runs on OpenAI's servers and is not served here")
     keys = ("name", "description", "parameters", "strict")

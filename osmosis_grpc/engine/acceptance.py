@@ -15,12 +15,13 @@ from typing import Any
 from osmosis_grpc.agent.request import RolloutRequest
 from osmosis_grpc.agent.runnable import await_tools
 from osmosis_grpc.engine import failpoints
+from osmosis_grpc.engine.agent_calls import notify_ended, own_copy
 from osmosis_grpc.engine.context import EngineContext
 from osmosis_grpc.engine.forks import Forks
 from osmosis_grpc.engine.meter import Meter
 from osmosis_grpc.engine.record import Peer, Record, Run
 from osmosis_grpc.engine.recorded_chats import ForkedChats
-from osmosis_grpc.engine.runner import Runner, notify_ended, own_copy
+from osmosis_grpc.engine.runner import Runner
 from osmosis_grpc.engine.shutdown import Shutdown
 from osmosis_grpc.engine.termination import Termination
 from osmosis_grpc.engine.tombstones import CANCELLED_EARLY
@@ -65,7 +66,7 @@ class Acceptance:
     ) -> tuple[Record, bool]:
         """Begin to accept a rollout, or find the rollout of an equal Init.
 
-        Returns the record, and whether this call started the rollout. `record.accepted` is done when the rollout is
+        Return the record, and whether this call started the rollout. `record.accepted` is done when the rollout is
         accepted or refused. Without `original`, the original of a fork is in the journal. Raises CallError for an
         immediate refusal.
         """
@@ -126,7 +127,7 @@ class Acceptance:
         return record, True
 
     def take_over(self, rollout_id: str, attempt: int, *, owner: str, peer: Peer) -> Record | None:
-        """Send the calls of an accepted attempt to `peer`. Returns None if the owner has no such attempt."""
+        """Send the calls of an accepted attempt to `peer`. Return None if the owner has no such attempt."""
         record = self._context.table.find(rollout_id, attempt)
         if record is None or record.owner != owner or not record.accepted.done():
             return None

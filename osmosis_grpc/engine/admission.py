@@ -81,7 +81,7 @@ class Admission:
         record.reserved = False
 
     def enter(self, record: Record) -> bool:
-        """Turn a reserved place into a slot or a place in the queue. Returns True for a slot."""
+        """Turn a reserved place into a slot or a place in the queue. Return True for a slot."""
         record.reserved = False
         if self._slots.available(record.owner) and self._agent_free(self._limited(record)):
             self._run(record)
@@ -102,7 +102,7 @@ class Admission:
             heapq.heapify(queue)
 
     def leave(self, record: Record) -> list[Record]:
-        """Give back the slot of a rollout. Returns the rollouts that get a slot now.
+        """Give back the slot of a rollout. Return the rollouts that get a slot now.
 
         There can be several, because the share of another owner can grow.
         """
@@ -152,7 +152,7 @@ class Admission:
         return not agent or self._running_of[agent] < self._per_agent[agent]
 
     def _next(self) -> Record | None:
-        """Take the next rollout from its queue. Returns None if no waiting rollout may have a slot."""
+        """Take the next rollout from its queue. Return None if no waiting rollout may have a slot."""
         owners = [owner for owner in self._waiting_of if self._slots.available(owner)]
         for used in sorted(set(map(self._slots.used, owners))):
             heads = [head for owner in owners if self._slots.used(owner) == used for head in self._heads(owner)]

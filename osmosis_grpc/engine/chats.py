@@ -7,8 +7,7 @@ writes the new chat to the log, and then sends the chat to the trainer (chat_cal
 import asyncio
 import itertools
 import logging
-import math
-from collections.abc import Awaitable, Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -19,7 +18,8 @@ from osmosis_grpc.engine.context import EngineContext
 from osmosis_grpc.engine.record import Record, Run
 from osmosis_grpc.engine.recorded_chats import Diverged, Reply
 from osmosis_grpc.engine.resolve_references import assembler_from_journal
-from osmosis_grpc.engine.samples import Samples, SampleState, insert
+from osmosis_grpc.engine.sample import RunningSample, form_of, insert
+from osmosis_grpc.engine.samples import Samples
 from osmosis_grpc.protocol.errors import (
     Aborted,
     AlreadyExists,
@@ -35,7 +35,6 @@ from osmosis_grpc.protocol.types import (
     ChatResponse,
     EventKind,
     Message,
-    RolloutFilter,
     RolloutMetrics,
     events,
     jsontext,
@@ -77,7 +76,7 @@ class _Running:
         run.doing[self] = words, system.time()
 
     def end(self) -> float:
-        """Record the end. Returns the duration in seconds."""
+        """Record the end. Return the duration in seconds."""
         now = self._system.monotonic()
         self._run.meter.count_open(str(self._words[0]), -1, now)
         self._run.doing.pop(self, None)
@@ -174,19 +173,7 @@ class RolloutSession:
         self.check_open()
         if group is None or not record.run.left_over:
             return ()
-        where, members = RolloutFilter(group_id=group.id, agent_loop=record.agent_loop), []
-        async for other in self._context.table.after(0, record.owner, group.size, where):
-            place, end_time = other.init.request.group, other.delivery.end_time
-            if place is not None and (place.id, place.size) == (group.id, group.size):
-                members.append((math.inf if end_time is None else end_time, other.accept_time, place.index))
-        ended, since = set(), record.accept_time
-        for end_time, accept_time, index in sorted(members, reverse=True):
-            if end_time < since:  # an earlier run of the trainer used the id of the group
-                break
-            since = min(since, accept_time)
-            if end_time < math.inf:
-                ended.add(index)
-        return ended
+        return await self._context.table.ended_members(group, record)
 
     def folders(self) -> RolloutFolders:
         self.check_open()
@@ -234,7 +221,7 @@ class RolloutSession:
             raise ValueError(f"the rollout already has a sample named {name!r}; choose another name")
         if parent is not None:
             self.samples.check_ref(parent.sample, parent.chat_number, ("parent", "parent"))
-        self.samples[name] = SampleState(policy, parent, train, self.samples.any_role)
+        self.samples[name] = RunningSample(policy, parent, train, self.samples.any_role)
         self._context.log.append(self._record, events.SampleAdded(name, policy, parent, train))
         return name
 
@@ -302,7 +289,7 @@ class RolloutSession:
         run.called = ()
         response: ChatResponse | None = None
         beside = () if run.recording is None else run.recording.beside.get((sample, number), ())
-        state.ask(number, position.node, _form(chat_tools, params, purpose), beside)
+        state.ask(number, position.node, form_of(chat_tools, params, purpose), beside)
         try:
             if isinstance(recorded, CallError):
                 raise recorded
@@ -397,19 +384,6 @@ class RolloutSession:
         except Diverged as error:
             self._runner.diverge(self._record, str(error))
             raise RolloutEndedError(str(error)) from None
-
-
-def _form(tools: Sequence[Mapping[str, Any]] | None, params: Mapping[str, Any], purpose: ChatPurpose) -> Hashable:
-    """Return a short form of what a chat asks for besides its history, or None if there is nothing."""
-    functions = (tool.get("function") for tool in tools or ())
-    names = [str(function.get("name")) for function in functions if isinstance(function, Mapping)]
-    wanted = [jsontext.canonical({name: params[name]}) for name in _FORM if name in params]
-    form = (*names, *wanted, *([purpose] if purpose is ChatPurpose.JUDGE else []))
-    return hash(form) if form else None
-
-
-_FORM = ("response_format", "tool_choice")
-"""The sampling parameters that say what kind of reply a chat asks for."""
 
 
 def _called(reply: Message) -> tuple[str, ...]:

@@ -100,7 +100,7 @@ class Engine:
     ) -> tuple[Record, bool]:
         """Accept a rollout, or find the rollout of an equal Init (see acceptance.py).
 
-        `original` has the recorded chats of the original of a fork, if the original is not in this journal. Returns the
+        `original` has the recorded chats of the original of a fork, if the original is not in this journal. Return the
         record, and whether this call started the rollout. Raises CallError for a refusal.
         """
         record, started = self.acceptance.begin(init, owner=owner, peer=peer, original=original)

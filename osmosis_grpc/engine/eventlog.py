@@ -223,7 +223,7 @@ class EventLog:
         raise OutOfRange("events after this cursor are no longer kept", first_cursor=first)
 
     async def _woken(self, waiter: asyncio.Event) -> bool:
-        """Wait for an event. Returns False after idle_interval without one."""
+        """Wait for an event. Return False after idle_interval without one."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._idle):
                 await waiter.wait()

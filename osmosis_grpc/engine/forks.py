@@ -17,7 +17,7 @@ class Forks:
         self._context = context
 
     def original(self, fork: Fork, agent_loop: str, rollout_id: str, owner: str) -> Record:
-        """Return the original of a fork. Reads no chats.
+        """Return the original of a fork. Read no chats.
 
         Raises NotFound if the owner has no such rollout, FailedPrecondition if the agent loop is not replayable, and
         InvalidArgument for an original that cannot fit.

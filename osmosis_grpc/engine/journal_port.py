@@ -75,7 +75,7 @@ class Journal(ABC):
     def append(self, event: TrajectoryEvent, size: int, token: Any, entry: JournaledRollout | None = None) -> bool:
         """Append an event of about `size` bytes.
 
-        Returns True if the event is committed at once. Otherwise `on_commit` gets `token` later. The first event of a
+        Return True if the event is committed at once. Otherwise `on_commit` gets `token` later. The first event of a
         rollout comes with the entry of the rollout. A settled rollout gets only events of the kind Annotated.
         """
 

@@ -52,7 +52,7 @@ class Watchdog:
             self._thread.join(timeout=2 * self._limit + 1)
 
     def _watch(self, loop: asyncio.AbstractEventLoop, thread: int) -> bool:
-        """Ask the loop for one answer. Returns False after stop() and after the end of the loop."""
+        """Ask the loop for one answer. Return False after stop() and after the end of the loop."""
         if self._stop.wait(self._limit):
             return False
         if self.paused:

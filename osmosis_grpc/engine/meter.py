@@ -1,6 +1,7 @@
 """The metrics of one rollout: counters, and how its time was spent."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from osmosis_grpc.protocol.types import ChatResponse, OutcomeSummary, RolloutMetrics
@@ -11,42 +12,32 @@ _LONGEST = 3e11
 """The largest Duration, in seconds."""
 
 
+@dataclass(slots=True, eq=False)
 class Meter:
     """Counts one rollout. Times are monotonic seconds."""
 
-    __slots__ = (
-        "_accepted",
-        "_last",
-        "_llm_calls",
-        "_llm_latency",
-        "_max_context",
-        "_model_time",
-        "_open_chats",
-        "_open_tools",
-        "_prompt_tokens",
-        "_response_tokens",
-        "_run_latency",
-        "_runs",
-        "_started",
-        "_tool_calls",
-        "_tool_latency",
-        "_tool_time",
-    )
+    _accepted: float
+    _started: float | None = None
+    _last: float = field(init=False)
+    _open_chats: int = 0
+    _open_tools: int = 0
+    _model_time: float = 0.0
+    _tool_time: float = 0.0
+    _llm_latency: float = 0.0
+    _tool_latency: float = 0.0
+    _llm_calls: int = 0
+    _tool_calls: int = 0
+    _runs: dict[str, int] = field(default_factory=dict)
+    _run_latency: float = 0.0
+    _prompt_tokens: int = 0
+    _response_tokens: int = 0
+    _max_context: int = 0
 
-    def __init__(self, accepted: float) -> None:
-        self._accepted = accepted
-        self._started: float | None = None
-        self._last = accepted
-        self._open_chats = self._open_tools = 0
-        self._model_time = self._tool_time = 0.0
-        self._llm_latency = self._tool_latency = 0.0
-        self._llm_calls = self._tool_calls = 0
-        self._runs: dict[str, int] = {}
-        self._run_latency = 0.0
-        self._prompt_tokens = self._response_tokens = self._max_context = 0
+    def __post_init__(self) -> None:
+        self._last = self._accepted
 
     def started(self, now: float) -> float:
-        """Note that the agent began. Returns how long the rollout waited, in seconds."""
+        """Note that the agent began. Return how long the rollout waited, in seconds."""
         self._started = now
         return now - self._accepted
 

@@ -1,11 +1,34 @@
 """Delivers each outcome to its trainer at least once.
 
-The outbox retries a delivery until the trainer has answered it, or until record_ttl has passed since the end of the
-rollout.
+The theory
+----------
+A rollout is delivered when the trainer has answered its outcome, and the answer is in the journal. The outbox begins
+only after the end is committed, so a crash at any moment leaves one of two states: the end is not on the disk, and the
+rollout runs again; or it is, and the next process delivers the same outcome with the same result id. The trainer
+recognizes the id, so "at least once" is once for whoever trains.
 
-After the delivery, the trainer can ask for the outcome again. For this it sends an equal Init, which is an Init with
-the same id, attempt and spec as an earlier Init. The outbox then sends the outcome again. This is a resend. A
-trainer that already has the outcome ignores the resend, so no event is recorded for a resend.
+There are three kinds of sending, and a rollout has at most one of each at a time:
+
+- The *first try* (_try) needs no task, because nearly all outcomes are accepted at once.
+- The *delivery* (_deliver) is the task that goes on after a failed first try. It ends in one of four ways, and each of
+  them settles the rollout: a receipt; a refusal that no retry can change (FINAL); `record_ttl` is over (expired); a
+  higher attempt has taken the place of the rollout (superseded).
+- A *resend* (_resend) follows an equal Init for a rollout that is already settled: the trainer that got the outcome is
+  possibly gone, and another one asks. No event records a resend. It gives up after `trainer_grace`.
+
+The rules:
+
+- _settle() is the only way out, and does nothing for a settled rollout. So a first try and a delivery that both get
+  an answer count once.
+- `undelivered` is counted in one place, _count(), for the outbox and the tenant together.
+- A call may be cancelled by a re-pointing of the rollout (Record.restart_calls). This is no failure of the trainer: the
+  next try goes to the new peer at once. Only a cancel of the delivery's own task leaves the outcome undelivered, for
+  the next process.
+- An equal Init during an open delivery does not start a second one. The first call may have been made before the
+  trainer asked, so it is no answer to that Init; the resend comes after it (_resend_after).
+- Pauses are those of the trainer if it sent any. Otherwise they grow, and end early when another call shows that the
+  trainer is back (Destinations). Two waits in a row never end early: one bad outcome must not be sent after each chat.
+- An error in the outbox's own code settles nothing. The supervisor starts the delivery again.
 """
 
 import asyncio

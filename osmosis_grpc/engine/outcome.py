@@ -29,11 +29,11 @@ def build_outcome(record: Record, termination: Termination, result_id: str, now:
     if ended := states.end_reason():
         termination = _ended_by(termination, ended)
     samples = _cut(states.assembled(refer=record.peer.accepts_references), termination, states.main)
-    graded, outcome = Graded(samples), termination.outcome
-    if termination.status is _COMPLETED and outcome is not None:
-        if outcome.reward is not None:
-            states.rewards.set(outcome.reward, "")
-        for name, reward in outcome.sample_rewards.items():
+    graded, result = Graded(samples), termination.result
+    if termination.status is _COMPLETED and result is not None:
+        if result.reward is not None:
+            states.rewards.set(result.reward, "")
+        for name, reward in result.sample_rewards.items():
             states.rewards.set(reward, name)
         graded = states.rewards.grade(samples)
     return replace(
@@ -51,7 +51,7 @@ def _ended_by(termination: Termination, reason: str) -> Termination:
 
     A finish reason that the agent chose stays, and so does that of a failure that the agent did not cause.
     """
-    chosen = termination.outcome.finish_reason if termination.outcome is not None else ""
+    chosen = termination.result.finish_reason if termination.result is not None else ""
     of_agent = termination.failure is None or termination.failure.reason is FailureReason.AGENT_EXCEPTION
     if chosen not in _UNTOLD or not of_agent or termination.status not in (_COMPLETED, OutcomeStatus.FAILED):
         return termination
@@ -93,13 +93,13 @@ def bare_outcome(record: Record, termination: Termination, result_id: str) -> Ro
 
 def _conclude(termination: Termination, samples: Samples) -> dict[str, Any]:
     """Give the agent's final messages to their sample. Return the extra fields. Raises InvalidArgument."""
-    outcome = termination.outcome
-    if outcome is None:
+    result = termination.result
+    if result is None:
         return {}
-    extra: Any = {} if outcome.extra_fields is None else outcome.extra_fields
+    extra: Any = {} if result.extra_fields is None else result.extra_fields
     if not isinstance(extra, Mapping):
         raise InvalidArgument("extra_fields", f"is a {type(extra).__name__}, not a dict")
-    if outcome.messages or (outcome.failure is None and outcome.messages is not None):
-        samples.conclude(outcome.messages, "final_messages")
+    if result.messages or (result.failure is None and result.messages is not None):
+        samples.conclude(result.messages, "final_messages")
     made: dict[str, Any] = to_json(extra, "extra_fields", repair=True)
     return made

@@ -22,6 +22,7 @@ from osmosis_grpc.protocol.types import (
     RolloutOutcome,
     RolloutState,
     ToolDict,
+    events,
 )
 
 TERMINAL = frozenset(RolloutState(status) for status in OutcomeStatus)
@@ -166,8 +167,8 @@ class Run:
 class Delivery:
     """The outbox's part of a record: the end of the rollout, and whether the outcome is delivered."""
 
-    report: tuple[RolloutOutcome, EndedBy] | None = None
-    """The end. It is set when the end is appended to the log, and does not change after that."""
+    report: events.Ended | None = None
+    """The end. It is set when it is appended to the log, and does not change after that."""
     outcome: RolloutOutcome | None = None
     """The outcome. It is set when the end is committed."""
     summary: OutcomeSummary | None = None

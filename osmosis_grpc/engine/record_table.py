@@ -4,7 +4,8 @@ If the journal is durable, settled rollouts are not kept in memory. They are rea
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+import math
+from collections.abc import AsyncIterator, Collection
 from typing import Any
 
 from osmosis_grpc.engine.config import EngineConfig
@@ -12,7 +13,7 @@ from osmosis_grpc.engine.fair_shares import Shares
 from osmosis_grpc.engine.journal_port import Journal
 from osmosis_grpc.engine.record import Peer, Record, Tenant
 from osmosis_grpc.protocol.errors import AlreadyExists, ResourceExhausted, Unavailable
-from osmosis_grpc.protocol.types import JournaledRollout, RolloutFilter, RolloutRequest
+from osmosis_grpc.protocol.types import Group, JournaledRollout, RolloutFilter, RolloutRequest
 from osmosis_grpc.protocol.types.rollout_filter import EVERY
 from osmosis_grpc.supervise import System
 
@@ -120,6 +121,25 @@ class RecordTable:
                     record = next((found for found in cold if found.sequence == sequence), None)
                 if record is not None or entry.settled:
                     yield record or _record_of(entry)
+
+    async def ended_members(self, group: Group, record: Record) -> Collection[int]:
+        """Return the indices of the members of a group that ended before a restart of the server.
+
+        `record` is a member that runs again.
+        """
+        where, members = RolloutFilter(group_id=group.id, agent_loop=record.agent_loop), []
+        async for other in self.after(0, record.owner, group.size, where):
+            place, end_time = other.init.request.group, other.delivery.end_time
+            if place is not None and (place.id, place.size) == (group.id, group.size):
+                members.append((math.inf if end_time is None else end_time, other.accept_time, place.index))
+        ended, since = set(), record.accept_time
+        for end_time, accept_time, index in sorted(members, reverse=True):
+            if end_time < since:  # an earlier run of the trainer used the id of the group
+                break
+            since = min(since, accept_time)
+            if end_time < math.inf:
+                ended.add(index)
+        return ended
 
     def in_memory(self) -> list[Record]:
         """Return the records in memory."""

@@ -9,11 +9,12 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 
+from osmosis_grpc.engine.agent_calls import own_copy
 from osmosis_grpc.engine.context import EngineContext
 from osmosis_grpc.engine.outbox import Outbox
 from osmosis_grpc.engine.record import Peer, Record
 from osmosis_grpc.engine.recorded_chats import ForkedChats, Recording
-from osmosis_grpc.engine.runner import Runner, own_copy
+from osmosis_grpc.engine.runner import Runner
 from osmosis_grpc.engine.termination import Termination
 from osmosis_grpc.engine.tombstones import CANCELLED_EARLY
 from osmosis_grpc.protocol.types import FailureReason, Fork, JournaledRollout, TrajectoryEvent, events
@@ -65,7 +66,7 @@ class Recovery:
         return record
 
     def _continue(self, entry: JournaledRollout, record: Record) -> str:
-        """Deliver a rollout, start it, run it again with its recorded replies, or end it. Returns what was done."""
+        """Deliver a rollout, start it, run it again with its recorded replies, or end it. Return what was done."""
         superseded = self._context.table.highest(record.rollout_id) is not record
         if record.delivery.outcome is not None:
             self._context.table.ended(record)

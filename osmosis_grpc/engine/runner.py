@@ -15,30 +15,26 @@ from typing import Any
 
 from osmosis_grpc.agent import RolloutContext
 from osmosis_grpc.agent.current_context import current_session
-from osmosis_grpc.agent.request import RolloutRequest as AgentsRequest
-from osmosis_grpc.agent.rollout_scope import BaseUrls, current_rollout
-from osmosis_grpc.agent.runnable import Runnable
+from osmosis_grpc.agent.rollout_scope import current_rollout
 from osmosis_grpc.engine import failpoints
+from osmosis_grpc.engine.agent_calls import notify_ended, own_copy, run_agent
 from osmosis_grpc.engine.chats import RolloutSession
 from osmosis_grpc.engine.context import EngineContext
 from osmosis_grpc.engine.outbox import Outbox
 from osmosis_grpc.engine.outcome import bare_outcome, build_outcome
 from osmosis_grpc.engine.record import Record, advance
 from osmosis_grpc.engine.termination import Termination
-from osmosis_grpc.protocol.errors import Boundary, RolloutEndedError, SnapshotGone
+from osmosis_grpc.protocol.errors import Boundary, RolloutEndedError
 from osmosis_grpc.protocol.types import (
     AbandonReason,
     FailureReason,
     OutcomeStatus,
     RolloutOutcome,
-    RolloutRequest,
     RolloutState,
     events,
     jsontext,
 )
-from osmosis_grpc.protocol.types.messages import copy_messages
-from osmosis_grpc.protocol.types.outcome import describe, log_traceback, printable
-from osmosis_grpc.protocol.types.requests import copy_of, unread_metadata
+from osmosis_grpc.protocol.types.outcome import describe
 from osmosis_grpc.supervise import Job, OnFailure, child, job
 
 log = logging.getLogger(__name__)
@@ -87,7 +83,7 @@ class Runner:
         self.decide(record, self._timed_out(record))
 
     def decide(self, record: Record, termination: Termination) -> bool:
-        """Decide how a rollout ends, and end it. Returns False if the end was decided before."""
+        """Decide how a rollout ends, and end it. Return False if the end was decided before."""
         if record.run.termination is not None:
             return False
         record.run.termination = termination
@@ -195,7 +191,7 @@ class Runner:
         variables = contextvars.copy_context()
         variables.run(current_session.set, session)
         variables.run(current_rollout.set, context)
-        outcome = _outcome(self._context.runnables[record.agent_loop], context, self._stopped, record)
+        outcome = run_agent(self._context.runnables[record.agent_loop], context, self._stopped, record)
         record.run.task = task = child(AGENT, outcome, context=variables, name=f"agent {record.rollout_id}"[:80])
         task.add_done_callback(partial(self._agent_ended, record))
         failpoints.reach("rollout.started")
@@ -308,9 +304,9 @@ class Runner:
                     ),
                 )
         failpoints.reach("result.before")
-        record.delivery.report = outcome, self._context.earlier_runs.ended_by(record)
+        record.delivery.report = ended = events.Ended(outcome, self._context.earlier_runs.ended_by(record))
         try:
-            self._context.log.append(record, events.Ended(*record.delivery.report), partial(self._ended, free=free))
+            self._context.log.append(record, ended, partial(self._ended, free=free))
         except BaseException:
             record.delivery.report = None
             raise
@@ -320,13 +316,13 @@ class Runner:
         assert record.delivery.report is not None
         if record.delivery.ended is None:
             failpoints.reach("result.committed")
-            outcome, by = record.delivery.report
+            outcome = record.delivery.report.outcome
             if record.run.session is not None:
                 record.run.session.release()
             record.run.session = record.run.task = None
             record.run.doing.clear()
             record.state = advance(record.state, RolloutState(outcome.status))
-            record.delivery.outcome, record.delivery.ended_by = outcome, by
+            record.delivery.outcome, record.delivery.ended_by = outcome, record.delivery.report.by
             record.delivery.settled = (
                 outcome.finish_reason == "superseded" and outcome.status is OutcomeStatus.CANCELLED
             )
@@ -345,33 +341,6 @@ class Runner:
             record.slot = False
             for following in self._context.admission.leave(record):
                 self._begin(following)
-
-
-async def _outcome(
-    agent: Runnable, context: RolloutContext, stopped: Callable[[Record, BaseException], None], record: Record
-) -> Termination:
-    """Run an agent. Returns the termination for its result or its exception. Raises only a cancellation.
-
-    `stopped` gets the record and the exception of a cancellation. The log has the traceback of an error in the agent's
-    own code. It has one line for a chat that failed, a rollout that is over, and a snapshot that is gone.
-    """
-    try:
-        with BaseUrls() as base_urls:
-            context.belong(base_urls)
-            return Termination.returned(await agent.run(context))
-    except asyncio.CancelledError as error:
-        stopped(record, error)
-        raise
-    except BaseException as error:
-        termination = Termination.raised(error)
-        failure = termination.failure
-        where = f" at {failure.where}" if failure and failure.where else ""
-        rollout_id = context.request.rollout_id
-        if failure and (failure.boundary == "trainer" or isinstance(error, RolloutEndedError | SnapshotGone)):
-            log.warning("rollout %s failed%s: %s", rollout_id, where, printable(failure.message))
-        else:
-            log.warning("the agent of rollout %s raised%s\n%s", rollout_id, where, log_traceback(error))
-        return termination
 
 
 def _timed_out(record: Record, blocked_at: str) -> Termination:
@@ -400,32 +369,3 @@ def _timed_out(record: Record, blocked_at: str) -> Termination:
         message += f", and before that: {' '.join(map(str, run.did))}"
     reason = FailureReason.GRADER_TIMEOUT if run.grading else FailureReason.AGENT_TIMEOUT
     return Termination.timed_out(boundary, message, reason)
-
-
-def notify_ended(agent: Runnable | None, record: Record) -> None:
-    """Call ended() of an agent. If it raises, log the exception."""
-    try:
-        if agent is not None:
-            agent.ended(record.rollout_id, record.attempt)
-    except BaseException as error:  # the agent's code may raise anything; nothing is awaited here
-        log.warning("ended() of agent loop %s raised\n%s", record.agent_loop, log_traceback(error))
-
-
-def own_copy(request: RolloutRequest, read: Callable[[int], None] = lambda size: None) -> AgentsRequest:
-    """Return a copy of a request. The agent may change the copy.
-
-    When the agent first reads the metadata, the copy parses it and calls `read` with its size in bytes.
-    """
-    metadata = unread_metadata(request)
-    own: Any = {}
-    if isinstance(metadata, jsontext.Unparsed):
-        own = metadata.for_reader(read)
-    elif metadata:
-        own = jsontext.copy(metadata, "metadata_json")
-    return copy_of(
-        request,
-        AgentsRequest,
-        messages=copy_messages(request.messages, "messages", any_role=True),
-        completion_params=jsontext.copy(request.completion_params, "sampling") if request.completion_params else {},
-        metadata=own,
-    )

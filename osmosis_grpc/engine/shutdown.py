@@ -46,7 +46,7 @@ class Shutdown:
     async def drained(self, limit: float, *, delivered: bool = True) -> bool:
         """Wait until all rollouts have ended, and with `delivered` are delivered.
 
-        Returns False if `limit` seconds pass before that.
+        Return False if `limit` seconds pass before that.
         """
         with anyio.move_on_after(limit):
             while self._unfinished() or (delivered and self._outbox.undelivered):

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from osmosis_grpc.agent.missing_names import with_import_hint
+from osmosis_grpc.agent.import_hints import with_import_hint
 from osmosis_grpc.agent.result_check import RunOutcome
 from osmosis_grpc.protocol.errors import Boundary
 from osmosis_grpc.protocol.types import AbandonReason, Failure, FailureReason, OutcomeStatus
@@ -19,7 +19,8 @@ class Termination:
     status: OutcomeStatus
     finish_reason: str = ""
     failure: Failure | None = None
-    outcome: RunOutcome | None = None
+    result: RunOutcome | None = None
+    """What the agent's run returned, or what an outcome without a run has instead. None if there is nothing."""
     deliver: bool = True
     """False for a superseded attempt, which sends no outcome."""
 
@@ -63,7 +64,7 @@ class Termination:
     def cancelled(cls, reason: str = "") -> "Termination":
         """Return CANCELLED, for a rollout that its trainer cancelled. The reason goes into the extra fields."""
         extra = {CANCEL_REASON: reason} if reason else None
-        return cls(OutcomeStatus.CANCELLED, "cancelled", outcome=RunOutcome(messages=None, extra_fields=extra))
+        return cls(OutcomeStatus.CANCELLED, "cancelled", result=RunOutcome(messages=None, extra_fields=extra))
 
     @classmethod
     def trainer_lost(cls, why: str) -> "Termination":
@@ -78,8 +79,8 @@ class Termination:
         return cls(OutcomeStatus.DEADLINE_EXCEEDED, "timeout", failure)
 
     @classmethod
-    def returned(cls, outcome: RunOutcome) -> "Termination":
-        """Return the termination for a run that returned: COMPLETED, or FAILED with the outcome's failure."""
-        if outcome.failure is not None:
-            return cls(OutcomeStatus.FAILED, outcome.finish_reason or "error", outcome.failure, outcome)
-        return cls(OutcomeStatus.COMPLETED, outcome.finish_reason or "stop", outcome=outcome)
+    def returned(cls, result: RunOutcome) -> "Termination":
+        """Return the termination for a run that returned: COMPLETED, or FAILED with the result's failure."""
+        if result.failure is not None:
+            return cls(OutcomeStatus.FAILED, result.finish_reason or "error", result.failure, result)
+        return cls(OutcomeStatus.COMPLETED, result.finish_reason or "stop", result=result)

@@ -42,7 +42,7 @@ class Destinations:
     async def wait(self, record: Record, seconds: float, key: object) -> bool:
         """Wait for `seconds`. The wait ends early if the rollout is re-pointed or the address `key` is available.
 
-        If `key` is None, no address ends the wait. Returns whether the address is available. If it is, the caller
+        If `key` is None, no address ends the wait. Return whether the address is available. If it is, the caller
         retries the delivery and calls tried().
         """
         destination = Destination() if key is None else self._destinations.setdefault(key, Destination())

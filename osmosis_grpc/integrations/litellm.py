@@ -21,6 +21,7 @@ from weakref import WeakKeyDictionary, proxy
 from osmosis_grpc.agent.context import RolloutContext, get_rollout_context
 from osmosis_grpc.agent.history_chats import POLICY, HistoryChats
 from osmosis_grpc.agent.message_keys import History
+from osmosis_grpc.agent.reply_formats import finish_reason_of, logprobs_of, usage_of
 from osmosis_grpc.agent.results import CompletionsResult
 from osmosis_grpc.policies.litellm import import_litellm
 from osmosis_grpc.protocol.errors import (
@@ -125,13 +126,13 @@ class PolicyCalls:
         )
 
     def _response(self, call: Mapping[str, Any], reply: CompletionsResult) -> Any:
-        choice = {"index": 0, "message": reply.message, "finish_reason": _finish_reason(reply)}
+        choice = {"index": 0, "message": reply.message, "finish_reason": finish_reason_of(reply)}
         return self._litellm.ModelResponse(
             id=f"chatcmpl-{uuid.uuid4().hex}",
             created=int(time.time()),
             model=call["model"],
-            choices=[choice | {"logprobs": _logprobs(call, reply)}],
-            usage=self._litellm.Usage(**_usage(reply)),
+            choices=[choice | {"logprobs": logprobs_of(reply) if call["optional_params"].get("logprobs") else None}],
+            usage=self._litellm.Usage(**usage_of(reply)),
         )
 
     def _chunks(self, call: Mapping[str, Any], reply: CompletionsResult) -> Iterator[Any]:
@@ -143,8 +144,8 @@ class PolicyCalls:
             "text": "",
             "tool_use": None,
             "is_finished": True,
-            "finish_reason": _finish_reason(reply),
-            "usage": _usage(reply),
+            "finish_reason": finish_reason_of(reply),
+            "usage": usage_of(reply),
             "index": 0,
         }
 
@@ -186,20 +187,3 @@ def _active(call: Mapping[str, Any]) -> RolloutContext:
 def _without_nulls(message: Mapping[str, Any]) -> dict[str, Any]:
     """Return a message without the keys that LiteLLM adds with null. The content stays."""
     return {name: value for name, value in message.items() if value is not None or name == "content"}
-
-
-def _finish_reason(reply: CompletionsResult) -> str:
-    return reply.finish_reason or ("tool_calls" if reply.has_tool_calls else "stop")
-
-
-def _usage(reply: CompletionsResult) -> dict[str, Any]:
-    return {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0} | dict(reply.usage)
-
-
-def _logprobs(call: Mapping[str, Any], reply: CompletionsResult) -> dict[str, Any] | None:
-    """Return the logprobs if the call asks for them and they are known. A token is named token_id:ID."""
-    if not (call["optional_params"].get("logprobs") and reply.token_ids and reply.logprobs):
-        return None
-    pairs = zip(reply.token_ids, reply.logprobs, strict=True)
-    empty: dict[str, Any] = {"bytes": None, "top_logprobs": []}
-    return {"content": [{"token": f"token_id:{token}", "logprob": value} | empty for token, value in pairs]}

@@ -20,7 +20,6 @@ MAX_PAGES = 100
 """At most this many pages of a server's list of tools are read."""
 
 Session = Any
-"""A ClientSession of the mcp package."""
 
 
 class Connection:
@@ -125,7 +124,6 @@ async def list_tools(session: Session) -> list[dict[str, Any]]:
 
 
 def _page(session: Session, cursor: str | None) -> dict[str, Any]:
-    """Return the options of list_tools for a page."""
     if cursor is None:
         return {}
     types: Any = importlib.import_module("mcp.types")

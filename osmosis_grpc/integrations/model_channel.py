@@ -1,8 +1,7 @@
 """The connection of a generator to a model server over gRPC."""
 
 from collections.abc import Awaitable, Mapping
-from types import TracebackType
-from typing import TypeVar
+from typing import Self, TypeVar
 from urllib.parse import quote
 
 from osmosis_grpc.network import grpc_variables  # noqa: F401 - before anything imports grpc
@@ -29,10 +28,8 @@ from osmosis_grpc.supervise import ForkGuard
 Reply = TypeVar("Reply")
 
 SESSION_KEY = "x-session-id"
-"""The metadata key of the session id, for proxies that choose a replica by a header."""
 NO_CREDENTIALS = Credentials()
 MOST_SAID = 500
-"""An error has at most this many characters of the server's text."""
 
 _TOO_LARGE = "message larger than max"
 """A part of gRPC's own error for a message above the limits of the channel."""
@@ -57,6 +54,20 @@ _ADVICE: Mapping[grpc.StatusCode, str] = {
 }
 
 
+class ModelClient:
+    """A client of a model server at HOST:PORT. `async with` closes its connection with the last user."""
+
+    def __init__(self, target: str, credentials: Credentials) -> None:
+        self._server = ModelChannel(target, credentials)
+
+    async def __aenter__(self) -> Self:
+        await self._server.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._server.__aexit__(*exc)
+
+
 class ModelChannel:
     """One connection to a model server at HOST:PORT. It opens with the first call, and closes with the last user.
 
@@ -79,9 +90,7 @@ class ModelChannel:
         self._users += 1
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         self._users -= 1
         opened = self._channel
         if not self._users and opened is not None:

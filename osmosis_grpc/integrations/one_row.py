@@ -22,17 +22,13 @@ class OneRow:
     response_logprobs: list[float]
     """0.0 where the mask is 0."""
     sample: str
-    """The name of the segment's sample."""
     reward: float
-    """The reward of the sample, or else of the rollout."""
     segments_left_out: int
-    """The number of other trainable segments of the rollout."""
     tokens_left_out: int
-    """The number of sampled tokens in these."""
 
 
 def one_row(outcome: RolloutOutcome, *, cut: Cut = "train", dropped: Dropped = "skip") -> OneRow:
-    """Returns the trainable segment with the most sampled tokens, the first one of equal ones, with its reward.
+    """Return the trainable segment with the most sampled tokens, the first one of equal ones, with its reward.
 
     The outcome may be an evaluation. See RolloutOutcome.trainable_samples() for `cut` and `dropped`; with `cut="mask"`,
     all tokens of a row that was cut have mask 0. Raises InvalidArgument with the reason if the outcome has no such

@@ -42,9 +42,7 @@ class Task:
     prompt: str
     """The text of the last message of the user; empty if there is none."""
     label: str | None
-    """The reference answer."""
     metadata: Mapping[str, Any]
-    """Any data from the trainer."""
     rollout_id: str
     attempt: int
     max_turns: int
@@ -158,13 +156,14 @@ class _Clients:
         except ModuleNotFoundError as error:
             raise MissingExtraError("@rollout_agent", "openai") from error
         try:
-            base_url: Any = importlib.import_module("osmosis_grpc.endpoints.app")
+            from osmosis_grpc.endpoints.app import base_url_app
+            from osmosis_grpc.endpoints.endpoints import Endpoints
         except ModuleNotFoundError as error:
             raise MissingExtraError("@rollout_agent", "server") from error
         self._http = _http_module(self._openai)
         self.api_error: type[Exception] = self._openai.APIError
-        self.endpoints = base_url.Endpoints(lambda: ADDRESS)
-        self._transport = self._http.ASGITransport(base_url.base_url_app(self.endpoints))
+        self.endpoints = Endpoints(lambda: ADDRESS)
+        self._transport = self._http.ASGITransport(base_url_app(self.endpoints))
 
     def made(self, endpoint: Any) -> Any:
         """Return an openai.AsyncOpenAI for a rollout."""
@@ -217,7 +216,6 @@ def _http_module(openai: Any) -> Any:
 
 
 def _text(message: Mapping[str, Any]) -> str:
-    """Return the text of a message, also of one whose content is a list of parts."""
     content = message.get("content")
     if isinstance(content, list):
         return "".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))

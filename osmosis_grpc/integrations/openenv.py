@@ -37,7 +37,7 @@ RequestOf = Callable[[Any], Mapping[str, Any]]
 
 
 def request_of(task: Any) -> Mapping[str, Any]:
-    """Returns the fields for a text, for messages, or for a mapping with `prompt` and, if it has one, `answer`."""
+    """Return the fields for a text, for messages, or for a mapping with `prompt` and, if it has one, `answer`."""
     if isinstance(task, Mapping):
         if "prompt" not in task:
             raise InvalidArgument("task", f"has no prompt; its keys are: {', '.join(map(str, task))}")
@@ -60,14 +60,14 @@ class OsmosisSession(ResourceSession):
         """The outcome; None until wait_for_completion() has returned."""
 
     def wait_for_completion(self, timeout_s: float | None = None) -> int:
-        """Runs the rollout and returns its exit code: 0, 124 after `timeout_s` seconds, or 1 for a failure."""
+        """Run the rollout and returns its exit code: 0, 124 after `timeout_s` seconds, or 1 for a failure."""
         if self.outcome is None:
             limit = self._request.agent_timeout if timeout_s is None else timeout_s
             (self.outcome,) = self._trainer.run([replace(self._request, agent_timeout=limit)])
         return EXIT_CODES.get(self.outcome.status, 1)
 
     def fetch_training_trace(self) -> TrainingTrace:
-        """Returns a turn for each chat, in the order of the samples.
+        """Return a turn for each chat, in the order of the samples.
 
         The mask is 1 for the sampled tokens of samples that can be trained on, except for replies that the agent
         dropped. The metadata of a turn has the sample's `cut`. The trace of a rollout that failed, or has no reward,
@@ -78,7 +78,7 @@ class OsmosisSession(ResourceSession):
         return TrainingTrace(turns=list(_turns(outcome)) if trainable else [])
 
     def verify(self, transcript: list[Message], final_state: Any | None = None) -> VerifyResult:
-        """Returns the reward of the outcome; None if the rollout failed or has no reward."""
+        """Return the reward of the outcome; None if the rollout failed or has no reward."""
         outcome = self._ended()
         completed = outcome.status is OutcomeStatus.COMPLETED
         return VerifyResult(
@@ -94,19 +94,19 @@ class OsmosisSession(ResourceSession):
         )
 
     def initial_messages(self) -> list[Message]:
-        """Returns the messages of the request."""
+        """Return the messages of the request."""
         return list(self._request.messages)
 
     def list_tools(self) -> list[Any]:
-        """Returns no tools: those of the agent run on the agent server."""
+        """Return no tools: those of the agent run on the agent server."""
         return []
 
     def call_tool(self, name: str, arguments: dict[str, Any]) -> Any:
-        """Raises KeyError: see list_tools()."""
+        """Raise KeyError: see list_tools()."""
         raise KeyError(f"the session has no tool {name}; the tools of the agent run on the agent server")
 
     def close(self) -> None:
-        """Does nothing: a rollout that ended holds no resources here."""
+        """Do nothing: a rollout that ended holds no resources here."""
 
     def _ended(self) -> RolloutOutcome:
         if self.outcome is None:
@@ -131,7 +131,7 @@ class OsmosisSessionFactory(ResourceSessionFactory):
         self._opening = threading.Lock()
 
     def create(self, task: Any, seed: int | None = None, episode_id: str | None = None) -> OsmosisSession:
-        """Returns a session. Each one is a rollout with a new id, so an episode id may be used again.
+        """Return a session. Each one is a rollout with a new id, so an episode id may be used again.
 
         Raises Unavailable if no agent server can be reached, and InvalidArgument for a task without a prompt.
         """
@@ -141,7 +141,7 @@ class OsmosisSessionFactory(ResourceSessionFactory):
         return OsmosisSession(self._opened(), RolloutRequest(**fields))
 
     def close(self) -> None:
-        """Ends the connections to the servers. Idempotent."""
+        """End the connections to the servers. Idempotent."""
         with self._opening:
             trainer, self._trainer = self._trainer, None
         if trainer is not None:

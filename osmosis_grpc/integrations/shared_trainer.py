@@ -21,7 +21,7 @@ class SharedTrainer:
         self._trainer = make(self._answer)
 
     async def start(self) -> None:
-        """Starts the trainer, and waits for an agent server. Raises Unavailable if none can be reached."""
+        """Start the trainer, and waits for an agent server. Raises Unavailable if none can be reached."""
         await self._trainer.__aenter__()
         try:
             await self._trainer.wait_for_server()
@@ -30,11 +30,11 @@ class SharedTrainer:
             raise
 
     async def close(self) -> None:
-        """Closes the trainer."""
+        """Close the trainer."""
         await self._trainer.__aexit__(None, None, None)
 
     async def outcome(self, request: RolloutRequest, policy: Policy, *, retries: int) -> RolloutOutcome:
-        """Runs a rollout, again if it fails, up to `retries` times. Returns its outcome."""
+        """Run a rollout, again if it fails, up to `retries` times. Returns its outcome."""
         self._policies[request.rollout_id] = policy
         try:
             async for outcome in self._trainer.run([request], retries=retries):
@@ -60,7 +60,7 @@ class SharedTrainers:
     )
 
     async def get(self, key: Any, make: Callable[[Policy], Trainer]) -> SharedTrainer:
-        """Returns the trainer of a key.
+        """Return the trainer of a key.
 
         The first call starts it, and further calls wait for that. Raises Unavailable in all of them if no agent server
         can be reached; the next call then tries again.
@@ -82,6 +82,6 @@ class SharedTrainers:
         return shared
 
     async def close(self) -> None:
-        """Closes the trainers of the running event loop."""
+        """Close the trainers of the running event loop."""
         for started in self._started.pop(asyncio.get_running_loop(), {}).values():
             await (await started).close()

@@ -10,7 +10,6 @@ import hashlib
 import io
 import zipfile
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from osmosis_grpc.network import grpc_variables  # noqa: F401 - before anything imports grpc
@@ -18,7 +17,7 @@ from osmosis_grpc.network import grpc_variables  # noqa: F401 - before anything 
 # isort: split
 import grpc
 
-from osmosis_grpc.integrations.model_channel import NO_CREDENTIALS, ModelChannel
+from osmosis_grpc.integrations.model_channel import NO_CREDENTIALS, ModelClient
 from osmosis_grpc.network.credentials import Credentials
 from osmosis_grpc.policies.generation import Generated, GenerateRequest
 from osmosis_grpc.policies.weight_names import WeightNames
@@ -35,7 +34,7 @@ LARGEST_TOKENIZER = 256 * 1024 * 1024
 """The most bytes of a tokenizer, packed and unpacked."""
 
 
-class SmgGenerator:
+class SmgGenerator(ModelClient):
     """A TokenGenerator for an engine at HOST:PORT. `async with` closes its connection, as TokenPolicy does.
 
     `engine` is "vllm", "sglang", or "auto", with which the first call finds out. SGLang reports the name of its
@@ -46,24 +45,16 @@ class SmgGenerator:
 
     def __init__(self, target: str, *, engine: str = AUTO, credentials: Credentials = NO_CREDENTIALS) -> None:
         try:
-            from osmosis_grpc.integrations.smg_engines import ENGINES
+            from osmosis_grpc.integrations import smg_engines
         except ImportError:
             raise MissingExtraError("SmgGenerator", "smg") from None
-        if engine not in (AUTO, *ENGINES):
-            raise ValueError(f"engine: {engine!r} is not one of {AUTO}, {', '.join(ENGINES)}")
-        self._server = ModelChannel(target, credentials)
-        self._engines = ENGINES
-        self._engine = ENGINES.get(engine)
+        engines = smg_engines.ENGINES
+        if engine not in (AUTO, *engines):
+            raise ValueError(f"engine: {engine!r} is not one of {AUTO}, {', '.join(engines)}")
+        super().__init__(target, credentials)
+        self._messages = smg_engines
+        self._engine = engines.get(engine)
         self._weights = WeightNames(target)
-
-    async def __aenter__(self) -> "SmgGenerator":
-        await self._server.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._server.__aexit__(kind, error, trace)
 
     async def generate(self, request: GenerateRequest, /) -> Generated:
         """See TokenGenerator.
@@ -83,14 +74,14 @@ class SmgGenerator:
             reply = await self._server.answer(_complete(stream))
         except Internal as error:
             raise engine.refusal(request, error) from None
-        return engine.from_message(request, reply, version)
+        return self._messages.from_message(request, reply, version)
 
     async def abort(self, request_id: str, /) -> None:
         """Stop the sampling of a call. Raises CallError if the engine cannot be reached."""
         engine = self._engine
         if engine is not None:  # else no call was sent
             sent = self._stub(engine).Abort(
-                engine.abort_message(request_id), timeout=SHORT, metadata=self._server.metadata()
+                engine.abort_request(request_id), timeout=SHORT, metadata=self._server.metadata()
             )
             await self._server.answer(sent)
 
@@ -105,7 +96,7 @@ class SmgGenerator:
         """
         engine = await self._known_engine()
         stream = self._stub(engine).GetTokenizer(
-            engine.tokenizer_message(), timeout=TOKENIZER_SECONDS, metadata=self._server.metadata()
+            self._messages.tokenizer_request(), timeout=TOKENIZER_SECONDS, metadata=self._server.metadata()
         )
         data = await self._server.answer(_joined(stream))
         _unpack(data, Path(folder))
@@ -113,10 +104,10 @@ class SmgGenerator:
 
     async def _known_engine(self) -> "Engine":
         """Return the engine. Raises Internal if the server is neither."""
-        for engine in () if self._engine is not None else self._engines.values():
+        for engine in () if self._engine is not None else self._messages.ENGINES.values():
             try:
                 await self._stub(engine).GetModelInfo(
-                    engine.model_info_message(), timeout=SHORT, metadata=self._server.metadata()
+                    engine.model_info_request(), timeout=SHORT, metadata=self._server.metadata()
                 )
             except grpc.aio.AioRpcError as error:
                 if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
@@ -129,7 +120,7 @@ class SmgGenerator:
         return self._engine
 
     async def _model_info(self, engine: "Engine") -> Any:
-        message = engine.model_info_message()
+        message = engine.model_info_request()
         sent = self._stub(engine).GetModelInfo(message, timeout=SHORT, metadata=self._server.metadata())
         return await self._server.answer(sent)
 

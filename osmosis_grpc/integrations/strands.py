@@ -76,25 +76,13 @@ class OsmosisRolloutModel(LiteLLMModel):
         """Return the model of a sample. Its calls are chats of the sample."""
         return SampleModel(sample_id, rollout_ctx, self.config)
 
-    def update_config(self, **model_config: Any) -> NoReturn:
-        """Raise NotImplementedError."""
-        raise NotImplementedError(_placeholder("update_config"))
+    def _unusable(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise NotImplementedError("OsmosisRolloutModel is a placeholder: use the model that for_sample() returns")
 
-    def get_config(self) -> NoReturn:
-        """Raise NotImplementedError."""
-        raise NotImplementedError(_placeholder("get_config"))
-
-    def structured_output(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise NotImplementedError."""
-        raise NotImplementedError(_placeholder("structured_output"))
-
-    def stream(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise NotImplementedError."""
-        raise NotImplementedError(_placeholder("stream"))
-
-
-def _placeholder(method: str) -> str:
-    return f"OsmosisRolloutModel is a placeholder: {method}() exists on the model that for_sample() returns"
+    update_config: Any = _unusable
+    get_config: Any = _unusable
+    structured_output: Any = _unusable
+    stream: Any = _unusable
 
 
 class SampleModel(LiteLLMModel):

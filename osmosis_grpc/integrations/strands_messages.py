@@ -186,7 +186,6 @@ def _block(part: Any, path: str) -> dict[str, Any]:
 
 
 def _text(content: Any) -> str:
-    """Return the text of a reply, whose content can be a list of parts."""
     if isinstance(content, list):
         return "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
     return content if isinstance(content, str) else ""

@@ -109,13 +109,13 @@ class TrlRollouts:
         self.close()
 
     def close(self) -> None:
-        """Ends the connections to the servers. Idempotent."""
+        """End the connections to the servers. Idempotent."""
         trainer, self._trainer = self._trainer, None
         if trainer is not None:
             trainer.close()
 
     def __call__(self, prompts: list[Prompt], trainer: "GRPOTrainer") -> dict[str, list[Any]]:
-        """Runs one rollout for each prompt and returns TRL's columns, with one row for each prompt.
+        """Run one rollout for each prompt and returns TRL's columns, with one row for each prompt.
 
         Besides `prompt_ids`, `completion_ids`, `logprobs` and `env_mask`, the columns are `rollout_reward` (None for a
         row without a reward), `rollout_id`, `rollout_status`, `rollout_reward_components`, `rollout_messages`,
@@ -156,7 +156,6 @@ class TrlRollouts:
         return requests
 
     def _of_row(self, prompt: Prompt, trainer: Any, evaluation: bool) -> dict[str, Any]:
-        """Returns the label and the metadata of a prompt's row."""
         if not self._columns:
             return {}
         if evaluation not in self._values:
@@ -172,7 +171,7 @@ class TrlRollouts:
         }
 
     def _run(self, requests: list[RolloutRequest], trainer: Any) -> tuple[RolloutOutcome, ...]:
-        """Returns the outcomes in the order of the requests."""
+        """Return the outcomes in the order of the requests."""
         if self._trainer is None:
             policy = model_policy(trainer) if self._policy is None else self._policy
             self._trainer = SyncTrainer(self._servers, policy, **self._options).open()
@@ -235,7 +234,7 @@ class TrlRollouts:
 
 
 def outcome_reward(rollout_reward: list[float | None], **columns: Any) -> list[float | None]:
-    """Returns the rewards of the outcomes, as a reward function of TRL. A failed rollout has None.
+    """Return the rewards of the outcomes, as a reward function of TRL. A failed rollout has None.
 
     Logs the metrics `rollouts/failed`, `rollouts/segments_left_out` and `rollouts/tokens_left_out`.
     """
@@ -248,7 +247,7 @@ def outcome_reward(rollout_reward: list[float | None], **columns: Any) -> list[f
 
 
 def _untrained(processing_class: Any) -> OneRow:
-    """Returns a row on which nothing is trained. TRL needs at least one token."""
+    """Return a row on which nothing is trained. TRL needs at least one token."""
     tokenizer = getattr(processing_class, "tokenizer", processing_class)
     return OneRow(
         prompt_ids=[tokenizer.eos_token_id],
@@ -263,14 +262,14 @@ def _untrained(processing_class: Any) -> OneRow:
 
 
 def _shared(name: str) -> str:
-    """Returns the name that the first of all processes has. A group may have members in several processes."""
+    """Return the name that the first of all processes has. A group may have members in several processes."""
     names = [name]
     import_module("accelerate.utils").broadcast_object_list(names)
     return names[0]
 
 
 def _messages(prompt: Prompt) -> list[dict[str, Any]]:
-    """Returns a prompt as messages, without the keys that a dataset adds with None."""
+    """Return a prompt as messages, without the keys that a dataset adds with None."""
     if isinstance(prompt, str):
         return [{"role": "user", "content": prompt}]
     return [{key: value for key, value in each.items() if value is not None or key == "content"} for each in prompt]
@@ -281,7 +280,7 @@ def _digest(prompt: Prompt) -> bytes:
 
 
 def _values_by_prompt(name: str, dataset: Any, columns: Sequence[str]) -> dict[bytes, dict[str, Any]]:
-    """Returns the values of some columns by the digest of the prompt. Raises InvalidArgument naming the dataset."""
+    """Return the values of some columns by the digest of the prompt. Raises InvalidArgument naming the dataset."""
     found: dict[bytes, dict[str, Any]] = {}
     datasets: Iterable[Any] = dataset.values() if isinstance(dataset, Mapping) else [dataset]
     for each in datasets:

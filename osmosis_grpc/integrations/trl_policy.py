@@ -18,7 +18,7 @@ _NEUTRAL = {"top_k": 0, "min_p": None, "repetition_penalty": 1.0}
 
 
 def sampling_params(trainer: "GRPOTrainer") -> dict[str, Any]:
-    """Returns the sampling parameters of a GRPOConfig, under the names of OpenAI and vLLM.
+    """Return the sampling parameters of a GRPOConfig, under the names of OpenAI and vLLM.
 
     A reply may have as many tokens as a completion.
     """
@@ -29,7 +29,7 @@ def sampling_params(trainer: "GRPOTrainer") -> dict[str, Any]:
 
 
 def model_policy(trainer: "GRPOTrainer") -> TokenPolicy:
-    """Returns a policy that samples from the model of the trainer. Raises FailedPrecondition if the model is split."""
+    """Return a policy that samples from the model of the trainer. Raises FailedPrecondition if the model is split."""
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled or trainer.use_vllm:
         raise FailedPrecondition(
             "the model of the trainer is not whole in this process (FSDP, DeepSpeed or use_vllm); "
@@ -43,7 +43,7 @@ def model_policy(trainer: "GRPOTrainer") -> TokenPolicy:
 
 @contextmanager
 def sampling_mode(trainer: "GRPOTrainer") -> Iterator[None]:
-    """Puts the model into evaluation mode: without dropout, and without gradient checkpointing, which has no cache."""
+    """Put the model into evaluation mode: without dropout, and without gradient checkpointing, which has no cache."""
     model = trainer.model
     training = model.training
     model.eval()

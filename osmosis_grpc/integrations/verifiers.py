@@ -56,14 +56,14 @@ class OsmosisHarnessConfig(HarnessConfig):
 
 
 class OsmosisHarness(Harness[OsmosisHarnessConfig]):
-    """Runs one rollout for each launch. make_trainer() may be overridden, for example for credentials."""
+    """Run one rollout for each launch. make_trainer() may be overridden, for example for credentials."""
 
     APPENDS_SYSTEM_PROMPT = True
     EXECUTES_CODE = False
     NEEDS_CONTAINER = False
 
     def make_trainer(self, policy: Policy) -> Trainer:
-        """Returns the Trainer of this process, not yet entered."""
+        """Return the Trainer of this process, not yet entered."""
         return Trainer(self.config.servers, policy)
 
     async def launch(
@@ -76,7 +76,7 @@ class OsmosisHarness(Harness[OsmosisHarnessConfig]):
         mcp_urls: dict[str, str],
         data: TaskData,
     ) -> ProgramResult:
-        """Runs a rollout and records its reward. A rollout that did not complete has an exit code and no reward."""
+        """Run a rollout and records its reward. A rollout that did not complete has an exit code and no reward."""
         try:
             trainer = await _TRAINERS.get(tuple(self.config.servers), self.make_trainer)
             async with OpenAIPolicy(endpoint, ctx.model, api_key=secret, token_ids=False, logprobs=False) as policy:
@@ -116,11 +116,10 @@ class RecordedPolicy:
         self._policy = policy
         self._trace = trace
         self._nodes: dict[tuple[str, int], int] = {}
-        """The node of each reply, by sample and chat."""
         self._judged: set[tuple[str, int]] = set()
 
     async def __call__(self, request: ChatRequest, /) -> ChatResponse:
-        """Answers a chat."""
+        """Answer a chat."""
         calls = self._trace.calls
         before = len(calls)
         reply = await self._policy(request)
@@ -144,7 +143,7 @@ class RecordedPolicy:
         )
 
     def mask(self, outcome: RolloutOutcome) -> None:
-        """Masks the replies of judges and of samples with `train=False`, and the dropped replies."""
+        """Mask the replies of judges and of samples with `train=False`, and the dropped replies."""
         left, kept = set[int](), set[int]()
         for (name, number), node in self._nodes.items():
             sample = outcome.samples.get(name)
@@ -156,7 +155,7 @@ class RecordedPolicy:
 
 
 async def close_trainers() -> None:
-    """Closes the trainers of the running event loop. A process that ends needs no such call."""
+    """Close the trainers of the running event loop. A process that ends needs no such call."""
     await _TRAINERS.close()
 
 
@@ -168,13 +167,12 @@ def _record_reward(trace: Trace, outcome: RolloutOutcome) -> None:
 
 
 def _is_reply(recorded: Any, message: Message) -> bool:
-    """Returns whether a recorded message is the message of a reply."""
     written = message_to_wire(recorded)
     return all((written.get(key) or None) == (message.get(key) or None) for key in ("content", "tool_calls"))
 
 
 def _tokens(trace: Trace, number: int) -> tuple[list[int], list[int], Sequence[float]] | None:
-    """Returns the prompt, the sampled tokens and their logprobs of a turn; None if verifiers recorded no tokens.
+    """Return the prompt, the sampled tokens and their logprobs of a turn; None if verifiers recorded no tokens.
 
     A node has the tokens that it adds to those of its parents. The sampled ones are at the end of the last node.
     """

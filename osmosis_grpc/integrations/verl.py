@@ -63,7 +63,7 @@ class ServerManagerGenerator:
         self._server_manager = server_manager
 
     async def generate(self, request: GenerateRequest, /) -> Generated:
-        """Returns the sampled tokens. Raises InvalidArgument for a prompt with images."""
+        """Return the sampled tokens. Raises InvalidArgument for a prompt with images."""
         if request.media:
             raise InvalidArgument("messages", "have an image; the adapter for verl sends text only")
         given = {name: value for name in _SAMPLING if (value := getattr(request.sampling, name)) not in (None, (), "")}
@@ -84,7 +84,7 @@ class ServerManagerGenerator:
         )
 
     async def abort(self, request_id: str, /) -> None:
-        """Does nothing: verl has no call that stops one request."""
+        """Do nothing: verl has no call that stops one request."""
 
 
 _SAMPLING = (
@@ -100,7 +100,6 @@ _SAMPLING = (
     "frequency_penalty",
     "repetition_penalty",
 )
-"""The sampling parameters that go to verl, under vLLM's names."""
 
 
 _TRAINERS = SharedTrainers()
@@ -109,7 +108,7 @@ _POLICIES: "WeakKeyDictionary[asyncio.AbstractEventLoop, TokenPolicy]" = WeakKey
 
 
 class OsmosisAgentLoop(AgentLoopBase):
-    """Runs one rollout for each trajectory.
+    """Run one rollout for each trajectory.
 
     `servers` are the agent servers, each HOST:PORT. `label` names the column of the dataset that becomes the label of
     a request, and `metadata` the columns that become its metadata; a dot leads into a column. `fields` are fields of
@@ -150,16 +149,16 @@ class OsmosisAgentLoop(AgentLoopBase):
         )
 
     def make_trainer(self, policy: Policy) -> Trainer:
-        """Returns the Trainer of this process, not yet entered."""
+        """Return the Trainer of this process, not yet entered."""
         return Trainer(self._servers, policy)
 
     def make_renderer(self) -> ChatRenderer:
-        """Returns the renderer of prompts, with the chat template of verl's tokenizer."""
+        """Return the renderer of prompts, with the chat template of verl's tokenizer."""
         params = to_json(self.apply_chat_template_kwargs, "apply_chat_template_kwargs")
         return ChatRenderer(self.tokenizer, template_params=params)
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
-        """Runs a rollout for a row of the dataset and returns its AgentLoopOutput.
+        """Run a rollout for a row of the dataset and returns its AgentLoopOutput.
 
         In V1 of verl, returns one AgentLoopOutput for each segment. V0 takes one: the segment with the most sampled
         tokens. The others are counted in `left_out`, and the first time is logged.
@@ -199,7 +198,7 @@ class OsmosisAgentLoop(AgentLoopBase):
         return RolloutRequest(**{**made, **self._fields})
 
     async def _policy(self, params: Mapping[str, Any], request: ChatRequest) -> ChatResponse:
-        """Answers a chat. `params` are used where the agent sets none."""
+        """Answer a chat. `params` are used where the agent sets none."""
         loop = asyncio.get_running_loop()
         if loop not in _POLICIES:
             rollout = self.rollout_config
@@ -213,13 +212,13 @@ class OsmosisAgentLoop(AgentLoopBase):
 
 
 async def close_trainers() -> None:
-    """Closes the trainers of the running event loop. verl ends its processes without it."""
+    """Close the trainers of the running event loop. verl ends its processes without it."""
     _POLICIES.pop(asyncio.get_running_loop(), None)
     await _TRAINERS.close()
 
 
 def _of_v1(made: list[dict[str, Any]], rollout_id: str, row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Returns the rows for V1, which needs whole numbers as steps. Raises InvalidArgument for different rewards."""
+    """Return the rows for V1, which needs whole numbers as steps. Raises InvalidArgument for different rewards."""
     if len({each["reward_score"] for each in made}) > 1:
         raise InvalidArgument(
             "reward",
@@ -233,7 +232,7 @@ def _of_v1(made: list[dict[str, Any]], rollout_id: str, row: Mapping[str, Any]) 
 
 
 def _the_longest(made: list[dict[str, Any]], rollout_id: str) -> dict[str, Any]:
-    """Returns the row with the most sampled tokens. Counts the others, and logs the first time."""
+    """Return the row with the most sampled tokens. Counts the others, and logs the first time."""
     chosen = max(made, key=lambda each: sum(each["response_mask"]))
     if len(made) > 1:
         tokens = sum(sum(each["response_mask"]) for each in made if each is not chosen)
@@ -251,7 +250,7 @@ def _the_longest(made: list[dict[str, Any]], rollout_id: str) -> dict[str, Any]:
 
 
 def _column(row: Mapping[str, Any], path: str) -> Any:
-    """Returns the value of a column; None if the row lacks it. The path has a dot where it leads into a column."""
+    """Return the value of a column; None if the row lacks it. The path has a dot where it leads into a column."""
     value: Any = row
     for name in path.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None

@@ -37,7 +37,7 @@ class Tokens:
             self._rows.append((digest, f"token:{name or digest.hex()[:16]}"))
             secrets.append(secret)
         self.callbacks = CallbackKeys(secrets)
-        """Makes credentials for callbacks from these tokens."""
+        """Make credentials for callbacks from these tokens."""
 
     def __bool__(self) -> bool:
         return bool(self._rows)
@@ -46,7 +46,7 @@ class Tokens:
         return f"Tokens({len(self._rows)})"
 
     def owner(self, header: str) -> str | None:
-        """Returns the owner of the token in an Authorization header; None for a token that is not accepted."""
+        """Return the owner of the token in an Authorization header; None for a token that is not accepted."""
         digest, found = _digest(bearer(header)), None
         for known, owner in self._rows:  # every digest is compared, so that the time does not depend on the token
             if hmac.compare_digest(digest, known):
@@ -55,12 +55,12 @@ class Tokens:
 
 
 def bearer(header: str) -> str:
-    """Returns the token of an Authorization header. The header is `Bearer TOKEN` or TOKEN."""
+    """Return the token of an Authorization header. The header is `Bearer TOKEN` or TOKEN."""
     return (header[7:] if header[:7].lower() == "bearer " else header).strip()
 
 
 def check_token(text: str) -> str:
-    """Returns the token. Raises ValueError if it cannot be sent in a header. The error does not contain the token."""
+    """Return the token. Raises ValueError if it cannot be sent in a header. The error does not contain the token."""
     if not text or not text.isascii() or not text.isprintable() or text != text.strip():
         raise ValueError("a token is printable ASCII without blanks around it, and not empty")
     return text

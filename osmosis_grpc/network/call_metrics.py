@@ -16,10 +16,10 @@ class CallSink(Protocol):
     """Counts calls. A status is the name of a gRPC code. Sizes are in bytes."""
 
     def started(self, method: str) -> None:
-        """Counts a call that began."""
+        """Count a call that began."""
 
     def ended(self, method: str, status: str, seconds: float, sent: int, received: int) -> None:
-        """Counts a call that ended."""
+        """Count a call that ended."""
 
 
 class Call:
@@ -36,7 +36,7 @@ class Call:
             sink.started(method)
 
     def end(self, status: str) -> None:
-        """Counts the end of the call, once."""
+        """Count the end of the call, once."""
         sink, self._sink = self._sink, None
         if sink is not None:
             sink.ended(self._method, status, time.monotonic() - self._began, self.sent, self.received)
@@ -56,7 +56,7 @@ class Asking(Call):
         return self._answer().__await__()
 
     def cancel(self) -> None:
-        """Cancels the call: awaiting it raises CancelledError."""
+        """Cancel the call: awaiting it raises CancelledError."""
         self._call.cancel()
 
     async def _answer(self) -> bytes:

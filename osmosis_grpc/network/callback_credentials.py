@@ -26,7 +26,7 @@ class CallbackKeys:
         self._signatures = [_sign(_bytes(f"callback {text}"), _MADE) for text in secrets]
 
     def make(self, rollout_id: str = "") -> str:
-        """Returns a credential made from the first secret: for all rollouts, or for `rollout_id`.
+        """Return a credential made from the first secret: for all rollouts, or for `rollout_id`.
 
         Raises ValueError without a secret.
         """
@@ -36,7 +36,7 @@ class CallbackKeys:
         return narrowed(made, rollout_id) if rollout_id else made
 
     def made(self, credential: str) -> bool:
-        """Returns whether one of these secrets made a credential."""
+        """Return whether one of these secrets made a credential."""
         mark, shown = _parts(credential)
         good = [
             hmac.compare_digest(_bytes(_sign(_bytes(whole), mark) if mark else whole), _bytes(shown))
@@ -46,7 +46,7 @@ class CallbackKeys:
 
 
 def narrowed(credential: str, rollout_id: str) -> str:
-    """Returns the credential for one rollout, derived from the credential for all rollouts.
+    """Return the credential for one rollout, derived from the credential for all rollouts.
 
     Returns any other text unchanged.
     """
@@ -58,13 +58,13 @@ def narrowed(credential: str, rollout_id: str) -> str:
 
 
 def is_for(credential: str, rollout_id: str) -> bool:
-    """Returns whether a valid credential is for this rollout or for all rollouts."""
+    """Return whether a valid credential is for this rollout or for all rollouts."""
     mark, _ = _parts(credential)
     return not mark or hmac.compare_digest(_bytes(mark), _bytes(_mark(rollout_id)))
 
 
 def _parts(credential: str) -> tuple[str, str]:
-    """Returns ROLLOUT and SIGNATURE of a credential. Both are empty if the text has another form."""
+    """Return ROLLOUT and SIGNATURE of a credential. Both are empty if the text has another form."""
     parts = credential.split(".")
     return (parts[1], parts[2]) if len(parts) == 3 and parts[0] == _MADE else ("", "")
 

@@ -63,7 +63,7 @@ CLIENT_DEFAULTS: dict[str, int | str] = _BOTH | {
 
 
 def server_options(connections: int = MOST, max_age: float | None = None) -> Options:
-    """Returns the options of a server. gRPC closes further connections at once, before it reads from them.
+    """Return the options of a server. gRPC closes further connections at once, before it reads from them.
 
     A connection that is older than `max_age` seconds gets GOAWAY, and ends MAX_AGE_GRACE seconds later. gRPC shortens
     or lengthens each age by a tenth at random.
@@ -76,7 +76,7 @@ def server_options(connections: int = MOST, max_age: float | None = None) -> Opt
 
 
 def client_options(**more: int | str) -> Options:
-    """Returns the options of a client's channel. The channel retries idempotent calls as service_config.json says.
+    """Return the options of a client's channel. The channel retries idempotent calls as service_config.json says.
 
     `more` has further options. A double underscore in a name stands for a dot.
     """
@@ -85,7 +85,7 @@ def client_options(**more: int | str) -> Options:
 
 
 def callback_options(authority: str, min_ping_interval: float | None) -> Options:
-    """Returns the options of a channel to a trainer. The channel does not retry calls, because the engine does.
+    """Return the options of a channel to a trainer. The channel does not retry calls, because the engine does.
 
     `min_ping_interval` is the shortest interval, in seconds, between two pings that the trainer accepts; None if it is
     unknown. The channel pings once in PING_INTERVAL at most, and never more often than the trainer accepts.
@@ -101,5 +101,5 @@ def callback_options(authority: str, min_ping_interval: float | None) -> Options
 
 
 def service_config() -> str:
-    """Returns the retry policy as JSON text."""
+    """Return the retry policy as JSON text."""
     return resources.files("osmosis_grpc.network").joinpath("service_config.json").read_text()

@@ -27,7 +27,7 @@ async def call(method: Any, request: Any, *, timeout: float | None, metadata: Me
 
 
 def error_of(error: grpc.aio.AioRpcError, *, hide: str = "") -> CallError:
-    """Returns the exception of a failed call. Its text does not contain the secret `hide`."""
+    """Return the exception of a failed call. Its text does not contain the secret `hide`."""
     code = error.code().value[0]
     if hide and hide in str(error.details()) + repr(
         error.trailing_metadata()

@@ -15,6 +15,7 @@ from osmosis_grpc.protocol.errors import (
     Aborted,
     CallError,
     FailedPrecondition,
+    Hint,
     PermissionDenied,
     TlsMismatch,
     Unauthenticated,
@@ -25,30 +26,22 @@ from osmosis_grpc.protocol.errors import (
 PROBE_LIMIT = 2.0
 """A TLS handshake of this module ends after this many seconds."""
 _NOT_CONNECTED = "failed to connect to all addresses"
-REFUSES = "refuses connections; start it, or name another"
-"""What a message says of a server if nothing listens at its address."""
 _WHERE = "name the gRPC address that `osmosis-grpc serve` prints"
 _HTTP_ANSWER = "http2 header with status"
 """A part of gRPC's error for an HTTP answer. Perhaps a proxy sent it while the server behind it restarts."""
 
-_TLS: tuple[tuple[str, str], ...] = (
-    (
-        "WRONG_VERSION_NUMBER",
-        "it speaks plain text and not TLS: leave out `tls`, or start it with --tls-cert and --tls-key",
-    ),
-    (
-        "CERTIFICATE_VERIFY_FAILED",
-        "its certificate is not signed by the CA that is trusted here: name its CA with ClientTls(ca=...)",
-    ),
-    ("Hostname Verification", "its certificate is for another name: name that with ClientTls(server_name=...)"),
+_TLS: tuple[tuple[str, str, Hint | None], ...] = (
+    ("WRONG_VERSION_NUMBER", "it speaks plain text and not TLS", Hint.LEAVE_OUT_TLS),
+    ("CERTIFICATE_VERIFY_FAILED", "its certificate is not signed by the CA that is trusted here", Hint.NAME_CA),
+    ("Hostname Verification", "its certificate is for another name: name that with ClientTls(server_name=...)", None),
 )
-"""Parts of gRPC's errors about a TLS handshake, and the meaning of each."""
+"""Parts of gRPC's errors about a TLS handshake, the meaning of each, and what to do."""
 _HTTP_1 = ("http1.x server", "Expected SETTINGS frame as the first frame")
 """Parts of gRPC's errors about a server that answers in HTTP/1."""
 
 
 def is_permanent(error: CallError | None) -> bool:
-    """Returns whether an error is permanent. Then the same call to the same server would fail again."""
+    """Return whether an error is permanent. Then the same call to the same server would fail again."""
     if isinstance(error, FailedPrecondition):
         return error.kind == "PROTOCOL"
     if isinstance(error, Aborted):
@@ -59,48 +52,45 @@ def is_permanent(error: CallError | None) -> bool:
 
 
 def is_replaced(error: CallError | None) -> bool:
-    """Returns whether another stream with the same attachment id has replaced this one, whose owner then stays away."""
+    """Return whether another stream with the same attachment id has replaced this one, whose owner then stays away."""
     return isinstance(error, Aborted) and error.reason == "ATTACHMENT_REPLACED"
 
 
 async def explained(target: str, credentials: Credentials, error: CallError) -> CallError:
-    """Returns an error that explains a failed call, with the server's address and advice.
+    """Return an error that explains a failed call, with the server's address and advice.
 
     Returns `error` itself if the cause is not known.
     """
     advice = _ADVICE.get(type(error))
     if advice is not None and is_permanent(error):
-        text = f"server {target} refuses this caller: {error}; {advice(credentials)}"
+        advised = advice(credentials)
+        hint = advised if isinstance(advised, Hint) else None
+        text = f"server {target} refuses this caller: {error}" + ("" if hint else f"; {advised}")
         if isinstance(error, FailedPrecondition):
             return FailedPrecondition(text, kind=error.kind, subject=error.subject)
-        return type(error)(text)
+        return type(error)(text, hint=hint)
     if not isinstance(error, Unavailable) or _NOT_CONNECTED not in str(error):
         return error
     text = str(error)
     if any(words in text for words in _HTTP_1):
         return Unimplemented(f"server {target} answers in HTTP/1 and not in gRPC: {_WHERE}")
     if credentials.tls is not None:
-        for words, meaning in _TLS:
+        for words, meaning, tls_hint in _TLS:
             if words in text:
-                return TlsMismatch(f"no TLS connection to server {target}: {meaning}")
+                return TlsMismatch(f"no TLS connection to server {target}: {meaning}", hint=tls_hint)
     shown = await _handshake(target)
     if credentials.tls is None and shown:
-        return TlsMismatch(
-            f"no connection to server {target}: it speaks TLS and this side does not: pass tls=ClientTls(ca=...)"
-        )
+        return TlsMismatch(f"no connection to server {target}: it speaks TLS and this side does not", hint=Hint.USE_TLS)
     # Other causes are possible: the server is stopping, or a proxy closed the connection.
     if credentials.tls is not None and credentials.tls.cert is None and shown == "closed":
-        return Unavailable(
-            f"{text}, after the TLS handshake; if it asks for a client certificate, pass "
-            "tls=ClientTls(cert=..., key=...)"
-        )
-    return Unavailable(f"server {target} {REFUSES}") if "Connection refused" in text else error
+        return Unavailable(f"{text}, after the TLS handshake", hint=Hint.SHOW_CERTIFICATE)
+    if "Connection refused" in text:
+        return Unavailable(f"server {target} refuses connections", hint=Hint.START_SERVER)
+    return error
 
 
-def _credential_advice(credentials: Credentials) -> str:
-    return (
-        "check the `token`, or the certificate" if credentials.token or credentials.tls else "pass its token as `token`"
-    )
+def _credential_advice(credentials: Credentials) -> Hint:
+    return Hint.CHECK_CREDENTIAL if credentials.token or credentials.tls else Hint.SHOW_CREDENTIAL
 
 
 _ADVICE: dict[type[CallError], Callable[[Credentials], str]] = {
@@ -112,7 +102,7 @@ _ADVICE: dict[type[CallError], Callable[[Credentials], str]] = {
 
 
 async def _handshake(target: str) -> Literal["", "open", "closed"]:
-    """Makes a TLS handshake without a certificate, and returns the state of the connection after it.
+    """Make a TLS handshake without a certificate, and returns the state of the connection after it.
 
     "closed" means that the server closed the connection or refused the handshake with an alert. An empty string means
     that the handshake failed for another reason.

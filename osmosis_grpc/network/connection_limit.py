@@ -7,12 +7,12 @@ _SHARE = 4
 
 
 def default_connections() -> int:
-    """Returns how many connections a server accepts at once, from the limit of open files (RLIMIT_NOFILE)."""
+    """Return how many connections a server accepts at once, from the limit of open files (RLIMIT_NOFILE)."""
     return max(LEAST, min(MOST, _files() // _SHARE))
 
 
 def agent_connections() -> int:
-    """Returns how many connections of agents a port accepts at once: the same part, without a maximum."""
+    """Return how many connections of agents a port accepts at once: the same part, without a maximum."""
     return max(LEAST, _files() // _SHARE)
 
 

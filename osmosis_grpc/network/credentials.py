@@ -35,7 +35,7 @@ class Credentials:
             read_pems(self.tls.cert, self.tls.key, self.tls.ca)
 
     def check_target(self, target: str) -> None:
-        """Raises ValueError if the token would leave this machine in plain text, unless `insecure` allows that."""
+        """Raise ValueError if the token would leave this machine in plain text, unless `insecure` allows that."""
         host = target.rpartition(":")[0].strip("[]")
         if self.token and self.tls is None and not self.insecure and not is_loopback(host):
             raise ValueError(
@@ -50,7 +50,7 @@ class Credentials:
 
 
 def channel(target: str, tls: ClientTls | None, options: Options) -> grpc.aio.Channel:
-    """Returns a channel to HOST:PORT. With `tls` the channel speaks TLS. Raises ValueError naming a bad file."""
+    """Return a channel to HOST:PORT. With `tls` the channel speaks TLS. Raises ValueError naming a bad file."""
     if tls is None:
         return grpc.aio.insecure_channel(target, options=options)
     pems = read_pems(tls.cert, tls.key, tls.ca)

@@ -66,7 +66,7 @@ class DialledStream:
             await self._call.done_writing()
 
     async def read(self) -> Any:
-        """Returns the next message, or grpc.aio.EOF at the end. Raises a CallError if the call ended with an error."""
+        """Return the next message, or grpc.aio.EOF at the end. Raises a CallError if the call ended with an error."""
         try:
             data = await self._call.read()
         except grpc.aio.AioRpcError as error:
@@ -82,7 +82,7 @@ class DialledStream:
         return self._decode(data)
 
     async def write(self, message: bytes) -> None:
-        """Sends a serialized message. Raises a CallError when the call has ended."""
+        """Send a serialized message. Raises a CallError when the call has ended."""
         self._measured.sent += len(message)
         try:
             await self._call.write(message)
@@ -101,7 +101,7 @@ async def redial(
     lasted: float = 1.0,
     is_final: Callable[[CallError | None], bool] = lambda _error: False,
 ) -> None:
-    """Calls `connect` again and again, with a pause after each call. Returns after an error that `is_final`.
+    """Call `connect` again and again, with a pause after each call. Returns after an error that `is_final`.
 
     The pause doubles from the first value of `pauses` up to the second. `connect` runs one stream to its end. Then
     redial calls `on_ended` with the stream's error, or None, and with the upper limit of the next pause in seconds.

@@ -29,7 +29,7 @@ _warned: set[str] = set()
 
 
 def keep_from_children(server: object, place: int | str) -> None:
-    """Registers a listening server and its port, or the path of its socket.
+    """Register a listening server and its port, or the path of its socket.
 
     release() or the garbage collection of the server ends this.
     """
@@ -37,7 +37,7 @@ def keep_from_children(server: object, place: int | str) -> None:
 
 
 def release(server: object) -> None:
-    """Removes a server that has stopped listening."""
+    """Remove a server that has stopped listening."""
     _places.pop(server, None)
 
 
@@ -63,7 +63,7 @@ def _descriptors() -> list[int]:
 
 
 def _local_place(fd: int) -> int | str | None:
-    """Returns the local port of a TCP socket or the path of a Unix socket; None for any other descriptor."""
+    """Return the local port of a TCP socket or the path of a Unix socket; None for any other descriptor."""
     try:
         found = socket.socket(fileno=fd)
     except OSError:

@@ -50,10 +50,10 @@ class Duplex(Protocol):
         """The bytes of the messages that were read."""
 
     async def read(self) -> Any:
-        """Returns the next message, or grpc.aio.EOF."""
+        """Return the next message, or grpc.aio.EOF."""
 
     async def write(self, message: bytes) -> None:
-        """Sends a serialized message."""
+        """Send a serialized message."""
 
 
 class FrameStream:
@@ -99,7 +99,7 @@ class FrameStream:
         self._frames_added.set()
 
     async def event_space(self) -> None:
-        """Waits until fewer than EVENT_LIMIT bytes of events wait."""
+        """Wait until fewer than EVENT_LIMIT bytes of events wait."""
         while self._machine.events_full:
             await self._next_batch()
 
@@ -119,7 +119,7 @@ class FrameStream:
         return self._call.received
 
     def end(self, error: CallError | None) -> None:
-        """Ends the stream with `error` after the queued frames have been sent. A second call does nothing.
+        """End the stream with `error` after the queued frames have been sent. A second call does nothing.
 
         For None, run() also waits until the other side has read these frames.
         """
@@ -127,11 +127,11 @@ class FrameStream:
         self._notice()
 
     def pace(self, interval: float, timeout: float) -> None:
-        """Sets the seconds until this side sends a heartbeat, and those until a silent stream ends."""
+        """Set the seconds until this side sends a heartbeat, and those until a silent stream ends."""
         self._machine.pace(interval, timeout, self._time())
 
     async def hello(self, *, opener: bool) -> Any:
-        """Reads the first message, and returns the other side's hello.
+        """Read the first message, and returns the other side's hello.
 
         With `opener`, the other side has opened the call, and the hello must be alone in its message. Raises
         InvalidArgument if the message breaks a rule, or if it does not come within HELLO_TIMEOUT seconds. Raises
@@ -149,7 +149,7 @@ class FrameStream:
         return machine.hello
 
     async def greet(self, frame: bytes) -> None:
-        """Sends this side's hello at once, in a message of its own."""
+        """Send this side's hello at once, in a message of its own."""
         self._machine.send(frame)
         message = self._machine.next_message(self._time())
         if message is not None:
@@ -157,7 +157,7 @@ class FrameStream:
             self._machine.written(self._time())
 
     async def run(self, handlers: Handlers) -> CallError | None:
-        """Sends and receives frames until the stream ends.
+        """Send and receives frames until the stream ends.
 
         The handler of the kind "" gets the whole frame, which has no kind or a kind of a later version. An exception of
         a handler ends the stream, and run() raises it. Returns the argument of end(), or None when the other side
@@ -184,7 +184,7 @@ class FrameStream:
         return machine.error
 
     def _task_ended(self, fail: Callable[[BaseException], None], task: "asyncio.Task[None]") -> None:
-        """Passes the end of a task to the machine. gRPC cancels a read or a write if the call is cancelled."""
+        """Pass the end of a task to the machine. gRPC cancels a read or a write if the call is cancelled."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
             fail(error)
@@ -204,7 +204,7 @@ class FrameStream:
         await self._batch_taken.wait()
 
     def _received(self, message: Any) -> None:
-        """Passes a message, or the end of the call, to the machine."""
+        """Pass a message, or the end of the call, to the machine."""
         if message is grpc.aio.EOF:
             self._machine.received_end()
         else:
@@ -212,7 +212,7 @@ class FrameStream:
             self._machine.receive(message, size, self._time())
 
     async def _read(self, handlers: Handlers) -> None:
-        """Reads messages, and handles the first frames of each message at once."""
+        """Read messages, and handles the first frames of each message at once."""
         machine, message = self._machine, None
         while message is not grpc.aio.EOF and machine.state is not State.ENDED:
             if machine.paused:
@@ -226,7 +226,7 @@ class FrameStream:
                 self._handle_some(handlers)
 
     async def _next_message(self) -> Any:
-        """Returns the next message, or EOF. The end or the error of the call comes after all received frames."""
+        """Return the next message, or EOF. The end or the error of the call comes after all received frames."""
         try:
             message = await self._call.read()
         except Exception:
@@ -237,7 +237,7 @@ class FrameStream:
         return message
 
     async def _handle(self, handlers: Handlers) -> None:
-        """Handles the frames that _read() has left. Other tasks run in between, and the first answers are sent.
+        """Handle the frames that _read() has left. Other tasks run in between, and the first answers are sent.
 
         If no chat is left, it waits for READ_STEPS iterations after each message. The next message perhaps has chats,
         and they come first.
@@ -257,7 +257,7 @@ class FrameStream:
                 await self._frames_wait.wait()
 
     def _handle_some(self, handlers: Handlers) -> None:
-        """Handles the next frames. If a handler raises, no other frame is handled."""
+        """Handle the next frames. If a handler raises, no other frame is handled."""
         try:
             for kind, content in self._machine.next_frames(handlers):
                 handlers[kind](content)
@@ -298,7 +298,7 @@ class FrameStream:
             await self._done_writing()
 
     async def _watch(self) -> None:
-        """Calls tick() at each timer of the machine."""
+        """Call tick() at each timer of the machine."""
         machine = self._machine
         while machine.state is not State.ENDED:
             self._state_changed.clear()

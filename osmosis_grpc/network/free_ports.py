@@ -16,7 +16,7 @@ _REASONS = {
 
 
 def check_free(host: str, port: int) -> None:
-    """Binds a plain socket and closes it. Raises OSError with the reason if the address is not free.
+    """Bind a plain socket and closes it. Raises OSError with the reason if the address is not free.
 
     gRPC itself would print a line to stderr, and its exception has no reason.
     """
@@ -42,7 +42,7 @@ def check_free(host: str, port: int) -> None:
 
 
 def hold_ports(host: str, ports: Sequence[int]) -> list[socket.socket]:
-    """Returns a bound socket for each port. Port 0 means any free port. Raises OSError if a port cannot be bound.
+    """Return a bound socket for each port. Port 0 means any free port. Raises OSError if a port cannot be bound.
 
     The sockets do not listen, so a server can listen on these ports. While they are open, no outgoing connection of
     this machine gets one of the ports, not even while its server restarts.
@@ -54,7 +54,7 @@ def hold_ports(host: str, ports: Sequence[int]) -> list[socket.socket]:
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    """Returns a socket that is bound to one address of the host, and does not listen."""
+    """Return a socket that is bound to one address of the host, and does not listen."""
     problem: OSError | None = None
     for family, kind, protocol, _, place in socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

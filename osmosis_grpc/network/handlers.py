@@ -56,14 +56,14 @@ class Registrar(grpc.GenericRpcHandler):
         server.add_generic_rpc_handlers([self])
 
     def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
-        """Adds services."""
+        """Add services."""
         self._services += handlers
 
     def add_registered_method_handlers(self, service: str, handlers: Any) -> None:
-        """Does nothing, because grpc.aio does not use registered handlers."""
+        """Do nothing, because grpc.aio does not use registered handlers."""
 
     def service(self, details: grpc.HandlerCallDetails) -> Any:
-        """Returns the wrapped handler of a method; None for an unknown method. gRPC then answers UNIMPLEMENTED."""
+        """Return the wrapped handler of a method; None for an unknown method. gRPC then answers UNIMPLEMENTED."""
         wrapped = self._wrapped.get(details.method)
         if wrapped is None:
             found = (service.service(details) for service in self._services)
@@ -133,16 +133,16 @@ class _Answering(Call):
             self.end("OK" if error is None else "CANCELLED" if code is None else code.name)
 
     async def read(self) -> Any:
-        """Returns the next message, or grpc.aio.EOF."""
+        """Return the next message, or grpc.aio.EOF."""
         data = await self._context.read()
         return data if data is grpc.aio.EOF else self.message(data)
 
     async def write(self, message: Any) -> None:
-        """Sends a message."""
+        """Send a message."""
         await self._context.write(self.response(message))
 
     async def request(self, requests: AsyncIterator[bytes]) -> Any:
-        """Returns the request as a message, or an iterator of messages if the caller streams its requests."""
+        """Return the request as a message, or an iterator of messages if the caller streams its requests."""
         if self._receive is None:
             return self._messages(requests)
         data = await self._receive(self._context)
@@ -155,12 +155,12 @@ class _Answering(Call):
             yield decoded(self.message(data))
 
     def message(self, data: bytes) -> Any:
-        """Returns received bytes as a message. If they are not one, decoded() refuses the result."""
+        """Return received bytes as a message. If they are not one, decoded() refuses the result."""
         self.received += len(data)
         return self._read(data)
 
     def response(self, message: Any) -> bytes:
-        """Serializes a response. Returns a response unchanged if it is already bytes."""
+        """Serialize a response. Returns a response unchanged if it is already bytes."""
         data: bytes = message if type(message) is bytes else self._write(message)
         self.sent += len(data)
         return data
@@ -179,7 +179,7 @@ def _unary(behavior: Callable[[Any, Any], Awaitable[Any]], begin: _Begin) -> Cal
 
 def _streaming(behavior: Callable[[Any, Any], Any], begin: _Begin) -> Callable[[Any, Any], Any]:
     async def with_context(requests: Any, context: Any) -> None:
-        """Handles a call whose behaviour itself calls read() and write()."""
+        """Handle a call whose behaviour itself calls read() and write()."""
         async with begin(context) as call:
             # Without this line grpc.aio sends the metadata with the first message. If an error cancels that write,
             # grpc.aio sends the metadata again with the status. gRPC refuses that, and the caller gets no status.
@@ -195,12 +195,12 @@ def _streaming(behavior: Callable[[Any, Any], Any], begin: _Begin) -> Callable[[
 
 
 def metadata_value(context: Any, name: str) -> str:
-    """Returns the first metadata value of this name; an empty string if there is none."""
+    """Return the first metadata value of this name; an empty string if there is none."""
     return next((str(value) for key, value in context.invocation_metadata() or () if key == name), "")
 
 
 async def _abort(context: Any, error: Exception, new_id: Callable[[], str]) -> NoReturn:
-    """Ends the call with the status of an exception. Only a CallError's text is sent to the caller."""
+    """End the call with the status of an exception. Only a CallError's text is sent to the caller."""
     if isinstance(error, grpc.aio.AbortError | grpc.aio.BaseError):
         raise error
     given_error, given = error, metadata_value(context, REQUEST_ID_KEY)

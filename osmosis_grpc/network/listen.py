@@ -19,7 +19,7 @@ _KEPT: WeakKeyDictionary[grpc.aio.Server, grpc.ServerCredentials] = WeakKeyDicti
 
 
 def listen(server: grpc.aio.Server, address: str, security: ServerSecurity) -> str:
-    """Binds a server to HOST:PORT. Returns HOST:PORT with the bound port.
+    """Bind a server to HOST:PORT. Returns HOST:PORT with the bound port.
 
     Raises OSError if the port is in use or the host is not an address of this machine. Raises ValueError if the
     address is not HOST:PORT, if `security` is not enough for a public address, or if a TLS file cannot be used.
@@ -44,7 +44,7 @@ def listen(server: grpc.aio.Server, address: str, security: ServerSecurity) -> s
 
 
 async def start(server: grpc.aio.Server) -> None:
-    """Starts a server. If this coroutine is cancelled, it still completes the start, and then stops the server.
+    """Start a server. If this coroutine is cancelled, it still completes the start, and then stops the server.
 
     A cancelled server.start() would leave the server half started.
     """
@@ -58,7 +58,7 @@ async def start(server: grpc.aio.Server) -> None:
 
 
 def server_credentials(tls: ServerTls) -> grpc.ServerCredentials:
-    """Returns credentials that read the files again when they change. Raises ValueError naming a bad file."""
+    """Return credentials that read the files again when they change. Raises ValueError naming a bad file."""
 
     def read() -> Pems:
         return read_pems(tls.cert, tls.key, tls.client_ca)

@@ -19,20 +19,20 @@ class Network(Protocol):
     """Makes servers and channels with the interface of grpc.aio."""
 
     def server(self, connections: int | None = None, max_age: float | None = None) -> grpc.aio.Server:
-        """Returns a new server.
+        """Return a new server.
 
         `connections` is the most connections at once; by default what default_connections() returns. A connection that
         is older than `max_age` seconds gets GOAWAY.
         """
 
     def listen(self, server: grpc.aio.Server, address: str, security: ServerSecurity) -> str:
-        """Binds a server to HOST:PORT. Returns HOST:PORT with the bound port. Raises OSError, ValueError."""
+        """Bind a server to HOST:PORT. Returns HOST:PORT with the bound port. Raises OSError, ValueError."""
 
     def channel(self, target: str, tls: ClientTls | None, options: Options) -> grpc.aio.Channel:
-        """Returns a channel to HOST:PORT, or to an address in gRPC's notation. Raises ValueError naming a bad file."""
+        """Return a channel to HOST:PORT, or to an address in gRPC's notation. Raises ValueError naming a bad file."""
 
     async def resolve(self, name: str) -> Sequence[str]:
-        """Returns the IP addresses of a name. Raises OSError if it has none, or if the resolver does not answer."""
+        """Return the IP addresses of a name. Raises OSError if it has none, or if the resolver does not answer."""
 
 
 class GrpcNetwork:
@@ -42,11 +42,11 @@ class GrpcNetwork:
     channel = staticmethod(channel)
 
     def server(self, connections: int | None = None, max_age: float | None = None) -> grpc.aio.Server:
-        """Returns a new server of grpc.aio."""
+        """Return a new server of grpc.aio."""
         return grpc.aio.server(options=server_options(connections or default_connections(), max_age))
 
     async def resolve(self, name: str) -> Sequence[str]:
-        """Returns the IP addresses of a name, as this machine's resolver knows them. Raises OSError."""
+        """Return the IP addresses of a name, as this machine's resolver knows them. Raises OSError."""
         rows = await asyncio.get_running_loop().getaddrinfo(name, None, type=socket.SOCK_STREAM)
         return list(dict.fromkeys(str(row[4][0]) for row in rows))
 

@@ -58,7 +58,7 @@ class ServerSecurity:
         return self.tls is not None and self.tls.client_ca is not None
 
     def check_host(self, host: str) -> None:
-        """Raises ValueError if a server with this security must not listen on the host."""
+        """Raise ValueError if a server with this security must not listen on the host."""
         if is_loopback(host) or self.insecure or self.tls is not None:
             return
         if self.tokens:
@@ -72,7 +72,7 @@ class ServerSecurity:
         )
 
     def check_admin(self, context: Any) -> None:
-        """Raises PermissionDenied unless the caller is an administrator.
+        """Raise PermissionDenied unless the caller is an administrator.
 
         An administrator shows one of `admin_tokens`. If the server requires no credentials at all, every caller on the
         server's machine is an administrator.
@@ -90,7 +90,7 @@ class ServerSecurity:
             )
 
     def authenticator(self) -> "Authenticator | None":
-        """Returns the check for every call; None for a server that does not identify its callers."""
+        """Return the check for every call; None for a server that does not identify its callers."""
         return Authenticator(self) if self.authenticates else None
 
 
@@ -103,7 +103,7 @@ class Authenticator:
         self._refused = Throttled(log)
 
     def __call__(self, context: Any) -> str:
-        """Returns the owner of the rollouts that the call starts. Its name contains no secret.
+        """Return the owner of the rollouts that the call starts. Its name contains no secret.
 
         Raises Unauthenticated for a caller without a valid credential.
         """
@@ -133,7 +133,7 @@ class CallbackAuthenticator:
         self._refused = Throttled(log)
 
     def __call__(self, context: Any) -> None:
-        """Raises Unauthenticated for a call that is not accepted."""
+        """Raise Unauthenticated for a call that is not accepted."""
         if self._security.asks_certificates:
             certificate_owner(context.peer_identities(), context.auth_context())
         given = metadata_value(context, "authorization")
@@ -143,28 +143,28 @@ class CallbackAuthenticator:
 
 
 def peer_host(peer: str) -> str:
-    """Returns the IP address of a gRPC peer. `peer` is, for example, ipv4:127.0.0.1:4711 or ipv6:[::1]:4711."""
+    """Return the IP address of a gRPC peer. `peer` is, for example, ipv4:127.0.0.1:4711 or ipv6:[::1]:4711."""
     return unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]").removeprefix("::ffff:")
 
 
 def refusal_text(peer: str, reason: str) -> str:
-    """Returns the log line for a refused caller."""
+    """Return the log line for a refused caller."""
     return f"the server refuses caller {printable(clip(peer, 256))}: {reason}"
 
 
 def token_problem(header: str) -> str:
-    """Returns why an Authorization header is not accepted. The result does not contain the header's text."""
+    """Return why an Authorization header is not accepted. The result does not contain the header's text."""
     return "its token is not accepted" if bearer(header) else "it shows no token"
 
 
 def check_for_rollout(credential: str, rollout_id: str) -> None:
-    """Raises PermissionDenied for a credential that was made for another rollout."""
+    """Raise PermissionDenied for a credential that was made for another rollout."""
     if not is_for(credential, rollout_id):
         raise PermissionDenied("the credential was made for another rollout")
 
 
 def certificate_owner(identities: Sequence[bytes] | None, auth_context: Any) -> str:
-    """Returns the name in a caller's certificate. Raises Unauthenticated for a certificate without a name."""
+    """Return the name in a caller's certificate. Raises Unauthenticated for a certificate without a name."""
     names = [*(identities or ()), *auth_context.get("x509_common_name", ())]
     if not names or not names[0]:
         raise Unauthenticated("the certificate has neither a common name nor an alternative name")

@@ -70,7 +70,7 @@ class TargetPolicy:
     async def check(
         self, target: str, field: str, *, authenticated: bool = False, loopback: bool | None = None
     ) -> Address:
-        """Returns the checked address of a target. Raises InvalidArgument naming `field`.
+        """Return the checked address of a target. Raises InvalidArgument naming `field`.
 
         If `loopback` is given, it replaces the policy's `loopback` for this target.
         """
@@ -103,7 +103,7 @@ class TargetPolicy:
 
 
 def is_loopback(host: str) -> bool:
-    """Returns whether only this machine can reach a host."""
+    """Return whether only this machine can reach a host."""
     if host == "localhost":
         return True
     ip = _ip_of(host.strip("[]"))
@@ -111,7 +111,7 @@ def is_loopback(host: str) -> bool:
 
 
 def split_target(target: str, field: str) -> tuple[str, int]:
-    """Returns the host and the port of HOST:PORT. Raises InvalidArgument naming `field`."""
+    """Return the host and the port of HOST:PORT. Raises InvalidArgument naming `field`."""
     match = _TARGET.fullmatch(target)
     if match is None:
         raise InvalidArgument(field, "is not HOST:PORT")
@@ -126,12 +126,12 @@ def split_target(target: str, field: str) -> tuple[str, int]:
 
 
 def _unmapped(ip: IPAddress) -> IPAddress:
-    """Returns the IPv4 address in an IPv4-mapped IPv6 address. Returns any other address unchanged."""
+    """Return the IPv4 address in an IPv4-mapped IPv6 address. Returns any other address unchanged."""
     return getattr(ip, "ipv4_mapped", None) or ip
 
 
 def _embedded(ip: IPAddress) -> IPAddress:
-    """Returns the IPv4 address in an IPv6 address (mapped, 6to4, NAT64). Returns any other address unchanged."""
+    """Return the IPv4 address in an IPv6 address (mapped, 6to4, NAT64). Returns any other address unchanged."""
     if ip.version == 4 or ip.is_loopback or ip.is_unspecified:
         return ip
     if any(ip in network for network in _CARRIERS):
@@ -140,7 +140,7 @@ def _embedded(ip: IPAddress) -> IPAddress:
 
 
 def _ip_of(host: str) -> IPAddress | None:
-    """Returns the IP address in the text `host`; None if `host` is a name."""
+    """Return the IP address in the text `host`; None if `host` is a name."""
     try:
         return ipaddress.ip_address(host)
     except ValueError:

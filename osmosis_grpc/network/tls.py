@@ -81,7 +81,7 @@ class ReloadedFiles(Generic[_T]):
         self._value = read()
 
     def now(self) -> _T:
-        """Returns the newest value that was read without an error."""
+        """Return the newest value that was read without an error."""
         with self._lock:
             stamp = self._look()
             if stamp != self._stamp:
@@ -106,7 +106,7 @@ def _digest(file: File) -> bytes | None:
 
 
 def read_pems(cert: File | None, key: File | None, ca: File | None) -> Pems:
-    """Returns the checked contents of the files.
+    """Return the checked contents of the files.
 
     Raises ValueError for a bad file, and for a key that does not belong to the certificate.
     """
@@ -133,7 +133,7 @@ kinds."""
 
 
 def server_context(tls: ServerTls) -> ssl.SSLContext:
-    """Returns an SSL context for a server of the standard library. Each connection uses the newest files.
+    """Return an SSL context for a server of the standard library. Each connection uses the newest files.
 
     With a `client_ca`, the context asks a caller for a certificate and refuses a bad certificate. It accepts a caller
     without a certificate, so the server must check that. Raises ValueError naming a bad file.
@@ -159,7 +159,7 @@ def server_context(tls: ServerTls) -> ssl.SSLContext:
 
 
 def client_context(tls: ClientTls) -> ssl.SSLContext:
-    """Returns an SSL context for a client of the standard library. Raises ValueError naming a bad file."""
+    """Return an SSL context for a client of the standard library. Raises ValueError naming a bad file."""
     context = ssl.create_default_context() if tls.ca is None else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     _load(context, tls.cert, tls.key, tls.ca)
     return context

@@ -30,11 +30,11 @@ class PrometheusCollector(Collector):
         self._source = source
 
     def describe(self) -> Iterable[Metric]:
-        """Returns no families, because only collect() knows the families."""
+        """Return no families, because only collect() knows the families."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """Returns all families. Any thread may call it."""
+        """Return all families. Any thread may call it."""
         return map(_metric, self._source.read())
 
 
@@ -49,7 +49,7 @@ class _Read(Collector):
 
 
 def render(readings: Iterable[Reading], accept: str = "") -> tuple[bytes, str]:
-    """Returns the page /metrics and its content type. The Accept header `accept` selects the format of the page.
+    """Return the page /metrics and its content type. The Accept header `accept` selects the format of the page.
 
     The page also has the processor time, the memory and the file descriptors of this process.
     """

@@ -13,8 +13,6 @@ from osmosis_grpc.protocol.types.messages import Message
 SCOPE = "osmosis_grpc"
 """The name of the tracer."""
 PROVIDER = "osmosis"
-CAPTURE_CONTENT = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
-"""The variable with which users of OpenTelemetry allow messages in spans."""
 
 ROLLOUT_ID, ATTEMPT = "osmosis.rollout.id", "osmosis.rollout.attempt"
 GROUP_ID = "osmosis.group.id"
@@ -42,7 +40,7 @@ Attributes = dict[str, Any]
 
 
 def invoke_agent(agent: str, rollout_id: str, attempt: int, group: str = "") -> tuple[str, Attributes]:
-    """Returns the name and the attributes of the span of a rollout."""
+    """Return the name and the attributes of the span of a rollout."""
     attributes = _operation("invoke_agent") | {ROLLOUT_ID: rollout_id, ATTEMPT: attempt}
     if agent:
         attributes["gen_ai.agent.name"] = agent
@@ -52,7 +50,7 @@ def invoke_agent(agent: str, rollout_id: str, attempt: int, group: str = "") -> 
 
 
 def ended(outcome: RolloutOutcome) -> Attributes:
-    """Returns the attributes of a rollout's end."""
+    """Return the attributes of a rollout's end."""
     metrics = outcome.metrics
     attributes: Attributes = {STATUS: str(outcome.status), FINISH_REASON: outcome.finish_reason}
     attributes |= _tokens(metrics.prompt_tokens, metrics.response_tokens)
@@ -66,7 +64,7 @@ def ended(outcome: RolloutOutcome) -> Attributes:
 def chat(
     rollout_id: str, attempt: int, sample: str, chat_number: int, params: Mapping[str, Any], policy: str = ""
 ) -> tuple[str, Attributes]:
-    """Returns the name and the attributes of the span of a chat. The model is `params["model"]`, else the policy."""
+    """Return the name and the attributes of the span of a chat. The model is `params["model"]`, else the policy."""
     given = params.get("model")
     model = given if isinstance(given, str) and given else policy
     attributes = _operation("chat") | {
@@ -85,7 +83,7 @@ def chat(
 
 
 def replied(reply: ChatResponse) -> Attributes:
-    """Returns the attributes of a reply."""
+    """Return the attributes of a reply."""
     attributes: Attributes = {"gen_ai.response.finish_reasons": [reply.finish_reason]}
     usage = reply.usage or {}
     prompt = usage.get("prompt_tokens") if reply.prompt_ids is None else reply.prompt_prefix + len(reply.prompt_ids)
@@ -97,7 +95,7 @@ def replied(reply: ChatResponse) -> Attributes:
 
 
 def execute_tool(rollout_id: str, attempt: int, name: str, call_id: str) -> tuple[str, Attributes]:
-    """Returns the name and the attributes of the span of a tool call."""
+    """Return the name and the attributes of the span of a tool call."""
     attributes = _operation("execute_tool") | {ROLLOUT_ID: rollout_id, ATTEMPT: attempt}
     attributes |= {"gen_ai.tool.name": name, "gen_ai.tool.type": "function"}
     if call_id:
@@ -106,7 +104,7 @@ def execute_tool(rollout_id: str, attempt: int, name: str, call_id: str) -> tupl
 
 
 def content(messages: Iterable[Message]) -> str:
-    """Returns messages as JSON text, for a span whose user allows content."""
+    """Return messages as JSON text, for a span whose user allows content."""
     return json.dumps(list(messages), ensure_ascii=False, default=str)
 
 

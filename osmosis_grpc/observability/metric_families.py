@@ -62,7 +62,7 @@ class Histogram:
         self.total = 0.0
 
     def observe(self, value: float) -> None:
-        """Counts a value."""
+        """Count a value."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
@@ -84,16 +84,16 @@ class Source(Protocol):
     """An object with metrics."""
 
     def read(self) -> Iterator[Reading]:
-        """Yields every family, also families without a value. It runs on the event loop and must be fast."""
+        """Yield every family, also families without a value. It runs on the event loop and must be fast."""
 
 
 def single(family: Family, value: Value) -> Reading:
-    """Returns the reading of a family without labels."""
+    """Return the reading of a family without labels."""
     return family, [((), value)]
 
 
 def by_name(family: Family, values: Mapping[str, Value]) -> Reading:
-    """Returns the reading of a family with one label."""
+    """Return the reading of a family with one label."""
     return family, [((name,), value) for name, value in list(values.items())]
 
 
@@ -106,14 +106,14 @@ class Histograms:
         self._made: dict[Labels, Histogram] = {}
 
     def of(self, *labels: str) -> Histogram:
-        """Returns the histogram of these label values. The caller must limit the number of different label values."""
+        """Return the histogram of these label values. The caller must limit the number of different label values."""
         made = self._made.get(labels)
         if made is None:
             made = self._made[labels] = Histogram(self._bounds)
         return made
 
     def read(self) -> Reading:
-        """Returns the reading of the family."""
+        """Return the reading of the family."""
         return self.family, list(self._made.items())
 
 
@@ -127,12 +127,12 @@ class Names:
         self._known: set[str] = set()
 
     def add(self, name: object) -> None:
-        """Makes a name a label value if there are fewer than `most`, and if the name is printable and short."""
+        """Make a name a label value if there are fewer than `most`, and if the name is printable and short."""
         if not isinstance(name, str) or name in self._known or len(self._known) >= self._most:
             return
         if 0 < len(name) <= self.LONGEST and name.isprintable():
             self._known.add(name)
 
     def label(self, name: str) -> str:
-        """Returns the label value of a name."""
+        """Return the label value of a name."""
         return name if name in self._known else OTHER

@@ -14,7 +14,7 @@ LINES = Family("osmosis_log_lines_dropped_total", "counter", "Log lines dropped:
 
 
 def failures(counts: Mapping[str, int]) -> Reading:
-    """Returns the failures of all jobs. `counts` are those of a supervisor's jobs. A job without failures has 0."""
+    """Return the failures of all jobs. `counts` are those of a supervisor's jobs. A job without failures has 0."""
     alone = supervise.failures
     names = [*supervise.declared(), *counts.keys() - supervise.declared().keys()]
     return by_name(FAILURES, {name: float(counts.get(name, 0) + alone[name]) for name in names})

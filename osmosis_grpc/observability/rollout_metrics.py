@@ -145,7 +145,7 @@ class EngineMetrics:
                 self._breaks += sum(segment.drift_index is not None for segment in sample.segments)
 
     def _agent(self, name: str) -> str:
-        """Returns the label value of an agent; OTHER for an agent that only an earlier process hosted."""
+        """Return the label value of an agent; OTHER for an agent that only an earlier process hosted."""
         return name if name in self._engine.context.runnables else OTHER
 
     def read(self) -> Iterator[Reading]:

@@ -78,11 +78,13 @@ class RolloutSpans:
             found.span.add_event("started", timestamp=nanoseconds(event.time))
 
     def _resumed(self, event: Any, /) -> None:
-        """Begin the span of a rollout that an earlier process had begun. The span of that process was never ended."""
         self._continued(event)
 
     def _continued(self, event: TrajectoryEvent) -> _Rollout | None:
-        """Return the open spans of a rollout. For one of an earlier process, begin a span from its first event."""
+        """Return the open spans of a rollout. For one of an earlier process, begin a span from its first event.
+
+        The span of the earlier process was never ended.
+        """
         found = self._open.get((event.rollout_id, event.attempt))
         if found is None:
             for first in self._journal.events(event.rollout_id, event.attempt, 0, 1):

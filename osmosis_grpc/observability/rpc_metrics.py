@@ -80,11 +80,11 @@ class Calls:
         self._whole = replace(duration, name="grpc_client_call_duration_seconds") if side == "client" else None
 
     def started(self, method: str) -> None:
-        """Counts a call that began."""
+        """Count a call that began."""
         self._started[method] += 1
 
     def ended(self, method: str, status: str, seconds: float, sent: int, received: int) -> None:
-        """Counts a call that ended. `status` is the name of a gRPC code. `sent` and `received` are in bytes."""
+        """Count a call that ended. `status` is the name of a gRPC code. `sent` and `received` are in bytes."""
         self._seconds.of(method, status).observe(seconds)
         self._sent.of(method, status).observe(sent)
         self._received.of(method, status).observe(received)

@@ -23,19 +23,19 @@ _W3C = TraceContextTextMapPropagator()
 
 
 def tracer() -> trace.Tracer:
-    """Returns our tracer of the process's tracer provider."""
+    """Return our tracer of the process's tracer provider."""
     return trace.get_tracer(SCOPE, __version__)
 
 
 def context_of(given: TraceContext | None) -> Context:
-    """Returns the context of a trace context; an empty one, which begins a new trace, for None or a malformed one."""
+    """Return the context of a trace context; an empty one, which begins a new trace, for None or a malformed one."""
     if given is None:
         return Context()
     return _W3C.extract({"traceparent": given.traceparent, "tracestate": given.tracestate}, Context())
 
 
 def trace_context(span: trace.Span) -> TraceContext | None:
-    """Returns the trace context of a span; None without a tracer provider."""
+    """Return the trace context of a span; None without a tracer provider."""
     carrier: dict[str, str] = {}
     _W3C.inject(carrier, trace.set_span_in_context(span, Context()))
     parent = carrier.get("traceparent")
@@ -43,7 +43,7 @@ def trace_context(span: trace.Span) -> TraceContext | None:
 
 
 def nanoseconds(seconds: float) -> int:
-    """Returns a time of OpenTelemetry: nanoseconds since 1970."""
+    """Return a time of OpenTelemetry: nanoseconds since 1970."""
     return int(seconds * 1e9)
 
 

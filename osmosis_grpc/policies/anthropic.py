@@ -5,7 +5,6 @@ So the samples of its rollouts are not trainable. Use it for evaluation, for jud
 Needs the extra `policies` (aiohttp).
 """
 
-from types import TracebackType
 from typing import Any
 
 from osmosis_grpc.policies.anthropic_messages import (
@@ -15,16 +14,14 @@ from osmosis_grpc.policies.anthropic_messages import (
     sampling_body,
     usage_of,
 )
-from osmosis_grpc.policies.model_http import ModelHttp, checked_url, typed
-from osmosis_grpc.protocol.errors import InvalidArgument
+from osmosis_grpc.policies.model_http import BAD_BODY, HttpPolicy, ModelHttp, checked_url, typed
 from osmosis_grpc.protocol.types import ChatRequest, ChatResponse
 
 BASE_URL = "https://api.anthropic.com"
 VERSION = "2023-06-01"
-"""The version of the API, which each request names."""
 
 
-class AnthropicPolicy:
+class AnthropicPolicy(HttpPolicy):
     """Asks `base_url`/v1/messages. `api_key` is sent as x-api-key.
 
     `max_tokens` is used for chats that set none, because the API requires it. A trainer closes the policy's connections
@@ -49,15 +46,6 @@ class AnthropicPolicy:
         self._model = model
         self._max_tokens = max_tokens
 
-    async def __aenter__(self) -> "AnthropicPolicy":
-        self._http.enter()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._http.exit()
-
     async def __call__(self, request: ChatRequest, /) -> ChatResponse:
         sampling = sampling_body(request.params, self._max_tokens)
         body = {"model": self._model, **sampling, **messages_body(request.messages, request.tools)}
@@ -66,7 +54,7 @@ class AnthropicPolicy:
         reply = await self._http.post(request, body)
         try:
             return read_message(reply)
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError, InvalidArgument) as error:
+        except BAD_BODY as error:
             raise self._http.unreadable(error) from None
 
 

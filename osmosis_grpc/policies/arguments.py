@@ -1,59 +1,49 @@
 """Makes plain arguments for a tool from its JSON Schema. Equal schemas give equal arguments.
 
-The author of a tool can choose its arguments with `examples`, with a `default`, or for a text with the words
-"for example" in its description. Ignored keywords: `not`, `if`, `patternProperties`, `dependentSchemas`.
+The author of a tool chooses its arguments with `examples`, `default`, `enum` or `const`, or for a text with the words
+"for example" in its description. Keywords that are rare in tools, such as `not` and `contains`, are ignored.
 """
 
 import math
 import re
+import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
-
-from osmosis_grpc.policies.pattern import matching
 
 _DEEPEST = 8
 """The most levels of nested objects and lists. Objects in the deeper half have no optional fields."""
 _MOST_VALUES = 1000
 _MOST_ITEMS = 100
 _MOST_CHARS = 10_000
-
-_FORMATS = {
+_TEXTS = {
     "date": "2025-01-31",
     "date-time": "2025-01-31T12:00:00Z",
     "time": "12:00:00Z",
-    "duration": "PT1H",
     "email": "user@example.com",
-    "idn-email": "user@example.com",
+    "expression": "2 + 3",
+    "filename": "file.txt",
     "hostname": "example.com",
     "ipv4": "192.0.2.1",
     "ipv6": "2001:db8::1",
+    "path": "file.txt",
     "uri": "https://example.com/",
     "url": "https://example.com/",
-    "uri-reference": "/path",
-    "iri": "https://example.com/",
     "uuid": "123e4567-e89b-12d3-a456-426614174000",
-    "json-pointer": "/a",
-    "regex": "a",
-    "byte": "dGV4dA==",
-    "path": "file.txt",
 }
-_BY_NAME = {"expression": "2 + 3", "filename": "file.txt"} | {
-    name: _FORMATS[name] for name in ("date", "time", "email", "hostname", "uri", "url", "uuid", "path")
-}
-"""The texts of parameters with these names, if their schemas say no more."""
+"""The texts of these formats, and of parameters with these names if their schemas say no more."""
+_CANDIDATES = (*_TEXTS.values(), *(letter * count for count in range(1, 9) for letter in "aA1"))
+"""One of these texts is the value for a pattern."""
 _EXAMPLE = re.compile(
-    r"""\b(?:for\ example|e\.g\.|such\ as)[\s:,]+
-    (?: "([^"]+)" | '([^']+)' | `([^`]+)`
-      | ([^\s,;()"'`][^,;()"'`]*?) (?= [,;()] | \.?\s*$ | \.\s | \sor\s | \sand\s )
-    )""",
-    re.IGNORECASE | re.VERBOSE,
+    r"""\b(?:for example|e\.g\.|such as)[\s:,]+(?:(["'`])(.+?)\1|([^"'`,;()]+?)(?=[,;()]|\.?\s*$|\.\s| or | and ))""",
+    re.IGNORECASE,
 )
-_LONGEST_EXAMPLE = 200  # characters
-_KINDS = (
-    ("object", ("properties", "required", "additionalProperties", "minProperties")),
-    ("array", ("items", "prefixItems", "minItems", "maxItems", "contains")),
-    ("number", ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")),
-)
+"""An example in a description, such as Oslo in "a city, for example Oslo"."""
+_KEYWORDS = {
+    "object": ("properties", "required", "additionalProperties"),
+    "array": ("items", "prefixItems", "minItems", "maxItems"),
+    "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+}
 """Types with keywords. A schema without `type` has the first type of which it has a keyword."""
 
 _Schema = Mapping[str, Any]
@@ -73,27 +63,18 @@ class _Maker:
         self._left = _MOST_VALUES
 
     def value(self, schema: Any, level: int, index: int, name: str = "") -> Any:
-        """Return a value that fits; _NOTHING if none is found. If possible, each index gives another value.
-
-        `name` is the name of the parameter.
-        """
+        """Return a value that fits; _NOTHING if none is found. If possible, each index gives another value."""
         self._left -= 1
-        if schema is False or self._left < 0:
+        if schema is False or self._left < 0 or level > _DEEPEST:
             return _NOTHING
         schema = self._flat(schema, 0)
         if "const" in schema:
             return schema["const"]
-        for word in ("examples", "example", "default", "enum"):
-            given = [item for item in _list(schema, word) if item is not None]  # null says little about a tool
-            if given:
-                return given[index % len(given)]
-        types = schema.get("type")
-        kinds = [kind for kind in (types if isinstance(types, list) else [types]) if isinstance(kind, str)]
-        kind = next((kind for kind in kinds if kind != "null"), "null" if kinds else None)
-        if kind is None:
-            kind = next((kind for kind, words in _KINDS if any(word in schema for word in words)), "string")
-        if level > _DEEPEST:
-            return _NOTHING
+        for choices in (schema.get("examples"), [schema.get("default")], schema.get("enum")):
+            values = [item for item in choices if item is not None] if isinstance(choices, list) else []
+            if values:
+                return values[index % len(values)]
+        kind = _kind(schema)
         if kind == "object":
             return self._object(schema, level)
         if kind == "array":
@@ -110,107 +91,82 @@ class _Maker:
             return {}
         flat = {key: item for key, item in schema.items() if key not in ("$ref", "allOf", "anyOf", "oneOf")}
         parts = [self._at(schema["$ref"])] if isinstance(schema.get("$ref"), str) else []
-        parts += _list(schema, "allOf") if isinstance(schema.get("allOf"), list) else []
+        parts += _list(schema, "allOf")
         for word in ("anyOf", "oneOf"):
-            ways = schema.get(word) if isinstance(schema.get(word), list) else []
-            parts += [next((way for way in ways if mapping(way).get("type") != "null"), ways[0])] if ways else []
+            ways = _list(schema, word)
+            parts += [way for way in ways if mapping(way).get("type") != "null"][:1] or ways[:1]
         for part in parts:
             inner = self._flat(part, depth + 1)
             properties = {**mapping(inner.get("properties")), **mapping(flat.get("properties"))}
-            required = [*_names(inner), *_names(flat)]
-            flat = {**inner, **flat} | ({"properties": properties} if properties else {})
-            flat |= {"required": required} if required else {}
-        return flat
+            required = [*_list(inner, "required"), *_list(flat, "required")]
+            flat = {**inner, **flat, "properties": properties, "required": required}
+        return {key: item for key, item in flat.items() if item or key not in ("properties", "required")}
 
     def _at(self, reference: str) -> Any:
         """Return the target of a reference within the same schema; {} for any other."""
-        found: Any = self._root
-        path = reference.removeprefix("#").strip("/")
-        for part in path.split("/") if reference.startswith("#") and path else ():
-            found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
-        return found if reference.startswith("#") else {}
+        target: Any = self._root
+        for part in reference.removeprefix("#").strip("/").split("/") if reference.strip("#/") else ():
+            target = mapping(target).get(part.replace("~1", "/").replace("~0", "~"))
+        return target if reference.startswith("#") else {}
 
-    def _object(self, schema: _Schema, level: int) -> Any:
+    def _object(self, schema: _Schema, level: int) -> dict[str, Any]:
         made = {}
-        required = _names(schema)
+        required = [name for name in _list(schema, "required") if isinstance(name, str)]
         for name, inner in {**{key: {} for key in required}, **mapping(schema.get("properties"))}.items():
-            if name not in required and level >= _DEEPEST // 2:
-                continue
-            value = self.value(inner, level + 1, 0, name)
-            if value is not _NOTHING:
-                made[name] = value
-        more = schema.get("additionalProperties", {})
-        for index in range(min(_MOST_ITEMS, _whole(schema, "minProperties", 0) - len(made))):
-            value = self.value(more, level + 1, index)
-            if value is not _NOTHING:
-                made[f"key{index + 1}"] = value
-        return made
+            if name in required or level < _DEEPEST // 2:
+                made[name] = self.value(inner, level + 1, 0, name)
+        return {name: value for name, value in made.items() if value is not _NOTHING}
 
-    def _array(self, schema: _Schema, level: int) -> Any:
-        first, items = _list(schema, "prefixItems"), schema.get("items", {})
-        if isinstance(items, list):  # in older drafts of JSON Schema
-            first, items = items, schema.get("additionalItems", {})
-        least, most = _whole(schema, "minItems", 0), _whole(schema, "maxItems", _MOST_ITEMS)
-        contains = [schema["contains"]] if "contains" in schema else []
-        count = min(max(least, len(first) or len(contains) or 1), most, _MOST_ITEMS)
-        kinds = [*first, *contains, *[items] * count][:count]
+    def _array(self, schema: _Schema, level: int) -> list[Any]:
+        first = _list(schema, "prefixItems")
+        least, most = _real(schema, "minItems", 0.0), _real(schema, "maxItems", math.inf)
+        count = int(min(max(least, len(first) or 1), most, _MOST_ITEMS))
+        kinds = [*first, *[schema.get("items", {})] * count][: max(0, count)]
         values = [self.value(kind, level + 1, index) for index, kind in enumerate(kinds)]
         return [value for value in values if value is not _NOTHING]
 
 
+def _kind(schema: _Schema) -> str:
+    """Return the type of a schema: of several the first that is not null."""
+    types = schema.get("type")
+    kinds = [kind for kind in (types if isinstance(types, list) else [types]) if isinstance(kind, str)]
+    if kinds:
+        return next((kind for kind in kinds if kind != "null"), "null")
+    return next((kind for kind, words in _KEYWORDS.items() if any(word in schema for word in words)), "string")
+
+
 def _number(schema: _Schema, index: int, *, whole: bool) -> int | float:
-    step = _real(schema, "multipleOf") or (1.0 if whole else 0.0)
-    low, high = _real(schema, "minimum"), _real(schema, "maximum")
-    above, below = _real(schema, "exclusiveMinimum"), _real(schema, "exclusiveMaximum")
-    if schema.get("exclusiveMinimum") is True:  # in older drafts of JSON Schema
-        low, above = None, low
-    if schema.get("exclusiveMaximum") is True:
-        high, below = None, high
-    least = max((bound for bound in (low, above) if bound is not None), default=-math.inf)
-    most = min((bound for bound in (high, below) if bound is not None), default=math.inf)
-    wanted = 1.0 + index
-    if step > 0:
-        wanted = max(step, step * math.ceil(wanted / step)) if index == 0 else step * (1 + index)
-    if wanted > most or wanted == below:
-        wanted = most if step <= 0 or math.isinf(most) else step * math.floor(most / step)
-        if wanted == below:
-            wanted -= step or (1.0 if least < wanted - 1 else (wanted - least) / 2)
-    if wanted < least or wanted == above:
-        wanted = least if step <= 0 else step * math.ceil(least / step)
-        if wanted == above:
-            wanted += step or (1.0 if wanted + 1 < most else (most - wanted) / 2)
-    return int(wanted) if wanted.is_integer() and abs(wanted) < 2**53 else wanted
+    """Return a number between the bounds, if possible a small one."""
+    step = _real(schema, "multipleOf", 1.0 if whole else 0.0)
+    low, high = _real(schema, "minimum", -math.inf), _real(schema, "maximum", math.inf)
+    above, below = _real(schema, "exclusiveMinimum", -math.inf), _real(schema, "exclusiveMaximum", math.inf)
+    least, most = max(low, above), min(high, below)
+    small = (step or 1.0) * (1 + index)
+    bounds = [bound for bound in (least, most) if math.isfinite(bound)]
+    middle = [sum(bounds) / len(bounds)] if bounds else []
+    for near in (small, *bounds, *(bound + 1 for bound in bounds), *(bound - 1 for bound in bounds), *middle):
+        for wanted in (math.ceil(near / step) * step, math.floor(near / step) * step) if step > 0 else (near,):
+            if low <= wanted <= high and above < wanted < below:
+                return int(wanted) if float(wanted).is_integer() and abs(wanted) < 2**53 else wanted
+    return 1
 
 
 def _text(schema: _Schema, index: int, name: str) -> str:
-    least, most = _whole(schema, "minLength", 0), _whole(schema, "maxLength", _MOST_CHARS)
+    least, most = _real(schema, "minLength", 0.0), _real(schema, "maxLength", _MOST_CHARS)
     pattern, form = schema.get("pattern"), schema.get("format")
     if isinstance(pattern, str):
-        found = matching(pattern, least)
-        if found is not None and len(found) <= most:
-            return found
-    if isinstance(form, str) and form in _FORMATS:
-        return _FORMATS[form]
-    for given in (_example(schema.get("description")), _BY_NAME.get(name.lower())) if index == 0 else ():
-        if given and "pattern" not in schema and least <= len(given) <= most:
-            return given
-    text = "text" if index == 0 else f"text {index + 1}"
-    return (text + "." * (min(least, _MOST_CHARS) - len(text)))[: max(0, most)]
-
-
-def _example(description: Any) -> str:
-    """Return the example in a description, such as Oslo in "a city, for example Oslo"; empty if it has none."""
-    found = _EXAMPLE.search(description) if isinstance(description, str) else None
-    text = next(filter(None, found.groups()), "").strip() if found else ""
-    return text if len(text) <= _LONGEST_EXAMPLE else ""
-
-
-def _list(schema: _Schema, word: str) -> list[Any]:
-    """Return the items of a keyword, or its single value as a list."""
-    found = schema.get(word, _NOTHING)
-    if word in ("default", "example"):
-        return [] if found is _NOTHING else [found]
-    return found if isinstance(found, list) else []
+        with suppress(re.error, RecursionError, OverflowError), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compiled = re.compile(pattern)
+            fitting = (text for text in _CANDIDATES if least <= len(text) <= most and compiled.search(text))
+            return next(fitting, "text")
+    if isinstance(form, str) and form in _TEXTS:
+        return _TEXTS[form]
+    text = _TEXTS.get(name.lower(), "text") if index == 0 else f"text {index + 1}"
+    example = _EXAMPLE.search(str(schema.get("description"))) if index == 0 else None
+    if example is not None and least <= len(example[2] or example[3]) <= most:
+        text = example[2] or example[3]
+    return text.ljust(int(min(least, _MOST_CHARS)), ".")[: int(max(0, min(most, _MOST_CHARS)))]
 
 
 def mapping(value: object) -> Mapping[str, Any]:
@@ -218,16 +174,12 @@ def mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _names(schema: _Schema) -> list[str]:
-    return [name for name in _list(schema, "required") if isinstance(name, str)]
+def _list(schema: _Schema, word: str) -> list[Any]:
+    items = schema.get(word)
+    return items if isinstance(items, list) else []
 
 
-def _real(schema: _Schema, word: str) -> float | None:
-    found = schema.get(word)
-    real = isinstance(found, int | float) and not isinstance(found, bool) and -1e300 < found < 1e300
-    return float(found) if real and found is not None else None
-
-
-def _whole(schema: _Schema, word: str, default: int) -> int:
-    found = _real(schema, word)
-    return default if found is None or found < 0 else int(min(found, 10**9))
+def _real(schema: _Schema, word: str, default: float) -> float:
+    number = schema.get(word)
+    is_number = isinstance(number, int | float) and not isinstance(number, bool) and -1e300 < number < 1e300
+    return float(number) if is_number and number is not None else default

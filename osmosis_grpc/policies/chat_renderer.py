@@ -193,7 +193,7 @@ class ChatRenderer:
         return int(ended and len(closing) > 0 and int(closing[0]) in self._special_ids)
 
     def _check_beginning(self, messages: list[Message], tools: list[Tool], known: Ids, time: datetime | None) -> None:
-        """Raises _NotAppendOnly unless the known tokens begin with the same tools and first messages."""
+        """Raise _NotAppendOnly unless the known tokens begin with the same tools and first messages."""
         first = next((n for n, message in enumerate(messages) if message["role"] == "user"), 0)
         try:
             head = self._encode(self._text(messages[: first + 1], tools, time))

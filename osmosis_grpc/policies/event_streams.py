@@ -134,7 +134,6 @@ def _events(raw: bytes) -> Iterator[tuple[str, str]]:
 
 
 def _message(data: str) -> str:
-    """Return the text in the data of an error."""
     try:
         found: Any = jsontext.parse_object(data, "error")
     except InvalidArgument:

@@ -70,7 +70,6 @@ def called_names(messages: Sequence[Message]) -> Iterator[str]:
 
 
 def _functions(tools: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """Yield the name of each tool with the schema of its arguments."""
     for tool in tools:
         function = mapping(mapping(tool).get("function"))
         if isinstance(function.get("name"), str):

@@ -8,15 +8,8 @@ Needs the extra `litellm`.
 from typing import Any
 
 from osmosis_grpc.agent.local_prices import use_local_prices
-from osmosis_grpc.policies.model_http import refused
-from osmosis_grpc.protocol.errors import (
-    CallError,
-    DeadlineExceeded,
-    Internal,
-    InvalidArgument,
-    MissingExtraError,
-    Unavailable,
-)
+from osmosis_grpc.policies.model_http import BAD_BODY, refused
+from osmosis_grpc.protocol.errors import CallError, DeadlineExceeded, Internal, MissingExtraError, Unavailable
 from osmosis_grpc.protocol.types import ChatRequest, ChatResponse
 
 
@@ -61,7 +54,7 @@ class LiteLLMPolicy:
             raise self._error(error) from None
         try:
             return self._read(reply)
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError, InvalidArgument) as error:
+        except BAD_BODY as error:
             raise Internal(f"the reply of {self._model} cannot be read: {type(error).__name__}: {error}") from None
 
     def _read(self, reply: Any) -> ChatResponse:

@@ -42,7 +42,6 @@ MODALITIES = {
     "audio_url": Modality.AUDIO,
     "input_audio": Modality.AUDIO,
 }
-"""The modality of a content part by its type."""
 
 
 def media_of(messages: Iterable[Message]) -> tuple[Media, ...]:

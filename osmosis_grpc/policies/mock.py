@@ -95,7 +95,6 @@ def _parse(question: str) -> ast.expr:
 
 
 def _results(messages: Sequence[Message]) -> dict[_Call, str]:
-    """Return the results of the tools by their calls."""
     asked: dict[str, _Call] = {}
     said: dict[_Call, str] = {}
     for message in messages:

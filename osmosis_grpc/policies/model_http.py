@@ -4,7 +4,7 @@ import contextlib
 import time
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 from urllib.parse import quote, urlsplit
 
 from osmosis_grpc.protocol.errors import (
@@ -24,11 +24,25 @@ if TYPE_CHECKING:
     import aiohttp
 
 T = TypeVar("T")
+BAD_BODY = (KeyError, IndexError, TypeError, ValueError, AttributeError, InvalidArgument)
+"""The errors of a reply that cannot be read."""
 
 SESSION_HEADER = "X-Session-ID"
 """This header is equal in all chats of a sample, so that a router picks the replica that caches their prefix."""
 MOST_SAID = 500
-"""An error has at most this many characters of the model server's answer."""
+
+
+class HttpPolicy:
+    """A policy that asks a model server over HTTP. The trainer, or `async with`, closes its connections."""
+
+    _http: "ModelHttp"
+
+    async def __aenter__(self) -> Self:
+        self._http.enter()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._http.exit()
 
 
 class ModelHttp:

@@ -8,23 +8,19 @@ not trainable. The policy never tokenizes a text itself. SGLang also returns the
 Needs the extra `policies` (aiohttp).
 """
 
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 
 from osmosis_grpc.policies.event_streams import is_stream, read_stream, stream_problem
-from osmosis_grpc.policies.model_http import ModelHttp, checked_url, typed
+from osmosis_grpc.policies.model_http import BAD_BODY, HttpPolicy, ModelHttp, checked_url, typed
 from osmosis_grpc.policies.sampling import SAMPLED, check_only
 from osmosis_grpc.policies.weight_names import WeightNames
-from osmosis_grpc.protocol.errors import InvalidArgument, Unavailable
+from osmosis_grpc.protocol.errors import Unavailable
 from osmosis_grpc.protocol.types import ChatRequest, ChatResponse, Ids, Tensor, TokenBlock, VersionSpan, jsontext
 from osmosis_grpc.protocol.types.cuts import ABORTED
 
-BAD_BODY = (KeyError, IndexError, TypeError, ValueError, AttributeError, InvalidArgument)
-"""The errors of a reply that cannot be read."""
 ID_PREFIX = "token_id:"
-"""How vLLM writes a token as its id."""
 NEUTRAL = {
     "temperature": 1.0,
     "top_p": 1.0,
@@ -42,7 +38,7 @@ ABORT_RETRY = 1.0
 """When the model server aborts a chat, the agent server asks again after this many seconds."""
 
 
-class OpenAIPolicy:
+class OpenAIPolicy(HttpPolicy):
     """Asks `base_url`/chat/completions, for example with base_url "http://127.0.0.1:8000/v1".
 
     A trainer closes the policy's connections at its end. Without a trainer, use `async with OpenAIPolicy(url, model)`.
@@ -78,15 +74,6 @@ class OpenAIPolicy:
         self._stream = stream
         self._version = version
         self._weights = WeightNames(url)
-
-    async def __aenter__(self) -> "OpenAIPolicy":
-        self._http.enter()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._http.exit()
 
     async def __call__(self, request: ChatRequest, /) -> ChatResponse:
         if self._token_ids:
@@ -167,7 +154,6 @@ def _without_nulls(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _extra(body: dict[str, Any], choice: dict[str, Any], *, has_tokens: bool) -> dict[str, Any]:
-    """Return what a reply has besides its message and its tokens."""
     extra = {"choices": body["choices"][1:], "logprobs": None if has_tokens else choice.get("logprobs")}
     return {name: value for name, value in extra.items() if value}
 
@@ -179,7 +165,6 @@ def _weight_version(body: dict[str, Any]) -> str:
 
 
 def _logprobs(choice: dict[str, Any], count: int) -> "np.ndarray[Any, Any] | None":
-    """Return one logprob per token; None if the list has another length."""
     rows = (choice.get("logprobs") or {}).get("content")
     if rows is None or len(rows) != count:
         return None

@@ -25,7 +25,6 @@ class SampledRow:
         self.random: Any = None
         """The torch.Generator of the call, made with its first token."""
         self.interrupted = False
-        """Whether the sampling should end."""
         self.ended: FinishReason | None = None
         self._logprobs: list[float] = []
         self._most = most

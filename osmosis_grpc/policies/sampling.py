@@ -1,8 +1,9 @@
 """The sampling parameters of a chat, for a generator of tokens, under the names of OpenAI and vLLM."""
 
+import functools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,7 +53,6 @@ NUMBERS = {
 """The least and the greatest value of each parameter that is a number."""
 WHOLE = {"top_k": -1, "seed": -(2**63), "top_logprobs": 0}
 """The least value of each parameter that is a whole number."""
-TEXTS = ("regex", "grammar")
 WITHOUT_EFFECT = frozenset({"model", "logprobs", "user", "metadata", "parallel_tool_calls", "priority", "store"})
 """Parameters of OpenAI that change no token here. The policy reads `priority` itself."""
 SAMPLED: dict[str, tuple[Any, ...]] = {
@@ -71,27 +71,15 @@ def sampling_of(params: Mapping[str, Any], max_tokens: int) -> Sampling:
 
     Raises InvalidArgument for a value that is out of bounds, and for a parameter that this policy cannot serve.
     """
-    given = {name: value for name, value in params.items() if value is not None and name not in WITHOUT_EFFECT}
-    lengths = [given.pop(name) for name in LENGTHS if name in given]
+    values = {name: value for name, value in params.items() if value is not None and name not in WITHOUT_EFFECT}
+    lengths = [values.pop(name) for name in LENGTHS if name in values]
     made: dict[str, Any] = {"max_tokens": _whole("max_tokens", lengths[0] if lengths else max_tokens, 1)}
-    for name, value in given.items():
-        if name in NUMBERS:
-            made[name] = _number(name, value)
-        elif name in WHOLE:
-            made[name] = _whole(name, value, WHOLE[name])
-        elif name in TEXTS:
-            made[name] = _text(name, value)
-        elif name == "stop":
-            made[name] = _texts(name, value)
-        elif name == "stop_token_ids":
-            made[name] = tuple(_whole(name, item, 0) for item in _list(name, value))
-        elif name == "ignore_eos":
-            made[name] = bool(value)
-        elif name == "response_format":
-            made["json_schema"] = _json_schema(value)
+    for name, value in values.items():
+        if name in _READERS:
+            made["json_schema" if name == "response_format" else name] = _READERS[name](name, value)
         elif name not in ONLY:
             raise InvalidArgument(f"params.{name}", "is no sampling parameter of a token policy")
-    check_only(given, ONLY, "a token policy")
+    check_only(values, ONLY, "a token policy")
     return Sampling(**made)
 
 
@@ -137,7 +125,7 @@ def _texts(name: str, value: Any) -> tuple[str, ...]:
     return texts
 
 
-def _json_schema(value: Any) -> str:
+def _json_schema(name: str, value: Any) -> str:
     """Return the schema of OpenAI's response_format as JSON; an empty text if the reply may be any text."""
     kind = value.get("type") if isinstance(value, Mapping) else None
     if kind == "text":
@@ -148,3 +136,16 @@ def _json_schema(value: Any) -> str:
     if kind == "json_schema" and isinstance(schema, Mapping) and isinstance(schema.get("schema"), Mapping):
         return json.dumps(dict(schema["schema"]))
     raise InvalidArgument("params.response_format", "has no type text, json_object or json_schema with a schema")
+
+
+_READERS: dict[str, Callable[[str, Any], Any]] = {
+    **dict.fromkeys(NUMBERS, _number),
+    **{name: functools.partial(_whole, least=least) for name, least in WHOLE.items()},
+    "regex": _text,
+    "grammar": _text,
+    "stop": _texts,
+    "stop_token_ids": lambda name, value: tuple(_whole(name, item, 0) for item in _list(name, value)),
+    "ignore_eos": lambda name, value: bool(value),
+    "response_format": _json_schema,
+}
+"""Checks and converts a parameter: takes its name and its value."""

@@ -9,7 +9,6 @@ from osmosis_grpc.protocol.errors import FailedPrecondition
 from osmosis_grpc.protocol.types import ChatRequest, ChatResponse, Message, VersionSpan
 
 Reply = str | Message
-"""A reply: text or an assistant message."""
 
 
 def answer(request: ChatRequest, reply: Reply, *, tokens: int | None = None, version: str = "") -> ChatResponse:

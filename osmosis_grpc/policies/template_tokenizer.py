@@ -38,14 +38,12 @@ class TemplateTokenizer:
         config = _config(files)
         self._named = {name: text for name in _NAMED if (text := _text_of(config.get(name)))}
         self.chat_template = chat_template or _template(files, config)
-        """The source of the template."""
         try:
             self._compiled = lru_cache(maxsize=4)(_environment().from_string)
             self._compiled(self.chat_template)
         except jinja2.TemplateSyntaxError as error:
             raise ValueError(f"{files}: the chat template has an error in line {error.lineno}: {error}") from None
         self.all_special_ids = sorted(self._special_ids(config))
-        """The ids of the tokens that are no text, such as the end of a turn."""
 
     def apply_chat_template(
         self,
@@ -97,7 +95,6 @@ def _config(files: Path) -> dict[str, Any]:
 
 
 def _text_of(token: Any) -> str:
-    """Return the text of a token, which is a text or an object with its content; an empty text for anything else."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else ""
 

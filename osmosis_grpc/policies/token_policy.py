@@ -81,7 +81,6 @@ class TokenPolicy:
         self._threads = DaemonThreads()
         self._sent = SentPrompts()
         self._running: dict[str, ChatRequest] = {}
-        """The open calls of the generator by their request ids."""
         self._supervisor: Supervisor | None = None
         self._aborts: set[asyncio.Task[None]] = set()
         self._users = 0
@@ -259,7 +258,6 @@ class TokenPolicy:
 
 
 def _check(given: object, name: str, methods: tuple[str, ...], wanted: str) -> None:
-    """Raises TypeError if a parameter has not all methods."""
     missing = [method for method in methods if not callable(getattr(given, method, None))]
     if missing:
         raise TypeError(f"{name}: a {type(given).__name__} has no {missing[0]}(); pass {wanted}")
@@ -293,7 +291,6 @@ def _before_stop(text: str, stop: tuple[str, ...]) -> str:
 
 
 def _continued(first: GenerateRequest, pieces: list[Generated]) -> GenerateRequest:
-    """Return the request for the rest of a reply."""
     sampled = [piece.token_ids for piece in pieces]
     done, sampling = sum(map(len, sampled)), first.sampling
     seed = None if sampling.seed is None else (sampling.seed + done) % 2**63  # not the same random numbers again
@@ -304,7 +301,6 @@ def _continued(first: GenerateRequest, pieces: list[Generated]) -> GenerateReque
 
 
 def _logprobs(pieces: list[Generated]) -> Any:
-    """Return the logprobs of all sampled tokens; None if a part has none."""
     given = [piece.logprobs for piece in pieces if len(piece.token_ids)]
     known = [logprobs for logprobs in given if logprobs is not None]
     if len(known) < len(given):

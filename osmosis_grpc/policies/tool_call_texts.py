@@ -37,10 +37,8 @@ class ParsedText:
 
 
 Tool = Mapping[str, Any]
-"""A tool in OpenAI's format."""
 
 ToolParser = Callable[[str, Sequence[Tool]], ParsedText]
-"""Takes the text of a reply and the offered tools."""
 
 _Found = tuple[int, int, FoundCall]
 """The beginning and the end of a call in its text, and the call."""

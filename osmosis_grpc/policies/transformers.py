@@ -60,7 +60,6 @@ class TransformersGenerator:
         if batch < 1:
             raise ValueError(f"batch: {batch} is less than 1")
         self.version = version
-        """The version of the weights."""
         self._model = model
         self._decode = tokenizer.decode
         self._end_ids = frozenset(_end_ids(model, tokenizer) if end_ids is None else end_ids)
@@ -68,7 +67,6 @@ class TransformersGenerator:
         self._gather = gather
         self._waiting: deque[SampledRow] = deque()
         self._rows: dict[str, SampledRow] = {}
-        """The calls that wait or are sampled, by request id."""
         self._threads = DaemonThreads()
         self._running: asyncio.Task[None] | None = None
         self._updates = 0
@@ -159,7 +157,6 @@ class TransformersGenerator:
         self._waiting.clear()
 
     async def _run(self) -> None:
-        """Sample one batch."""
         if len(self._waiting) < self._batch:
             await asyncio.sleep(self._gather)
             if self._updates:
@@ -234,7 +231,6 @@ class TransformersGenerator:
 
 
 def _draw(logits: "torch.Tensor", row: SampledRow) -> tuple[int, float]:
-    """Return a token and its logprob."""
     import torch
 
     sampling = row.request.sampling

@@ -28,46 +28,8 @@ import os
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import InitVar, dataclass, field
+from enum import StrEnum
 from typing import Any, Literal
-
-__all__ = [
-    "Aborted",
-    "AgentLoopNotFoundError",
-    "AlreadyExists",
-    "CallError",
-    "Cancelled",
-    "DataLoss",
-    "DeadlineExceeded",
-    "FailedPrecondition",
-    "GradingError",
-    "Internal",
-    "InvalidArgument",
-    "LedgerError",
-    "MissingExtraError",
-    "NotFound",
-    "OsmosisRolloutError",
-    "OsmosisServerError",
-    "OsmosisTimeoutError",
-    "OsmosisTransportError",
-    "OsmosisValidationError",
-    "OutOfRange",
-    "PermissionDenied",
-    "ReplyUnreadable",
-    "ResourceExhausted",
-    "RolloutEndedError",
-    "RolloutFailed",
-    "Superseded",
-    "TlsMismatch",
-    "ToolArgumentError",
-    "ToolExecutionError",
-    "ToolUnavailable",
-    "TrainerFailed",
-    "Unauthenticated",
-    "Unavailable",
-    "Unimplemented",
-    "UnknownChat",
-    "UnknownError",
-]
 
 DISTRIBUTION = "osmosis-grpc"
 """The name of this project for pip."""
@@ -75,9 +37,20 @@ DISTRIBUTION = "osmosis-grpc"
 Boundary = Literal["agent", "tool", "trainer", "grader", "server"]
 """The part that is at fault for a failure."""
 
-
 LONGEST_PAUSE = 86_400.0
 """The longest `retry_after`, in seconds."""
+
+
+class Hint(StrEnum):
+    """What a caller can do about a failed call. The value says it to a program; a command line has words of its own."""
+
+    SHOW_CREDENTIAL = "pass its token as `token`"
+    CHECK_CREDENTIAL = "check the `token`, or the certificate"
+    USE_TLS = "pass tls=ClientTls(ca=...)"
+    LEAVE_OUT_TLS = "leave out `tls`, or start it with --tls-cert and --tls-key"
+    NAME_CA = "name its CA with ClientTls(ca=...)"
+    SHOW_CERTIFICATE = "if it asks for a client certificate, pass tls=ClientTls(cert=..., key=...)"
+    START_SERVER = "start it, or name another"
 
 
 class OsmosisRolloutError(Exception):
@@ -107,6 +80,8 @@ class CallError(OsmosisRolloutError):
     """The caller should wait this many seconds before a retry; None if the other side names no valid time."""
     reason: str = field(default="", kw_only=True)
     """Why the call was refused, in upper snake case, for programs. error.proto has the list. Empty if it is unknown."""
+    hint: Hint | None = field(default=None, kw_only=True)
+    """What to do about it, if that is known. The text of the error ends with it."""
 
     def __post_init__(self, message: str, status: int | None) -> None:
         super().__init__(message)
@@ -114,6 +89,14 @@ class CallError(OsmosisRolloutError):
             self.status_code = status
         if self.retry_after is not None and not 0 <= self.retry_after <= LONGEST_PAUSE:
             self.retry_after = None
+
+    def __str__(self) -> str:
+        return self.with_advice(self.hint or "")
+
+    def with_advice(self, advice: str) -> str:
+        """Return the text of the error with other advice in place of `hint`."""
+        text = super().__str__()
+        return f"{text}; {advice}" if advice else text
 
     def __init_subclass__(cls, *, code: int | None = None, status_code: int | None = None) -> None:
         super().__init_subclass__()

@@ -4,6 +4,6 @@ Each name is imported when it is first used. So the import of this package is ch
 names that use the extra. `__init__.pyi` lists the names, for this module and for type checkers.
 """
 
-from osmosis_grpc.rollout._lazy import attach
+from osmosis_grpc.compat.lazy_names import attach
 
 __getattr__, __dir__, __all__ = attach(__name__, __file__)

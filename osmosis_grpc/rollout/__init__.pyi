@@ -31,24 +31,11 @@ from osmosis_grpc.agent.registry import register_agent_loop as register_agent_lo
 from osmosis_grpc.agent.registry import unregister_agent_loop as unregister_agent_loop
 from osmosis_grpc.agent.request import RolloutRequest as RolloutRequest
 from osmosis_grpc.agent.request_model import DEFAULT_MAX_METADATA_SIZE_BYTES as DEFAULT_MAX_METADATA_SIZE_BYTES
+from osmosis_grpc.agent.request_model import RolloutMetrics as RolloutMetrics
 from osmosis_grpc.agent.request_model import get_max_metadata_size_bytes as get_max_metadata_size_bytes
 from osmosis_grpc.agent.request_model import set_max_metadata_size_bytes as set_max_metadata_size_bytes
 from osmosis_grpc.agent.results import CompletionsResult as CompletionsResult
 from osmosis_grpc.agent.results import RolloutResult as RolloutResult
-from osmosis_grpc.agent.sdk_schemas import CompletionsChoice as CompletionsChoice
-from osmosis_grpc.agent.sdk_schemas import CompletionsRequest as CompletionsRequest
-from osmosis_grpc.agent.sdk_schemas import CompletionsResponse as CompletionsResponse
-from osmosis_grpc.agent.sdk_schemas import CompletionUsage as CompletionUsage
-from osmosis_grpc.agent.sdk_schemas import InitResponse as InitResponse
-from osmosis_grpc.agent.sdk_schemas import MessageDict as MessageDict
-from osmosis_grpc.agent.sdk_schemas import OpenAIFunctionCallSchema as OpenAIFunctionCallSchema
-from osmosis_grpc.agent.sdk_schemas import OpenAIFunctionParsedSchema as OpenAIFunctionParsedSchema
-from osmosis_grpc.agent.sdk_schemas import OpenAIFunctionToolCall as OpenAIFunctionToolCall
-from osmosis_grpc.agent.sdk_schemas import RolloutMetrics as RolloutMetrics
-from osmosis_grpc.agent.sdk_schemas import RolloutResponse as RolloutResponse
-from osmosis_grpc.agent.sdk_schemas import RolloutStatus as RolloutStatus
-from osmosis_grpc.agent.sdk_schemas import SamplingParamsDict as SamplingParamsDict
-from osmosis_grpc.agent.sdk_schemas import ToolResponse as ToolResponse
 from osmosis_grpc.agent.sync_context import SyncRolloutContext as SyncRolloutContext
 from osmosis_grpc.agent.tools import create_tool_error_result as create_tool_error_result
 from osmosis_grpc.agent.tools import create_tool_result as create_tool_result
@@ -58,7 +45,6 @@ from osmosis_grpc.agent.tools import parse_tool_arguments as parse_tool_argument
 from osmosis_grpc.agent.tools import serialize_tool_result as serialize_tool_result
 from osmosis_grpc.agent.validation_report import validate_and_report as validate_and_report
 from osmosis_grpc.agent.validator import AgentLoopValidationError as AgentLoopValidationError
-from osmosis_grpc.agent.validator import Finding as ValidationError
 from osmosis_grpc.agent.validator import ValidationResult as ValidationResult
 from osmosis_grpc.agent.validator import validate_agent_loop as validate_agent_loop
 from osmosis_grpc.agent.workflow import AgentWorkflow as AgentWorkflow
@@ -69,6 +55,19 @@ from osmosis_grpc.agent.workflow_config import ConcurrencyConfig as ConcurrencyC
 from osmosis_grpc.agent.workflow_config import GraderConfig as GraderConfig
 from osmosis_grpc.agent.workflow_runnable import WorkflowRunnable as WorkflowRunnable
 from osmosis_grpc.agent.workflow_validator import validate_workflow as validate_workflow
+from osmosis_grpc.compat.sdk_schemas import CompletionsChoice as CompletionsChoice
+from osmosis_grpc.compat.sdk_schemas import CompletionsRequest as CompletionsRequest
+from osmosis_grpc.compat.sdk_schemas import CompletionsResponse as CompletionsResponse
+from osmosis_grpc.compat.sdk_schemas import CompletionUsage as CompletionUsage
+from osmosis_grpc.compat.sdk_schemas import InitResponse as InitResponse
+from osmosis_grpc.compat.sdk_schemas import MessageDict as MessageDict
+from osmosis_grpc.compat.sdk_schemas import OpenAIFunctionCallSchema as OpenAIFunctionCallSchema
+from osmosis_grpc.compat.sdk_schemas import OpenAIFunctionParsedSchema as OpenAIFunctionParsedSchema
+from osmosis_grpc.compat.sdk_schemas import OpenAIFunctionToolCall as OpenAIFunctionToolCall
+from osmosis_grpc.compat.sdk_schemas import RolloutResponse as RolloutResponse
+from osmosis_grpc.compat.sdk_schemas import RolloutStatus as RolloutStatus
+from osmosis_grpc.compat.sdk_schemas import SamplingParamsDict as SamplingParamsDict
+from osmosis_grpc.compat.sdk_schemas import ToolResponse as ToolResponse
 from osmosis_grpc.integrations.litellm import register_litellm_provider as register_litellm_provider
 from osmosis_grpc.integrations.openai import rollout_agent as rollout_agent
 from osmosis_grpc.integrations.recorded_samples import recorded_samples as recorded_samples
@@ -87,6 +86,7 @@ from osmosis_grpc.protocol.types.tool_models import OpenAIFunctionParametersSche
 from osmosis_grpc.protocol.types.tool_models import OpenAIFunctionPropertySchema as OpenAIFunctionPropertySchema
 from osmosis_grpc.protocol.types.tool_models import OpenAIFunctionSchema as OpenAIFunctionSchema
 from osmosis_grpc.protocol.types.tool_models import OpenAIFunctionToolSchema as OpenAIFunctionToolSchema
+from osmosis_grpc.rollout.validator import ValidationError as ValidationError
 from osmosis_grpc.settings.settings import RolloutClientSettings as RolloutClientSettings
 from osmosis_grpc.settings.settings import RolloutServerSettings as RolloutServerSettings
 from osmosis_grpc.settings.settings import RolloutSettings as RolloutSettings
@@ -94,102 +94,3 @@ from osmosis_grpc.settings.settings import configure as configure
 from osmosis_grpc.settings.settings import get_settings as get_settings
 from osmosis_grpc.settings.settings import reset_settings as reset_settings
 from osmosis_grpc.tools.tool import tool as tool
-
-__all__ = [
-    "DEFAULT_HOST",
-    "DEFAULT_MAX_METADATA_SIZE_BYTES",
-    "DEFAULT_PORT",
-    "AgentLoopNotFoundError",
-    "AgentLoopRegistry",
-    "AgentLoopValidationError",
-    "AgentWorkflow",
-    "AgentWorkflowConfig",
-    "AgentWorkflowContext",
-    "BaseConfig",
-    "ChatPurpose",
-    "CompletionUsage",
-    "CompletionsChoice",
-    "CompletionsRequest",
-    "CompletionsResponse",
-    "CompletionsResult",
-    "ConcurrencyConfig",
-    "Grader",
-    "GraderConfig",
-    "GraderContext",
-    "GraderStatus",
-    "InitResponse",
-    "LLMClientProtocol",
-    "MessageDict",
-    "OpenAIFunctionCallSchema",
-    "OpenAIFunctionParametersSchema",
-    "OpenAIFunctionParsedSchema",
-    "OpenAIFunctionPropertySchema",
-    "OpenAIFunctionSchema",
-    "OpenAIFunctionToolCall",
-    "OpenAIFunctionToolSchema",
-    "OsmosisLLMClient",
-    "OsmosisRolloutError",
-    "OsmosisRolloutModel",
-    "OsmosisServerError",
-    "OsmosisStrandsAgent",
-    "OsmosisTimeoutError",
-    "OsmosisTransportError",
-    "OsmosisValidationError",
-    "RolloutAgentLoop",
-    "RolloutClientSettings",
-    "RolloutCompletionTracker",
-    "RolloutContext",
-    "RolloutErrorCategory",
-    "RolloutMetrics",
-    "RolloutRequest",
-    "RolloutResponse",
-    "RolloutResult",
-    "RolloutSample",
-    "RolloutServerSettings",
-    "RolloutSettings",
-    "RolloutStatus",
-    "SamplingParamsDict",
-    "ServeError",
-    "SyncRolloutContext",
-    "ToolArgumentError",
-    "ToolExecutionError",
-    "ToolResponse",
-    "ValidationError",
-    "ValidationResult",
-    "WorkflowRunnable",
-    "configure",
-    "count_messages_by_role",
-    "create_app",
-    "create_mock_trainer_app",
-    "create_tool_error_result",
-    "create_tool_result",
-    "execute_tool_calls",
-    "get_agent_loop",
-    "get_max_metadata_size_bytes",
-    "get_message_content",
-    "get_message_role",
-    "get_rollout_context",
-    "get_settings",
-    "get_tool_call_info",
-    "grade_recorded",
-    "is_assistant_message",
-    "is_tool_message",
-    "is_user_message",
-    "list_agent_loops",
-    "normalize_stop",
-    "parse_tool_arguments",
-    "parse_tool_calls",
-    "recorded_samples",
-    "register_agent_loop",
-    "register_litellm_provider",
-    "reset_settings",
-    "rollout_agent",
-    "serialize_tool_result",
-    "serve_agent_loop",
-    "set_max_metadata_size_bytes",
-    "tool",
-    "unregister_agent_loop",
-    "validate_agent_loop",
-    "validate_and_report",
-    "validate_workflow",
-]

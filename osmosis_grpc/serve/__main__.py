@@ -2,7 +2,7 @@
 
 import sys
 
-from osmosis_grpc.serve.entrypoint import run, single
+from osmosis_grpc.serve.entrypoint import run, serve
 
 if __name__ == "__main__":
-    sys.exit(run(lambda: single("osmosis_grpc.serve", "osmosis_grpc.serve.command", "serve")))
+    sys.exit(run(serve))

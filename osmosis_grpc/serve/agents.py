@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Any
 from osmosis_grpc.agent.loader import LoadError
 from osmosis_grpc.agent.workflow_sources import ConfigSources, Texts
 from osmosis_grpc.agent.workflow_toml import WorkflowToml, WorkflowTomlError
-from osmosis_grpc.settings.line import FIELDS, Line
+from osmosis_grpc.settings.line import OPTIONS, Line
 
 if TYPE_CHECKING:
     from osmosis_grpc.settings.settings import RolloutServerSettings
 
-VARIABLES = {field.name: field.variable for field in FIELDS.values() if field.part == "server"}
+VARIABLES = {option.name: option.variable for option in OPTIONS.values() if option.part == "server"}
 
 
 def config_sources(options: "RolloutServerSettings", line: Line | None = None) -> ConfigSources:
@@ -23,7 +23,8 @@ def config_sources(options: "RolloutServerSettings", line: Line | None = None) -
     except WorkflowTomlError as error:
         raise LoadError(str(error)) from None
     given: dict[str, Any] = {} if line is None else line.given["server"]
-    places = VARIABLES | ({} if line is None else line.in_file)
+    in_file = {} if line is None else line.in_file
+    places = {name: in_file.get(variable, variable) for name, variable in VARIABLES.items()}
 
     def before(name: str) -> Texts:
         texts: tuple[str, ...] = getattr(options, name)

@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 
-from osmosis_grpc.serve.entrypoint import run, single
+from osmosis_grpc.serve.entrypoint import run, serve
 from osmosis_grpc.supervise import OnFailure, job, thread
 
 END = job("serve.end_with_parent", OnFailure.RESTART, "thread")
@@ -23,4 +23,4 @@ def end_with_parent() -> None:
 
 if __name__ == "__main__":
     end_with_parent()
-    sys.exit(run(lambda: single("osmosis_grpc.serve", "osmosis_grpc.serve.command", "serve")))
+    sys.exit(run(serve))

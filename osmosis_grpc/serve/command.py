@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from osmosis_grpc.serve.startup import read_settings, server_security, usage_errors, warn_about_settings
-from osmosis_grpc.settings.command import command
+from osmosis_grpc.settings.command import add_command
 from osmosis_grpc.settings.line import Line
 from osmosis_grpc.settings.server_options import sampling_parameter
 
@@ -29,7 +29,7 @@ def run(line: Line) -> None:
     from osmosis_grpc.serve.json_output import records, send_errors
     from osmosis_grpc.serve.workers import VARIABLE
     from osmosis_grpc.settings import logs
-    from osmosis_grpc.settings.settings import forget_secrets, otel_content, prepare_grpc, take_variable
+    from osmosis_grpc.settings.environment import forget_secrets, otel_content, prepare_grpc, take_variable
 
     prepare_grpc()
     descriptor = take_variable(VARIABLE)
@@ -98,7 +98,9 @@ def run(line: Line) -> None:
     raise typer.Exit(code)
 
 
-serve = command("serve", "-m MODULE:ATTR | --command COMMAND [OPTIONS]", run)
+def add_serve(app: typer.Typer, name: str = "serve") -> None:
+    """Add the command to an application."""
+    add_command(app, name, "-m MODULE:ATTR | --command COMMAND [OPTIONS]", run, of="serve")
 
 
 def _beyond(options: "RolloutServerSettings") -> list[int]:
@@ -122,7 +124,7 @@ def _supervise(line: Line, settings: "RolloutSettings", beyond: list[int]) -> in
     from osmosis_grpc.serve.workers.plan import plan
     from osmosis_grpc.serve.workers.supervisor import run_workers
     from osmosis_grpc.settings import logs
-    from osmosis_grpc.settings.settings import environment, forget_secrets
+    from osmosis_grpc.settings.environment import environment, forget_secrets
 
     options = settings.server
     if options.command:
@@ -193,8 +195,6 @@ def _checked(line: Line, settings: "RolloutSettings") -> "tuple[ServerSecurity, 
 
 def _check_view(options: "RolloutServerSettings", security: "ServerSecurity") -> None:
     """Raise ValueError if the viewer cannot be served. Its pages show the rollouts of all callers."""
-    import importlib
-
     from osmosis_grpc.network.target_policy import is_loopback
     from osmosis_grpc.protocol.errors import missing_extra
 
@@ -207,7 +207,7 @@ def _check_view(options: "RolloutServerSettings", security: "ServerSecurity") ->
     if not security.admin_tokens and (security.authenticates or not is_loopback(options.host)):
         raise ValueError("--view shows the rollouts of all callers, so it needs a token: --admin-token-file FILE")
     try:
-        importlib.import_module("osmosis_grpc.viewer.app")
+        import osmosis_grpc.viewer.app  # noqa: F401
     except ModuleNotFoundError as error:
         raise ValueError(f"--view: {missing_extra('it', 'server,view')} (there is no {error.name})") from None
 

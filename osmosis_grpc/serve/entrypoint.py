@@ -1,7 +1,6 @@
 """Runs the application of a command and turns its end into an exit code."""
 
 import gc
-import importlib
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -30,10 +29,17 @@ def run(build: Callable[[], Any]) -> int:
     return 0
 
 
-def single(name: str, module: str, function: str) -> Any:
-    """Return a typer application with one command, `function` of `module`."""
+def single(name: str, add: Callable[[Any, str], None]) -> Any:
+    """Return a typer application with one command, which `add` adds to it under this name."""
     import typer
 
     app = typer.Typer(add_completion=False, name=name, pretty_exceptions_enable=False, rich_markup_mode=None)
-    getattr(importlib.import_module(module), function).add_to(app, name)
+    add(app, name)
     return app
+
+
+def serve() -> Any:
+    """Return the application of `python -m osmosis_grpc.serve`."""
+    from osmosis_grpc.serve.command import add_serve
+
+    return single("osmosis_grpc.serve", add_serve)

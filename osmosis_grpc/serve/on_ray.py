@@ -21,7 +21,7 @@ LOOK_EVERY = 1.0
 """Seconds between two looks at the addresses of the servers."""
 SAY_EVERY = 10.0
 """Seconds between two lines about resources for which the servers wait."""
-OF_RAY = tuple(field for field in SERVER if field.option.group == "Ray" and field.name != "ray")
+OF_RAY = tuple(option for option in SERVER if option.group == "Ray" and option.name != "ray")
 """The options that the servers themselves do not get."""
 
 

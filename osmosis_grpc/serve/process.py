@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import importlib
 import logging
 import os
 import shlex
@@ -80,7 +79,7 @@ async def run_process(
     if worker is not None:
         worker.listen(stop, end_after)
     if not options.no_http or options.metrics_port is not None:
-        importlib.import_module("osmosis_gateway.http_server")  # takes a second, so it is done before calls arrive
+        import osmosis_gateway.http_server  # noqa: F401 # takes a second, so it is done before calls arrive
     async with AsyncExitStack() as stack:
         if options.otel:
             _trace(stack)
@@ -165,9 +164,11 @@ def _trace(stack: AsyncExitStack) -> None:
 
 async def _legacy(stack: AsyncExitStack, text: str, settings: "RolloutSettings") -> Any:
     """Start an HttpAgent in front of a legacy agent and return it. Raises NotStarted naming the option."""
+    from osmosis_gateway.http_agent import HttpAgent
+
     name, url = split_legacy_agent(text)
     try:
-        loop = importlib.import_module("osmosis_gateway.http_agent").HttpAgent(
+        loop = HttpAgent(
             url,
             name=name,
             api_key=settings.server.secret("legacy_agent_token"),
@@ -186,10 +187,11 @@ async def _programs(stack: AsyncExitStack, options: "RolloutServerSettings") -> 
     commands = commands_of(options.command)
     if not commands:
         return [], []
-    from osmosis_grpc.settings.settings import program_environment
+    from osmosis_grpc.endpoints.command_agent import command_agents
+    from osmosis_grpc.settings.environment import program_environment
 
     memory = options.command_memory_mib
-    agents = importlib.import_module("osmosis_grpc.endpoints.command_agent").command_agents(
+    agents = command_agents(
         commands,
         options.command_name,
         program_environment(options.command_env),
@@ -252,10 +254,11 @@ async def _http(stack: AsyncExitStack, server: AgentServer, settings: "RolloutSe
     options = settings.server
     if options.no_http and (is_first or options.metrics_port is None):
         return None
-    http_server = importlib.import_module("osmosis_gateway.http_server")
+    from osmosis_gateway.http_server import serve_http
+
     try:
         return await stack.enter_async_context(
-            http_server.serve_http(server, host=options.host, port=options.http_port, settings=settings)
+            serve_http(server, host=options.host, port=options.http_port, settings=settings)
         )
     except OSError as error:
         if "http_port" in options.model_fields_set:
@@ -266,9 +269,10 @@ async def _http(stack: AsyncExitStack, server: AgentServer, settings: "RolloutSe
 
 async def _metrics(stack: AsyncExitStack, server: AgentServer, host: str, port: int) -> str:
     """Serve /metrics on a separate port and return the address. Raises NotStarted naming the option."""
-    http_server = importlib.import_module("osmosis_gateway.http_server")
+    from osmosis_gateway.http_server import serve_metrics
+
     try:
-        http = await stack.enter_async_context(http_server.serve_metrics(server, host=host, port=port))
+        http = await stack.enter_async_context(serve_metrics(server, host=host, port=port))
     except MissingExtraError as error:
         raise NotStarted(f"--metrics-port: {error}") from None
     except OSError as error:
@@ -280,23 +284,24 @@ async def _view(
     stack: AsyncExitStack, server: AgentServer, options: "RolloutServerSettings", security: ServerSecurity
 ) -> str:
     """Serve the viewer over the state folder and return the address. Raises NotStarted naming the option."""
-    metrics = importlib.import_module("osmosis_grpc.viewer.metrics").metrics_of(server)
-    share = importlib.import_module("osmosis_grpc.viewer.pace").AGENTS_SHARE
-    serve_viewer = importlib.import_module("osmosis_grpc.viewer.app").serve_viewer
+    from osmosis_grpc.viewer.app import serve_viewer
+    from osmosis_grpc.viewer.metrics import metrics_of
+    from osmosis_grpc.viewer.pace import AGENTS_SHARE
+
     state = options.state_folder
     assert state is not None  # the command has checked it
-    given = {
-        "host": options.host,
-        "token": security.admin_tokens,
-        "tls": security.tls,
-        "metrics": metrics,
-        "share": share,
-    }
-    words = f"--state-dir {shlex.quote(str(state))}"
-    ports = [options.view_port] if "view_port" in options.model_fields_set else [options.view_port, 0]
-    for port in ports:
+    for port in [options.view_port] if "view_port" in options.model_fields_set else [options.view_port, 0]:
+        viewer = serve_viewer(
+            FolderSource(state),
+            host=options.host,
+            port=port,
+            token=security.admin_tokens,
+            tls=security.tls,
+            metrics=metrics_of(server),
+            share=AGENTS_SHARE,
+            words=f"--state-dir {shlex.quote(str(state))}",
+        )
         try:
-            viewer = serve_viewer(FolderSource(state), port=port, words=words, **given)
             return str((await stack.enter_async_context(viewer)).address)
         except OSError as error:
             problem = error

@@ -54,7 +54,7 @@ class _Supervisor:
 
     def restart(self, names: str) -> None:
         """Stop the server with SIGTERM and start it again."""
-        _say(f"{names} changed; restarting the server")
+        say_error(f"{names} changed; restarting the server")
         self._child.terminate()
         self._child.wait()
         if not self.over.is_set():
@@ -65,7 +65,9 @@ class _Supervisor:
         code = self._child.poll()
         if code is not None and not self._ended:
             self._ended = True
-            _say(f"serve: ended with exit code {code}; restarts when a Python or TOML file below {Path.cwd()} changes")
+            say_error(
+                f"serve: ended with exit code {code}; restarts when a Python or TOML file below {Path.cwd()} changes"
+            )
 
     def end(self) -> int:
         """Forward the first signal and return the exit code. A second signal stops the server at once."""
@@ -82,10 +84,6 @@ class _Supervisor:
         self.over.set()
         if len(self._signals) > 1:
             self._child.send_signal(number)
-
-
-def _say(text: str) -> None:
-    say_error(text)
 
 
 def _arguments(given: list[str]) -> list[str]:

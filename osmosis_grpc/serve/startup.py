@@ -56,7 +56,7 @@ def server_security(options: "RolloutServerSettings", *, admin: Sequence[str] = 
     """Return the security for callers. Raises ValueError naming the option, also if the host needs more security."""
     from osmosis_grpc.network.target_policy import is_loopback
     from osmosis_grpc.serve.security_options import check_trace, naming, server_security_from_options
-    from osmosis_grpc.settings.settings import grpc_tracers
+    from osmosis_grpc.settings.environment import grpc_tracers
 
     if not options.unsafe_trace:
         check_trace(grpc_tracers())

@@ -11,6 +11,7 @@ from typing import Any
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
+import osmosis_grpc.endpoints  # noqa: F401 # serves the base URLs of rollouts
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.request import RolloutRequest
 from osmosis_grpc.agent.runnable import Runnable, await_tools
@@ -170,7 +171,7 @@ class AgentServer:
             )
 
         own = servicer(self.security)
-        served: services_pb2_grpc.RolloutServiceServicer = own
+        served: Any = own
         siblings = None
         if self._workers is not None:
             siblings = SiblingServer(self._workers, self.engine, self.network)
@@ -211,9 +212,8 @@ class AgentServer:
         siblings = Siblings(config, self.network)
         self._stack.push_async_callback(siblings.close)
         self.attachments.workers = lambda: siblings.workers(self.engine.journal.journal_id)
-        owner_of = self.security.authenticator() or (lambda context: "")
-        self.routes = Workers(self.engine, siblings, own, owner_of)
-        return RoutedServicer(self.routes, self.security.check_admin)
+        self.routes = Workers(self.engine, siblings, own, self.security)
+        return RoutedServicer(self.routes)
 
     async def __aexit__(self, *exc: Any) -> None:
         try:

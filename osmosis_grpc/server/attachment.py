@@ -1,14 +1,36 @@
 """The server's end of a trainer's attachment.
 
-A trainer can open several streams, one after the other, and all of them belong to one attachment. The attachment is the
-peer of the trainer's rollouts, so the engine sends their chats and outcomes to the attachment. The attachment keeps
-each chat and each outcome until the trainer answers it. The attachment sends unanswered chats and outcomes again
-on the next stream. It passes the trainer's frames to the engine.
+The theory
+----------
+An attachment is a trainer, and not a connection. It outlives its streams: a trainer opens one stream after the other,
+and each of them continues where the last one broke. So the attachment is the *peer* of the trainer's rollouts, and the
+engine never sees a stream. The engine asks chat() and complete() and waits; whether a stream is there is no business
+of a rollout.
+
+It keeps what no answer has come for:
+
+- `_waiting`: chats that were not sent on the present stream, in order.
+- `_open`: chats that were sent on it, at most `_chat_window`. A chat is in one of the two; a reply, an abandon or a
+  failed encoding takes it out.
+- `_results`: outcomes without a receipt. They have no window.
+
+A new stream (take()) moves `_open` back to the front of `_waiting`, and sends everything again. This is safe because a
+chat has a name and an outcome has a result id: the trainer answers a second copy with the first answer. So _tick() may
+also send them again on a live stream, when a proxy has lost a frame. A chat whose future is done is skipped: its
+rollout has ended, or has moved to another peer. A reply for a chat that is not open is late if the chat was ever asked,
+and otherwise a breach that ends the stream.
+
+Answers to the trainer's own requests are not kept. The trainer sends a request without an answer again on the next
+stream, and the engine finds the rollout that it has started already. So an error in making an answer ends the stream.
+
+What may live here: this state, and handlers that pass a frame on. Nothing here awaits, so no handler sees the stream
+change. Rules about the order and the size of frames are in protocol/stream, and those about rollouts in the engine.
+Requests that wait for the journal are in journaled_requests.py, and Inits with their window in attached_inits.py.
 """
 
 import asyncio
 import logging
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,44 +42,24 @@ from osmosis_grpc.engine.record import ChatKey
 from osmosis_grpc.network.channel_options import MAX_MESSAGE_BYTES, MAX_REPLY_BYTES
 from osmosis_grpc.network.frame_stream import FrameStream
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import attach_pb2 as pb
-from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import chat_pb2, rollout_pb2
-from osmosis_grpc.protocol.errors import (
-    Aborted,
-    CallError,
-    Internal,
-    InvalidArgument,
-    ReplyUnreadable,
-    ResourceExhausted,
-    Unavailable,
-    UnknownChat,
-)
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import chat_pb2
+from osmosis_grpc.protocol.errors import Aborted, Internal, InvalidArgument, ReplyUnreadable, Unavailable, UnknownChat
 from osmosis_grpc.protocol.types import AbandonReason, ChatRequest, ChatResponse, Receipt, RolloutOutcome
-from osmosis_grpc.protocol.wire.attach import (
-    chat_frame,
-    complete_frame,
-    refusal,
-    refused,
-    server_frame,
-    unknown_kind,
-    window_of,
-)
+from osmosis_grpc.protocol.wire.attach import chat_frame, complete_frame, refused, server_frame, unknown_kind, window_of
 from osmosis_grpc.protocol.wire.chat import RECEIPTS, chat_bytes, reply_from_wire
 from osmosis_grpc.protocol.wire.features import ABANDON_CHAT, BLOBS, features_from_wire
-from osmosis_grpc.protocol.wire.rollout import check_size, init_from_wire, wants_delta
+from osmosis_grpc.protocol.wire.rollout import wants_delta
+from osmosis_grpc.server.attached_inits import AttachedInits
 from osmosis_grpc.server.event_subscriptions import Subscriptions
 from osmosis_grpc.server.journaled_requests import JournaledRequests
-from osmosis_grpc.server.requests import init_answer
 from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.supervise.throttled_log import Throttled
 
 log = logging.getLogger(__name__)
 
 ASK_AGAIN = job("server.ask_again", OnFailure.RESTART)
-ACCEPTED = job("server.answer_init", OnFailure.REPORT, "callback")
 
 RESEND_INTERVAL = 5.0
-MAX_EQUAL_INITS = 64
-"""At most this many equal Inits wait for the same answer. Equal Inits have the same id, attempt and spec."""
 
 ResultKey = tuple[str, int, str]
 
@@ -90,14 +92,11 @@ class Attachment:
         self.attachment_id = attachment_id
         self.owner = owner
         self.tenant = Tenant(away_since=engine.context.system.time())
-        self.address, self.version = "", ""
-        """The address and the version of the trainer on its newest stream."""
-        self.since = 0.0
-        """When this stream began, in Unix seconds."""
+        self.address, self.version, self.since = "", "", 0.0
+        """The trainer's address and version on its newest stream, and when it began, in Unix seconds."""
         self.dropped = 0
         """The number of chat replies that were dropped, because they came too late."""
         self._engine = engine
-        self._max_metadata = max_metadata_bytes
         self.peer = Peer(
             self.chat,
             self.complete,
@@ -116,23 +115,28 @@ class Attachment:
         self._waiting: deque[_Chat] = deque()
         self._open: dict[ChatKey, _Chat] = {}
         self._results: dict[ResultKey, _Result] = {}
-        self._resent: set[ResultKey] = set()
-        """The delivered outcomes that were sent again on the present stream."""
-        self._accepting: Counter[Record] = Counter()
-        """For each rollout that is being accepted, the number of Inits that wait for the answer."""
+        self._resent: set[ResultKey] = set()  # on the present stream
         self._stream: FrameStream | None = None
         self._features: frozenset[str] = frozenset()
         self.done = False
         """Whether the trainer has said goodbye on its newest stream."""
         self._delta = True
         self._chat_window = 0
-        self._rollout_window = 0
-        self._largest_rollout_window = 0
         self._ticking: asyncio.Task[None] | None = None
         waiting = JournaledRequests(engine, owner, self._send, self._failed)
+        self._inits = AttachedInits(
+            engine,
+            owner,
+            self.peer,
+            max_metadata_bytes,
+            send=self._send,
+            fail=self._failed,
+            resend=self._resend_delivered,
+        )
+        self.grant = self._inits.grant
         self.handlers: dict[str, Callable[[Any], None]] = {
-            "open_rollouts": self._on_open_rollouts,
-            "init": self._on_init,
+            "open_rollouts": self._inits.on_open_rollouts,
+            "init": self._inits.on_init,
             "cancel": waiting.on_cancel,
             "chat_reply": self._on_chat_reply,
             "complete_reply": self._on_complete_reply,
@@ -153,14 +157,9 @@ class Attachment:
         return self._stream is not None
 
     @property
-    def received(self) -> int:
-        """The bytes that the server has received on the present stream; 0 without a stream."""
-        return self._stream.received if self._stream is not None else 0
-
-    @property
-    def sent(self) -> int:
-        """The bytes that the server has sent on the present stream; 0 without a stream."""
-        return self._stream.sent if self._stream is not None else 0
+    def traffic(self) -> tuple[int, int]:
+        """The bytes that the server has received and sent on the present stream; 0 without a stream."""
+        return (self._stream.received, self._stream.sent) if self._stream is not None else (0, 0)
 
     @property
     def needed(self) -> bool:
@@ -203,10 +202,8 @@ class Attachment:
     def complete(self, outcome: RolloutOutcome, /, *, again: bool = False) -> "asyncio.Future[Receipt]":
         """Send an outcome at once. Implements ResultSink.
 
-        Until the outcome is answered, it is sent again on each new stream. An equal Init of the trainer makes the
-        server resend a delivered outcome. `again` is True if the present stream has already had such a resend of
-        this outcome. With `again`, the frame counts as an answer to the trainer's frame. The stream limits the
-        bytes of such answers.
+        Until the outcome is answered, it is sent again on each new stream. `again` is True if the present stream has
+        had it already; then it counts as an answer to the trainer's frame, and the stream limits the bytes of answers.
         """
         frame = complete_frame(outcome, blobs=BLOBS in self._features)
         key = (outcome.rollout_id, outcome.attempt, outcome.result_id)
@@ -237,10 +234,7 @@ class Attachment:
         self.tenant.away_since = None
         self._resent.clear()
         self._chat_window = window_of(hello)
-        self._rollout_window = granted
-        # The trainer perhaps does not know all rollouts of earlier streams. If an Init beyond the window then ended the
-        # stream, the trainer would send the same Init on each new stream, and no rollout would go on.
-        self._largest_rollout_window = granted + self.tenant.open
+        self._inits.begin(granted)
         blobs = BLOBS in self._features
         for result in self._results.values():
             if blobs is not had_blobs:
@@ -263,13 +257,6 @@ class Attachment:
             if self._ticking is not None:
                 self._ticking.cancel()
             self.subscriptions.end_all()
-
-    def grant(self, window: int) -> None:
-        """Set the number of rollouts that this trainer may have open."""
-        if window != self._rollout_window:
-            self._rollout_window = window
-            self._largest_rollout_window = max(window, self._largest_rollout_window)
-            self._send("window", pb.ServerWindow(max_open_rollouts=window), answer=False)
 
     def notify_draining(self) -> None:
         """Tell the trainer that the server drains."""
@@ -333,66 +320,6 @@ class Attachment:
         if self._stream is not None:
             (self._stream.answer if answer else self._stream.send)(server_frame(kind, message))
 
-    def _on_open_rollouts(self, message: pb.OpenRollouts) -> None:
-        """Take over the rollouts for which the trainer waits, and name the unknown ones.
-
-        Another attachment of the trainer possibly had these rollouts. The trainer has no outcome of a settled one, for
-        example of an expired one, so the outcome is sent again.
-        """
-        take_over, owner = self._engine.acceptance.take_over, self.owner
-        found = [(ref, take_over(ref.rollout_id, ref.attempt, owner=owner, peer=self.peer)) for ref in message.rollouts]
-        unknown = [ref for ref, record in found if record is None]
-        self._send("unknown_rollouts", pb.UnknownRollouts(rollouts=unknown))
-        for ref, record in found:
-            if self._engine.rollouts.superseded(owner, ref.rollout_id, ref.attempt):
-                self.abandon((ref.rollout_id, ref.attempt, "", 0), AbandonReason.SUPERSEDED)
-            elif record is not None:
-                self._resend_delivered(record)
-
-    def _on_init(self, message: rollout_pb2.InitRequest) -> None:
-        rollout_id, attempt = message.rollout_id, message.attempt or 1
-        full = self.tenant.open >= self._rollout_window and not self._engine.shutdown.draining
-        beyond = False
-        try:
-            beyond = full and not self._engine.rollouts.holds(self.owner, rollout_id, attempt)
-            if beyond:
-                self._engine.acceptance.rejected[ResourceExhausted.code] += 1
-                raise ResourceExhausted(
-                    f"{self.tenant.open} rollouts are open, and this attachment may have {self._rollout_window}",
-                    retry_after=1.0,
-                    reason="WINDOW_EXCEEDED",
-                )
-            check_size(message, self._max_metadata)
-            if message.HasField("callback"):
-                raise InvalidArgument("callback", "must be unset, because an attachment's stream carries all calls")
-            record, started = self._engine.acceptance.begin(init_from_wire(message), owner=self.owner, peer=self.peer)
-            if self._accepting[record] >= MAX_EQUAL_INITS and not record.accepted.done():
-                raise ResourceExhausted(
-                    f"{MAX_EQUAL_INITS} equal Inits of this rollout already wait for their answer", retry_after=1.0
-                )
-        except CallError as error:
-            if beyond and self.tenant.open >= self._largest_rollout_window:
-                raise
-            self._refuse_init(rollout_id, attempt, error)
-            return
-        if record.accepted.done():
-            self._answer_init(record, started)
-            return
-        self._accepting[record] += 1
-        call, failed = self._engine.supervisor.call, self._failed
-        record.accepted.add_done_callback(lambda _: call(ACCEPTED, self._answer_init, record, started, report=failed))
-
-    def _answer_init(self, record: Record, started: bool) -> None:
-        self._accepting.pop(record, None)
-        error = None if record.accepted.cancelled() else record.accepted.exception()
-        if isinstance(error, CallError):
-            self._refuse_init(record.rollout_id, record.attempt, error)
-            return
-        response = init_answer(record, started)
-        reply = pb.InitReply(rollout_id=record.rollout_id, attempt=record.attempt, response=response)
-        self._send("init_reply", reply, answer=not started)
-        self._resend_delivered(record)
-
     def _resend_delivered(self, record: Record) -> None:
         """Send the outcome of a settled rollout again, because the trainer possibly does not have it."""
         outcome = record.delivery.outcome
@@ -403,9 +330,6 @@ class Attachment:
             resent = self.complete(outcome, again=key in self._resent)
             resent.add_done_callback(lambda call: call.cancelled() or call.exception())
             self._resent.add(key)
-
-    def _refuse_init(self, rollout_id: str, attempt: int, error: CallError) -> None:
-        self._send("init_reply", pb.InitReply(rollout_id=rollout_id, attempt=attempt, status=refusal(error)))
 
     def _failed(self, error: BaseException) -> None:
         """End the stream, because an answer could not be sent.

@@ -43,7 +43,7 @@ class BackgroundHandler(logging.Handler):
         self._queue: queue.SimpleQueue[logging.LogRecord | threading.Event] = queue.SimpleQueue()
         self._dropped = 0
         self.dropped = 0
-        """Records that were dropped since the start."""
+        """Record that were dropped since the start."""
         self._thread = thread(WRITE, self._run)
 
     def emit(self, record: logging.LogRecord) -> None:

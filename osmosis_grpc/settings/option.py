@@ -1,14 +1,14 @@
 """Describes one option: its flags, its variable, its bounds and its help.
 
-The classes in server_options.py and client_options.py declare every option once, as an annotated field. The settings
-models (settings.py), the commands with their --help (command.py) and docs/settings.md (scripts/settings.py) are made
-from them.
+The classes in server_options.py and client_options.py declare every option once. The settings models (settings.py), the
+commands with their --help (command.py), the tables of TOML files and docs/settings.md (scripts/settings.py) read these
+declarations.
 """
 
 import inspect
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, get_args, get_origin
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, get_args
 
 __all__ = [
     "BOTH",
@@ -16,11 +16,11 @@ __all__ = [
     "PORTS",
     "PREFIX",
     "Declared",
-    "Field",
     "Option",
     "Secret",
-    "fields_of",
     "host_port",
+    "option",
+    "options_in",
     "split_host_port",
 ]
 
@@ -50,11 +50,9 @@ else:
             return handler.generate_schema(SecretStr)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Option:
-    """Describes a field of an options class. Pydantic reads its bounds and checks as grouped metadata."""
-
-    __is_annotated_types_grouped_metadata__ = True
+    """An attribute of an options class. On the class itself, the attribute has the default value."""
 
     group: str
     """The heading in --help and in docs/settings.md."""
@@ -64,6 +62,8 @@ class Option:
     A switch has no placeholder. An option without a flag, which has only a variable, has an empty usage.
     """
     help: str
+    value: Any = None
+    """The default. A switch is off and a list is empty without one."""
     commands: tuple[str, ...] = ("serve",)
     bounds: tuple[float, float] | None = None
     """The least and the greatest value."""
@@ -71,71 +71,38 @@ class Option:
     """Raises ValueError for a bad value. It is called for each value of a list."""
     lines: bool = False
     """Whether the text of the value holds several values, one on each line. The flag can then be repeated."""
-    default: str | None = None
+    shown: str | None = None
     """A text to show instead of the default."""
-
-    @property
-    def flags(self) -> tuple[str, ...]:
-        """The flags of the option. The long flag is the last one."""
-        return tuple(word.rstrip(",") for word in self.usage.split() if word.startswith("-"))
-
-    @property
-    def metavar(self) -> str:
-        """The placeholder of the value; empty for a switch."""
-        return "".join(word for word in self.usage.split() if not word.startswith("-"))
-
-    def __iter__(self) -> Iterator[Any]:
-        """Yield the constraints for pydantic."""
-        from annotated_types import Ge, Le
-        from pydantic import AfterValidator
-
-        if self.bounds is not None:
-            yield Ge(self.bounds[0])
-            yield Le(self.bounds[1])
-        if self.check is not None:
-            yield AfterValidator(_each(self.check))
-
-
-def _each(check: Callable[[str], str]) -> Callable[[Any], Any]:
-    def checked(value: Any) -> Any:
-        return tuple(map(check, value)) if isinstance(value, tuple) else check(value) if value else value
-
-    return checked
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Field:
-    """An option with the name, the type and the default of its field."""
-
-    part: str
+    common: bool = False
+    """Whether --help shows the option. --help-all shows all of them."""
+    part: str = field(init=False)
     """The part of the settings that has the option: server or client."""
-    name: str
-    option: Option
-    kind: type
+    name: str = field(init=False)
+    """The name of the setting, and its key in the table [server] of a TOML file."""
+    kind: type = field(init=False)
     """str, int, float, bool, Path, Secret, or tuple for a list."""
-    value: Any
 
-    @property
-    def variable(self) -> str:
-        """The environment variable of the option."""
-        return f"{PREFIX}{self.part}_{self.name}".upper()
+    def __set_name__(self, owner: Any, name: str) -> None:
+        hint = inspect.get_annotations(owner)[name]
+        kinds = [kind for kind in get_args(hint) or (hint,) if kind is not type(None)]
+        self.part, self.name = owner.part, name
+        self.kind = tuple if kinds[-1] is ... else kinds[0]
+        if self.value is None and self.kind in (bool, tuple):
+            self.value = self.kind()
 
-    @property
-    def key(self) -> str:
-        """The name of the option among the parameters of a command."""
-        return f"{self.part}_{self.name}"
-
-    @property
-    def switch(self) -> bool:
-        """Whether the option is a switch, whose flag takes no value."""
-        return self.kind is bool
+    def __get__(self, instance: object, owner: type) -> Any:
+        return self.value
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """All flags of the option. The last flag of a switch is the flag that switches it off."""
-        if not self.switch or not self.option.flags:
-            return self.option.flags
-        return (*self.option.flags, self.off)
+        """All flags. The long flag is the last one, or for a switch the flag that switches it off."""
+        flags = tuple(word.rstrip(",") for word in self.usage.split() if word.startswith("-"))
+        return (*flags, self.off) if flags and self.switch else flags
+
+    @property
+    def flag(self) -> str:
+        """The long flag; empty for an option without a flag."""
+        return next((word for word in reversed(self.usage.split()) if word.startswith("--")), "")
 
     @property
     def off(self) -> str:
@@ -143,38 +110,64 @@ class Field:
 
         With this flag, the command line can override a variable.
         """
-        long = self.option.flags[-1]
-        return f"--{long.removeprefix('--no-')}" if long.startswith("--no-") else f"--no-{long[2:]}"
+        name = self.flag.removeprefix("--no-")
+        return f"--{name}" if name != self.flag else f"--no-{name[2:]}"
+
+    @property
+    def metavar(self) -> str:
+        """The placeholder of the value; empty for a switch."""
+        return "".join(word for word in self.usage.split() if not word.startswith("-"))
+
+    @property
+    def variable(self) -> str:
+        """The environment variable of the option."""
+        return f"{PREFIX}{self.part}_{self.name}".upper()
+
+    @property
+    def switch(self) -> bool:
+        """Whether the option is a switch, whose flag takes no value."""
+        return self.kind is bool
 
     @property
     def several(self) -> bool:
         """Whether the flag can be repeated."""
-        return self.kind is tuple or self.option.lines
+        return self.kind is tuple or self.lines
 
     @property
-    def bounds(self) -> str:
+    def range(self) -> str:
         """The bounds as text; empty without bounds."""
-        return " to ".join(map(_plain, self.option.bounds or ()))
+        return " to ".join(f"{bound:.12g}" for bound in self.bounds or ())
 
     @property
     def default(self) -> str:
         """The default as text; empty without a default."""
-        if self.option.default is not None:
-            return self.option.default
+        if self.shown is not None:
+            return self.shown
         if self.switch:
             return "on" if self.value else "off"
-        return "" if self.value is None or self.value == () or self.value == "" else _plain(self.value)
+        text = f"{self.value:.12g}" if isinstance(self.value, float) else str(self.value)
+        return "" if self.value in (None, (), "") else text
+
+    def checked(self, value: Any) -> Any:
+        """Return a value that the option allows. Raises ValueError for any other value."""
+        if self.bounds is not None and value is not None and not self.bounds[0] <= value <= self.bounds[1]:
+            raise ValueError(f"{str(value)[:40]} is not in the range {self.range}")
+        if self.check is not None and value:
+            return tuple(map(self.check, value)) if isinstance(value, tuple) else self.check(value)
+        return value
 
 
-def fields_of(part: str, options: type) -> tuple[Field, ...]:
-    """Return the fields that an options class declares, in their order."""
-    found = []
-    for name, annotation in inspect.get_annotations(options).items():
-        of, option = get_args(annotation)
-        kinds = [kind for kind in get_args(of) or (of,) if kind is not type(None)]
-        kind = get_origin(of) if get_origin(of) is tuple else kinds[0]
-        found.append(Field(part=part, name=name, option=option, kind=kind, value=getattr(options, name)))
-    return tuple(found)
+def options_in(declared: type) -> tuple[Option, ...]:
+    """Return the options that a class declares, in their order."""
+    return tuple(each for each in vars(declared).values() if isinstance(each, Option))
+
+
+if TYPE_CHECKING:
+
+    def option(*declared: Any, **more: Any) -> Any:
+        """Declare an option, with the arguments of Option. A type checker sees only the annotation of the attribute."""
+else:
+    option = Option
 
 
 def host_port(text: str) -> str:
@@ -191,7 +184,3 @@ def split_host_port(text: str) -> tuple[str, int]:
     if not host or "/" in host or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
         raise ValueError(f"{text} is not HOST:PORT")
     return host.strip("[]"), int(port)
-
-
-def _plain(value: Any) -> str:
-    return f"{value:.12g}" if isinstance(value, float) else str(value)

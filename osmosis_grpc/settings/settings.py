@@ -1,20 +1,15 @@
-"""Settings: the only module that reads the environment.
+"""Settings, from the environment and other sources. Only this module and environment.py read the environment.
 
 osmosis_grpc.settings declares the fields, with defaults, bounds and help. The first of these sources
 wins: code or command line, environment, file .env, default. A wrong value raises pydantic's
 ValidationError; problems() names the option or the variable that it came from.
 """
 
-import contextlib
-import ctypes
 import difflib
-import os
-import re
 import reprlib
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import (
@@ -25,69 +20,72 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from osmosis_grpc.settings import option
 from osmosis_grpc.settings.client_options import ClientOptions
-from osmosis_grpc.settings.line import FIELDS, Line
+from osmosis_grpc.settings.line import OPTIONS, Line
+from osmosis_grpc.settings.option import PREFIX, Option, Secret
 from osmosis_grpc.settings.server_options import ServerOptions
 
 
 def _config(part: str) -> SettingsConfigDict:
     return SettingsConfigDict(
-        env_prefix=f"{option.PREFIX}{part}_",
-        env_file=".env",
-        extra="ignore",
-        hide_input_in_errors=True,
-        enable_decoding=False,
+        env_prefix=f"{PREFIX}{part}_", env_file=".env", extra="ignore", hide_input_in_errors=True, enable_decoding=False
     )
 
 
 class _Part(BaseSettings):
-    """Parses the texts of variables: a list is split at blanks, and an empty value is an error."""
+    """Parse the texts of variables: a list is split at blanks, and an empty value is an error."""
+
+    part: ClassVar[str]
 
     @field_validator("*", mode="before")
     @classmethod
     def _text(cls, value: Any, info: ValidationInfo) -> Any:
-        field = FIELDS[f"{cls.model_config['env_prefix']}{info.field_name}".upper()]
-        if field.kind is tuple and isinstance(value, str):
+        option = cls.option(str(info.field_name))
+        if option.kind is tuple and isinstance(value, str):
             value = tuple(value.split()) or ("",)
-        if field.kind is not option.Secret and (value == "" or (isinstance(value, list | tuple) and "" in value)):
+        if option.kind is not Secret and (value == "" or (isinstance(value, list | tuple) and "" in value)):
             raise ValueError("is empty: give it a value, or unset it")
         return value
 
     @field_validator("*", mode="after")
     @classmethod
-    def _fits_a_header(cls, value: Any, info: ValidationInfo) -> Any:
+    def _allowed(cls, value: Any, info: ValidationInfo) -> Any:
+        option = cls.option(str(info.field_name))
         if isinstance(value, SecretStr):
-            lines = FIELDS[f"{cls.model_config['env_prefix']}{info.field_name}".upper()].option.lines
-            _check((_lines(value) or [""]) if lines else [value.get_secret_value()])
-        return value
+            _check((_lines(value) or [""]) if option.lines else [value.get_secret_value()])
+            return value
+        return option.checked(value)
+
+    @classmethod
+    def option(cls, name: str) -> Option:
+        """Return the declaration of a setting."""
+        return OPTIONS[f"{cls.model_config['env_prefix']}{name}".upper()]
 
     def secrets(self, name: str) -> tuple[str, ...]:
         """Return the texts of a secret: from its option or variable, and from its file, one on each line.
 
         Raises ValueError naming the file's option.
         """
-        given: SecretStr | None = getattr(self, name)
+        secret: SecretStr | None = getattr(self, name)
         path: Path | None = getattr(self, f"{name}_file")
-        found = _lines(given) if given is not None else []
+        texts = _lines(secret) if secret is not None else []
         if path is None:
-            return tuple(found)
+            return tuple(texts)
         try:
             kept = _lines(SecretStr(path.read_text()))
             _check(kept or [""])
         except (OSError, ValueError) as error:
-            flag = FIELDS[f"{self.model_config['env_prefix']}{name}_file".upper()].flags[-1]
             why = error.strerror if isinstance(error, OSError) else str(error)
-            raise ValueError(f"{flag}: {path} cannot be used: {why}") from None
-        return (*found, *kept)
+            raise ValueError(f"{self.option(f'{name}_file').flag}: {path} cannot be used: {why}") from None
+        return (*texts, *kept)
 
     def secret(self, name: str) -> str:
         """Return a single secret; empty if there is none. Raises ValueError naming the option."""
-        found = self.secrets(name)
-        if len(found) > 1:
-            flag = FIELDS[f"{self.model_config['env_prefix']}{name}_file".upper()].flags[-1]
+        secrets = self.secrets(name)
+        if len(secrets) > 1:
+            flag = self.option(f"{name}_file").flag
             raise ValueError(f"{flag}: there is more than one token; give one, in the file or without it")
-        return found[0] if found else ""
+        return secrets[0] if secrets else ""
 
 
 class RolloutClientSettings(ClientOptions, _Part):
@@ -160,7 +158,7 @@ def command_settings(line: Line) -> RolloutSettings:
     added = {name: server.pop(name) for name in (*_TOKENS, *_KEY_VALUES) if name in server}
     try:
         known = RolloutServerSettings(**server)
-        server = _from_file(known, line) | server
+        server = _from_file(known, known.config_file, line) | server
         known = RolloutServerSettings(**server)
         for name, given in added.items():  # those of the line and of the variable count
             before: Any = getattr(known, name)
@@ -169,7 +167,9 @@ def command_settings(line: Line) -> RolloutSettings:
             else:
                 server[name] = SecretStr("\n".join((*(_lines(before) if before is not None else ()), given)))
         known = RolloutServerSettings(**server)
-        return RolloutSettings(server=known, client=RolloutClientSettings(**line.given["client"]))
+        client = line.given["client"]
+        client = _from_file(RolloutClientSettings(**client), known.config_file, line) | client
+        return RolloutSettings(server=known, client=RolloutClientSettings(**client))
     except ValidationError as error:
         raise ValueError(problems(error, line)) from None
 
@@ -178,135 +178,59 @@ _TOKENS = ("token", "admin_token")
 _KEY_VALUES = ("workflow_config", "grader_config", "pin_sampling")
 
 
-def _from_file(known: "RolloutServerSettings", line: Line) -> dict[str, Any]:
-    """Return the values of the table [server] that neither the line nor the environment has. Raises ValueError."""
-    path = known.config_file
+def _from_file(known: _Part, path: Path | None, line: Line) -> dict[str, Any]:
+    """Return the values of a part's table that neither the line nor the environment has. Raises ValueError."""
     if path is None:
         return {}
-    values = {name: value for name, value in server_table(path).items() if name not in known.model_fields_set}
-    line.in_file = {name: f"{path}: [server] {name}" for name in values}
+    values = {name: value for name, value in _table(path, known).items() if name not in known.model_fields_set}
+    line.in_file |= _places(path, known, values)
     return values
 
 
-def server_table(path: Path) -> dict[str, Any]:
-    """Return the values of the table [server] of a TOML file, by field of RolloutServerSettings.
+def _table(path: Path, part: _Part | type[_Part]) -> dict[str, Any]:
+    """Return the values of the table [server] or [client] of a TOML file, by the names of the settings.
 
     Raises ValueError for an unknown key and for a secret.
     """
     from osmosis_grpc.agent.workflow_toml import WorkflowToml
 
-    given = WorkflowToml.read(path).server
-    fields = {field.name: field for field in FIELDS.values() if field.part == "server"}
-    for name in given:
-        if name not in fields or name == "config_file":
-            nearest = difflib.get_close_matches(name, fields, 1)
+    values = getattr(WorkflowToml.read(path), part.part)
+    options = {option.name: option for option in OPTIONS.values() if option.part == part.part}
+    for name in values:
+        if name not in options or name == "config_file":
+            nearest = difflib.get_close_matches(name, options, 1)
             hint = f"; is {nearest[0]} meant?" if nearest else "; docs/settings.md lists the keys"
-            raise ValueError(f"{path}: [server] has the unknown key {name}{hint}")
-        if fields[name].kind is option.Secret:
-            raise ValueError(f"{path}: [server] {name} is a secret; name its file with {name}_file")
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+            raise ValueError(f"{path}: [{part.part}] has the unknown key {name}{hint}")
+        if options[name].kind is Secret:
+            raise ValueError(f"{path}: [{part.part}] {name} is a secret; name its file with {name}_file")
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
-def check_server_table(path: Path) -> None:
-    """Raise ValueError if the table [server] of a TOML file has an unknown key, a secret or a wrong value."""
-    given = server_table(path)
-    try:
-        RolloutServerSettings(**given)
-    except ValidationError as error:
-        raise ValueError(problems(error, in_file={name: f"{path}: [server] {name}" for name in given})) from None
+def _places(path: Path, part: _Part | type[_Part], values: Iterable[str]) -> dict[str, str]:
+    return {part.option(name).variable: f"{path}: [{part.part}] {name}" for name in values}
+
+
+def check_tables(path: Path) -> None:
+    """Raise ValueError if a table of settings in a TOML file has an unknown key, a secret or a wrong value."""
+    for part in (RolloutServerSettings, RolloutClientSettings):
+        values = _table(path, part)
+        try:
+            part(**values)
+        except ValidationError as error:
+            raise ValueError(problems(error, in_file=_places(path, part, values))) from None
 
 
 def by_source(text: str, line: Line, settings: RolloutSettings) -> str:
     """Return a message about options. A flag becomes the variable's name if the value came from the variable."""
-    return line.named(text, lambda field: field.name in getattr(settings, field.part).model_fields_set)
-
-
-def forget_secrets() -> None:
-    """Remove every secret from the environment of this process. Call it after the settings were read.
-
-    Agents run in this process, and the output of their tools goes into the trajectory and the journal. A tool that
-    runs `env` or reads /proc/PID/environ finds no secret.
-    """
-    for name in list(os.environ):
-        field = FIELDS.get(name.upper())
-        if field is not None and field.kind is option.Secret:
-            _overwrite(name)
-            del os.environ[name]
-
-
-def environment() -> dict[str, str]:
-    """Return a copy of the environment with its secrets, for processes of the same server."""
-    return dict(os.environ)
-
-
-def take_variable(name: str) -> str | None:
-    """Remove a variable from the environment, and return its value."""
-    return os.environ.pop(name, None)
-
-
-_FOR_PROGRAMS = re.compile(
-    "PATH|PYTHONPATH|LD_LIBRARY_PATH|HOME|USER|LOGNAME|SHELL|TZ|LANG|LANGUAGE|LC_[A-Z]+|VIRTUAL_ENV|CONDA_PREFIX"
-    "|SSL_CERT_FILE|SSL_CERT_DIR|REQUESTS_CA_BUNDLE"
-)
-"""Names of variables that every program gets."""
-
-
-def program_environment(names: Iterable[str]) -> dict[str, str]:
-    """Return the variables that the programs of `serve --command` get: a fixed list, and those with one of `names`."""
-    kept = {name: value for name, value in os.environ.items() if _FOR_PROGRAMS.fullmatch(name) or name in set(names)}
-    return kept | {"PATH": program_path()}
-
-
-def otel_exporter() -> str:
-    """Return the name of the exporter of traces, as OpenTelemetry's variables select it; by default that for OTLP."""
-    name = os.environ.get("OTEL_TRACES_EXPORTER", "otlp")
-    if name != "otlp":
-        return name
-    protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
-    return "otlp_proto_http" if (protocol or "grpc").startswith("http") else "otlp_proto_grpc"
-
-
-def otel_content() -> bool:
-    """Return whether the spans may have messages, as OpenTelemetry's variable for generative AI says."""
-    given = os.environ.get("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "")
-    return given.lower() in ("true", "span_only", "span_and_event")
-
-
-def has_otel_name() -> bool:
-    """Return whether OpenTelemetry's variables name this process."""
-    return bool(os.environ.get("OTEL_SERVICE_NAME")) or "service.name=" in os.environ.get(
-        "OTEL_RESOURCE_ATTRIBUTES", ""
-    )
-
-
-def program_path() -> str:
-    """Return the PATH of programs that this process starts. `python` is found in it.
-
-    If this Python is that of a virtual environment, and no environment is activated, the folder of this Python is
-    first. Otherwise it is last.
-    """
-    path, own = os.environ.get("PATH") or os.defpath, str(Path(sys.executable).parent)
-    activated = [f"{os.environ[name]}/bin" for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if os.environ.get(name)]
-    first = sys.prefix != sys.base_prefix and not set(activated) & set(path.split(os.pathsep))
-    return os.pathsep.join((own, path) if first else (path, own))
-
-
-def _overwrite(name: str) -> None:
-    """Overwrite a variable's value in memory, because /proc/PID/environ shows the initial environment."""
-    with contextlib.suppress(AttributeError, OSError):
-        getenv = ctypes.CDLL(None).getenv
-        getenv.argtypes, getenv.restype = [ctypes.c_char_p], ctypes.c_void_p
-        place = getenv(os.fsencode(name))
-        if place:
-            ctypes.memset(place, ord("-"), len(ctypes.string_at(place)))
+    return line.named(text, lambda option: option.name in getattr(settings, option.part).model_fields_set)
 
 
 def shown_secrets(line: Line) -> list[tuple[str, str]]:
     """Return the flags of each secret on a command line: its own, and the flag of the file that can have it instead."""
     return [
-        (field.option.flags[-1], FIELDS[f"{field.variable}_FILE"].flags[-1])
-        for field in FIELDS.values()
-        if field.kind is option.Secret and line.has(field.part, field.name)
+        (option.flag, OPTIONS[f"{option.variable}_FILE"].flag)
+        for option in OPTIONS.values()
+        if option.kind is Secret and line.has(option.part, option.name)
     ]
 
 
@@ -318,11 +242,11 @@ def unknown_variables() -> Iterator[tuple[str, str]]:
     """
     here = {**DotEnvSettingsSource(RolloutServerSettings).env_vars, **EnvSettingsSource(RolloutServerSettings).env_vars}
     for name in sorted(name.upper() for name in here if name.upper().startswith(_FAMILY)):
-        if name.startswith(option.PREFIX) and name not in FIELDS:
+        if name.startswith(PREFIX) and name not in OPTIONS:
             yield name, _nearest(name)
-        elif not name.startswith(option.PREFIX):
-            short = {known.replace(option.PREFIX, _FAMILY, 1): known for known in FIELDS}
-            for near in difflib.get_close_matches(name, [*FIELDS, *short], 1, 0.93):
+        elif not name.startswith(PREFIX):
+            short = {known.replace(PREFIX, _FAMILY, 1): known for known in OPTIONS}
+            for near in difflib.get_close_matches(name, [*OPTIONS, *short], 1, 0.93):
                 yield name, short.get(near, near)
 
 
@@ -330,34 +254,11 @@ def _nearest(name: str) -> str:
     """Return the most similar known variable, compared first by the part after SERVER_ or CLIENT_; empty for none."""
 
     def likeness(known: str) -> tuple[float, float]:
-        pairs = zip(_halves(known), _halves(name), strict=True)
-        part, rest = (difflib.SequenceMatcher(None, *pair).ratio() for pair in pairs)
-        return rest, part
+        (part, _, rest), (given, _, tail) = (each.removeprefix(PREFIX).partition("_") for each in (known, name))
+        return difflib.SequenceMatcher(None, rest, tail).ratio(), difflib.SequenceMatcher(None, part, given).ratio()
 
-    found = max(FIELDS, key=likeness)
-    return found if likeness(found)[0] >= 0.5 else ""
-
-
-def _halves(name: str) -> tuple[str, str]:
-    part, _, rest = name.removeprefix(option.PREFIX).partition("_")
-    return part, rest
-
-
-def grpc_tracers() -> str:
-    """Return GRPC_TRACE: the tracers that gRPC itself prints."""
-    return os.environ.get("GRPC_TRACE", "")
-
-
-def prepare_grpc() -> None:
-    """Set variables that gRPC reads at its import, unless the user has set them. Call it before gRPC is imported.
-
-    They switch the fork handlers of gRPC off. The handlers do nothing for a working server, and in the child they
-    sometimes end in a segmentation fault. They also switch off the INFO lines of gRPC Core. Core writes one for each
-    failed TLS handshake, so every host that reaches the port could fill the log.
-    """
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-    if "GRPC_TRACE" not in os.environ:
-        os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    nearest = max(OPTIONS, key=likeness)
+    return nearest if likeness(nearest)[0] >= 0.5 else ""
 
 
 def problems(error: ValidationError, line: Line | None = None, in_file: Mapping[str, str] | None = None) -> str:
@@ -367,13 +268,13 @@ def problems(error: ValidationError, line: Line | None = None, in_file: Mapping[
     rows = []
     for row in error.errors():
         name = str(row["loc"][0]) if row["loc"] else ""
-        field = FIELDS.get(f"{option.PREFIX}{part}_{name}".upper())
-        shown = name if field is None else field.variable
-        if field is not None and line is not None and line.has(part, name):
-            shown = field.option.flags[-1]
-        elif part == "server" and name in in_file:
-            shown = in_file[name]
-        rows.append(f"{shown}: {_plain(row, field)}")
+        option = OPTIONS.get(f"{PREFIX}{part}_{name}".upper())
+        shown = name if option is None else option.variable
+        if option is not None and line is not None and line.has(part, name):
+            shown = option.flag
+        elif option is not None:
+            shown = in_file.get(shown, shown)
+        rows.append(f"{shown}: {_plain(row)}")
     return "; ".join(rows)
 
 
@@ -391,13 +292,11 @@ _KINDS = {
 """Pydantic's error type to the expected kind of value."""
 
 
-def _plain(row: Any, field: option.Field | None) -> str:
+def _plain(row: Any) -> str:
     """Return the problem of a value in plain words, with the value if it is a number or a switch."""
     kind, value = row["type"], reprlib.repr(row["input"])
     if kind in _KINDS:
         return f"{value} is not {_KINDS[kind]}"
-    if kind in ("greater_than_equal", "less_than_equal") and field is not None and field.bounds:
-        return f"{str(row['input'])[:40]} is not in the range {field.bounds}"
     return str(row["msg"]).removeprefix("Value error, ")
 
 

@@ -138,7 +138,7 @@ def stop_by(path: Path, until: float) -> None:
 
 
 def is_held(path: Path) -> bool | None:
-    """Return whether a process holds the lock; None if nobody can tell. Creates no file.
+    """Return whether a process holds the lock; None if nobody can tell. Create no file.
 
     The question takes a shared lock for a moment. A Lock that is taken at this moment waits for it, see PAUSES.
     """

@@ -1,7 +1,7 @@
 """Owns every background task, thread and timer of this project, and defines the consequence of their failures.
 
 A Job is a kind of background work. The file that does the work declares the Job once. Other packages of the project do
-not call `create_task`, `ensure_future`, `Thread` or `call_later`. scripts/lint_supervision.py checks this rule.
+not call `create_task`, `ensure_future`, `Thread` or `call_later`. scripts/lint.py checks this rule.
 """
 
 from osmosis_grpc.supervise.backoff import Backoff

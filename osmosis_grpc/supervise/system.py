@@ -1,7 +1,7 @@
 """The clocks, random numbers, ids and threads of this machine.
 
 Servers, trainers, journals and ledgers use them through `Supervisor.system` only. So a test that replaces the System
-decides the time, the order and every id. scripts/lint_system.py checks this rule.
+decides the time, the order and every id. scripts/lint.py checks this rule.
 """
 
 import asyncio

@@ -1,10 +1,7 @@
-"""Checks the arguments of a tool call against a JSON schema, and makes a schema of a function without types."""
+"""Checks the arguments of a tool call against a JSON schema."""
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, get_type_hints
-
-from pydantic import PydanticUserError, TypeAdapter
+from typing import Any
 
 from osmosis_grpc.protocol.errors import ToolArgumentError
 from osmosis_grpc.protocol.types.outcome import clip
@@ -33,39 +30,6 @@ def check_arguments(schema: Mapping[str, Any], arguments: Mapping[str, Any], too
     if problems:
         raise ToolArgumentError("; ".join(problems), "", tool)
     return given
-
-
-def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the schema of a function's parameters. A parameter without a type takes any value.
-
-    `**kwargs` permits further arguments. Raises TypeError for a parameter that has no name for a caller.
-    """
-    try:
-        hints = get_type_hints(function, include_extras=True)
-    except (NameError, TypeError):  # a name that only a type checker imports
-        hints = {}
-    properties: dict[str, Any] = {}
-    required = []
-    more = False
-    for name, parameter in inspect.signature(function).parameters.items():
-        if parameter.kind is parameter.VAR_KEYWORD:
-            more = True
-            continue
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
-            raise TypeError(f"a model cannot give {parameter} by name; name each parameter")
-        properties[name] = _schema_of_type(hints.get(name, Any))
-        if parameter.default is parameter.empty:
-            required.append(name)
-        else:
-            properties[name] = {**properties[name], "default": parameter.default}
-    return {"type": "object", "properties": properties, "required": required, "additionalProperties": more}
-
-
-def _schema_of_type(hint: Any) -> dict[str, Any]:
-    try:
-        return TypeAdapter(hint).json_schema()
-    except PydanticUserError:
-        return {}
 
 
 def _problems(schema: Mapping[str, Any], value: Any, path: str) -> Iterator[str]:
@@ -122,7 +86,6 @@ def _below(path: str, name: str) -> str:
 
 
 def _same(value: Any, other: Any) -> bool:
-    """Compare JSON values: True is not 1."""
     return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
 
 

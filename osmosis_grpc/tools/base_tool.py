@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Self
 from osmosis_grpc.agent.reward_decorator import reward_of
 from osmosis_grpc.protocol.errors import GradingError, ToolExecutionError
 from osmosis_grpc.protocol.types.outcome import describe
-from osmosis_grpc.tools.argument_schema import schema_of
 from osmosis_grpc.tools.tool import TIMEOUT, Tool
 from osmosis_grpc.tools.uninterrupted import uninterrupted
 
@@ -53,7 +52,8 @@ class BaseTool:
             name=name or cls.name or cls.__name__,
             description=cls.description or (cls.__doc__ or "").strip().partition("\n")[0],
             timeout=cls.timeout,
-            parameters=cls.parameters or schema_of(self.execute),
+            parameters=cls.parameters,
+            untyped=True,
         )
 
 

@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,25 +67,14 @@ class Ended:
 
     exit_code: int
     """The negative number of the signal if a signal has ended the program."""
-    output: str
-    """The last lines of its standard output and standard error. Control characters are escaped."""
     seconds: float
     """How long it ran."""
-    timed_out: bool
-    """Whether the time limit has stopped it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stopped:
-    """The end of a program whose output the caller reads."""
-
-    exit_code: int
-    """The negative number of the signal if a signal has ended the program."""
-    seconds: float
     timed_out: bool = False
-    """Whether the time limit has stopped the program."""
+    """Whether the time limit has stopped it."""
     given_up: bool = False
-    """Whether the function `give_up` has stopped the program."""
+    """Whether the function `give_up` of run_program() has stopped it."""
+    output: str = ""
+    """The last lines of its output, of run_process() only. Control characters are escaped."""
 
 
 async def run_process(
@@ -113,7 +102,7 @@ async def run_process(
         await output.rest()
     finally:
         output.close()
-    return Ended(exit_code=end.exit_code, output=output.text(), seconds=end.seconds, timed_out=end.timed_out)
+    return replace(end, output=output.text())
 
 
 async def run_program(
@@ -123,7 +112,7 @@ async def run_program(
     seconds: float | None = None,
     grace: float = GRACE,
     give_up: Callable[[], Awaitable[None]] | None = None,
-) -> Stopped:
+) -> Ended:
     """Run a program to its end. If the caller is cancelled, the program is stopped first.
 
     The program is also stopped after `seconds`, and when `give_up` returns. `grace` is the time between SIGTERM and
@@ -151,7 +140,7 @@ async def run_program(
             watch.result()  # raises the error of give_up
         exit_code = KILLED if ended.cancelled() else ended.result()
         given_up = watch is not None and watch in done and ended not in done
-        return Stopped(exit_code=exit_code, seconds=time.monotonic() - began, timed_out=not done, given_up=given_up)
+        return Ended(exit_code=exit_code, seconds=time.monotonic() - began, timed_out=not done, given_up=given_up)
     finally:
         if watch is not None:
             watch.cancel()

@@ -7,14 +7,12 @@ memory.
 """
 
 import contextlib
-import errno
 import json
 import os
 import signal
-import stat
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +26,11 @@ KILL_WITHIN = 5.0
 """kill_marked() gives up after this many seconds."""
 PAUSE = 0.005
 """Seconds between two searches for processes."""
-REMOVED_AT_ONCE = 16
 UNREADABLE_SEARCHES = 3
 """A process that just starts another program has no readable environment. The search is repeated so many times."""
 
 Markers = Mapping[str, int | None]
 """Markers of workspaces, or of single programs of workspaces. The user belongs to the workspace alone, or is None."""
-Enter = Callable[[str, int | None], int | None]
-FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-"""The flags with which a folder is opened."""
-OPEN = 16
-"""A walk keeps at most this many folders open."""
 Found = tuple[dict[str, set[int]], bool]
 """Processes by marker, and whether a process of the machine has no readable environment."""
 
@@ -75,7 +67,7 @@ def kill_marked(markers: Markers, search: Callable[[Markers], Found] = kill_once
 
 def _kill_user(user: int) -> None:
     """Kill all processes of a user at once, so that none of them can start a further one meanwhile."""
-    import subprocess  # it takes a third of the time in which this file starts
+    import subprocess  # as late as in remove_folders()
 
     with contextlib.suppress(OSError):
         switch = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
@@ -123,7 +115,6 @@ def _processes(markers: Markers) -> Found:
 
 
 def _markers(environment: bytes) -> set[bytes]:
-    """Return the markers of the programs and of their workspaces that an environment has."""
     if _VARIABLE not in environment:
         return set()
     values = [each.removeprefix(_VARIABLE) for each in environment.split(b"\0") if each.startswith(_VARIABLE)]
@@ -147,120 +138,21 @@ def _pids() -> Iterable[int]:
         return []
 
 
-class _Level:
-    """A folder on the path of a walk."""
+def remove_folders(*folders: str | Path) -> None:
+    """Remove folders with their content, also where a program has taken away its own permissions.
 
-    def __init__(self, name: str, descriptor: int) -> None:
-        status = os.fstat(descriptor)
-        self.name, self.descriptor = name, descriptor
-        self.identity = status.st_dev, status.st_ino
-        self.folders: list[str] = []
-        """The folders in it that are still to be visited."""
-
-    def close(self) -> None:
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-        self.descriptor = -1
-
-
-def walk(top: int, visit: Callable[[int], list[str]], enter: Enter, leave: Callable[[str, int], None]) -> None:
-    """Visit a folder and all folders below it, each folder before those in it. Close `top` at the end.
-
-    Each folder is opened relative to its parent, so a path can have any length. At most OPEN folders are open at a
-    time; a parent that was closed is opened again from its child. Raises OSError if a program has moved or removed the
-    child meanwhile.
-
-    Args:
-        top: the descriptor of the folder
-        visit: gets the descriptor of a folder, and returns the names of the folders in it to visit next
-        enter: opens a folder, given its name and the descriptor of its parent; None skips it
-        leave: gets the name of a folder whose content was visited, and the descriptor of its parent
+    rm and chmod reach paths of any length, follow no link within a folder, and keep few files open. A part that cannot
+    be removed stays. A symbolic link in the place of a folder is removed, and its target stays.
     """
-    path = [_Level("", top)]
-    try:
-        path[0].folders = visit(top)
-        while True:
-            here = path[-1]
-            if here.folders:
-                name = here.folders.pop()
-                inner = enter(name, here.descriptor)
-                if inner is not None:
-                    path.append(_Level(name, inner))
-                    path[-1].folders = visit(inner)
-                    if len(path) > OPEN:
-                        path[-OPEN - 1].close()
-            elif len(path) == 1:
-                return
-            else:
-                around = path[-2]
-                if around.descriptor < 0:
-                    path[-2] = again = _Level(around.name, os.open("..", FOLDER, dir_fd=here.descriptor))
-                    again.folders = around.folders
-                    if again.identity != around.identity:
-                        raise OSError(errno.ESTALE, "a folder was moved", here.name)
-                path.pop().close()
-                leave(here.name, path[-1].descriptor)
-    finally:
-        for level in path:
-            level.close()
+    import subprocess  # it takes a third of the time in which this file starts
 
-
-def remove_folder(folder: str | Path) -> None:
-    """Remove a folder with its content, also where a program has taken away its own permissions.
-
-    A part that cannot be removed stays. If a program has put a symbolic link in the folder's place, the link is removed
-    and its target stays.
-    """
-    with contextlib.suppress(OSError):
-        if os.path.islink(folder):
-            os.unlink(folder)
-        elif (top := _entered(str(folder))) is not None:
-            walk(top, _emptied, _entered, _removed)
-            os.rmdir(folder)
-
-
-def _entered(name: str, around: int | None = None) -> int | None:
-    """Open a folder, changing its permissions if necessary. Return None if that fails."""
-    with contextlib.suppress(OSError):
-        try:
-            return os.open(name, FOLDER, dir_fd=around)
-        except PermissionError:
-            if stat.S_ISDIR(os.stat(name, dir_fd=around, follow_symlinks=False).st_mode):
-                os.chmod(name, stat.S_IRWXU, dir_fd=around)
-            return os.open(name, FOLDER, dir_fd=around)
-    return None
-
-
-def _emptied(folder: int) -> list[str]:
-    """Remove the files of a folder, and return the names of the folders in it."""
-    folders: list[str] = []
-    with contextlib.suppress(OSError):
-        if os.fstat(folder).st_mode & stat.S_IRWXU != stat.S_IRWXU:
-            os.fchmod(folder, stat.S_IRWXU)
-    with contextlib.suppress(OSError):
-        with os.scandir(folder) as entries:
-            found = list(entries)
-        for entry in found:
-            if entry.is_dir(follow_symlinks=False):
-                folders.append(entry.name)
-            else:
-                with contextlib.suppress(OSError):
-                    os.unlink(entry.name, dir_fd=folder)
-    return folders
-
-
-def _removed(name: str, around: int) -> None:
-    with contextlib.suppress(OSError):
-        os.rmdir(name, dir_fd=around)
-
-
-def _remove_folders(folders: Collection[str]) -> None:
-    """Remove folders, several at once, because some file systems wait some milliseconds for each."""
-    if folders:
-        from concurrent.futures import ThreadPoolExecutor  # as late as the import above
-
-        with ThreadPoolExecutor(REMOVED_AT_ONCE) as threads:
-            list(threads.map(remove_folder, folders))
+    for command in (["rm", "-rf", "--"], ["chmod", "-R", "u+rwx", "--"], ["rm", "-rf", "--"]):
+        left = [str(folder) for folder in folders if os.path.exists(folder) or os.path.islink(folder)]
+        if command[0] == "chmod":
+            left = [folder for folder in left if not os.path.islink(folder)]
+        if left:
+            with contextlib.suppress(OSError):
+                subprocess.run([*command, *left], check=False, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def begins(marker: str, folder: str, user: int | None = None) -> bytes:
@@ -297,7 +189,7 @@ def main() -> None:
                 left.pop(message["ends"], None)
                 users.pop(message["ends"], None)
     kill_marked(users)
-    _remove_folders(left.values())
+    remove_folders(*left.values())
 
 
 if __name__ == "__main__":

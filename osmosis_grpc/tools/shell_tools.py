@@ -79,7 +79,6 @@ def _seconds(asked: float | None, most: float, tool: str) -> float:
 
 
 def _answer(ended: RunResult) -> dict[str, Any]:
-    """Return what the model sees. Flags that are not set are left out."""
     flags = {
         "stdout_truncated": ended.stdout_truncated,
         "stderr_truncated": ended.stderr_truncated,

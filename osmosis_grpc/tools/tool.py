@@ -53,7 +53,8 @@ class Tool(Generic[P, R]):
 
     A parameter with the type RolloutContext gets the context of the rollout; in a plain `def`, its type is
     SyncRolloutContext. The model does not see it. With `parameters`, a JSON schema, the arguments are checked
-    against it, and the function needs no types.
+    against it, and the function needs no types. With `untyped`, a parameter without a type takes any value, and
+    `**kwargs` takes further arguments.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Tool(Generic[P, R]):
         description: str = "",
         timeout: float | None = TIMEOUT,
         parameters: Mapping[str, Any] | None = None,
+        untyped: bool = False,
     ) -> None:
         self.function = function
         self.name = name or function.__name__
@@ -76,7 +78,7 @@ class Tool(Generic[P, R]):
         self._arguments: TypeAdapter[Any] | None = None
         self._context_name = ""
         if parameters is None:
-            signature, self._context_name = _signature(function)
+            signature, self._context_name = _signature(function, untyped)
             self._arguments, schema = _checked(function, signature)
             parameters = _parameters(schema, descriptions)
         self._schema: ToolDict = {
@@ -92,16 +94,16 @@ class Tool(Generic[P, R]):
         return self.function(*args, **kwargs)
 
     def openai_schema(self) -> ToolDict:
-        """Returns the schema in OpenAI's function format."""
+        """Return the schema in OpenAI's function format."""
         return self._schema
 
     def anthropic_schema(self) -> dict[str, Any]:
-        """Returns the schema in Anthropic's format."""
+        """Return the schema in Anthropic's format."""
         function = self._schema["function"]
         return {"name": self.name, "description": function["description"], "input_schema": function["parameters"]}
 
     def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the arguments with the types of the function's parameters. Raises ToolArgumentError."""
+        """Return the arguments with the types of the function's parameters. Raises ToolArgumentError."""
         if self._arguments is None:
             return check_arguments(self._schema["function"]["parameters"], arguments, self.name)
         try:
@@ -181,20 +183,29 @@ def tool(function: Any = None, /, **options: Any) -> Any:
     return Tool(function, **options)
 
 
-def _signature(function: Callable[..., Any]) -> tuple[inspect.Signature, str]:
-    """Returns the signature that the model sees, and the name of the parameter for the context; empty if none."""
-    name, hints = function.__name__, get_type_hints(function, include_extras=True)
+def _signature(function: Callable[..., Any], untyped: bool) -> tuple[inspect.Signature, str]:
+    """Return the signature that the model sees, and the name of the parameter for the context; empty if none."""
+    name = function.__name__
+    try:
+        hints = get_type_hints(function, include_extras=True)
+    except (NameError, TypeError):  # a name that only a type checker imports
+        if not untyped:
+            raise
+        hints = {}
     own = RolloutContext if inspect.iscoroutinefunction(function) else SyncRolloutContext
     context, seen = "", []
     for index, parameter in enumerate(inspect.signature(function).parameters.values()):
+        if untyped and parameter.kind is parameter.VAR_KEYWORD:
+            seen.append(parameter.replace(annotation=Any))
+            continue
         if parameter.kind not in _KINDS:
             raise TypeError(f"tool {name}: a model cannot give {parameter} by name; name each parameter")
-        if parameter.name not in hints:
+        if parameter.name not in hints and not untyped:
             if index == 0 and parameter.name in ("self", "cls"):
                 text = f"make the tool in __init__: self.tools = (tool(self.{name}),)"
                 raise TypeError(f"tool {name}: @tool is for functions; for a method, {text}")
             raise TypeError(f"tool {name}: the parameter {parameter.name!r} has no type: write {parameter.name}: str")
-        hint = hints[parameter.name]
+        hint = hints.get(parameter.name, Any)
         contexts = [each for each in (hint, *get_args(hint)) if each in (RolloutContext, SyncRolloutContext)]
         if not contexts:
             seen.append(parameter.replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY))
@@ -207,7 +218,7 @@ def _signature(function: Callable[..., Any]) -> tuple[inspect.Signature, str]:
 
 
 def _checked(function: Callable[..., Any], signature: inspect.Signature) -> tuple[TypeAdapter[Any], dict[str, Any]]:
-    """Returns pydantic's check of the arguments and a new JSON schema.
+    """Return pydantic's check of the arguments and a new JSON schema.
 
     Raises TypeError naming a parameter whose type has no schema.
     """
@@ -222,7 +233,7 @@ def _checked(function: Callable[..., Any], signature: inspect.Signature) -> tupl
 
 @lru_cache(maxsize=KEPT)
 def _made(signature: inspect.Signature, text: str, name: str, module: str) -> tuple[TypeAdapter[dict[str, Any]], str]:
-    """Makes the check and the schema, as JSON, of the functions with this signature.
+    """Make the check and the schema, as JSON, of the functions with this signature.
 
     pydantic takes milliseconds for them, and an agent makes its tools again for each rollout.
     """
@@ -237,7 +248,6 @@ def _made(signature: inspect.Signature, text: str, name: str, module: str) -> tu
 
 
 def _collector(signature: inspect.Signature, name: str, module: str) -> Any:
-    """Returns a function with this signature that returns its arguments. pydantic makes the check and the schema."""
 
     def collect(**arguments: Any) -> dict[str, Any]:
         return arguments
@@ -250,12 +260,10 @@ def _collector(signature: inspect.Signature, name: str, module: str) -> Any:
 
 
 def _problem(error: Mapping[str, Any]) -> str:
-    """Returns the text of one of pydantic's errors, with the path of the argument."""
     return f"{'.'.join(map(str, error['loc']))}: {_PROBLEMS.get(error['type'], error['msg'])}"
 
 
 def _documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
-    """Returns the text of a docstring before its sections, and the descriptions of its parameters."""
     lines = inspect.getdoc(function) or ""
     text, _, rest = lines.partition("\nArgs:\n")
     descriptions: dict[str, str] = {}
@@ -274,7 +282,6 @@ def _documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
 
 
 def _parameters(schema: dict[str, Any], descriptions: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the JSON schema of the arguments, with the docstring's descriptions, without pydantic's titles."""
     properties = schema.get("properties", {})
     for name, inner in properties.items():
         inner.pop("title", None)

@@ -5,7 +5,6 @@ import contextlib
 import logging
 import os
 import secrets
-import stat
 import subprocess
 import sys
 import tempfile
@@ -70,29 +69,6 @@ class Workspace:
         await _threads.run(lambda: path.write_bytes(data))
         return path
 
-    async def read(self, name: str, limit: int) -> bytes | None:
-        """Return the content of a file of the folder; None if there is no such file.
-
-        Raises OSError for a file that is longer than `limit` bytes, and for anything else than a file.
-        """
-        return await _threads.run(lambda: self._read(name, limit))
-
-    def _read(self, name: str, limit: int) -> bytes | None:
-        try:
-            descriptor = os.open(self.folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return None
-        try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise OSError(f"{name} is not a file")
-            with os.fdopen(descriptor, "rb", closefd=False) as file:
-                data = file.read(limit + 1)
-        finally:
-            os.close(descriptor)
-        if len(data) > limit:
-            raise OSError(f"{name} has more than {limit} bytes")
-        return data
-
     def begin_program(self) -> str:
         """Return the marker of a program that begins. It blocks. Raises OSError if the workspace has ended."""
         with self._lock:
@@ -127,7 +103,7 @@ class Workspace:
 
     def clear(self) -> None:
         """Replace `work` by an empty folder. It blocks, so it is called on a thread. Raises OSError."""
-        reaper.remove_folder(self.work)
+        reaper.remove_folders(self.work)
         self._make_folder(self.work)
 
     def _make_folder(self, folder: Path) -> None:
@@ -140,7 +116,7 @@ class Workspace:
         with self._lock:
             self._removed = True
         self.kill()
-        reaper.remove_folder(self.folder)
+        reaper.remove_folders(self.folder)
         if self.folder.exists():
             log.warning("a folder cannot be removed and is left behind: %s", self.folder)
         _reaper.ends(self)
@@ -176,7 +152,6 @@ class _Reaper:
                     _pipe(self._process.stdin).write(reaper.ends(space.marker))
 
     def _confirmed(self, process: "subprocess.Popen[bytes]", marker: str) -> bool:
-        """Send a reaper the beginning of a workspace. Return whether it has confirmed that."""
         try:
             space = self._open[marker]
             _pipe(process.stdin).write(reaper.begins(marker, str(space.folder), space.user))

@@ -45,7 +45,7 @@ class Advantages(ArrayEquality):
 
 
 def advantages(group: Iterable[RolloutOutcome], method: Method = "grpo") -> Advantages:
-    """Returns the advantages of the rollouts of one group.
+    """Return the advantages of the rollouts of one group.
 
     `group` is an OutcomeGroup, or the outcomes of one group. "grpo" is the reward minus the group's
     mean, divided by its standard deviation (with n - 1, as in TRL and verl); "grpo_no_std" leaves out
@@ -88,7 +88,7 @@ def advantages(group: Iterable[RolloutOutcome], method: Method = "grpo") -> Adva
 
 
 def without_variance(outcomes: Iterable[RolloutOutcome]) -> bool:
-    """Returns whether all rewards that advantages() compares with each other are equal."""
+    """Return whether all rewards that advantages() compares with each other are equal."""
     _, compared = _compared(_rows(outcomes))
     return all(all_equal(members.values()) for members in compared.values())
 
@@ -113,19 +113,19 @@ def _checked(group: Iterable[RolloutOutcome]) -> tuple[RolloutOutcome, ...]:
 
 
 def _rows(outcomes: Iterable[RolloutOutcome]) -> list[_Row]:
-    """Returns the rewarded samples of all outcomes: the index of the outcome, the name of the sample, the reward."""
+    """Return the rewarded samples of all outcomes: the index of the outcome, the name of the sample, the reward."""
     return [(index, *found) for index, outcome in enumerate(outcomes) for found in _rewards(outcome).items()]
 
 
 def _rewards(outcome: RolloutOutcome) -> dict[str, float]:
-    """Returns the rewards of an outcome's samples by name. Leaves out samples that are not to be trained on."""
+    """Return the rewards of an outcome's samples by name. Leaves out samples that are not to be trained on."""
     names = [name for name, sample in outcome.samples.items() if sample.train is not False] or [""]
     rewards = {name: outcome.reward_of(name) for name in names}
     return {name: reward for name, reward in rewards.items() if reward is not None}
 
 
 def _compared(rows: Iterable[_Row]) -> tuple[bool, dict[str, dict[int, float]]]:
-    """Returns whether samples are compared by name, and the rewards of each comparison by the index of the outcome."""
+    """Return whether samples are compared by name, and the rewards of each comparison by the index of the outcome."""
     rows = list(rows)
     apart = len({(index, reward) for index, _, reward in rows}) > len({index for index, _, _ in rows})
     compared: dict[str, dict[int, float]] = {}

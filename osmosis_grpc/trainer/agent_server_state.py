@@ -7,12 +7,10 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Protocol
 
-from osmosis_grpc.engine.failpoints import reach
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import annotation_pb2, message_pb2, outcome_pb2
-from osmosis_grpc.protocol.errors import CallError, Internal, LedgerError
+from osmosis_grpc.protocol.errors import CallError, Internal, LedgerError, Superseded
 from osmosis_grpc.protocol.types import (
     CancelResult,
     OutcomeStatus,
@@ -25,15 +23,12 @@ from osmosis_grpc.protocol.types import (
 from osmosis_grpc.protocol.types.outcome import describe
 from osmosis_grpc.protocol.wire.message import tools_from_wire
 from osmosis_grpc.storage.ledger import Ledger
-from osmosis_grpc.supervise import Backoff, Job, OnFailure, Supervisor, job
+from osmosis_grpc.supervise import Backoff, Job, Supervisor
 from osmosis_grpc.trainer.chats.chat_cache import ChatCache
-from osmosis_grpc.trainer.chats.ledger_codec import init_bytes
 from osmosis_grpc.trainer.chats.policy_errors import ChatKey, PolicyFailure
 
 LOST_PAUSES = 0.25, 10.0
 """The first and the longest pause, in seconds, before a lost rollout runs again."""
-
-ASSIGNED = job("trainer.assigned", OnFailure.REPORT, "callback")
 
 RolloutKey = tuple[str, int]
 """A rollout's id and attempt."""
@@ -89,7 +84,7 @@ class Rollout:
             self.done.result()
 
     def failed_by(self, outcome: RolloutOutcome) -> PolicyFailure | None:
-        """Returns what the policy raised, if the rollout has failed because of it.
+        """Return what the policy raised, if the rollout has failed because of it.
 
         An agent may catch the error of a chat and complete. The rollout still counts as failed if the policy answered
         no chat.
@@ -119,6 +114,16 @@ class Rollout:
         """The rollout's id and attempt."""
         return self.request.rollout_id, self.request.attempt
 
+    def superseded(self, newest: int) -> Superseded:
+        """Return the error for the callers of an attempt that `newest` has replaced; 0 if that is unknown."""
+        rollout_id, attempt = self.key
+        by = f"attempt {newest}" if newest else "another attempt"
+        return Superseded(
+            f"attempt {attempt} of rollout {rollout_id} ends without an outcome: {by} has replaced it",
+            rollout_id=rollout_id,
+            attempt=newest,
+        )
+
 
 @dataclass(slots=True, eq=False)
 class Report:
@@ -134,55 +139,56 @@ class Report:
 
 
 def job_failed(job: Job, error: BaseException) -> Internal:
-    """Returns the error for the callers of a rollout after a background job has failed."""
+    """Return the error for the callers of a rollout after a background job has failed."""
     return Internal(f"{job.name} failed: {type(error).__name__}: {describe(error)}")
 
 
 class Owner(Protocol):
-    """The attributes and methods of the scheduler that a link uses."""
+    """What a link needs of the scheduler: the link reports, and the scheduler decides."""
 
     cache: ChatCache
     ledger: Ledger | None
     supervisor: Supervisor
+    rollouts: dict[str, Rollout]
+    """The newest attempt of each unfinished rollout, by id."""
     process_id: str
     """The id of the trainer's process."""
 
     def changed(self) -> None:
         """Send waiting rollouts, because a server may have a free slot."""
 
-    def restart(self, rollout: Rollout, why: str) -> None:
-        """Run a rollout again at once, with a higher attempt."""
-
     def lost(self, rollout: Rollout, why: str) -> None:
-        """Run a lost rollout again after a pause, or end the rollout after too many losses."""
+        """Run a lost rollout again after a pause, with a higher attempt. End it after too many losses."""
+
+    def restart(self, rollout: Rollout, why: str) -> None:
+        """Run a rollout again at once, with a higher attempt. A cancelled rollout ends instead."""
 
     def put_back(self, rollout: Rollout, after: float) -> None:
-        """Wait `after` seconds, and then queue a rollout again that was refused for now."""
+        """Queue a rollout again after `after` seconds, as the same attempt."""
 
-    def put_elsewhere(self, rollout: Rollout, server: "AgentServerLink", error: CallError) -> bool:
-        """Queue a fork for other servers, if the server that refused it does not have its original.
+    def init_refused(self, rollout: Rollout, server: "AgentServerLink", error: CallError) -> None:
+        """Queue a refused rollout again if the error is retryable or another server may take it, or end it."""
 
-        Returns False if the error has another reason, or if no server has the original. The fork waits for servers that
-        are not attached.
-        """
-
-    def refused(self, rollout: Rollout, error: CallError) -> None:
-        """End a rollout with an error. The rollout is not retried."""
+    def refused(self, rollout: Rollout, error: CallError | LedgerError) -> None:
+        """End a rollout with an error."""
 
     def superseded(self, rollout_id: str, attempt: int, newest: int = 0) -> None:
         """End an attempt that another attempt has replaced. `newest` is the other attempt; 0 if it is unknown."""
 
-    def cancel_later(self, server: "AgentServerLink", rollout_id: str) -> None:
-        """Repeat the cancels of a rollout's attempts in `leaving` after a pause, because the server refused one."""
-
     def entered(self, rollout: Rollout) -> None:
         """End the lower attempts of a rollout at their servers, because the ledger has the newest attempt."""
 
-    def unwritten(self, rollout: Rollout, error: LedgerError) -> None:
-        """Handle a rollout whose Init the ledger could not commit."""
+    def cancel_leaving(self, rollout: Rollout) -> None:
+        """Cancel the lower attempts of a rollout at their servers, unless the ledger lacks the newest attempt."""
+
+    def cancel_later(self, server: "AgentServerLink", rollout_id: str) -> None:
+        """Repeat the cancels of a rollout's attempts in `leaving` after a pause, because the server refused one."""
+
+    def later(self, after: float, call: Callable[[], None], rollout: Rollout) -> None:
+        """Call a function after `after` seconds, unless the trainer is closed before. An error ends the rollout."""
 
     def completed(self, report: "Report") -> None:
-        """Record an outcome and answer its server, now or later. Raises CallError."""
+        """Record an outcome and answer its server, now or later."""
 
     def unusable(self, server: "AgentServerLink | None", rollout_id: str, attempt: int, problem: BaseException) -> None:
         """End a rollout whose only outcome cannot be read."""
@@ -296,7 +302,7 @@ class AgentServerLink(ABC):
         return self.window - len(self.rollouts) - len(self.leaving) if self.usable else 0
 
     def hosts(self, agent_loop: str) -> bool:
-        """Returns whether the server has an agent loop of this name; "" matches any."""
+        """Return whether the server has an agent loop of this name; "" matches any."""
         return not agent_loop or agent_loop in self.identity.agent_loops
 
     def identify(self, identity: ServerIdentity) -> None:
@@ -308,37 +314,6 @@ class AgentServerLink(ABC):
             self.ledger.record_server(self.server_key, identity.journal_id)
         self.problem = self.refusal = None
         self.used = True
-
-    def start(self, rollout: Rollout) -> None:
-        """Assign a rollout to this server. Send the rollout after the ledger has committed the assignment."""
-        rollout.opened = False
-        self.adopt(rollout)
-        if self.ledger is None:
-            self.send_init(rollout)
-            return
-        rollout.written = False
-        key, call = rollout.key, self.owner.supervisor.call
-        failed = partial(self._assignment_failed, rollout, key)
-        committed = partial(call, ASSIGNED, self._committed, rollout, key, report=failed)
-        init = init_bytes(rollout.request)
-        self.ledger.record_assignment(*rollout.key, init, self.server_key, rollout.affinity_key, committed)
-
-    def _committed(self, rollout: Rollout, key: RolloutKey, _: Any, error: LedgerError | None) -> None:
-        if self.rollouts.get(key) is not rollout:
-            return  # the rollout has ended, or was assigned to another server
-        if error is not None:
-            self.release(rollout)
-            self.owner.unwritten(rollout, error)
-            return
-        reach("ledger.init.committed")
-        rollout.written = rollout.begun = True
-        self.owner.entered(rollout)
-        self.send_init(rollout)
-
-    def _assignment_failed(self, rollout: Rollout, key: RolloutKey, error: BaseException) -> None:
-        if self.rollouts.get(key) is rollout:
-            self.release(rollout)
-            self.owner.refused(rollout, job_failed(ASSIGNED, error))
 
     def adopt(self, rollout: Rollout) -> None:
         """Assign a rollout to this server without sending it."""
@@ -377,20 +352,12 @@ class AgentServerLink(ABC):
             self.cache.rollout(*rollout.key, self.cache.now()).tools = tools_from_wire(tools, "tools")
         except CallError as unreadable:
             self.cancel(rollout.request.rollout_id, "its tools cannot be read").add_done_callback(retrieve)
-            self.init_refused(rollout, Internal(f"the server's answer cannot be read: {unreadable}"))
+            error = Internal(f"the server's answer cannot be read: {unreadable}")
+            self.owner.init_refused(rollout, self, error)
             return False
         if self.ledger is not None:
             self.ledger.opened(*rollout.key, message_pb2.Tools(tools=tools).SerializeToString())
         return True
-
-    def init_refused(self, rollout: Rollout, error: CallError) -> None:
-        """Queue a refused rollout again if the error is retryable. Otherwise end the rollout."""
-        self.release(rollout)
-        if error.retryable:
-            self.owner.put_back(rollout, 1.0 if error.retry_after is None else error.retry_after)
-        elif not self.owner.put_elsewhere(rollout, self, error):
-            self.owner.refused(rollout, error)
-        self.owner.changed()
 
 
 def retrieve(done: "asyncio.Future[Any]") -> None:

@@ -1,11 +1,12 @@
-"""Sends annotations to the agent server that has the rollout."""
+"""Reads events and stores annotations at the agent server that has the rollout."""
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from contextlib import aclosing
 from typing import TypedDict
 
 from osmosis_grpc.protocol.errors import NotFound, Unavailable, Unimplemented
-from osmosis_grpc.protocol.types import Annotation, SegmentAnnotation
+from osmosis_grpc.protocol.types import Annotation, SegmentAnnotation, TrajectoryEvent
 from osmosis_grpc.protocol.wire.annotation import annotate_request
 from osmosis_grpc.protocol.wire.features import ANNOTATE
 from osmosis_grpc.trainer.agent_server_state import AgentServerLink
@@ -44,7 +45,7 @@ class RecentServers:
             self._servers.popitem(last=False)
 
     def get(self, rollout_id: str) -> AgentServerLink | None:
-        """Returns the server of a rollout, attached or not, or None if it is not known."""
+        """Return the server of a rollout, attached or not, or None if it is not known."""
         return self._servers.get(rollout_id)
 
     def first(self, rollout_id: str, servers: Iterable[AgentServerLink]) -> Iterator[AgentServerLink]:
@@ -82,7 +83,29 @@ async def annotate(
     if away:
         known = f"no attached agent server knows rollout {rollout_id}"
         raise Unavailable(f"{known}, and these are not attached now: {', '.join(away)}", retry_after=1.0)
-    raise NotFound(f"no agent server knows rollout {rollout_id}", kind="rollout", name=rollout_id)
+    raise _unknown(rollout_id)
+
+
+async def events(
+    servers: Iterable[AgentServerLink], rollout_id: str, attempt: int, after: int, *, tokens: bool
+) -> AsyncGenerator[TrajectoryEvent, None]:
+    """Yield the events of the first server that knows the rollout. Raises NotFound if none does."""
+    for server in servers:
+        begun = False
+        try:
+            async with aclosing(server.events(rollout_id, attempt, after, tokens=tokens)) as stream:
+                async for event in stream:
+                    begun = True
+                    yield event
+            return
+        except NotFound:
+            if begun:
+                raise
+    raise _unknown(rollout_id)
+
+
+def _unknown(rollout_id: str) -> NotFound:
+    return NotFound(f"no agent server knows rollout {rollout_id}", kind="rollout", name=rollout_id)
 
 
 def _names(names: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from osmosis_grpc.protocol.errors import InvalidArgument
-from osmosis_grpc.protocol.types import RolloutOutcome, Segment
+from osmosis_grpc.protocol.types import RolloutOutcome, Segment, Tensor
 from osmosis_grpc.protocol.types.cuts import Cut, Dropped
 from osmosis_grpc.protocol.types.tensors import ArrayEquality
 from osmosis_grpc.protocol.types.trainable import (
@@ -28,7 +28,6 @@ from osmosis_grpc.protocol.types.trainable import (
     untrainable_error,
 )
 from osmosis_grpc.trainer.advantage import Advantages
-from osmosis_grpc.trainer.batch_extras import pad_extra
 from osmosis_grpc.trainer.groups import OutcomeGroup
 
 Side = Literal["right", "left"]
@@ -93,7 +92,7 @@ def pad(
     dropped: Dropped = "skip",
     extras: Sequence[str] = (),
 ) -> Batch:
-    """Returns a batch of the trainable samples of `outcomes`. `outcomes` may contain groups.
+    """Return a batch of the trainable samples of `outcomes`. `outcomes` may contain groups.
 
     `advantages` are the Advantages of every group, or one number for each outcome. All samples of an outcome get its
     number.
@@ -156,7 +155,7 @@ def pad(
         advantages=_of_rows(rows, advantages, len(each)),
         lengths=np.minimum(lengths, width),
         truncated=lengths > width,
-        extras={name: pad_extra(name, segments, places, width, texts) for name in extras},
+        extras={name: _pad_extra(name, segments, places, width, texts) for name in extras},
         rows=rows,
         skipped=tuple(skipped),
         pad_id=pad_id,
@@ -182,7 +181,6 @@ def _segments(
 def _fitting(
     found: Iterable[TrainableSegment], max_length: int | None, too_long: TooLong, skipped: list[Skipped]
 ) -> Iterator[TrainableSegment]:
-    """Yield the segments that fit or may be truncated."""
     for each in found:
         row, length = each.row, len(each.segment.ids)
         if max_length is not None and length > max_length and too_long != "truncate":
@@ -199,7 +197,7 @@ def _fitting(
 
 
 def _versions(segment: Segment, names: dict[str, int]) -> NDArray[np.int32]:
-    """Returns the index of each token's policy version, int32, shape (n,). Adds new versions to `names`."""
+    """Return the index of each token's policy version, int32, shape (n,). Adds new versions to `names`."""
     versions = np.full(len(segment.ids), -1, dtype=np.int32)
     if segment.versions:
         numbers = [names.setdefault(span.version, len(names)) for span in segment.versions]
@@ -210,7 +208,6 @@ def _versions(segment: Segment, names: dict[str, int]) -> NDArray[np.int32]:
 def _of_rows(
     rows: Sequence[Row], advantages: Advantages | Iterable[Advantages] | Iterable[float] | None, outcomes: int
 ) -> NDArray[np.float32] | None:
-    """Returns the advantage of each row."""
     if advantages is None:
         return None
     try:
@@ -234,7 +231,7 @@ _WANTED = "pass advantages(group) for every group in the batch, or one number fo
 
 
 def _numbers(listed: list[Any], outcomes: int) -> NDArray[np.float32]:
-    """Returns the advantage of each outcome, float32, shape (outcomes,). Raises InvalidArgument."""
+    """Return the advantage of each outcome, float32, shape (outcomes,). Raises InvalidArgument."""
     try:
         values = np.asarray(listed)
     except (TypeError, ValueError):  # lists of several lengths
@@ -244,3 +241,30 @@ def _numbers(listed: list[Any], outcomes: int) -> NDArray[np.float32]:
     if len(values) != outcomes:
         raise InvalidArgument("advantages", f"has {len(values)} numbers for {outcomes} outcomes; {_WANTED}")
     return values.astype(np.float32)
+
+
+def _pad_extra(
+    name: str, segments: Sequence[Segment], columns: Sequence[slice], width: int, rows: Sequence[str]
+) -> NDArray[Any]:
+    """Return an extra of each segment, shape (n, w, ...), with zeros where there is no value.
+
+    `columns` are the columns of each segment's tokens, and `rows` name the segments in errors. Raises InvalidArgument
+    for a segment without the extra, for a ragged extra, and for segments with different types or shapes.
+    """
+    padded: NDArray[Any] | None = None
+    for number, segment in enumerate(segments):
+        try:
+            extra = segment.aligned_extra(name)
+        except InvalidArgument as error:
+            raise InvalidArgument("extras", f"{rows[number]}: {error}") from None
+        if not isinstance(extra, Tensor):
+            raise InvalidArgument("extras", f"{name} is ragged; use segment.aligned_extra({name!r})")
+        values = extra.numpy()
+        if padded is None:
+            padded = np.zeros((len(segments), width, *values.shape[1:]), dtype=values.dtype)
+        if (padded.dtype, padded.shape[2:]) != (values.dtype, values.shape[1:]):
+            kinds = f"{values.dtype}{list(values.shape[1:])}, others {padded.dtype}{list(padded.shape[2:])}"
+            raise InvalidArgument("extras", f"{rows[number]}: {name} has {kinds} for each token")
+        place = columns[number]
+        padded[number, place] = values[: place.stop - place.start]
+    return np.zeros((0, width), dtype=np.float32) if padded is None else padded

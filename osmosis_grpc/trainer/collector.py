@@ -98,7 +98,6 @@ class TrainerMetrics(Source):
 
 
 def _family_of(name: str) -> tuple[Family, Labels] | None:
-    """Returns the family and the labels of a name of metrics(); None if the name is not exported."""
     plain = name.removeprefix("evaluation/")
     first, _, rest = plain.partition("/")
     if plain in _NAMES:

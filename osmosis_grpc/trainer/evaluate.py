@@ -41,7 +41,7 @@ class Evaluation:
         return {name: tuple(sorted(outcomes, key=_index)) for name, outcomes in found.items()}
 
     def summary(self, threshold: float = 1.0) -> ScoreSummary:
-        """Returns the mean reward with its 95 % interval, and pass@k for each k up to the number of a row's rollouts.
+        """Return the mean reward with its 95 % interval, and pass@k for each k up to the number of a row's rollouts.
 
         A rollout passes if its reward is at least `threshold`. A rollout that did not complete has not passed. The
         rows are the units of the intervals, because the rollouts of a row are not independent. These are the numbers

@@ -18,7 +18,7 @@ from osmosis_grpc.protocol.errors import InvalidArgument, RolloutFailed
 from osmosis_grpc.protocol.types import OutcomeStatus, RolloutOutcome, RolloutRequest
 from osmosis_grpc.trainer.advantage import without_variance
 from osmosis_grpc.trainer.run import Requests, Run, RunOptions, reason_of
-from osmosis_grpc.trainer.scheduler import Scheduler
+from osmosis_grpc.trainer.submissions import Submissions
 
 log = logging.getLogger(__name__)
 
@@ -105,13 +105,12 @@ class GroupCounts:
 class GroupRun(Run):
     """One call of Trainer.groups()."""
 
-    name = "groups"
-    raises_known = True
     yields_refused = False
 
-    def __init__(self, scheduler: Scheduler, options: RunOptions, *, on_failure: OnFailure) -> None:
-        super().__init__(scheduler, options)
-        self._counts = scheduler.group_counts
+    def __init__(self, submissions: Submissions, options: RunOptions, *, on_failure: OnFailure) -> None:
+        super().__init__(submissions, options)
+        self.name = "groups"
+        self._counts = submissions.group_counts
         size = self._size = options.group_size
         if size < MIN_MEMBERS:
             raise ValueError(f"group_size: {size} is less than {MIN_MEMBERS}; use run() for single rollouts")
@@ -153,7 +152,6 @@ class GroupRun(Run):
             )
 
     def _renew(self, name: str, group: dict[int, RolloutOutcome]) -> bool:
-        """Start the stale members of a group again. Returns whether there are any."""
         stale = [index for index, outcome in group.items() if self.is_stale(outcome)]
         for index in stale:
             self.renew(self._requests[name][index], group.pop(index))
@@ -191,7 +189,6 @@ class GroupRun(Run):
 
 
 def _members(group: dict[int, RolloutOutcome], *, completed: bool) -> tuple[RolloutOutcome, ...]:
-    """Returns the members that completed, or the members that failed, in order of their index."""
     return tuple(
         group[index] for index in sorted(group) if (group[index].status is OutcomeStatus.COMPLETED) is completed
     )

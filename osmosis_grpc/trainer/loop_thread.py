@@ -1,6 +1,8 @@
 """An event loop in its own thread, for callers that are not async.
 
-LoopThread runs awaitables and async iterators for other threads. It does not depend on Trainer.
+LoopThread runs awaitables and async iterators for other threads. It does not depend on Trainer. anyio's BlockingPortal
+does the same, except when an async policy blocks the loop: starting a call then blocks as well, and Ctrl-C does not
+end the program.
 """
 
 import asyncio
@@ -8,7 +10,7 @@ import concurrent.futures
 import logging
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from osmosis_grpc.protocol.errors import TrainerFailed, Unavailable
 from osmosis_grpc.supervise import ForkGuard, OnFailure, StartedThread, Supervisor, job, result_of, thread
@@ -28,17 +30,15 @@ class LoopThread:
     """One event loop, from start() to stop()."""
 
     def __init__(self, name: str) -> None:
-        self._name = name
+        self._supervisor = Supervisor(name)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
-        self._supervisor = Supervisor(name)
         self._thread: StartedThread | None = None
         self._guard: ForkGuard | None = None
         self._failure: TrainerFailed | None = None
         """The error that has ended the thread."""
         self._submitting = threading.Lock()
         """Held while work is submitted to the loop, so that no work is submitted to a stopped loop."""
-        self._iterations: set[_Iteration[Any]] = set()
 
     @property
     def running(self) -> bool:
@@ -70,35 +70,18 @@ class LoopThread:
         """
         if self._guard is not None:
             self._guard.check()
-        if self.is_own_thread():
+        if self._is_own_thread():
             raise RuntimeError("a SyncTrainer is not for async code on its own loop: it would wait for itself")
 
         async def run() -> T:
             return await work()
 
-        def begin(loop: asyncio.AbstractEventLoop) -> None:
-            # The coroutine is made on the loop, so that no KeyboardInterrupt comes before the loop awaits it.
-            running = asyncio.run_coroutine_threadsafe(run(), loop)
-            future.add_done_callback(lambda _: running.cancel())
-            running.add_done_callback(report)
-
-        def report(done: "concurrent.futures.Future[T]") -> None:
-            if done.cancelled():
-                future.cancel()
-            elif future.set_running_or_notify_cancel():
-                error = done.exception()
-                if error is None:
-                    future.set_result(done.result())
-                else:
-                    future.set_exception(error)
-
-        future: concurrent.futures.Future[T] = concurrent.futures.Future()
         with self._submitting:
             if self._failure is not None:
                 raise self._failure
             if self._loop is None:
                 raise Unavailable("the trainer is not open: use it inside `with SyncTrainer(...) as trainer:`")
-            self._loop.call_soon_threadsafe(begin, self._loop)
+            future = asyncio.run_coroutine_threadsafe(run(), self._loop)
         try:
             return result_of(future, timeout)
         except concurrent.futures.CancelledError:
@@ -108,16 +91,28 @@ class LoopThread:
 
     def iterate(self, begin: Callable[[], AsyncIterator[T]]) -> Generator[T, None, None]:
         """Yield the values of an async iterator; leaving the loop closes the iterator."""
-        iteration = _Iteration(begin)
-        self._iterations.add(iteration)
+        values, step = begin(), None
+
+        async def advance() -> Any:
+            nonlocal step
+            step = asyncio.current_task()
+            return await anext(values, _END)
+
+        async def close() -> None:
+            if step is not None and not step.done():  # after Ctrl-C, its cancellation is on its way
+                step.cancel()
+                await asyncio.wait({step})
+            if isinstance(values, AsyncGenerator):
+                await values.aclose()
+
         try:
-            while True:
-                value = self.call(iteration.next)
-                if value is _END:
-                    return
+            while (value := self.call(advance)) is not _END:
                 yield value
         finally:
-            self._leave(iteration)
+            if self._is_own_thread():  # the garbage collector closes the generator; the supervisor logs an error
+                self._supervisor.start(CLOSE, close, lambda _: None)
+            elif self.running:
+                self.call(close)
 
     def stop(self) -> None:
         """Cancel what still runs on the loop, and end the thread."""
@@ -132,27 +127,11 @@ class LoopThread:
         if thread.is_alive():
             log.warning("the trainer's thread did not end within %g s: something blocks its event loop", _STOP_LIMIT)
 
-    async def close_iterations(self) -> None:
-        """Close every iterator that is still open. Runs on the loop."""
-        for iteration in list(self._iterations):
-            await iteration.close()
-
-    def is_own_thread(self) -> bool:
-        """Returns whether the caller runs on the loop's thread."""
-        return threading.current_thread() is self._thread
-
     def _why_closed(self) -> Exception:
         return self._failure or Unavailable("the trainer was closed")
 
-    def _leave(self, iteration: "_Iteration[T]") -> None:
-        self._iterations.discard(iteration)
-        if not self.running:
-            return
-        if self.is_own_thread():  # the garbage collector closed the generator on this thread
-            # The supervisor logs an error; no caller waits for it.
-            iteration.closing = self._supervisor.start(CLOSE, iteration.close, lambda _: None)
-        else:
-            self.call(iteration.close)
+    def _is_own_thread(self) -> bool:
+        return threading.current_thread() is self._thread
 
     def _run(self, started: threading.Event) -> bool:
         with asyncio.Runner() as runner:
@@ -164,31 +143,3 @@ class LoopThread:
                 self._failure, self._loop = TrainerFailed(LOOP.name, error), None
                 raise
         return False
-
-
-class _Iteration(Generic[T]):
-    """One async iterator. The first next() begins it. The methods run on the loop."""
-
-    def __init__(self, begin: Callable[[], AsyncIterator[T]]) -> None:
-        self.closing: asyncio.Task[None] | None = None
-        self._begin = begin
-        self._values: AsyncIterator[T] | None = None
-        self._step: asyncio.Task[Any] | None = None
-
-    async def next(self) -> Any:
-        """Returns the next value, or _END."""
-        if self._values is None:
-            self._values = self._begin()
-        self._step = asyncio.current_task()
-        try:
-            return await anext(self._values, _END)
-        finally:
-            self._step = None
-
-    async def close(self) -> None:
-        """Cancel a running next(), and then close the iterator. Idempotent."""
-        if self._step is not None:
-            self._step.cancel()
-            await asyncio.wait({self._step})
-        if isinstance(self._values, AsyncGenerator):
-            await self._values.aclose()

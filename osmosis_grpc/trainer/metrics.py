@@ -153,7 +153,7 @@ class Metrics:
         self._counts["chats/failed"] += 1
 
     def read(self, *, open_rollouts: int, open_chats: int, version: str) -> dict[str, float]:
-        """Returns all values by name; see Trainer.metrics()."""
+        """Return all values by name; see Trainer.metrics()."""
         values = dict(self._training.items(""))
         current = {"rollouts/open": open_rollouts, "chats/open": open_chats}
         values |= {name: float(value) for name, value in (current | self._counts).items()}
@@ -174,6 +174,5 @@ def _status(status: OutcomeStatus) -> str:
 
 
 def _used(reply: ChatResponse, name: str) -> int:
-    """Returns a token count of the reply's usage; 0 if there is none."""
     count = (reply.usage or {}).get(name)
     return count if isinstance(count, int) and count > 0 else 0

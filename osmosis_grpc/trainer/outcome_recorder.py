@@ -11,7 +11,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 
-from osmosis_grpc.protocol.errors import Aborted, CallError, Internal, InvalidArgument, Unavailable
+from osmosis_grpc.protocol.errors import CallError, Internal, InvalidArgument, Unavailable
 from osmosis_grpc.protocol.types import OutcomeStatus, Receipt, RolloutOutcome, TrajectoryEvent, events
 from osmosis_grpc.protocol.wire.outcome import FAILURE
 from osmosis_grpc.storage.ledger import ChatRow
@@ -37,10 +37,6 @@ READING_LIMIT = 60.0
 """If an outcome cannot be recorded within this many seconds, its rollout ends with an error.
 
 A server reports an outcome again after up to 30 seconds, for example when its events could not be read."""
-READING_SILENCE = 15.0
-"""While events are read, the rollout ends with an error if no event comes for this many seconds."""
-TICK = 0.1
-"""A timer may fire up to this many seconds early."""
 
 ReadingKey = tuple[AgentServerLink, str, int, str]
 
@@ -68,8 +64,6 @@ class OutcomeRecorder:
         self._reading: dict[ReadingKey, asyncio.Task[None]] = {}
         self._overdue: dict[RolloutKey, asyncio.TimerHandle] = {}
         """One timer for each rollout with an outcome that cannot be recorded yet."""
-        self._last_event: dict[RolloutKey, float] = {}
-        """When the last event of a rollout came, for each rollout whose events are read."""
         self._waiting_bytes: Counter[AgentServerLink] = Counter()
 
     def record(self, report: Report) -> None:
@@ -80,17 +74,9 @@ class OutcomeRecorder:
         """
         outcome = report.outcome
         rollout = self._rollouts.get(outcome.rollout_id)
-        if rollout is not None and rollout.ending:
-            raise _unclaimed(outcome)
-        if rollout is None and not self._cache.knows(outcome.rollout_id):
+        if rollout.ending if rollout is not None else not self._cache.knows(outcome.rollout_id):
             raise _unclaimed(outcome)
         cache = self._cache.rollout(outcome.rollout_id, outcome.attempt, self._cache.now())
-        if rollout is not None and outcome.attempt < rollout.request.attempt:
-            raise Aborted(
-                f"rollout {outcome.rollout_id} is at attempt {rollout.request.attempt}",
-                rollout_id=outcome.rollout_id,
-                attempt=rollout.request.attempt,
-            )
         if cache.result_id is None and rollout is None:
             raise _unclaimed(outcome)
         if cache.result_id is None and cache.lacks(outcome):
@@ -125,7 +111,6 @@ class OutcomeRecorder:
         self._cache.record(report.outcome, report.raw, done, abandoned=abandoned, chats=chats)
 
     def _read(self, report: Report) -> None:
-        """Start to read the rollout's events, unless they are being read."""
         server, outcome = report.server, report.outcome
         if server is None:
             raise Unavailable("the rollout's events cannot be read: it is at no server", retry_after=READING_RETRY)
@@ -138,13 +123,11 @@ class OutcomeRecorder:
 
         def read(_: asyncio.Task[None]) -> None:
             del self._reading[key]
-            self._last_event.pop(key[1:3], None)
             self._waiting_bytes[server] -= size
             if not self._waiting_bytes[server]:
                 del self._waiting_bytes[server]
 
         self._waiting_bytes[server] += size
-        self._last_event[key[1:3]] = self._cache.now()
         fail = partial(self.fail, report, READ)
         self._reading[key] = self._supervisor.start(READ, partial(self._recover, server, report), fail)
         self._reading[key].add_done_callback(read)
@@ -156,16 +139,6 @@ class OutcomeRecorder:
         rollout = self._rollouts.get(key[0])
         if rollout is None or key in self._overdue:
             return
-        began = self._cache.now()
-
-        def left() -> float:
-            ends = began + READING_LIMIT
-            if key in self._last_event:
-                ends = min(ends, self._last_event[key] + READING_SILENCE)
-            return ends - self._cache.now()
-
-        def wait() -> None:
-            self._overdue[key] = self._supervisor.call_later(OVERDUE, left(), overdue, report=fail)
 
         def end() -> None:
             timer = self._overdue.pop(key, None)
@@ -179,13 +152,7 @@ class OutcomeRecorder:
             if rollout.server is None or not rollout.server.attached:  # its server may come back, or be lost
                 self._limit(server, report)
                 return
-            if left() > TICK:
-                wait()
-                return
-            waited = self._cache.now() - began
-            problem = (
-                f"it refers to chats that are not known here, and its events did not name them within {waited:.0f} s"
-            )
+            problem = "it refers to chats that are not known here, and its events did not name them in time"
             for (_, *of, _), task in list(self._reading.items()):
                 if tuple(of) == key:
                     task.cancel()
@@ -196,7 +163,7 @@ class OutcomeRecorder:
             end()
             self._refused(rollout, job_failed(OVERDUE, error))
 
-        wait()
+        self._overdue[key] = self._supervisor.call_later(OVERDUE, READING_LIMIT, overdue, report=fail)
         rollout.done.add_done_callback(lambda _: end())
 
     def fail(self, report: Report, failed: Job, error: BaseException) -> None:
@@ -215,7 +182,6 @@ class OutcomeRecorder:
             async with aclosing(server.events(rollout_id, attempt, 0, tokens=True)) as stream:
                 async for event in stream:
                     trajectory.append(event)
-                    self._last_event[rollout_id, attempt] = self._cache.now()
                     if isinstance(event.kind, events.Ended):
                         break
             cache = self._cache.rollout(rollout_id, attempt, self._cache.now())

@@ -1,7 +1,7 @@
-"""Chooses the agent server of each rollout."""
+"""Chooses the next rollout that is sent, and its agent server."""
 
-from collections import OrderedDict
-from collections.abc import Mapping
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
 
 from osmosis_grpc.trainer.agent_server_state import AgentServerLink, Rollout
 from osmosis_grpc.trainer.annotate import RecentServers
@@ -22,7 +22,7 @@ class Placement:
         """The servers that got rollouts with an affinity key."""
 
     def server_for(self, rollout: Rollout) -> AgentServerLink | None:
-        """Returns the server with the most free slots; None if all servers are full.
+        """Return the server with the most free slots; None if all servers are full.
 
         Only servers that host the rollout's agent loop are considered. If some of these servers already got rollouts
         with the same affinity key and do not drain, only they are considered.
@@ -46,7 +46,7 @@ class Placement:
         return best if best is not None and best.free > 0 else None
 
     def may_go_elsewhere(self, rollout: Rollout) -> bool:
-        """Returns whether another server may have the original of a fork."""
+        """Return whether another server may have the original of a fork."""
         return bool(self._hosts(rollout)) or not self._all_usable
 
     def add(self, rollout: Rollout, server: AgentServerLink) -> None:
@@ -69,12 +69,48 @@ class Placement:
         return len(self._servers.usable) == len(self._servers.named)
 
     def _hosts(self, rollout: Rollout) -> list[AgentServerLink]:
-        """Returns the usable servers that host a rollout's agent loop. Leaves out a server that lacks its original."""
+        """Return the usable servers that host a rollout's agent loop. Leaves out a server that lacks its original."""
         usable, lacking = self._servers.usable, rollout.without_original
         return [server for server in usable if server.hosts(rollout.request.agent_loop) and server not in lacking]
 
     def _server_of(self, rollout_id: str) -> AgentServerLink | None:
-        """Returns the server that runs a rollout or has reported its outcome; None if it is not known."""
         running = self._rollouts.get(rollout_id)
         known = running.server if running is not None else self.recent_servers.get(rollout_id)
         return known if known is not None and known in self._servers.named else None
+
+
+class RolloutQueue:
+    """The rollouts of one trainer that no server has, in order of arrival, one queue for each agent loop."""
+
+    def __init__(self) -> None:
+        self._queues: dict[str, deque[Rollout]] = {}
+
+    def add(self, rollout: Rollout, *, first: bool = False) -> None:
+        """Add a rollout at the end of its queue, or with `first` at the start."""
+        queue = self._queues.setdefault(rollout.request.agent_loop, deque())
+        (queue.appendleft if first else queue.append)(rollout)
+
+    def remove(self, rollout: Rollout) -> None:
+        """Remove a rollout if it is queued."""
+        queue = self._queues.get(rollout.request.agent_loop)
+        if queue is not None and rollout in queue:
+            queue.remove(rollout)
+
+    def send(self, sent: Callable[[Rollout], bool]) -> None:
+        """Call `sent` with each rollout, and remove the rollout if `sent` returns True.
+
+        A rollout with an affinity key waits for certain servers, and so does a fork. If `sent` returns False for any
+        other rollout, no server has a free slot for its agent loop. Then send() skips the rest of this queue.
+        """
+        for agent_loop, queue in list(self._queues.items()):
+            unsent: list[Rollout] = []
+            while queue:
+                rollout = queue.popleft()
+                if rollout.done.done() or sent(rollout):
+                    continue
+                unsent.append(rollout)
+                if not (rollout.affinity_key or rollout.request.fork):
+                    break
+            queue.extendleft(reversed(unsent))
+            if not queue:
+                del self._queues[agent_loop]

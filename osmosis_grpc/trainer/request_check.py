@@ -55,7 +55,7 @@ _KINDS = dict(_plain_kinds())
 
 
 def checked(request: RolloutRequest | None, changes: RolloutFields | Mapping[str, Any]) -> RolloutRequest:
-    """Returns the request with `changes`. Raises TypeError, and InvalidArgument with the field's name."""
+    """Return the request with `changes`. Raises TypeError, and InvalidArgument with the field's name."""
     if request is not None and not isinstance(request, RolloutRequest):
         raise TypeError(f"a RolloutRequest or its fields by name is needed, not a {type(request).__name__}")
     known = [field.name for field in fields(RolloutRequest)]

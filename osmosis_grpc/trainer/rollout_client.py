@@ -37,7 +37,7 @@ from osmosis_grpc.protocol.wire.event import event_from_wire
 from osmosis_grpc.protocol.wire.message import tools_from_wire
 from osmosis_grpc.protocol.wire.outcome import EARLIER_RUN
 from osmosis_grpc.protocol.wire.rollout import ROLLOUT, init_to_wire
-from osmosis_grpc.supervise import SYSTEM, Backoff, ForkGuard, Supervisor, System
+from osmosis_grpc.supervise import SYSTEM, Backoff, ForkGuard, System
 from osmosis_grpc.trainer.request_check import RolloutFields, check_selection, checked
 from osmosis_grpc.trainer.transports.calls import raise_if_cancelled
 from osmosis_grpc.trainer.unreachable_warnings import Unreached
@@ -62,10 +62,20 @@ class InitResult:
 class RolloutClient:
     """Talks to one agent server. Used as `async with RolloutClient("HOST:PORT") as client`.
 
-    Methods raise CallError. A unary call fails after `timeout` seconds. events() connects again after a break, until
-    the server was away for `lost_after` seconds. Every call sends `token`. `tls` configures TLS. Without TLS, a token
-    is sent only to this machine, unless `insecure` is set. Raises ValueError for a target that is malformed or needs
-    TLS, and TypeError for a `tls` that is not ClientTls.
+    Methods raise CallError.
+
+    Args:
+        target: HOST:PORT of the server.
+        timeout: Seconds after which a unary call fails.
+        lost_after: events() connects again after a break, until the server was away for so many seconds.
+        token: Sent with every call. Without TLS only to this machine, unless `insecure` is set.
+        tls: The files for TLS.
+        insecure: Whether the token may be sent to other machines without TLS.
+        system: Clocks and random numbers. Tests replace it.
+
+    Raises:
+        ValueError: The target is malformed, or needs TLS.
+        TypeError: `tls` is not a ClientTls.
     """
 
     def __init__(
@@ -88,9 +98,8 @@ class RolloutClient:
         credentials.check_target(target)
         self._credentials = credentials
         self._metadata = credentials.metadata
-        self._supervisor = Supervisor(f"the client of {target}", system=system)
-        self._monotonic = system.monotonic
-        self._unreached = Unreached(target, self._supervisor)
+        self._system = system
+        self._unreached = Unreached(target, system.monotonic)
         self._guard = ForkGuard("this RolloutClient")
         self._channel = channel(target, credentials.tls, client_options())
         self._opened_stub = services_pb2_grpc.RolloutServiceStub(self._channel)
@@ -102,7 +111,6 @@ class RolloutClient:
     async def __aexit__(self, *exc: Any) -> None:
         self._closed = True
         self._guard.close()
-        await self._supervisor.close()
         await self._channel.close()
 
     @property
@@ -135,7 +143,7 @@ class RolloutClient:
         return InitResult(answer.rollout_id, answer.attempt, tools, answer.created, earlier)
 
     async def get(self, rollout_id: str, attempt: int = 0) -> RolloutInfo:
-        """Returns the state of a rollout; attempt 0 means the highest."""
+        """Return the state of a rollout; attempt 0 means the highest."""
         answer = await self._call(self._stub.GetRollout, pb.GetRolloutRequest(rollout_id=rollout_id, attempt=attempt))
         return ROLLOUT.from_wire(answer.rollout)
 
@@ -216,13 +224,13 @@ class RolloutClient:
         After a broken stream, a new stream continues with the next event. Events of a newer protocol are left out.
         Raises Unavailable when the server is lost, and when this client is closed.
         """
-        answered, backoff = self._monotonic(), Backoff(*STREAM_PAUSES, system=self._supervisor.system)
+        answered, backoff = self._system.monotonic(), Backoff(*STREAM_PAUSES, system=self._system)
         while True:
             request = pb.StreamEventsRequest(rollout_id=rollout_id, attempt=attempt, after_event=after)
             try:
                 async with aclosing(self._stream(request)) as stream:
                     async for response in stream:
-                        answered = self._monotonic()
+                        answered = self._system.monotonic()
                         self._unreached.reached()
                         backoff.reset()
                         if response.HasField("event"):
@@ -231,7 +239,7 @@ class RolloutClient:
                                 yield event_from_wire(response.event)
                 return
             except Unavailable as error:
-                if self._closed or not error.retryable or self._monotonic() - answered > self._lost_after:
+                if self._closed or not error.retryable or self._system.monotonic() - answered > self._lost_after:
                     raise
                 self._unreached.failed(error)
                 await asyncio.sleep(backoff.next())
@@ -250,7 +258,7 @@ class RolloutClient:
                 yield response.cursor, event_from_wire(response.event) if known else None
 
     async def info(self) -> ServerInfo:
-        """Returns the server's identity, its agent loops and its capacity."""
+        """Return the server's identity, its agent loops and its capacity."""
         return SERVER_INFO.from_wire(await self._call(self._stub.GetServerInfo, pb.GetServerInfoRequest()))
 
     async def drain(self, *, cancel: bool = False) -> DrainResult:

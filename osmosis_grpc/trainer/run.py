@@ -3,9 +3,8 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
 
 from osmosis_grpc.protocol.errors import (
     Aborted,
@@ -22,8 +21,8 @@ from osmosis_grpc.trainer.agent_server_state import Rollout, job_failed
 from osmosis_grpc.trainer.chats.policy_errors import PolicyFailure
 from osmosis_grpc.trainer.progress_bar import Progress, shown
 from osmosis_grpc.trainer.request_check import checked
-from osmosis_grpc.trainer.scheduler import Scheduler
 from osmosis_grpc.trainer.staleness import version_lag
+from osmosis_grpc.trainer.submissions import Submissions
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +49,8 @@ class RunOptions:
     """How often a failed rollout is run again."""
     progress: bool = False
     """Whether stderr shows the progress."""
+    evaluation: bool = False
+    """Whether every request is marked as an evaluation."""
     max_version_lag: int | None = None
     """A completed rollout with a token that is more versions behind runs again; None for no limit."""
 
@@ -65,23 +66,21 @@ class RunOptions:
 class Run:
     """One call of Trainer.run(). Starts rollouts while slots are free. Yields each outcome when its rollout ends.
 
-    Trainer.groups() and Trainer.evaluate() use subclasses.
+    Trainer.groups() uses a subclass.
     """
 
-    name = "run"
-    """The method of Trainer, for error messages."""
     raises_at_once = False
     """Whether the run raises the first exception of the policy."""
     yields_refused = True
-    """Whether a rollout that no server has accepted is yielded as FAILED."""
-    raises_known = False
-    """Whether the run raises an error when the rollout of a request has ended before."""
-    changes: ClassVar[Mapping[str, Any]] = {}
-    """Fields that are set in every request."""
+    """Whether a refused rollout is yielded as FAILED. Otherwise the run raises if a whole group is refused, or has run
+    before."""
 
-    def __init__(self, scheduler: Scheduler, options: RunOptions) -> None:
-        self._scheduler = scheduler
+    def __init__(self, submissions: Submissions, options: RunOptions) -> None:
+        self._submissions = submissions
+        self._cache, self._supervisor = submissions.scheduler.cache, submissions.scheduler.supervisor
         self._options = options
+        self.name = "evaluate" if options.evaluation else "run"
+        """The method of Trainer, for error messages."""
         self._progress: Progress | None = None
         self._fed: dict[tuple[str, int], None] = {}
         self._slots = asyncio.Semaphore(options.max_in_flight)
@@ -98,18 +97,18 @@ class Run:
 
     async def ended(self, requests: Requests) -> AsyncGenerator[Ended, None]:
         """Yield each request with its outcome when the rollout ends. See Trainer.run()."""
-        scheduler, options, report = self._scheduler, self._options, self._finished.put_nowait
-        with shown(options.progress, requests, options.group_size, scheduler.supervisor) as self._progress:
-            feeder = scheduler.supervisor.start(
+        submissions, options, report = self._submissions, self._options, self._finished.put_nowait
+        with shown(options.progress, requests, options.group_size) as self._progress:
+            feeder = self._supervisor.start(
                 FEED, lambda: self._feed(requests), lambda error: report(job_failed(FEED, error))
             )
-            scheduler.runs[report] = None
+            submissions.runs[report] = None
             try:
                 fed = False
                 while self._started or not fed or not self._finished.empty():
                     finished = await self._finished.get()
-                    if scheduler.failure is not None:
-                        raise scheduler.failure
+                    if submissions.failure is not None:
+                        raise submissions.failure
                     if isinstance(finished, BaseException):
                         raise finished
                     if isinstance(finished, PolicyFailure):
@@ -121,12 +120,10 @@ class Run:
                         if not self._start_again(finished, outcome):
                             self._release()
                             self._raise_if_all_failed(finished, outcome)
-                            if self._progress is not None:
-                                self._progress.refresh()
                             yield finished.request, outcome
             finally:
-                scheduler.runs.pop(report, None)
-                scheduler.report()
+                submissions.runs.pop(report, None)
+                submissions.report()
                 feeder.cancel()
                 for rollout in list(self._started):
                     self._leave(rollout)
@@ -151,7 +148,7 @@ class Run:
     async def _feed(self, requests: Requests) -> None:
         try:
             async for request in _each(requests):
-                full = checked(request, self.changes)
+                full = checked(request, {"evaluation": True} if self._options.evaluation else {})
                 key = full.rollout_id, full.attempt
                 if key in self._fed:
                     raise InvalidArgument(
@@ -178,12 +175,10 @@ class Run:
         """Start a rollout. It keeps its slot until ended() takes its outcome. Raises AlreadyExists, Aborted."""
         try:
             affinity_key = request.group.id if self._options.colocate_groups and request.group else ""
-            rollout = self._scheduler.submit(request, affinity_key=affinity_key)
+            rollout = self._submissions.submit(request, affinity_key=affinity_key)
         except CallError as error:
-            known = isinstance(error, AlreadyExists | Aborted) and not self._scheduler.cache.is_restored(
-                request.rollout_id
-            )
-            if known and self.raises_known:
+            known = isinstance(error, AlreadyExists | Aborted) and not self._cache.is_restored(request.rollout_id)
+            if known and not self.yields_refused:
                 raise
             rollout = Rollout(request, asyncio.get_running_loop().create_future())
             rollout.done.set_exception(error)
@@ -209,7 +204,7 @@ class Run:
             del self._tries[rollout_id]
             return False
         self._tries[rollout_id] += 1
-        self._scheduler.group_counts["retried"] += 1
+        self._submissions.group_counts["retried"] += 1
         attempt = outcome.attempt + 1
         log.info("rollout %s is tried again as attempt %d: %s", rollout_id, attempt, reason_of(outcome))
         self._start(replace(rollout.request, attempt=attempt))
@@ -237,7 +232,7 @@ class Run:
             del self._failed[next(iter(self._failed))]
 
     def is_stale(self, outcome: RolloutOutcome) -> bool:
-        """Returns whether a completed rollout has a token that is too old now.
+        """Return whether a completed rollout has a token that is too old now.
 
         Raises InvalidArgument if `max_version_lag` is set and a version is unknown.
         """
@@ -245,7 +240,7 @@ class Run:
         sampled = any(segment.sampled for sample in outcome.samples.values() for segment in sample.segments)
         if limit is None or not sampled or outcome.status is not OutcomeStatus.COMPLETED:
             return False
-        lag = version_lag(outcome, self._scheduler.cache.sampler.version)
+        lag = version_lag(outcome, self._cache.sampler.version)
         if lag is None:
             raise InvalidArgument(
                 "max_version_lag",
@@ -260,7 +255,7 @@ class Run:
         self._start_newer(request, outcome)
 
     def _start_newer(self, request: RolloutRequest, outcome: RolloutOutcome) -> None:
-        self._scheduler.group_counts["stale"] += 1
+        self._submissions.group_counts["stale"] += 1
         attempt = outcome.attempt + 1
         log.info("rollout %s runs again as attempt %d: its tokens are too old", outcome.rollout_id, attempt)
         self._start(replace(request, attempt=attempt))
@@ -272,7 +267,6 @@ class Run:
             self._slots.release()
 
     def _over(self, rollout: Rollout) -> RolloutOutcome:
-        """Stop waiting for an ended rollout. Returns its outcome."""
         self._started[rollout] -= 1
         if not self._started[rollout]:
             del self._started[rollout]
@@ -280,21 +274,13 @@ class Run:
         return _ended(rollout)
 
     def _leave(self, rollout: Rollout) -> None:
-        """Stop waiting for a rollout. The scheduler cancels it if no other caller waits."""
         rollout.waiters -= self._started.pop(rollout)
         if not rollout.waiters:
-            self._scheduler.abandon(rollout)
-
-
-class EvaluationRun(Run):
-    """One call of Trainer.evaluate()."""
-
-    name = "evaluate"
-    changes: ClassVar[Mapping[str, Any]] = {"evaluation": True}
+            self._submissions.abandon(rollout)
 
 
 def reason_of(outcome: RolloutOutcome) -> str:
-    """Returns why a rollout is not trainable, with the type and the line of an agent's exception."""
+    """Return why a rollout is not trainable, with the type and the line of an agent's exception."""
     failure = outcome.failure
     if failure is None:
         return outcome.not_trainable_reason
@@ -304,7 +290,7 @@ def reason_of(outcome: RolloutOutcome) -> str:
 
 
 def _may_succeed(rollout: Rollout, outcome: RolloutOutcome) -> bool:
-    """Returns whether an ended rollout should run again, because another attempt may complete.
+    """Return whether an ended rollout should run again, because another attempt may complete.
 
     A failure of the agent may depend on the policy's replies, so `retryable` is ignored for such a failure. A refused
     rollout runs again only if the refusal is retryable. A cancelled rollout does not run again.
@@ -315,8 +301,9 @@ def _may_succeed(rollout: Rollout, outcome: RolloutOutcome) -> bool:
     return not refused or (outcome.failure is not None and outcome.failure.retryable)
 
 
-async def left_over(scheduler: Scheduler) -> AsyncGenerator[RolloutOutcome, None]:
+async def left_over(submissions: Submissions) -> AsyncGenerator[RolloutOutcome, None]:
     """See Trainer.unconfirmed()."""
+    scheduler = submissions.scheduler
     held = scheduler.held
     left = list(held.left)
     running = {scheduler.rollouts[name].done: scheduler.rollouts[name] for name in left if name in scheduler.rollouts}
@@ -328,8 +315,8 @@ async def left_over(scheduler: Scheduler) -> AsyncGenerator[RolloutOutcome, None
                 yield outcome
     while running:
         await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-        if scheduler.failure is not None:
-            raise scheduler.failure
+        if submissions.failure is not None:
+            raise submissions.failure
         for done in [done for done in running if done.done()]:
             rollout = running.pop(done)
             if held.left.pop(rollout.request.rollout_id, "") is None:
@@ -337,7 +324,6 @@ async def left_over(scheduler: Scheduler) -> AsyncGenerator[RolloutOutcome, None
 
 
 def _members(request: RolloutRequest, group_size: int) -> list[RolloutRequest]:
-    """Returns the requests for all members of a request's group."""
     if group_size == 1:
         return [request]
     name, key = request.rollout_id, request.idempotency_key
@@ -362,7 +348,6 @@ async def _each(requests: Requests) -> AsyncIterator[RolloutRequest]:
 
 
 def _ended(rollout: Rollout) -> RolloutOutcome:
-    """Returns the outcome of an ended rollout. For a refused rollout, the outcome is FAILED."""
     request, error = rollout.request, rollout.done.exception()
     if error is None:
         return rollout.done.result()

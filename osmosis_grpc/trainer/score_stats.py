@@ -14,8 +14,8 @@ from typing import Any
 
 LEVEL = 0.95
 """The level of the confidence intervals."""
-NORMAL_FROM = 1000
-"""From this many degrees of freedom on, the normal quantile is used. It differs from the t quantile by 0.1 %."""
+SMALL = (12.70620474, 4.30265273, 3.18244631, 2.77644511, 2.57058184, 2.44691185, 2.36462425, 2.30600414, 2.26215716)
+"""The t quantiles of 1 to 9 degrees of freedom at LEVEL."""
 
 ROUNDING = 1e-6
 """Rewards are equal if they differ by at most this fraction of the largest one: sums in float32 differ by as much."""
@@ -75,32 +75,18 @@ def bounds(values: Iterable[float]) -> tuple[float, float]:
 
 
 def t_quantile(freedom: int) -> float:
-    """Return the x for which a t variable is between -x and x with the probability LEVEL."""
-    if freedom >= NORMAL_FROM:
-        return statistics.NormalDist().inv_cdf((1 + LEVEL) / 2)
-    low, high = 0.0, math.pi / 2
-    while True:
-        middle = (low + high) / 2
-        if middle in (low, high):
-            return math.sqrt(freedom) * math.tan(middle)
-        if _central(middle, freedom) < LEVEL:
-            low = middle
-        else:
-            high = middle
-
-
-def _central(angle: float, freedom: int) -> float:
-    """Return the probability that a t variable is between -x and x, where x is sqrt(freedom) * tan(angle).
-
-    It is the finite series of Abramowitz and Stegun, 26.7.3 and 26.7.4.
-    """
-    odd = freedom % 2
-    term, total = (math.cos(angle), 0.0) if odd else (1.0, 0.0)
-    for step in range(2 + odd, freedom + 1, 2):
-        total += term
-        term *= math.cos(angle) ** 2 * (step - 1) / step
-    series = math.sin(angle) * total
-    return 2 / math.pi * (angle + series) if odd else series
+    """Return the x for which a t variable is between -x and x with the probability LEVEL, exact to 1e-5."""
+    if freedom <= len(SMALL):
+        return SMALL[freedom - 1]
+    z = statistics.NormalDist().inv_cdf((1 + LEVEL) / 2)
+    terms = (  # of the expansion in 1 / freedom: Abramowitz and Stegun, 26.7.5
+        z,
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return math.fsum(term / freedom**power for power, term in enumerate(terms))
 
 
 @dataclass(frozen=True, slots=True)

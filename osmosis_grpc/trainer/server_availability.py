@@ -65,7 +65,7 @@ class Servers:
         self.more_may_come = False
         """Whether servers that are not named may dial in."""
         self.why_not_more: Callable[[], list[str]] = list
-        """Returns why sources name no servers."""
+        """Return why sources name no servers."""
         self._known: list[AgentServerLink] = []
         self._first_answers_until = 0.0
         self._lost_after = config.lost_after
@@ -94,21 +94,19 @@ class Servers:
         """Wait for these servers."""
         self._known += servers
         self._first_answers_until = self._supervisor.system.monotonic() + FIRST_ANSWERS
-        if self._giving_up is None and not self.usable:
-            self._wait_for_any()
+        self._wait_for_any()
 
     def retire(self, server: AgentServerLink) -> None:
         """Send no new rollouts to a server. keep() takes it back, and remove() forgets it."""
         server.retired = True
-        if not self.usable and self._giving_up is None:
-            self._wait_for_any()
+        self._wait_for_any()
 
     def keep(self, server: AgentServerLink) -> None:
         """Send rollouts to a retired server again."""
         server.retired = False
         if server.attached:
             self.arrived(server)
-        elif self._giving_up is None and not self.usable:
+        else:
             self._wait_for_any()
 
     def remove(self, server: AgentServerLink) -> None:
@@ -117,6 +115,22 @@ class Servers:
             self._known.remove(server)
         self._stop_waiting(server)
         self.grant()
+
+    def states(self) -> list[Server]:
+        """Return the states of all servers."""
+        return [
+            Server(
+                name=server.name,
+                attached=server.attached,
+                window=server.window,
+                open=len(server.rollouts),
+                agent_loops=server.identity.agent_loops,
+                version=server.identity.version,
+                journal_id=server.identity.journal_id,
+                retired=server.retired,
+            )
+            for server in self._known
+        ]
 
     @property
     def attached(self) -> list[AgentServerLink]:
@@ -158,9 +172,8 @@ class Servers:
         """Record that a server can be reached."""
         self._stop_waiting(server)
         self._changed.set()
-        if self._giving_up is not None and not server.retired:
-            self._giving_up.cancel()
-            self._giving_up = None
+        if not server.retired:
+            self._stop_giving_up()
         if server not in self._known:
             self._known.append(server)
         self.grant()
@@ -192,9 +205,9 @@ class Servers:
         before, server.refusal = server.refusal, error if is_permanent(error) else None
         if server.refusal is not None:
             if self._all_refuse and self._giving_up is not None:
-                self._giving_up.cancel()
+                self._stop_giving_up()
                 self._give_up()
-        elif before is not None and self._giving_up is None and not self.usable:  # the server may work after a restart
+        elif before is not None:  # the server may work after a restart
             self._wait_for_any()
 
     @property
@@ -210,16 +223,14 @@ class Servers:
         self.grant()
         if server in self._known:
             self._wait_for(server)
-        if not self.usable and self._giving_up is None:
-            self._wait_for_any()
+        self._wait_for_any()
 
     def wait_anew(self) -> None:
         """Wait `lost_after` seconds from now for each server that has rollouts of an earlier process."""
         for server in self._known:
             if server.rollouts:
                 self._wait_for(server)
-        if self._giving_up is not None:
-            self._giving_up.cancel()
+        self._stop_giving_up()
         self._wait_for_any()
 
     def drop_one(self) -> bool:
@@ -230,7 +241,7 @@ class Servers:
         return gone is not None
 
     def share(self, joining: AgentServerLink | None = None) -> int:
-        """Returns how many chats each server may have open; 0 while paused. Counts `joining` as attached."""
+        """Return how many chats each server may have open; 0 while paused. Counts `joining` as attached."""
         if not self.running.is_set():
             return 0
         others = sum(server is not joining for server in self.attached)
@@ -273,22 +284,19 @@ class Servers:
             server.close(error)
 
     def why_none(self, waited: float | None = None) -> CallError:
-        """Returns the error for callers that have waited for a server for `waited` seconds, `lost_after` by default.
+        """Return the error for callers that have waited for a server for `waited` seconds, `lost_after` by default.
 
         If every server refuses, it has the refusals.
         """
         refusals = [server.refusal for server in self.named if server.refusal is not None]
         if refusals and self._all_refuse:
             return type(refusals[0])("; ".join(dict.fromkeys(map(str, refusals))))
-        servers = [
-            f"{server.name}: {str(server.problem or 'no answer').replace(f'server {server.name} ', 'it ', 1)}"
-            for server in self.named
-        ]
-        problems = "; ".join((*self.why_not_more(), *servers))
-        seconds, known = (
-            self._lost_after if waited is None else waited,
-            problems or "none is named, and none dialled in",
-        )
+        problems = self.why_not_more()
+        for server in self.named:
+            why = str(server.problem or "no answer").replace(f"server {server.name} ", "it ", 1)
+            problems.append(f"{server.name}: {why}")
+        seconds = self._lost_after if waited is None else waited
+        known = "; ".join(problems) or "none is named, and none dialled in"
         return Unavailable(f"no agent server was there for {seconds:g} s ({known})")
 
     def _wait_for(self, server: AgentServerLink) -> None:
@@ -298,7 +306,14 @@ class Servers:
         )
 
     def _wait_for_any(self) -> None:
-        self._giving_up = self._supervisor.call_later(NONE_ATTACHED, self._lost_after, self._give_up)
+        """Give up after `lost_after` seconds if there is no usable server."""
+        if self._giving_up is None and not self.usable:
+            self._giving_up = self._supervisor.call_later(NONE_ATTACHED, self._lost_after, self._give_up)
+
+    def _stop_giving_up(self) -> None:
+        if self._giving_up is not None:
+            self._giving_up.cancel()
+            self._giving_up = None
 
     def _stop_waiting(self, server: AgentServerLink) -> None:
         timer = self._timers.pop(server, None)

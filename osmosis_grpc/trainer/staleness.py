@@ -6,7 +6,7 @@ from osmosis_grpc.protocol.types import RolloutOutcome
 
 
 def version_lag(outcome: RolloutOutcome, version: str | int) -> float | None:
-    """Returns how many versions the oldest sampled token of an outcome is behind `version`.
+    """Return how many versions the oldest sampled token of an outcome is behind `version`.
 
     Returns None if an outcome has no sampled tokens, or if a version is missing or is not a number.
     """
@@ -20,7 +20,7 @@ def version_lag(outcome: RolloutOutcome, version: str | int) -> float | None:
 
 
 def version_number(version: str) -> float | None:
-    """Returns a version as a number; None if it is not a finite number."""
+    """Return a version as a number; None if it is not a finite number."""
     try:
         number = float(version)
     except ValueError:

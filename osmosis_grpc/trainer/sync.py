@@ -20,14 +20,12 @@ from collections.abc import (
 from contextlib import closing, contextmanager
 from functools import partial, wraps
 from operator import length_hint
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 from osmosis_grpc.policies.threads import ThreadedPolicy, is_async
 from osmosis_grpc.protocol.errors import CallError
 from osmosis_grpc.protocol.types.outcome import Confirmable
 from osmosis_grpc.supervise import DaemonThreads
-from osmosis_grpc.trainer import own_frames
 from osmosis_grpc.trainer.chats.policy_table import Policies
 from osmosis_grpc.trainer.loop_thread import LoopThread
 from osmosis_grpc.trainer.server_availability import Server
@@ -49,7 +47,6 @@ _END = object()
 
 
 def _waits(method: Callable[Concatenate[Trainer, P], Awaitable[T]]) -> Callable[Concatenate["SyncTrainer", P], T]:
-    """Returns a method of SyncTrainer that waits for a method of Trainer."""
 
     @wraps(method)
     def call(self: "SyncTrainer", /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -62,7 +59,6 @@ def _waits(method: Callable[Concatenate[Trainer, P], Awaitable[T]]) -> Callable[
 def _iterates(
     method: Callable[Concatenate[Trainer, P], AsyncIterator[T]],
 ) -> Callable[Concatenate["SyncTrainer", P], Generator[T, None, None]]:
-    """Returns a method of SyncTrainer that yields the values of a method of Trainer."""
 
     @wraps(method)
     def iterate(self: "SyncTrainer", /, *args: P.args, **kwargs: P.kwargs) -> Generator[T, None, None]:
@@ -73,7 +69,7 @@ def _iterates(
 
 
 def _typed_as(_: Callable[P, Any]) -> Callable[[Callable[..., None]], Callable[Concatenate["SyncTrainer", P], None]]:
-    """Returns a decorator that gives an __init__ the parameters of another callable, for type checkers."""
+    """Return a decorator that gives an __init__ the parameters of another callable, for type checkers."""
 
     def typed(init: Callable[..., None]) -> Callable[Concatenate["SyncTrainer", P], None]:
         return init
@@ -156,10 +152,7 @@ class SyncTrainer:
     def __enter__(self) -> "SyncTrainer":
         return self.open()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        own_frames.hide(trace, always=isinstance(error, KeyboardInterrupt))
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._close(interrupted=isinstance(error, KeyboardInterrupt))
 
     def _on_loop(self, function: Callable[[], T]) -> T:
@@ -180,18 +173,13 @@ class SyncTrainer:
 
     async def _end(self, interrupted: bool) -> None:
         try:
-            await self._thread.close_iterations()
             if interrupted:
-                await self._cancel_all()
-        finally:
-            await self._trainer.__aexit__(None, None, None)
-
-    async def _cancel_all(self) -> None:
-        try:
-            async with asyncio.timeout(_CANCEL_LIMIT):
-                await self._trainer.cancel(everything=True, reason="the trainer was interrupted")
+                async with asyncio.timeout(_CANCEL_LIMIT):
+                    await self._trainer.cancel(everything=True, reason="the trainer was interrupted")
         except (CallError, TimeoutError) as error:
             log.warning("not every agent server answered the cancel: %s", error or "no answer in time")
+        finally:
+            await self._trainer.__aexit__(None, None, None)
 
 
 class _Reader(Generic[T]):
@@ -230,7 +218,7 @@ def _requests_on_thread(args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _off_loop(policy: Policies) -> Policies:
-    """Returns the policies, with each sync policy on a thread of its own, also if it has several names."""
+    """Return the policies, with each sync policy on a thread of its own, also if it has several names."""
     if not isinstance(policy, Mapping):
         return policy if is_async(policy) else ThreadedPolicy(policy)
     made = {id(each): each if is_async(each) else ThreadedPolicy(each) for each in policy.values()}

@@ -20,7 +20,7 @@ from osmosis_grpc.supervise import System
 log = logging.getLogger(__name__)
 
 FindTargets = Callable[[], Awaitable[Sequence[str]]]
-"""Returns the HOST:PORT of each agent server there is now."""
+"""Return the HOST:PORT of each agent server there is now."""
 Named = str | Path | FindTargets
 """An agent server by HOST:PORT, or a source of agent servers."""
 
@@ -142,7 +142,7 @@ def sources_of(
     system: System,
     resolve_every: float,
 ) -> list[TargetSource]:
-    """Returns the sources that the argument `servers` of a Trainer names. Raises ValueError naming a bad one."""
+    """Return the sources that the argument `servers` of a Trainer names. Raises ValueError naming a bad one."""
     rows = [servers] if isinstance(servers, str | Path) or callable(servers) else list(servers)
     fixed: list[Target] = []
     sources = []
@@ -163,7 +163,7 @@ def sources_of(
 
 
 def _path_of(row: str | Path) -> Path | None:
-    """Returns the path of a watched file; None if `row` is HOST:PORT."""
+    """Return the path of a watched file; None if `row` is HOST:PORT."""
     if isinstance(row, Path):
         return row
     if row.startswith(FILE):
@@ -173,7 +173,7 @@ def _path_of(row: str | Path) -> Path | None:
 
 
 def _split(text: str, whole: str, forms: str) -> tuple[str, int]:
-    """Returns the host and the port of HOST:PORT. Raises ValueError, with the `forms` that `whole` can have."""
+    """Return the host and the port of HOST:PORT. Raises ValueError, with the `forms` that `whole` can have."""
     try:
         return split_target(text, "target")
     except InvalidArgument:
@@ -182,7 +182,6 @@ def _split(text: str, whole: str, forms: str) -> tuple[str, int]:
 
 
 def _target(text: str, credentials: Credentials, forms: str = "HOST:PORT") -> Target:
-    """Returns the target HOST:PORT. Raises ValueError."""
     _split(text, text, forms)
     credentials.check_target(text)
     return Target(text)
@@ -200,7 +199,7 @@ async def _called(find: FindTargets, name: str, credentials: Credentials) -> lis
 
 
 async def _resolved(name: str, host: str, port: int, credentials: Credentials, network: Network) -> list[Target]:
-    """Returns one target for each address of a name. If the name has IPv4 addresses, its others are left out."""
+    """Return one target for each address of a name. If the name has IPv4 addresses, its others are left out."""
     try:
         found = sorted(await network.resolve(host))
     except (OSError, UnicodeError) as error:
@@ -213,7 +212,7 @@ async def _resolved(name: str, host: str, port: int, credentials: Credentials, n
 
 
 async def _read(path: Path, credentials: Credentials, system: System) -> list[Target]:
-    """Returns the targets of a file: one a line, with comments after #."""
+    """Return the targets of a file: one a line, with comments after #."""
     text = await _settled(path, system)
     targets = []
     for number, line in enumerate(text.split("\n"), 1):
@@ -226,7 +225,7 @@ async def _read(path: Path, credentials: Credentials, system: System) -> list[Ta
 
 
 async def _settled(path: Path, system: System) -> str:
-    """Returns the text of a file, after two equal reads."""
+    """Return the text of a file, after two equal reads."""
     text = None
     while True:
         try:

@@ -7,18 +7,16 @@ from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Unpack
 
 from osmosis_grpc.network.credentials import Credentials
 from osmosis_grpc.network.network import GRPC, Network
 from osmosis_grpc.network.server_security import ServerSecurity
-from osmosis_grpc.protocol.errors import InvalidArgument, NotFound, TrainerFailed, Unavailable
+from osmosis_grpc.protocol.errors import InvalidArgument, TrainerFailed, Unavailable
 from osmosis_grpc.protocol.types import Annotation, CancelResult, RolloutOutcome, RolloutRequest, TrajectoryEvent
 from osmosis_grpc.storage.ledger import SqliteLedger
 from osmosis_grpc.supervise import SYSTEM, ForkGuard, Supervisor, System
-from osmosis_grpc.trainer import own_frames, unreachable_warnings
-from osmosis_grpc.trainer.annotate import AnnotationFields, annotate
+from osmosis_grpc.trainer.annotate import AnnotationFields, annotate, events
 from osmosis_grpc.trainer.chats.chat_cache import SWEEP, ChatCache
 from osmosis_grpc.trainer.chats.policy_table import Policies, PolicyTable
 from osmosis_grpc.trainer.chats.sampler import entered, version_text
@@ -27,9 +25,10 @@ from osmosis_grpc.trainer.config import TrainerConfig
 from osmosis_grpc.trainer.evaluate import Evaluation
 from osmosis_grpc.trainer.groups import GroupCounts, GroupRun, OnFailure, OutcomeGroup
 from osmosis_grpc.trainer.request_check import RolloutFields, check_selection, checked
-from osmosis_grpc.trainer.run import EvaluationRun, Requests, Run, RunOptions, left_over
+from osmosis_grpc.trainer.run import Requests, Run, RunOptions, left_over
 from osmosis_grpc.trainer.scheduler import Scheduler
 from osmosis_grpc.trainer.server_availability import Server
+from osmosis_grpc.trainer.submissions import Submissions
 from osmosis_grpc.trainer.target_sources import Named, sources_of
 from osmosis_grpc.trainer.transports.attach.connections import AttachTransport
 from osmosis_grpc.trainer.transports.callback.transport import CallbackTransport
@@ -48,38 +47,30 @@ TRANSPORTS: dict[str, type[AttachTransport] | type[CallbackTransport]] = {
 class Trainer:
     """Runs rollouts on agent servers and answers their chats with a policy. Used with `async with`.
 
-    `servers` are the agent servers. Each entry is one of:
+    Args:
+        servers: The agent servers. Each entry is HOST:PORT; "dns:///NAME:PORT", where each address of the name is a
+            server; a Path, "./FILE" or "file:///PATH" with a HOST:PORT on each line and comments after #; or an async
+            function that returns a list of HOST:PORT, such as osmosis_grpc.integrations.ray.ray_targets(). Names and
+            files are looked up again and again. A server that is no longer named gets no new rollouts.
+        policy: Answers the chats. For agents that name several policies, a mapping from name to policy; the policy
+            with the name "" answers the chats that name none. A chat with another name is refused.
+        transport: "attach": one stream to each server carries all messages. With `listen`, agent servers can also open
+            the stream (`serve --connect`). "callback": the trainer calls the servers, and they call it at `listen`.
+        listen: HOST:PORT; port 0 means a free port, and `address` has it. The default for callbacks is 127.0.0.1:0.
+        ledger: A file that stores the sent rollouts, the answers to chats, and each outcome until it is confirmed with
+            `await outcome.confirm()`. A trainer that is started again with the same ledger continues the rollouts of
+            the earlier process; see unconfirmed(). Without a ledger, a killed trainer forgets its rollouts.
+        credentials: What `servers` get: a token, and the files for TLS.
+        security: What callers of `listen` need: tokens, and the files for TLS. With callbacks, the trainer makes a
+            credential for each rollout.
+        config: Limits and times.
+        system: Clocks, random numbers, ids and threads. Tests replace it.
 
-    - HOST:PORT, a server.
-    - "dns:///NAME:PORT": each address of the name is a server. The name is resolved again and again.
-    - a Path, "./FILE" or "file:///PATH": each line of the file is HOST:PORT, with comments after #. The file is read
-      again and again.
-    - an async function that returns a list of HOST:PORT, such as osmosis_grpc.integrations.ray.ray_targets().
-
-    New servers get rollouts at once. A server that is no longer named gets no new ones. `transport` is one of:
-
-    - "attach": one stream to each server carries all messages. With `listen` (HOST:PORT), agent servers can also open
-      the stream (`serve --connect`).
-    - "callback": the trainer calls the servers, and the servers call the trainer at `listen`. The default of `listen`
-      is a free port of 127.0.0.1.
-
-    `policy` answers the chats. For agents that name several policies, it is a mapping from name to policy; the policy
-    with the name "" answers the chats that name none. A chat with another name is refused with InvalidArgument.
-
-    Port 0 in `listen` means a free port. `address` has the bound port.
-
-    The file `ledger` stores the sent rollouts and the answers to chats. It stores each outcome until
-    `await outcome.confirm()`. A trainer that is started again with the same ledger continues the rollouts of the
-    earlier process; see unconfirmed(). Without a ledger, an outcome counts as recorded when the caller has received
-    it, and a killed trainer forgets its rollouts.
-
-    `credentials` are sent to `servers`: a token, and the files for TLS. `security` is for `listen`: the tokens that
-    callers have to send, and the files for TLS. With callbacks the trainer makes a credential for each rollout.
-    `system` has the clocks, random numbers, ids and threads; tests replace it.
-
-    Raises OSError when the port is taken, LedgerError when the ledger cannot be opened, ValueError for a server that
-    is none of the above, a file with a wrong line, an unknown transport, a mapping without a policy or an address that
-    needs more security, TypeError for a policy that is not callable.
+    Raises:
+        OSError: The port is taken.
+        LedgerError: The ledger cannot be opened.
+        ValueError: A server, a transport, an address or a mapping of policies cannot be used.
+        TypeError: A policy is not callable.
     """
 
     network: Network = GRPC
@@ -122,7 +113,7 @@ class Trainer:
         )
         self._ledger_path = ledger
         self._system = system
-        self._scheduler: Scheduler | None = None
+        self._submissions: Submissions | None = None
         self._transport: AttachTransport | CallbackTransport
         self._resources: AsyncExitStack
         self._guard: ForkGuard
@@ -132,10 +123,14 @@ class Trainer:
     @property
     def scheduler(self) -> Scheduler:
         """The scheduler of an open trainer, for tests. Its names may change. Raises RuntimeError if it is not open."""
-        if self._scheduler is None:
+        return self._open.scheduler
+
+    @property
+    def _open(self) -> Submissions:
+        if self._submissions is None:
             raise RuntimeError("the trainer is not open: use it inside `async with Trainer(...) as trainer:`")
         self._guard.check()
-        return self._scheduler
+        return self._submissions
 
     async def __aenter__(self) -> "Trainer":
         self._guard = ForkGuard("this Trainer")
@@ -154,9 +149,10 @@ class Trainer:
                 from osmosis_grpc.observability.trainer_spans import TrainerSpans
 
                 cache.sampler.spans = TrainerSpans(content=self._config.otel_content)
-            scheduler = self._scheduler = Scheduler(cache, supervisor, config=self._config, ledger=ledger)
-            stack.callback(scheduler.close)
-            supervisor.add_listener(lambda error: scheduler.fail(TrainerFailed(supervisor.failed_job, error)))
+            scheduler = Scheduler(cache, supervisor, config=self._config, ledger=ledger)
+            submissions = self._submissions = Submissions(scheduler)
+            stack.callback(submissions.close)
+            supervisor.add_listener(lambda error: submissions.fail(TrainerFailed(supervisor.failed_job, error)))
             transport = self._transport = self._make_transport(scheduler, self._sources())
             transport.listen()
             self.address = transport.address
@@ -164,22 +160,16 @@ class Trainer:
             cache.restore(kept, cache.now())
             await transport.find_servers()
             transport.add_servers(kept)
-            scheduler.restore(kept)
+            submissions.restore(kept)
             await transport.begin()
             ttl = self._config.ttl
-            supervisor.every(
-                unreachable_warnings.WARN_DRAINING, unreachable_warnings.EVERY, scheduler.warn_if_all_drain
-            )
             supervisor.every(SWEEP, min(60.0, ttl / 4), lambda: cache.sweep(cache.now() - ttl, keep=scheduler.rollouts))
             self._resources = stack.pop_all()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        own_frames.hide(trace)
+    async def __aexit__(self, *exc: object) -> None:
         try:
-            await self.scheduler.settle()
+            await self._open.settle()
             await self.scheduler.servers.part()
             await self._transport.close()
         finally:
@@ -188,19 +178,7 @@ class Trainer:
     @property
     def servers(self) -> list[Server]:
         """All agent servers, reachable or not."""
-        return [
-            Server(
-                s.name,
-                s.attached,
-                s.window,
-                len(s.rollouts),
-                s.identity.agent_loops,
-                s.identity.version,
-                s.identity.journal_id,
-                s.retired,
-            )
-            for s in self.scheduler.servers
-        ]
+        return self.scheduler.servers.states()
 
     async def wait_for_server(self, timeout: float = 20.0, *, count: int = 1) -> None:
         """Wait until `count` agent servers can be reached. Returns at once if they can.
@@ -213,25 +191,32 @@ class Trainer:
     async def rollout(
         self, /, request: RolloutRequest | None = None, *, affinity_key: str = "", **changes: Unpack[RolloutFields]
     ) -> RolloutOutcome:
-        """Run a rollout and wait for its outcome. Takes a RolloutRequest, or its fields by name.
+        """Run a rollout and wait for its outcome.
 
-        If a rollout with the same id is unfinished, waits for that rollout. If the ledger has its unconfirmed
-        outcome, returns that outcome. Rollouts with the same `affinity_key` go to one server. Cancelling the
-        last waiting call cancels the rollout. A call that comes before the cancelled rollout has ended gets the status
-        CANCELLED, too.
+        If a rollout with the same id is unfinished, waits for that one. If the ledger has its unconfirmed outcome,
+        returns that outcome. Cancelling the last waiting call cancels the rollout.
 
-        Raises InvalidArgument with the name of the field, AlreadyExists if another request uses the id, Superseded if
-        a higher attempt replaces the rollout, Unavailable if there is no agent server, and the CallError of a server
-        that refuses the rollout. If the rollout failed because the policy raised, raises the exception of the policy.
+        Args:
+            request: The request. Its fields can also be given by name.
+            affinity_key: Rollouts with the same key go to one server.
+            **changes: Fields of RolloutRequest.
+
+        Raises:
+            InvalidArgument: A field is wrong; the error names it.
+            AlreadyExists: Another request uses the id.
+            Superseded: A higher attempt replaces the rollout.
+            Unavailable: There is no agent server.
+            CallError: The server refuses the rollout.
+            Exception: What the policy raised, if the rollout failed because of it.
         """
-        rollout = self.scheduler.submit(checked(request, changes), affinity_key=affinity_key)
+        rollout = self._open.submit(checked(request, changes), affinity_key=affinity_key)
         rollout.waiters += 1
         try:
             outcome = await asyncio.shield(rollout.done)
         finally:
             rollout.waiters -= 1
             if not rollout.waiters:
-                self.scheduler.abandon(rollout)
+                self._open.abandon(rollout)
         failure = rollout.failed_by(outcome)
         if failure is not None:
             failure.reraise()
@@ -248,22 +233,26 @@ class Trainer:
         colocate_groups: bool = False,
         progress: bool = False,
     ) -> AsyncGenerator[RolloutOutcome, None]:
-        """Run rollouts, and yield each outcome when its rollout ends.
+        """Run rollouts, and yield each outcome when its rollout ends. Leaving the loop cancels unfinished rollouts.
 
-        Each request runs `group_size` times. If `group_size` is above 1, the request ID becomes the group ID with the
-        members ID-0, ID-1, and so on. `colocate_groups` keeps a group's members on one server. A refused or superseded
-        rollout is yielded as FAILED, with the reason. A rollout that fails runs again with a higher attempt, up to
-        `retries` times, as in groups(). Leaving the loop cancels unfinished rollouts. With `progress`, stderr shows
-        the progress: a bar on a terminal if rich is installed (the extra `server`), otherwise a line every few seconds.
+        A refused or superseded rollout is yielded as FAILED, with the reason.
 
-        `max_version_lag` limits the age of tokens. When an outcome would be yielded, its oldest token may be so many
-        versions behind the version of resume(). A rollout with an older token runs again with a higher attempt, and
-        `group_counts` counts it as stale. The versions must be numbers.
+        Args:
+            requests: The requests, also as an async iterator. They are taken when a rollout may start.
+            group_size: How often each request runs. Above 1, the id of the request becomes the id of a group with the
+                members ID-0, ID-1, and so on.
+            retries: How often a rollout that fails runs again with a higher attempt, as in groups().
+            max_in_flight: How many rollouts may run at a time.
+            max_version_lag: How many versions the oldest token of a yielded outcome may be behind the version of
+                resume(). An older rollout runs again with a higher attempt. The versions must be numbers.
+            colocate_groups: Whether the members of a group stay on one server.
+            progress: Whether stderr shows the progress: a bar on a terminal with rich (the extra `server`), else lines.
 
-        Raises TypeError and InvalidArgument for a wrong request, and InvalidArgument for two requests with one id. With
-        `max_version_lag`, raises InvalidArgument for tokens without a version. If the policy raised and a whole group
-        (or, without groups, a rollout) failed because of it, raises the exception of the policy. A CallError of the
-        policy, such as Unavailable, is an answer to the agent and is not raised.
+        Raises:
+            InvalidArgument: A request is wrong, two have one id, or tokens have no version (with `max_version_lag`).
+            TypeError: A request is no RolloutRequest.
+            Exception: What the policy raised, if a whole group (without groups, a rollout) failed because of it. A
+                CallError of the policy, such as Unavailable, is an answer to the agent and is not raised.
         """
         options = RunOptions(
             group_size=group_size,
@@ -273,7 +262,7 @@ class Trainer:
             retries=retries,
             progress=progress,
         )
-        async with aclosing(Run(self.scheduler, options).ended(requests)) as ended:
+        async with aclosing(Run(self._open, options).ended(requests)) as ended:
             async for _, outcome in ended:
                 yield outcome
 
@@ -291,18 +280,25 @@ class Trainer:
     ) -> AsyncGenerator[OutcomeGroup, None]:
         """Run each request as a group, as run() does, and yield each group when its last member ends.
 
-        A member that does not complete runs again with a higher attempt, up to `retries` times. A member that was
-        cancelled, or refused with a permanent error, does not run again. If the member still fails, `on_failure`
-        decides. "drop_group" cancels the other members and yields nothing. "drop_member" yields the group without the
-        member if at least two members complete. Dropped groups and members are logged and counted in `group_counts`;
-        if every group was dropped, the loop ends with RolloutFailed, which has the last outcome. "raise" raises
-        RolloutFailed, or the first exception of the policy at once. Leaving the loop cancels unfinished rollouts.
-        `max_version_lag` works as in run(): when a group would be yielded, its stale members run again first.
+        Args:
+            requests: As in run().
+            group_size: How many members a group has.
+            retries: How often a member that does not complete runs again with a higher attempt, unless it was
+                cancelled, or refused with a permanent error.
+            on_failure: What follows if it still fails. "drop_group" cancels the other members and yields nothing.
+                "drop_member" yields the group without the member if at least two members complete. "raise" raises
+                RolloutFailed, or the first exception of the policy at once. What is dropped is logged and counted in
+                `group_counts`.
+            max_in_flight: As in run().
+            max_version_lag: As in run(). Stale members run again before their group is yielded.
+            colocate_groups: As in run().
+            progress: As in run().
 
-        Raises ValueError, TypeError and InvalidArgument for wrong arguments, AlreadyExists for an id that this trainer
-        has run before (Aborted for a lower attempt), LedgerError when the outcomes of a dropped group cannot be
-        confirmed. If all members of a group failed because the policy raised, raises the exception of the policy; if
-        all were refused, raises the error.
+        Raises:
+            AlreadyExists: This trainer has run the id before (Aborted for a lower attempt).
+            RolloutFailed: A member failed ("raise"), or every group was dropped; it has the last outcome.
+            LedgerError: The outcomes of a dropped group cannot be confirmed.
+            Exception: What the policy raised, or the error of a server, if all members of a group failed with it.
         """
         options = RunOptions(
             group_size=group_size,
@@ -312,7 +308,7 @@ class Trainer:
             retries=retries,
             progress=progress,
         )
-        run = GroupRun(self.scheduler, options, on_failure=on_failure)
+        run = GroupRun(self._open, options, on_failure=on_failure)
         async with aclosing(run.groups(requests)) as groups:
             async for group in groups:
                 yield group
@@ -320,23 +316,22 @@ class Trainer:
     @property
     def group_counts(self) -> GroupCounts:
         """Counts of the groups of groups()."""
-        return GroupCounts(**self.scheduler.group_counts)
+        return GroupCounts(**self._open.group_counts)
 
     async def evaluate(
         self, requests: Requests, *, group_size: int = 1, max_in_flight: int = 64, colocate_groups: bool = False
     ) -> Evaluation:
         """Run rollouts that measure the policy, beside other rollouts, and return all outcomes with a summary.
 
-        Each request runs `group_size` times, so the result has pass@k for each k up to `group_size`.
-
-        The requests are sent with `evaluation=True`. The trainer, the servers and their files mark the outcomes as
-        evaluations, and trainable_samples() and pad() leave them out. Servers take evaluations and other rollouts in
-        the order of arrival. A request with a higher `priority` is ahead in a server's queue. Each id runs once, so a
-        later evaluation of the same rows needs new ids. Raises the errors of run(), and InvalidArgument if there are no
-        requests. Cancelling the call cancels unfinished rollouts.
+        The requests are sent with `evaluation=True`: the trainer, the servers and their files mark the outcomes as
+        evaluations, and trainable_samples() and pad() leave them out. A request with a higher `priority` is ahead in a
+        server's queue. Each id runs once, so a later evaluation of the same rows needs new ids. The result has pass@k
+        for each k up to `group_size`. Raises the errors of run(), and InvalidArgument if there are no requests.
         """
-        options = RunOptions(group_size=group_size, max_in_flight=max_in_flight, colocate_groups=colocate_groups)
-        async with aclosing(EvaluationRun(self.scheduler, options).ended(requests)) as ended:
+        options = RunOptions(
+            group_size=group_size, max_in_flight=max_in_flight, colocate_groups=colocate_groups, evaluation=True
+        )
+        async with aclosing(Run(self._open, options).ended(requests)) as ended:
             outcomes = tuple([outcome async for _, outcome in ended])
         if not outcomes:
             raise InvalidArgument("requests", "is empty, so there is nothing to measure")
@@ -350,7 +345,7 @@ class Trainer:
         for which a call has asked for a higher attempt. Leaving the loop cancels nothing.
         Yields nothing without a ledger.
         """
-        async with aclosing(left_over(self.scheduler)) as outcomes:
+        async with aclosing(left_over(self._open)) as outcomes:
             async for outcome in outcomes:
                 yield outcome
 
@@ -359,10 +354,12 @@ class Trainer:
     ) -> list[CancelResult]:
         """Cancel one rollout of this trainer, a group, the rollouts whose ids begin with `prefix`, or everything.
 
-        Idempotent. Each rollout ends with the status CANCELLED, and its callers get this outcome. Raises
-        InvalidArgument unless exactly one of `rollout_id`, `group_id`, `prefix` and `everything` is given. Raises
-        Unavailable when a server cannot write the cancel to its disk. In this case the running server process still
-        cancels the rollouts, and the call can be repeated.
+        Idempotent. Each rollout ends with the status CANCELLED, and its callers get this outcome.
+
+        Raises:
+            InvalidArgument: Not exactly one of `rollout_id`, `group_id`, `prefix` and `everything` is given.
+            Unavailable: A server cannot write the cancel to its disk. The running process still cancels the rollouts,
+                and the call can be repeated.
         """
         check_selection(rollout_id, group_id, prefix, everything=everything)
         cancels = []
@@ -383,31 +380,21 @@ class Trainer:
     ) -> AsyncGenerator[TrajectoryEvent, None]:
         """Yield a rollout's events with numbers above `after`, and then its new events until the last event.
 
-        Continues after a broken connection. Waits until a server has accepted the rollout. Without `tokens`, replies
-        have no token blocks. Raises NotFound if no server knows the rollout, and the CallError of a server that
-        refuses the rollout.
+        Waits until a server has accepted the rollout, and continues after a broken connection. Without `tokens`,
+        replies have no token blocks. Raises NotFound if no server knows the rollout, and the CallError of a server.
         """
         await asyncio.sleep(0)  # lets a task of the caller submit the rollout first
-        if self.scheduler.failure is not None:
-            raise self.scheduler.failure
+        if self._open.failure is not None:
+            raise self._open.failure
         rollout = self.scheduler.rollouts.get(rollout_id)
         if rollout is not None:
             await rollout.wait_until_opened()
         first = rollout.server if rollout is not None else None
-        attached = self.scheduler.placement.recent_servers.first(rollout_id, self.scheduler.servers.attached)
-        servers = [first] if first is not None else attached
-        for server in servers:
-            begun = False
-            try:
-                async with aclosing(server.events(rollout_id, attempt, after, tokens=tokens)) as stream:
-                    async for event in stream:
-                        begun = True
-                        yield event
-                return
-            except NotFound:
-                if begun:
-                    raise
-        raise NotFound(f"no agent server knows rollout {rollout_id}", kind="rollout", name=rollout_id)
+        recent, attached = self.scheduler.placement.recent_servers, self.scheduler.servers.attached
+        servers = [first] if first is not None else recent.first(rollout_id, attached)
+        async with aclosing(events(servers, rollout_id, attempt, after, tokens=tokens)) as stream:
+            async for event in stream:
+                yield event
 
     async def annotate(
         self, outcome: RolloutOutcome, annotation: Annotation | None = None, **fields: Unpack[AnnotationFields]
@@ -426,8 +413,8 @@ class Trainer:
         """
         if annotation is not None and not isinstance(annotation, Annotation):
             raise TypeError(f"an Annotation or its fields by name is needed, not a {type(annotation).__name__}")
-        if self.scheduler.failure is not None:
-            raise self.scheduler.failure
+        if self._open.failure is not None:
+            raise self._open.failure
         full = replace(annotation, **fields) if annotation is not None else Annotation(**fields)
         reported = self.scheduler.placement.recent_servers.get(outcome.rollout_id)
         if reported is not None and not reported.attached:
@@ -462,30 +449,9 @@ class Trainer:
         self.scheduler.servers.resume()
 
     def metrics(self) -> dict[str, float]:
-        """Returns counts, means and percentiles by name, for W&B, TensorBoard or MLflow.
+        """Return counts, means and percentiles by name, for W&B, TensorBoard or MLflow. docs/trainers.md lists them.
 
-        Counts since the trainer was started: `rollouts/completed`, `/failed`, `/cancelled`, `/deadline_exceeded`,
-        `rollouts/from_journal` (ended rollouts of an earlier run), `failures/BOUNDARY/REASON`,
-        `chats/answered`, `chats/failed` (policy calls without a reply), `tokens/prompt`, `tokens/sampled`,
-        `rollouts/not_trainable` (completed rollouts without a trainable sample), `samples/trainable`,
-        `samples/segments` (segments of these; more segments than samples means that a prompt did not continue the
-        earlier tokens, for example because of the chat template), `samples/cut` (by a limit, see Sample.cut),
-        `replies/dropped` (by the agents, see Segment.dropped), `groups/yielded`, `/dropped`, `/dropped_members`,
-        `/retried`, `/stale`, `/zero_variance` (as in group_counts).
-        Current values: `rollouts/open`, `chats/open` (policy calls in flight), `policy/version`.
-        Over the newest 1,024 values: `reward/mean` (of a rollout's own reward, or else the mean of its samples'
-        rewards), `rollout_seconds/mean`, `/p50`, `/p95` (on the server),
-        `chat_seconds/mean`, `/p50`, `/p95` (policy calls), `policy/lag/mean`, `/max` (versions between an
-        outcome's oldest token and the current version). A name without a value is left out. `policy/version` and
-        `policy/lag` need versions that are numbers. Evaluations are counted separately, as
-        `evaluation/rollouts/completed` and so on.
-
-            wandb.log(trainer.metrics(), step=step)
-
-            for name, value in trainer.metrics().items():
-                writer.add_scalar(name, value, step)  # TensorBoard
-
-            mlflow.log_metrics(trainer.metrics(), step=step)
+        wandb.log(trainer.metrics(), step=step)
         """
         groups = {f"groups/{name}": float(count) for name, count in asdict(self.group_counts).items()}
         return groups | self.scheduler.cache.read_metrics(len(self.scheduler.rollouts))
@@ -496,7 +462,7 @@ class Trainer:
         return TrainerMetrics(self.scheduler.cache.metrics, self.metrics, self.scheduler.supervisor.failures)
 
     def collector(self) -> "PrometheusCollector":
-        """Returns these metrics as a collector for prometheus_client, of the extra `server`.
+        """Return these metrics as a collector for prometheus_client, of the extra `server`.
 
         It has histograms and the trainer's RPCs, too; docs/observe.md lists all names. Raises MissingExtraError.
 

@@ -28,11 +28,11 @@ class UnconfirmedOutcomes:
         self._ledger = ledger
 
     def holds(self, rollout_id: str, attempt: int) -> bool:
-        """Returns whether there is an unconfirmed outcome of this attempt or a higher one."""
+        """Return whether there is an unconfirmed outcome of this attempt or a higher one."""
         return self._attempts.get(rollout_id, 0) >= attempt
 
     def fetch(self, rollout_id: str, request: RolloutRequest | None = None) -> "asyncio.Future[RolloutOutcome]":
-        """Returns a future of an outcome. The future raises AlreadyExists for another request, and LedgerError."""
+        """Return a future of an outcome. The future raises AlreadyExists for another request, and LedgerError."""
         future: asyncio.Future[RolloutOutcome] = asyncio.get_running_loop().create_future()
         self.left.pop(rollout_id, None)
         assert self._ledger is not None
@@ -59,13 +59,14 @@ class UnconfirmedOutcomes:
                     rollout_id=rollout_id,
                     attempt=kept.attempt if kept else 0,
                 )
-            future.set_result(replace(_outcome(ledger, kept, request), confirmation=LedgerReceipt(ledger, kept)))
+            receipt = LedgerReceipt(ledger, kept.rollout_id, kept.attempt, kept.result_id)
+            future.set_result(replace(_outcome(ledger, kept, request), confirmation=receipt))
         except Exception as problem:
             future.set_exception(problem)
 
 
 def _outcome(ledger: Ledger, kept: LedgerRollout, request: RolloutRequest | None) -> RolloutOutcome:
-    """Returns the outcome. If the record is damaged, the outcome is FAILED (DATA_LOSS). Raises AlreadyExists."""
+    """Return the outcome. If the record is damaged, the outcome is FAILED (DATA_LOSS). Raises AlreadyExists."""
     damage = kept.damage
     if not damage:
         if request is not None and kept.init is not None:
@@ -90,7 +91,7 @@ def _outcome(ledger: Ledger, kept: LedgerRollout, request: RolloutRequest | None
 
 
 def assembled(kept: LedgerRollout) -> RolloutOutcome:
-    """Returns a recorded outcome with resolved references. Raises LedgerError if a chat is missing."""
+    """Return a recorded outcome with resolved references. Raises LedgerError if a chat is missing."""
     entry = AttemptCache(kept.attempt)
     entry.tools = tools_of(kept)
     learn(entry.samples, kept.chats)

@@ -1,17 +1,12 @@
 """Logs a warning for a server that cannot be reached, or if all servers drain. Repeats it every few seconds."""
 
-import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from osmosis_grpc.network.connection_errors import is_permanent
 from osmosis_grpc.protocol.errors import CallError
-from osmosis_grpc.supervise import OnFailure, Supervisor, job
 
 log = logging.getLogger(__name__)
-
-WARN = job("trainer.warn_unreached", OnFailure.RESTART)
-WARN_DRAINING = job("trainer.warn_draining", OnFailure.RESTART)
 
 EVERY = 5.0
 """Seconds between two warnings of one server."""
@@ -20,57 +15,36 @@ REFUSED_EVERY = 60.0
 
 
 class Unreached:
-    """The warnings for one server."""
+    """The warnings for one server.
 
-    def __init__(self, name: str, supervisor: Supervisor) -> None:
+    Args:
+        name: The server's target.
+        monotonic: Returns the time.
+    """
+
+    def __init__(self, name: str, monotonic: Callable[[], float]) -> None:
         self.name = name
-        self._supervisor = supervisor
-        self._monotonic = supervisor.system.monotonic
-        self._why = "no answer yet"
-        self._refused = False
-        self._warned: float | None = None
-        self._task: asyncio.Task[None] | None = None
-
-    def trying(self) -> None:
-        """Start the warnings before a call. The first one follows after some seconds without an answer."""
-        if self._task is None:
-            self._task = self._supervisor.start(WARN, self._warn_again_and_again)
-
-    def failed(self, error: CallError | None) -> None:
-        """Record a failed call. None means that the server ended the connection. Logs a warning if one is due."""
-        refused = is_permanent(error)
-        due = self._warned is None or self._monotonic() - self._warned >= self._pause or refused != self._refused
-        self._why, self._refused = str(error or "it left"), refused
-        if due:
-            self._warn()
+        self._monotonic = monotonic
+        self.reached()
 
     def reached(self) -> None:
-        """Stop the warnings after an answer."""
-        self._why, self._refused, self._warned = "no answer yet", False, None
-        self.close()
+        """Note that the server has answered."""
+        self._why, self._refused, self._warned = "no answer yet", False, float("-inf")
 
-    def close(self) -> None:
-        """Stop the warnings."""
-        if self._task is not None:
-            self._task.cancel()
-            self._task = None
+    def failed(self, error: CallError | None) -> None:
+        """Note a failed call, and warn if it is time. None means that the server ended the connection."""
+        refused = is_permanent(error)
+        if refused != self._refused:
+            self._warned = float("-inf")
+        self._why, self._refused = str(error or "it left"), refused
+        self.warn()
 
-    @property
-    def _pause(self) -> float:
-        return REFUSED_EVERY if self._refused else EVERY
-
-    async def _warn_again_and_again(self) -> None:
-        began = self._monotonic()
-        while True:
-            due = max(began, self._warned or began) + self._pause
-            left = due - self._monotonic()
-            if left > 0:
-                await asyncio.sleep(min(left, EVERY))
-            else:
-                self._warn()
-
-    def _warn(self) -> None:
-        self._warned = self._monotonic()
+    def warn(self) -> None:
+        """Log a warning, unless the last one was just now."""
+        now, pause = self._monotonic(), REFUSED_EVERY if self._refused else EVERY
+        if now - self._warned < 0.8 * pause:  # a look every EVERY seconds may come a little too early
+            return
+        self._warned = now
         if self._refused:
             log.warning("%s; no rollout goes there", self._why)
         else:

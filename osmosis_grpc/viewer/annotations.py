@@ -4,8 +4,7 @@ They are annotations. A server stores them with the call Annotate. In a folder t
 journal for the moment of the write.
 """
 
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import parse_qs
 
 from fastapi import APIRouter, HTTPException, Request
@@ -15,7 +14,6 @@ from osmosis_grpc.network.http.bounded_json import BodyRefused, Bounds, read_wit
 from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.protocol.types import Annotation
 from osmosis_grpc.records.reading.annotator import open_annotator
-from osmosis_grpc.records.reading.history import History
 from osmosis_grpc.records.reading.source_port import Source
 from osmosis_grpc.viewer.pages import Pages
 from osmosis_grpc.viewer.reads import Loaded
@@ -25,47 +23,12 @@ MOST_BYTES = 256 * 1024
 FORM = Bounds(size=MOST_BYTES, seconds=10.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Remark:
-    """Labels and a note."""
-
-    author: str
-    time: float
-    labels: tuple[str, ...]
-    note: str
-
-
-class Fate(NamedTuple):
-    """What the trainer did with a rollout. The newest annotation with a value counts."""
-
-    trained: bool | None
-    weight_step: str
-    dropped: str
-    advantage: float | None
-    reward: float | None
-    """The corrected reward of the rollout."""
-
-
-def fate_of(history: History) -> Fate:
-    """Return what the annotations of a rollout say about its fate."""
-    notes = [event.annotation for event in reversed(history.annotated)]
-    return Fate(
-        trained=next((note.trained for note in notes if note.trained is not None), None),
-        weight_step=next((note.weight_step for note in notes if note.weight_step), ""),
-        dropped=next((note.dropped_reason for note in notes if note.dropped_reason), ""),
-        advantage=next((note.advantage for note in notes if note.advantage is not None), None),
-        reward=next((note.reward for note in notes if note.reward is not None and not note.sample), None),
-    )
-
-
 def remarks_of(loaded: Loaded) -> dict[str, Any]:
     """Return what the template of the remarks needs."""
     notes = [event.annotation for event in loaded.history.annotated]
     ended = loaded.info.end_time is not None and not loaded.info.undelivered
     return {
-        "remarks": [
-            Remark(note.author, note.time or 0.0, note.labels, note.note) for note in notes if _is_remark(note)
-        ],
+        "remarks": [note for note in notes if _is_remark(note)],
         "annotates": ended,
         "key": {"id": loaded.info.rollout_id, "attempt": loaded.info.attempt},
     }

@@ -12,10 +12,10 @@ from starlette.middleware import Middleware
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 
-from osmosis_gateway.http_server import HttpServer
 from osmosis_grpc.network.bearer_tokens import Tokens
 from osmosis_grpc.network.connection_limit import default_connections
 from osmosis_grpc.network.http.http1 import OneBody
+from osmosis_grpc.network.http.server import HttpServer
 from osmosis_grpc.network.target_policy import is_loopback
 from osmosis_grpc.network.tls import ServerTls
 from osmosis_grpc.policies.token_texts import TokenTexts

@@ -25,7 +25,6 @@ class ToolTime(NamedTuple):
     """The sample and the turn that called it; empty and 0 if they are not known."""
     turn: int = 0
     error: str = ""
-    """The error that it raised; empty without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +42,9 @@ class Calls:
     """The calls of one rollout. Times are in seconds."""
 
     model: tuple[float, ...] = ()
-    """The latencies of the replies. Replies that were read from the journal are left out."""
     tools: tuple[ToolTime, ...] = ()
     tokens: int = 0
-    """The sampled tokens of these replies."""
     retries: int = 0
-    """Deliveries of the outcome after the first one."""
     truncated: bool = False
     """Whether a limit of tokens or turns has cut a reply or the rollout."""
     drifts: tuple[Drift, ...] = ()

@@ -23,7 +23,6 @@ class Cell:
     low: float = 0.0
     high: float = 0.0
     shade: int = 0
-    """0 for an empty cell, and up to SHADES for the largest cells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +37,11 @@ class Bin:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Rollouts that were accepted one after the other."""
+    """Rollouts that were accepted one after the other.
+
+    Turns and tokens of replies are means of the ended rollouts. Rates are parts of these, of the rewards (`pass_rate`),
+    of the tool calls (`tool_errors`) or of the rollouts that were read (`truncated`).
+    """
 
     begin: float
     """Unix seconds. The step has the rollouts that were accepted from then on."""
@@ -49,21 +52,14 @@ class Step:
     rewards: tuple[float, ...]
     mean_reward: float | None
     pass_rate: float | None
-    """The part of the rewards that passes."""
     turns: float | None
-    """The mean number of turns of the ended rollouts."""
     tokens: float | None
-    """The mean number of tokens of their replies."""
     tool_failures: float | None
-    """The part of the ended rollouts that a tool has failed."""
     out_of_time: float | None
-    """The part of the ended rollouts that ran out of time."""
     read: int = 0
     """The number of its rollouts whose calls were read for the next two."""
     tool_errors: float | None = None
-    """The part of the tool calls that raised an error."""
     truncated: float | None = None
-    """The part of the rollouts that a limit of tokens or turns has cut."""
 
     @property
     def rollouts(self) -> int:

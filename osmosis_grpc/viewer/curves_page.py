@@ -10,9 +10,9 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from osmosis_grpc.protocol.types import FailureReason, RolloutInfo, RolloutState
-from osmosis_grpc.records.reading.list_filter import FilterError, ListOptions, options_of, pairs_of
+from osmosis_grpc.records.reading.list_filter import FilterError, ListOptions, pairs_of
 from osmosis_grpc.viewer.curves import Cell, Step, histogram, steps_of
-from osmosis_grpc.viewer.live import Feed
+from osmosis_grpc.viewer.filters import options_in
 from osmosis_grpc.viewer.pages import Pages
 from osmosis_grpc.viewer.reads import Listed, Shared
 from osmosis_grpc.viewer.rollouts import ROWS
@@ -49,16 +49,12 @@ class Asked:
     options: ListOptions
     passing: float
     steps: int | None
-    """None if the address does not say how many steps there are."""
 
     @classmethod
     def of(cls, request: Request) -> "Asked":
         """Return what an address asks for. Raises FilterError."""
-        pairs = list(request.query_params.multi_items())
-        own = OWN | {name: text for name, text in pairs if name in OWN and text}
-        options = options_of(pair for pair in pairs if pair[0] not in OWN)
-        if "limit" not in request.query_params:
-            options = replace(options, limit=0)
+        own = OWN | {name: text for name, text in request.query_params.items() if name in OWN and text}
+        options = options_in(request, 0, OWN)
         passing = _number("pass", own["pass"])
         count = _number("steps", own["steps"])
         if not (count.is_integer() and 1 <= count <= MOST_STEPS):
@@ -80,7 +76,6 @@ class Found:
     listed: Listed
     steps: list[Step]
     called: bool = False
-    """Whether the steps have the rates that need calls."""
 
 
 def router(pages: Pages) -> APIRouter:
@@ -134,31 +129,24 @@ def router(pages: Pages) -> APIRouter:
             "link": link,
             "own": {"steps": asked.steps or len(steps) or OWN["steps"], "pass": f"{asked.passing:g}"},
             "filters": [pair for pair in pairs_of(options) if pair != ("limit", "0")],
-            "at": "curves",
         }
-
-    @routes.get("/curves")
-    async def show(request: Request) -> Response:
-        asked = Asked.of(request)
-        return pages.page("curves.html", **shown(asked, await shared.get(asked)))
 
     @routes.get("/curves/calls")
     async def show_calls(request: Request) -> Response:
         asked = Asked.of(request)
-        return pages.page("curves_calls.html", **shown(asked, await with_calls.get(asked)))
+        return pages.page("curves_calls.html", **shown(asked, await with_calls.get(asked)), at="curves")
 
-    @routes.get("/curves/stream")
-    async def follow(request: Request) -> Response:
-        asked = Asked.of(request)
-        feed = Feed(
-            lambda: with_calls.get(asked),
-            lambda found: found.listed.rows,
-            lambda found: [("curves", pages.text("curves_part.html", **shown(asked, found)))],
-            lambda found: found.listed.stopped,
-            calm=True,
-        )
-        return pages.feeds.stream(("curves", asked), feed)
-
+    pages.follow(
+        routes,
+        "curves",
+        asked=Asked.of,
+        read=shared.get,
+        later=with_calls.get,
+        values=shown,
+        key=lambda found: found.listed.rows,
+        ended=lambda found: found.listed.stopped,
+        calm=True,
+    )
     return routes
 
 

@@ -32,9 +32,9 @@ _EMPTY = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "m
 """Elements without content."""
 _POLICY = "default-src 'none'; style-src {style}; script-src {script}; img-src 'self' data:; base-uri 'none'"
 
-Say = Callable[[str], None]
-Links = dict[tuple[str, str, str], str]
-"""The file of each page, by path, id and attempt."""
+Key = tuple[str, str, str]
+"""A page: its path, the id or the token of a table, and the attempt."""
+Links = dict[Key, str]
 
 
 class ExportError(Exception):
@@ -50,7 +50,7 @@ class Exported:
     bytes: int
 
 
-async def write_folder(source: Source, target: Path, listed: ListOptions, say: Say) -> Exported:
+async def write_folder(source: Source, target: Path, listed: ListOptions, say: Callable[[str], None]) -> Exported:
     """Write the table, the rollouts and their groups to a new folder. index.html is the table.
 
     Raises FilterError, SourceError, ExportError, and OSError if the folder is there already.
@@ -75,7 +75,7 @@ async def write_folder(source: Source, target: Path, listed: ListOptions, say: S
     return Exported(len(pages.rollouts), len(sizes), sum(sizes))
 
 
-async def write_file(source: Source, target: Path, listed: ListOptions, say: Say) -> Exported:
+async def write_file(source: Source, target: Path, listed: ListOptions, say: Callable[[str], None]) -> Exported:
     """Write the table and the rollouts to one file without scripts.
 
     Raises FilterError, SourceError, ExportError if the file would be too large, and OSError if it is there already.
@@ -295,22 +295,21 @@ class _Rewriter(HTMLParser):
     def handle_decl(self, decl: str) -> None:
         self.handle_data(f"<!{decl}>")
 
-    def _is_left_out(self, tag: str, given: dict[str, str]) -> bool:
-        """Return whether an element needs a viewer."""
+    def _is_left_out(self, tag: str, values: dict[str, str]) -> bool:
         if tag == "form":
-            return self._single or given.get("method") != "dialog"
+            return self._single or values.get("method") != "dialog"
         if (
             (self._single and tag in _CONTROLS)
-            or given.get("name") == "htmx-config"
-            or "remark-form" in given.get("class", "")
+            or values.get("name") == "htmx-config"
+            or "remark-form" in values.get("class", "")
         ):
             return True
         if tag == "button":
-            return "data-copy-from" in given
+            return "data-copy-from" in values
         if tag == "script":
-            return not given.get("src", "").endswith(SCRIPTS)
-        if tag == "a" and (self._in_navigation or "button" in given.get("class", "").split()):
-            return self._address(given.get("href", "")) is None
+            return not values.get("src", "").endswith(SCRIPTS)
+        if tag == "a" and (self._in_navigation or "button" in values.get("class", "").split()):
+            return self._address(values.get("href", "")) is None
         return False
 
     def _address(self, href: str) -> str | None:

@@ -1,5 +1,6 @@
 """The filters of `list` in the address of a page."""
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 from urllib.parse import urlencode
@@ -9,9 +10,9 @@ from fastapi import Request
 from osmosis_grpc.records.reading.list_filter import ListOptions, options_of, pairs_of
 
 
-def options_in(request: Request, limit: int) -> ListOptions:
-    """Return the filters of an address, with this limit if it names none. Raises FilterError."""
-    options = options_of(request.query_params.multi_items())
+def options_in(request: Request, limit: int, own: Collection[str] = ()) -> ListOptions:
+    """Return the filters of an address, with this limit if it names none. `own` are no filters. Raises FilterError."""
+    options = options_of(pair for pair in request.query_params.multi_items() if pair[0] not in own)
     return options if "limit" in request.query_params else replace(options, limit=limit)
 
 

@@ -33,7 +33,6 @@ class Tool:
     slowest_in: Key
     raised: int
     raised_first: tuple[Key, ToolTime] | None
-    """The newest call that raised an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +49,10 @@ class Findings:
     """What was found."""
 
     failures: tuple[Failures, ...]
-    """The most frequent one first."""
     tools: tuple[Tool, ...]
-    """The tool that took the most time first."""
     drifted: tuple[tuple[RolloutInfo, tuple[Drift, ...]], ...]
     equal: tuple[Equal, ...]
     groups: int
-    """The number of groups with at least two rewards."""
     truncated: tuple[RolloutInfo, ...]
     stalled: tuple[RolloutInfo, ...]
 
@@ -106,7 +102,6 @@ def _tools(read: Sequence[tuple[RolloutInfo, Calls]]) -> tuple[Tool, ...]:
 
 
 def _equal(rows: Sequence[RolloutInfo]) -> tuple[tuple[Equal, ...], int]:
-    """Return the groups without variance, and the number of groups with at least two rewards."""
     groups: dict[str, list[RolloutInfo]] = {}
     for info in rows:
         if info.group is not None:

@@ -3,13 +3,11 @@
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi import APIRouter, Request
-from starlette.responses import Response
+from fastapi import APIRouter
 
 from osmosis_grpc.records.reading.list_filter import ListOptions
 from osmosis_grpc.viewer.filters import filter_values, options_in
 from osmosis_grpc.viewer.findings import Findings, findings
-from osmosis_grpc.viewer.live import Feed
 from osmosis_grpc.viewer.pages import Pages
 from osmosis_grpc.viewer.reads import MOST_ROWS, Listed, Shared
 
@@ -24,7 +22,6 @@ class Found:
     listed: Listed
     findings: Findings
     read: int
-    """The number of rollouts whose calls were read."""
 
 
 def router(pages: Pages) -> APIRouter:
@@ -39,32 +36,18 @@ def router(pages: Pages) -> APIRouter:
         found = await reads.aside(lambda: findings(listed.rows, calls, listed.now))
         return Found(listed, found, len(calls))
 
-    shared = Shared(read)
+    def values(options: ListOptions, found: Found) -> dict[str, Any]:
+        shown = {"found": found.findings, "listed": found.listed, "read": found.read}
+        return {**shown, **filter_values(options, MOST_ROWS)}
 
-    def shown(options: ListOptions, found: Found) -> dict[str, Any]:
-        return {
-            "found": found.findings,
-            "listed": found.listed,
-            "read": found.read,
-            **filter_values(options, MOST_ROWS),
-            "at": "findings",
-        }
-
-    @routes.get("/findings")
-    async def show(request: Request) -> Response:
-        options = options_in(request, MOST_ROWS)
-        return pages.page("findings.html", **shown(options, await shared.get(options)))
-
-    @routes.get("/findings/stream")
-    async def follow(request: Request) -> Response:
-        options = options_in(request, MOST_ROWS)
-        feed = Feed(
-            lambda: shared.get(options),
-            lambda found: (found.listed.rows, len(found.findings.stalled)),
-            lambda found: [("findings", pages.text("findings_part.html", **shown(options, found)))],
-            lambda found: found.listed.stopped,
-            calm=True,
-        )
-        return pages.feeds.stream(("findings", options), feed)
-
+    pages.follow(
+        routes,
+        "findings",
+        asked=lambda request: options_in(request, MOST_ROWS),
+        read=Shared(read).get,
+        values=values,
+        key=lambda found: (found.listed.rows, len(found.findings.stalled)),
+        ended=lambda found: found.listed.stopped,
+        calm=True,
+    )
     return routes

@@ -1,5 +1,6 @@
 """Makes the rollouts of a group comparable: their rewards, their times on one axis, and their turns side by side."""
 
+import contextlib
 import json
 import statistics
 from collections.abc import Iterator, Sequence
@@ -12,8 +13,10 @@ from osmosis_grpc.records.reading.history import MAIN, Chat, History
 from osmosis_grpc.records.reading.message_text import mapping, mappings, reasoning_of, text_of
 from osmosis_grpc.records.reading.source_port import Source
 from osmosis_grpc.trainer.score_stats import all_equal
+from osmosis_grpc.viewer.bars import Axis, Bar
+from osmosis_grpc.viewer.fate import Fate, fate_of
 from osmosis_grpc.viewer.throughput import round_step
-from osmosis_grpc.viewer.turns import WIDTH, Bar, calls_of
+from osmosis_grpc.viewer.turns import calls_of
 
 MOST_LANES = 64
 """A page compares at most this many rollouts."""
@@ -24,7 +27,6 @@ MOST_TICKS = 4
 SLIVER = 2.0
 """A part of a bar has at least this many units. It is narrow, because the lane of a long rollout has many parts."""
 MARK = 6.0
-"""The width of a mark in units."""
 VERSION_COLOURS = 6
 """The style sheet has this many colours of policy versions."""
 LINE_CHARS = 120
@@ -37,11 +39,9 @@ class Turn:
     sample: str
     number: int
     text: str
-    """The beginning of the reply."""
     tools: tuple[tuple[str, str], ...]
     """The tools that it calls, with their arguments as in turns.brief()."""
     reply: str | None
-    """The reply as canonical text, for a comparison by value; None without a reply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,6 @@ class Span:
     kind: str
     begin: float
     end: float | None
-    """None if it has not ended."""
     version: str = ""
 
 
@@ -60,26 +59,17 @@ class Lane:
     """One rollout of a group. It has no messages and no tokens."""
 
     info: RolloutInfo
-    """The row of the rollout."""
     turns: tuple[Turn, ...]
     spans: tuple[Span, ...]
     delivered: float | None
     """When its delivery ended, in Unix seconds."""
-    consumed: float | None
-    """When its trainer said that it had consumed it, in Unix seconds."""
-    weight_step: str
-    dropped: str
-    """Why the trainer dropped it; empty if it did not."""
-    corrected: float | None
-    """The reward that an annotation sets in place of that of the outcome."""
-    advantage: float | None
+    fate: Fate
     unused: tuple[tuple[str, str], ...]
-    """The samples that no reward and no advantage use, each with the reason."""
 
     @property
     def reward(self) -> float | None:
         """The corrected reward, or else the reward of the outcome."""
-        return self.info.reward if self.corrected is None else self.corrected
+        return self.info.reward if self.fate.reward is None else self.fate.reward
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +92,7 @@ class Comparison:
     now: float
     """The time for which they are shown, in Unix seconds."""
     stopped: bool
-    """Whether no server runs."""
     left_out: int = 0
-    """The number of rollouts, or of earlier attempts, that are not compared."""
 
     @property
     def open(self) -> bool:
@@ -140,8 +128,12 @@ class Comparison:
     @property
     def end(self) -> float:
         """The end of the time axis, in Unix seconds."""
-        ends = [time for lane in self.lanes for time in _times(lane, self.now)]
-        return max([self.begin + 1e-3, *ends])
+        return max(self.begin + 1e-3, *(time for lane in self.lanes for time in self._times(lane)))
+
+    def _times(self, lane: Lane) -> Iterator[float]:
+        info = lane.info
+        yield self.now if info.end_time is None or info.undelivered else info.end_time
+        yield from (time for time in (lane.delivered, lane.fate.consumed) if time is not None)
 
     @property
     def ticks(self) -> list[tuple[float, float]]:
@@ -159,32 +151,21 @@ class Comparison:
     def bars(self, lane: Lane) -> list[Bar]:
         """Return the time of a rollout as parts of a bar, on the time axis of all rollouts."""
         shades = {version: f" v{index % VERSION_COLOURS}" for index, version in enumerate(self.versions)}
-        begin, scale = self.begin, WIDTH / (self.end - self.begin)
-        found = []
-        for span in lane.spans:
-            end = self._end_of(lane) if span.end is None else span.end
-            left = min(max(0.0, (span.begin - begin) * scale), WIDTH - SLIVER)
-            width = min(max(SLIVER, (end - span.begin) * scale), WIDTH - left)
-            kind = span.kind + shades.get(span.version, "")
-            found.append(Bar(kind, round(left, 1), round(width, 1), max(0.0, end - span.begin)))
-        for kind, time in (("delivered", lane.delivered), ("consumed", lane.consumed)):
-            if time is not None:
-                left = min(max(0.0, (time - begin) * scale), WIDTH - MARK)
-                found.append(Bar(kind, round(left, 1), MARK, 0.0))
-        return found
-
-    def _end_of(self, lane: Lane) -> float:
-        return self.now if lane.info.end_time is None else lane.info.end_time
+        axis, marks = Axis(self.begin, self.end, SLIVER), Axis(self.begin, self.end, MARK)
+        until = self.now if lane.info.end_time is None else lane.info.end_time
+        bars = [
+            axis.bar(span.kind + shades.get(span.version, ""), span.begin, until if span.end is None else span.end)
+            for span in lane.spans
+        ]
+        times = {"delivered": lane.delivered, "consumed": lane.fate.consumed}
+        return bars + [marks.bar(kind, time, time) for kind, time in times.items() if time is not None]
 
     def reward_bar(self, lane: Lane) -> list[Bar]:
         """Return the reward of a rollout as a bar from zero, on the scale of all rewards."""
-        low, high = min([0.0, *self.rewards]), max([0.0, *self.rewards])
-        if lane.reward is None or low == high:
+        axis = Axis(min([0.0, *self.rewards]), max([0.0, *self.rewards]), SLIVER)
+        if lane.reward is None or axis.begin == axis.end:
             return []
-        scale = WIDTH / (high - low)
-        first, last = sorted((0.0, lane.reward))
-        kind = "reward" if lane.reward >= 0 else "reward below"
-        return [Bar(kind, round((first - low) * scale, 1), round(max(SLIVER, (last - first) * scale), 1), 0.0)]
+        return [axis.bar("reward" if lane.reward >= 0 else "reward below", *sorted((0.0, lane.reward)))]
 
     def lines(self) -> list[TurnLine]:
         """Return the turns side by side: those of sample main, then those of other samples."""
@@ -240,20 +221,12 @@ async def _lane(source: Source, row: RolloutInfo) -> Lane:
     async with aclosing(source.events(row.rollout_id, row.attempt)) as trail:
         async for event in trail:
             history.add(event)
-    notes = [each.annotation for each in history.annotated]
-    rewards = [note.reward for note in notes if note.reward is not None and not note.sample]
-    advantages = [note.advantage for note in notes if note.advantage is not None]
-    used = [note.time for note in notes if note.trained is not None or note.weight_step or note.dropped_reason]
     return Lane(
         info=replace(row, outcome=None),
         turns=tuple(_turn(chat) for chat in history.chats.values()),
         spans=tuple(_spans(info, history)),
         delivered=history.delivered,
-        consumed=next((time for time in reversed(used) if time is not None), None),
-        weight_step=next((note.weight_step for note in reversed(notes) if note.weight_step), ""),
-        dropped=next((note.dropped_reason for note in reversed(notes) if note.dropped_reason), ""),
-        corrected=rewards[-1] if rewards else None,
-        advantage=advantages[-1] if advantages else None,
+        fate=fate_of(history),
         unused=tuple(_unused(info, history)),
     )
 
@@ -270,20 +243,16 @@ def _turn(chat: Chat) -> Turn:
 
 def _value(reply: Message) -> str:
     """Return a reply for a comparison by value. The ids of tool calls are left out: samplers make them up."""
-    calls = [
-        {name: _read(part) for name, part in mapping(call.get("function")).items()}
-        for call in mappings(reply.get("tool_calls"))
-    ]
+    functions = [mapping(call.get("function")) for call in mappings(reply.get("tool_calls"))]
+    calls = [{name: _parsed(part) for name, part in function.items()} for function in functions]
     rest = {name: value for name, value in reply.items() if name != "tool_calls" and value not in (None, "", ())}
     return json.dumps([rest, calls], sort_keys=True, default=str)
 
 
-def _read(text: Any) -> Any:
-    """Return the value of a JSON text; another text as it is."""
-    try:
-        return json.loads(text) if isinstance(text, str) else text
-    except ValueError:
-        return text
+def _parsed(text: Any) -> Any:
+    with contextlib.suppress(ValueError, TypeError):
+        return json.loads(text)
+    return text
 
 
 def _spans(info: RolloutInfo, history: History) -> Iterator[Span]:
@@ -315,7 +284,6 @@ def _model_spans(chat: Chat, end: float | None) -> Iterator[Span]:
 
 
 def _unused(info: RolloutInfo, history: History) -> Iterator[tuple[str, str]]:
-    """Yield the samples of an ended rollout that no reward and no advantage use."""
     outcome = info.outcome
     if outcome is None:
         return
@@ -328,10 +296,3 @@ def _unused(info: RolloutInfo, history: History) -> Iterator[tuple[str, str]]:
             yield name, "its agent says train=False"
         elif outcome.reward_of(name) is None and not whole and name not in named:
             yield name, "no reward and no advantage"
-
-
-def _times(lane: Lane, now: float) -> Iterator[float]:
-    """Yield the times up to which the time axis has to reach."""
-    info = lane.info
-    yield now if info.end_time is None or info.undelivered else info.end_time
-    yield from (time for time in (lane.delivered, lane.consumed) if time is not None)

@@ -22,7 +22,6 @@ from osmosis_grpc.network.http.guard import is_local_name
 COOKIE = "osmosis_view"
 """The name of a cookie begins with this, and ends with the port. Browsers show a cookie to all ports of a host."""
 SAFE = frozenset(("GET", "HEAD"))
-"""Methods that change nothing."""
 MOST_QUERY = 8192
 """The most bytes of a query. A page repeats its filters in its links."""
 MOST_STREAMS = 64
@@ -42,7 +41,6 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
-"""Each response has these."""
 
 
 class ViewGuard:
@@ -59,7 +57,6 @@ class ViewGuard:
         self._session = secrets.token_urlsafe(32)
         """The value of the cookie. A restart of the viewer makes a new one."""
         self._open = dict.fromkeys(MOST, 0)
-        """The number of requests of each kind that are being answered."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -142,7 +139,6 @@ def _equal(given: str, known: str) -> bool:
 
 
 def _netloc(origin: str) -> str:
-    """Return the host of an Origin header; empty if there is none."""
     try:
         return urlsplit(origin).netloc
     except ValueError:

@@ -23,7 +23,6 @@ PING = 15
 """Seconds between two lines that keep a quiet connection open."""
 
 Sent = Iterable[tuple[str, str]]
-"""Names of events with their data."""
 Wait = Callable[[float, float, bool], Awaitable[bool]]
 """Waits for the next look; see Feeds._wait."""
 
@@ -35,7 +34,6 @@ class Update:
     number: int
     events: bytes
     ended: bool
-    """Whether it is the last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +105,6 @@ class _Followed(Generic[T]):
         self._feed = feed
         self._turn = asyncio.Lock()
         self._began, self._cost = float("-inf"), 0.0
-        """The time and the cost of the last look."""
         self._key: Hashable = None
         self._problem = ""
         self._newest = Update(0, b"", False)

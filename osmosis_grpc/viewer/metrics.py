@@ -8,7 +8,7 @@ import asyncio
 import math
 import ssl
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -20,6 +20,7 @@ from osmosis_grpc.network.target_policy import is_loopback
 from osmosis_grpc.observability.exposition import render
 from osmosis_grpc.protocol.types.outcome import printable
 from osmosis_grpc.server import AgentServer
+from osmosis_grpc.server.attachment import Attachment
 from osmosis_grpc.viewer.pace import aside
 
 EVERY = 5.0
@@ -29,9 +30,7 @@ RECENT = 60.0
 LAGS = 240
 """A chart of the event-loop lag has at most this many points."""
 TIMEOUT = 5.0
-"""Seconds for one read."""
 MOST_BYTES = 4_000_000
-"""A page has at most this many bytes."""
 
 Name = tuple[str, frozenset[tuple[str, str]]]
 """The name of a sample, and its labels."""
@@ -76,11 +75,8 @@ class Calls:
     method: str
     open: int
     codes: tuple[tuple[str, int], ...]
-    """The status codes of ended calls with their numbers, since the start."""
     recent: tuple[tuple[str, int], ...]
-    """The same in the last RECENT seconds."""
     sent: float
-    """Bytes of messages in ended calls."""
     received: float
 
 
@@ -98,54 +94,26 @@ class Numbers:
     chats: Spread | None
     tools: tuple[tuple[str, Spread], ...]
     attempts: int
-    """Attempts to deliver an outcome."""
     ended: int
-    """Rollouts that ended."""
     attached: int
-    """Trainers that are attached."""
     dropped: int
-    """Events that the journal could not write."""
     calls: tuple[Calls, ...]
 
     @property
     def codes(self) -> tuple[tuple[str, int, int], ...]:
         """Each status code with its number since the start, and in the last RECENT seconds."""
-        total: dict[str, int] = {}
-        recent: dict[str, int] = {}
+        total, recent = Counter[str](), Counter[str]()
         for each in self.calls:
-            for found, counts in ((total, each.codes), (recent, each.recent)):
-                for code, count in counts:
-                    found[code] = found.get(code, 0) + count
-        return tuple((code, count, recent.get(code, 0)) for code, count in sorted(total.items(), key=lambda it: -it[1]))
-
-
-@dataclass(frozen=True, slots=True)
-class ConnectedTrainer:
-    """A trainer that is attached to the server."""
-
-    address: str
-    """Empty if it is not known."""
-    owner: str
-    version: str
-    rpc: str
-    """Attach if it has opened the stream, Accept if the server has."""
-    since: float
-    """Unix seconds."""
-    rollouts: int
-    """Its unfinished rollouts."""
-    received: int
-    """The bytes that the server has received on its stream."""
-    sent: int
+            total.update(dict(each.codes))
+            recent.update(dict(each.recent))
+        return tuple((code, count, recent[code]) for code, count in total.most_common())
 
 
 class Metrics:
     """The metrics of one server. `read` returns the page /metrics; `trainers` returns the attached trainers."""
 
     def __init__(
-        self,
-        where: str,
-        read: Callable[[], Awaitable[str]],
-        trainers: Callable[[], Iterable[ConnectedTrainer]] | None = None,
+        self, where: str, read: Callable[[], Awaitable[str]], trainers: Callable[[], Iterable[Attachment]] | None = None
     ) -> None:
         self.where = where
         self.trainers = trainers
@@ -210,21 +178,7 @@ def metrics_of(server: AgentServer) -> Metrics:
     async def read() -> str:
         return await aside(lambda: render(server.metrics.read())[0].decode())
 
-    def trainers() -> Iterable[ConnectedTrainer]:
-        for each in server.attachments.attached:
-            rpc = "Accept" if each.owner.startswith("trainer at ") else "Attach"
-            yield ConnectedTrainer(
-                address=each.address,
-                owner=each.owner,
-                version=each.version,
-                rpc=rpc,
-                since=each.since,
-                rollouts=each.tenant.open,
-                received=each.received,
-                sent=each.sent,
-            )
-
-    return Metrics("this process", read, trainers)
+    return Metrics("this process", read, lambda: server.attachments.attached)
 
 
 def _samples(page: str) -> Samples:
@@ -297,7 +251,6 @@ def _sum(samples: Samples, name: str, **labels: str) -> float:
 
 
 def _spread(samples: Samples, name: str, **labels: str) -> Spread | None:
-    """Return the spread of a histogram; None without a value."""
     buckets = sorted((float(given["le"]), value) for given, value in _matching(samples, f"{name}_bucket", labels))
     count = buckets[-1][1] if buckets else 0.0
     if count <= 0:

@@ -3,14 +3,16 @@
 import json
 import shlex
 import time
+from collections.abc import Awaitable, Callable, Hashable
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlencode
 
+from fastapi import APIRouter
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.requests import Request
-from starlette.responses import HTMLResponse
+from starlette.responses import HTMLResponse, Response
 
 from osmosis_grpc import __version__
 from osmosis_grpc.policies.token_texts import TokenTexts
@@ -18,10 +20,12 @@ from osmosis_grpc.protocol.types import RolloutState
 from osmosis_grpc.protocol.types.outcome import printable
 from osmosis_grpc.records.reading.folder_source import FolderSource
 from osmosis_grpc.records.reading.phrases import span
-from osmosis_grpc.viewer.live import Feeds
+from osmosis_grpc.viewer.live import Feed, Feeds
 from osmosis_grpc.viewer.metrics import Metrics, MetricsError, Numbers
 from osmosis_grpc.viewer.reads import Reads
 
+A = TypeVar("A", bound=Hashable)
+T = TypeVar("T")
 TEMPLATES = Path(__file__).parent / "templates"
 MOST_CHARS = 20_000
 """A text is cut after this many characters. The record of its turn has all of it."""
@@ -103,6 +107,47 @@ class Pages:
         return HTMLResponse(
             self.text(template, problem=text, status=status, phrase=HTTPStatus(status).phrase, at=""), status
         )
+
+    def follow(
+        self,
+        routes: APIRouter,
+        name: str,
+        *,
+        asked: Callable[[Request], A],
+        read: Callable[[A], Awaitable[T]],
+        values: Callable[[A, T], dict[str, Any]],
+        key: Callable[[T], Hashable],
+        ended: Callable[[T], bool],
+        later: Callable[[A], Awaitable[T]] | None = None,
+        calm: bool = False,
+    ) -> None:
+        """Add the page /NAME and the stream of its changes, /NAME/stream.
+
+        Args:
+            routes: Where to add both.
+            name: Names the templates too: NAME.html, and NAME_part.html for what changes.
+            asked: Returns what the address of a page asks for.
+            read: Returns what the page shows.
+            values: Returns the values of the templates.
+            key: See Feed, as for `ended` and `calm`.
+            ended: Whether nothing changes any more.
+            later: Returns what the stream shows, if it is more than the page shows at first.
+            calm: Whether people read the page for long.
+        """
+
+        @routes.get(f"/{name}")
+        async def show(request: Request) -> Response:
+            wanted = asked(request)
+            return self.page(f"{name}.html", **values(wanted, await read(wanted)), at=name)
+
+        @routes.get(f"/{name}/stream")
+        async def follow(request: Request) -> Response:
+            wanted = asked(request)
+
+            def shown(found: T) -> list[tuple[str, str]]:
+                return [(name, self.text(f"{name}_part.html", **values(wanted, found), at=name))]
+
+            return self.feeds.stream((name, wanted), Feed(lambda: (later or read)(wanted), key, shown, ended, calm))
 
     async def numbers(self) -> tuple[Numbers | None, str]:
         """Return the newest metrics of the server, None without any, and why they cannot be read."""

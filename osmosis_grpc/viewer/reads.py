@@ -53,15 +53,12 @@ class Listed:
 
     rows: tuple[RolloutInfo, ...]
     more: str
-    """The token of the next page; empty after the last."""
     now: float
     """The time for which the rows are shown, in Unix seconds."""
     stopped: bool
     """Whether no server runs, so that nothing changes."""
     searched: int = 0
-    """The number of rollouts that a search has looked at."""
     cut: bool = False
-    """Whether the search has left out older rollouts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +70,6 @@ class Loaded:
     now: float
     stopped: bool
     read_to: int
-    """The number of the newest event in the history."""
 
     @property
     def end(self) -> float:
@@ -95,7 +91,6 @@ class Reads:
         self._rollouts: Recent[Loaded] = Recent(ROLLOUTS)
         self._seen = Seen()
         self._calls: dict[Key, Calls] = {}
-        """The calls of settled rollouts."""
 
     @property
     def is_folder(self) -> bool:
@@ -181,7 +176,6 @@ class Reads:
         return self._locks.setdefault(key, asyncio.Lock())
 
     async def _whole(self, info: RolloutInfo) -> list[TrajectoryEvent]:
-        """Return all events of an attempt."""
         return (await self.run(lambda source: _load(source, info.rollout_id, info.attempt, 0)))[1]
 
 
@@ -218,7 +212,6 @@ class Shared(Generic[K, T]):
     def __init__(self, read: Callable[[K], Awaitable[T]], most: int = KEPT) -> None:
         self._read = read
         self._found: Recent[tuple[float, T]] = Recent(most)
-        """The time until which a value is shown again, and the value."""
         self._locks: weakref.WeakValueDictionary[K, asyncio.Lock] = weakref.WeakValueDictionary()
 
     async def get(self, key: K) -> T:
@@ -233,13 +226,18 @@ class Shared(Generic[K, T]):
             return value
 
 
-async def _list(source: Source, options: ListOptions, search: str, token: str) -> Listed:
+async def _moment(source: Source) -> tuple[float, bool]:
+    """Return the time for which a source shows rollouts, and whether no server runs."""
     as_of = await source.as_of()
-    now = time.time() if as_of is None else as_of
+    return (time.time(), False) if as_of is None else (as_of, True)
+
+
+async def _list(source: Source, options: ListOptions, search: str, token: str) -> Listed:
+    now, stopped = await _moment(source)
     where, limit = rollout_filter(options, time.time()), max(1, min(options.limit or MOST_ROWS, MOST_ROWS))
     if not search:
         rows, more = await source.page(where, token, limit=limit, newest_first=not options.oldest)
-        return Listed(tuple(rows), more, now, as_of is not None)
+        return Listed(tuple(rows), more, now, stopped)
     found: list[RolloutInfo] = []
     words, looked, more = search.lower().split(), 0, token
     most = SEARCHED[isinstance(source, FolderSource)]
@@ -249,16 +247,16 @@ async def _list(source: Source, options: ListOptions, search: str, token: str) -
         found += [info for info in rows if _has(info, words)]
         if not more or looked >= most:
             break
-    return Listed(tuple(found[:limit]), "", now, as_of is not None, looked, bool(more))
+    return Listed(tuple(found[:limit]), "", now, stopped, looked, bool(more))
 
 
 async def _newest(source: Source, options: ListOptions) -> Listed:
-    as_of, most = await source.as_of(), SEARCHED[isinstance(source, FolderSource)]
-    now = time.time() if as_of is None else as_of
+    now, stopped = await _moment(source)
+    most = SEARCHED[isinstance(source, FolderSource)]
     limit = max(1, min(options.limit or most, most))
     where = rollout_filter(options, time.time())
     rows, cut = await source.headers(where, limit=limit, newest_first=not options.oldest)
-    return Listed(tuple(rows), "", now, as_of is not None, len(rows), cut)
+    return Listed(tuple(rows), "", now, stopped, len(rows), cut)
 
 
 def _has(info: RolloutInfo, words: list[str]) -> bool:

@@ -1,7 +1,7 @@
 """The page of rollouts: a table that follows the source, with the filters of the command `list` in its address."""
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 from urllib.parse import urlencode
@@ -10,7 +10,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from osmosis_grpc.protocol.types import RolloutInfo, RolloutState
-from osmosis_grpc.records.reading.list_filter import FilterError, ListOptions, options_of, pairs_of
+from osmosis_grpc.records.reading.list_filter import FilterError, ListOptions, pairs_of
+from osmosis_grpc.viewer.filters import options_in
 from osmosis_grpc.viewer.live import Feed
 from osmosis_grpc.viewer.pages import Pages, is_part
 from osmosis_grpc.viewer.reads import Listed
@@ -18,7 +19,6 @@ from osmosis_grpc.viewer.reads import Listed
 ROWS = 200
 """A page has this many rollouts unless its address says otherwise."""
 MOST_TEXT = 500
-"""The most characters of the text to search for."""
 OWN = ("q", "page")
 """The parameters of the address that are no filters of `list`: the text to search for, and the page."""
 STATES = ("RUNNING", "QUEUED", "COMPLETED", "FAILED", "CANCELLED", "DEADLINE_EXCEEDED")
@@ -35,11 +35,8 @@ class Asked:
     @classmethod
     def of(cls, request: Request) -> "Asked":
         """Return what an address asks for. Raises FilterError."""
-        pairs = list(request.query_params.multi_items())
-        own = {name: text for name, text in pairs if name in OWN}
-        options = options_of(pair for pair in pairs if pair[0] not in OWN)
-        if "limit" not in request.query_params:
-            options = replace(options, limit=ROWS)
+        own = {name: text for name, text in request.query_params.items() if name in OWN}
+        options = options_in(request, ROWS, OWN)
         search = own.get("q", "").strip()
         if len(search) > MOST_TEXT:
             raise FilterError("q", f"it has {len(search)} characters; search for at most {MOST_TEXT}")
@@ -90,7 +87,6 @@ class Counters:
     ended: int
     failed: int
     per_minute: int
-    """The rollouts that ended in the last minute."""
     p50: float | None
     p95: float | None
     mean_reward: float | None

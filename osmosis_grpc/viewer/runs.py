@@ -21,7 +21,7 @@ MOST_ROWS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunSummary:
     """A run, as its run.json has it."""
 
     name: str
@@ -76,7 +76,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class RowScores:
     """The mean scores of one row of the dataset, in each run."""
 
     index: int
@@ -95,7 +95,7 @@ class Row:
 class Compared:
     """Compared runs."""
 
-    runs: tuple[Run, ...]
+    runs: tuple[RunSummary, ...]
     facts: tuple[Facts, ...]
     inputs: tuple[tuple[str, ...], ...]
     """For each run, what differs from the inputs of the first run."""
@@ -104,19 +104,19 @@ class Compared:
     """The names of the scores that the first run and another one have."""
     score: str
     """The score of the rows."""
-    rows: tuple[Row, ...]
+    rows: tuple[RowScores, ...]
     """The rows. The row with the largest difference is first."""
 
 
-def runs_beside(folder: Path) -> list[Run]:
+def runs_beside(folder: Path) -> list[RunSummary]:
     """Return the runs in the folder that has this run, the newest first. Without a run.json, there are none."""
     if not RunFolder.exists(folder):
         return []
-    found: list[Run] = []
+    found: list[RunSummary] = []
     for path in sorted(folder.absolute().parent.iterdir(), reverse=True):
         if path.is_dir() and RunFolder.exists(path) and len(found) < MOST_RUNS:
             try:
-                found.append(Run(_name(path), RunFolder.open(str(path)).about))
+                found.append(RunSummary(_name(path), RunFolder.open(str(path)).about))
             except RunError:
                 continue  # another version wrote it
     return found
@@ -146,7 +146,7 @@ def compare_runs(folder: Path, names: Sequence[str], score: str) -> Compared:
         raise RunError(f"score: these runs have no score {score!r}; they have {', '.join(scores)}")
     shown = score or scores[0]
     return Compared(
-        runs=tuple(Run(_name(each.path), each.about) for each in opened),
+        runs=tuple(RunSummary(_name(each.path), each.about) for each in opened),
         facts=tuple(Facts.of(each.newest_results().values()) for each in opened),
         inputs=((), *(tuple(differences(first, other)) for other in others)),
         lines=tuple(line for name in scores for line in _lines(name, [pair.get(name) for pair in pairs])),
@@ -168,7 +168,7 @@ def _lines(name: str, found: Sequence[Comparison | None]) -> list[Line]:
     return lines
 
 
-def _rows(found: Sequence[Comparison | None], folder: Path, opened: Sequence[RunFolder]) -> tuple[Row, ...]:
+def _rows(found: Sequence[Comparison | None], folder: Path, opened: Sequence[RunFolder]) -> tuple[RowScores, ...]:
     scores: dict[int, list[float | None]] = {}
     for at, each in enumerate(found, 1):
         for pair in each.rows if each is not None else ():
@@ -176,5 +176,5 @@ def _rows(found: Sequence[Comparison | None], folder: Path, opened: Sequence[Run
             row[at] = pair.after
     here = next((each for each in opened if each.path.name == folder.absolute().name), None)
     rollouts = {} if here is None else {row: r.rollout_id for (row, run), r in here.newest_results().items() if not run}
-    rows = [Row(index, tuple(values), rollouts.get(index, "")) for index, values in scores.items()]
+    rows = [RowScores(index, tuple(values), rollouts.get(index, "")) for index, values in scores.items()]
     return tuple(sorted(rows, key=lambda row: (-row.spread, row.index)))

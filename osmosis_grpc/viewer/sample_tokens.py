@@ -27,7 +27,6 @@ class SampleTokens:
 
     segments: tuple[Segment, ...]
     starts: tuple[int, ...]
-    """The index of each segment's first token."""
     ids: Any
     """uint32."""
     logprobs: Any

@@ -5,17 +5,16 @@ from dataclasses import dataclass, replace
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from osmosis_grpc.protocol.types import RolloutInfo
-from osmosis_grpc.records.reading.list_filter import FilterError, ListOptions, options_of, pairs_of
+from osmosis_grpc.records.reading.list_filter import FilterError, ListOptions, pairs_of
+from osmosis_grpc.viewer.filters import options_in
 from osmosis_grpc.viewer.pages import Pages
-from osmosis_grpc.viewer.reads import MOST_ROWS, Recent
+from osmosis_grpc.viewer.reads import Recent
 from osmosis_grpc.viewer.rollouts import MOST_TEXT
 from osmosis_grpc.viewer.text_search import MOST_HITS, Hits, search
 
 READ = {True: 5_000, False: 50}
 """A search reads at most this many of the newest rollouts: of a folder, of a server."""
 LASTS = 10.0
-"""Seconds for which a result is shown again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +23,6 @@ class Searched:
 
     hits: Hits
     left_out: bool
-    """Whether there are rollouts that were not searched."""
 
 
 def router(pages: Pages) -> APIRouter:
@@ -37,24 +35,16 @@ def router(pages: Pages) -> APIRouter:
         known = recent.get((text, options), lambda it: LASTS)
         if known is not None:
             return known
-        rows: list[RolloutInfo] = []
-        token, most = "", READ[reads.is_folder]
-        while True:
-            listed = await reads.listed(replace(options, limit=min(MOST_ROWS, most - len(rows))), token=token)
-            rows += listed.rows
-            token = listed.more
-            if not token or len(rows) >= most:
-                break
-        hits = await reads.run(lambda source: search(source, rows, text))
-        found = Searched(hits, bool(token) or hits.searched < len(rows))
+        listed = await reads.newest(replace(options, limit=READ[reads.is_folder]))
+        hits = await reads.run(lambda source: search(source, listed.rows, text))
+        found = Searched(hits, listed.cut or hits.searched < len(listed.rows))
         recent.put((text, options), found)
         return found
 
     @routes.get("/search")
     async def show(request: Request) -> Response:
-        pairs = request.query_params.multi_items()
         text = request.query_params.get("text", "").strip()
-        options = options_of(pair for pair in pairs if pair[0] != "text")
+        options = options_in(request, 0, ("text",))
         if len(text) > MOST_TEXT:
             raise FilterError("text", f"it has {len(text)} characters; search for at most {MOST_TEXT}")
         found = await read(text, options) if text else None

@@ -14,7 +14,6 @@ from osmosis_grpc.records.reading.source_port import Source
 MOST_HITS = 100
 """A search ends after this many rollouts with the text."""
 SECONDS = 4.0
-"""A search ends after this time."""
 AROUND = 60
 """A hit shows this many characters before and after the text."""
 
@@ -26,14 +25,11 @@ class Hit:
     info: RolloutInfo
     sample: str
     turn: int
-    """The first turn with the text."""
     role: str
-    """The role of its message."""
     before: str
     found: str
     after: str
     turns: int
-    """The number of turns with the text."""
 
     @property
     def fragment(self) -> str:
@@ -65,7 +61,6 @@ async def search(source: Source, rows: Sequence[RolloutInfo], text: str) -> Hits
 
 
 async def _hit(source: Source, info: RolloutInfo, text: str) -> Hit | None:
-    """Return the first turn of a rollout that has the text."""
     first: tuple[ChatName, str, str, int] | None = None
     names: set[ChatName] = set()
     async with aclosing(source.events(info.rollout_id, info.attempt)) as trail:

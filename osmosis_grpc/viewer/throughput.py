@@ -1,7 +1,11 @@
 """Computes the throughput and the latencies of rollouts: rates over time, and percentiles by agent and by tool."""
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from osmosis_grpc.protocol.types import RolloutInfo
 from osmosis_grpc.viewer.calls import Calls, Key
@@ -28,9 +32,7 @@ class Spread:
     """How long things of one kind took, in seconds."""
 
     kind: str
-    """queue, model, tool, or rollout."""
     name: str
-    """The agent, or the tool."""
     count: int
     total: float
     p50: float
@@ -48,18 +50,13 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What happened in a step."""
+    """What happened in the step that ends at `time`. `tokens` are response tokens per second."""
 
     time: float
-    """The end of the step, in Unix seconds."""
     per_minute: float
-    """Ended rollouts."""
     tokens: float
-    """Response tokens per second, of the rollouts that ended in the step."""
     running: float
-    """The mean number of running rollouts."""
     queued: float
-    """The mean number of rollouts in the queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +66,11 @@ class Throughput:
     rollouts: int
     ended: int
     step: float
-    """Seconds between two points."""
     points: tuple[Point, ...]
     spreads: tuple[Spread, ...]
     """Of the queue, the model and whole rollouts by agent, then of tools."""
     timed: int
-    """The number of rollouts whose calls were read."""
     retries: int
-    """Deliveries of their outcomes after the first one."""
 
 
 def throughput(rows: Sequence[RolloutInfo], calls: Mapping[Key, Calls], now: float) -> Throughput:
@@ -115,50 +109,20 @@ def _points(rows: Sequence[RolloutInfo], now: float) -> tuple[float, tuple[Point
     time = max(LEAST, now - min(info.accept_time for info in rows))
     step = max(LEAST, round_step(time, MOST_POINTS))
     steps = min(MOST_POINTS, int(time // step) + 1)
-    begin = now - steps * step
-    running, queued = _Means(steps, step), _Means(steps, step)
-    ends, tokens = [0] * steps, [0] * steps
-    for info in rows:
-        last = now if info.end_time is None else info.end_time
-        start = last if info.start_time is None else info.start_time
-        queued.add(info.accept_time - begin, start - begin)
-        running.add(start - begin, last - begin)
-        if info.end_time is not None:
-            at = max(0, min(steps - 1, int((info.end_time - begin) // step)))
-            ends[at] += 1
-            tokens[at] += info.response_tokens
-    found = zip(ends, tokens, running.values(), queued.values(), strict=True)
-    return step, tuple(
-        Point(begin + (at + 1) * step, 60 * count / step, sampled_tokens / step, busy, waiting)
-        for at, (count, sampled_tokens, busy, waiting) in enumerate(found)
+    edges = step * np.arange(-steps, 1)  # seconds before now
+    accept = np.array([info.accept_time - now for info in rows])
+    last = np.array([0.0 if info.end_time is None else info.end_time - now for info in rows])
+    start = np.array(
+        [end if info.start_time is None else info.start_time - now for info, end in zip(rows, last, strict=True)]
     )
+    ended = np.array([info.end_time is not None for info in rows])
+    ends = np.histogram(last[ended], edges)[0] * (60 / step)
+    tokens = np.histogram(last, edges, weights=ended * [info.response_tokens for info in rows])[0] / step
+    columns = [now + edges[1:], ends, tokens, _means(edges, start, last), _means(edges, accept, start)]
+    return step, tuple(itertools.starmap(Point, np.stack(columns, axis=1).tolist()))
 
 
-class _Means:
-    """Adds spans of time up to their mean number in each step. The work for a span does not grow with its length."""
-
-    def __init__(self, steps: int, step: float) -> None:
-        self._steps, self._step = steps, step
-        self._parts = [0.0] * (steps + 1)
-        self._changes = [0] * (steps + 2)
-
-    def add(self, start: float, end: float) -> None:
-        """Add a span, in seconds from the begin of the first step."""
-        most = self._steps * self._step
-        start, end = (max(0.0, min(most, time)) for time in (start, end))
-        first, last = int(start // self._step), int(end // self._step)
-        if last <= first:
-            self._parts[min(first, self._steps)] += max(0.0, end - start)
-            return
-        self._parts[first] += (first + 1) * self._step - start
-        self._parts[last] += end - last * self._step
-        self._changes[first + 1] += 1
-        self._changes[last] -= 1
-
-    def values(self) -> list[float]:
-        """Return the means."""
-        found, whole = [], 0
-        for at in range(self._steps):
-            whole += self._changes[at]
-            found.append(max(0.0, whole + self._parts[at] / self._step))
-        return found
+def _means(edges: Any, start: Any, end: Any) -> Any:
+    """Return the mean number of open spans between each two edges."""
+    before = [np.clip(edge, start, np.maximum(start, end)).sum() for edge in edges]
+    return np.diff(before) / np.diff(edges)

@@ -16,7 +16,6 @@ from osmosis_grpc.viewer.reads import Loaded
 from osmosis_grpc.viewer.sample_tokens import WINDOW, SampleTokens, layout, segment_facts, tokens_of
 
 Found = tuple[Loaded, dict[str, Sample], SampleTokens]
-"""A rollout, its samples, and the tokens of one of them."""
 
 
 def router(pages: Pages) -> APIRouter:

@@ -8,23 +8,12 @@ from typing import Any, NamedTuple
 from osmosis_grpc.protocol.types import Message, Sample, events
 from osmosis_grpc.records.reading.history import MAIN, Chat, ChatName, History, ToolCall, by_tool, sampled
 from osmosis_grpc.records.reading.message_text import mapping, mappings, reasoning_of, text_of
+from osmosis_grpc.viewer.bars import WIDTH, Axis, Bar
 from osmosis_grpc.viewer.images import Part, parts_of
 from osmosis_grpc.viewer.reads import Loaded
 
-WIDTH = 1000
-"""The bar of a rollout's time has this many units."""
 SLIVER = 14
 """A part of a bar has at least this many units: 2 px of the bar of a turn, which has 9rem."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """A part of a bar: what used the time, and where it lies, in units of WIDTH."""
-
-    kind: str
-    left: float
-    width: float
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +23,11 @@ class TurnRow:
     sample: str
     number: int
     text: str
-    """The reply."""
     tools: tuple[tuple[str, str, str], ...]
     """The tools that it calls: the name, ok, bad or live, and the arguments as in brief()."""
     state: str
     """answered, failed or open."""
     seconds: float
-    """Seconds of the chat."""
     tool_seconds: float
     tokens: int | None
     bars: tuple[Bar, ...]
@@ -66,10 +53,8 @@ class Call:
     id: str
     arguments: str
     result: Sequence[Part] | None
-    """The parts of its result; None without one."""
     error: str
     seconds: float | None
-    """None if the server does not know when it ran."""
     running: bool
 
 
@@ -87,9 +72,7 @@ class TurnBody:
     content: str
     calls: tuple[Call, ...]
     logged: tuple[events.Logged, ...]
-    """What the agent logged after this chat, if it named the sample."""
     about: Mapping[str, Any]
-    """Parameters, usage and other facts for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,11 +140,8 @@ def _row(loaded: Loaded, chat: Chat, tools: Sequence[ToolCall], look: Failing | 
     names = []
     for call in mappings(reply.get("tool_calls")):
         tool = known.get(str(call.get("id")))
-        state = "ok" if tool is None else "bad" if tool.returned is not None and tool.returned.error else "ok"
-        if tool is not None and tool.returned is None:
-            state = "bad" if ended else "live"
         function = mapping(call.get("function"))
-        names.append((str(function.get("name")), state, brief(function.get("arguments"))))
+        names.append((str(function.get("name")), _state(tool, ended), brief(function.get("arguments"))))
     if answer is None:
         content = chat.failures[-1].message if chat.failures else "waits for a reply"
     return TurnRow(
@@ -176,6 +156,12 @@ def _row(loaded: Loaded, chat: Chat, tools: Sequence[ToolCall], look: Failing | 
         bars=tuple(_bars(loaded, chat, tools)),
         failing=look.why if look is not None and chat.name == look.name else "",
     )
+
+
+def _state(tool: ToolCall | None, ended: bool) -> str:
+    if tool is not None and tool.returned is None:
+        return "bad" if ended else "live"
+    return "bad" if tool is not None and tool.returned is not None and tool.returned.error else "ok"
 
 
 def brief(arguments: Any) -> str:
@@ -197,15 +183,10 @@ def calls_of(message: Message) -> list[tuple[str, str]]:
 
 
 def _bars(loaded: Loaded, chat: Chat, tools: Sequence[ToolCall]) -> Iterator[Bar]:
-    """Yield the chat and its tools, at their places in the time of the rollout."""
-    spans = [("model", chat.began, chat.ended or loaded.end)]
-    spans += [("tools", tool.began, tool.ended or loaded.end) for tool in tools]
-    begin = loaded.info.accept_time
-    scale = WIDTH / max(1e-9, loaded.end - begin)
-    for kind, start, end in spans:
-        left = min(max(0.0, (start - begin) * scale), WIDTH - SLIVER)
-        width = min(max(SLIVER, (end - start) * scale), WIDTH - left)
-        yield Bar(kind, round(left, 1), round(width, 1), max(0.0, end - start))
+    axis = Axis(loaded.info.accept_time, loaded.end, SLIVER)
+    yield axis.bar("model", chat.began, chat.ended or loaded.end)
+    for tool in tools:
+        yield axis.bar("tools", tool.began, tool.ended or loaded.end)
 
 
 def split(loaded: Loaded) -> list[Bar]:

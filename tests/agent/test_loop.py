@@ -7,9 +7,6 @@ import pytest
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.loop import AgentNameError, name_problem
 from osmosis_grpc.agent.runnable import as_runnable
-from osmosis_grpc.policies.scripted import EchoPolicy
-from osmosis_grpc.protocol.types import OutcomeStatus
-from osmosis_grpc.testing import run_rollout
 
 
 def get_tools(self, request):
@@ -99,13 +96,3 @@ def test_a_class_that_leaves_a_method_of_its_own_open_needs_no_name():
     assert Filled().name == "filled"
     with pytest.raises(AgentNameError):
         type("Nameless", (Turns,), {"turn": Filled.turn})
-
-
-def test_the_base_class_itself_is_abstract():
-    with pytest.raises(TypeError, match="abstract"):
-        RolloutAgentLoop()
-
-
-async def test_a_loop_that_was_made_runs():
-    outcome = await run_rollout(make(name="made")(), EchoPolicy())
-    assert outcome.status is OutcomeStatus.COMPLETED

@@ -42,13 +42,6 @@ def test_a_name_is_taken_once():
     assert registry.get("one") is first
 
 
-def test_a_list_of_names_is_the_callers():
-    registry = AgentLoopRegistry()
-    registry.register(agent("one"))
-    registry.list_names().clear()
-    assert registry.list_names() == ["one"]
-
-
 @pytest.mark.parametrize(
     ("thing", "text"),
     [(None, "not a NoneType"), ("calculator", "not a str"), (CalculatorAgent, r"CalculatorAgent\(\)"), (int, "a type")],

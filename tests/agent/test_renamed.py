@@ -1,29 +1,30 @@
 """Agents that were written for other libraries: one sentence says what to do about each import that fails."""
 
+import sys
+
 import pytest
 
 from osmosis_grpc.agent.loader import LoadError, load_agents
 from tests.processes import run
 
 PREFIX = "change the prefix 'osmosis_ai' to 'osmosis_grpc' in its imports"
-LOOP = "write the agent as a RolloutAgentLoop of osmosis_grpc.rollout"
+AGENTIC = "the names of the Agentic Rollout Library are in osmosis_grpc.agentic"
 REWARD = "compute the reward in the agent and pass it to ctx.complete(messages, reward=...)"
 
 IMPORTS = {
     "from osmosis_ai.rollout import RolloutAgentLoop": f"there is no module 'osmosis_ai': {PREFIX}",
     "import osmosis_ai.rollout.server": f"there is no module 'osmosis_ai': {PREFIX}",
-    "from osmosis_grpc.rollout import BaseAgent": f"ImportError: BaseAgent is not in osmosis_grpc yet: {LOOP}",
-    "from osmosis_grpc import osmosis_rubric": f"ImportError: osmosis_rubric is not in osmosis_grpc yet: {REWARD}",
+    "from osmosis_grpc.rollout import BaseAgent": (
+        "ImportError: BaseAgent is not in osmosis_grpc.rollout: import BaseAgent from osmosis_grpc.agentic"
+    ),
+    "from osmosis_grpc import osmosis_rubric": f"ImportError: osmosis_rubric is not in osmosis_grpc.rollout: {REWARD}",
     "from osmosis_grpc import execute_tool_calls": (
         "ImportError: execute_tool_calls is in osmosis_grpc.rollout: import it from there"
     ),
     "import osmosis_grpc.rollout.core.bases": (
         "there is no module 'osmosis_grpc.rollout.core.bases': the names for agents are in osmosis_grpc.rollout"
     ),
-    "from workers.agentic_rollout import AgenticRollout": (
-        "there is no module 'workers'; if it is the one of the Agentic Rollout Library, osmosis_grpc does not have it "
-        f"yet: {LOOP}"
-    ),
+    "from workers.agentic_rollout import AgenticRollout": f"there is no module 'workers': {AGENTIC}",
     "from osmosis_grpc.rollout import RolloutContxt": (
         "ImportError: cannot import name 'RolloutContxt' from 'osmosis_grpc.rollout'"
     ),
@@ -89,26 +90,27 @@ agent = Agent()
 """
 
 
-@pytest.mark.parametrize("command", ["validate", "serve"])
-def test_an_agent_of_an_installed_sdk_gets_the_prefix(tmp_path, command):
-    package = tmp_path / "osmosis_ai" / "rollout"
+def installed(folder):
+    """Write a package of the SDK's name, and an agent for it."""
+    package = folder / "osmosis_ai" / "rollout"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("class RolloutAgentLoop: ...")
-    (tmp_path / "agents.py").write_text(SDK)
-    done = run("-m", "osmosis_grpc", command, "-m", "agents:agent", cwd=tmp_path)
-    sentence = f"Agent derives from osmosis_ai.rollout.RolloutAgentLoop: {PREFIX}"
-    if command == "serve":
-        problem = f"serve: agents:agent is not a RolloutAgentLoop or an AgentWorkflow: {sentence}\n"
-        assert (done.returncode, done.stderr) == (2, problem)
-    else:
-        assert done.returncode == 1
-        assert f"Agent is not a RolloutAgentLoop or an AgentWorkflow: {sentence}\n" in done.stdout
+    (folder / "sdk_agents.py").write_text(SDK)
 
 
-@pytest.mark.parametrize("command", ["validate", "serve"])
-def test_an_agent_with_the_old_prefix_gets_one_line(tmp_path, command):
-    (tmp_path / "agents.py").write_text(SDK)
-    done = run("-m", "osmosis_grpc", command, "-m", "agents:agent", cwd=tmp_path)
-    place = f"{tmp_path / 'agents.py'}:2"
-    assert done.returncode == 2
-    assert done.stderr == f"{command}: agents:agent: there is no module 'osmosis_ai': {PREFIX} at {place}\n"
+def test_an_agent_of_an_installed_sdk_gets_the_prefix(tmp_path, monkeypatch):
+    installed(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "modules", {**sys.modules})
+    with pytest.raises(LoadError) as raised:
+        load_agents(["sdk_agents:agent"])
+    assert str(raised.value).endswith(f"Agent derives from osmosis_ai.rollout.RolloutAgentLoop: {PREFIX}")
+
+
+@pytest.mark.slow
+def test_validate_names_the_prefix_too(tmp_path):
+    installed(tmp_path)
+    done = run("-m", "osmosis_grpc", "validate", "-m", "sdk_agents:agent", cwd=tmp_path)
+    assert done.returncode == 1
+    assert f"Agent derives from osmosis_ai.rollout.RolloutAgentLoop: {PREFIX}" in done.stdout

@@ -88,6 +88,7 @@ async def test_two_thousand_rollouts_over_a_hundred_cuts_and_five_restarts(quick
     assert max(outcome.attempt for outcome in outcomes) > 1
 
 
+@pytest.mark.slow
 async def test_chats_that_come_before_the_lost_answer_to_an_init_have_their_tools(quick_redial):
     policy = CountingPolicy(turns=1)
     policy.gate.clear()

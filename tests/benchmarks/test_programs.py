@@ -59,43 +59,16 @@ def test_a_burden_leaves_two_trainers_a_rate(burden):
 
 
 @pytest.mark.long
-def test_lists_are_measured_beside_rollouts():
-    few = ("--rollouts", "300", "--starts", "1", "--calls", "2", "--alternations", "1", "--seconds", "1")
-    shown = figures("list_rollouts", *few, "--every", "0.5", "--command-every", "1", "--in-flight", "8")
+def test_lists_are_measured():
+    shown = figures("list_rollouts", "--rollouts", "300", "--starts", "1", "--calls", "2")
     assert shown["command_s"] > 0
     assert len(shown["all_rpc_ms"]) == 6
-    assert shown["rpc_rollouts_per_s"] > 0
-    assert shown["command_ratios"]
-
-
-def test_the_time_from_a_cancel_to_the_end_of_the_sampling_is_measured():
-    shown = figures("abandon", "--rollouts", "20", "--in-flight", "8")
-    for transport in ("attach", "callback"):
-        assert 0 < shown[transport]["p50_ms"] <= shown[transport]["max_ms"], shown
 
 
 def test_an_option_that_nothing_serves_is_refused():
     ended = run("rollouts", "--mode", "sdk", "--state-dir", ":memory:", *WORK)
     assert ended.returncode == 2
     assert "state-dir" in ended.stderr
-
-
-@pytest.mark.row("ARL 6", "ARL 7", "ARL 8", "ARL 9", "ARL 38")
-def test_limits_of_the_agents_are_measured_and_100_coding_rollouts_share_nothing():
-    shown = figures("agentic", "--rollouts", "100", "--seconds", "0.5")
-    assert shown["coding_rollouts"] == 100
-    times = "cancel_llm_ms", "cancel_tool_ms", "sync_lag_ms", "refusal_ms", "coding_s", "coding_lag_ms"
-    for name in (*times, "batch_ratio"):
-        assert shown[name] > 0
-
-
-@pytest.mark.row("ARL 39", "ARL 43")
-def test_the_lag_of_the_event_loop_is_measured_for_each_tool():
-    shown = figures("tool_lag", "--seconds", "2", "--megabytes", "20")
-    for name in ("idle", "sleep", "search", "print", "snapshot"):
-        assert shown[f"{name}_lag_ms"] > 0
-        assert shown[f"{name}_cpu_ms"] > 0
-    assert shown["snapshot_ms"] > 0
 
 
 def test_the_bytes_of_the_journal_are_those_of_its_rollouts():

@@ -1,4 +1,4 @@
-"""The demo: eight rollouts over real sockets, every reward and every token recomputed here."""
+"""The demo: eight rollouts over real sockets, every reward recomputed here."""
 
 import contextlib
 import json
@@ -9,26 +9,16 @@ import signal
 import subprocess
 import sys
 import textwrap
-import zlib
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from tests.processes import run, serving
+from tests.processes import run
 from tests.waiting import wait_until
 
 DEMO = ("-m", "osmosis_grpc", "demo")
-CALCULATOR = ("-m", "osmosis_grpc.testing.calculator:agent_loop")
 NO_SETTINGS = {name: value for name, value in os.environ.items() if not name.startswith("OSMOSIS_")}
 """The environment of a user: tests/conftest.py sets the state folder for all others."""
-
-
-def formula(text, count):
-    """Ids and logprobs as osmosis_grpc.policies.formula documents them, written again."""
-    start = zlib.crc32(text.encode())
-    ids = [(start + 7919 * i) % 32_000 for i in range(8 + start % 25 if count is None else count)]
-    return ids, [float(np.float32(-(i % 1000 + 1) / 1000)) for i in ids]
 
 
 def reward(messages, label):
@@ -59,24 +49,7 @@ def test_records_can_be_recomputed():
         assert record["status"] == "COMPLETED"
         assert record["finish_reason"] == "stop"
         assert record["reward"] == reward(record["messages"], record["label"])
-        check_tokens(record)
     assert {record["reward"] for record in records} == {0.0, 1.0}, "a reward that is always 1 shows nothing"
-
-
-def check_tokens(record):
-    rollout_id, messages = record["rollout_id"], record["messages"]
-    prompt, position = [], 0
-    chats = record["samples"]["main"]["chats"]
-    replies = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-    assert [chat["number"] for chat in chats] == list(range(1, len(replies) + 1))
-    for chat, reply in zip(chats, replies, strict=True):
-        for new in range(position, reply):
-            prompt = prompt + formula(f"{rollout_id}/main/message/{new}", 4)[0]
-        ids, logprobs = formula(f"{rollout_id}/main/{chat['number']}", None)
-        assert chat["prompt_ids"] == prompt
-        assert chat["ids"] == ids
-        assert chat["logprobs"] == logprobs
-        prompt, position = prompt + ids, reply + 1
 
 
 def test_the_table_for_people(forked):
@@ -171,14 +144,6 @@ def test_the_demo_runs_again_and_leaves_nothing(tmp_path):
     second = ids(run(*DEMO, "--json", cwd=here, env=env))
     assert len(first | second) == 16
     assert [*here.iterdir(), *temporary.iterdir()] == []
-
-
-@pytest.mark.slow
-def test_the_demo_runs_beside_a_server_and_its_files(tmp_path):
-    with serving(*CALCULATOR, cwd=tmp_path, env=NO_SETTINGS):
-        assert (tmp_path / ".osmosis" / "state").is_dir()
-        assert len(ids(run(*DEMO, "--json", cwd=tmp_path, env=NO_SETTINGS))) == 8
-    assert len(ids(run(*DEMO, "--json", cwd=tmp_path, env=NO_SETTINGS))) == 8
 
 
 @pytest.mark.slow

@@ -2,9 +2,7 @@
 
 import json
 import re
-import sqlite3
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,7 @@ from osmosis_grpc.protocol.types import OutcomeStatus, RolloutOutcome
 from osmosis_grpc.storage.ledger import ChatRow, SqliteLedger
 from tests.damaged import flip
 from tests.storage.journals import opened
-from tests.storage.test_damage import TEXT, change, written
+from tests.storage.test_damage import TEXT, change, spoil, written
 
 
 @pytest.fixture
@@ -85,16 +83,15 @@ async def test_doctor_names_rollouts_and_rows(doctor, tmp_path):
     assert all_bytes(tmp_path) == before
 
 
-async def test_doctor_reads_a_file_that_sqlite_does_not(doctor, tmp_path):
+async def test_doctor_reports_a_damaged_page_and_the_rows_beside_it(doctor, tmp_path):
     await written(tmp_path)
     path = tmp_path / "journal.db"
-    flip(path, 8 * 18 + 4)
-    with pytest.raises(sqlite3.DatabaseError), closing(sqlite3.connect(path)) as database:
-        database.execute("DELETE FROM events")
+    spoil(path, slice(path.read_bytes().index(f"{TEXT} r4 7 ".encode()) // 8192, -1))
     before = all_bytes(tmp_path)
     code, stdout, _ = doctor("--state-dir", tmp_path)
     assert code == 1
-    assert "  the file: the format in its header" in stdout
+    assert "  the file: " in stdout
+    assert "  r4 attempt 1: events: " in stdout
     assert "6 rollouts" in stdout
     assert all_bytes(tmp_path) == before
 
@@ -113,7 +110,7 @@ async def test_doctor_says_what_it_cannot_read(doctor, tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "code", "told"),
-    [(b"", 1, "it is empty"), (b"garbage\n", 2, "file is not a database"), (bytes(9000), 2, "file is not a database")],
+    [(b"", 2, "is empty"), (b"garbage\n", 2, "file is not a database"), (bytes(9000), 2, "file is not a database")],
 )
 def test_a_file_without_tables_is_not_sound(tmp_path, capsys, content, code, told):
     (tmp_path / "journal.db").write_bytes(content)

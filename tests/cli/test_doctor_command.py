@@ -1,4 +1,4 @@
-"""C13: doctor checks versions, extras, the state folder and the ports of this machine."""
+"""doctor checks versions, extras, the state folder and the ports of this machine."""
 
 import asyncio
 import datetime
@@ -45,7 +45,7 @@ def test_a_sound_machine_without_a_journal_is_code_0(doctor, tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_a_used_port_has_its_process(doctor):
+def test_a_used_port_is_said_and_is_no_problem(doctor):
     with socket.socket() as used:
         used.bind(("127.0.0.1", 0))
         used.listen()
@@ -54,7 +54,7 @@ def test_a_used_port_has_its_process(doctor):
     records = {record["name"]: record for record in map(json.loads, done.stdout.splitlines())}
     assert done.returncode == 0
     assert {record["event"] for record in records.values()} == {"checked"}
-    assert records[f"port {port} (gRPC)"]["found"].startswith(f"used by process {os.getpid()} (")
+    assert records[f"port {port} (gRPC)"]["found"] == "in use"
 
 
 def test_the_ports_are_those_of_the_settings(doctor):
@@ -69,13 +69,11 @@ def test_the_ports_are_those_of_the_settings(doctor):
     assert ports == ["port 24001 (gRPC of worker 0)", "port 24002 (gRPC of worker 1)", "port 24009 (metrics)"]
 
 
-async def test_a_state_folder_in_use_has_the_ports_of_its_server(doctor, tmp_path):
-    async with AgentServer([CalculatorAgent()], port=0, state_dir=tmp_path / "state") as server:
+async def test_a_state_folder_in_use_has_the_process_of_its_server(doctor, tmp_path):
+    async with AgentServer([CalculatorAgent()], port=0, state_dir=tmp_path / "state"):
         done = await asyncio.to_thread(doctor, "--json", "--state-dir", "state")
     records = {record.get("name"): record for record in map(json.loads, done.stdout.splitlines())}
-    found = records["server of the state folder"]["found"]
-    assert found.startswith(f"process {os.getpid()}, which listens on the ports ")
-    assert str(server.port) in found.rpartition("ports ")[2].split(", ")
+    assert records["server of the state folder"]["found"] == f"process {os.getpid()}"
 
 
 @pytest.mark.parametrize(
@@ -83,7 +81,6 @@ async def test_a_state_folder_in_use_has_the_ports_of_its_server(doctor, tmp_pat
     [
         ("protobuf", "5.29.0", "and <8,>=6.31.1 is needed\n      pip install 'protobuf<8,>=6.31.1'\n"),
         ("protobuf", "8.0rc1", "and <8,>=6.31.1 is needed\n      pip install 'protobuf<8,>=6.31.1'\n"),
-        ("grpcio", "1.60.1", "and >=1.74 is needed\n      pip install 'grpcio>=1.74'\n"),
         ("typer", "0.1", "and >=0.15 is needed\n      pip install 'typer>=0.15'\n"),
     ],
 )
@@ -106,13 +103,7 @@ def test_a_state_folder_that_cannot_be_used_is_a_problem(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("days", "told", "problem"),
-    [
-        (-1, "expired on ", True),
-        (3, "valid until ", True),
-        (900, "valid until ", False),
-        (12000, "valid until ", False),
-    ],
+    ("days", "told", "problem"), [(-1, "expired on ", True), (3, "valid until ", True), (900, "valid until ", False)]
 )
 def test_a_certificate_that_expires_is_a_problem(doctor, tmp_path, days, told, problem):
     now = datetime.datetime.now(datetime.UTC)

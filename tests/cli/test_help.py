@@ -5,7 +5,7 @@ import json
 import pytest
 from typer.main import get_command
 
-from osmosis_grpc.cli.commands import app
+from osmosis_grpc.cli.commands import GROUPS, app
 from tests.docs.test_settings import leaves
 from tests.processes import run
 
@@ -46,7 +46,7 @@ def test_a_help_fits_80_columns(helps, name):
 
 @pytest.mark.parametrize("name", ["", "ctl"])
 def test_a_list_of_commands_cuts_no_description(helps, name):
-    commands = helps["answers"][name][1].partition("Commands:\n")[2].splitlines()
+    commands = helps["answers"][name][1].partition("--help ")[2].splitlines()[1:]
     assert commands
     assert [line for line in commands if line.endswith("...") or line.startswith("    ")] == []
 
@@ -54,3 +54,11 @@ def test_a_list_of_commands_cuts_no_description(helps, name):
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("", "ctl", "serve")])
 def test_a_help_says_the_exit_codes(helps, name):
     assert "xit code" in helps["answers"][name][1]
+
+
+def test_the_first_page_has_four_groups_of_common_commands_and_names_the_others(helps):
+    shown = [name for names in GROUPS.values() for name in names]
+    assert (len(GROUPS), len(shown)) == (4, 16)
+    text = helps["answers"][""][1]
+    more = text.partition("More:\n")[2].replace(",", " ").split()
+    assert sorted(shown + more) == sorted({name.split()[0] for name in NAMES if name})

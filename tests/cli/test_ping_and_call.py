@@ -1,4 +1,4 @@
-"""C10: ping says whether a server is ready, and call calls any method with JSON."""
+"""ping says whether a server is ready, and call calls any method with JSON."""
 
 import asyncio
 import json
@@ -78,19 +78,25 @@ async def test_ping_tells_another_clock_and_another_protocol(serve, monkeypatch)
     assert " s behind the clock here" in done.stdout
 
 
-async def test_ping_without_an_answer_is_code_2(serve):
-    away = f"127.0.0.1:{quiet_port()}"
-    for arguments, said in (
-        ([away], f"ping: the server {away} refuses connections; start it, or name another with --server"),
-        (["here"], "ping: here is not HOST:PORT\n"),
-        ([(await serve(TOKEN)).address], "--token-file names the file of its token\n"),
-        (["--server", away], f"ping: the server {away} refuses connections; start it"),
-        ([away, "--server", "here:1"], "ping: HOST:PORT and --server exclude each other; name one of them\n"),
-    ):
-        done = await command("ping", *arguments)
-        assert (done.exit_code, done.stdout) == (2, "")
-        assert said in done.stderr
-        assert done.stderr.count("\n") == 1
+WRONG_PINGS = {
+    "not an address": (["here"], "ping: here is not HOST:PORT\n"),
+    "two addresses": (["a:1", "--server", "here:1"], "ping: HOST:PORT and --server exclude each other"),
+    "away": ([f"127.0.0.1:{quiet_port()}"], "ping: the server 127.0.0.1:"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "said"), WRONG_PINGS.values(), ids=WRONG_PINGS)
+async def test_ping_without_an_answer_is_code_2(arguments, said):
+    done = await command("ping", *arguments)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.startswith(said)
+    assert done.stderr.count("\n") == 1
+
+
+async def test_ping_without_the_token_is_code_2(serve):
+    done = await command("ping", (await serve(TOKEN)).address)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "--token-file names the file of its token" in done.stderr
 
 
 async def test_call_prints_the_reply_as_json(serve, tmp_path):
@@ -136,9 +142,8 @@ async def test_call_prints_a_line_for_each_reply_of_a_stream(serve):
 
 async def test_call_lists_the_methods():
     lines = (await command("call")).stdout.splitlines()
-    assert "  Init(InitRequest) returns (InitResponse)" in lines
-    assert "  StreamEvents(StreamEventsRequest) returns (stream StreamEventsResponse)" in lines
-    assert len(lines) == len([each for each in METHODS.values() if not each.streams_requests]) + 2
+    assert "RolloutService/Init(InitRequest) returns (InitResponse)" in lines
+    assert len(lines) == len([each for each in METHODS.values() if not each.streams_requests])
 
 
 WRONG = {

@@ -98,8 +98,10 @@ def test_both_commands_are_one(forked, command):
     def options(text):
         return set(re.findall(r"--[a-z][a-z-]+", text))
 
-    reference = options(forked.run("-m", "osmosis_grpc.serve", "--help", env=os.environ | {"COLUMNS": "200"}).stdout)
-    assert options(forked.run("-m", *command, "--help", env=os.environ | {"COLUMNS": "200"}).stdout) == reference
+    reference = options(
+        forked.run("-m", "osmosis_grpc.serve", "--help-all", env=os.environ | {"COLUMNS": "200"}).stdout
+    )
+    assert options(forked.run("-m", *command, "--help-all", env=os.environ | {"COLUMNS": "200"}).stdout) == reference
     assert reference >= {
         "--host",
         "--api-key",
@@ -190,7 +192,7 @@ def test_what_is_refused(forked, arguments, code, text):
 def test_an_agent_that_is_not_valid_is_not_served(folder):
     result = run("-m", "osmosis_grpc.serve", "-m", "agents:nameless", cwd=folder)
     assert result.returncode == 1
-    assert "EMPTY_NAME" in result.stderr
+    assert "INVALID_AGENT_NAME" in result.stderr
     assert "agents.py" in result.stderr
 
 

@@ -1,40 +1,65 @@
-"""The validate command in a process of its own, on modules written for the test."""
+"""The validate command in a process of its own, on agents that an author writes, right and wrong."""
 
 import functools
 import json
 import re
 import subprocess
-import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from osmosis_grpc.agent.validator import HINTS as STATIC
-from osmosis_grpc.cli.trial_findings import HINTS as RUN
 from tests.processes import run
 
-HINTS = STATIC | RUN
+MODULE = """
+import asyncio, time
+from pydantic import BaseModel
+from osmosis_grpc.rollout import (
+    OpenAIFunctionParametersSchema, OpenAIFunctionPropertySchema, OpenAIFunctionSchema, OpenAIFunctionToolSchema,
+    RolloutAgentLoop, tool as decorated,
+)
+from osmosis_grpc.rollout.tools import (
+    create_tool_error_result, create_tool_result, execute_tool_calls, get_tool_call_info,
+)
 
-AGENT = """
-from osmosis_grpc.rollout import RolloutAgentLoop
-from osmosis_grpc.rollout.tools import create_tool_result
+def tool(name="get_weather", **parameters):
+    function = {"name": name, "description": "Works."}
+    return {"type": "function", "function": function | ({"parameters": parameters} if parameters else {})}
 
-def tool(name="add", **more):
-    return {"type": "function", "function": {"name": name, "description": "Works.", **more}}
+WEATHER = tool(type="object", properties={"city": {"type": "string"}}, required=["city"])
 
-class Good(RolloutAgentLoop):
-    name = "good"
+class Loop(RolloutAgentLoop):
+    name = "loop"
 
     def get_tools(self, request):
-        return [tool()]
+        return [WEATHER]
 
-    async def run(self, ctx):
-        return ctx.complete(ctx.request.messages)
+    async def get_weather(self, city):
+        return f"sunny in {city}"
+
+    async def execute(self, call):
+        call_id, name, arguments = get_tool_call_info(call)
+        return create_tool_result(call_id, str(await getattr(self, name)(**arguments)))
+
+    async def answer(self, call):
+        try:
+            return await self.execute(call)
+        except Exception as error:
+            return create_tool_error_result(call["id"], str(error) or type(error).__name__)
+
+    async def run(self, ctx):  # loop
+        messages = list(ctx.request.messages)
+        answer = self.answer if asyncio.iscoroutinefunction(self.execute) else self.execute
+        for _ in range(ctx.request.max_turns):
+            result = await ctx.chat(messages)
+            messages.append(result.message)
+            if not result.has_tool_calls:
+                break
+            messages += await execute_tool_calls(result.tool_calls, answer)
+        return ctx.complete(messages, reward=1.0)
 
 """
-
 COMMAND = """
 import typer
 import osmosis_grpc.cli.trial as trial
@@ -54,32 +79,33 @@ class Here:
         self.folder = folder
         self.file = folder / "agent.py"
 
-    def write(self, source: str, head: str = AGENT) -> None:
-        self.file.write_text(head + textwrap.dedent(source))
-
-    def place(self, mark: str) -> str:
-        return f"{self.file}:{self.line(mark)}"
+    def write(self, source: str) -> None:
+        self.file.write_text(MODULE + textwrap.dedent(source))
 
     def line(self, mark: str) -> int:
-        (line,) = [n for n, text in enumerate(self.file.read_text().splitlines(), 1) if text.endswith(f"# {mark}")]
+        (line,) = [n for n, text in enumerate(self.file.read_text().splitlines(), 1) if text.endswith(f"  # {mark}")]
         return line
 
     def validate(self, *arguments: str, before: str = "") -> subprocess.CompletedProcess[str]:
         return self.run("-c", COMMAND.format(before=before), *arguments, cwd=self.folder)
 
-    def findings(self, *arguments: str, before: str = "") -> list[tuple[str, str]]:
-        """Code and place of each finding; the exit code and the final record fit them."""
-        done = self.validate(*(arguments or ("-m", "agent:agent")), "--json", before=before)
+    def rows(self, *arguments: str, before: str = "") -> list[dict]:
+        """The findings of `-m agent:Agent`; the exit code and the final record fit them."""
+        done = self.validate("-m", "agent:Agent", "--json", *arguments, before=before)
+        assert done.stdout, done.stderr
         *found, last = [row for row in map(json.loads, done.stdout.splitlines()) if row["event"] != "run"]
         errors = sum(row["severity"] == "error" for row in found)
-        assert (last["event"], last["valid"], last["errors"]) == ("validated", not errors, errors), done.stderr
+        assert (last["event"], last["valid"], last["errors"]) == ("validated", not errors, errors)
         assert last["warnings"] == len(found) - errors
         assert done.returncode == int(errors > 0)
-        for row in found:
-            assert row["event"] == "finding"
-            assert row["message"]
-            assert row["hint"] == HINTS[row["code"]]
-        return [(row["code"], f"{row['file']}:{row['line']}") for row in found]
+        assert all(row["event"] == "finding" and row["message"] and row["hint"] for row in found)
+        return found
+
+    def findings(self, *arguments: str, before: str = "") -> list[tuple[str, str, int]]:
+        """Severity, code and line of each finding."""
+        found = self.rows(*arguments, before=before)
+        assert {row["file"] for row in found} <= {str(self.file)}
+        return [(row["severity"], row["code"], row["line"]) for row in found]
 
 
 @pytest.fixture
@@ -93,225 +119,55 @@ def outside(tmp_path):
     return Here(tmp_path, functools.partial(run, "-W", "error"))
 
 
-# Exit codes
+# The output
 
 
-def test_a_good_agent(outside):
+def test_the_output_of_a_good_agent(outside):
     done = outside.validate("-m", "osmosis_grpc.testing.calculator:agent_loop", "--run")
     assert (done.returncode, done.stderr) == (0, "")
-    first, *conversation, last = done.stdout.splitlines()
-    assert first == "calculator (osmosis_grpc.testing.calculator:agent_loop): valid"
-    assert last == "1 agent, 0 errors, 0 warnings"
-    assert conversation[:2] == ["  conversation (main)", "    user: What is (2 + 3) * 4?"]
-    called = [line.split()[3] for line in conversation if "assistant calls" in line]
-    assert called == ["add", "subtract", "multiply", "divide"]
-    assert conversation[-1].startswith("  COMPLETED: 3 turns, 4 tool calls, reward 1, ")
+    text = re.sub(r"\d+\.\d+ m?s", "TIME", done.stdout)
+    assert text.splitlines() == [
+        "calculator (osmosis_grpc.testing.calculator:agent_loop): valid",
+        "  conversation (main)",
+        "    user: What is (2 + 3) * 4?",
+        '    1 assistant calls add {"a": 1, "b": 1}',
+        "        result (TIME): 2.0",
+        '    2 assistant calls subtract {"a": 1, "b": 1}',
+        "        result (TIME): 0.0",
+        '    2 assistant calls multiply {"a": 1, "b": 1}',
+        "        result (TIME): 1.0",
+        '    2 assistant calls divide {"a": 1, "b": 1}',
+        "        result (TIME): 1.0",
+        "    3 assistant: I called every tool.",
+        "      #### 20",
+        "  COMPLETED: 3 turns, 4 tool calls, reward 1, TIME",
+        "1 agent, 0 errors, 0 warnings",
+    ]
 
 
-def test_findings_are_shown_with_code_place_message_and_hint(outside):
-    here = outside
+def test_the_output_of_an_agent_that_is_not_valid(here):
     here.write("""
-        class Agent(Good):
+        class Agent(Loop):
             def get_tools(self, request):  # tools
-                return [tool(parameters=3), tool("sub", description="")]
+                return [tool("a") | {"function": 3}, {"type": "function", "function": {"name": "sub"}}]
     """)
     done = here.validate("-m", "agent:Agent")
     assert (done.returncode, done.stderr) == (1, "")
+    place = f"{here.file}:{here.line('tools')}"
     assert done.stdout.splitlines() == [
-        "good (agent:Agent): not valid",
-        f"  error INVALID_PARAMETERS_TYPE {here.place('tools')}",
-        "    tools[0] (add): function.parameters is 3, not a dict",
-        f"    hint: {HINTS['INVALID_PARAMETERS_TYPE']}",
-        f"  warning MISSING_FUNCTION_DESCRIPTION {here.place('tools')}",
-        "    tools[1] (sub): function.description is '', not a sentence",
-        f"    hint: {HINTS['MISSING_FUNCTION_DESCRIPTION']}",
+        "loop (agent:Agent): not valid",
+        f"  error INVALID_TOOL {place}",
+        "    tools[0]: function is 3, not a dict with name, description and parameters",
+        "    hint: correct function in the tool's schema",
+        f"  warning DOUBTFUL_TOOLS {place}",
+        "    tools[1] (sub): function.description is missing, not a sentence, by which the model chooses",
+        "    hint: correct function.description in the tool's schema",
         "1 agent, 1 error, 1 warning",
     ]
 
 
-def test_warnings_do_not_fail(here):
-    here.write("""
-        class Agent(Good):
-            def get_tools(self, request): ...  # tools
-
-        agent = Agent()
-    """)
-    assert here.findings() == [("GET_TOOLS_RETURNS_NONE", here.place("tools"))]
-
-
-@pytest.mark.parametrize(
-    ("spec", "says"),
-    [
-        ("nowhere:agent", "there is no module 'nowhere'"),
-        ("agent:nothing", "agent has no attribute 'nothing'"),
-        ("agent", "'agent' is not MODULE:ATTRIBUTE"),
-        ("agent:nothing", "agent has no attribute 'nothing'; it has: Good ("),
-        ("json:agent", "json has no attribute 'agent', and no agent loop ("),
-        ("osmosis_grpc.agentic:agent", "osmosis_grpc.agentic has no attribute 'agent'; it has: coding, react, tool ("),
-        ("own/three:agent", "'own/three:agent' names a file; name the module: own.three:agent"),
-        ("./three.py:agent", "name the module: three:agent"),
-        ("own/three.py", "there is no folder 'own' in "),
-        ("{folder}/own/three.py:agent", "name the module: own.three:agent"),
-        ("../three.py:agent", "name the module: three:agent, from the folder .."),
-        ("own.three.agent", "'own.three.agent' is not MODULE:ATTRIBUTE; own.three:agent is"),
-        ("agent:none", "agent:none is empty"),
-        (".agent:none", "TypeError"),
-    ],
-)
-def test_what_cannot_be_loaded(here, spec, says):
-    here.write("none = []")
-    done = here.validate("-m", spec.format(folder=here.folder), "--json")
-    assert (done.returncode, done.stdout) == (2, "")
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("validate: ")
-    assert says in line
-
-
-def test_an_agent_loop_without_its_option_is_named_with_it(here):
-    done = here.validate("three:agent_loop", "four:agent")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.endswith(": validate -m three:agent_loop -m four:agent\n")
-
-
-@pytest.mark.parametrize("command", ["validate", "replay", "demo"])
-def test_the_help_of_flags_names_no_argument_and_breaks_no_line(forked, command):
-    done = forked.run("-m", "osmosis_grpc", command, "--help")
-    assert done.returncode == 0
-    assert "<bool>" not in done.stdout
-    assert re.search(r"--json +\w", done.stdout)
-    if command != "demo":
-        assert re.search(r"--module MODULE:ATTR .*\n? *\[required\]", done.stdout)
-    if command == "replay":
-        assert "The agents' tools run again" in done.stdout
-
-
-def test_without_a_module_the_usage_is_shown(here):
-    done = here.validate()
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "--module" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("source", "says"),
-    [
-        ("raise ValueError('no\\nmodel')  # here", "ValueError: no model"),
-        ("import nowhere  # here", "ModuleNotFoundError: No module named 'nowhere'"),
-        ("import json; json.loads('{')  # here", "JSONDecodeError: Expecting property name"),
-        ("def broken(:  # here", "SyntaxError: invalid syntax"),
-        ("raise SystemExit(7)  # here", "SystemExit: 7"),
-        ("from collections.abc import Sized\nSized()  # here", "TypeError: Can't instantiate abstract class Sized"),
-    ],
-)
-def test_an_exception_of_the_module_is_reported_with_its_line(here, source, says):
-    here.write(source)
-    done = here.validate("-m", "agent:agent")
-    (line,) = done.stderr.splitlines()
-    assert done.returncode == 2
-    assert line.startswith(f"validate: agent:agent: {says}")
-    assert line.endswith(f" at {here.place('here')}")
-    assert done.stdout.splitlines() == ["1 agent not loaded"]
-
-
-def test_one_that_cannot_be_loaded_does_not_hide_the_others(here):
-    here.write("agents = [Good, 3]")
-    done = here.validate("-m", "nowhere:x", "-m", "agent:agents", "--json")
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
-    assert done.returncode == 2
-    assert [(row["event"], row["agent"]) for row in rows if row["event"] == "validated"] == [
-        ("validated", "good"),
-        ("validated", None),
-    ]
-    assert [row["code"] for row in rows if row["event"] == "finding"] == [
-        "NOT_AN_AGENT_LOOP",
-        "MISSING_NAME",
-        "MISSING_GET_TOOLS_METHOD",
-        "MISSING_RUN_METHOD",
-    ]
-
-
-# What a server would refuse
-
-
-def test_names_are_unique(here):
-    here.write("""
-        class Other(Good):  # here
-            pass
-
-        agents = [Good(), Other()]
-    """)
-    done = here.validate("-m", "agent:agents")
-    assert done.returncode == 1
-    assert f"error DUPLICATE_NAME {here.place('here')}" in done.stdout
-
-
-def test_a_server_hosts_agent_loops_only(here):
-    here.write("""
-        class Duck:  # here
-            name, get_tools, run = "duck", Good.get_tools, Good.run
-
-        agent = Duck()
-    """)
-    assert here.findings() == [("NOT_AN_AGENT_LOOP", here.place("here"))]
-
-
-# What raises while the module is imported
-
-
-@pytest.mark.parametrize(
-    ("name", "code"), [("", "MISSING_NAME"), ("name = ' '", "EMPTY_NAME"), ("name = 7", "INVALID_NAME_TYPE")]
-)
-@pytest.mark.parametrize("decorator", ["", "@print\n@(lambda cls: cls)\n"])
-def test_a_name_that_stops_the_import(here, name, code, decorator):
-    here.write(f"""
-class Named:
-    @staticmethod
-    def make(): ...
-
-{decorator}class Agent(RolloutAgentLoop):  # here
-    {name or "..."}
-    get_tools = Good.get_tools
-    run = Good.run
-    """)
-    done = here.validate("-m", "agent:Good")
-    (line,) = done.stderr.splitlines()
-    assert done.returncode == 2
-    assert line.startswith(f"validate: agent:Good: the module cannot be imported: {code}: class Agent: ")
-    assert line.endswith(f" at {here.place('here')}; {HINTS[code]}")
-    assert done.stdout.splitlines() == ["1 agent not loaded"]
-
-
-@pytest.mark.parametrize("how", ["Agent", "Agent()", "make()"])
-def test_a_missing_method(here, how):
-    here.write(f"""
-class Agent(RolloutAgentLoop):  # here
-    name = "half"
-
-def make():
-    return Agent()
-
-agent = {how}
-    """)
-    place = here.place("here")
-    assert here.findings() == [("MISSING_RUN_METHOD", place)], "an agent without get_tools has no tools"
-
-
-def test_a_missing_run_is_reported_with_the_other_problems(here):
-    here.write("""
-        class Agent(RolloutAgentLoop):  # here
-            get_tools = Good.get_tools
-
-        agent = Agent()
-    """)
-    place = here.place("here")
-    assert here.findings() == [("MISSING_NAME", place), ("MISSING_RUN_METHOD", place)]
-
-
-# --json
-
-
-def test_what_the_module_prints_does_not_reach_stdout(outside):
-    here = outside
-    here.write("""
+def test_what_agents_print_does_not_reach_the_records(outside):
+    outside.write("""
         import atexit, os, subprocess
 
         atexit.register(print, "printed at the exit")
@@ -323,218 +179,438 @@ def test_what_the_module_prints_does_not_reach_stdout(outside):
 
         noise("the module")
 
-        class Agent(Good):
+        class Agent(Loop):
             def get_tools(self, request):
                 noise("get_tools")
-                return [tool(description="\\udc80")]
+                return []
 
             async def run(self, ctx):
                 noise("run")
-                return ctx.complete(ctx.request.messages)
+                return await super().run(ctx)
     """)
-    done = here.validate("-m", "agent:Agent", "--run", "--json")
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [(row["event"], row.get("code"), row["module"], row["agent"]) for row in rows] == [
-        ("finding", "INVALID_TOOL_TYPE", "agent:Agent", "good"),
-        ("validated", None, "agent:Agent", "good"),
-    ]
-    assert set(rows[0]) == {"event", "module", "agent", "code", "message", "hint", "file", "line", "severity"}
-    assert set(rows[1]) == {"event", "module", "agent", "valid", "errors", "warnings"}
-    assert "printed at the exit" in done.stderr
-    for verb in ("printed", "written", "echoed"):
-        assert f"{verb} by the module" in done.stderr
-        assert f"{verb} by get_tools" in done.stderr
-
-
-def test_what_the_run_prints_does_not_reach_stdout_either(here):
-    here.write("""
-        class Agent(Good):
-            async def run(self, ctx):
-                print("printed by run")
-                await ctx.chat(ctx.request.messages)
-                return ctx.complete(ctx.request.messages)
-    """)
-    done = here.validate("-m", "agent:Agent", "--run", "--json")
+    done = outside.validate("-m", "agent:Agent", "--run", "--json")
     assert [json.loads(line)["event"] for line in done.stdout.splitlines()] == ["run", "validated"]
-    assert "printed by run" in done.stderr
+    assert "printed at the exit" in done.stderr
+    for where in ("the module", "get_tools", "run"):
+        assert all(f"{verb} by {where}" in done.stderr for verb in ("printed", "written", "echoed"))
 
 
-# --run
+def test_what_an_agent_says_cannot_steer_the_terminal(here):
+    here.write("""
+        class Agent(Loop):
+            name = "loop\\x1b[2J"
+
+            async def get_weather(self, city):
+                return "\\x1b]0;title\\x07 \\x9b31m \\u202e right to left \\r\\x08"
+
+            async def run(self, ctx):
+                await super().run(ctx)
+                raise ValueError("\\x1b[31mred")
+    """)
+    done = here.validate("--run", "-m", "agent:Agent")
+    assert done.returncode == 1
+    said = done.stdout + done.stderr
+    assert [char for char in said if not char.isprintable() and char != "\n"] == []
+    assert "\\x1b[31mred" in said
 
 
-def running(here: Here, body: str, *options: str, tools: str = "[]", before: str = "") -> list[tuple[str, str]]:
-    here.write(f"""
-import asyncio, time
+# What cannot be loaded
 
-class Agent(Good):
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("nowhere:agent", "there is no module 'nowhere'"),
+        ("agent", "'agent' is not MODULE:ATTRIBUTE"),
+        ("agent:nothing", "agent has no attribute 'nothing'; it has: Loop ("),
+        ("json:agent", "json has no attribute 'agent', and no agent loop ("),
+        ("own/three:agent", "'own/three:agent' names a file; name the module: own.three:agent"),
+        ("own/three.py", "there is no folder 'own' in "),
+        ("{folder}/own/three.py:agent", "name the module: own.three:agent"),
+        ("../three.py:agent", "name the module: three:agent, from the folder .."),
+        ("own.three.agent", "'own.three.agent' is not MODULE:ATTRIBUTE; own.three:agent is"),
+        ("agent:none", "agent:none is empty"),
+    ],
+)
+def test_what_cannot_be_loaded(here, spec, says):
+    here.write("none = []")
+    done = here.validate("-m", spec.format(folder=here.folder), "--json")
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("validate: ")
+    assert says in line
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("raise ValueError('no\\nmodel')  # here", "ValueError: no model"),
+        ("import nowhere  # here", "ModuleNotFoundError: No module named 'nowhere'"),
+        ("def broken(:  # here", "SyntaxError: invalid syntax"),
+        ("raise SystemExit(7)  # here", "SystemExit: 7"),
+        ("class Agent(Loop): name = ' '  # here", "AgentNameError: Agent: `name` is empty"),
+        ("class Agent(RolloutAgentLoop): name = 'a'\nAgent()  # here", "TypeError: Can't instantiate abstract class"),
+    ],
+)
+def test_an_exception_of_the_module_is_reported_with_its_line(here, source, says):
+    here.write(source)
+    done = here.validate("-m", "agent:agent")
+    (line,) = done.stderr.splitlines()
+    assert (done.returncode, done.stdout) == (2, "1 agent not loaded\n")
+    assert line.startswith(f"validate: agent:agent: {says}")
+    assert f"{here.file}:{here.line('here')}" in line
+
+
+def test_one_that_cannot_be_loaded_does_not_hide_the_others(here):
+    here.write("agents = [Loop, 3, Loop()]")
+    done = here.validate("-m", "nowhere:x", "-m", "agent:agents", "--json")
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.returncode == 2
+    assert [row["agent"] for row in rows if row["event"] == "validated"] == ["loop", None, "loop"]
+    assert [row["code"] for row in rows if row["event"] == "finding"] == [
+        "NOT_AN_AGENT_LOOP",
+        "INVALID_AGENT_NAME",
+        "GET_TOOLS_FAILED",
+        "INVALID_RUN",
+        "INVALID_AGENT_NAME",  # a second agent has the name
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "validate: -m or --module names an agent loop: validate -m MODULE:ATTR\n"),
+        (["three:a", "four:b"], "validate: -m or --module names an agent loop: validate -m three:a -m four:b\n"),
+        (["--timeout", "0", "-m", "a:b"], "validate: --timeout 0: is not between 0 and 86400 seconds\n"),
+    ],
+)
+def test_a_wrong_option_is_one_line(here, arguments, says):
+    done = here.validate(*arguments)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", says)
+
+
+# --run: what the agent does
+
+
+def running(body: str, tools: str = "[]") -> str:
+    """An agent with this `run`."""
+    return f"""
+class Agent(Loop):
     def get_tools(self, request):
         return {tools}
 
     async def run(self, ctx):  # run
         messages = list(ctx.request.messages)
 {textwrap.indent(textwrap.dedent(body), " " * 8)}
-
-agent = Agent()
-    """)
-    return here.findings("-m", "agent:agent", "--run", *options, before=before)
+"""
 
 
-@pytest.mark.parametrize(("seconds", "code"), [(0.4, "BRIEF_BLOCK"), (1.1, "BLOCKING_CALL")])
-def test_code_that_blocks_the_event_loop(here, seconds, code):
-    found = running(
-        here,
-        f"""
-        time.sleep({seconds})  # blocks
-        await ctx.chat(messages)
-        return ctx.complete(messages)
-    """,
-    )
-    assert found == [(code, here.place("blocks"))]
+def one_tool(statement: str) -> str:
+    """An agent whose tool does this."""
+    return f"""
+class Agent(Loop):
+    async def get_weather(self, city):
+        {statement}  # tool
+"""
 
 
-@pytest.mark.slow
-def test_the_message_of_a_blocking_call_names_time_and_function(here):
-    running(
-        here,
-        """
-        time.sleep(0.5)  # blocks
-        return ctx.complete(messages)
-    """,
-    )
-    done = here.validate("-m", "agent:agent", "--run")
-    place = re.escape(str(here.place("blocks")))
-    assert re.search(rf"the event loop was blocked for \d\.\d\d s at {place} in run", done.stdout)
+def executing(statement: str) -> str:
+    """An agent whose function for tool calls does this."""
+    return f"""
+class Agent(Loop):
+    async def execute(self, call):
+        call_id, name, arguments = get_tool_call_info(call)
+        {statement}  # tool
+"""
 
 
-def test_what_blocks_for_a_moment_only_is_fine(here):
-    assert (
+SHAPES = """
+    class Point(BaseModel):
+        type: str = "function"
+        function: dict = {
+            "name": "point",
+            "description": "A schema object of one's own.",
+            "parameters": {
+                "type": "object",
+                "properties": {"at": {"$ref": "#/$defs/P"}, "unit": {"type": ["string", "null"]}},
+                "required": ["at"],
+                "$defs": {"P": {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]}},
+            },
+        }
+
+    class Agent(Loop):
+        def get_tools(self, request):
+            city = OpenAIFunctionPropertySchema(type="string", enum=["Rome", "Oslo"])
+            parameters = OpenAIFunctionParametersSchema(properties={"city": city}, required=["city"])
+            function = OpenAIFunctionSchema(name="forecast", description="Works.", parameters=parameters)
+            bounds = {"type": "integer", "minimum": 3, "exclusiveMaximum": 5}
+            letters = {"type": "array", "items": {"type": "string", "pattern": "^[A-Z]{2}$"}, "minItems": 2}
+            return [
+                WEATHER, tool("nothing"), OpenAIFunctionToolSchema(function=function), Point(),
+                tool("many", type="object", properties={"n": bounds, "letters": letters}, required=["n", "letters"]),
+            ]
+
+        async def nothing(self):
+            return "nothing"
+
+        async def forecast(self, city):
+            return {"Rome": "dry", "Oslo": "wet"}[city]
+
+        async def point(self, at, unit="m"):
+            return at["x"] + 1
+
+        async def many(self, n, letters):
+            assert 3 <= n < 5 and len(letters) == 2 and all(len(text) == 2 and text.isupper() for text in letters)
+            return len(letters)
+"""
+BY_HAND = """
+    result = await ctx.chat(messages)
+    messages.append(result.message)
+    for call in result.tool_calls:
+        try:
+            content = str(1 / 0)  # tool
+        except ArithmeticError as error:
+            content = f"Error: {error}"
+            ctx.record_tool_call()
+        messages.append({"role": "tool", "tool_call_id": call["id"], "content": content})
+    return ctx.complete(messages)
+"""
+ENDLESS = """
+    while True:
+        messages.append((await ctx.chat(messages)).message)
+        messages.append({"role": "user", "content": "go on"})
+"""
+GOOD_CASES = {
+    "every shape of a tool": SHAPES,
+    "blocks for a moment only": running(
+        "time.sleep(0.05); await asyncio.to_thread(time.sleep, 0.5)\n"
+        "await ctx.chat(messages)\nreturn ctx.complete(messages)"
+    ),
+    "the same question again": running("await ctx.chat(messages)\nawait ctx.chat(messages)\nreturn ctx.complete()"),
+    "a branch": running(
+        "messages.append((await ctx.chat(messages)).message)\n"
+        "await ctx.chat([*messages, {'role': 'user', 'content': 'a'}])\n"
+        "await ctx.chat([*messages, {'role': 'user', 'content': 'b'}])\nreturn ctx.complete(messages)"
+    ),
+    "another sample": running(
+        "await ctx.chat(messages)\nawait ctx.chat([{'role': 'user', 'content': 'x'}], sample='other')\n"
+        "return ctx.complete(messages)"
+    ),
+    "a judge": running(
+        "from osmosis_grpc.protocol.types import ChatPurpose\nawait ctx.chat(messages)\n"
+        "await ctx.chat([{'role': 'user', 'content': 'x'}], purpose=ChatPurpose.JUDGE)\nreturn ctx.complete(messages)"
+    ),
+}
+BAD_CASES = {
+    "blocks for long": (
+        running("time.sleep(1.6)  # here\nawait ctx.chat(messages)\nreturn ctx.complete()"),
+        "BLOCKING_CALL here",
+    ),
+    "a result that is not returned": (running("await ctx.chat(messages)\nctx.complete(messages)"), "BAD_RESULT run"),
+    "a dict as the result": (running("return {'status': 'COMPLETED'}"), "BAD_RESULT run"),
+    "a reward that is no number": (running("return ctx.complete(messages, reward=float('nan'))"), "BAD_RESULT run"),
+    "a reward that is a text": (running("return ctx.complete(messages, reward='1.0')"), "BAD_RESULT run"),
+    "a call without an answer": (
+        running("messages.append((await ctx.chat(messages)).message)\nreturn ctx.complete(messages)", "[tool()]"),
+        "BAD_RESULT run",
+    ),
+    "an exception": (running("def inner():\n    raise KeyError('label')  # here\ninner()"), "RUN_FAILED here"),
+    "a refused chat": (running("await ctx.chat([{'role': 'nobody', 'content': ''}])  # here"), "RUN_FAILED here"),
+    "an error on purpose": (running("return ctx.error('no idea')"), "RUN_FAILED run"),
+    "endless": (running(ENDLESS, "[WEATHER]"), "RUN_TIMED_OUT run"),
+    "get_tools fails the second time": (
+        "class Agent(Loop):\n    calls = 0\n    def get_tools(self, request):  # here\n        Agent.calls += 1\n"
+        "        return [WEATHER] if Agent.calls == 1 else 1 / 0\n",
+        "GET_TOOLS_FAILED here",
+    ),
+    "not valid, so it is not run": (
+        "class Agent(Loop):\n    def get_tools(self, request):  # here\n        return 7\n"
+        "    async def run(self, ctx):\n        raise SystemExit\n",
+        "GET_TOOLS_FAILED here",
+    ),
+    "a tool that raises": (one_tool("return fetch(city)"), "TOOL_FAILED tool"),
+    "a tool with a wrong lookup": (one_tool("return {}[city]"), "TOOL_FAILED tool"),
+    "a tool whose exception is sent to the model": (
+        executing("return create_tool_result(call_id, str(arguments['town']))"),
+        "TOOL_FAILED tool",
+    ),
+    "a tool run by hand": (running(BY_HAND, "[WEATHER]"), "TOOL_FAILED tool"),
+    "arguments that differ": (
+        "class Agent(Loop):\n    async def get_weather(self, town):\n        return town\n"
+        "    async def execute(self, call):\n        call_id, name, arguments = get_tool_call_info(call)\n"
+        "        return create_tool_result(call_id, await self.get_weather(**arguments))  # here\n",
+        "TOOL_FAILED here",
+    ),
+    "an unknown tool, said": (
+        executing("return create_tool_error_result(call_id, f'Unknown tool: {name}')"),
+        "TOOL_FAILED loop",
+    ),
+    "an unknown tool, as a key": (executing("raise KeyError(name)"), "TOOL_FAILED tool"),
+    "an unknown tool, in words": (executing("raise ValueError(f'no function named {name!r}')"), "TOOL_FAILED tool"),
+    "an unknown tool, in other words": (executing("raise RuntimeError(f'tool {name} not found')"), "TOOL_FAILED tool"),
+}
+DOUBTFUL_CASES = {
+    "blocks for a short time": (
+        running("time.sleep(0.4)  # here\nawait ctx.chat(messages)\nreturn ctx.complete()"),
+        "BLOCKING_CALL here",
+    ),
+    "no chat": (running("ctx.chat(messages); return ctx.complete(messages)"), "NO_CHAT run"),
+    "a tool that refuses": (one_tool("raise ValueError('invalid city for tool get_weather')"), "TOOL_FAILED tool"),
+    "a tool that needs a file": (one_tool("return open(f'/nowhere/{city}').read()"), "TOOL_FAILED tool"),
+    "a tool that is too slow": (
+        "@decorated(timeout=0.05)\nasync def slow() -> str:\n    'Sleeps.'\n    await asyncio.sleep(30)\n"
+        "class Agent(Loop):\n    def get_tools(self, request):\n        return (slow,)\n"
+        "    async def run(self, ctx):  # run\n"
+        "        return ctx.complete(await ctx.tool_loop(ctx.request.messages))\n",
+        "TOOL_FAILED run",
+    ),
+    "a tool that is never called": (
         running(
-            here,
-            """
-        time.sleep(0.05)
-        await asyncio.to_thread(time.sleep, 0.5)
-        await ctx.chat(messages)
-        return ctx.complete(messages)
-    """,
+            "messages.append((await ctx.chat(messages, tools=[WEATHER])).message)\n"
+            "messages += await execute_tool_calls(messages[-1]['tool_calls'], self.execute)\n"
+            "return ctx.complete(messages)",
+            "[WEATHER, tool('search')]",
+        ),
+        "TOOLS_NEVER_CALLED run",
+    ),
+    "a history that is cut": (
+        running(
+            "messages.append((await ctx.chat(messages)).message)\n"
+            "messages.append({'role': 'user', 'content': 'go on'})\n"
+            "await ctx.chat(messages[-2:])\nreturn ctx.complete(messages)"
+        ),
+        "HISTORY_REWRITTEN run",
+    ),
+    "an unknown parameter": (
+        running("await ctx.chat(messages, temprature=0.3, top_k=3)\nreturn ctx.complete(messages)"),
+        "UNKNOWN_PARAMETER run",
+    ),
+}
+
+
+@pytest.mark.parametrize("source", GOOD_CASES.values(), ids=GOOD_CASES)
+def test_a_run_without_a_problem_has_no_finding(here, source):
+    here.write(source)
+    assert here.findings("--run") == []
+
+
+@pytest.mark.parametrize(("source", "expected"), BAD_CASES.values(), ids=BAD_CASES)
+def test_a_problem_of_a_run_is_an_error_with_its_line(here, source, expected):
+    here.write(source)
+    code, mark = expected.split()
+    assert here.findings("--run") == [("error", code, here.line(mark))]
+
+
+@pytest.mark.parametrize(("source", "expected"), DOUBTFUL_CASES.values(), ids=DOUBTFUL_CASES)
+def test_what_an_author_may_intend_is_a_warning(here, source, expected):
+    here.write(source)
+    code, mark = expected.split()
+    assert here.findings("--run") == [("warning", code, here.line(mark))]
+
+
+def test_all_problems_of_a_run_are_reported_at_once(here):
+    here.write(
+        running(
+            "time.sleep(0.5)  # blocks\nresult = await ctx.chat(messages)\n"
+            "return ctx.complete([*messages, result.message], reward=float('inf'))",
+            "[tool()]",
         )
-        == []
     )
+    assert here.findings("--run") == [
+        ("error", "BAD_RESULT", here.line("run")),
+        ("warning", "BLOCKING_CALL", here.line("blocks")),
+    ]
 
 
-@pytest.mark.parametrize("body", ["ctx.complete(messages)", "return", "return {'status': 'COMPLETED'}"])
-def test_result_not_returned(here, body):
-    assert running(here, body) == [("RESULT_NOT_RETURNED", here.place("run"))]
+def test_an_exception_of_a_tool_that_ends_run_is_reported_for_both(here):
+    here.write("""
+        class Agent(Loop):
+            async def answer(self, call):
+                return await self.execute(call)
+
+            async def get_weather(self, city):
+                raise ValueError("no such city")  # tool
+    """)
+    line = here.line("tool")
+    assert here.findings("--run") == [("warning", "RUN_FAILED", line), ("warning", "TOOL_FAILED", line)]
 
 
 @pytest.mark.parametrize(
-    ("reward", "code"),
-    [("float('nan')", "NON_FINITE_REWARD"), ("float('-inf')", "NON_FINITE_REWARD"), ("'1.0'", "BAD_REWARD")],
+    ("line", "hint"),
+    [
+        ("ctx.chat(messages).message", "await ctx.chat"),
+        ("ctx.chat(messages)['choices']", "await ctx.chat"),
+        ("(await ctx.chat(messages)).message.content", 'message["content"]'),
+        ("messages.append(await ctx.chat(messages)); await ctx.chat(messages)", ""),
+    ],
 )
-def test_a_reward_that_is_none(here, reward, code):
-    assert running(here, f"return ctx.complete(messages, reward={reward})") == [(code, here.place("run"))]
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_usual_mistake_has_a_hint_of_its_own(here, line, hint):
+    here.write(running(line))
+    (row,) = here.rows("--run")
+    assert row["code"] == "RUN_FAILED"
+    assert hint in row["hint"]
 
 
-@pytest.mark.slow
-def test_tool_call_unanswered(here):
-    found = running(
-        here,
-        """
-        result = await ctx.chat(messages)
-        messages.append(result.message)
-        return ctx.complete(messages)
-    """,
-        tools="[tool()]",
+@pytest.mark.parametrize(
+    ("body", "hint"),
+    [
+        ("return self.later(ctx)", "write async def run"),
+        ("reply = ctx.chat(ctx.request.messages); return ctx.wait(lambda: self.awaits(reply))", "leave `await` out"),
+    ],
+)
+def test_a_sync_run_that_mixes_in_async_code_is_told_what_to_write(here, body, hint):
+    here.write(f"""
+class Agent(Loop):
+    def get_tools(self, request):
+        return []
+
+    def run(self, ctx):
+        {body}
+
+    async def later(self, ctx):
+        return ctx.complete()
+
+    async def awaits(self, reply):
+        return await reply
+""")
+    (row,) = here.rows("--run")
+    assert row["code"] == "RUN_FAILED"
+    assert hint in row["hint"]
+
+
+def test_a_tool_runner_that_is_not_async_is_named(here):
+    here.write(
+        "class Agent(Loop):\n    def execute(self, call):\n        return create_tool_result(call['id'], 'sunny')\n"
     )
-    assert found == [("TOOL_CALL_UNANSWERED", here.place("run"))]
-    done = here.validate("-m", "agent:agent", "--run")
-    assert re.search(r"final_messages\[1\] calls add \(call_\w+\), and no tool message answers it", done.stdout)
+    (row,) = here.rows("--run")
+    assert (row["code"], row["severity"]) == ("TOOL_FAILED", "error")
+    assert "write async def" in row["hint"]
 
 
-def test_an_answered_tool_call_is_fine(here):
-    assert (
-        running(
-            here,
-            """
-        result = await ctx.chat(messages)
-        messages.append(result.message)
-        messages += [create_tool_result(call["id"], "5") for call in result.tool_calls]
-        return ctx.complete(messages, reward=1)
-    """,
-            tools="[tool()]",
-        )
-        == []
-    )
-
-
-def test_an_agent_without_tools_is_not_asked_for_any(here):
-    assert (
-        running(
-            here,
-            """
-        result = await ctx.chat(messages)
-        return ctx.complete([*messages, result.message])
-    """,
-            tools="[]",
-        )
-        == []
-    )
-
-
-def test_an_exception_of_run_is_reported_with_its_line(here):
-    found = running(
-        here,
-        """
-        def inner():
-            raise KeyError("label")  # raises
-        inner()
-    """,
-    )
-    assert found == [("RUN_FAILED", here.place("raises"))]
-    assert "run raised KeyError: 'label'" in here.validate("-m", "agent:agent", "--run").stdout
-
-
-def test_a_chat_that_the_engine_refuses_is_reported_with_the_line_of_the_agent(here):
-    found = running(
-        here,
-        """
-        await ctx.chat([{"role": "nobody", "content": ""}])  # refused
-    """,
-    )
-    assert found == [("RUN_FAILED", here.place("refused"))]
-
-
-@pytest.mark.parametrize("body", ["return ctx.error('no idea')", "return ctx.complete(7)"])
-def test_a_run_that_fails_without_an_exception(here, body):
-    assert running(here, body) == [("RUN_FAILED", here.place("run"))]
+# An agent that does not end
 
 
 def test_a_run_that_never_ends_is_reported_with_the_line_where_it_waits(here):
-    found = running(
-        here,
-        """
-        await asyncio.sleep(60)  # waits
-    """,
-        "--timeout",
-        "0.5",
-    )
-    assert found == [("RUN_TIMED_OUT", here.place("waits"))]
+    here.write(running("await asyncio.sleep(60)  # waits"))
+    assert here.findings("--run", "--timeout", "0.5") == [("error", "RUN_TIMED_OUT", here.line("waits"))]
 
 
 @pytest.mark.slow
 def test_a_run_that_does_not_stop_does_not_keep_the_command(here):
-    found = running(
-        here,
-        """
-        while True:
-            try:
-                await asyncio.sleep(60)
-            except asyncio.CancelledError:
-                pass
-    """,
-        "--timeout",
-        "0.5",
+    here.write(
+        running(
+            "while True:\n    try:\n        await asyncio.sleep(60)\n    except asyncio.CancelledError:\n        pass"
+        )
     )
-    assert [code for code, _ in found] == ["RUN_TIMED_OUT"]
+    assert [row["code"] for row in here.rows("--run", "--timeout", "0.5")] == ["RUN_TIMED_OUT"]
+
+
+@pytest.mark.slow
+def test_a_run_that_blocks_forever_does_not_keep_the_command(outside):
+    outside.write(running("time.sleep(3600)  # blocks"))
+    found = outside.findings("--run", "--timeout", "2", before="trial.GRACE = 3")
+    assert found == [("error", "BLOCKING_CALL", outside.line("blocks"))]
 
 
 def test_a_workflow_that_asks_over_http_ends_without_a_traceback(here):
@@ -554,125 +630,141 @@ class Asks(AgentWorkflow):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.slow
-def test_a_run_that_blocks_forever_does_not_keep_the_command(outside):
-    here = outside
-    found = running(
-        here,
-        """
-        time.sleep(3600)  # blocks
-    """,
-        "--timeout",
-        "2",
-        before="trial.GRACE = 3",
-    )
-    assert found == [("BLOCKING_CALL", here.place("blocks"))]
+# The conversation
 
 
-def test_all_problems_of_a_run_are_reported_at_once(here):
-    found = running(
-        here,
-        """
-        time.sleep(0.5)  # blocks
-        result = await ctx.chat(messages)
-        return ctx.complete([*messages, result.message], reward=float("inf"))
-    """,
-        tools="[tool()]",
-    )
-    run = here.place("run")
-    assert found == [("NON_FINITE_REWARD", run), ("BRIEF_BLOCK", here.place("blocks"))]
+def conversation(here: Here, source: str) -> list[str]:
+    """The lines of the conversation that the command prints."""
+    here.write(source)
+    lines = here.validate("--run", "-m", "agent:Agent").stdout.splitlines()
+    begins = next(index for index, line in enumerate(lines) if line.startswith("  conversation ("))
+    ends = next(index for index, line in enumerate(lines) if line.startswith(("  COMPLETED: ", "  CANCELLED: ")))
+    return [re.sub(r"\d+\.\d+ m?s", "TIME", line.removeprefix("    ")) for line in lines[begins + 1 : ends]]
 
 
-def test_get_tools_that_fails_the_second_time(here):
-    here.write("""
-        class Agent(Good):
-            calls = 0
-
-            def get_tools(self, request):  # tools
-                self.calls += 1
-                return [tool()] if self.calls == 1 else 1 / 0
-
-        agent = Agent()
-    """)
-    assert here.findings("-m", "agent:agent", "--run") == [("GET_TOOLS_EXCEPTION", here.place("tools"))]
+REPLY = ["assistant: I called every tool.", "  #### 20"]
 
 
-def test_an_agent_that_is_not_valid_is_not_run(here):
-    assert running(here, "raise SystemExit", tools="7") == [
-        ("GET_TOOLS_INVALID_TYPE", f"{here.file}:{here.line('run') - 3}")
+def test_each_sample_is_shown_with_its_tools_paired_with_results(here):
+    body = """
+        for sample in ("pro", "contra"):
+            messages = list(ctx.request.messages)
+            for _ in range(2):
+                result = await ctx.chat(messages, sample=sample)
+                messages.append(result.message)
+                messages += await execute_tool_calls(result.tool_calls, self.execute)
+        return ctx.complete(messages, reward=0.5)
+    """
+    one = [
+        "user: What is (2 + 3) * 4?",
+        '1 assistant calls get_weather {"city": "text"}',
+        "    result (TIME): sunny in text",
+        f"2 {REPLY[0]}",
+        REPLY[1],
+    ]
+    assert conversation(here, running(body, "[WEATHER]")) == [*one, "  conversation (contra)", *one]
+
+
+def test_each_branch_of_a_conversation_is_shown(here):
+    body = """
+        first = await ctx.chat(messages)
+        await ctx.chat([*messages, first.message, {'role': 'user', 'content': 'one way'}])
+        another = [*messages, first.message, {'role': 'user', 'content': 'another way'}]
+        another.append((await ctx.chat(another)).message)
+        messages = [*another, {'role': 'user', 'content': 'the end'}]
+        return ctx.complete(messages)
+    """
+    assert conversation(here, running(body)) == [
+        "user: What is (2 + 3) * 4?",
+        f"1 {REPLY[0]}",
+        REPLY[1],
+        "user: one way",
+        f"2 {REPLY[0]}",
+        REPLY[1],
+        "-- chat 3 begins another branch --",
+        "user: another way",
+        f"3 {REPLY[0]}",
+        REPLY[1],
+        "user: the end",
     ]
 
 
-# Startup
+def test_a_long_conversation_is_cut(here):
+    lines = conversation(here, running(ENDLESS, "[WEATHER]"))
+    assert re.fullmatch(r"\.\.\. \d+ more messages", lines[-1])
 
 
-def test_importing_the_command_imports_nothing_heavy():
-    check = "import sys, osmosis_grpc.cli.commands; print(*{'grpc', 'numpy', 'fastapi', 'pydantic'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == []
+# Kinds of agents that integrations add
 
+ADD = """
+@decorated
+def add(a: float, b: float) -> float:
+    "Adds two numbers."
+    time.sleep(0.5)
+    return a + b
+"""
+SYNC_CLASS = """
+class Agent(RolloutAgentLoop):
+    name = "agent"
+    tools = (add,)
 
-@pytest.mark.parametrize("body", ["ctx.chat(messages); return ctx.complete(messages)", "return ctx.complete(messages)"])
-def test_an_agent_that_asks_no_chat_is_warned(here, body):
-    assert running(here, body) == [("NO_CHAT", here.place("run"))]
+    def run(self, ctx):
+        messages = list(ctx.request.messages)
+        while True:
+            time.sleep(0.3)
+            reply = ctx.chat(messages)
+            messages.append(reply.message)
+            if not reply.has_tool_calls:
+                return ctx.complete(reward=float(ctx.request.label in reply.content))
+            messages += ctx.run_tools(reply)
+"""
+FUNCTION = """
+from osmosis_grpc.rollout import rollout_agent
+
+@rollout_agent("agent", tools=[add])
+{prefix}def Agent(task, client):
+    messages = list(task.messages)
+    while True:
+        reply = {wait}client.chat.completions.create(model="policy", messages=messages)
+        message = reply.choices[0].message
+        messages.append(message)
+        if not message.tool_calls:
+            return {{"reward": float(task.label in message.content)}}
+        messages += {wait}task.ctx.run_tools(message)
+"""
 
 
 @pytest.mark.parametrize(
-    ("body", "code", "hint"),
+    "source",
     [
-        ("return self.later(ctx)", "RUN_NOT_ASYNC", "write async def run"),
-        (
-            "reply = ctx.chat(ctx.request.messages); return ctx.wait(lambda: self.awaits(reply))",
-            "AWAIT_IN_SYNC_RUN",
-            "leave `await` out",
-        ),
+        SYNC_CLASS,
+        pytest.param(FUNCTION.format(prefix="async ", wait="await "), marks=pytest.mark.adapters),
+        pytest.param(FUNCTION.format(prefix="", wait=""), marks=pytest.mark.adapters),
     ],
+    ids=["class", "async function", "sync function"],
 )
-def test_a_sync_run_that_mixes_in_async_code_is_told_what_to_write(here, body, code, hint):
-    here.write(f"""
-class Agent(Good):
-    tools = ()
-
-    def get_tools(self, request):
-        return []
-
-    def run(self, ctx):
-        {body}
-
-    async def later(self, ctx):
-        return ctx.complete()
-
-    async def awaits(self, reply):
-        return await reply
-
-agent = Agent()
-""")
-    ((found, _),) = here.findings("-m", "agent:agent", "--run")
-    assert (found, hint in HINTS[found]) == (code, True)
+def test_a_sync_agent_and_a_function_run_and_their_tools_are_called(here, source):
+    here.write(ADD + source)
+    done = here.validate("--run", "--json", "-m", "agent:Agent")
+    records = {record["event"]: record for record in map(json.loads, done.stdout.splitlines())}
+    assert "finding" not in records, records.get("finding")
+    found = records["run"]
+    assert (found["status"], found["reward"], found["turns"], found["tool_calls"]) == ("COMPLETED", 1.0, 2, 1)
+    assert [message["role"] for message in found["messages"]] == ["user", "assistant", "tool", "assistant"]
 
 
-def test_a_tool_that_is_too_slow_says_how_to_give_it_time(here):
-    here.write("""
-import asyncio
+@pytest.mark.adapters
+def test_a_bad_result_of_a_function_is_found_at_its_line(here):
+    here.write(
+        'from osmosis_grpc.rollout import rollout_agent\n@rollout_agent("agent")\n'
+        "def Agent(task, client):  # here\n    return {'reward': 'high'}\n"
+    )
+    assert here.findings("--run") == [("error", "BAD_RESULT", here.line("here"))]
 
-from osmosis_grpc.rollout import tool
 
-@tool(timeout=0.05)
-async def slow() -> str:
-    "Sleeps."
-    await asyncio.sleep(30)
-    return ""
-
-class Agent(Good):
-    tools = (slow,)
-
-    def get_tools(self, request):
-        return self.tools
-
-    async def run(self, ctx):
-        return ctx.complete(await ctx.tool_loop(ctx.request.messages))
-
-agent = Agent()
-""")
-    ((code, _),) = here.findings("-m", "agent:agent", "--run")
-    assert code == "TOOL_TIMED_OUT"
+def test_without_the_openai_package_the_error_names_the_extra(here):
+    (here.folder / "openai.py").write_text('raise ModuleNotFoundError("No module named openai", name="openai")\n')
+    here.write('from osmosis_grpc.rollout import rollout_agent\n@rollout_agent("agent")\nasync def agent(t, c): ...\n')
+    done = here.validate("-m", "agent:agent")
+    assert done.returncode == 2
+    assert "@rollout_agent needs the extra 'openai': pip install" in done.stderr

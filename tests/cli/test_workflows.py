@@ -182,7 +182,7 @@ def test_validate_finds_what_is_wrong_with_a_workflow(folder):
     done = run("-m", "osmosis_grpc", "validate", "--run", "-m", "wrong.py", "-m", "silent.py", "--json", cwd=folder)
     found = [json.loads(line) for line in done.stdout.splitlines()]
     codes = [(row["code"], row["severity"], row["line"]) for row in found if row["event"] == "finding"]
-    assert codes == [("GRADER_FAILED", "error", 7), ("MISSING_GRADER", "warning", 2), ("NO_SAMPLE", "error", 3)]
+    assert codes == [("GRADER_FAILED", "error", 7), ("MISSING_GRADER", "warning", 2), ("NO_CHAT", "error", 3)]
     assert done.returncode == 1
 
 

@@ -1,13 +1,17 @@
 """This project's own functions agree with the language-neutral vectors."""
 
 import pytest
+from google.protobuf import json_format
 
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import services_pb2
+from osmosis_grpc.protocol.stream.stream_machine import StreamMachine
 from osmosis_grpc.protocol.types import ChatPurpose, ChatResponse, TokenBlock, jsontext
 from osmosis_grpc.protocol.types.segment_assembly import Assembler
 from osmosis_grpc.testing.conformance.cases import load
 from osmosis_grpc.testing.conformance.patterns import differences, json_equal
+from osmosis_grpc.testing.conformance.protobuf_data import code_name
 from osmosis_grpc.testing.conformance.server_kinds import KINDS
-from osmosis_grpc.testing.conformance.vectors import pairs
+from osmosis_grpc.testing.conformance.vectors import pairs, vector
 
 
 @pytest.mark.parametrize(("one", "other", "equal"), list(pairs({"vector": "json_equality"})))
@@ -51,11 +55,45 @@ def test_segments_of_one_sample(case):
     assert not list(differences(case.body["segments"], got, {}))
 
 
-def test_the_transcripts_are_those_of_the_stream():
-    import subprocess
-    import sys
+HELLO = {"server": {"attachment_id": "attachment of a test"}, "trainer": {"journal_id": "journal"}}
+ACCEPTED = {"server": {"init", "chat_reply", "heartbeat", "goodbye"}, "trainer": {"init_reply", "chat", "heartbeat"}}
+MESSAGES = {
+    "server": (services_pb2.AttachRequest, services_pb2.AttachResponse),
+    "trainer": (services_pb2.AttachResponse, services_pb2.AttachRequest),
+}
+OUTPUTS = "handles", "writes", "ended"
 
-    from tests.processes import ROOT
 
-    done = subprocess.run([sys.executable, "scripts/conformance_transcripts.py", "--check"], cwd=ROOT, check=False)
-    assert done.returncode == 0
+@pytest.mark.parametrize("script", vector("transcripts"), ids=lambda script: script["name"])
+def test_a_stream_does_what_its_transcript_says(script):
+    side = script["side"]
+    received, sent = MESSAGES[side]
+    beat = json_format.ParseDict({"frames": [{"heartbeat": {}}]}, sent()).SerializeToString()
+    machine = StreamMachine(beat, waits=side == "trainer", half_closes=side == "trainer", now=0.0)
+    machine.expect_hello(0.0, alone=side == "server")
+    for step in script["steps"]:
+        now, got = float(step["at"]), {"handles": [], "writes": []}
+        if "gets" in step:
+            names = step["gets"] * step.get("times", 1)
+            frames = [{name: HELLO[side] if name == "hello" else {}} for name in names]
+            message = json_format.ParseDict({"frames": frames}, received())
+            machine.receive(message, message.ByteSize(), now)
+            while frames := machine.next_frames(ACCEPTED[side]):
+                got["handles"] += [kind for kind, _ in frames]
+        elif "sends" in step:
+            machine.send(json_format.ParseDict({"frames": [{step["sends"]: {}}]}, sent()).SerializeToString())
+        elif "gets_end" in step:
+            machine.received_end()
+        elif "ends" in step:
+            machine.end(None, now)
+        else:
+            machine.tick(now)
+        while (data := machine.next_message(now)) is not None:
+            got["writes"] += [frame.WhichOneof("frame") for frame in sent.FromString(data).frames]
+            machine.written(now)
+        if machine.state.value == "ended":
+            error = machine.failure or machine.error
+            got["ended"] = "OK" if error is None else code_name(error.code)
+        assert {name: value for name, value in got.items() if value} == {
+            name: step[name] for name in OUTPUTS if name in step
+        }

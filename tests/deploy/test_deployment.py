@@ -10,7 +10,7 @@ import pytest
 import trustme
 import yaml
 
-from osmosis_grpc.settings.line import FIELDS
+from osmosis_grpc.settings.line import OPTIONS
 from tests.processes import ROOT, run, serving
 
 DEPLOY = ROOT / "deploy"
@@ -93,7 +93,7 @@ def variables():
 def test_every_variable_is_an_option():
     found = set(variables())
     assert len(found) > 20
-    assert {(path, name) for path, name in found if name not in FIELDS} == set()
+    assert {(path, name) for path, name in found if name not in OPTIONS} == set()
 
 
 @pytest.fixture

@@ -4,11 +4,11 @@ from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from osmosis_gateway.http_server import HttpServer
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.endpoints.app import base_url_app
 from osmosis_grpc.endpoints.endpoints import Endpoints
 from osmosis_grpc.endpoints.open_chats import Waits
+from osmosis_grpc.network.http.server import HttpServer
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.trainer import Trainer
 

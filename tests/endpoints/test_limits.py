@@ -114,7 +114,7 @@ async def test_requests_beyond_the_budget_wait_for_their_turn():
 
 
 async def test_slow_bodies_of_one_rollout_keep_no_other_out(monkeypatch):
-    monkeypatch.setattr("osmosis_gateway.http_server.agent_connections", lambda: 8)
+    monkeypatch.setattr("osmosis_grpc.network.http.server.agent_connections", lambda: 8)
     told = asyncio.Event()
 
     async def slow(endpoint):

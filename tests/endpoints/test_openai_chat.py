@@ -300,42 +300,6 @@ async def test_a_reply_without_a_finish_reason_and_the_known_logprobs():
     assert outcome.status is OutcomeStatus.COMPLETED, outcome.failure
 
 
-async def test_the_token_limit_of_a_request_replaces_the_trainers():
-    seen = []
-
-    def watched(request):
-        seen.append(request.params)
-        return answer(request, "fine")
-
-    async def program(endpoint):
-        async with client(endpoint) as model:
-            await model.chat.completions.create(model="policy", messages=[USER], max_completion_tokens=64)
-            await model.chat.completions.create(model="policy", messages=[USER])
-        return 1.0
-
-    async with running(program, watched) as (trainer, _):
-        params = {"max_tokens": 100, "temperature": 0.5}
-        await trainer.rollout(rollout_id="r1", messages=[USER], completion_params=params)
-    assert seen == [{"max_completion_tokens": 64, "temperature": 0.5}, {"max_tokens": 100, "temperature": 0.5}]
-
-
-async def test_pinned_parameters_replace_those_that_a_program_has_in_its_code():
-    async def program(endpoint):
-        async with client(endpoint) as model:
-            await model.chat.completions.create(
-                model="policy", messages=[USER], temperature=0, max_completion_tokens=64, seed=3
-            )
-        return 1.0
-
-    async with running(program, lambda request: answer(request, "fine")) as (trainer, _):
-        params = {"max_tokens": 100, "temperature": 0.5}
-        outcome = await trainer.rollout(
-            rollout_id="r1", messages=[USER], completion_params=params, pin_completion_params=True
-        )
-    (chat,) = outcome.samples["main"].chats
-    assert chat.params == {**params, "seed": 3}
-
-
 @pytest.mark.parametrize("finish_reason", ["length", "model_context_window_exceeded"])
 async def test_a_reply_that_was_cut_has_the_finish_reason_length(finish_reason):
     async def program(endpoint):

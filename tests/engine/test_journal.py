@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import pytest
 
-import osmosis_grpc.storage.journal.reader
+import osmosis_grpc.storage.journal.read_on_thread
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.engine import Engine, EngineConfig, Peer
 from osmosis_grpc.engine.resolve_references import resolve_references
@@ -860,7 +860,7 @@ def unreadable(store):
     store.reads.set_progress_handler(lambda: 1, 1)
     try:
         with patch.object(
-            osmosis_grpc.storage.journal.reader, "connect", side_effect=sqlite3.OperationalError("interrupted")
+            osmosis_grpc.storage.journal.read_on_thread, "connect", side_effect=sqlite3.OperationalError("interrupted")
         ):
             yield
     finally:

@@ -1,10 +1,12 @@
-"""HTTP/2 frames made by hand, for what no library would send, and the little HPACK that answers take."""
+"""HTTP/2 frames made by hand, for what no library would send."""
 
 import asyncio
 import contextlib
 import struct
 from collections.abc import Iterable
 from contextlib import asynccontextmanager
+
+import hpack
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST, SETTINGS, PING, GOAWAY, WINDOW, CONTINUATION = 0, 1, 3, 4, 6, 7, 8, 9
@@ -20,13 +22,6 @@ USUAL = (
 )
 EMPTY = b"\0\0\0\0\0"
 """A gRPC message of no bytes."""
-_STATIC = {
-    8: (":status", "200"),
-    9: (":status", "204"),
-    12: (":status", "400"),
-    13: (":status", "404"),
-    31: ("content-type", ""),
-}
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
@@ -35,13 +30,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 
 def block(headers: Iterable[tuple[str, str]]) -> bytes:
     """Encode headers as literals that are not indexed."""
-    return b"".join(b"\0" + _text(name) + _text(value) for name, value in headers)
-
-
-def _text(text: str) -> bytes:
-    raw = text.encode("latin-1")
-    assert len(raw) < 127, "longer ones take a varint"
-    return bytes([len(raw)]) + raw
+    return hpack.Encoder().encode([hpack.NeverIndexedHeaderTuple(*row) for row in headers], huffman=False)
 
 
 def request(stream: int, *, body: bytes = EMPTY, headers: Iterable[tuple[str, str]] = USUAL, **other: str) -> bytes:
@@ -117,7 +106,8 @@ def outcome(frames: list[tuple[int, int, int, bytes]]) -> str:
     received: dict[str, str] = {}
     for kind, _, _, payload in frames:
         if kind == HEADERS:
-            received |= dict(_unpacked(payload))
+            with contextlib.suppress(hpack.HPACKError):
+                received |= dict(hpack.Decoder().decode(payload))
         elif kind == RST:
             return f"RST {int.from_bytes(payload, 'big')}"
         elif kind == GOAWAY:
@@ -125,42 +115,3 @@ def outcome(frames: list[tuple[int, int, int, bytes]]) -> str:
     if "grpc-status" in received:
         return f"grpc-status {received['grpc-status']}"
     return f"http {received[':status']}" if ":status" in received else "nothing"
-
-
-def _unpacked(data: bytes) -> Iterable[tuple[str, str]]:
-    """Header fields: literals, and those of the static table that a gRPC server uses."""
-    at = 0
-    while at < len(data):
-        first = data[at]
-        bits = 7 if first & 0x80 else 6 if first & 0x40 else 5 if first & 0x20 else 4
-        index, at = _number(data, at, bits)
-        if first & 0x80:
-            if index in _STATIC:
-                yield _STATIC[index]
-            continue
-        if bits == 5:  # the size of a table that is not used
-            continue
-        name = _STATIC.get(index, (f"static {index}", ""))[0]
-        if not index:
-            name, at = _string(data, at)
-        value, at = _string(data, at)
-        yield name, value
-
-
-def _number(data: bytes, at: int, bits: int) -> tuple[int, int]:
-    mask = (1 << bits) - 1
-    value, at, shift = data[at] & mask, at + 1, 0
-    if value == mask:
-        while True:
-            value += (data[at] & 0x7F) << shift
-            shift, at = shift + 7, at + 1
-            if not data[at - 1] & 0x80:
-                break
-    return value, at
-
-
-def _string(data: bytes, at: int) -> tuple[str, int]:
-    packed = data[at] & 0x80
-    size, at = _number(data, at, 7)
-    text = "(packed)" if packed else data[at : at + size].decode("latin-1")
-    return text, at + size

@@ -7,11 +7,13 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 
-from osmosis_gateway.http_server import HttpServer, serve_http, tokens_of
+from osmosis_gateway.http_server import serve_http, tokens_of
 from osmosis_gateway.in_process import InProcessRollouts
+from osmosis_gateway.leases import Leases
 from osmosis_gateway.legacy_trainers import HttpTrainers
 from osmosis_gateway.outgoing_calls import Calls
-from osmosis_gateway.routes import HttpAccess, add_routes, gateway_app
+from osmosis_gateway.routes import HttpAccess, add_routes
+from osmosis_grpc.network.http.server import HttpServer, http_app
 from osmosis_grpc.rollout import RolloutClientSettings, RolloutServerSettings, RolloutSettings
 
 CHAT, COMPLETED, INIT = "/v1/chat/completions", "/v1/rollout/completed", "/v1/rollout/init"
@@ -195,8 +197,8 @@ async def _bounded(server, known, bounds):
     """As serve_http, with bounds that a test can wait for."""
     async with Calls(known.client) as calls:
         trainers = HttpTrainers(calls, server.callbacks.policy, known.client)
-        app = gateway_app("test")
-        app.state.rollouts = InProcessRollouts(server.engine, trainers.peer)
+        app = http_app("test")
+        app.state.rollouts = InProcessRollouts(server.engine, trainers.peer, Leases(server.engine), server.drain)
         access = HttpAccess(
             tokens=tokens_of(known), max_metadata_bytes=server.config.max_metadata_bytes, loopback=True, bounds=bounds
         )

@@ -14,7 +14,7 @@ from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.protocol.types import ChatRef, OutcomeStatus
 from osmosis_grpc.server import ServerConfig
-from osmosis_grpc.settings.settings import program_environment
+from osmosis_grpc.settings.environment import program_environment
 from tests.gateway.commands import COMMAND, USER, hosted, outcome_of, write
 from tests.tools.test_process import marked
 from tests.waiting import until
@@ -173,6 +173,7 @@ async def test_an_exit_code_is_a_failure_of_the_agent_with_the_last_lines(tmp_pa
     assert message in failure.message
 
 
+@pytest.mark.slow
 async def test_a_program_that_is_stopped_by_its_time_limit_has_its_samples(tmp_path):
     program = "import time; ask([USER]); print('waits', flush=True); time.sleep(600)"
     outcome = await outcome_of(tmp_path, program, policy, seconds=3.0)

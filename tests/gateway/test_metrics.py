@@ -8,8 +8,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 
 from osmosis_gateway.app import create_app
 from osmosis_gateway.http_server import serve_http, serve_metrics
-from osmosis_gateway.routes import HttpAccess, add_metrics, gateway_app
+from osmosis_gateway.routes import HttpAccess, add_metrics
 from osmosis_gateway.standalone import serve_standalone
+from osmosis_grpc.network.http.server import http_app
 from osmosis_grpc.rollout import RolloutServerSettings, RolloutSettings
 from osmosis_grpc.server import AgentServer, ServerSecurity
 from osmosis_grpc.testing.calculator import CalculatorAgent
@@ -123,7 +124,7 @@ async def test_without_the_library_the_answer_names_the_extra(monkeypatch):
         def read(self):
             return iter(())
 
-    app = gateway_app("test")
+    app = http_app("test")
     app.state.metrics = Nothing()
     add_metrics(app, HttpAccess(max_metadata_bytes=0, loopback=True))
     client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")

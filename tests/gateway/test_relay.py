@@ -94,27 +94,6 @@ async def relay():
     assert not [name for name in names if name.startswith(("Relay.", "Asker."))]
 
 
-async def test_held_until_it_begins(relay, session, context):
-    askers = [Asker(relay), Asker(relay, temperature=0.5)]
-    await turns(20)
-    assert session.chats == []
-    relay.begin(context)
-    assert [await asker.reply() for asker in askers] == ["1", "2"]
-    assert session.chats == [(QUESTION, {}), (QUESTION, {"temperature": 0.5})]
-    assert relay.pending == []
-
-
-async def test_closed_before_it_began(relay, session):
-    asker = Asker(relay)
-    await turns(20)
-    relay.close()
-    with pytest.raises(RolloutEndedError):
-        await asker.reply()
-    with pytest.raises(RolloutEndedError):
-        await Asker(relay).reply()
-    assert (session.chats, relay.pending) == ([], [])
-
-
 async def test_closed_with_an_open_chat(relay, session, context):
     session.gate.clear()
     relay.begin(context)
@@ -144,30 +123,6 @@ async def test_a_closed_relay_asks_nothing(relay, session, context):
     with pytest.raises(RolloutEndedError):
         await Asker(relay).reply()
     assert session.chats == []
-
-
-async def test_closing_twice_is_closing(relay, context):
-    relay.begin(context)
-    relay.close()
-    relay.close()
-
-
-async def test_who_hung_up_is_joined(relay, session, context):
-    session.gate.clear()
-    relay.begin(context)
-    first = Asker(relay)
-    await turns(20)
-    first.away = True
-    second = Asker(relay)
-    await turns(20)
-    second.away = True
-    third = Asker(relay)
-    await turns(20)
-    session.gate.set()
-    assert await third.reply() == "1"
-    assert (len(session.chats), relay.pending) == (1, [])
-    assert [await first.reply(), await second.reply()] == ["1", "1"]
-    assert await Asker(relay).reply() == "2", "it was taken"
 
 
 async def test_who_still_waits_is_not_joined(relay, session, context):
@@ -230,17 +185,6 @@ async def test_a_failure_without_a_receiver_is_not_kept(relay, session, context)
     with pytest.raises(Unavailable):
         await first.reply()
     assert await Asker(relay).reply() == "2"
-
-
-async def test_the_first_outcome_counts(relay):
-    relay.complete(DONE)
-    relay.complete(CompletedBody(rollout_id="r1", status="ERROR"))
-    assert await relay.completed(0.01) is DONE
-
-
-async def test_silence(relay):
-    with pytest.raises(LegacyAgentLost, match=r"silent for 0\.05 s"):
-        await relay.completed(0.05)
 
 
 async def test_an_open_chat_is_no_silence(relay, session, context):

@@ -70,8 +70,8 @@ def test_the_default_port_being_taken_does_not(monkeypatch, tmp_path):
     code = (
         "import sys; from osmosis_grpc.settings.settings import RolloutServerSettings as Settings;"
         "Settings.model_fields['http_port'].default = int(sys.argv.pop(1)); Settings.model_rebuild(force=True);"
-        "from osmosis_grpc.serve.entrypoint import run, single;"
-        "sys.exit(run(lambda: single('serve', 'osmosis_grpc.serve.command', 'serve')))"
+        "from osmosis_grpc.serve.entrypoint import run, serve;"
+        "sys.exit(run(serve))"
     )
     with socket.socket() as busy:
         busy.bind(("127.0.0.1", 0))

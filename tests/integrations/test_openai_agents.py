@@ -1,7 +1,6 @@
 """@rollout_agent: functions that use the openai package, in the server's process."""
 
 import asyncio
-import json
 import threading
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from osmosis_grpc.agent.source_version import AgentVersion
 from osmosis_grpc.agent.validator import place_of, validate_agent_loop
 from osmosis_grpc.policies.scripted import EchoPolicy, answer
 from osmosis_grpc.protocol.errors import InvalidArgument
-from osmosis_grpc.protocol.types import ChatRef, OutcomeStatus
+from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.rollout import rollout_agent, tool
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.testing import run_rollout
@@ -142,60 +141,6 @@ async def test_the_task_has_the_trainers_request_and_the_client_knows_no_other_k
     assert "canary" not in client.api_key
 
 
-async def test_each_conversation_is_a_sample_with_its_own_reward():
-    @rollout_agent("two")
-    async def agent(task, client):
-        for number in (1, 2):
-            asked = [{"role": "user", "content": f"question {number}"}]
-            await client.chat.completions.create(model="policy", messages=asked)
-        return {
-            "reward": 0.5,
-            "rewards": {"main": 1, "sample-2": -1.0},
-            "metadata": {"rounds": 2},
-            "finish_reason": "won",
-        }
-
-    outcome = await run_rollout(agent, EchoPolicy(), [USER])
-    assert (outcome.reward, outcome.finish_reason, outcome.extra_fields) == (0.5, "won", {"rounds": 2})
-    assert {name: sample.reward for name, sample in outcome.samples.items()} == {"main": 1.0, "sample-2": -1.0}
-
-
-async def test_a_subagent_in_a_tool_has_its_parent():
-    @tool
-    async def ask_helper(question: str) -> str:
-        """Asks another agent."""
-        reply = await clients[0].chat.completions.create(
-            model="policy/small", messages=[{"role": "user", "content": question}]
-        )
-        return reply.choices[0].message.content
-
-    clients = []
-
-    @rollout_agent("planner", tools=[ask_helper])
-    async def agent(task, client):
-        clients.append(client)
-        message = (await client.chat.completions.create(model="policy", messages=task.messages)).choices[0].message
-        messages = [*task.messages, message, *await task.ctx.run_tools(message)]
-        await client.chat.completions.create(model="policy", messages=messages)
-
-    def scripted(request):
-        if request.sample == "main" and request.chat_number == 1:
-            function = {"name": "ask_helper", "arguments": '{"question": "why?"}'}
-            call = {"id": "c", "type": "function", "function": function}
-            return answer(request, {"role": "assistant", "content": None, "tool_calls": [call]})
-        return answer(request, f"{request.policy or 'main'} {request.messages[-1]['content']}")
-
-    async with (
-        AgentServer([agent], port=0) as server,
-        Trainer([server.address], {"": scripted, "small": scripted}) as trainer,
-    ):
-        outcome = await trainer.rollout(rollout_id="r1", messages=[USER])
-    assert outcome.status is OutcomeStatus.COMPLETED, outcome.failure
-    assert outcome.messages[-1]["content"] == "main small why?"
-    helper = outcome.samples["sample-2"]
-    assert (helper.parent, helper.policy) == (ChatRef("main", 1), "small")
-
-
 @pytest.mark.parametrize(
     ("result", "problem"),
     [
@@ -320,27 +265,6 @@ async def test_sync_functions_run_at_once_on_threads():
     async with AgentServer([agent], port=0) as server, Trainer([server.address], EchoPolicy()) as trainer:
         outcomes = await asyncio.gather(*(trainer.rollout(rollout_id=f"r{n}", messages=[USER]) for n in range(20)))
     assert {outcome.reward for outcome in outcomes} == {1.0}
-
-
-async def test_responses_and_structured_output_work_in_process():
-    seen = []
-
-    @rollout_agent("responses")
-    async def agent(task, client):
-        reply = await client.responses.create(model="policy", input=task.prompt)
-        schema = {"name": "answer", "schema": {"type": "object"}}
-        shaped = await client.chat.completions.create(
-            model="policy", messages=task.messages, response_format={"type": "json_schema", "json_schema": schema}
-        )
-        return float(reply.output_text == '{"sum": 5}') + json.loads(shaped.choices[0].message.content)["sum"]
-
-    def scripted(request):
-        seen.append(request.params)
-        return answer(request, '{"sum": 5}')
-
-    outcome = await run_rollout(agent, scripted, [USER])
-    assert (outcome.status, outcome.reward) == (OutcomeStatus.COMPLETED, 6.0), outcome.failure
-    assert seen[1]["response_format"]["json_schema"]["name"] == "answer"
 
 
 def test_the_agent_is_valid_and_its_function_can_be_called():

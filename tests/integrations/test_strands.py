@@ -135,7 +135,7 @@ async def test_an_agent_outside_of_a_rollout_says_what_is_missing():
 )
 @pytest.mark.row("SDK 37")
 def test_the_placeholder_makes_no_calls(method, arguments):
-    with pytest.raises(NotImplementedError, match=method):
+    with pytest.raises(NotImplementedError):
         getattr(model(), method)(*arguments)
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import threading
 
-import numpy as np
 import pytest
 
 from osmosis_grpc.agent.workflow_runnable import WorkflowRunnable
@@ -81,34 +80,6 @@ async def test_100_concurrent_rollouts_with_equal_agent_names_keep_their_samples
         assert outcome.status is OutcomeStatus.COMPLETED, outcome.failure
         assert outcome.samples["agent"].reward == 1.0
         assert f"word{number}" in outcome.samples["agent"].messages[-1]["content"]
-
-
-async def test_tokens_and_logprobs_are_the_policys_bit_for_bit_in_one_segment():
-    policy = Replies(*(calls("look_up", {"word": str(n)}, number=n) for n in range(1, 6)), "done")
-    async with AgentServer([Search], port=0) as server, Trainer([server.address], policy) as trainer:
-        outcome = await trainer.rollout(rollout_id="r", messages=[{"role": "user", "content": "Look up all."}])
-    (segment,) = outcome.samples["agent"].segments
-    assert segment.chats == (1, 2, 3, 4, 5, 6)
-    sampled = np.concatenate([reply.tokens.ids for reply in policy.given])
-    assert segment.ids[segment.mask()].tobytes() == sampled.tobytes()
-    assert segment.logprobs.tobytes() == np.concatenate([reply.tokens.logprobs for reply in policy.given]).tobytes()
-
-
-async def test_bytes_grow_linearly_in_turns():
-    """Four times as many turns take at most 4.4 times the bytes. With whole histories it would be about 14 times."""
-    taken = {}
-    for turns in (8, 32):
-        policy = Replies(*(calls("look_up", {"word": "w" * 100}, number=n) for n in range(1, turns + 1)), "done")
-        async with (
-            AgentServer([Search], port=0) as server,
-            tapped(server.address) as tap,
-            Trainer([tap.address], policy) as trainer,
-        ):
-            question = [{"role": "user", "content": "Look up all."}]
-            outcome = await trainer.rollout(rollout_id="r", messages=question, max_turns=64)
-            taken[turns] = len(tap.passed)
-        assert len(outcome.samples["agent"].messages) == 2 * turns + 2
-    assert taken[32] / taken[8] < 4.4
 
 
 async def test_the_key_of_openai_is_nowhere(tmp_path, monkeypatch, caplog):

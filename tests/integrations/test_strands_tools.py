@@ -1,8 +1,6 @@
 """The tools of a Strands agent in the trajectory: their times, names and results."""
 
 import asyncio
-import re
-import threading
 
 import pytest
 
@@ -11,7 +9,6 @@ from osmosis_grpc.rollout import AgentWorkflow
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.trainer import Trainer
 from tests.integrations.strands_policy import Replies, calls
-from tests.processes import run
 
 pytestmark = pytest.mark.adapters
 strands = pytest.importorskip("strands")
@@ -144,32 +141,3 @@ async def test_an_interrupted_call_ends_its_time_and_begins_again():
     assert outcome.status is OutcomeStatus.COMPLETED, outcome.failure
     assert [kind.call["id"] for kind in called] == ["c1-0", "c1-0"]
     assert [kind.message["content"] for kind in returned] == ["tea is a word"]
-
-
-async def test_show_pairs_the_results_with_their_calls_and_has_the_time_of_each_tool(tmp_path):
-    began = threading.Event()
-
-    @strands.tool
-    def wait(word: str) -> str:
-        """Wait for the other tool."""
-        assert began.wait(20)
-        return f"waited for {word}"
-
-    @strands.tool
-    def begin(word: str) -> str:
-        """Begin."""
-        began.set()
-        return f"began {word}"
-
-    two = calls("wait", {"word": "tea"})
-    two["tool_calls"] += calls("begin", {"word": "milk"}, number=2)["tool_calls"]
-    await told(workflow(wait, begin), Replies(two, "done"), tmp_path)
-    shown = await asyncio.to_thread(run, "-m", "osmosis_grpc", "show", "r", "--state-dir", str(tmp_path))
-    lines = [line.strip() for line in shown.stdout.splitlines()]
-    first, second = (next(i for i, line in enumerate(lines) if f"calls {name}" in line) for name in ("wait", "begin"))
-    assert re.fullmatch(r"result \(.* m?s\): waited for tea", lines[first + 1]), shown.stdout
-    assert re.fullmatch(r"result \(.* m?s\): began milk", lines[second + 1]), shown.stdout
-    assert {line.split(",")[0] for line in lines if line.startswith("tool ")} == {
-        "tool wait: 1 call",
-        "tool begin: 1 call",
-    }

@@ -11,8 +11,6 @@ from osmosis_grpc.integrations.vllm_grpc import PauseMode, VllmControl, VllmGrpc
 from osmosis_grpc.integrations.vllm_grpc import vllm_messages_pb2 as pb
 from osmosis_grpc.policies import ChatRenderer, FinishReason, GenerateRequest, Media, Modality, Sampling, TokenPolicy
 from osmosis_grpc.protocol.errors import (
-    CallError,
-    DeadlineExceeded,
     Internal,
     InvalidArgument,
     PermissionDenied,
@@ -65,17 +63,6 @@ async def test_a_call_carries_ids_and_neutral_parameters_and_its_result_ids_and_
 
 SHAPED = {"top_k": 20, "top_p": 0.8, "min_p": 0.1, "repetition_penalty": 1.1}
 EVERY_TOKEN = 2**31 - 1
-
-
-@pytest.mark.parametrize(
-    "own", [{}, {"top_k": 0, "min_p": 0.0}, {"top_k": -1, "top_p": 1.0, "repetition_penalty": 1.0}]
-)
-async def test_the_models_own_parameters_shape_no_reply(own):
-    vllm = FakeEngine(lambda prompt: list(REPLY), generation_config=SHAPED)
-    async with FakeVllm(vllm).serving() as target, VllmGrpcGenerator(target) as generator:
-        await generator.generate(asked(sampling=Sampling(max_tokens=9, **own)))
-    (used,) = vllm.sampled_with
-    assert used == {"top_k": EVERY_TOKEN, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
 async def test_every_parameter_has_its_field():
@@ -257,15 +244,6 @@ async def test_a_reply_that_is_no_longer_wanted_is_aborted(ending):
     assert vllm.aborted == [request_id]
 
 
-async def test_a_reply_whose_time_is_over_is_aborted():
-    vllm = engine()
-    vllm.plans.append(Plan(waits=True))
-    async with FakeVllm(vllm).serving() as target, policy_of(target, ByteTokenizer()) as policy:
-        with pytest.raises(DeadlineExceeded):
-            await policy(chat(timeout=0.2))
-        await until(lambda: vllm.aborted)
-
-
 ERRORS = {
     grpc.StatusCode.UNAVAILABLE: Unavailable,
     grpc.StatusCode.INTERNAL: Unavailable,
@@ -287,16 +265,6 @@ async def test_an_error_names_the_server_and_is_retryable_if_a_retry_may_help(st
             await generator.generate(asked())
     assert target in str(caught.value)
     assert caught.value.retryable is (ERRORS[status] in (Unavailable, ResourceExhausted))
-
-
-async def test_errors_are_never_text_and_a_retry_gives_the_reply():
-    tokenizer = ByteTokenizer()
-    vllm = FakeEngine(lambda prompt: tokenizer.reply("Fine"))
-    vllm.plans += [Plan(status=grpc.StatusCode.INTERNAL), Plan(status=grpc.StatusCode.UNAVAILABLE)]
-    async with FakeVllm(vllm).serving() as target, policy_of(target, tokenizer) as policy:
-        response = await policy(chat())
-    assert response.message["content"] == "Fine"
-    assert len(vllm.received) == 3
 
 
 async def test_a_server_that_is_away_is_named_and_the_token_is_not():
@@ -382,12 +350,6 @@ async def test_a_failed_update_leaves_vllm_paused_under_the_old_name():
         assert await control.weight_version() == "weights-1"
 
 
-async def test_a_pause_while_a_server_is_away_is_an_error():
-    async with VllmControl("127.0.0.1:1") as control:
-        with pytest.raises(CallError):
-            await control.pause()
-
-
 async def test_weights_that_nobody_has_named_have_the_version_of_the_trainer(serve):
     tokenizer = ByteTokenizer()
     vllm = FakeEngine(lambda prompt: tokenizer.reply("Fine"), version="default")
@@ -399,20 +361,6 @@ async def test_weights_that_nobody_has_named_have_the_version_of_the_trainer(ser
     spans = [segment.versions for outcome in group for segment in outcome.samples["main"].segments]
     assert {span.version for versions in spans for span in versions} == {"3"}
     assert [version_lag(outcome, 4) for outcome in group] == [1, 1]
-
-
-async def test_weights_that_have_lost_their_name_are_waited_for():
-    """The engine was started again, and has the weights of its disk."""
-    vllm = engine()
-    async with FakeVllm(vllm).serving() as target, VllmGrpcGenerator(target) as generator:
-        assert (await generator.generate(asked())).weight_version == "weights-1"
-        vllm.version = "default"
-        with pytest.raises(Unavailable) as raised:
-            await generator.generate(asked())
-        assert raised.value.retry_after
-        assert len(vllm.received) == 1
-        vllm.version = "weights-2"
-        assert (await generator.generate(asked())).weight_version == "weights-2"
 
 
 async def test_the_name_of_unnamed_weights_is_refused():

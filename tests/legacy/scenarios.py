@@ -65,13 +65,17 @@ class Scenario:
     max_turns: int = 10
     max_tokens_total: int = 8192
     metadata: dict[str, Any] = field(default_factory=dict)
-    """Instructions for the agent: see agent.py."""
+    """Instructions for the agent: see agent.py. The reward is one."""
     faults: tuple[Fault, ...] = ()
     """What the first tries of the first chat meet."""
     latency: float = 0.0
     """Seconds that every reply takes."""
     inits: int = 1
     """How often the Init is sent, all at once."""
+
+    def __post_init__(self) -> None:
+        if self.reward is not None:
+            object.__setattr__(self, "metadata", {"reward": self.reward, **self.metadata})
 
     @property
     def script(self) -> list[tuple[Message, str]]:
@@ -137,20 +141,18 @@ PARTS = [
 NON_ASCII = "größer als 2 Ω? 日本語 \u2028 👩‍👧 \x00 \U0010ffff"
 
 SCENARIOS = [
-    Scenario(name="plain-answer", messages=ASK, added=[says("5")], reward=1.0, metadata={"reward": 1.0}),
+    Scenario(name="plain-answer", messages=ASK, added=[says("5")], reward=1.0),
     Scenario(
         name="one-tool",
         messages=ASK,
         added=[ADD, tool("c1", "5"), says("It is 5.")],
         reward=0.5,
         params={"temperature": 0.5, "top_p": 0.9, "max_tokens": 64, "stop": ["\n\n"]},
-        metadata={"reward": 0.5},
     ),
     Scenario(
         name="parallel-tools",
         messages=ASK,
         reward=-1.5,
-        metadata={"reward": -1.5},
         added=[
             calls(
                 call("c1", "add", '{"a": 2, "b": 3}'),
@@ -167,7 +169,6 @@ SCENARIOS = [
         name="tool-error",
         messages=ASK,
         reward=1.0,
-        metadata={"reward": 1.0},
         added=[
             calls(call("c1", "divide", '{"a": 2, "b": 0}')),
             tool("c1", "Error: division by zero"),
@@ -178,7 +179,6 @@ SCENARIOS = [
         name="unknown-tool",
         messages=ASK,
         reward=1.0,
-        metadata={"reward": 1.0},
         added=[
             calls(call("c1", "teleport", "{}"), call("c2", "add", '{"a": 2, "b": 3}')),
             tool("c1", "Error: Unknown tool: teleport"),
@@ -190,7 +190,6 @@ SCENARIOS = [
         name="bad-tool-arguments",
         messages=ASK,
         reward=1.0,
-        metadata={"reward": 1.0},
         added=[
             calls(
                 call("c1", "add", '{"a": 2, '),
@@ -211,7 +210,6 @@ SCENARIOS = [
         max_turns=2,
         finish_reason="max_turns",
         reward=0.25,
-        metadata={"reward": 0.25},
         added=[ADD, tool("c1", "5"), calls(call("c2", "echo", '{"text": "again"}')), tool("c2", "again")],
     ),
     Scenario(
@@ -221,7 +219,6 @@ SCENARIOS = [
         finish_reason="max_tokens",
         added=[ADD, tool("c1", "5"), calls(call("c2", "add", '{"a": 1, "b": 1}'))],
         reward=0.25,
-        metadata={"reward": 0.25},
     ),
     Scenario(
         name="agent-exception",
@@ -242,12 +239,12 @@ SCENARIOS = [
         metadata={"reward": 1.0, "error": "I cannot go on", "at_turn": 2},
     ),
     Scenario(name="reward-absent", messages=ASK, added=[says("5")], reward=None),
-    Scenario(name="reward-zero", messages=ASK, added=[says("6")], reward=0.0, metadata={"reward": 0.0}),
+    Scenario(name="reward-zero", messages=ASK, added=[says("6")], reward=0.0),
     Scenario(
         name="non-ascii",
         messages=[user(NON_ASCII)],
         reward=1.0,
-        metadata={"reward": 1.0, "größe": NON_ASCII},
+        metadata={"größe": NON_ASCII},
         added=[
             calls(call("ç1", "echo", '{"text": "naïve ' + "\\" + "ud83d" + "\\" + 'ude00"}'), content=NON_ASCII),
             tool("ç1", "naïve 😀"),
@@ -257,7 +254,6 @@ SCENARIOS = [
     Scenario(
         name="null-content",
         reward=1.0,
-        metadata={"reward": 1.0},
         last_reply="length",
         finish_reason="length",
         messages=[user("Be quiet."), says(None), user("What is 2 + 3?")],
@@ -266,7 +262,6 @@ SCENARIOS = [
     Scenario(
         name="list-content",
         reward=1.0,
-        metadata={"reward": 1.0},
         messages=[{"role": "system", "content": [{"type": "text", "text": "Look."}]}, user(PARTS)],
         added=[
             calls(call("c1", "add", '{"a": 2, "b": 3}'), content=[]),
@@ -277,7 +272,6 @@ SCENARIOS = [
     Scenario(
         name="500-messages",
         reward=1.0,
-        metadata={"reward": 1.0},
         messages=[(says if i % 2 else user)(f"{i}: " + "word " * 40) for i in range(499)] + [user("What is 2 + 3?")],
         added=[ADD, tool("c1", "5"), says("5")],
     ),
@@ -286,33 +280,14 @@ SCENARIOS = [
         messages=ASK,
         added=[ADD, tool("c1", "5"), says("5")],
         reward=1.0,
-        metadata={"reward": 1.0},
         faults=(Fault("unavailable"), Fault("unavailable")),
     ),
     Scenario(
-        name="trainer-busy",
-        messages=ASK,
-        added=[says("5")],
-        reward=1.0,
-        metadata={"reward": 1.0},
-        faults=(Fault("busy", 0), Fault("busy", 0.2)),
+        name="trainer-busy", messages=ASK, added=[says("5")], reward=1.0, faults=(Fault("busy", 0), Fault("busy", 0.2))
     ),
+    Scenario(name="slow-trainer", messages=ASK, added=[ADD, tool("c1", "5"), says("5")], reward=1.0, latency=0.1),
     Scenario(
-        name="slow-trainer",
-        messages=ASK,
-        added=[ADD, tool("c1", "5"), says("5")],
-        reward=1.0,
-        metadata={"reward": 1.0},
-        latency=0.1,
-    ),
-    Scenario(
-        name="duplicate-init",
-        messages=ASK,
-        added=[ADD, tool("c1", "5"), says("5")],
-        reward=1.0,
-        metadata={"reward": 1.0},
-        inits=2,
-        latency=0.05,
+        name="duplicate-init", messages=ASK, added=[ADD, tool("c1", "5"), says("5")], reward=1.0, inits=2, latency=0.05
     ),
 ]
 

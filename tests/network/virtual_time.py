@@ -1,8 +1,9 @@
 """An event loop whose clock stands still while a task is ready, and jumps to the next timer when none is."""
 
 import asyncio
+import functools
 import selectors
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 
@@ -32,9 +33,19 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def run_virtually(main: Coroutine[Any, Any, Any]) -> Any:
-    """Runs a coroutine on a VirtualLoop, and returns its result."""
+    """Run a coroutine on a VirtualLoop, and return its result."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(main)
+
+
+def virtually(test: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
+    """Let an async test run on a VirtualLoop."""
+
+    @functools.wraps(test)
+    def run(**arguments: Any) -> Any:
+        return run_virtually(test(**arguments))
+
+    return run
 
 
 async def elapse(seconds: float) -> None:

@@ -5,6 +5,8 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
+from tests.http_servers import posting, url_of
+
 NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
 NEUTRAL |= {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 """The values of vLLM with --generation-config vllm."""
@@ -22,15 +24,8 @@ class FakeVllmHttp:
 
     @asynccontextmanager
     async def serving(self):
-        app = web.Application()
-        app.router.add_post("/v1/chat/completions", self._handle)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
-            yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-        finally:
-            await runner.cleanup()
+        async with posting({"/v1/chat/completions": self._handle}) as server:
+            yield f"{url_of(server)}/v1"
 
     async def _handle(self, request):
         body = await request.json()

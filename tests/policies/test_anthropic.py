@@ -12,6 +12,7 @@ from osmosis_grpc.protocol.errors import Internal, InvalidArgument, ResourceExha
 from osmosis_grpc.protocol.types import ChatRequest, OutcomeStatus
 from osmosis_grpc.testing import run_rollout
 from osmosis_grpc.testing.calculator import CalculatorAgent
+from tests.http_servers import posting, url_of
 from tests.waiting import until
 
 KEY = "sk-ant-very-secret"
@@ -55,17 +56,11 @@ async def serving(*answers, **options):
             return web.json_response(answer)
         return answer if isinstance(answer, web.Response) else await answer(request)
 
-    app = web.Application()
-    app.router.add_post("/v1/messages", handle)
-    runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    try:
-        async with AnthropicPolicy("claude", api_key=KEY, base_url=url, **options) as policy:
-            yield policy, seen
-    finally:
-        await runner.cleanup()
+    async with (
+        posting({"/v1/messages": handle}) as server,
+        AnthropicPolicy("claude", api_key=KEY, base_url=url_of(server), **options) as policy,
+    ):
+        yield policy, seen
 
 
 def chat(messages=QUESTION, tools=(), **params):

@@ -1,6 +1,5 @@
 """The policies that know their replies: the mock's arithmetic, its tokens, the scripts."""
 
-import json
 import zlib
 
 import numpy as np
@@ -8,7 +7,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.policies import EchoPolicy, ScriptedPolicy, ToolCallingMock
 from osmosis_grpc.protocol.errors import FailedPrecondition
 from osmosis_grpc.protocol.types import ChatRequest, OutcomeStatus, events
@@ -81,55 +79,7 @@ async def test_a_rollout_of_the_mock_has_the_tokens_of_the_formula(tokens):
     assert (outcome.reward, outcome.samples["main"].trainable) == (1.0, True)
 
 
-async def test_a_rewind_of_the_mock_is_a_branch():
-    class Rewinds(RolloutAgentLoop):
-        name = "rewinds"
-
-        def get_tools(self, request):
-            return []
-
-        async def run(self, ctx):
-            first = [user("a")]
-            reply = (await ctx.chat(first)).message
-            await ctx.chat([*first, reply, user("b")])
-            last = await ctx.chat([*first, reply, user("c")])
-            return ctx.complete([*first, reply, user("c"), last.message])
-
-    outcome = await run_rollout(Rewinds(), EchoPolicy(), rollout_id="r")
-    one, two = outcome.samples["main"].segments
-    assert (one.chats, two.chats) == ((1, 2), (3,))
-    shared = made_up("r/main/message/0", 4) + made_up("r/main/1", None) + made_up("r/main/message/2", 4)
-    assert one.ids.tolist() == shared + made_up("r/main/2", None)
-    assert two.ids.tolist() == shared + made_up("r/main/3", None)
-
-
 # The mock's arithmetic
-
-
-async def test_the_mock_calls_two_tools_at_once_and_then_one():
-    messages = [user("What is (2+3)*(4+5)?")]
-    mock = ToolCallingMock()
-
-    async def turn(number: int) -> list[tuple[str, float, float]]:
-        response = await mock(chat(messages, number))
-        assert response.finish_reason == "tool_calls"
-        messages.append(response.message)
-        calls = response.message["tool_calls"]
-        asked = [(c["function"]["name"], json.loads(c["function"]["arguments"])) for c in calls]
-        assert len({c["id"] for c in calls}) == len(calls)
-        return [(name, arguments["a"], arguments["b"]) for name, arguments in asked]
-
-    def note(*values):
-        for call, value in zip(messages[-1]["tool_calls"], values, strict=True):
-            messages.append({"role": "tool", "tool_call_id": call["id"], "content": str(value)})
-
-    assert await turn(1) == [("add", 2, 3), ("add", 4, 5)]
-    note(5, 9.0)
-    assert await turn(2) == [("multiply", 5.0, 9.0)]
-    note("45")
-    response = await mock(chat(messages, 3))
-    assert response.message["content"].endswith("#### 45")
-    assert response.finish_reason == "stop"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""X21: the bill of materials has every pinned package, and says which ones an agent server needs."""
+"""The bill of materials has every pinned package, and says which ones an agent server needs."""
 
 import json
 

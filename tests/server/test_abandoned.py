@@ -13,7 +13,7 @@ from osmosis_grpc.protocol._gen.osmosis.rollout.v1.services_pb2_grpc import (
 )
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.testing.raw import RawTrainer, trainer_frames
-from tests.server.attached import Talk, bystander, plays, user
+from tests.server.attached import Talk
 
 FEATURES = ["abandon_chat", "goodbye"]
 
@@ -22,23 +22,6 @@ async def abandoned(trainer):
     """The next AbandonChat: sample, chat number, reason."""
     message = await trainer.stream.next("abandon_chat")
     return message.attempt, message.sample, message.chat_number, message.reason
-
-
-async def test_a_frame_says_which_reply_is_not_wanted_and_why(serve):
-    server = await serve(Talk())
-    async with RawTrainer(server.address) as trainer:
-        await trainer.attach(features=FEATURES)
-        await trainer.start("r")
-        chat = await trainer.chat()
-        await trainer.send(trainer_frames.cancel("c", rollout_id="r"))
-        assert await abandoned(trainer) == (1, "main", 1, "CANCELLED")
-        assert (await trainer.settled()).status == outcome_pb2.OUTCOME_STATUS_CANCELLED
-        await trainer.answer(chat)  # a late answer is dropped
-        await trainer.start("s", agent_timeout={"nanos": 200_000_000})
-        assert (await trainer.chat()).rollout_id == "s"
-        assert await abandoned(trainer) == (1, "main", 1, "DEADLINE_EXCEEDED")
-        assert (await trainer.settled()).status == outcome_pb2.OUTCOME_STATUS_DEADLINE_EXCEEDED
-        assert trainer.stream.over is None
 
 
 async def test_an_attempt_that_is_superseded_is_abandoned_as_a_whole(serve):
@@ -56,18 +39,6 @@ async def test_an_attempt_that_is_superseded_is_abandoned_as_a_whole(serve):
         await trainer.send(attach_pb2.TrainerFrame(open_rollouts=attach_pb2.OpenRollouts(rollouts=[ref])))
         assert not (await stream.next("unknown_rollouts")).rollouts
         assert await abandoned(trainer) == (1, "", 0, "SUPERSEDED"), "the first frame may be lost with its stream"
-
-
-async def test_a_trainer_without_the_feature_gets_no_such_frame(serve):
-    server = await serve(Talk())
-    async with RawTrainer(server.address) as trainer:
-        await trainer.attach()
-        await trainer.start("r")
-        await trainer.chat()
-        await trainer.send(trainer_frames.cancel("c", rollout_id="r"))
-        await trainer.settled()
-        await trainer.barrier()
-        assert not trainer.stream.count("abandon_chat")
 
 
 async def test_an_abandoned_chat_is_no_longer_open(serve):
@@ -101,40 +72,6 @@ async def test_a_reply_that_the_next_process_needs_stays_wanted(tmp_path):
         assert await stream.ended() == "UNAVAILABLE"
         assert [ref.rollout_id for ref in stream.all("goodbye")[0].kept] == ["r"]
         assert not stream.count("abandon_chat")
-
-
-async def test_an_agent_that_no_longer_waits_abandons_its_chat(serve):
-    async def run(ctx):
-        try:
-            await asyncio.wait_for(ctx.chat([user("hello")], sample="side"), 0.1)
-        except TimeoutError:
-            await ctx.chat([user("hello")])
-        return ctx.complete([])
-
-    server = await serve(plays(run))
-    async with RawTrainer(server.address) as trainer:
-        await trainer.attach(features=FEATURES)
-        await trainer.start("r")
-        assert (await trainer.chat()).sample == "side"
-        assert await abandoned(trainer) == (1, "side", 1, "ENDED")
-        assert (await trainer.finish()).status == outcome_pb2.OUTCOME_STATUS_COMPLETED
-
-
-async def test_a_trainer_that_says_goodbye_leaves_nothing_running(serve):
-    server = await serve(Talk(), trainer_grace=600.0)
-    async with RawTrainer(server.address) as trainer, bystander(server):
-        stream = await trainer.attach(features=FEATURES)
-        await trainer.start("r")
-        await trainer.chat()
-        await trainer.send(attach_pb2.TrainerFrame(goodbye=attach_pb2.Goodbye()))
-        assert await stream.ended() == "OK"
-        again = await trainer.attach(features=FEATURES)
-        outcome = (await again.next("complete")).outcome
-        assert outcome.status == outcome_pb2.OUTCOME_STATUS_FAILED
-        assert (outcome.failure.boundary, outcome.failure.reason) == (
-            outcome_pb2.FAILURE_BOUNDARY_TRAINER,
-            "TRAINER_LOST",
-        )
 
 
 class SilentTrainer(TrainerServiceServicer):

@@ -71,27 +71,6 @@ async def test_the_message_size_does_not_grow_with_the_history(serve):
 # Histories.
 
 
-async def test_a_loop_that_rewinds_continues_the_older_chat(serve):
-    async def run(ctx):
-        start = list(ctx.request.messages)
-        one = [*start, (await ctx.chat(start)).message, user("left")]
-        await ctx.chat(one)
-        await ctx.chat([*one[:-1], user("right")])
-        return ctx.complete([*one[:-1], user("the end")])
-
-    server = await serve(plays(run))
-    async with RawTrainer(server.address) as trainer:
-        stream = await trainer.attach()
-        await trainer.start("r")
-        outcome = await trainer.finish()
-        _, left, right = stream.all("chat")
-        assert (left.chat_number, left.delta.parent_chat, texts(left.delta.messages)) == (2, 1, ["left"])
-        assert (right.chat_number, right.delta.parent_chat, texts(right.delta.messages)) == (3, 1, ["right"])
-        (sample,) = outcome.samples
-        assert (sample.prefix_chat, texts(sample.messages)) == (1, ["the end"])
-        assert [list(segment.chats) for segment in sample.segments] == [[1, 2], [3]]
-
-
 async def test_an_edited_history_goes_in_full(serve):
     async def run(ctx):
         messages = list(ctx.request.messages)
@@ -108,38 +87,6 @@ async def test_an_edited_history_goes_in_full(serve):
         assert texts(stream.all("chat")[1].full.messages) == ["How were you?", "fine", "and?"]
         (sample,) = outcome.samples
         assert (sample.prefix_chat, texts(sample.messages)) == (0, ["something else"])
-
-
-async def test_tools_travel_only_where_the_loop_chose_its_own(serve):
-    tool = {"type": "function", "function": {"name": "own", "parameters": {"type": "object"}}}
-
-    async def run(ctx):
-        for tools in (None, [tool], [], ctx.tools):
-            await ctx.chat(ctx.request.messages, tools=tools)
-        return ctx.complete([])
-
-    server = await serve(plays(run, [tool]))
-    async with RawTrainer(server.address) as trainer:
-        stream = await trainer.attach()
-        await trainer.start("r")
-        await trainer.finish()
-        received = [
-            [t.function.name for t in c.tools.tools] if c.HasField("tools") else None for c in stream.all("chat")
-        ]
-        assert received == [None, ["own"], [], ["own"]]
-
-
-async def test_a_trainer_that_wants_full_histories_gets_them(serve):
-    server = await serve(Talk())
-    async with RawTrainer(server.address) as trainer:
-        stream = await trainer.attach(history=rollout_pb2.HISTORY_FORM_FULL)
-        await trainer.start("r", turns=3)
-        await trainer.finish()
-        assert [len(chat.full.messages) for chat in stream.all("chat")] == [1, 3, 5]
-        await trainer.attach(history=rollout_pb2.HISTORY_FORM_DELTA)
-        await trainer.start("s", turns=2)
-        await trainer.finish()
-        assert trainer.stream.all("chat")[1].delta.parent_chat == 1
 
 
 async def test_an_open_chat_comes_again_in_the_form_that_the_new_stream_wants(serve):

@@ -4,7 +4,7 @@ import asyncio
 from itertools import pairwise
 
 from osmosis_grpc.testing.raw import RawTrainer
-from osmosis_grpc.testing.raw.trainer_frames import cancel, subscribe, window
+from osmosis_grpc.testing.raw.trainer_frames import subscribe, window
 from tests.server.attached import Talk, Wide, asked, plays, user
 
 MIB = 1024 * 1024
@@ -30,22 +30,6 @@ async def test_what_waits_goes_out_together_within_the_limits(serve):
         assert len(batches) <= 8, "3 MB in messages of 1 MiB, and perhaps a few that found little to take"
         assert all(size <= MIB for _, size in batches)
         await stream.cut()
-
-
-async def test_no_message_has_more_than_4096_frames(serve):
-    server = await serve(Wide())
-    async with RawTrainer(server.address) as trainer:
-        stream = await trainer.attach(max_open_chats=0)
-        await trainer.start("r", agent_loop="wide", turns=4200)
-        await asked(trainer, "r", 4200)
-        before = len(stream.messages)
-        await trainer.send(window(5000))
-        await stream.until(lambda: stream.count("chat") == 4200)
-        counts = [count for count, _ in stream.messages[before:]]
-        assert max(counts) <= 4096
-        assert len(counts) <= 8
-        await trainer.send(cancel("c", rollout_id="r"))
-        await trainer.settled()
 
 
 async def test_a_frame_above_the_limit_goes_alone(serve):

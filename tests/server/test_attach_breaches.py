@@ -130,20 +130,6 @@ async def test_a_form_of_histories_that_is_none_is_refused_and_leaves_nothing_be
             assert (await third.attach()).all("hello")[0].max_open_rollouts == 3, "there are two attachments"
 
 
-async def test_a_refused_hello_does_not_replace_the_stream_there_is(serve):
-    server = await serve(Talk())
-    async with RawTrainer(server.address) as trainer:
-        first = await trainer.attach()
-        await trainer.start("running")
-        chat = await trainer.chat()
-        second = trainer.open()
-        await second.send(trainer.hello(history=99))
-        assert await second.ended() == "INVALID_ARGUMENT"
-        trainer.stream = first
-        await trainer.answer(chat)
-        assert (await trainer.settled()).status == COMPLETED
-
-
 def unasked(**fields: Any) -> attach_pb2.TrainerFrame:
     defaults: dict[str, Any] = {"rollout_id": "mine", "attempt": 1, "sample": "main", "chat_number": 2}
     return attach_pb2.TrainerFrame(chat_reply=attach_pb2.ChatReply(**(defaults | fields), response=reply("hm")))
@@ -179,43 +165,6 @@ async def test_a_mistake_that_ends_an_attachment_names_itself_and_harms_no_rollo
         assert again == asked
         await trainer.answer(again)
         assert (await trainer.finish()).status == COMPLETED
-
-
-async def test_a_frame_of_an_unknown_kind_is_answered_and_harms_nothing(serve):
-    server = await serve(Talk())
-    async with bystander(server), RawTrainer(server.address) as trainer:
-        stream = await trainer.attach()
-        await trainer.start("mine", turns=2)
-        await trainer.chat()
-        unknown_kind_1000 = bytes([0xC2, 0x3E, 0])
-        await stream.send_bytes(frames() + bytes([10, len(unknown_kind_1000)]) + unknown_kind_1000)
-        assert (await stream.next("unknown_frame")).frame_number == 1000
-        await trainer.answer(stream.all("chat")[0])
-        assert (await trainer.finish()).status == COMPLETED
-        assert trainer.stream is stream
-        assert stream.over is None
-
-
-async def test_exactly_4096_frames_are_taken(serve):
-    server = await serve(Talk())
-    async with RawTrainer(server.address) as trainer:
-        await trainer.attach()
-        await trainer.send(*[HEARTBEAT] * 4095, init("last of many"))
-        assert (await trainer.finish()).status == COMPLETED
-
-
-async def test_an_init_beyond_every_window_ends_the_attachment_and_no_rollout(serve):
-    server = await serve(Talk(), max_concurrent=3, max_queued=1)
-    async with bystander(server), RawTrainer(server.address) as trainer:
-        stream = await trainer.attach()
-        assert stream.all("hello")[0].max_open_rollouts == 2
-        for name in ("one", "two"):
-            await trainer.start(name)
-        await trainer.send(init("three"))
-        assert await stream.ended() == "RESOURCE_EXHAUSTED"
-        assert detail_of(stream.status, error_details_pb2.RetryInfo) is not None
-        await trainer.attach()
-        assert {(await trainer.finish()).rollout_id, (await trainer.finish()).rollout_id} == {"one", "two"}
 
 
 async def test_an_init_that_crossed_a_lowering_is_answered_singly(serve):
@@ -275,37 +224,6 @@ async def test_a_malformed_init_is_answered_singly_naming_the_field(serve, what)
         assert (await trainer.finish()).rollout_id == "good"
 
 
-async def test_an_init_of_an_unknown_agent_loop_is_answered_singly(serve):
-    server = await serve(Talk())
-    async with bystander(server), RawTrainer(server.address) as trainer:
-        stream = await trainer.attach()
-        await trainer.send(init("bad", agent_loop="nobody's"))
-        refused = await stream.next("init_reply")
-        assert (refused.status.code, refused.rollout_id) == (NOT_FOUND, "bad")
-        assert detail_of(refused.status, error_details_pb2.ResourceInfo).resource_name == "nobody's"
-        await trainer.start("good")
-
-
-async def test_an_unknown_rollout_is_answered_singly(serve):
-    server = await serve(Talk())
-    async with bystander(server), RawTrainer(server.address) as trainer:
-        stream = await trainer.attach()
-        await trainer.send(cancel("c", rollout_id="unknown"), cancel("nothing"), cancel("bad", rollout_id="a/b"))
-        row = (await stream.next("cancel_reply")).response.results[0]
-        assert (row.rollout_id, row.disposition) == ("unknown", control_pb2.CANCEL_DISPOSITION_UNKNOWN)
-        for name, field in (("nothing", "selection"), ("bad", "rollout_id")):
-            refused = await stream.next("cancel_reply")
-            assert (refused.id, refused.status.code, field_of(refused.status)) == (name, INVALID, field)
-        await trainer.send(subscribe("s", "unknown"), subscribe("t", "bystander", cursor="x"))
-        received = {
-            row.id: row.status for row in (await stream.next("unsubscribed"), await stream.next("unsubscribed"))
-        }
-        assert (received["s"].code, received["t"].code) == (NOT_FOUND, INVALID)
-        assert detail_of(received["s"], error_details_pb2.ResourceInfo).resource_name == "unknown"
-        assert field_of(received["t"]) == "cursor"
-        await trainer.barrier()
-
-
 async def test_what_answers_nothing_is_ignored(serve):
     server = await serve(Talk())
     async with bystander(server), RawTrainer(server.address) as trainer:
@@ -313,25 +231,6 @@ async def test_what_answers_nothing_is_ignored(serve):
         outcome = outcome_pb2.RolloutOutcome(rollout_id="unknown", attempt=1, result_id="unknown")
         await trainer.send(recorded(outcome), attach_pb2.TrainerFrame(unsubscribe={"id": "unknown"}))
         await works_again(trainer)
-
-
-async def test_a_delta_on_an_unknown_chat_is_sent_again_in_full(serve):
-    server = await serve(Talk())
-    async with bystander(server), RawTrainer(server.address) as trainer:
-        stream = await trainer.attach(max_open_chats=1)
-        await trainer.start("r", turns=3)
-        await trainer.answer(await trainer.chat(), "one")
-        delta = await trainer.chat()
-        assert delta.delta.parent_chat == 1
-        await trainer.send(chat_reply(delta, status=unknown_chat(delta)))
-        full = await trainer.chat()
-        assert [m.text for m in full.full.messages] == ["How are you?", "one", "so much for turn 1"]
-        delta.full.CopyFrom(full.full)
-        assert full == delta, "the same chat but for its form"
-        await trainer.answer(full, "two")
-        assert (await trainer.chat()).delta.parent_chat == 2, "only that chat is sent in full"
-        await trainer.answer(stream.all("chat")[-1], "three")
-        assert (await trainer.settled()).status == COMPLETED
 
 
 async def test_an_unknown_chat_answered_to_a_full_history_is_an_error_of_that_chat(serve):
@@ -418,28 +317,6 @@ async def test_an_attachment_cannot_answer_the_chats_of_another_one(serve):
         await trainer.barrier()
         await other.barrier()
         assert other.stream.count("chat") == 1, "it still waits for its own trainer"
-
-
-async def test_an_init_after_drain_is_answered_singly(serve):
-    server = await serve(Talk())
-    async with bystander(server), RawTrainer(server.address) as trainer:
-        stream = await trainer.attach()
-        await trainer.start("before", turns=2)
-        await server.drain()
-        assert (await stream.next("window")).max_open_rollouts == 0
-        await stream.next("draining")
-        await trainer.send(init("after"), init("before", turns=2))
-        refused = await stream.next("init_reply")
-        assert (refused.rollout_id, refused.status.code) == ("after", UNAVAILABLE)
-        assert detail_of(refused.status, error_details_pb2.RetryInfo) is not None
-        known = await stream.next("init_reply")
-        assert (known.rollout_id, known.response.created) == ("before", False)
-        assert (await trainer.finish()).rollout_id == "before"
-        await stream.cut()
-        again = (await trainer.attach()).all("hello")[0]
-        assert (again.draining, again.max_open_rollouts) == (True, 0)
-        await trainer.send(init("after"))
-        assert (await trainer.stream.next("init_reply")).status.code == UNAVAILABLE
 
 
 async def test_another_owners_stream_is_refused_and_the_first_stays(stack):

@@ -2,13 +2,11 @@
 
 import asyncio
 
-import grpc
-
-from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import error_pb2, outcome_pb2
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import outcome_pb2
 from osmosis_grpc.server import attachment as server_attachment
 from osmosis_grpc.testing.raw import RawTrainer
-from osmosis_grpc.testing.raw.trainer_frames import chat_reply, recorded
-from tests.server.attached import Talk, Wide, asked, bystander, bystander_watcher, key, plays
+from osmosis_grpc.testing.raw.trainer_frames import recorded
+from tests.server.attached import Talk, Wide, asked, bystander_watcher, key, plays
 
 COMPLETED = outcome_pb2.OUTCOME_STATUS_COMPLETED
 
@@ -57,28 +55,6 @@ async def test_an_agent_goes_on_between_two_streams(serve):
         assert stream.count("chat") == 1
 
 
-async def test_a_second_stream_replaces_the_first(serve):
-    server = await serve(Talk())
-    async with bystander(server), RawTrainer(server.address) as trainer:
-        first = await trainer.attach()
-        await trainer.start("over")
-        await trainer.answer(await trainer.chat())
-        outcome = await trainer.outcome()
-        await trainer.start("r", turns=2)
-        chat = await trainer.chat()
-        second = await trainer.attach()
-        assert await first.ended() == "ABORTED"
-        assert second.count("hello") == 1
-        assert await trainer.chat() == chat
-        assert await trainer.outcome() == outcome
-        await trainer.send(recorded(outcome))
-        await trainer.answer(chat)
-        assert (await trainer.finish()).status == COMPLETED
-        await trainer.barrier()
-        assert (second.count("chat"), second.count("complete")) == (2, 2)
-        assert len(server.attachments.attached) == 2
-
-
 async def test_a_silent_chat_is_asked_again_on_the_same_stream(serve, monkeypatch):
     monkeypatch.setattr(server_attachment, "RESEND_INTERVAL", 0.05)
     server = await serve(Talk(), chat_silence=0.1)
@@ -91,35 +67,3 @@ async def test_a_silent_chat_is_asked_again_on_the_same_stream(serve, monkeypatc
         outcome = await trainer.outcome()
         assert await trainer.outcome() == outcome
         await trainer.send(recorded(outcome))
-
-
-async def test_a_chat_that_cannot_be_answered_now_is_asked_again(serve):
-    server = await serve(Talk())
-    async with RawTrainer(server.address) as trainer:
-        await trainer.attach()
-        await trainer.start("r")
-        for code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED):
-            chat = await trainer.chat()
-            assert chat.chat_number == 1
-            await trainer.send(chat_reply(chat, status=error_pb2.Status(code=code.value[0], message="later")))
-        assert (await trainer.finish()).status == COMPLETED
-        assert trainer.stream.count("chat") == 3
-
-
-async def test_an_outcome_that_cannot_be_recorded_now_comes_again(serve):
-    server = await serve(Talk())
-    async with RawTrainer(server.address) as trainer:
-        await trainer.attach()
-        await trainer.start("r")
-        await trainer.answer(await trainer.chat())
-        outcome = await trainer.outcome()
-        refused = recorded(outcome)
-        refused.complete_reply.status.CopyFrom(error_pb2.Status(code=14, message="later"))
-        await trainer.send(refused)
-        assert await trainer.outcome() == outcome
-        unspecified = recorded(outcome)
-        unspecified.complete_reply.receipt = 0
-        await trainer.send(unspecified)
-        assert await trainer.settled() == outcome
-        await trainer.barrier()
-        assert server.engine.capacity().undelivered == 0

@@ -7,8 +7,8 @@ import pytest
 
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import attach_pb2, control_pb2, outcome_pb2
 from osmosis_grpc.testing.raw import RawTrainer
-from osmosis_grpc.testing.raw.trainer_frames import cancel, chat_reply, init, reply
-from tests.server.attached import Talk, bystander, key, texts
+from osmosis_grpc.testing.raw.trainer_frames import cancel, init
+from tests.server.attached import Talk, bystander, key
 
 COMPLETED = outcome_pb2.OUTCOME_STATUS_COMPLETED
 
@@ -67,17 +67,6 @@ def of_earlier_run(outcome, earlier):
     return marked
 
 
-async def test_another_body_and_a_lower_attempt_are_refused_singly(serve):
-    server = await serve(Talk())
-    async with RawTrainer(server.address) as trainer:
-        await trainer.attach()
-        await trainer.start("r", attempt=2)
-        await trainer.send(init("r", attempt=2, turns=7), init("r", attempt=1))
-        codes = [(await trainer.stream.next("init_reply")).status.code for _ in range(2)]
-        assert codes == [grpc.StatusCode.ALREADY_EXISTS.value[0], grpc.StatusCode.ABORTED.value[0]]
-        assert (await trainer.finish()).attempt == 2
-
-
 async def test_a_higher_attempt_replaces_the_lower_within_a_full_window(serve):
     server = await serve(Talk(), max_concurrent=1, max_queued=0, stop_again_after=(0.05,))
     async with RawTrainer(server.address) as trainer:
@@ -97,24 +86,6 @@ async def test_a_higher_attempt_replaces_the_lower_within_a_full_window(serve):
         else:
             assert received.status.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0], "until the old one has stopped"
         assert stream.over is None
-
-
-async def test_a_rollout_moves_to_the_attachment_that_asks_for_it(serve):
-    server = await serve(Talk())
-    async with RawTrainer(server.address) as trainer, RawTrainer(server.address) as other:
-        await trainer.attach()
-        await trainer.start("r", turns=2)
-        chat = await trainer.chat()
-        await other.attach()
-        assert not (await other.start("r", turns=2)).created
-        assert await other.chat() == chat
-        await trainer.send(chat_reply(chat, response=reply("too late")))
-        await trainer.barrier()
-        await other.answer(chat)
-        assert (await other.finish()).status == COMPLETED
-        assert texts(other.stream.all("chat")[1].delta.messages) == ["so much for turn 1"]
-        await trainer.barrier()
-        assert trainer.stream.count("complete") == 0
 
 
 @pytest.mark.parametrize("delivered", [False, True])
@@ -187,13 +158,3 @@ async def test_cancels_by_id_by_group_and_by_prefix(serve):
         assert {row.rollout_id for row in rows} == {"eval-1", "eval-2"}
         assert {(await trainer.settled()).rollout_id for _ in range(2)} == {"eval-1", "eval-2"}
         assert other.stream.count("complete") == 0
-
-
-async def test_a_cancel_that_comes_before_its_init_wins(serve):
-    server = await serve(Talk())
-    async with RawTrainer(server.address) as trainer:
-        await trainer.attach()
-        await trainer.send(cancel("c", rollout_id="r"), init("r"))
-        assert (await trainer.settled()).status == outcome_pb2.OUTCOME_STATUS_CANCELLED
-        await trainer.barrier()
-        assert trainer.stream.count("chat") == 0

@@ -2,40 +2,9 @@
 
 import grpc
 
-from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import outcome_pb2
 from osmosis_grpc.testing.raw import RawTrainer
-from osmosis_grpc.testing.raw.trainer_frames import cancel, init, window
+from osmosis_grpc.testing.raw.trainer_frames import cancel, init
 from tests.server.attached import Talk, Wide, asked
-
-COMPLETED = outcome_pb2.OUTCOME_STATUS_COMPLETED
-
-
-async def test_never_more_chats_are_open_than_the_trainer_allows(serve):
-    server = await serve(Wide())
-    async with RawTrainer(server.address) as trainer:
-        stream = await trainer.attach(max_open_chats=0)
-        await trainer.start("r", agent_loop="wide", turns=9)
-        await asked(trainer, "r", 9)
-        assert stream.count("chat") == 0, "0 is pause"
-        await trainer.send(window(2))
-        await trainer.barrier()
-        assert stream.count("chat") == 2
-        await trainer.answer(await trainer.chat())
-        await trainer.barrier()
-        assert stream.count("chat") == 3, "an answer makes room for one"
-        await trainer.send(window(5))
-        await trainer.barrier()
-        assert stream.count("chat") == 6, "five are open"
-        await trainer.send(window(3))
-        for _ in range(2):
-            await trainer.answer(await trainer.chat())
-            await trainer.barrier()
-        assert stream.count("chat") == 6, "three are open: none of them was taken back, none came"
-        await trainer.answer(await trainer.chat())
-        await trainer.barrier()
-        assert stream.count("chat") == 7
-        assert (await trainer.finish()).status == COMPLETED
-        assert sorted(chat.sample for chat in stream.all("chat")) == [f"s{n}" for n in range(9)]
 
 
 async def test_a_hello_without_a_window_allows_1024_chats(serve):
@@ -45,19 +14,6 @@ async def test_a_hello_without_a_window_allows_1024_chats(serve):
         await trainer.start("r", agent_loop="wide", turns=1030)
         await asked(trainer, "r", 1030)
         assert stream.count("chat") == 1024
-
-
-async def test_the_next_streams_window_holds_for_what_comes_again(serve):
-    server = await serve(Wide())
-    async with RawTrainer(server.address) as trainer:
-        stream = await trainer.attach(max_open_chats=5)
-        await trainer.start("r", agent_loop="wide", turns=6)
-        await stream.until(lambda: stream.count("chat") == 5)
-        stream = await trainer.attach(max_open_chats=2)
-        await trainer.barrier()
-        assert [chat.sample for chat in stream.all("chat")] == ["s0", "s1"]
-        assert (await trainer.finish()).status == COMPLETED
-        assert [chat.sample for chat in stream.all("chat")] == [f"s{n}" for n in range(6)]
 
 
 async def test_a_cancelled_rollouts_chat_counts_until_it_is_answered(serve):

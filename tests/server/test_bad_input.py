@@ -7,11 +7,9 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2
 
-from osmosis_grpc.network.client_calls import error_of
 from osmosis_grpc.policies import ToolCallingMock
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import chat_pb2, control_pb2, message_pb2, outcome_pb2, rollout_pb2
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1.services_pb2_grpc import RolloutServiceStub, TrainerServiceStub
-from osmosis_grpc.protocol.errors import FailedPrecondition, UnknownChat
 from tests.credentials import shown
 
 USER = message_pb2.Message(role="user", text="What is 1 + 1?")
@@ -115,6 +113,7 @@ async def unharmed(stub, trainer):
     assert (await asyncio.wait_for(trainer.outcome("good"), 10)).status == "COMPLETED"
 
 
+@pytest.mark.slow
 async def test_undecodable_bytes_too_large_messages_and_unknown_names(serve, train):
     server, trainer = await serve(), await train(ToolCallingMock())
     own = (("grpc.max_send_message_length", -1),)
@@ -238,13 +237,3 @@ async def test_the_trainer_refuses_by_name_too(train):
             error = await refused(getattr(stub, method)(request, metadata=shown(trainer)))
             assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, name
             assert violations(error) == [field], name
-
-
-async def test_a_delta_on_an_unknown_chat_is_to_come_again_in_full(train):
-    trainer = await train(ToolCallingMock())
-    async with grpc.aio.insecure_channel(trainer.address) as channel:
-        asked = chat(delta=chat_pb2.DeltaHistory(parent_chat=7))
-        error = error_of(await refused(TrainerServiceStub(channel).Chat(asked, metadata=shown(trainer))))
-    assert isinstance(error, UnknownChat)
-    assert isinstance(error, FailedPrecondition)
-    assert (error.sample, error.chat_number) == ("main", 7)

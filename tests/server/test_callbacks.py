@@ -2,9 +2,7 @@
 
 import pytest
 
-from osmosis_grpc.policies import ToolCallingMock
 from osmosis_grpc.protocol.errors import InvalidArgument
-from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.protocol.wire.rollout import callback_from_bytes, callback_to_bytes
 from osmosis_grpc.trainer import Callback, CallbackTls, RolloutClient
 
@@ -23,13 +21,6 @@ async def test_a_url_is_refused_and_the_text_says_what_to_send(serve, stack, url
     assert field == "callback.target"
     assert problem == "is a URL; send HOST:PORT, and set callback.tls if the trainer speaks TLS"
     assert not [row async for row in client.rollouts()]
-
-
-async def test_host_and_port_are_called_back(serve, train, stack):
-    server, trainer = await serve(), await train(ToolCallingMock())
-    client = await stack.enter_async_context(RolloutClient(server.address))
-    await client.init(rollout_id="r", messages=QUESTION, callback=trainer.callback())
-    assert (await trainer.outcome("r", 20)).status is OutcomeStatus.COMPLETED
 
 
 @pytest.mark.parametrize("tls", [None, CallbackTls(), CallbackTls("trainer.example")])

@@ -5,11 +5,11 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from osmosis_grpc.network.client_calls import error_of
-from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import error_pb2, message_pb2, outcome_pb2, rollout_pb2, tokens_pb2
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import message_pb2, outcome_pb2, rollout_pb2, tokens_pb2
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1.services_pb2_grpc import RolloutServiceStub
 from osmosis_grpc.protocol.errors import AlreadyExists, CallError
 from osmosis_grpc.protocol.wire.attach import refused
-from osmosis_grpc.testing.raw import RawTrainer, detail_of
+from osmosis_grpc.testing.raw import RawTrainer
 from osmosis_grpc.testing.raw.trainer_frames import init
 from tests.server.attached import Talk, plays
 
@@ -181,15 +181,6 @@ async def test_equal_specs_join(ask):
             assert await send(name, spec(**second), attempt=1) is False, "attempt 0 is read as 1"
 
 
-async def test_integers_are_exact_to_64_bits(ask):
-    send = await ask("talk")
-    for number, (one, other) in enumerate([(2**63 - 1, 2**63 - 2), (-(2**63), 1 - 2**63), (2**53, 2**53 + 1)]):
-        assert await send(f"r{number}", spec(metadata_json=f'{{"a": {one}}}')) is True
-        error = await send(f"r{number}", spec(metadata_json=f'{{"a": {other}}}'))
-        assert error.fields == ("spec.metadata_json",)
-        assert await send(f"r{number}", spec(metadata_json=f'{{"a": {one}}}')) is False
-
-
 async def test_attempt_callback_and_trace_are_beside_the_spec(serve, stack):
     server = await serve(Talk())
     stub = RolloutServiceStub(await stack.enter_async_context(grpc.aio.insecure_channel(server.address)))
@@ -206,16 +197,6 @@ async def test_attempt_callback_and_trace_are_beside_the_spec(serve, stack):
         for port, trace in zip((9, 10), traces, strict=True)
     ]
     assert [answer.created for answer in answers] == [True, False]
-
-
-async def test_the_detail_is_on_the_wire(serve):
-    server = await serve(Talk())
-    async with RawTrainer(server.address) as trainer:
-        await trainer.attach()
-        await trainer.start("r")
-        await trainer.send(init("r", label="x", priority=3))
-        status = (await trainer.stream.next("init_reply")).status
-        assert list(detail_of(status, error_pb2.SpecDiffers).fields) == ["spec.label", "spec.priority"]
 
 
 async def test_a_fork_without_a_chat_is_refused_by_name(ask):

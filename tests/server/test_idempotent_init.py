@@ -53,6 +53,7 @@ async def connections(stack, address, count=10):
     return [RolloutServiceStub(channel) for channel in channels]
 
 
+@pytest.mark.slow
 async def test_after_a_first_one_was_accepted(serve, train, stack):
     agent = CountingAgent()
     server, trainer = await serve(agent), await train(ToolCallingMock())

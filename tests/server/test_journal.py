@@ -96,10 +96,6 @@ async def killed_once(tmp_path, place):
     assert list((tmp_path / "state" / "credentials").iterdir()) == []
 
 
-async def test_a_server_that_is_killed_in_a_chat(tmp_path):
-    await killed_once(tmp_path, "chat.open:2")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 async def test_a_server_that_is_killed_anywhere(tmp_path, place):

@@ -5,12 +5,10 @@ import asyncio
 import grpc
 import pytest
 
-from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import control_pb2, outcome_pb2, rollout_pb2
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import control_pb2, rollout_pb2
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1.services_pb2_grpc import RolloutServiceStub
 from osmosis_grpc.protocol.wire.message import message_to_wire
 from osmosis_grpc.testing.raw import RawTrainer
-from osmosis_grpc.testing.raw.server_frames import status
-from osmosis_grpc.testing.raw.trainer_frames import chat_reply
 from tests.server.attached import plays, user
 from tests.server.test_raw_stubs import raw_trainer
 
@@ -108,18 +106,3 @@ async def test_over_a_callback_in_the_state_and_in_events(serve, history, by_ref
         ("solve", 2, "", 0.25),
         ("solve", 1, "short", 2.0),
     ]
-
-
-async def test_a_trainer_that_does_not_know_a_policy_ends_the_rollout(serve):
-    server = await serve(plays(team))
-    async with RawTrainer(server.address) as trainer:
-        await trainer.attach()
-        await trainer.start("r")
-        chat = await trainer.chat()
-        no = status(grpc.StatusCode.INVALID_ARGUMENT, "policy: 'planner' is no policy of this trainer")
-        await trainer.send(chat_reply(chat, status=no))
-        outcome = await trainer.settled()
-    assert outcome.status == outcome_pb2.OUTCOME_STATUS_FAILED
-    assert outcome.failure.reason == "CHAT_REFUSED"
-    assert "'planner' is no policy of this trainer" in outcome.failure.message
-    assert not outcome.HasField("reward")

@@ -131,6 +131,7 @@ async def test_what_is_accepted_while_the_server_closes_is_refused(serve, train)
         assert (await server.engine.rollouts.page(""))[0] == []
 
 
+@pytest.mark.slow
 async def test_a_large_outcome_can_be_read_everywhere(serve, train):
     class Large(CalculatorAgent):
         async def run(self, ctx):

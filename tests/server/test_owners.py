@@ -88,13 +88,6 @@ async def test_three_hundred_attachments_take_no_others_window(stack, server):
     assert (window(other), window(third)) == (100, 100)
 
 
-async def test_an_owner_alone_has_the_whole_window_among_its_trainers(stack, server):
-    trainers = await attached(stack, server, "b-secret", 3)
-    for trainer in trainers:
-        await trainer.barrier()
-    assert [window(trainer) for trainer in trainers] == [100, 100, 100]
-
-
 @pytest.mark.slow
 async def test_a_thousand_attachments_keep_no_other_from_attaching(stack, server):
     held = await attached(stack, server, "a-secret", 1024)

@@ -137,16 +137,3 @@ async def take(stream, last_rollout):
                 stream.cancel()
                 return seen
     raise AssertionError("the stream ended")
-
-
-async def test_an_accepted_event_shows_no_secret(serve):
-    server = await serve()
-    async with raw_trainer() as (trainer, target), grpc.aio.insecure_channel(server.address) as channel:
-        stub = RolloutServiceStub(channel)
-        await stub.Init(init_request("raw-2", target))
-        await asyncio.wait_for(trainer.completed.get(), 10)
-        request = control_pb2.StreamEventsRequest(rollout_id="raw-2")
-        raw = b"".join([response.SerializeToString() async for response in stub.StreamEvents(request)])
-        assert b"What is 2 + 3?" in raw
-        assert b"s3cret" not in raw
-        assert b"\x00state" not in raw

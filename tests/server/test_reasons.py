@@ -1,26 +1,20 @@
 """Every refused call has an ErrorInfo with a reason, and a failed rollout has a reason and a place."""
 
-import asyncio
 import re
 from pathlib import Path
 
 import grpc
 import pytest
-from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2
 
-from osmosis_grpc.network.server_security import ServerSecurity
 from osmosis_grpc.policies.scripted import EchoPolicy
-from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import annotation_pb2, attach_pb2, control_pb2, outcome_pb2
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import annotation_pb2, control_pb2
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1.services_pb2_grpc import RolloutServiceStub, TrainerServiceStub
 from osmosis_grpc.protocol.wire.status import DOMAIN
-from osmosis_grpc.server import AgentServer
-from osmosis_grpc.testing.raw import RawTrainer, detail_of, server_frames
-from osmosis_grpc.testing.raw.trainer_frames import chat_reply, init
+from osmosis_grpc.testing.raw import detail_of, server_frames
+from osmosis_grpc.testing.raw.trainer_frames import init
 from tests.processes import ROOT
-from tests.server.attached import Talk, plays, user
-
-TOKEN = "a-token-of-sixteen-or-more"
+from tests.server.attached import Talk
 
 
 def reason_of(status):
@@ -87,60 +81,6 @@ async def stub_of_bytes(stack, address, method):
     return channel.unary_unary(f"/osmosis.rollout.v1.RolloutService/{method}")
 
 
-async def test_a_call_without_a_credential_has_a_reason(stack):
-    server = await stack.enter_async_context(AgentServer([Talk()], port=0, security=ServerSecurity(TOKEN)))
-    stub = RolloutServiceStub(await stack.enter_async_context(grpc.aio.insecure_channel(server.address)))
-    assert await refused(stub.GetServerInfo(control_pb2.GetServerInfoRequest())) == "UNAUTHENTICATED"
-    headers = (("authorization", f"Bearer {TOKEN}"),)
-    assert await refused(stub.Drain(control_pb2.DrainRequest(), metadata=headers)) == "PERMISSION_DENIED"
-
-
-async def test_refusals_in_frames_and_ends_of_streams_have_reasons(serve):
-    server = await serve(Talk(), max_concurrent=1, max_queued=1)
-    async with RawTrainer(server.address) as trainer, RawTrainer(server.address) as other:
-        first = await trainer.attach()
-        await trainer.send(init("a/b"))
-        assert reason_of((await first.next("init_reply")).status) == "INVALID_FIELD"
-        await trainer.start("r")
-        await trainer.attach()
-        assert await first.ended() == "ABORTED"
-        assert reason_of(first.status) == "ATTACHMENT_REPLACED"
-        for frames, reason in (
-            ([attach_pb2.TrainerFrame(heartbeat={})], "INVALID_FIELD"),
-            ([other.hello(protocol_min=9, protocol_max=9)], "PROTOCOL"),
-        ):
-            stream = other.open()
-            await stream.send(*frames)
-            await stream.ended()
-            assert reason_of(stream.status) == reason
-        stream = await other.attach()
-        await stream.send_bytes(b"\xff\xff")
-        await stream.ended()
-        assert reason_of(stream.status) == "MALFORMED_FRAME"
-        stream = await other.attach()
-        await stream.send(*[attach_pb2.TrainerFrame(heartbeat={})] * 4097)
-        await stream.ended()
-        assert reason_of(stream.status) == "MALFORMED_FRAME"
-        chat = await trainer.chat()
-        chat.chat_number = 9
-        await trainer.send(chat_reply(chat, status=server_frames.status(grpc.StatusCode.INTERNAL)))
-        await trainer.stream.ended()
-        assert reason_of(trainer.stream.status) == "INVALID_FIELD"
-
-
-async def test_a_window_that_is_exceeded_has_a_reason(serve):
-    server = await serve(Talk(), max_concurrent=1, max_queued=0)
-    async with RawTrainer(server.address) as trainer:
-        await trainer.attach()
-        await trainer.send(init("r"), init("s"))
-        await trainer.stream.until(lambda: trainer.stream.over or trainer.stream.count("init_reply") == 2)
-        replies = trainer.stream.all("init_reply")
-        statuses = [reply.status for reply in replies if reply.HasField("status")]
-        statuses += [trainer.stream.status] if trainer.stream.over else []
-        reasons = {reason_of(status) for status in statuses}
-        assert reasons == {"WINDOW_EXCEEDED"}
-
-
 async def test_a_trainers_refusals_have_reasons(train, stack):
     trainer = await train(EchoPolicy())
     stub = TrainerServiceStub(await stack.enter_async_context(grpc.aio.insecure_channel(trainer.address)))
@@ -171,43 +111,3 @@ def test_the_proto_lists_every_reason_of_the_code():
     given = {reason for source in sources for reason in re.findall(r'\breason="([A-Z_]+)"', source)}
     assert len(given) >= 6
     assert given <= listed
-
-
-async def fails(ctx):
-    await ctx.chat([user("hello")])
-    raise LookupError("the agent's own mistake")
-
-
-async def test_a_failure_names_its_reason_and_the_line_of_the_agent(serve):
-    server = await serve(plays(fails))
-    async with RawTrainer(server.address) as trainer:
-        await trainer.attach()
-        await trainer.start("r")
-        outcome = await trainer.finish()
-    failure = outcome.failure
-    assert (failure.reason, failure.boundary) == ("AGENT_EXCEPTION", outcome_pb2.FAILURE_BOUNDARY_AGENT)
-    assert failure.file.endswith("test_reasons.py")
-    assert failure.frames[-1].code == 'raise LookupError("the agent\'s own mistake")'
-    assert failure.frames[-1].line == failure.line > 0
-    assert failure.frames[-1].function == "fails"
-    assert [cause.type for cause in failure.causes] == ["LookupError"]
-
-
-async def test_every_end_of_a_rollout_has_its_reason(serve):
-    async def hangs(ctx):
-        await asyncio.Event().wait()
-
-    server = await serve(plays(hangs), plays(fails, name="fails"))
-    async with RawTrainer(server.address) as trainer:
-        await trainer.attach()
-        await trainer.start("slow", agent_timeout=Duration(nanos=50_000_000))
-        assert (await trainer.settled()).failure.reason == "AGENT_TIMEOUT"
-        await trainer.start("refused", agent_loop="fails")
-        chat = await trainer.chat()
-        status = server_frames.status(grpc.StatusCode.INVALID_ARGUMENT)
-        await trainer.send(chat_reply(chat, status=status))
-        assert (await trainer.settled()).failure.reason == "CHAT_REFUSED"
-        await trainer.start("unreadable", agent_loop="fails")
-        chat = await trainer.chat()
-        await trainer.send(chat_reply(chat, response={"message": {"role": "robot"}}))
-        assert (await trainer.settled()).failure.reason == "REPLY_UNREADABLE"

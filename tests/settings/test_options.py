@@ -17,8 +17,8 @@ from pydantic import SecretStr
 
 from osmosis_grpc.policies import ToolCallingMock
 from osmosis_grpc.protocol.errors import InvalidArgument, Unauthenticated
-from osmosis_grpc.settings.command import command
-from osmosis_grpc.settings.line import FIELDS, fields_for
+from osmosis_grpc.settings.command import add_command
+from osmosis_grpc.settings.line import OPTIONS, options_of
 from osmosis_grpc.settings.option import Secret
 from osmosis_grpc.settings.settings import RolloutSettings, command_settings, unknown_variables
 from osmosis_grpc.trainer import Callback, ClientTls, RolloutClient, ServerSecurity, Trainer
@@ -29,99 +29,46 @@ from tests.security.conftest import Files
 CALCULATOR = "osmosis_grpc.testing.calculator:agent_loop"
 QUESTION = [{"role": "user", "content": "What is 1 + 2?"}]
 
-# By variable: a good text, its value, and a wrong text; None where every text is good until it is used.
-SERVER = {
-    "MODULE": ("a:b c:d", ("a:b", "c:d"), "a:"),
-    "CONFIG_FILE": ("x.toml", Path("x.toml"), ""),
-    "WORKFLOW_CONFIG": ("a=1 b=x", ("a=1", "b=x"), "a"),
-    "GRADER_CONFIG": ("a=1 b=x", ("a=1", "b=x"), "a"),
-    "GRADER": ("a:B", "a:B", "a"),
-    "LEGACY_AGENT": ("x=http://h:1", ("x=http://h:1",), "h:1"),
-    "LEGACY_LISTEN": ("127.0.0.1:7", "127.0.0.1:7", "7"),
-    "LEGACY_AGENT_TOKEN": ("s", SecretStr("s"), " s"),
-    "LEGACY_AGENT_TOKEN_FILE": ("x", Path("x"), ""),
-    "COMMAND": ("a b\nc", "a b\nc", "a 'b"),
-    "COMMAND_NAME": ("a b", ("a", "b"), ""),
-    "PIN_SAMPLING": ("temperature=1 top_k=5", ("temperature=1", "top_k=5"), "temperature=-1"),
-    "COMMAND_ENV": ("HF_HOME X", ("HF_HOME", "X"), "OPENAI_API_KEY"),
-    "COMMAND_TIMEOUT_SECONDS": ("2.5", 2.5, "0"),
-    "COMMAND_MEMORY_MIB": ("512", 512, "15"),
-    "NO_VALIDATE": ("true", True, "perhaps"),
-    "MAX_CONCURRENT_ROLLOUTS": ("7", 7, "0"),
-    "MAX_CONCURRENT_PER_OWNER": ("7", 7, "0"),
-    "HOST": ("localhost", "localhost", ""),
-    "GRPC_PORT": ("7", 7, "65536"),
-    "HTTP_PORT": ("7", 7, "-1"),
-    "NO_HTTP": ("yes", True, "2"),
-    "NO_REFLECTION": ("on", True, "2"),
-    "CALLBACK_PORT": ("7", 7, "many"),
-    "METRICS_PORT": ("0", 0, "65536"),
-    "VIEW": ("true", True, "x"),
-    "VIEW_PORT": ("0", 0, "65536"),
-    "MAX_CONNECTIONS": ("7", 7, "0"),
-    "MAX_CONNECTION_AGE_SECONDS": ("60.5", 60.5, "0.5"),
-    "MAX_METADATA_SIZE_BYTES": ("2048", 2048, "1"),
-    "CONNECT": ("a:1 b:2", ("a:1", "b:2"), "a:1 b"),
-    "CONNECT_TOKEN": ("s", SecretStr("s"), "\u00e9"),
-    "CONNECT_TOKEN_FILE": ("x", Path("x"), ""),
-    "CONNECT_TLS": ("on", True, "x"),
-    "MAX_ATTACHMENTS_PER_OWNER": ("7", 7, "1025"),
-    "ALLOW_TARGET": ("10.0.0.1 10.1.0.0/16", ("10.0.0.1", "10.1.0.0/16"), ""),
-    "TRAINER_CA": ("x.pem", Path("x.pem"), ""),
-    "TRAINER_CERT": ("x.pem", Path("x.pem"), ""),
-    "TRAINER_KEY": ("x.key", Path("x.key"), ""),
-    "TOKEN": ("a=one\ntwo", SecretStr("a=one\ntwo"), " one"),
-    "TOKEN_FILE": ("x", Path("x"), ""),
-    "LOCAL": ("true", True, "x"),
-    "SKIP_REGISTER": ("true", True, "x"),
-    "ADMIN_TOKEN": ("a=one\ntwo", SecretStr("a=one\ntwo"), " one"),
-    "ADMIN_TOKEN_FILE": ("x", Path("x"), ""),
-    "CALLBACK_KEY_FILE": ("x", Path("x"), ""),
-    "TLS_CERT": ("x.pem", Path("x.pem"), ""),
-    "TLS_KEY": ("x.key", Path("x.key"), ""),
-    "TLS_CLIENT_CA": ("x.pem", Path("x.pem"), ""),
-    "INSECURE": ("1", True, "10"),
-    "UNSAFE_TRACE": ("true", True, "x"),
-    "STATE_DIR": ("x", "x", ""),
-    "NO_JOURNAL": ("true", True, "x"),
-    "RECORD_TTL_SECONDS": ("61.5", 61.5, "59"),
-    "DISK_BUDGET_GIB": ("0.5", 0.5, "0"),
-    "MEMORY_BUDGET_MIB": ("64", 64, "15"),
-    "AGENT_TIMEOUT_SECONDS": ("61.5", 61.5, "0.5"),
-    "LOG_LEVEL": ("debug", "debug", "loud"),
-    "OTEL": ("true", True, "x"),
-    "LOG": ("x", Path("x"), ""),
-    "JSON_RECORDS": ("true", True, "x"),
-    "WORKERS": ("2", 2, "0"),
-    "RAY": ("true", True, "x"),
-    "RAY_SERVERS": ("7", 7, "0"),
-    "RAY_RESOURCES": ("CPU=0.5 box=1", ("CPU=0.5", "box=1"), "CPU=0"),
-    "RAY_NAME": ("x", "x", "a/b"),
-    "TARGETS_FILE": ("x", Path("x"), ""),
-    "DRAIN_TIMEOUT": ("0.5", 0.5, "-1"),
-    "RELOAD": ("true", True, "x"),
+# By variable: a good text, its value, and a wrong text. The rows of the other options follow from their kinds.
+TEXTS = {
+    "SERVER_MODULE": ("a:b c:d", ("a:b", "c:d"), "a:"),
+    "SERVER_WORKFLOW_CONFIG": ("a=1 b=x", ("a=1", "b=x"), "a"),
+    "SERVER_GRADER_CONFIG": ("a=1 b=x", ("a=1", "b=x"), "a"),
+    "SERVER_GRADER": ("a:B", "a:B", "a"),
+    "SERVER_LEGACY_AGENT": ("x=http://h:1", ("x=http://h:1",), "h:1"),
+    "SERVER_LEGACY_LISTEN": ("127.0.0.1:7", "127.0.0.1:7", "7"),
+    "SERVER_COMMAND": ("a b\nc", "a b\nc", "a 'b"),
+    "SERVER_COMMAND_NAME": ("a b", ("a", "b"), ""),
+    "SERVER_PIN_SAMPLING": ("temperature=1 top_k=5", ("temperature=1", "top_k=5"), "temperature=-1"),
+    "SERVER_COMMAND_ENV": ("HF_HOME X", ("HF_HOME", "X"), "OPENAI_API_KEY"),
+    "SERVER_HOST": ("localhost", "localhost", ""),
+    "SERVER_CONNECT": ("a:1 b:2", ("a:1", "b:2"), "a:1 b"),
+    "SERVER_ALLOW_TARGET": ("10.0.0.1 10.1.0.0/16", ("10.0.0.1", "10.1.0.0/16"), ""),
+    "SERVER_STATE_DIR": ("x", "x", ""),
+    "SERVER_LOG_LEVEL": ("debug", "debug", "loud"),
+    "SERVER_RAY_RESOURCES": ("CPU=0.5 box=1", ("CPU=0.5", "box=1"), "CPU=0"),
+    "SERVER_RAY_NAME": ("x", "x", "a/b"),
+    "CLIENT_TARGET": ("h:1", "h:1", "h"),
 }
-CLIENT = {
-    "TIMEOUT_SECONDS": ("2", 2.0, "0"),
-    "MAX_RETRIES": ("7", 7, "11"),
-    "COMPLETE_ROLLOUT_RETRIES": ("7", 7, "11"),
-    "RETRY_BASE_DELAY": ("2", 2.0, "0"),
-    "RETRY_MAX_DELAY": ("2", 2.0, "0"),
-    "MAX_CONNECTIONS": ("7", 7, "0"),
-    "MAX_KEEPALIVE_CONNECTIONS": ("0", 0, "-1"),
-    "TARGET": ("h:1", "h:1", "h"),
-    "TOKEN": ("s", SecretStr("s"), "a\tb"),
-    "TOKEN_FILE": ("x", Path("x"), ""),
-    "TLS": ("true", True, "x"),
-    "CA": ("x.pem", Path("x.pem"), ""),
-    "CERT": ("x.pem", Path("x.pem"), ""),
-    "KEY": ("x.key", Path("x.key"), ""),
-}
-ROWS = {
-    f"OSMOSIS_ROLLOUT_{part}_{name}": row
-    for part, rows in (("SERVER", SERVER), ("CLIENT", CLIENT))
-    for name, row in rows.items()
-}
+
+
+def row_of(option):
+    """A good text of an option, its value, and a wrong text."""
+    name = option.variable.removeprefix("OSMOSIS_ROLLOUT_")
+    if name in TEXTS:
+        return TEXTS[name]
+    if option.switch:
+        return "true", True, "perhaps"
+    if option.kind is Path:
+        return "x.toml", Path("x.toml"), ""
+    if option.kind is Secret:
+        return ("a=one\ntwo", SecretStr("a=one\ntwo"), " one") if option.lines else ("s", SecretStr("s"), "\u00e9")
+    least, most = option.bounds
+    number = option.kind(most if least == option.value else least)
+    return f"{number:.12g}", number, f"{least - 1:.12g}"
+
+
+ROWS = {variable: row_of(option) for variable, option in OPTIONS.items()}
 
 
 @pytest.fixture(autouse=True)
@@ -136,7 +83,7 @@ def _own_environment(tmp_path, monkeypatch):
 def line_of(of):
     """The command line of a command, which hands on its settings. It takes long to build."""
     app = typer.Typer()
-    command(of, "", lambda line: given.append(command_settings(line))).add_to(app, of)
+    add_command(app, of, "", lambda line: given.append(command_settings(line)))
     return typer.main.get_command(app)
 
 
@@ -156,27 +103,23 @@ def value(settings, field):
     return getattr(getattr(settings, field.part), field.name)
 
 
-def test_the_walk_leaves_no_option_out():
-    assert set(ROWS) == set(FIELDS)
-
-
 @pytest.mark.parametrize("variable", ROWS)
 def test_a_variable_is_read_from_the_environment_and_from_dotenv(tmp_path, monkeypatch, variable):
     text, expected, _ = ROWS[variable]
-    assert value(RolloutSettings(), FIELDS[variable]) != expected
+    assert value(RolloutSettings(), OPTIONS[variable]) != expected
     (tmp_path / ".env").write_text(f'{variable}="{text}"\n')
-    assert value(RolloutSettings(), FIELDS[variable]) == expected
+    assert value(RolloutSettings(), OPTIONS[variable]) == expected
     (tmp_path / ".env").write_text(f"{variable}=\n")
     monkeypatch.setenv(variable, text)  # it wins over .env
-    assert value(RolloutSettings(), FIELDS[variable]) == expected
+    assert value(RolloutSettings(), OPTIONS[variable]) == expected
 
 
 @pytest.mark.parametrize("variable", ROWS)
 def test_a_wrong_value_is_refused_by_the_variables_name(monkeypatch, variable):
-    field, wrong = FIELDS[variable], ROWS[variable][2]
+    field, wrong = OPTIONS[variable], ROWS[variable][2]
     monkeypatch.setenv(variable, wrong)
     with pytest.raises(ValueError) as refused:
-        by_flags(of=field.option.commands[0])
+        by_flags(of=field.commands[0])
     assert str(refused.value).startswith(f"{variable}: ")
     if "TOKEN" in variable:
         assert wrong.strip() not in str(refused.value).removeprefix(variable).split()
@@ -204,20 +147,20 @@ def test_a_switch_that_is_neither_on_nor_off_is_said_in_plain_words(monkeypatch)
         by_flags()
 
 
-@pytest.mark.parametrize("variable", [variable for variable in ROWS if FIELDS[variable].option.flags])
+@pytest.mark.parametrize("variable", [variable for variable in ROWS if OPTIONS[variable].flags])
 def test_a_flag_wins_over_its_variable_and_gives_the_same(monkeypatch, variable):
-    field, (text, expected, wrong) = FIELDS[variable], ROWS[variable]
-    of, flag = field.option.commands[0], field.option.flags[-1]
-    values = text.split("\n" if field.option.lines else None) if field.several else [text]
+    field, (text, expected, wrong) = OPTIONS[variable], ROWS[variable]
+    of, flag = field.commands[0], field.flag
+    values = text.split("\n" if field.lines else None) if field.several else [text]
     arguments = [flag] if field.switch else [part for each in values for part in (flag, each)]
     assert value(by_flags(*arguments, of=of), field) == expected
     if field.switch:
         monkeypatch.setenv(variable, "true")
         assert value(by_flags(field.off, of=of), field) is False
-    elif field.option.lines and field.kind is Secret:  # tokens of both are accepted
+    elif field.lines and field.kind is Secret:  # tokens of both are accepted
         monkeypatch.setenv(variable, "known")
         assert value(by_flags(*arguments, of=of), field) == SecretStr(f"known\n{text}")
-    elif field.option.metavar == "KEY=VALUE":  # the values of both are used
+    elif field.metavar == "KEY=VALUE":  # the values of both are used
         monkeypatch.setenv(variable, "known=1")
         assert value(by_flags(*arguments, of=of), field) == ("known=1", *expected)
     else:
@@ -236,19 +179,19 @@ def test_a_flag_wins_over_its_variable_and_gives_the_same(monkeypatch, variable)
     [("serve", ("osmosis_grpc", "serve")), ("serve", ("osmosis_grpc.serve",)), ("gateway", ("osmosis_gateway",))],
 )
 def test_help_names_every_option_its_variable_and_its_default_and_cuts_nothing(forked, of, module, columns):
-    done = forked.run("-m", *module, "--help", env=os.environ | {"COLUMNS": str(columns)})
+    done = forked.run("-m", *module, "--help-all", env=os.environ | {"COLUMNS": str(columns)})
     assert done.returncode == 0
     lines = done.stdout.splitlines()
     assert max(map(len, lines)) <= columns
     assert "\u2026" not in done.stdout
     words, text = done.stdout.split(), " ".join(done.stdout.split())
-    for field in fields_for(of):
+    for field in options_of(of):
         assert field.variable in words
         for flag in field.flags:
             assert flag in [word.rstrip(",") for word in words]
         if field.default:
             assert f"[default: {field.default}]" in text
-    known = {field.variable for field in fields_for(of)}
+    known = {field.variable for field in options_of(of)}
     assert {word for word in words if word.startswith("OSMOSIS_")} == known
 
 
@@ -353,7 +296,7 @@ def test_the_page_of_settings_is_fresh():
     )
     assert done.returncode == 0, done.stderr
     page = (ROOT / "docs" / "settings.md").read_text()
-    for field in FIELDS.values():
+    for field in OPTIONS.values():
         assert page.count(f"`{field.variable}`") == 1
     assert "FAILPOINT" not in page
 

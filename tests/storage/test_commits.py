@@ -45,7 +45,7 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
-@pytest.mark.parametrize("tokens", [1, 300, 2000])
+@pytest.mark.parametrize("tokens", [300, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2000))])
 async def test_reported_commits_survive_kill_9(tmp_path, tokens):
     """After SIGKILL the journal has every reported event, and all events before it."""
     child = subprocess.Popen([sys.executable, "-c", CHILD, str(tmp_path)], stdout=subprocess.PIPE, text=True, cwd=ROOT)

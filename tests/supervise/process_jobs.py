@@ -10,23 +10,21 @@ import sys
 import numpy as np
 import pytest
 
-from osmosis_gateway.http_server import HttpServer
 from osmosis_gateway.leases import Leases, LeaseTimes
 from osmosis_gateway.relay import Relay
-from osmosis_gateway.routes import gateway_app
 from osmosis_grpc import supervise
 from osmosis_grpc.agent.message_keys import History
 from osmosis_grpc.agent.tools import execute_tool_calls
 from osmosis_grpc.agent.workflow_runnable import WorkflowRunnable
 from osmosis_grpc.agentic import AgenticRollout, AgenticRolloutConfig
 from osmosis_grpc.cli.daemon_thread import run_in_daemon_thread
-from osmosis_grpc.cli.trial import try_out
 from osmosis_grpc.endpoints.endpoints import Endpoints
 from osmosis_grpc.endpoints.open_chats import OpenChats, Waits
 from osmosis_grpc.endpoints.requests import Asked, ModelRequest
 from osmosis_grpc.integrations.mcp import McpTools
 from osmosis_grpc.integrations.ray.server_process import ServerProcess
 from osmosis_grpc.network.http.http1 import BoundedProtocol
+from osmosis_grpc.network.http.server import HttpServer, http_app
 from osmosis_grpc.policies import GenerateRequest, Sampling
 from osmosis_grpc.policies.scripted import EchoPolicy
 from osmosis_grpc.policies.transformers import TransformersGenerator
@@ -159,12 +157,6 @@ async def run_in_a_thread(h, fail):
         await asyncio.to_thread(run_in_daemon_thread, main)
 
 
-async def pulse(h, fail):
-    fail()
-    trial = await asyncio.to_thread(try_out, Talk(), 10.0)
-    assert trial.outcome is not None
-
-
 async def write_log(h, fail):
     reads, writes = os.pipe()
     fail()
@@ -179,7 +171,7 @@ async def await_head(h, fail):
     fail()
     before, BoundedProtocol.head_seconds = BoundedProtocol.head_seconds, 0.05
     try:
-        async with HttpServer(gateway_app("test")) as http:
+        async with HttpServer(http_app("test")) as http:
             _, writes = await asyncio.open_connection("127.0.0.1", http.port)
             await h.until(lambda: h.failed("gateway.await_head"))
             writes.close()
@@ -201,7 +193,7 @@ async def relay_chat(h, fail):
 async def serve_http(h, fail):
     fail()
     with pytest.raises(OSError, match="did not start"):
-        async with HttpServer(gateway_app("test"), supervisor=h.supervisor):
+        async with HttpServer(http_app("test"), supervisor=h.supervisor):
             pass
 
 
@@ -361,7 +353,6 @@ SCENARIOS = {
     "agent.tool_call": tool_call,
     "cli.demo_server": lambda h, fail: demo(h, fail, "cli.demo_server"),
     "cli.demo_trainer": lambda h, fail: demo(h, fail, "cli.demo_trainer"),
-    "cli.pulse": pulse,
     "cli.run_in_daemon_thread": run_in_a_thread,
     "console.write_log": write_log,
     "gateway.ask_chat": ask_chat,

@@ -220,7 +220,7 @@ async def get_tools(h, fail):
         assert server.address
     fail()
     findings = await asyncio.to_thread(validate_agent_loop, SlowTools())
-    assert "injected" in next(row for row in findings.findings if row.code == "GET_TOOLS_EXCEPTION").message
+    assert "injected" in next(row for row in findings.findings if row.code == "GET_TOOLS_FAILED").message
     await refuses_the_init(h, fail, "slow tools")
 
 

@@ -4,7 +4,7 @@ import asyncio
 import contextvars
 
 from osmosis_grpc.supervise.backlog import SHARE, Backlog
-from tests.network.virtual_time import run_virtually
+from tests.network.virtual_time import virtually
 
 WHOSE = contextvars.ContextVar("WHOSE")
 
@@ -48,51 +48,43 @@ def test_long_iterations_do_not_stop_the_progress():
         assert runner.run(per_iteration(SHARE, 40 * SHARE)) == [10] * 4
 
 
-def test_short_calls_are_made_together_and_a_call_that_they_add_comes_later():
-    async def main():
-        backlog, done = Backlog(), []
-        for number in range(100):
-            backlog.add(done.append, number)
-        backlog.add(backlog.add, done.append, 100)
-        await asyncio.sleep(0)
-        assert done == list(range(100))
-        await asyncio.sleep(0)
-        assert done == list(range(101))
-
-    run_virtually(main())
+@virtually
+async def test_short_calls_are_made_together_and_a_call_that_they_add_comes_later():
+    backlog, done = Backlog(), []
+    for number in range(100):
+        backlog.add(done.append, number)
+    backlog.add(backlog.add, done.append, 100)
+    await asyncio.sleep(0)
+    assert done == list(range(100))
+    await asyncio.sleep(0)
+    assert done == list(range(101))
 
 
-def test_a_call_can_add_another_one():
-    async def main():
-        backlog, done = Backlog(), asyncio.Event()
-        backlog.add(backlog.add, done.set)
-        await done.wait()
-
-    run_virtually(main())
+@virtually
+async def test_a_call_can_add_another_one():
+    backlog, done = Backlog(), asyncio.Event()
+    backlog.add(backlog.add, done.set)
+    await done.wait()
 
 
-def test_an_error_reaches_the_event_loop_and_the_other_calls_are_made():
-    async def main():
-        backlog, done, errors = Backlog(), asyncio.Event(), []
-        asyncio.get_running_loop().set_exception_handler(lambda loop, context: errors.append(context["exception"]))
-        backlog.add({}.pop, "a bug")
-        backlog.add(done.set)
-        await done.wait()
-        assert [type(error) for error in errors] == [KeyError]
-
-    run_virtually(main())
+@virtually
+async def test_an_error_reaches_the_event_loop_and_the_other_calls_are_made():
+    backlog, done, errors = Backlog(), asyncio.Event(), []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: errors.append(context["exception"]))
+    backlog.add({}.pop, "a bug")
+    backlog.add(done.set)
+    await done.wait()
+    assert [type(error) for error in errors] == [KeyError]
 
 
-def test_a_call_has_the_context_of_the_backlog_and_not_of_its_caller_or_of_an_earlier_call():
-    async def main():
-        WHOSE.set("the server's")
-        backlog, seen, done = Backlog(), [], asyncio.Event()
-        WHOSE.set("one rollout's")
-        backlog.add(lambda: seen.append(WHOSE.get()))
-        backlog.add(WHOSE.set, "another rollout's")
-        backlog.add(lambda: seen.append(WHOSE.get()))
-        backlog.add(done.set)
-        await done.wait()
-        assert seen == ["the server's", "the server's"]
-
-    run_virtually(main())
+@virtually
+async def test_a_call_has_the_context_of_the_backlog_and_not_of_its_caller_or_of_an_earlier_call():
+    WHOSE.set("the server's")
+    backlog, seen, done = Backlog(), [], asyncio.Event()
+    WHOSE.set("one rollout's")
+    backlog.add(lambda: seen.append(WHOSE.get()))
+    backlog.add(WHOSE.set, "another rollout's")
+    backlog.add(lambda: seen.append(WHOSE.get()))
+    backlog.add(done.set)
+    await done.wait()
+    assert seen == ["the server's", "the server's"]

@@ -238,11 +238,10 @@ async def test_wrong_arguments_name_each_field(arguments, problem):
 
 
 @pytest.mark.row("ARL 36", "ARL 34")
-async def test_the_schema_of_execute_checks_types_and_further_keys():
-    tool = Counter([]).as_tool()
-    for arguments, problem in (({"by": "x"}, "by: 'x' is not of the type integer"), ({"to": 1}, "to: is not a param")):
-        with pytest.raises(ToolArgumentError, match=problem):
-            await tool.run(arguments)
+@pytest.mark.parametrize(("arguments", "name"), [({"by": "x"}, "by"), ({"to": 1}, "to")])
+async def test_the_schema_of_execute_checks_types_and_further_keys(arguments, name):
+    with pytest.raises(ToolArgumentError, match=f"^{name}: "):
+        await Counter([]).as_tool().run(arguments)
 
 
 @pytest.mark.row("ARL 36", "ARL 34")

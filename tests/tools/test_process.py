@@ -194,38 +194,31 @@ async def test_a_folder_is_removed_though_its_program_took_its_permissions_away(
 REMOVES = """
 import os, pathlib, runpy, sys, tempfile
 
-remove_folder = runpy.run_path(sys.argv[1])["remove_folder"]
+remove_folders = runpy.run_path(sys.argv[1])["remove_folders"]
 with tempfile.TemporaryDirectory() as top:
     folder = pathlib.Path(top, "osmosis-1")
-    (folder / "a/b/c").mkdir(parents=True)
-    (folder / "a/b/c/file").touch()
-    for path, mode in (("a/b/c", 0), ("a/b", 0), ("a", 0o500)):
-        (folder / path).chmod(mode)
-    (folder / "link").symlink_to(top)
-    remove_folder(folder)
-    print(folder.exists())
     victim = pathlib.Path(top, "victim/sub")
     victim.mkdir(parents=True)
     victim.chmod(0o755)
     folder.symlink_to(victim.parent)
-    remove_folder(folder)
+    remove_folders(folder)
     print(os.path.lexists(folder), oct(victim.stat().st_mode & 0o777))
 """
 
 
-def test_a_folder_is_removed_as_a_user_without_privileges():
+def test_a_link_in_the_place_of_a_folder_is_removed_and_its_target_stays():
     python, user = sys.executable, {}
     if os.getuid() == 0:  # for root, no folder is unreadable; and other users may not start root's Python
         python, user = "/usr/bin/python3", {"user": 65534, "group": 65534, "extra_groups": []}
     arguments = [python, "-I", "-S", "-c", REMOVES, reaper.__file__]
     done = subprocess.run(arguments, cwd="/", capture_output=True, text=True, **user)
-    assert done.stdout.splitlines() == ["False", "False 0o755"], done.stderr
+    assert done.stdout.splitlines() == ["False 0o755"], done.stderr
     assert done.stderr == ""
 
 
 async def test_the_time_limit_begins_when_the_program_starts(monkeypatch):
     monkeypatch.setattr(process, "program_threads", DaemonThreads(1))
-    ends = await asyncio.gather(*(shell("sleep 0.6; echo done", limits=Limits(seconds=1.5)) for _ in range(4)))
+    ends = await asyncio.gather(*(shell("sleep 0.3; echo done", limits=Limits(seconds=1.0)) for _ in range(4)))
     assert [(ended.output, ended.timed_out) for ended in ends] == [("done", False)] * 4
 
 
@@ -249,23 +242,6 @@ async def test_control_characters_of_the_output_are_escaped():
     assert ended.output == "a\\x1b[31mred\\x00\tb\nc"
     ended = await shell("head -c 100000 /dev/zero", limits=Limits(output_bytes=100))
     assert ended.output == "\\x00" * 25
-
-
-@pytest.mark.parametrize(
-    ("made", "problem"),
-    [
-        ("mkfifo ../file", "not a file"),
-        ("mkdir ../file", "not a file"),
-        ("ln -s /etc/passwd ../file", "symbolic"),
-        ("head -c 101 /dev/zero >../file", "100 bytes"),
-    ],
-)
-async def test_a_file_of_a_program_is_read_with_care(made, problem):
-    async with Workspace() as space:
-        assert await space.read("file", 100) is None
-        await run_process(["sh", "-c", made], space=space, environment=PATH)
-        with pytest.raises(OSError, match=problem):
-            await space.read("file", 100)
 
 
 # The server dies.

@@ -267,6 +267,7 @@ async def test_sync_tools_that_never_return_are_logged_and_stop_no_other_tool(ca
         release.set()
 
 
+@pytest.mark.slow
 async def test_the_timeout_of_a_sync_tool_begins_with_its_function():
     together = threading.Barrier(THREADS, timeout=20)
 

@@ -1,7 +1,7 @@
 """A trainer that listens, with raw agent servers and rollouts that somebody waits for."""
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import grpc
@@ -71,6 +71,12 @@ def begun(work: Any) -> "asyncio.Task[Any]":
 async def within(work: Any) -> Any:
     async with asyncio.timeout(TIMEOUT):
         return await work
+
+
+async def collect(values: Any) -> list[Any]:
+    """All values of an async generator, which end soon."""
+    async with asyncio.timeout(TIMEOUT), aclosing(values):
+        return [value async for value in values]
 
 
 def frames(*listed: Any) -> bytes:

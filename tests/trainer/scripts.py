@@ -62,31 +62,7 @@ async def main(target, name, attempt):
 
 asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
 """
-CALLED_BACK = """
-import asyncio, json, sys
-from osmosis_grpc.trainer import ChatResponse, RolloutClient, TokenBlock, Trainer
-
-chats = 0
-
-async def policy(request):
-    global chats
-    chats += 1
-    message, tokens = {"role": "assistant", "content": "hello"}, TokenBlock.of([7], [-0.5])
-    return ChatResponse(message=message, tokens=tokens, prompt_ids=TokenBlock.of([1, 2]).ids)
-
-async def main(target, name, attempt):
-    messages = [{"role": "user", "content": "Say hello."}]
-    async with Trainer([target], policy, transport="callback") as trainer:
-        outcome = await trainer.rollout(rollout_id=name, attempt=attempt, messages=messages)
-    async with RolloutClient(target) as client:
-        kept = (await client.get(name)).outcome
-    print(json.dumps({
-        "chats": chats, "reward": outcome.reward, "kept": kept.reward, "messages": len(outcome.messages),
-        "earlier": outcome.from_journal is not None,
-    }))
-
-asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
-"""
+CALLED_BACK = ATTACHED.replace("Trainer([target], policy)", 'Trainer([target], policy, transport="callback")')
 
 
 def _environment() -> dict[str, str]:

@@ -138,14 +138,3 @@ async def test_the_hook_of_a_sync_policy_on_a_thread_is_called(serve, attach_to)
     await until(policy.asked.is_set)
     await within(cancels(trainer, waiting))
     await until(policy.stop.is_set)
-
-
-async def test_a_hook_that_raises_harms_nothing(serve, attach_to):
-    policy = Sampler()
-    policy.cancel = lambda chat: 1 / 0
-    trainer = await attach_to(policy, await serve(talker()))
-    waiting = begun(trainer.rollout(request()))
-    await until(lambda: policy.asked)
-    await within(cancels(trainer, waiting))
-    await until(lambda: policy.stopped)
-    assert (await within(trainer.rollout(rollout_id="quick", messages=[USER]))).status is OutcomeStatus.COMPLETED

@@ -5,38 +5,12 @@ from typing import Any
 
 import pytest
 
-from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import attach_pb2, control_pb2, rollout_pb2, services_pb2
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import rollout_pb2, services_pb2
 from osmosis_grpc.protocol.stream import stream_machine
 from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.testing.raw import listen_as_agent_server
 from osmosis_grpc.testing.raw.server_frames import HEARTBEAT, accepted, chat, complete, hello, referring
 from tests.trainer.deployment import frames, within
-
-NO_HELLO: dict[str, tuple[Any, str, str]] = {
-    "another frame": (lambda _: frames(HEARTBEAT), "INVALID_ARGUMENT", "hello"),
-    "a message without frames": (lambda _: b"", "INVALID_ARGUMENT", "hello"),
-    "a frame without a kind": (lambda _: frames(attach_pb2.ServerFrame()), "INVALID_ARGUMENT", "hello"),
-    "a frame beside the hello": (lambda s: frames(s.hello(), HEARTBEAT), "INVALID_ARGUMENT", "hello"),
-    "two hellos": (lambda s: frames(s.hello(), s.hello()), "INVALID_ARGUMENT", "hello"),
-    "bytes that are no message": (lambda _: b"\xff\xfe\xfd\xfc", "INVALID_ARGUMENT", ""),
-    "a newer protocol": (lambda s: frames(s.hello(protocol_min=2, protocol_max=3)), "FAILED_PRECONDITION", ""),
-    "an older protocol": (lambda s: frames(s.hello(protocol_min=0, protocol_max=0)), "FAILED_PRECONDITION", ""),
-}
-
-
-@pytest.mark.parametrize("what", NO_HELLO)
-async def test_without_a_proper_hello_the_stream_ends_before_anything_is_answered(listening, what):
-    deployment = await listening()
-    send, code, field = NO_HELLO[what]
-    async with deployment.bystander():
-        server = await deployment.server()
-        stream = server.open()
-        await stream.send_bytes(send(server))
-        assert await stream.ended() == code, stream.details
-        assert not stream.frames
-        if code == "INVALID_ARGUMENT":
-            assert stream.field() == field
-        assert len(deployment.trainer.servers) == 1, "it is no server of the trainer's"
 
 
 async def test_a_mistake_that_crosses_the_trainers_hello_is_reported_to_the_server(listening):
@@ -62,8 +36,6 @@ async def test_a_server_that_says_nothing_is_sent_away(listening, monkeypatch):
 
 AFTER_HELLO: dict[str, tuple[Any, str]] = {
     "bytes that are no message": (lambda _: b"\xff\xfe\xfd\xfc", ""),
-    "more than 4,096 frames": (lambda _: frames(*[HEARTBEAT] * 4097), "frames"),
-    "a frame without a kind": (lambda _: frames(attach_pb2.ServerFrame()), "frames.frame"),
     "a second hello": (lambda s: frames(s.hello()), "frames.hello"),
 }
 
@@ -90,46 +62,12 @@ async def test_a_mistake_that_ends_an_attachment_names_itself_and_loses_no_rollo
     assert sorted(policy.asked) == [("bystander", 1, "main", 1), ("r", 1, "main", 1)]
 
 
-async def test_a_frame_of_an_unknown_kind_is_answered_and_the_stream_goes_on(listening):
-    deployment = await listening()
-    server = await deployment.server()
-    await server.attach()
-    done = deployment.run("r")
-    request = await server.accept()
-    await server.stream.send_bytes(bytes([10, 3, 0xFA, 0x01, 0]))  # one frame: an empty message as field 31
-    assert (await server.stream.next("unknown_frame")).frame_number == 31
-    await server.complete(request)
-    assert (await done).attempt == 1
-    assert server.stream.over is None
-
-
-async def test_the_trainer_shows_signs_of_life_and_wants_some(listening):
-    """As often as the server's limits say."""
-    deployment = await listening()
-    server = await deployment.server()
-    limits = control_pb2.Limits()
-    limits.heartbeat_interval.FromMilliseconds(100)
-    limits.heartbeat_timeout.FromMilliseconds(500)
-    before = await server.attach(limits=limits)
-    done = deployment.run("r")
-    request = await server.accept()
-    await server.stream.next("heartbeat")
-    assert await server.stream.ended() == "UNAVAILABLE"
-    assert "the other side sent nothing" in server.stream.details
-    assert (await server.attach()).attachment_id == before.attachment_id
-    await server.complete(request)
-    assert (await done).attempt == 1
-
-
 # Servers that the trainer dials.
 
 
 DIALLED: dict[str, Any] = {
     "no hello": lambda: services_pb2.AttachResponse(frames=[HEARTBEAT]),
-    "nothing known": lambda: services_pb2.AttachResponse(frames=[hello(), attach_pb2.ServerFrame()]),
-    "two hellos": lambda: services_pb2.AttachResponse(frames=[hello(), hello()]),
     "a newer protocol": lambda: services_pb2.AttachResponse(frames=[hello(protocol_min=2, protocol_max=2)]),
-    "too many frames": lambda: services_pb2.AttachResponse(frames=[hello(), *[HEARTBEAT] * 4096]),
 }
 
 

@@ -6,30 +6,9 @@ import pytest
 from google.rpc import error_details_pb2
 
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import error_pb2, message_pb2
-from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.testing.raw import detail_of, field_of
-from osmosis_grpc.testing.raw.server_frames import chat, delta, window
-from tests.trainer.deployment import CODE, within
-
-
-async def test_a_chat_beyond_every_window_ends_the_attachment(listening, policy):
-    deployment = await listening(max_open_chats=4)
-    async with deployment.bystander():
-        server = await deployment.server()
-        assert (await server.attach()).max_open_chats == 2
-        done = deployment.run("r")
-        request = await server.accept()
-        policy.may.clear()
-        for number in (1, 2, 3):
-            await server.send(chat(request, number))
-        assert await server.stream.ended() == "RESOURCE_EXHAUSTED"
-        assert detail_of(server.stream.status, error_details_pb2.RetryInfo) is not None
-        await server.attach()
-        policy.may.set()
-        assert {(await server.ask(request, number)).chat_number for number in (1, 2)} == {1, 2}
-        await server.complete(request)
-        assert (await done).status is OutcomeStatus.COMPLETED
-    assert len(policy.asked) == 3, "what was asked before the breach was sampled once; what was beyond never"
+from osmosis_grpc.testing.raw.server_frames import chat, delta
+from tests.trainer.deployment import CODE
 
 
 async def test_a_chat_that_crossed_a_lowering_is_answered_singly(listening, policy):
@@ -69,25 +48,13 @@ async def test_a_trainer_that_pauses_says_so_and_resumes(listening):
 
 BAD_CHATS: dict[str, tuple[dict[str, Any], str, str]] = {
     "no history": ({"full": None}, "INVALID_ARGUMENT", "history"),
-    "number 0": ({"chat_number": 0}, "INVALID_ARGUMENT", "chat_number"),
-    "a delta on chat 0": ({"delta": delta(0, "a")}, "INVALID_ARGUMENT", "delta.parent_chat"),
-    "no rollout": ({"rollout_id": ""}, "INVALID_ARGUMENT", "rollout_id"),
-    "no sample": ({"sample": ""}, "INVALID_ARGUMENT", "sample"),
-    "a purpose that is none": ({"purpose": 9}, "INVALID_ARGUMENT", "purpose"),
     "no JSON": (
         {"full": {"messages": [message_pb2.Message(role="user", extra_json="no")]}},
         "INVALID_ARGUMENT",
         "full.messages[0].extra_json",
     ),
-    "sampling that is no JSON": (
-        {"sampling": message_pb2.SamplingParams(extra_json="[]")},
-        "INVALID_ARGUMENT",
-        "sampling.extra_json",
-    ),
     "a delta on an unknown chat": ({"chat_number": 2, "delta": delta(7, "a")}, "FAILED_PRECONDITION", ""),
-    "a delta on the future": ({"chat_number": 2, "delta": delta(2, "a")}, "FAILED_PRECONDITION", ""),
     "another body": ({"full": {"messages": [message_pb2.Message(role="user", text="no")]}}, "ALREADY_EXISTS", ""),
-    "other tools": ({"tools": {"tools": [message_pb2.Tool(type="function")]}}, "ALREADY_EXISTS", ""),
 }
 
 
@@ -133,45 +100,3 @@ async def test_a_full_history_after_an_unknown_delta_is_answered_with_the_whole_
     assert again.prompt_prefix == len(first.prompt.ids) + 2
     await server.complete(request)
     await done
-
-
-async def test_a_chat_is_sampled_once_over_any_number_of_streams(listening, policy):
-    deployment = await listening()
-    server = await deployment.server()
-    await server.attach()
-    done = deployment.run("r")
-    request = await server.accept()
-    policy.may.clear()
-    await server.send(chat(request), chat(request))
-    first = server.stream
-    await server.attach()
-    assert await first.ended() == "ABORTED"
-    await server.send(chat(request))
-    await server.stream.cut()
-    await server.attach()
-    await server.send(chat(request), chat(request))
-    await server.complete(request, result_id="")  # answered in order: all of it was read
-    policy.may.set()
-    await server.send(window(10))
-    await within(done)
-    assert policy.asked == [("r", 1, "main", 1)]
-
-
-async def test_an_answer_on_its_way_at_a_break_comes_on_the_next_stream(listening, policy):
-    deployment = await listening()
-    server = await deployment.server()
-    await server.attach()
-    done = deployment.run("r")
-    request = await server.accept()
-    policy.may.clear()
-    await server.send(chat(request))
-    await server.attach()
-    await server.send(chat(request), chat(request))
-    await server.send(chat(request, 0))
-    assert (await server.stream.next("chat_reply")).chat_number == 0, "both were read, and are not answered yet"
-    policy.may.set()
-    assert (await server.stream.next("chat_reply")).response.message.text == "fine"
-    await server.complete(request)
-    await done
-    assert server.stream.count("chat_reply") == 2, "asked twice on a stream, answered once"
-    assert len(policy.asked) == 1

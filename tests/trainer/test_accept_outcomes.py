@@ -7,81 +7,20 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2
 
-from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import (
-    attach_pb2,
-    error_pb2,
-    message_pb2,
-    outcome_pb2,
-    rollout_pb2,
-    tokens_pb2,
-)
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import attach_pb2, message_pb2, outcome_pb2, rollout_pb2, tokens_pb2
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import chat_pb2 as pb
 from osmosis_grpc.protocol.errors import Internal
 from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.testing.raw import detail_of, field_of
-from osmosis_grpc.testing.raw.server_frames import complete, delta, event, referring, status
+from osmosis_grpc.testing.raw.server_frames import complete, event, referring, status
 from osmosis_grpc.trainer import outcome_recorder
 from tests.trainer.deployment import CODE
-
-
-async def test_a_whole_rollout(listening, policy):
-    deployment = await listening()
-    server = await deployment.server()
-    greeting = await server.attach()
-    assert 16 <= len(greeting.attachment_id) <= 256
-    assert (greeting.journal_id, greeting.protocol_min, greeting.protocol_max) == ("", 1, 1)
-    assert greeting.max_open_chats == 16_384
-    assert server.stream.frames[0].WhichOneof("frame") == "hello"
-    done = deployment.run("r", metadata={"n": 1}, label="5")
-    request = await server.accept()
-    assert (request.rollout_id, request.attempt) == ("r", 1)
-    assert (request.spec.metadata_json, request.spec.label) == ('{"n":1}', "5")
-    assert not request.HasField("callback")
-    first = await server.ask(request)
-    assert (len(first.response.tokens.ids), first.response.prompt_prefix) == (2, 0)
-    second = await server.ask(request, 2, delta=delta(1, "and now?"))
-    assert second.response.prompt_prefix == len(first.response.prompt.ids) + 2, "it counts from the chat it continues"
-    runs = (len(first.response.prompt.ids), 2, len(second.response.prompt.ids), 2)
-    told = await server.complete(request, **referring(1, 2, runs=runs), reward=0.5)
-    assert (told.result_id, told.receipt) == ("result of r", outcome_pb2.RECEIPT_RECORDED)
-    outcome = await done
-    assert [m["content"] for m in outcome.messages] == ["How are you?", "fine", "and now?", "fine"]
-    sample = outcome.samples["main"]
-    assert (sample.trainable, sample.not_trainable_reason) == (True, "")
-    assert sample.segments[0].sampled == 4
-    assert len(policy.asked) == 2
-
-
-async def test_a_result_is_recorded_once(listening):
-    deployment = await listening()
-    server = await deployment.server()
-    await server.attach()
-    done = deployment.run("r")
-    request = await server.accept()
-    for result_id, outcome in (("one", "RECORDED"), ("one", "ALREADY_RECORDED"), ("two", "CONFLICT")):
-        told = await server.complete(request, result_id=result_id)
-        assert (told.result_id, told.receipt) == (result_id, outcome_pb2.Receipt.Value(f"RECEIPT_{outcome}"))
-    assert (await done).result_id == "one"
-    refused = await server.ask(request, 2)
-    assert refused.status.code == CODE["FAILED_PRECONDITION"], "it has ended"
-
 
 BAD_OUTCOMES: dict[str, tuple[dict[str, Any], str, str]] = {
     "no status": ({"status": 0}, "INVALID_ARGUMENT", "outcome.status"),
     "no rollout": ({"rollout_id": ""}, "INVALID_ARGUMENT", "outcome.rollout_id"),
     "a failure with a reward": ({"status": 2, "reward": 0.0}, "INVALID_ARGUMENT", "outcome.reward"),
-    "no number for a reward": ({"reward": float("nan")}, "INVALID_ARGUMENT", "outcome.reward"),
     "no JSON": ({"extra_json": "no"}, "INVALID_ARGUMENT", "outcome.extra_json"),
-    "two samples with one name": (
-        {"samples": [tokens_pb2.Sample(name="main"), tokens_pb2.Sample(name="main")]},
-        "INVALID_ARGUMENT",
-        "outcome.samples",
-    ),
-    "a sample without a name": (
-        {"samples": [tokens_pb2.Sample(name="main"), tokens_pb2.Sample()]},
-        "INVALID_ARGUMENT",
-        "outcome.samples[1].name",
-    ),
     "an unknown rollout": ({"rollout_id": "nobody's"}, "UNAVAILABLE", ""),
 }
 
@@ -181,18 +120,3 @@ def trajectory(name: str, request: rollout_pb2.InitRequest) -> list[attach_pb2.S
         {"ended": {"outcome": head}},
     ]
     return [event(name, number, request.rollout_id, **kind) for number, kind in enumerate(kinds, 1)]
-
-
-async def test_a_lower_attempts_chats_and_results_are_answered_aborted(listening, policy):
-    deployment = await listening()
-    server = await deployment.server()
-    await server.attach()
-    done = deployment.run("r", attempt=3)
-    request = await server.accept()
-    older = rollout_pb2.InitRequest(rollout_id="r", attempt=2, spec=request.spec)
-    for refused in (await server.ask(older), await server.complete(older)):
-        assert refused.status.code == CODE["ABORTED"]
-        assert detail_of(refused.status, error_pb2.CurrentAttempt).attempt == 3
-    await server.complete(request)
-    assert (await done).attempt == 3
-    assert not policy.asked

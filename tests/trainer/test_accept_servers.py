@@ -8,31 +8,12 @@ import pytest
 
 from osmosis_grpc.network import dialled_stream
 from osmosis_grpc.policies.scripted import answer
-from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import attach_pb2
 from osmosis_grpc.protocol.errors import Unavailable
 from osmosis_grpc.testing.raw.server_frames import HEARTBEAT
 from osmosis_grpc.trainer import Trainer, TrainerConfig
 from tests.server.attached import Talk
 from tests.trainer.deployment import Deployment
 from tests.waiting import until
-
-
-async def test_a_server_that_comes_back_is_known_by_its_journal(listening):
-    deployment = await listening()
-    server, other = await deployment.server(), await deployment.server()
-    first = await server.attach()
-    await server.stream.cut()
-    second = await server.attach()
-    assert (second.attachment_id, second.journal_id) == (first.attachment_id, server.journal_id)
-    third = await other.attach(journal_id=server.journal_id)
-    assert third.attachment_id == first.attachment_id
-    assert await server.stream.ended() == "ABORTED"
-    assert len(deployment.trainer.servers) == 1
-    fourth = await server.attach(journal_id="another journal")
-    assert fourth.attachment_id != first.attachment_id
-    assert fourth.journal_id == ""
-    assert other.stream.over is None
-    assert {s.journal_id for s in deployment.trainer.servers} == {server.journal_id, "another journal"}
 
 
 async def test_two_servers_without_a_journal_are_two_servers(listening):
@@ -43,22 +24,6 @@ async def test_two_servers_without_a_journal_are_two_servers(listening):
     assert len(deployment.trainer.servers) == 2
     await one.send(HEARTBEAT)
     assert one.stream.over is None
-
-
-async def test_an_unknown_rollout_is_started_again_with_a_higher_attempt(listening):
-    deployment = await listening()
-    server = await deployment.server()
-    await server.attach()
-    done = deployment.run("r")
-    await server.accept()
-    await server.stream.cut()
-    await server.attach()
-    refs = (await server.stream.next("open_rollouts")).rollouts
-    await server.send(attach_pb2.ServerFrame(unknown_rollouts={"rollouts": refs}))
-    request = await server.accept()
-    assert (request.rollout_id, request.attempt) == ("r", 2)
-    await server.complete(request)
-    assert (await done).attempt == 2
 
 
 async def test_a_lost_servers_rollouts_go_to_another(listening):

@@ -1,4 +1,4 @@
-"""P25: trainer.annotate(), over both transports."""
+"""trainer.annotate(), over both transports."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ import pytest
 from osmosis_grpc.protocol.errors import AlreadyExists, InvalidArgument, NotFound, Unavailable, Unimplemented
 from osmosis_grpc.protocol.types import Annotation, SegmentAnnotation, events
 from osmosis_grpc.server import AgentServer
-from osmosis_grpc.trainer import RolloutClient, SyncTrainer, Trainer
+from osmosis_grpc.trainer import RolloutClient, Trainer
 from tests.ports import quiet_port
 from tests.trainer.conftest import USER, reply, talker
 from tests.waiting import until
@@ -111,16 +111,3 @@ async def test_wrong_arguments_are_refused_before_anything_is_sent():
         with pytest.raises(InvalidArgument, match=r"annotation\.id"):
             await trainer.annotate(outcome, id="")
         assert annotations([event async for event in trainer.events("r1")]) == []
-
-
-async def test_a_sync_trainer_annotates():
-    async with AgentServer([talker()], port=0) as server:
-
-        def train():
-            with SyncTrainer([server.address], reply) as trainer:
-                outcome = trainer.rollout(rollout_id="r1", messages=[USER])
-                return trainer.annotate(outcome, id="a"), annotations(trainer.events("r1"))
-
-        (_, created), found = await asyncio.to_thread(train)
-        assert created
-        assert [annotation.id for annotation in found] == ["a"]

@@ -15,22 +15,11 @@ from osmosis_grpc.protocol.errors import (
     Unavailable,
 )
 from osmosis_grpc.protocol.types import OutcomeStatus
-from tests.trainer.conftest import PATIENCE, USER, reply, talker
+from tests.trainer.conftest import USER, reply, talker
+from tests.trainer.deployment import begun, within
 from tests.waiting import until
 
 CANCELLED, COMPLETED, FAILED = OutcomeStatus.CANCELLED, OutcomeStatus.COMPLETED, OutcomeStatus.FAILED
-
-
-SOON = 0.7
-"""Seconds that a test waits for what is known not to come."""
-
-
-def within(awaitable, patience=PATIENCE):
-    return asyncio.wait_for(awaitable, patience)
-
-
-def start(awaitable, patience=PATIENCE):
-    return asyncio.ensure_future(within(awaitable, patience))
 
 
 # Pausing and windows
@@ -59,10 +48,10 @@ async def test_no_chat_comes_while_paused_and_none_is_lost(serve, attach_to):
     policy, agent = Counting(), talker()
     server = await serve(agent)
     trainer = await attach_to(policy, server)
-    running = [start(trainer.rollout(rollout_id=f"r{n}", metadata={"turns": 3})) for n in range(8)]
+    running = [begun(trainer.rollout(rollout_id=f"r{n}", metadata={"turns": 3})) for n in range(8)]
     await until(lambda: len(policy.asked) == 8)
     trainer.pause()
-    late = [start(trainer.rollout(rollout_id=f"late{n}")) for n in range(4)]
+    late = [begun(trainer.rollout(rollout_id=f"late{n}")) for n in range(4)]
     await until(lambda: server.engine.capacity().running == 12)
     before = list(policy.asked)
     policy.go.set()
@@ -76,26 +65,12 @@ async def test_no_chat_comes_while_paused_and_none_is_lost(serve, attach_to):
     assert len(policy.asked) == len(set(policy.asked)) == 8 * 3 + 4
 
 
-async def test_pausing_again_and_again_loses_nothing(serve, attach_to):
-    policy = Counting(wait=False)
-    trainer = await attach_to(policy, await serve(talker()), max_open_chats=3)
-    running = [start(trainer.rollout(rollout_id=f"r{n}", metadata={"turns": 4})) for n in range(10)]
-    while not all(task.done() for task in running):
-        trainer.pause()
-        await asyncio.sleep(0.003)  # the rollouts run for a while between the calls
-        trainer.resume()
-        await asyncio.sleep(0.003)  # as above
-    assert {task.result().status for task in running} == {COMPLETED}
-    assert len(policy.asked) == len(set(policy.asked)) == 40
-    assert policy.most <= 3
-
-
 @pytest.mark.parametrize(("servers", "most"), [(1, 1), (1, 5), (2, 4)])
 async def test_no_more_chats_are_open_than_the_policy_wants(serve, attach_to, servers, most):
     policy = Counting()
     targets = [await serve(talker()) for _ in range(servers)]
     trainer = await attach_to(policy, *targets, max_open_chats=most)
-    running = [start(trainer.rollout(rollout_id=f"r{n}", metadata={"turns": 2})) for n in range(20)]
+    running = [begun(trainer.rollout(rollout_id=f"r{n}", metadata={"turns": 2})) for n in range(20)]
     await until(lambda: policy.open == most)
     policy.go.set()
     assert {c.status for c in await asyncio.gather(*running)} == {COMPLETED}
@@ -106,7 +81,7 @@ async def test_no_more_chats_are_open_than_the_policy_wants(serve, attach_to, se
 async def test_fewer_chats_than_servers(serve, attach_to):
     policy = Counting()
     trainer = await attach_to(policy, await serve(talker()), await serve(talker()), max_open_chats=1)
-    running = [start(trainer.rollout(rollout_id=f"r{n}")) for n in range(4)]
+    running = [begun(trainer.rollout(rollout_id=f"r{n}")) for n in range(4)]
     await until(lambda: policy.open == 2)
     await asyncio.sleep(0.1)  # no third chat follows
     policy.go.set()
@@ -194,7 +169,7 @@ async def test_a_reply_that_is_too_large(serve, attach_to, monkeypatch):
         lambda r: answer(r, "x" * (20_000 if r.rollout_id == "large" else 5)), await serve(talker())
     )
     large, small = await asyncio.gather(
-        start(trainer.rollout(rollout_id="large")), start(trainer.rollout(rollout_id="s"))
+        begun(trainer.rollout(rollout_id="large")), begun(trainer.rollout(rollout_id="s"))
     )
     assert (large.status, small.status) == (FAILED, COMPLETED)
     assert "more than 10000" in large.failure.message
@@ -209,7 +184,7 @@ async def test_the_tools_are_known_with_the_first_chat(serve, attach_to):
         return reply(request)
 
     trainer = await attach_to(policy, await serve(talker(tools=tools)))
-    await asyncio.gather(*(start(trainer.rollout(rollout_id=f"r{n}")) for n in range(20)))
+    await asyncio.gather(*(begun(trainer.rollout(rollout_id=f"r{n}")) for n in range(20)))
     assert seen == [tools] * 20
 
 

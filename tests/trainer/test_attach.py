@@ -6,25 +6,14 @@ import dataclasses
 import pytest
 
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import rollout_pb2, services_pb2
-from osmosis_grpc.protocol.errors import AlreadyExists, Internal, InvalidArgument, NotFound, Superseded
+from osmosis_grpc.protocol.errors import AlreadyExists, Internal, InvalidArgument, NotFound
 from osmosis_grpc.protocol.types import Group, OutcomeStatus
 from osmosis_grpc.trainer import RolloutRequest, Trainer, TrainerConfig
-from tests.trainer.conftest import PATIENCE, USER, Talker, reply, talker
+from tests.trainer.conftest import USER, Talker, reply, talker
+from tests.trainer.deployment import begun, within
 from tests.waiting import until
 
 CANCELLED, COMPLETED, FAILED = OutcomeStatus.CANCELLED, OutcomeStatus.COMPLETED, OutcomeStatus.FAILED
-
-
-SOON = 0.7
-"""Seconds that a test waits for what is known not to come."""
-
-
-def within(awaitable, patience=PATIENCE):
-    return asyncio.wait_for(awaitable, patience)
-
-
-def start(awaitable, patience=PATIENCE):
-    return asyncio.ensure_future(within(awaitable, patience))
 
 
 @pytest.mark.parametrize("target", ["http://localhost:1", "https://x:1", "localhost", ""])
@@ -48,7 +37,7 @@ async def test_a_trainer_and_its_servers(serve, attach_to):
     trainer = await attach_to(reply, server)
     assert trainer.address == ""
     agent.gate("r1")
-    running = start(trainer.rollout(rollout_id="r1", messages=[USER]))
+    running = begun(trainer.rollout(rollout_id="r1", messages=[USER]))
     await until(lambda: agent.started == ["r1"])
     [seen] = trainer.servers
     assert (seen.name, seen.attached, seen.open, seen.agent_loops) == (server.address, True, 1, ("talker",))
@@ -66,9 +55,9 @@ async def test_an_equal_request_joins_and_another_is_refused(serve, attach_to):
     agent.gate("r1")
     trainer = await attach_to(reply, await serve(agent))
     request = RolloutRequest(rollout_id="r1", messages=[USER])
-    first, second = start(trainer.rollout(request)), start(trainer.rollout(request))
+    first, second = begun(trainer.rollout(request)), begun(trainer.rollout(request))
     await until(lambda: agent.started)
-    third = start(trainer.rollout(rollout_id="r1", messages=[USER]))
+    third = begun(trainer.rollout(rollout_id="r1", messages=[USER]))
     with pytest.raises(AlreadyExists):
         await trainer.rollout(request, label="another")
     agent.release()
@@ -99,6 +88,12 @@ async def test_an_ended_rollout_runs_again_only_with_a_higher_attempt(serve, att
         ("agent_timeout", {"agent_timeout": -1.0}),
         ("completion_params.temperature", {"completion_params": {"temperature": -1}}),
         ("group.id", {"group": Group("a/b")}),
+        ("metadata", {"metadata": {"x": float("nan")}}),
+        ("metadata", {"metadata": {"x": object()}}),
+        ("sampling", {"completion_params": {"x": object()}}),
+        ("attempt", {"attempt": -1}),
+        ("max_turns", {"max_turns": "many"}),
+        ("agent_loop", {"agent_loop": 5}),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -111,37 +106,6 @@ async def test_a_bad_request_is_refused_by_name(serve, attach_to, field, changes
     assert agent.started == []
     assert trainer.servers[0].attached
     assert (await within(trainer.rollout(rollout_id="good", messages=[USER]))).status is COMPLETED
-
-
-NOT_WRITABLE = [
-    {"metadata": {"x": float("nan")}},
-    {"metadata": {"x": object()}},
-    {"completion_params": {"x": object()}},
-    {"messages": [USER], "attempt": -1},
-    {"max_turns": "many"},
-    {"agent_loop": 5},
-]
-
-
-@pytest.mark.parametrize("changes", NOT_WRITABLE, ids=lambda changes: list(changes)[-1])
-async def test_what_cannot_be_written_is_refused_by_name(serve, attach_to, changes):
-    trainer = await attach_to(reply, await serve(talker()))
-    with pytest.raises(InvalidArgument) as refusal:
-        await within(trainer.rollout(**{"rollout_id": "r1", **changes}))
-    assert trainer.servers[0].open == 0
-    field = list(changes)[-1]
-    assert {"completion_params": "sampling"}.get(field, field) in refusal.value.violations[0][0]
-
-
-async def test_one_bad_request_does_not_keep_others_from_running(serve, stack):
-    server = await serve(talker())
-    trainer = await stack.enter_async_context(Trainer([server.address], reply))
-    bad = start(trainer.rollout(rollout_id="bad", metadata={"x": float("nan")}), SOON)
-    good = start(trainer.rollout(rollout_id="good"), SOON)
-    refusal, outcome = await asyncio.gather(bad, good, return_exceptions=True)
-    assert not isinstance(outcome, Exception), outcome
-    assert outcome.status is COMPLETED
-    assert isinstance(refusal, InvalidArgument)
 
 
 async def test_a_request_of_unknown_fields_is_a_type_error(serve, attach_to):
@@ -185,8 +149,8 @@ async def test_cancelling_the_last_one_who_waits_cancels_the_rollout(serve, atta
     agent.gate("r1", "r2")
     server = await serve(agent)
     trainer = await attach_to(reply, server)
-    one, two = start(trainer.rollout(rollout_id="r1")), start(trainer.rollout(rollout_id="r1"))
-    alone = start(trainer.rollout(rollout_id="r2"))
+    one, two = begun(trainer.rollout(rollout_id="r1")), begun(trainer.rollout(rollout_id="r1"))
+    alone = begun(trainer.rollout(rollout_id="r2"))
     await until(lambda: len(agent.started) == 2)
     one.cancel()
     alone.cancel()
@@ -205,7 +169,7 @@ async def test_one_a_group_or_all_can_be_cancelled_queued_ones_too(serve, attach
     trainer = await attach_to(reply, await serve(agent, max_concurrent=2, max_queued=1))
     groups = {"r1": "g", "r4": "g"}
     running = {
-        name: start(trainer.rollout(rollout_id=name, group=Group(groups[name]) if name in groups else None))
+        name: begun(trainer.rollout(rollout_id=name, group=Group(groups[name]) if name in groups else None))
         for name in names
     }
     await until(lambda: agent.started == ["r0", "r1"])
@@ -228,26 +192,6 @@ async def test_one_a_group_or_all_can_be_cancelled_queued_ones_too(serve, attach
     assert "r4" not in agent.started
 
 
-async def test_a_higher_attempt_takes_the_place_of_a_lower_one(serve, attach_to):
-    asked = []
-
-    async def policy(request):
-        asked.append(request.attempt)
-        if request.attempt == 1:
-            await asyncio.sleep(3600)
-        return reply(request)
-
-    server = await serve(talker())
-    trainer = await attach_to(policy, server)
-    first = asyncio.ensure_future(trainer.rollout(rollout_id="r", messages=[USER]))
-    await until(lambda: asked == [1])
-    second = await within(trainer.rollout(rollout_id="r", messages=[USER], attempt=2))
-    assert (second.attempt, second.status) == (2, COMPLETED)
-    with pytest.raises(Superseded):
-        await within(first)
-    await until(lambda: server.engine.capacity().undelivered == 0)
-
-
 async def test_a_request_that_is_too_large_is_refused_and_harms_no_other(serve, attach_to):
     trainer = await attach_to(reply, await serve(talker()))
     huge = [{"role": "user", "content": "x" * (65 * 1024 * 1024)}]
@@ -266,7 +210,7 @@ async def test_without_delta_every_chat_has_its_whole_history(serve, attach_to):
     assert hello.history == rollout_pb2.HISTORY_FORM_FULL
 
 
-@pytest.mark.parametrize("option", ["lost_after", "max_open_chats", "ttl"])
+@pytest.mark.parametrize("option", ["lost_after", "max_attempts", "max_open_chats", "ttl"])
 def test_an_option_that_bounds_nothing_is_refused(option):
     with pytest.raises(ValueError, match=option):
         TrainerConfig(**{option: 0})
@@ -281,7 +225,7 @@ async def test_a_trainer_cancels_its_own_rollouts_only(serve, attach_to):
 
     server = await serve(talker())
     one, other = await attach_to(policy, server), await attach_to(policy, server)
-    mine, theirs = start(one.rollout(rollout_id="mine")), start(other.rollout(rollout_id="theirs"))
+    mine, theirs = begun(one.rollout(rollout_id="mine")), begun(other.rollout(rollout_id="theirs"))
     await until(lambda: server.engine.capacity().running == 2)
     (row,) = await within(one.cancel(everything=True))
     assert (row.rollout_id, row.disposition) == ("mine", "CANCELLED")
@@ -299,7 +243,7 @@ async def test_what_was_cancelled_is_not_run_again_when_its_server_forgets_it(se
         await asyncio.sleep(3600)
 
     trainer = await attach_to(policy, await serve(talker()))
-    running = start(trainer.rollout(rollout_id="r"))
+    running = begun(trainer.rollout(rollout_id="r"))
     await until(lambda: asked == [1])
     (rollout,) = trainer.scheduler.rollouts.values()
     rollout.server.stream = None  # no frame is sent any more

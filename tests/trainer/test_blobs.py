@@ -1,4 +1,4 @@
-"""P21: images reach policy and outcome as the data URLs that they were, and only peers with the feature get bytes."""
+"""Images reach policy and outcome as the data URLs that they were, and only peers with the feature get bytes."""
 
 import asyncio
 from base64 import b64encode

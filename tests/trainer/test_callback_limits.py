@@ -7,18 +7,11 @@ import pytest
 from osmosis_grpc.protocol.errors import Unavailable
 from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.trainer import RolloutClient, ServerSecurity, Trainer
-from tests.trainer.conftest import PATIENCE, USER, reply, talker
+from tests.trainer.conftest import USER, reply, talker
+from tests.trainer.deployment import collect, within
 from tests.waiting import until
 
 COMPLETED = OutcomeStatus.COMPLETED
-
-
-def within(awaitable):
-    return asyncio.wait_for(awaitable, PATIENCE)
-
-
-async def collect(values):
-    return [value async for value in values]
 
 
 async def test_events_end_when_their_client_is_closed(serve, train):
@@ -62,16 +55,6 @@ async def test_every_wait_ends_when_its_trainer_is_closed(serve, transport):
             await task
 
 
-async def test_a_trainer_keeps_no_outcome_that_its_caller_has(serve):
-    server = await serve(talker())
-    async with Trainer(server.address, reply, transport="callback") as trainer:
-        names = [f"r{number}" for number in range(20)]
-        outcomes = await within(asyncio.gather(*(trainer.rollout(rollout_id=name, messages=[USER]) for name in names)))
-        assert {outcome.status for outcome in outcomes} == {COMPLETED}
-        assert trainer.metrics()["rollouts/open"] == 0
-        await until(lambda: not server.engine.capacity().undelivered)
-
-
 async def test_an_outcome_that_no_caller_waits_for_stays_with_its_server(serve):
     agent = talker()
     agent.gate("r")
@@ -89,15 +72,3 @@ async def test_an_outcome_that_no_caller_waits_for_stays_with_its_server(serve):
         taken = await within(trainer.rollout(rollout_id="r", messages=[USER], metadata={"turns": 0}))
         assert (taken.status, taken.attempt) == (COMPLETED, 1)
         await until(lambda: not server.engine.capacity().undelivered)
-
-
-async def test_with_a_ledger_outcomes_that_are_not_confirmed_are_on_disk(serve, tmp_path):
-    server = await serve(talker())
-    options = {"transport": "callback", "ledger": tmp_path / "ledger"}
-    async with Trainer(server.address, reply, **options) as trainer:
-        for number in range(8):
-            await within(trainer.rollout(rollout_id=f"r{number}", messages=[USER]))
-        assert trainer.metrics()["rollouts/open"] == 0
-    async with Trainer(server.address, reply, **options) as trainer:
-        left = await within(collect(trainer.unconfirmed()))
-        assert {outcome.rollout_id for outcome in left} == {f"r{number}" for number in range(8)}

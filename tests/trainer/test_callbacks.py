@@ -1,7 +1,6 @@
 """A trainer samples each chat once and applies each outcome once, however often it is asked."""
 
 import asyncio
-from dataclasses import replace
 
 import grpc
 import numpy as np
@@ -12,17 +11,8 @@ from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1.chat_pb2 import ChatRequest as ChatRequestMessage
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1.outcome_pb2 import CompleteRequest
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1.services_pb2_grpc import TrainerServiceStub
-from osmosis_grpc.protocol.errors import Aborted, AlreadyExists, Cancelled, FailedPrecondition, Internal, Unavailable
-from osmosis_grpc.protocol.types import (
-    ChatPurpose,
-    ChatRequest,
-    ChatResponse,
-    OutcomeStatus,
-    Receipt,
-    RolloutOutcome,
-    Sample,
-    Segment,
-)
+from osmosis_grpc.protocol.errors import Cancelled, FailedPrecondition, Internal, Unavailable
+from osmosis_grpc.protocol.types import ChatRequest, OutcomeStatus, Receipt, RolloutOutcome, Sample, Segment
 from osmosis_grpc.protocol.wire.chat import RECEIPTS, chat_bytes, reply_from_wire
 from osmosis_grpc.protocol.wire.outcome import outcome_to_wire
 from tests.credentials import shown
@@ -90,57 +80,6 @@ def ended(result_id="one", attempt=1, **fields):
     )
 
 
-async def test_the_same_chat_again_is_the_same_reply(ask, sampler):
-    first = await ask(chat())
-    again = await ask(chat())
-    assert again == first
-    assert len(sampler.seen) == 1
-
-
-async def test_a_chat_being_sampled_is_joined_and_a_cut_call_does_not_stop_it(ask, sampler):
-    sampler.hold.clear()
-    cut = asyncio.ensure_future(ask(chat()))
-    await until(lambda: sampler.seen)
-    cut.cancel()
-    joined = [asyncio.ensure_future(ask(chat())) for _ in range(5)]
-    await asyncio.sleep(0.05)  # the calls arrive
-    sampler.hold.set()
-    replies = await asyncio.gather(*joined)
-    assert all(reply == replies[0] for reply in replies)
-    assert len(sampler.seen) == 1
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        chat(messages=[{"role": "user", "content": "other"}]),
-        chat(messages=[USER, USER]),
-        chat(params={"temperature": 0.5}),
-        chat(tools=[]),
-        chat(tools=[{"type": "function", "function": {"name": "f"}}]),
-        chat(purpose=ChatPurpose.JUDGE),
-        chat(messages=[{"role": "user", "content": "hi", "n": 1}]),
-    ],
-)
-async def test_another_body_under_the_number_is_already_exists(ask, sampler, other):
-    await ask(chat())
-    with pytest.raises(AlreadyExists) as caught:
-        await ask(other)
-    assert caught.value.attempt == 1
-    assert len(sampler.seen) == 1
-
-
-async def test_a_lower_attempt_is_aborted_and_a_higher_one_begins_anew(ask, sampler):
-    await ask(chat(attempt=2))
-    with pytest.raises(Aborted) as caught:
-        await ask(chat(attempt=1))
-    assert caught.value.attempt == 2
-    with pytest.raises(Aborted):
-        await ask(ended(attempt=1))
-    await ask(chat(attempt=3))
-    assert [request.attempt for request in sampler.seen] == [2, 3]
-
-
 async def test_a_failed_sampling_is_sampled_again(ask, sampler):
     sampler.error = Unavailable("swapping weights", retry_after=0.25)
     with pytest.raises(Unavailable) as caught:
@@ -152,14 +91,6 @@ async def test_a_failed_sampling_is_sampled_again(ask, sampler):
     sampler.error = None
     await ask(chat())
     assert len(sampler.seen) == 3
-
-
-async def test_outcomes(ask):
-    assert await ask(ended("one")) is Receipt.RECORDED
-    assert await ask(ended("one")) is Receipt.ALREADY_RECORDED
-    assert await ask(ended("two")) is Receipt.CONFLICT
-    assert await ask(ended("three", attempt=2)) is Receipt.RECORDED
-    assert (await ask.trainer.outcome("r")).result_id == "three"
 
 
 async def test_the_end_stops_a_sampling_and_refuses_new_chats(ask, sampler):
@@ -203,56 +134,8 @@ async def test_an_outcomes_segments_are_used_where_the_trainer_did_not_answer(as
     assert (await ask.trainer.outcome("r")).samples["main"].segments == (told,)
 
 
-async def test_outcomes_in_the_order_of_their_coming(ask):
-    async def three():
-        ids = []
-        async for outcome in ask.trainer.outcomes():
-            ids.append(outcome.rollout_id)
-            if len(ids) == 3:
-                return ids
-        return None
-
-    taking = asyncio.ensure_future(three())
-    for name in "cab":
-        await ask(replace(ended(), rollout_id=name))
-    assert await asyncio.wait_for(taking, 10) == ["c", "a", "b"]
-
-
-WRONG_REPLIES = {
-    "nothing": (lambda request: None, "the policy returned a NoneType; return ChatResponse"),
-    "a dict": (lambda request: {"role": "assistant"}, "the policy returned a dict"),
-    "text for a message": (lambda request: ChatResponse(message="x"), "message: is a str"),
-    "a list of tokens": (lambda request: ChatResponse(message=SAID, tokens=[1]), "use TokenBlock.of"),
-    "a list of prompt ids": (lambda request: ChatResponse(message=SAID, prompt_ids=[1]), "use TokenBlock.of"),
-}
 SAID = {"role": "assistant", "content": "x"}
 NO_IDS, NO_LOGPROBS = np.empty(0, "<u4"), np.empty(0, "<f4")
-
-
-@pytest.mark.parametrize("name", WRONG_REPLIES)
-async def test_a_policys_mistake_is_the_answer_of_its_chat(train, stack, caplog, name):
-    policy, text = WRONG_REPLIES[name]
-    trainer = await train(policy)
-    channel = await stack.enter_async_context(grpc.aio.insecure_channel(trainer.address))
-    with pytest.raises(Internal, match=text):
-        await asked(TrainerServiceStub(channel), chat(), trainer)
-    assert "the policy failed at chat 1 of rollout r" in caplog.text
-
-
-async def test_a_policy_need_not_be_async(train, stack):
-    trainer = await train(lambda request: ChatResponse(message=SAID))
-    channel = await stack.enter_async_context(grpc.aio.insecure_channel(trainer.address))
-    reply = await asked(TrainerServiceStub(channel), chat(), trainer)
-    assert reply_from_wire(reply).message == SAID
-
-
-async def test_a_higher_attempt_is_waited_for(ask):
-    await ask(ended("first"))
-    waiting = asyncio.ensure_future(ask.trainer.outcome("r", attempt=2))
-    await asyncio.sleep(0.01)  # it stays so
-    assert not waiting.done()
-    await ask(ended("second", attempt=2))
-    assert (await waiting).result_id == "second"
 
 
 async def test_a_reply_that_the_agent_never_received_is_not_trained_on(ask):

@@ -317,17 +317,6 @@ async def test_a_worker_that_names_others_adds_none(stack):
         assert names_of(trainer) == {first.address, second.address}
 
 
-async def test_a_server_behind_another_port_is_not_a_worker_of_itself(stack):
-    first = await stack.enter_async_context(listen_as_agent_server())
-    async with Trainer([first.address], reply) as trainer:
-        stream = await first.accept()
-        await stream.next("hello")
-        rows = [control_pb2.Worker(port=1, journal_id="j1"), control_pb2.Worker(port=70_000)]
-        await stream.send(hello(journal_id="j1", workers=rows))
-        await until(lambda: trainer.servers[0].attached)
-        assert names_of(trainer) == {first.address}
-
-
 async def test_workers_are_removed_with_their_server(stack, tmp_path):
     first, second = [await stack.enter_async_context(listen_as_agent_server()) for _ in range(2)]
     path = tmp_path / "servers"

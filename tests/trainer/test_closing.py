@@ -6,33 +6,22 @@ import pytest
 
 from osmosis_grpc.protocol.errors import CallError, Unavailable
 from osmosis_grpc.protocol.types import OutcomeStatus
-from osmosis_grpc.trainer import RolloutClient, RolloutRequest, Trainer, TrainerConfig
+from osmosis_grpc.trainer import RolloutClient, RolloutRequest, Trainer
 from tests.attach.cutting_proxy import CuttingProxy
-from tests.trainer.conftest import PATIENCE, USER, attached, reply, talker
+from tests.trainer.conftest import USER, attached, reply, talker
+from tests.trainer.deployment import begun, within
 from tests.waiting import ended, until
 
 CANCELLED, COMPLETED, FAILED = OutcomeStatus.CANCELLED, OutcomeStatus.COMPLETED, OutcomeStatus.FAILED
-
-
-SOON = 0.7
-"""Seconds that a test waits for what is known not to come."""
-
-
-def within(awaitable, patience=PATIENCE):
-    return asyncio.wait_for(awaitable, patience)
-
-
-def start(awaitable, patience=PATIENCE):
-    return asyncio.ensure_future(within(awaitable, patience))
 
 
 async def test_closing_a_trainer_raises_unavailable_from_every_waiting_call(serve):
     agent = talker()
     agent.gate("r1")
     async with attached(reply, await serve(agent, max_concurrent=1, max_queued=0)) as trainer:
-        running, queued = start(trainer.rollout(rollout_id="r1")), start(trainer.rollout(rollout_id="r2"))
+        running, queued = begun(trainer.rollout(rollout_id="r1")), begun(trainer.rollout(rollout_id="r2"))
         generator = trainer.run([RolloutRequest(rollout_id="r3")])
-        yielded = start(anext(generator))
+        yielded = begun(anext(generator))
         await until(lambda: agent.started == ["r1"])
     for waiting in (running, queued):
         with pytest.raises(Unavailable, match="closed"):
@@ -41,43 +30,11 @@ async def test_closing_a_trainer_raises_unavailable_from_every_waiting_call(serv
     await generator.aclose()
 
 
-@pytest.mark.parametrize("what", ["events", "cancel"])
-async def test_closing_a_trainer_tells_everybody(serve, what):
-    agent = talker()
-    agent.gate("r1")
-    async with attached(reply, await serve(agent)) as trainer:
-        running = start(trainer.rollout(rollout_id="r1"))
-        await until(lambda: agent.started)
-        seen = []
-
-        async def follow():
-            async for event in trainer.events("r1"):
-                seen.append(event)
-
-        if what == "events":
-            waiting = start(follow(), SOON)
-            await until(lambda: len(seen) >= 2)
-        else:
-            waiting = start(trainer.cancel(everything=True), SOON)
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-    _, told = await asyncio.gather(running, waiting, return_exceptions=True)
-    assert not isinstance(told, TimeoutError)
-
-
 async def test_a_closed_trainer_takes_nothing(serve):
     async with attached(reply, await serve(talker())) as trainer:
         pass
     with pytest.raises(CallError):
-        await within(trainer.rollout(rollout_id="r1"), SOON)
-
-
-async def test_every_waiting_call_raises_unavailable_without_a_server():
-    async with Trainer(["127.0.0.1:1"], reply, config=TrainerConfig(lost_after=0.2)) as trainer:
-        with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1"):
-            await within(trainer.rollout(rollout_id="r1"))
-        with pytest.raises(Unavailable):
-            await trainer.rollout(rollout_id="r2")
+        await within(trainer.rollout(rollout_id="r1"))
 
 
 async def test_the_next_process_continues_the_rollouts_of_one_that_was_cut_off(serve, stack):
@@ -99,7 +56,7 @@ async def test_the_next_process_continues_the_rollouts_of_one_that_was_cut_off(s
     proxy = await stack.enter_async_context(CuttingProxy(server.address))
     for who, address in (("first", proxy.address), ("second", server.address)):
         async with Trainer([address], policy(who)) as trainer:
-            running = start(trainer.rollout(request))
+            running = begun(trainer.rollout(request))
             if who == "first":
                 await within(held.wait())
                 await cut_off(proxy, trainer)
@@ -139,7 +96,7 @@ async def test_a_trainer_that_was_dialled_and_cut_off_leaves_its_rollouts_to_its
                 address = trainer.address
                 proxy = await stack.enter_async_context(CuttingProxy(address))
                 server.attachments.dial(proxy.address)
-            running = start(trainer.rollout(rollout_id="r"))
+            running = begun(trainer.rollout(rollout_id="r"))
             proxy.refusing = False
             if policy is never:
                 await within(held.wait())
@@ -156,7 +113,7 @@ async def test_closing_a_trainer_without_a_ledger_ends_its_rollouts_at_once(serv
     server = await serve(agent)
     async with RolloutClient(server.address) as client:
         async with attached(reply, server) as trainer:
-            running = start(trainer.rollout(rollout_id="r"))
+            running = begun(trainer.rollout(rollout_id="r"))
             await until(lambda: agent.running["r"])
         with pytest.raises(Unavailable, match="closed"):
             await running
@@ -170,11 +127,11 @@ async def test_closing_a_trainer_with_a_ledger_leaves_its_rollouts_to_the_next_p
     agent.gate("r")
     server = await serve(agent)
     async with attached(reply, server, ledger=path) as trainer:
-        running = start(trainer.rollout(rollout_id="r"))
+        running = begun(trainer.rollout(rollout_id="r"))
         await until(lambda: agent.running["r"])
     await asyncio.gather(running, return_exceptions=True)
     async with attached(reply, server, ledger=path) as trainer:
-        running = start(trainer.rollout(rollout_id="r"))
+        running = begun(trainer.rollout(rollout_id="r"))
         agent.release("r")
         outcome = await running
     assert (outcome.status, outcome.attempt) == (COMPLETED, 1)

@@ -10,9 +10,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.protocol.errors import MissingExtraError, PermissionDenied
 from osmosis_grpc.protocol.types import Failure, OutcomeStatus, RolloutOutcome
-from osmosis_grpc.trainer import SyncTrainer, Trainer
 from osmosis_grpc.trainer.metrics import Metrics
-from tests.observability.agents import PATIENCE, Mixed, policy, request, run_all
+from tests.observability.agents import Mixed, policy, request, run_all
 from tests.observability.scrape import Page, scrape
 
 NAME = "osmosis_trainer_{}".format
@@ -106,19 +105,6 @@ def test_reasons_that_agents_make_up_are_one():
     assert page.labels(NAME("failures_total"), "reason") == {"other"}
 
 
-async def test_a_trainer_of_callbacks_has_them_too(serve):
-    server = await serve(Mixed())
-    async with Trainer([server.address], policy, transport="callback") as trainer:
-        for name in ("ok-1", "ok-2", "raises-1"):
-            await asyncio.wait_for(trainer.rollout(request(name, label="1")), PATIENCE)
-        page, values = registered(trainer.collector()), trainer.metrics()
-    assert page.value(NAME("rollouts_total"), status="COMPLETED", evaluation="false") == 2
-    assert page.value(NAME("failures_total"), boundary="agent", reason="AGENT_EXCEPTION", evaluation="false") == 1
-    assert (values["rollouts/completed"], values["chats/answered"], values["rollouts/open"]) == (2.0, 3.0, 0.0)
-    chat = {"grpc_method": "osmosis.rollout.v1.TrainerService/Chat", "grpc_status": "OK"}
-    assert page.value("grpc_server_call_duration_seconds_count", **chat) == 3
-
-
 async def test_any_thread_may_collect(serve, attach_to):
     """prometheus_client's own server collects on threads."""
     trainer = await attach_to(policy, await serve(Mixed()))
@@ -141,18 +127,6 @@ async def test_any_thread_may_collect(serve, attach_to):
         stop.set()
         await asyncio.to_thread(lambda: [thread.join() for thread in threads])
     assert not failed
-
-
-async def test_a_sync_trainer_has_a_collector(serve):
-    server = await serve(Mixed())
-
-    def train():
-        with SyncTrainer([server.address], policy) as trainer:
-            trainer.rollout(request("ok-1", label="1"))
-            return registered(trainer.collector())
-
-    page = await asyncio.to_thread(train)
-    assert page.value(NAME("rollouts_total"), status="COMPLETED", evaluation="false") == 1
 
 
 async def test_without_the_library_the_error_names_the_extra(serve, attach_to, monkeypatch):

@@ -1,4 +1,4 @@
-"""X17: of two agent servers with copies of one journal, the second is refused by name, and says so."""
+"""Of two agent servers with copies of one journal, the second is refused by name, and says so."""
 
 import asyncio
 import shutil

@@ -13,7 +13,7 @@ from osmosis_grpc.testing.raw.server_frames import referring
 from osmosis_grpc.trainer import Evaluation, RolloutClient, RolloutRequest, Trainer, advantages, pad
 from tests.trainer.conftest import PATIENCE, USER, Talker, reply
 from tests.trainer.deployment import QUESTION
-from tests.waiting import ended, until
+from tests.waiting import ended
 
 COMPLETED, FAILED = OutcomeStatus.COMPLETED, OutcomeStatus.FAILED
 
@@ -74,19 +74,6 @@ async def test_an_evaluation_is_never_trained_on(serve, attach_to):
     assert (len(batch), len(batch.skipped)) == (0, 2)
 
 
-async def test_it_runs_beside_a_run_on_the_same_servers(serve, attach_to):
-    agent = scored()
-    agent.gate("t0")
-    trainer = await attach_to(reply, await serve(agent))
-    async with asyncio.timeout(PATIENCE), aclosing(trainer.run(requests(1.0, 1.0, name="t"))) as outcomes:
-        assert (await anext(outcomes)).rollout_id == "t1"
-        evaluation = await trainer.evaluate(requests(0.25, 0.75))
-        agent.release()
-        last = await anext(outcomes)
-    assert (last.rollout_id, last.evaluation, list(last.trainable_samples())) == ("t0", False, ["main"])
-    assert (evaluation.n, evaluation.mean_reward) == (2, 0.5)
-
-
 async def test_the_agent_and_the_server_know(serve, attach_to, stack):
     agent = scored()
     server = await serve(agent)
@@ -131,19 +118,6 @@ async def test_an_older_server_does_not_echo_the_mark(tmp_path):
     async with Trainer([], reply, **options) as trainer, aclosing(trainer.unconfirmed()) as left:
         again = await asyncio.wait_for(anext(left), PATIENCE)
     assert (again.rollout_id, again.evaluation) == ("e", True)
-
-
-async def test_cancelling_it_cancels_its_rollouts(serve, attach_to):
-    agent = scored()
-    agent.gate("e0")
-    trainer = await attach_to(reply, await serve(agent))
-    task = asyncio.ensure_future(trainer.evaluate(requests(1.0)))
-    await until(lambda: agent.running["e0"] == 1)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    await until(lambda: trainer.servers[0].open == 0)
-    assert sum(agent.running.values()) == 0
 
 
 def test_an_empty_evaluation():

@@ -1,4 +1,4 @@
-"""P20: extras reach the segments of a trainer, over both transports, with full histories and deltas."""
+"""Extras reach the segments of a trainer, over both transports, with full histories and deltas."""
 
 import asyncio
 from contextlib import AsyncExitStack

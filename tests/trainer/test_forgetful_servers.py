@@ -5,7 +5,6 @@ import asyncio
 import pytest
 
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import attach_pb2
-from osmosis_grpc.protocol.errors import Unavailable
 from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.testing.raw.server_frames import accepted
 from osmosis_grpc.trainer import RolloutRequest
@@ -35,14 +34,6 @@ def forgetting(listening):
         return deployment, seen
 
     return start
-
-
-@pytest.mark.slow
-async def test_a_rollout_that_is_forgotten_again_and_again_ends_with_the_reasons(forgetting):
-    deployment, seen = await forgetting()
-    with pytest.raises(Unavailable, match=r"lost 5 times.*attempt 1: .*forgotten it.*attempt 5: .*forgotten it"):
-        await asyncio.wait_for(deployment.trainer.rollout(rollout_id="r", agent_loop="talk"), 30)
-    assert seen == [1, 2, 3, 4, 5]
 
 
 async def test_run_yields_it_as_failed_and_the_number_of_attempts_is_an_option(forgetting):
@@ -81,9 +72,3 @@ async def test_a_rollout_that_waits_for_its_next_attempt_can_be_cancelled(forget
     await deployment.trainer.cancel("r")
     outcome = await asyncio.wait_for(running, 10)
     assert outcome.status is OutcomeStatus.CANCELLED
-
-
-@pytest.mark.parametrize("attempts", [0, -1])
-async def test_at_least_one_attempt_is_made(listening, attempts):
-    with pytest.raises(ValueError, match="max_attempts"):
-        await listening(max_attempts=attempts)

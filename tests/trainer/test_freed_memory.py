@@ -3,7 +3,7 @@
 import asyncio
 import gc
 
-from osmosis_grpc.engine.samples import SampleState as ServersSample
+from osmosis_grpc.engine.sample import RunningSample as ServersSample
 from osmosis_grpc.protocol.types.conversation_tree import Node
 from osmosis_grpc.trainer.chats.sample import PendingChat
 from osmosis_grpc.trainer.chats.sample import SampleState as TrainersSample

@@ -14,6 +14,7 @@ from osmosis_grpc.protocol.errors import Aborted, AlreadyExists, InvalidArgument
 from osmosis_grpc.protocol.types import Group, OutcomeStatus, RolloutOutcome
 from osmosis_grpc.trainer import GroupCounts, OutcomeGroup, RolloutRequest, Trainer, advantages, pad
 from tests.trainer.conftest import PATIENCE, USER, Talker, reply
+from tests.trainer.deployment import collect
 from tests.waiting import until
 
 CANCELLED, COMPLETED, FAILED = OutcomeStatus.CANCELLED, OutcomeStatus.COMPLETED, OutcomeStatus.FAILED
@@ -45,11 +46,6 @@ def failing(**attempts):
     return requests(1, metadata={"fails": fails})
 
 
-async def collect(groups):
-    async with asyncio.timeout(PATIENCE), aclosing(groups):
-        return [group async for group in groups]
-
-
 async def test_groups_come_complete_and_as_they_finish(serve, attach_to):
     agent = fallible()
     agent.gate("g0-2")
@@ -71,16 +67,6 @@ async def test_groups_come_complete_and_as_they_finish(serve, attach_to):
     assert ids[-1] == "g0"
     assert sorted(ids) == ["g0", "g1", "g2", "g3"]
     assert trainer.group_counts == GroupCounts(yielded=4)
-
-
-async def test_requests_may_come_from_an_async_iterator(serve, attach_to):
-    async def lazily():
-        for request in requests(2):
-            await asyncio.sleep(0)
-            yield request
-
-    trainer = await attach_to(reply, await serve(fallible()))
-    assert sorted(group.id for group in await collect(trainer.groups(lazily(), 2))) == ["g0", "g1"]
 
 
 async def test_a_group_without_variance_says_so(serve, attach_to):
@@ -226,20 +212,6 @@ async def test_the_loop_over_groups_that_were_all_cancelled_ends(serve, attach_t
     assert await groups == []
 
 
-async def test_leaving_the_loop_cancels_unfinished_rollouts(serve, attach_to):
-    agent = fallible()
-    agent.gate(*(f"g{n}-1" for n in range(1, 6)))
-    server = await serve(agent, max_concurrent=4)
-    trainer = await attach_to(reply, server)
-    async with asyncio.timeout(PATIENCE), aclosing(trainer.groups(requests(6), 2)) as groups:
-        async for group in groups:
-            assert group.id == "g0"
-            break
-    await until(lambda: trainer.servers[0].open == 0)
-    await until(lambda: server.engine.capacity().running == 0 and server.engine.capacity().queued == 0)
-    assert sum(agent.running.values()) == 0
-
-
 async def test_cancelling_the_task_cancels_unfinished_rollouts(serve, attach_to):
     agent = fallible()
     agent.gate("g0-1")
@@ -278,15 +250,6 @@ async def test_dropped_groups_do_not_use_up_the_slots(serve, attach_to):
     groups = await collect(trainer.groups(mixed, 3, max_in_flight=2, retries=0))
     assert sorted(group.id for group in groups) == [f"h{n}" for n in range(5)]
     assert trainer.group_counts == GroupCounts(yielded=5, dropped=10)
-
-
-async def test_a_group_stays_on_one_server(serve, attach_to):
-    agents = [fallible(), fallible()]
-    trainer = await attach_to(reply, *[await serve(agent) for agent in agents])
-    groups = await collect(trainer.groups([*failing(m1=(1,)), *requests(5, "h")], 4, colocate_groups=True))
-    assert len(groups) == 6
-    places = [{name.partition("-")[0] for name in agent.started} for agent in agents]
-    assert not places[0] & places[1]
 
 
 async def test_the_last_member_is_tried_again_on_the_server_of_its_group(serve, attach_to):
@@ -331,15 +294,6 @@ async def test_bad_arguments_are_refused_by_name(serve, attach_to, options, mess
     trainer = await attach_to(reply, await serve(fallible()))
     with pytest.raises(ValueError, match=message):
         await collect(trainer.groups(requests(1), **({"group_size": 2} | options)))
-
-
-async def test_a_bad_request_is_raised_and_the_others_are_cancelled(serve, attach_to):
-    agent = fallible()
-    agent.gate("g0-0")
-    trainer = await attach_to(reply, await serve(agent))
-    with pytest.raises(InvalidArgument):
-        await collect(trainer.groups([*requests(1), RolloutRequest(rollout_id="a/b")], 2))
-    await until(lambda: trainer.servers[0].open == 0)
 
 
 async def test_a_ledger_forgets_what_was_confirmed_or_dropped(serve, tmp_path):

@@ -23,6 +23,7 @@ from osmosis_grpc.trainer.chats.chat_cache import ChatCache
 from tests.attach.cutting_proxy import CuttingProxy
 from tests.damaged import signed
 from tests.trainer.conftest import PATIENCE, USER, reply, talker
+from tests.trainer.deployment import collect
 from tests.waiting import until
 
 COMPLETED = OutcomeStatus.COMPLETED
@@ -44,11 +45,6 @@ def copied(ledger: Path, name: str = "copy") -> Path:
 def rows(ledger: Path, query: str) -> list:
     with closing(sqlite3.connect(ledger)) as connection:
         return connection.execute(query).fetchall()
-
-
-async def collect(outcomes):
-    async with asyncio.timeout(PATIENCE), aclosing(outcomes):
-        return [outcome async for outcome in outcomes]
 
 
 # The file.
@@ -191,7 +187,7 @@ async def test_a_server_that_has_forgotten_starts_them_with_a_higher_attempt(ser
         assert (outcome.status, outcome.attempt) == (COMPLETED, 2)
 
 
-@BOTH
+@pytest.mark.parametrize("transport", ["attach", pytest.param("callback", marks=pytest.mark.slow)])
 async def test_a_server_that_is_no_longer_named_ends_its_rollouts_while_it_can_be_reached(serve, tmp_path, transport):
     agent, path = talker(), tmp_path / "ledger"
     agent.gate("r0")
@@ -228,24 +224,6 @@ async def test_a_server_that_is_no_longer_named_and_is_away_is_left_at_once(serv
         (outcome,) = await collect(trainer.run(requests(1)))
         assert (outcome.status, outcome.attempt) == (COMPLETED, 2)
         assert len(trainer.servers) == 1
-
-
-async def test_every_waiting_call_raises_unavailable_without_a_server_after_the_start(serve, tmp_path):
-    agent, path = talker(), tmp_path / "ledger"
-    agent.gate("r0")
-    server = await serve(agent)
-    async with Trainer([server.address], reply, ledger=path) as trainer:
-        running = asyncio.create_task(collect(trainer.run(requests(1))))
-        await until(lambda: agent.running["r0"])
-        left = copied(path)
-        running.cancel()
-    await server.__aexit__(None, None, None)
-    async with (
-        Trainer([server.address], reply, ledger=left, config=TrainerConfig(lost_after=0.2)) as trainer,
-        asyncio.timeout(PATIENCE),
-    ):
-        with pytest.raises(Unavailable, match="no agent server was there"):
-            await trainer.rollout(requests(1)[0])
 
 
 async def test_an_abandoned_rollout_needs_no_confirmation(serve, tmp_path):
@@ -342,20 +320,6 @@ async def test_the_sweep_forgets_confirmed_outcomes_only(serve, tmp_path):
         await until(lambda: not trainer.scheduler.cache.knows(first[0].rollout_id))
         await until(lambda: rows(path, "SELECT count(*) FROM confirmed") == [(0,)])
         assert await trainer.rollout(requests(2)[int(first[1].rollout_id[1:])]) == first[1]
-
-
-async def test_the_file_space_of_confirmed_outcomes_is_used_again(tmp_path, serve):
-    server, path = await serve(talker()), tmp_path / "ledger"
-    sizes = []
-    async with Trainer([server.address], reply, ledger=path) as trainer:
-        for n in range(6):
-            long = USER | {"content": "x" * 4000}
-            asked = [RolloutRequest(rollout_id=f"{n}-{k}", messages=[long]) for k in range(20)]
-            for outcome in await collect(trainer.run(asked)):
-                await outcome.confirm()
-            await until(lambda n=n: rows(path, "SELECT count(*) FROM chat") == [(0,)])
-            sizes.append(rows(path, "PRAGMA page_count")[0][0])
-    assert sizes[-1] <= sizes[0] * 1.5 + 4
 
 
 # What waits for a commit.

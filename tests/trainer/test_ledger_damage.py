@@ -1,4 +1,4 @@
-"""X9: a damaged ledger. One damaged row costs one rollout at most, which is named; all else goes on."""
+"""A damaged ledger. One damaged row costs one rollout at most, which is named; all else goes on."""
 
 import asyncio
 import sqlite3
@@ -90,7 +90,9 @@ async def test_what_was_confirmed_stays_so(serve, tmp_path, caplog):
         ("UPDATE rollout SET server_key = 'target 127.0.0.1:1' WHERE rollout_id = 'r1'", True, "rollout r1 is damaged"),
         ("UPDATE rollout SET tools = x'00' WHERE rollout_id = 'r1'", False, "the tools of rollout r1 are damaged"),
         ("UPDATE chat SET reply = x'00' WHERE rollout_id = 'r1'", False, "chat 1 of rollout r1 is damaged"),
-        ("UPDATE attachment SET attachment_id = 'another'", False, "is damaged in the ledger"),
+        pytest.param(
+            "UPDATE attachment SET attachment_id = 'another'", False, "is damaged in the ledger", marks=pytest.mark.slow
+        ),
     ],
 )
 async def test_a_running_rollout_continues_where_it_can(serve, tmp_path, caplog, statement, lost, log):

@@ -8,22 +8,15 @@ from osmosis_grpc import supervise
 from osmosis_grpc.protocol.errors import LedgerError, OsmosisRolloutError, TrainerFailed
 from osmosis_grpc.storage.ledger.writer import COMMIT
 from osmosis_grpc.trainer import RolloutRequest
-from tests.trainer.conftest import PATIENCE, reply, talker
+from tests.trainer.conftest import reply, talker
+from tests.trainer.deployment import collect, within
 from tests.waiting import until
-
-
-def within(awaitable):
-    return asyncio.wait_for(awaitable, PATIENCE)
 
 
 def begun(awaitable):
     task = asyncio.ensure_future(within(awaitable))
     task.add_done_callback(lambda task: task.cancelled() or task.exception())
     return task
-
-
-async def collect(values):
-    return [value async for value in values]
 
 
 @pytest.mark.parametrize("transport", ["attach", "callback"])

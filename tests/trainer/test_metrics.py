@@ -14,6 +14,7 @@ from osmosis_grpc.protocol.types import ChatResponse, Failure, OutcomeStatus, Ro
 from osmosis_grpc.trainer import RolloutRequest, TokenBlock
 from osmosis_grpc.trainer.metrics import MAX_REASONS, RECENT, Metrics
 from tests.trainer.conftest import PATIENCE, USER
+from tests.trainer.deployment import collect
 from tests.waiting import until
 
 
@@ -35,11 +36,6 @@ class Mixed(RolloutAgentLoop):
         if kind == "hangs":
             await asyncio.sleep(3600)
         return ctx.complete(messages, reward=float(ctx.request.label or 0))
-
-
-async def collect(outcomes):
-    async with asyncio.timeout(PATIENCE):
-        return [outcome async for outcome in outcomes]
 
 
 def check_flat(values):

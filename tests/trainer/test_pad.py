@@ -10,20 +10,8 @@ from hypothesis import strategies as st
 from osmosis_grpc.policies import ScriptedPolicy
 from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.protocol.types import Failure, OutcomeStatus, RaggedTensor, Sample, Segment, Tensor, VersionSpan
-from osmosis_grpc.trainer import (
-    Advantages,
-    OutcomeGroup,
-    RolloutClient,
-    RolloutOutcome,
-    RolloutRequest,
-    Row,
-    Skipped,
-    Trainer,
-    advantages,
-    pad,
-)
-from tests.trainer.conftest import Talker, talker
-from tests.waiting import ended
+from osmosis_grpc.trainer import Advantages, OutcomeGroup, RolloutOutcome, Row, Skipped, Trainer, advantages, pad
+from tests.trainer.conftest import talker
 
 
 def segment(runs, seed=0, versions=()):
@@ -287,20 +275,12 @@ def test_nothing_to_pad():
     assert [field for field, _ in raised.value.violations] == ["outcomes"]
 
 
-@pytest.mark.parametrize("way", ["attached", "callbacks", "waited for"])
-async def test_what_a_trainer_receives_can_be_padded(serve, train, stack, way):
-    """Over a stream, over callbacks, and as the server reports it: the same arrays."""
+async def test_what_a_trainer_receives_can_be_padded(serve):
     policy = ScriptedPolicy(["one", "two"], tokens=3, version="step-7")
     server = await serve(talker())
-    request = {"rollout_id": "r", "messages": [{"role": "user", "content": "Hello"}], "metadata": {"turns": 2}}
-    if way == "attached":
-        async with Trainer([server.address], policy) as trainer:
-            outcome = await trainer.rollout(**request)
-    else:
-        trainer = await train(policy)
-        client = await stack.enter_async_context(RolloutClient(server.address))
-        await client.init(**request, callback=trainer.callback())
-        outcome = await (trainer.outcome("r", 10) if way == "callbacks" else ended(client, "r"))
+    messages = [{"role": "user", "content": "Hello"}]
+    async with Trainer([server.address], policy) as trainer:
+        outcome = await trainer.rollout(rollout_id="r", messages=messages, metadata={"turns": 2})
     batch = pad([outcome])
     assert len(batch) == len(outcome.samples["main"].segments) > 0
     assert batch.loss_mask.sum() == 6
@@ -308,38 +288,6 @@ async def test_what_a_trainer_receives_can_be_padded(serve, train, stack, way):
     assert (batch.versions[batch.loss_mask] == 0).all()
     assert batch.version_names == ("step-7",)
     assert batch.rewards.tolist() == [1.0] * len(batch)
-
-
-class Flaky(Talker):
-    """Raises in the odd members of a group, after its chats."""
-
-    async def run(self, ctx):
-        ending = await super().run(ctx)
-        if ctx.request.group.index % 2:
-            raise RuntimeError("the weather service is away")
-        return ending
-
-
-async def test_the_loop_of_a_trainer_takes_only_what_completed(serve):
-    """The loop that a user writes: aligned arrays, and no failed rollout among them."""
-    server, trained, seen = await serve(type("A", (Flaky,), {})("flaky")), [], []
-    requests = [RolloutRequest(rollout_id=f"r{n}", messages=[{"role": "user", "content": "Hello"}]) for n in range(3)]
-    async with Trainer([server.address], ScriptedPolicy(["one"], tokens=3)) as trainer:
-        async for outcome in trainer.run(requests, group_size=4):
-            seen.append(outcome)
-            for sample in outcome.trainable_samples().values():
-                for segment in sample.segments:
-                    arrays = np.stack([segment.ids, segment.mask(), segment.aligned_logprobs()])
-                    trained.append((outcome.rollout_id, arrays.shape, sample.reward))
-    assert len(seen) == 12
-    assert all(outcome.samples["main"].segments for outcome in seen), "the failed ones have tokens, too"
-    assert sorted(name for name, _, _ in trained) == sorted(f"r{n}-{index}" for n in range(3) for index in (0, 2))
-    assert {reward for _, _, reward in trained} == {1.0}
-    with pytest.raises(
-        InvalidArgument, match=r"rollout r\d-\d is not trained on: it ended FAILED: RuntimeError: the weather"
-    ):
-        pad(seen)
-    assert len(pad(seen, untrainable="skip")) == 6
 
 
 def with_extras(runs, seed=0, **extras):

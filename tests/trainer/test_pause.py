@@ -9,6 +9,7 @@ from osmosis_grpc.protocol.errors import FailedPrecondition, Unimplemented
 from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.trainer import RolloutRequest, VersionSpan
 from tests.trainer.conftest import PATIENCE, USER, talker
+from tests.trainer.deployment import collect
 from tests.waiting import until
 
 
@@ -32,10 +33,6 @@ class Slow:
 
 def spans(outcome):
     return [span for sample in outcome.samples.values() for s in sample.segments for span in s.versions]
-
-
-async def collect(outcomes):
-    return [outcome async for outcome in outcomes]
 
 
 async def test_pause_until_idle_with_64_open_chats_and_a_new_version(serve, attach_to):

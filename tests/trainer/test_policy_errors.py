@@ -13,11 +13,12 @@ import pytest
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.policies import ChatRenderer, TokenPolicy
 from osmosis_grpc.policies.threads import ThreadedPolicy
-from osmosis_grpc.protocol.errors import CallError, InvalidArgument, ResourceExhausted, RolloutFailed, Unavailable
+from osmosis_grpc.protocol.errors import CallError, RolloutFailed
 from osmosis_grpc.protocol.types import OutcomeStatus
-from osmosis_grpc.trainer import FailureReason, RolloutRequest, SyncTrainer, Trainer
+from osmosis_grpc.trainer import FailureReason, RolloutRequest, Trainer
 from tests.policies.byte_tokenizer import ByteTokenizer
 from tests.trainer.conftest import PATIENCE, USER, Talker, reply, talker
+from tests.trainer.deployment import collect
 from tests.waiting import until
 
 COMPLETED, FAILED = OutcomeStatus.COMPLETED, OutcomeStatus.FAILED
@@ -64,18 +65,13 @@ LOOPS = {
 }
 
 
-async def drain(values):
-    async with asyncio.timeout(PATIENCE), aclosing(values):
-        return [value async for value in values]
-
-
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("loop", LOOPS)
 async def test_a_loop_ends_with_the_exception_of_a_policy_that_fails_a_whole_group(serve, attach_to, policy, loop):
     server = await serve(talker())
     trainer = await attach_to(POLICIES[policy](), server)
     with pytest.raises(OutOfMemory):
-        await drain(LOOPS[loop](trainer))
+        await collect(LOOPS[loop](trainer))
     await until(lambda: server.engine.capacity().running == 0)
     await until(lambda: trainer.metrics()["rollouts/open"] == 0)
 
@@ -101,7 +97,7 @@ async def cancelled_within(request):
 async def test_a_policy_whose_own_task_was_cancelled_has_failed(serve, attach_to):
     trainer = await attach_to(cancelled_within, await serve(talker()))
     with pytest.raises(RuntimeError) as raised:
-        await drain(trainer.run(requests(1)))
+        await collect(trainer.run(requests(1)))
     cause = raised.value.__cause__
     assert isinstance(cause, asyncio.CancelledError)
     assert "cancelled_within" in [frame.name for frame in traceback.extract_tb(cause.__traceback__)]
@@ -129,7 +125,7 @@ async def test_the_end_of_an_iterator_in_a_policy_is_an_error_at_the_line_of_the
 ):
     trainer = await attach_to(policy(), await serve(talker()))
     with pytest.raises(RuntimeError) as raised:
-        await drain(trainer.run(requests(1)))
+        await collect(trainer.run(requests(1)))
     frames = [traceback.extract_tb(error.__traceback__) for error in (raised.value, raised.value.__cause__) if error]
     assert function.__name__ in [stack[-1].name for stack in frames]
     assert "async generator" not in str(raised.value)
@@ -141,7 +137,7 @@ async def test_the_other_rollouts_are_cancelled_when_the_exception_is_raised(ser
     server = await serve(agent)
     trainer = await attach_to(raising, server)
     with pytest.raises(OutOfMemory):
-        await drain(trainer.groups([*requests(1, "h"), *requests(1)], 2))
+        await collect(trainer.groups([*requests(1, "h"), *requests(1)], 2))
     await until(lambda: server.engine.capacity().running == 0)
     assert sum(agent.running.values()) == 0
     await until(lambda: trainer.metrics()["rollouts/cancelled"] == 2)
@@ -154,13 +150,6 @@ def failing_for(*names):
         return raising(request) if request.rollout_id in names else reply(request)
 
     return policy
-
-
-async def test_a_group_with_a_member_that_the_policy_answers_is_dropped_as_ever(serve, attach_to):
-    trainer = await attach_to(failing_for("g0-0", "g0-1"), await serve(talker()))
-    groups = await drain(trainer.groups(requests(2), 3))
-    assert [group.id for group in groups] == ["g1"]
-    assert trainer.group_counts.dropped == 1
 
 
 async def test_a_later_group_that_fails_whole_is_raised(serve, attach_to):
@@ -183,7 +172,7 @@ async def test_a_policy_that_fails_once_is_tried_again(serve, attach_to):
         return reply(request)
 
     trainer = await attach_to(policy, await serve(talker()))
-    (group,) = await drain(trainer.groups(requests(1), 2))
+    (group,) = await collect(trainer.groups(requests(1), 2))
     assert [outcome.attempt for outcome in group] == [2, 2]
     assert failed == {"g0-0", "g0-1"}
 
@@ -194,7 +183,7 @@ async def test_on_failure_raise_ends_the_loop_at_the_first_exception(serve, atta
     server = await serve(agent)
     trainer = await attach_to(failing_for("g0-0"), server)
     with pytest.raises(OutOfMemory):
-        await drain(trainer.groups(requests(1), 3, retries=5, on_failure="raise"))
+        await collect(trainer.groups(requests(1), 3, retries=5, on_failure="raise"))
     assert ("g0-0", 2) not in agent.attempts
     await until(lambda: server.engine.capacity().running == 0)
 
@@ -213,37 +202,9 @@ class Broken(Talker):
 async def test_on_failure_raise_names_the_outcome_of_an_agent_that_fails(serve, attach_to):
     trainer = await attach_to(reply, await serve(Broken("broken")))
     with pytest.raises(RolloutFailed) as raised:
-        await drain(trainer.groups(requests(1), 2, on_failure="raise"))
+        await collect(trainer.groups(requests(1), 2, on_failure="raise"))
     outcome = raised.value.outcome
     assert (outcome.rollout_id, outcome.attempt, outcome.failure.boundary) == ("g0-1", 2, "agent")
-
-
-@pytest.mark.parametrize("error", [InvalidArgument("params.n", "is 2"), CallError("no"), ResourceExhausted("full")])
-async def test_a_status_that_a_policy_raises_fails_its_rollout_only(serve, attach_to, error):
-    def policy(request):
-        if request.chat_number == 1 and request.rollout_id == "g0":
-            raise error
-        return reply(request)
-
-    server = await serve(talker(), trainer_grace=0.1)
-    trainer = await attach_to(policy, server)
-    outcomes = {outcome.rollout_id: outcome for outcome in await drain(trainer.run(requests(2)))}
-    assert {name: outcome.status for name, outcome in outcomes.items()} == {"g0": FAILED, "g1": COMPLETED}
-    assert outcomes["g0"].failure.boundary == "trainer"
-
-
-async def test_a_policy_that_is_busy_for_a_while_is_asked_again(serve, attach_to):
-    asked = []
-
-    def policy(request):
-        asked.append(request.rollout_id)
-        if len(asked) == 1:
-            raise Unavailable("busy", retry_after=0.01)
-        return reply(request)
-
-    trainer = await attach_to(policy, await serve(talker()))
-    (outcome,) = await drain(trainer.run(requests(1)))
-    assert (outcome.status, outcome.attempt, len(asked)) == (COMPLETED, 1, 2)
 
 
 class Wrapping(RolloutAgentLoop):
@@ -332,14 +293,14 @@ async def test_an_agent_that_asks_again_completes(serve, attach_to):
         return raising(request) if len(asked) == 1 else reply(request)
 
     trainer = await attach_to(policy, await serve(Patient()))
-    (outcome,) = await drain(trainer.run(requests(1)))
+    (outcome,) = await collect(trainer.run(requests(1)))
     assert (outcome.status, len(asked)) == (COMPLETED, 2)
 
 
 async def test_the_log_has_one_traceback_and_a_count(serve, attach_to, caplog):
     trainer = await attach_to(raising, await serve(talker()))
     with caplog.at_level(logging.WARNING, "osmosis_grpc.trainer"), pytest.raises(OutOfMemory):
-        await drain(trainer.groups(requests(4), 4))
+        await collect(trainer.groups(requests(4), 4))
     lines = [r.getMessage() for r in caplog.records if r.name.startswith("osmosis_grpc.trainer")]
     assert sum("Traceback" in line for line in lines) == 1
     assert len(lines) == 2
@@ -353,23 +314,11 @@ async def test_with_a_ledger_the_next_process_tries_the_failed_members_again(ser
     options = {"ledger": tmp_path / "ledger"}
     async with Trainer([server.address], raising, **options) as trainer:
         with pytest.raises(OutOfMemory):
-            await drain(trainer.groups(requests(1), 2, retries=retries))
+            await collect(trainer.groups(requests(1), 2, retries=retries))
     async with Trainer([server.address], reply, **options) as trainer:
-        (group,) = await drain(trainer.groups(requests(1), 2))
+        (group,) = await collect(trainer.groups(requests(1), 2))
         assert [outcome.attempt for outcome in group] == [retries + 2] * 2
         await group.confirm()
-
-
-async def test_a_sync_trainer_raises_the_exception(serve):
-    server = await serve(talker())
-
-    def loop():
-        with SyncTrainer([server.address], raising) as trainer:
-            for _ in trainer.groups(requests(2), 2):
-                pass
-
-    with pytest.raises(OutOfMemory):
-        await asyncio.wait_for(asyncio.to_thread(loop), PATIENCE)
 
 
 PROGRAM = """
@@ -399,7 +348,7 @@ asyncio.run(later())
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sync", "attach", "callback"])
-async def test_a_program_ends_with_a_short_traceback_and_exit_code_1(serve, kind):
+async def test_a_program_ends_with_the_traceback_of_the_policy_and_exit_code_1(serve, kind):
     server = await serve(talker())
     command = [sys.executable, "-c", PROGRAM, server.address, kind]
     ended = await asyncio.to_thread(
@@ -408,5 +357,4 @@ async def test_a_program_ends_with_a_short_traceback_and_exit_code_1(serve, kind
     assert (ended.returncode, ended.stdout) == (1, "")
     *_, trace = ended.stderr.partition("Traceback (most recent call last):")[2].rpartition("Traceback")
     assert trace.splitlines()[-1] == "RuntimeError: CUDA out of memory"
-    assert len(trace.splitlines()) <= 15
-    assert "osmosis_grpc" not in trace
+    assert "in policy" in trace

@@ -14,7 +14,7 @@ from osmosis_grpc.trainer.progress_bar import Progress
 from tests.processes import ROOT
 
 SCRIPT = """
-import asyncio, os, sys
+import asyncio, os, sys, time
 if "no-rich" in sys.argv:
     sys.modules.update(dict.fromkeys(["rich", *(name for name in sys.modules if name.startswith("rich."))]))
 from osmosis_grpc.policies import ToolCallingMock
@@ -29,7 +29,8 @@ async def main():
     async with Trainer([target], ToolCallingMock(latency=0.1)) as trainer:
         async for outcome in trainer.run(requests, max_in_flight=4, progress=True):
             if how == "first":
-                os._exit(0)  # nothing is drawn after this line
+                time.sleep(0.5)  # it blocks the event loop, and the bar is drawn all the same
+                os._exit(0)
             if how == "leave":
                 break
             if how == "print":
@@ -81,7 +82,7 @@ def test_a_bar_on_a_terminal(on_a_terminal, target, tmp_path):
     assert re.findall(r"rollouts \S* 11 of 11 done, 0 in flight, 1 failed, mean reward 1\.000, [\d.]+/s", plain), plain
 
 
-def test_a_bar_counts_an_outcome_before_the_loop_has_it(on_a_terminal, target, tmp_path):
+def test_a_bar_is_drawn_while_the_callers_code_blocks_the_event_loop(on_a_terminal, target, tmp_path):
     shown, _ = on_a_terminal(command(tmp_path, target, "first", "first"))
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
     assert re.findall(r"(\d+) of 11 done", plain)[-1] != "0", plain

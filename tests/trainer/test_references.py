@@ -5,7 +5,6 @@ import asyncio
 import grpc
 import pytest
 
-from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import (
     chat_pb2,
     control_pb2,
@@ -77,22 +76,6 @@ async def test_an_outcome_by_reference_has_no_tokens_and_no_known_messages(serve
     else:
         assert len(segment.ids) == sum(segment.mask_runs)
         assert (sample.prefix_chat, len(sample.messages)) == (0, 7)
-
-
-async def test_the_trainer_puts_the_tokens_back(serve):
-    """The same rollout over both transports gives the same sample."""
-    server = await serve(Talk())
-    samples = []
-    for transport in ("callback", "attach"):
-        async with Trainer([server.address], lambda chat: answer(chat, "so", tokens=5), transport=transport) as trainer:
-            request = {"rollout_id": f"r-{transport}", "messages": [USER], "metadata": {"turns": 2}}
-            outcome = await within(trainer.rollout(**request))
-            assert outcome.status is OutcomeStatus.COMPLETED
-            samples.append(outcome.samples["main"])
-    one, other = samples
-    assert one.messages == other.messages
-    assert [s.mask_runs for s in one.segments] == [s.mask_runs for s in other.segments]
-    assert all(len(segment.ids) == sum(segment.mask_runs) for segment in one.segments)
 
 
 class OldServer(RolloutServiceServicer):

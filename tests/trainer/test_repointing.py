@@ -7,7 +7,8 @@ import pytest
 
 from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.trainer import Trainer, TrainerConfig
-from tests.trainer.conftest import PATIENCE, USER, reply, talker
+from tests.trainer.conftest import USER, reply, talker
+from tests.trainer.deployment import collect, within
 from tests.waiting import until
 
 
@@ -37,14 +38,6 @@ class LosingReplies(grpc.GenericRpcHandler):
             return answer
 
         return grpc.unary_unary_rpc_method_handler(forward)
-
-
-def within(awaitable):
-    return asyncio.wait_for(awaitable, PATIENCE)
-
-
-async def collect(values):
-    return [value async for value in values]
 
 
 @pytest.mark.parametrize("confirmed", [False, True])

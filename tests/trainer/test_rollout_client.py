@@ -137,19 +137,6 @@ async def test_a_stream_that_is_left_leaves_nothing_behind(pair):
         await until(lambda: not record.trail.waiters and not log.waiters)
 
 
-async def test_signs_of_life(pair):
-    client, trainer = pair
-    await client.init(rollout_id="s", agent_loop="sleeper", callback=trainer.callback())
-    async with grpc.aio.insecure_channel(client.target) as channel:
-        stream = RolloutServiceStub(channel).StreamEvents(
-            control_pb2.StreamEventsRequest(rollout_id="s", after_event=2)
-        )
-        response = await stream.read()
-    assert not response.HasField("event")
-    assert response.idle.last_event_number == 2
-    assert response.idle.activity.description == "agent"
-
-
 async def test_messages_are_checked_before_they_travel(pair):
     client, trainer = pair
     with pytest.raises(InvalidArgument, match=r"messages\[0\].content"):

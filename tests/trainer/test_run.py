@@ -10,6 +10,7 @@ from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.protocol.types import Group, OutcomeStatus
 from osmosis_grpc.trainer import RolloutRequest, Trainer
 from tests.trainer.conftest import PATIENCE, USER, reply, talker
+from tests.trainer.deployment import collect
 from tests.waiting import until
 
 CANCELLED, COMPLETED, FAILED = OutcomeStatus.CANCELLED, OutcomeStatus.COMPLETED, OutcomeStatus.FAILED
@@ -17,11 +18,6 @@ CANCELLED, COMPLETED, FAILED = OutcomeStatus.CANCELLED, OutcomeStatus.COMPLETED,
 
 def requests(count, name="r", **changes):
     return [RolloutRequest(rollout_id=f"{name}{n}", messages=[USER], **changes) for n in range(count)]
-
-
-async def collect(outcomes):
-    async with asyncio.timeout(PATIENCE), aclosing(outcomes):
-        return [outcome async for outcome in outcomes]
 
 
 async def test_a_slow_one_does_not_hold_up_the_others(serve, attach_to):
@@ -226,12 +222,6 @@ async def test_a_higher_attempt_of_the_same_request_is_run(serve, attach_to):
             await until(lambda attempt=attempt: trainer.metrics()["rollouts/completed"] == attempt)
 
     assert [c.attempt for c in await collect(trainer.run(again()))] == [1, 2]
-
-
-async def test_evaluate_refuses_the_same_request_twice(serve, attach_to):
-    trainer = await attach_to(reply, await serve(talker()))
-    with pytest.raises(InvalidArgument, match=r"two requests of one evaluate\(\) have the id r0"):
-        await trainer.evaluate([*requests(1), *requests(1)])
 
 
 async def test_a_request_whose_rollout_has_ended_is_refused(serve, attach_to):

@@ -7,7 +7,7 @@ from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.protocol.errors import AlreadyExists
 from osmosis_grpc.protocol.types import SplitReason, events
 from osmosis_grpc.server import AgentServer
-from osmosis_grpc.trainer import RolloutClient, RolloutRequest, Trainer
+from osmosis_grpc.trainer import RolloutClient, Trainer
 from tests.callback_trainer import CallbackTrainer
 
 USER = {"role": "user", "content": "hi"}
@@ -48,21 +48,6 @@ async def test_an_outcome_has_the_parameters_of_its_chats_and_the_reasons_of_its
     assert [(kind.params, kind.passed) for kind in asked] == [(params, {"temperature": 0.0} if pin else None)] * 3
     changed = SplitReason.HISTORY_CHANGED
     assert [segment.split for segment in sample.segments] == [None, changed, changed]
-
-
-async def test_evaluations_and_groups_pin_as_their_requests_say():
-    seen = []
-
-    async def watched(request):
-        seen.append(request.params["temperature"])
-        return answer(request, "fine")
-
-    async with AgentServer([Stubborn()], port=0) as server, Trainer([server.address], watched) as trainer:
-        await trainer.evaluate([RolloutRequest(rollout_id="e", pin_completion_params=True, **REQUEST)])
-        requests = [RolloutRequest(rollout_id="g", pin_completion_params=True, **REQUEST)]
-        async for _ in trainer.groups(requests, group_size=2):
-            pass
-    assert seen == [0.7] * 9
 
 
 async def test_two_requests_that_differ_in_the_pin_are_not_the_same():

@@ -78,27 +78,6 @@ async def test_the_events_are_those_of_the_server(serve, attach_to):
     assert await collect(trainer.events("r1", after=len(whole))) == []
 
 
-async def test_events_come_while_it_runs(serve, attach_to):
-    agent = Chatty()
-    trainer = await attach_to(reply, await serve(agent))
-    running = asyncio.ensure_future(trainer.rollout(rollout_id="r1", metadata={"events": 5}))
-    await until(lambda: trainer.servers[0].open)
-    seen = []
-
-    async def follow():
-        async for event in trainer.events("r1"):
-            seen.append(event)
-
-    following = asyncio.ensure_future(follow())
-    await until(lambda: len(seen) == 7)
-    assert not running.done()
-    agent.gate.set()
-    await asyncio.wait_for(following, PATIENCE)
-    assert isinstance(seen[-1].kind, events.Delivered)
-    assert [event.event_number for event in seen] == list(range(1, len(seen) + 1))
-    assert (await running).status == "COMPLETED"
-
-
 @pytest.mark.parametrize(("rollout_id", "error"), [("nobody", NotFound), ("a/b", OsmosisValidationError)])
 async def test_events_that_are_not_there(serve, attach_to, rollout_id, error):
     trainer = await attach_to(reply, await serve(talker()), await serve(talker()))
@@ -128,20 +107,6 @@ async def test_a_slow_reader_gets_everything_of_what_runs(serve, attach_to, monk
     assert [e.kind.data["number"] for e in got if isinstance(e.kind, events.Logged)] == list(range(200))
     agent.gate.set()
     assert (await running).status == "COMPLETED"
-
-
-async def test_two_readers_do_not_disturb_one_another(serve, attach_to, monkeypatch):
-    monkeypatch.setattr(subscriptions, "MAX_WAITING", 10)
-    agent = Chatty()
-    trainer = await attach_to(reply, await serve(agent))
-    running = asyncio.ensure_future(trainer.rollout(rollout_id="r1", metadata={"events": 100}))
-    await until(lambda: trainer.servers[0].open)
-    slow, fast = await asyncio.gather(
-        collect(trainer.events("r1"), pause=0.001, to=102), collect(trainer.events("r1"), to=102)
-    )
-    assert [e.event_number for e in slow] == [e.event_number for e in fast] == list(range(1, 103))
-    agent.gate.set()
-    await running
 
 
 # One subscription, by itself
@@ -181,16 +146,3 @@ async def test_an_event_of_a_newer_kind_leaves_no_gap():
         subscription.put(told)
     subscription.ended(None)
     assert [e.event_number for e in await collect(subscription.read(lambda _: None))] == [1, 3]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("most", [1, 3, 50])
-async def test_a_slow_reader_gets_all_events_of_an_ended_rollout(serve, attach_to, monkeypatch, most):
-    agent = Chatty()
-    agent.gate.set()
-    trainer = await attach_to(reply, await serve(agent))
-    await asyncio.wait_for(trainer.rollout(rollout_id="r1", metadata={"events": 300}), PATIENCE)
-    whole = await collect(trainer.events("r1"))
-    monkeypatch.setattr(subscriptions, "MAX_WAITING", most)
-    got = await collect(trainer.events("r1"), pause=0)
-    assert [event.event_number for event in got] == [event.event_number for event in whole]

@@ -4,7 +4,6 @@ A job that is declared without a scenario here fails its test.
 """
 
 import asyncio
-import io
 from types import SimpleNamespace
 
 import grpc
@@ -16,14 +15,13 @@ from osmosis_grpc.protocol.errors import AlreadyExists, Internal, LedgerError, T
 from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.testing.raw.server_frames import complete, init_reply, referring, status
 from osmosis_grpc.trainer import RolloutClient, RolloutRequest, SyncTrainer, Trainer, TrainerConfig, outcome_recorder
-from osmosis_grpc.trainer import progress_bar as progress_file
 from osmosis_grpc.trainer import target_sources as sources_file
 from osmosis_grpc.trainer import unreachable_warnings as unreachable_file
 from osmosis_grpc.trainer.loop_thread import LoopThread
-from osmosis_grpc.trainer.progress_bar import Progress
 from osmosis_grpc.trainer.transports.callback.recorder import CallbackRecorder
 from tests.server.workers.cluster import workers
 from tests.trainer.conftest import PATIENCE, USER, reply, talker
+from tests.trainer.deployment import collect, within
 from tests.waiting import until
 
 JOBS = sorted(name for name in supervise.declared() if name.startswith(("trainer.", "ledger.")))
@@ -66,20 +64,12 @@ async def test_a_job_that_fails_runs_again_or_is_reported(name, tools):
         supervise.jobs.injected(supervise.declared()[name])  # what was not raised is forgotten
 
 
-def within(awaitable):
-    return asyncio.wait_for(awaitable, PATIENCE)
-
-
 def inject(name):
     supervise.inject(name, INJECTED)
 
 
 def restarted(tools, name):
     return f"{name} failed; runs again" in tools.text() and "injected on purpose" in tools.text()
-
-
-async def collect(values):
-    return [value async for value in values]
 
 
 def reported(name):
@@ -105,28 +95,19 @@ async def sweep(tools, name):
                 await asyncio.sleep(0.2)  # more than the ttl
 
 
-@scenario("trainer.warn_unreached")
-async def warn_unreached(tools, name):
-    tools.monkeypatch.setattr(unreachable_file, "EVERY", 0.05)
-    inject(name)
-    async with Trainer([NOWHERE], reply, config=TrainerConfig(longest_pause=3600.0)):
-        await until(lambda: restarted(tools, name))
-        tools.caplog.clear()
-        refused = f"server {NOWHERE} cannot be reached: it refuses connections; start it, or name another; trying again"
-        await until(lambda: refused in tools.text())
-
-
-@scenario("trainer.warn_draining")
-async def warn_draining(tools, name):
+@scenario("trainer.warn")
+async def warn(tools, name):
     tools.monkeypatch.setattr(unreachable_file, "EVERY", 0.05)
     server = await tools.serve(talker())
     await server.drain()
-    async with Trainer([server.address], reply) as trainer:
-        inject(name)
+    inject(name)
+    async with Trainer([server.address, NOWHERE], reply, config=TrainerConfig(longest_pause=3600.0)) as trainer:
         rollout = asyncio.create_task(trainer.rollout(rollout_id="r"))
         await until(lambda: restarted(tools, name))
-        told = f"all servers drain: {server.address}; 1 rollout waits until one accepts rollouts again"
-        await until(lambda: told in tools.text())
+        tools.caplog.clear()
+        refused = f"server {NOWHERE} cannot be reached: it refuses connections; start it, or name another; trying again"
+        drained = f"all servers drain: {server.address}; 1 rollout waits until one accepts rollouts again"
+        await until(lambda: refused in tools.text() and drained in tools.text())
         await server.end_drain()
         assert (await within(rollout)).status is COMPLETED
 
@@ -176,19 +157,6 @@ async def ask_workers(tools, name):
         await cluster.leave(1)
         await until(lambda: restarted(tools, name))
         await until(lambda: len(trainer.servers) == 1)
-
-
-@scenario("trainer.draw_progress")
-async def draw_progress(tools, name):
-    tools.monkeypatch.setattr(progress_file.Lines, "period", 0.01)
-    inject(name)
-    file = io.StringIO()
-    with Progress(1, file=file) as progress:
-        await until(lambda: restarted(tools, name))
-        done = asyncio.get_running_loop().create_future()
-        progress.watch(done)
-        done.cancel()
-        await until(lambda: "1 of 1 done" in file.getvalue())
 
 
 @scenario("trainer.answer_chat")

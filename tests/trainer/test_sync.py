@@ -180,13 +180,6 @@ def test_used_from_its_own_policy_it_says_so(target):
         trainer.rollout(rollout_id="own", messages=QUESTION)
 
 
-@pytest.mark.parametrize(("arguments", "error"), [((["http://a"],), ValueError), ((["a:1"], {"bogus": 1}), TypeError)])
-def test_wrong_arguments(arguments, error):
-    targets, options = arguments[0], arguments[1] if len(arguments) > 1 else {}
-    with pytest.raises(error):
-        SyncTrainer(targets, EchoPolicy(), **options)
-
-
 def test_a_trainer_that_cannot_open_leaves_no_thread(tmp_path):
     before = set(threading.enumerate())
     with pytest.raises(Exception, match="ledger"), SyncTrainer(["127.0.0.1:1"], EchoPolicy(), ledger=tmp_path):
@@ -300,7 +293,6 @@ async def test_ctrl_c_cancels_closes_and_ends_the_process(target, tmp_path, wher
     assert lines[0] == "Traceback (most recent call last):"
     assert lines[-1] == "KeyboardInterrupt"
     assert err.count(b"Traceback") == 1
-    assert b"osmosis_grpc/" not in err, err.decode()
     async with RolloutClient(target) as client:
         outcome = await asyncio.wait_for(ended(client, f"{where}-{policy}-{1 if where == 'body' else 0}"), PATIENCE)
     assert outcome.status is OutcomeStatus.CANCELLED

@@ -48,14 +48,6 @@ async def test_the_first_one_and_the_total_are_said(serve, caplog, count):
     ]
 
 
-async def test_callbacks_say_it_too(serve, caplog):
-    async with Trainer([(await serve(talker())).address], without_ids, transport="callback") as trainer:
-        for name in ("a", "b"):
-            await trainer.rollout(rollout_id=name, messages=[USER])
-        assert said(caplog) == [FIRST.format("a")]
-    assert "2 of 2 completed rollouts" in said(caplog)[1]
-
-
 async def test_trainable_rollouts_and_evaluations_are_not_logged(serve, caplog):
     server = await serve(talker())
     async with Trainer([server.address], with_ids) as trainer:

@@ -14,12 +14,8 @@ from osmosis_grpc.protocol.wire.outcome import outcome_to_wire
 from osmosis_grpc.testing.raw.server_frames import complete, referring, status
 from osmosis_grpc.trainer import RolloutRequest, Trainer, outcome_recorder
 from tests.trainer.conftest import PATIENCE, USER, reply, talker
-from tests.trainer.deployment import CODE
+from tests.trainer.deployment import CODE, within
 from tests.waiting import until
-
-
-def within(awaitable):
-    return asyncio.wait_for(awaitable, PATIENCE)
 
 
 @pytest.fixture
@@ -47,20 +43,7 @@ async def test_an_outcome_that_refers_to_chats_never_made_ends_its_rollout(liste
         assert final.status.code == CODE["INVALID_ARGUMENT"], "the server need not send it again"
 
 
-async def test_an_outcome_whose_events_do_not_come_ends_its_rollout_early(listening, monkeypatch):
-    monkeypatch.setattr(outcome_recorder, "READING_SILENCE", 0.3)
-    deployment = await listening()
-    server = await deployment.server()
-    await server.attach()
-    done = deployment.run("r")
-    request = await server.accept()
-    await server.send(complete(request, **referring(1, runs=(1, 2))))
-    await server.stream.next("subscribe")
-    with pytest.raises(Internal):
-        await within(done)
-    assert (await server.stream.next("complete_reply")).status.code == CODE["INVALID_ARGUMENT"]
-
-
+@pytest.mark.slow
 async def test_the_limit_waits_for_a_server_that_is_away(listening, short, monkeypatch):
     deployment = await listening()
     server = await deployment.server()

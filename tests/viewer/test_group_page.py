@@ -11,6 +11,7 @@ from osmosis_grpc.records.reading.folder_source import FolderSource
 from osmosis_grpc.rollout import RolloutAgentLoop, tool
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.trainer import RolloutClient
+from osmosis_grpc.viewer.fate import Fate
 from osmosis_grpc.viewer.groups import Comparison, Lane
 from tests.callback_trainer import CallbackTrainer
 from tests.viewer.conftest import browsing
@@ -141,7 +142,7 @@ def test_the_time_axis_has_round_times_where_they_are(length, seconds):
         accept_time=0.0,
         end_time=length,
     )
-    lane = Lane(info, (), (), None, None, "", "", None, None, ())
+    lane = Lane(info, (), (), None, Fate(None, "", "", None, None, None), ())
     ticks = Comparison((lane,), length, True).ticks
     assert [tick for _, tick in ticks] == pytest.approx(seconds)
     assert [at for at, _ in ticks] == pytest.approx([100 * tick / length for tick in seconds], abs=0.01)

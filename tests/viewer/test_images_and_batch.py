@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from osmosis_grpc.cli.view_demo import flag
+from osmosis_grpc.cli.view_demo import FLAG
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.records.reading.folder_source import FolderSource
 from osmosis_grpc.server import AgentServer
@@ -14,17 +14,17 @@ from osmosis_grpc.trainer import Trainer
 from osmosis_grpc.viewer.images import parts_of
 from tests.viewer.conftest import MARKUP, TURNS, Traveller, browsing
 
-PNG = f"data:image/png;base64,{base64.b64encode(flag()).decode()}"
+BYTES = base64.b64decode(FLAG.partition(",")[2])
 SVG = f"data:image/svg+xml;base64,{base64.b64encode(b'<svg onload=alert(1)/>').decode()}"
 
 
 def test_only_pictures_without_scripts_are_images():
     content = [
         {"type": "text", "text": "Look:"},
-        {"type": "image_url", "image_url": {"url": PNG}},
+        {"type": "image_url", "image_url": {"url": FLAG}},
         {"type": "image_url", "image_url": {"url": SVG}},
         {"type": "image_url", "image_url": {"url": "https://elsewhere.example/picture.png"}},
-        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PNG.partition(",")[2]}},
+        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": FLAG.partition(",")[2]}},
     ]
     assert [bool(part.url) for part in parts_of(content)] == [False, True, False, True]
     assert parts_of("words")[0].text == "words"
@@ -38,7 +38,7 @@ async def pictured(tmp_path):
     async def policy(request):
         return answer(request, "A flag.")
 
-    content = [{"type": "text", "text": "What is it?"}, {"type": "image_url", "image_url": {"url": PNG}}]
+    content = [{"type": "text", "text": "What is it?"}, {"type": "image_url", "image_url": {"url": FLAG}}]
     async with (
         AgentServer([Traveller()], port=0, state_dir=tmp_path) as server,
         Trainer([server.address], policy) as trainer,
@@ -53,7 +53,7 @@ async def test_an_image_of_a_prompt_is_served_by_the_viewer(pictured):
     address = html.unescape(re.search(r'<img [^>]*src="([^"]+)"', text)[1])
     assert address.startswith("/rollout/image?")
     image = await pictured.get(address)
-    assert (image.content, image.headers["content-type"]) == (flag(), "image/png")
+    assert (image.content, image.headers["content-type"]) == (BYTES, "image/png")
     assert image.headers["x-content-type-options"] == "nosniff"
     assert (await pictured.get("/rollout/image?id=seen&image=unknown")).status_code == 404
 

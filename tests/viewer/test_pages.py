@@ -7,7 +7,7 @@ import pytest
 
 from osmosis_grpc.policies.scripted import answer
 from tests.callback_trainer import CallbackTrainer
-from tests.viewer.conftest import FEW_TURNS, MARKUP, TURNS, browsing, calling, serving, source_of
+from tests.viewer.conftest import TURNS, browsing, calling, serving, source_of
 
 
 def ids(text):
@@ -130,42 +130,6 @@ async def test_a_long_rollout_has_windows(viewer):
     assert part.count('<details class="turn ') == 20
     assert (await viewer.get("/turn?id=long&turn=121")).status_code == 404
     assert (await viewer.get("/rollout?id=nothing")).status_code == 404
-
-
-async def test_groups_and_curves_of_a_server(following):
-    _, client = following
-    group = (await client.get("/group", params={"id": f"g{MARKUP}"})).text
-    assert len(re.findall(r'<tr data-id="[^"]+ 1">', group)) == len(TURNS)
-    assert "NO VARIANCE: all rewards are 0.5" in group
-    assert "1 without a reward" in group
-    assert group.count('<tr><th scope="row">') + group.count('<tr class="differs"') == max(FEW_TURNS.values())
-    curves = (await client.get("/curves?steps=2")).text
-    assert f">{len(TURNS)} rollouts</a>" in curves
-    assert re.search(r'<tr><th scope="row">0.5</th><td class="n h5"><a href="[^"]+">4</a>', curves)
-
-
-async def test_the_curves_follow_a_server_and_have_the_rates_of_calls(following):
-    server, client = following
-
-    async def reply(request):
-        return answer(request, "Done.")
-
-    async with client.stream("GET", "/curves/stream?steps=1") as stream:
-        lines = stream.aiter_lines()
-        async for line in lines:
-            if f">{len(TURNS)} rollouts</a>" in line:
-                break
-        shown = ""
-        async with CallbackTrainer(reply) as trainer, calling(server) as rollouts:
-            messages = [{"role": "user", "content": "Hi"}]
-            await rollouts.init(rollout_id="newest", messages=messages, callback=trainer.callback())
-            async for line in lines:
-                shown += line
-                if f">{len(TURNS) + 1} rollouts</a>" in shown and "tool calls that raised" in shown:
-                    break
-            else:
-                raise AssertionError("the stream has ended")
-    assert "hx-get" not in shown, "the rates of calls are loaded again with each update"
 
 
 async def test_the_page_of_a_folder_and_of_a_server(viewer, following):

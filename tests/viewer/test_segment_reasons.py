@@ -1,7 +1,6 @@
 """Why a segment began, and what a chat was sampled with: on the pages of the viewer, and in `show`."""
 
 import asyncio
-import json
 
 import pytest
 
@@ -13,7 +12,6 @@ from osmosis_grpc.records.reading.folder_source import FolderSource
 from osmosis_grpc.records.reading.phrases import split_text
 from osmosis_grpc.server import AgentServer
 from tests.callback_trainer import CallbackTrainer
-from tests.processes import run
 from tests.viewer.conftest import CANARY, browsing, calling
 
 USER = {"role": "user", "content": "hi"}
@@ -76,15 +74,3 @@ async def test_the_pages_say_why_a_segment_began_and_what_the_agent_had_passed(f
     assert page.count(why) == 1
     assert "0.75" in turn
     assert "0.25" in turn
-
-
-def test_show_says_it_too(folder):
-    shown = run("-m", "osmosis_grpc", "show", "edited", "--state-dir", str(folder), "--tokens", "--json").stdout
-    rollout, *turns = map(json.loads, shown.splitlines())
-    assert [each["split"] for each in rollout["samples"]["main"]["segments"]] == [None, "history_changed"]
-    assert [(each["params"], each["passed"]) for each in turns] == [({"temperature": 0.75}, {"temperature": 0.25})] * 2
-    text = run("-m", "osmosis_grpc", "show", "edited", "--state-dir", str(folder), "--tokens").stdout
-    assert reason(SplitReason.HISTORY_CHANGED)[:40] in text
-    asked = run("-m", "osmosis_grpc", "show", "edited", "--state-dir", str(folder), "--turn", "2").stdout
-    assert "temperature 0.75" in asked
-    assert "temperature 0.25" in asked

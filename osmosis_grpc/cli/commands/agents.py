@@ -1,12 +1,10 @@
 """Commands for authors of agents."""
 
-from typing import Annotated
-
 import typer
 
-from osmosis_grpc.cli.agent_sources import SourceOptions, with_agent_sources
+from osmosis_grpc.cli.agent_sources import SourceOptions, with_agents
 from osmosis_grpc.cli.commands.shared import Json
-from osmosis_grpc.cli.config_options import ConfigFile
+from osmosis_grpc.cli.option_groups import argument, option
 
 commands = typer.Typer()
 
@@ -16,11 +14,9 @@ AGENT_TIMEOUT = 30.0
 
 @commands.command(short_help="Write a project with an agent, a reward and a dataset.")
 def init(
-    folder: Annotated[str, typer.Argument(metavar="NAME", help="The folder to make. Its name is the agent's name.")],
-    template: Annotated[
-        str, typer.Option("--template", metavar="KIND", help="minimal, tools, or openai for the openai package.")
-    ] = "tools",
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the files in a folder that is not empty.")] = False,
+    folder: str = argument("NAME", "The folder to make. Its name is the agent's name.", ...),
+    template: str = option("--template KIND", "minimal, tools, or openai for the openai package.", "tools"),
+    force: bool = option("--force", "Overwrite the files in a folder that is not empty.", False),
     json: Json = False,
 ) -> None:
     """Write a project: an agent, its reward, a dataset, and the settings of its tools.
@@ -33,48 +29,31 @@ def init(
 
 
 @commands.command()
-@with_agent_sources
+@with_agents
 def validate(
-    unnamed: Annotated[list[str] | None, typer.Argument(metavar="-m MODULE:ATTR", hidden=True)] = None,
-    module: Annotated[
-        list[str] | None,
-        typer.Option("-m", "--module", metavar="MODULE:ATTR", help="What to check; may be repeated.  [required]"),
-    ] = None,
-    run: Annotated[
-        bool, typer.Option("--run", help="Also run a rollout of each, with a mock model that calls every tool.")
-    ] = False,
-    timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", help="How long such a rollout may take.")
-    ] = AGENT_TIMEOUT,
     *,
-    sources: SourceOptions,
+    unnamed: list[str] | None = argument("-m MODULE:ATTR", "", hidden=True),
+    module: list[str] | None = option("-m, --module MODULE:ATTR", "What to check; may be repeated.  [required]"),
+    run: bool = option("--run", "Also run a rollout of each, with a mock model that calls every tool.", False),
+    timeout: float = option("--timeout SECONDS", "How long such a rollout may take.", AGENT_TIMEOUT),
+    agents: SourceOptions,
     json: Json = False,
-    verbose: Annotated[bool, typer.Option("-v", "--verbose", hidden=True)] = False,
+    verbose: bool = option("-v, --verbose", "", False, hidden=True),
 ) -> None:
     """Check agent loops and workflows. Exit codes: 0 without errors, 1 with errors, 2 with nothing to check."""
     from osmosis_grpc.cli.validate import validate_all
 
-    raise typer.Exit(validate_all(unnamed or [], module or [], sources, run=run, timeout=timeout, json=json))
+    raise typer.Exit(validate_all(unnamed or [], module or [], agents, run=run, timeout=timeout, json=json))
 
 
 @commands.command(short_help="Run eight rollouts of an example or of your agent.")
 def demo(
-    module: Annotated[
-        str | None,
-        typer.Option("-m", "--module", metavar="MODULE:ATTR", help="Your agent loop instead of the calculator."),
-    ] = None,
-    command: Annotated[
-        str | None, typer.Option("--command", help="Your program, as in serve --command, instead of the calculator.")
-    ] = None,
-    config: ConfigFile = None,
-    state_dir: Annotated[
-        str | None,
-        typer.Option("--state-dir", metavar="DIR", help="Keep the rollouts in this folder.", show_default=False),
-    ] = None,
-    workers: Annotated[
-        int, typer.Option("--workers", metavar="N", min=1, max=128, help="Processes of the server, as in serve.")
-    ] = 1,
-    json: Annotated[bool, typer.Option("--json", help="Eight JSON records instead of a table.")] = False,
+    module: str | None = option("-m, --module MODULE:ATTR", "Your agent loop instead of the calculator."),
+    command: str | None = option("--command", "Your program, as in serve --command, instead of the calculator."),
+    config: str | None = option("--config FILE", "TOML file with [workflow.config] and [grader.config]."),
+    state_dir: str | None = option("--state-dir DIR", "Keep the rollouts in this folder.", show_default=False),
+    workers: int = option("--workers N", "Processes of the server, as in serve.", 1, min=1, max=128),
+    json: bool = option("--json", "Eight JSON records instead of a table.", False),
 ) -> None:
     """Run eight rollouts of a calculator agent or of your own, with a mock for a model, over real sockets.
 

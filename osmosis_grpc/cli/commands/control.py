@@ -1,11 +1,9 @@
 """Commands that control a running server."""
 
-from typing import Annotated
-
 import typer
 
-from osmosis_grpc.cli.commands import look
 from osmosis_grpc.cli.commands.shared import Json
+from osmosis_grpc.cli.option_groups import argument, option
 from osmosis_grpc.cli.source_options import SourceOptions, with_server
 
 commands = typer.Typer()
@@ -17,13 +15,8 @@ PING_TIMEOUT = 5.0
 @commands.command(short_help="Say whether a server is ready.")
 @with_server
 def ping(
-    target: Annotated[
-        str | None,
-        typer.Argument(metavar="[HOST:PORT]", help="The server, as with --server. Default: 127.0.0.1:50051."),
-    ] = None,
-    timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", min=0.001, help="How long an answer may take.")
-    ] = PING_TIMEOUT,
+    target: str | None = argument("[HOST:PORT]", "The server, as with --server. Default: 127.0.0.1:50051."),
+    timeout: float = option("--timeout SECONDS", "How long an answer may take.", PING_TIMEOUT, min=0.001),
     json: Json = False,
     *,
     source: SourceOptions,
@@ -40,14 +33,9 @@ def ping(
 @commands.command(short_help="Call a method of the protocol, and print its reply as JSON.")
 @with_server
 def call(
-    method: Annotated[
-        str | None, typer.Argument(metavar="METHOD", help="Such as GetServerInfo. Without it, the methods are listed.")
-    ] = None,
-    data: Annotated[str, typer.Option("--data", metavar="JSON|@FILE|-", help="The request; - reads stdin.")] = "{}",
-    timeout: Annotated[
-        float | None,
-        typer.Option("--timeout", metavar="SECONDS", min=0.001, help="Default: 30. A stream has no limit."),
-    ] = None,
+    method: str | None = argument("METHOD", "Such as GetServerInfo. Without it, the methods are listed."),
+    data: str = option("--data JSON|@FILE|-", "The request; - reads stdin.", "{}"),
+    timeout: float | None = option("--timeout SECONDS", "Default: 30. A stream has no limit.", min=0.001),
     json: Json = False,
     *,
     source: SourceOptions,
@@ -73,24 +61,19 @@ commands.add_typer(ctl, name="ctl")
 def top() -> None:
     """Control a running server: cancel its rollouts, drain it, show its configuration.
 
-    cancel, drain and config ask the server 127.0.0.1:50051, unless --server names another one. list, show and events
-    are the commands of these names, so without --server they read ./.osmosis/state if it has a journal.
+    They ask the server 127.0.0.1:50051, unless --server names another one.
     """
 
 
 @ctl.command()
 @with_server
 def cancel(
-    rollouts: Annotated[list[str] | None, typer.Argument(metavar="ROLLOUT", help="Ids of rollouts.")] = None,
-    group: Annotated[str, typer.Option("--group", metavar="ID", help="All unfinished rollouts of this group.")] = "",
-    prefix: Annotated[
-        str, typer.Option("--prefix", metavar="TEXT", help="All unfinished rollouts whose ids begin with this text.")
-    ] = "",
-    everything: Annotated[bool, typer.Option("--all", help="All unfinished rollouts of the token's owner.")] = False,
-    attempt: Annotated[
-        int | None, typer.Option("--attempt", metavar="N", min=1, help="The highest attempt to cancel. Default: any.")
-    ] = None,
-    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="The server records it.")] = "",
+    rollouts: list[str] | None = argument("ROLLOUT", "Ids of rollouts."),
+    group: str = option("--group ID", "All unfinished rollouts of this group.", ""),
+    prefix: str = option("--prefix TEXT", "All unfinished rollouts whose ids begin with this text.", ""),
+    everything: bool = option("--all", "All unfinished rollouts of the token's owner.", False),
+    attempt: int | None = option("--attempt N", "The highest attempt to cancel. Default: any.", min=1),
+    reason: str = option("--reason TEXT", "The server records it.", ""),
     json: Json = False,
     *,
     source: SourceOptions,
@@ -116,13 +99,10 @@ def cancel(
 @ctl.command(short_help="Let a server finish its work and accept no new rollouts.")
 @with_server
 def drain(
-    timeout: Annotated[
-        float | None,
-        typer.Option(
-            "--timeout", metavar="SECONDS", min=0, help="Wait at most this long; 0 does not wait. Default: no limit."
-        ),
-    ] = None,
-    undo: Annotated[bool, typer.Option("--undo", help="End a drain: the server accepts rollouts again.")] = False,
+    timeout: float | None = option(
+        "--timeout SECONDS", "Wait at most this long; 0 does not wait. Default: no limit.", min=0
+    ),
+    undo: bool = option("--undo", "End a drain: the server accepts rollouts again.", False),
     json: Json = False,
     *,
     source: SourceOptions,
@@ -150,11 +130,3 @@ def config(json: Json = False, *, source: SourceOptions) -> None:
     from osmosis_grpc.cli.ctl import run_config
 
     raise typer.Exit(run_config(source, json=json))
-
-
-for name, command, about in (
-    ("list", look.list_, "The same as osmosis-grpc list."),
-    ("show", look.show, "The same as osmosis-grpc show."),
-    ("events", look.events, "The same as osmosis-grpc events."),
-):
-    ctl.command(name, short_help=about)(command)

@@ -1,22 +1,13 @@
 """Commands that run an agent over a dataset."""
 
-from typing import Annotated
-
 import typer
 
 from osmosis_grpc.cli.commands.shared import Json
-from osmosis_grpc.cli.config_options import GraderConfig
+from osmosis_grpc.cli.option_groups import argument, option
 from osmosis_grpc.cli.run_options import RunOptions, with_run_options
 from osmosis_grpc.cli.source_options import SourceOptions, with_journal
 
 commands = typer.Typer()
-
-EvalFunctions = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--eval-fn", metavar="MODULE:FUNCTION", help="A function that scores; repeatable. Default: the agent's reward."
-    ),
-]
 
 
 def _given(context: typer.Context) -> frozenset[str]:
@@ -31,12 +22,8 @@ def run_dataset(
     context: typer.Context,
     *,
     run: RunOptions,
-    row: Annotated[
-        int | None, typer.Option("--row", metavar="N", min=0, help="Run only row N, from 0. With -i, begin there.")
-    ] = None,
-    interactive: Annotated[
-        bool, typer.Option("-i", "--interactive", help="Stop before each chat, and ask what to do.")
-    ] = False,
+    row: int | None = option("--row N", "Run only row N, from 0. With -i, begin there.", min=0),
+    interactive: bool = option("-i, --interactive", "Stop before each chat, and ask what to do.", False),
     json: Json = False,
 ) -> None:
     """Run an agent loop over a dataset with a model, and keep the run in a folder.
@@ -56,24 +43,16 @@ def run_dataset(
 def evaluate_dataset(
     context: typer.Context,
     *,
-    eval_fn: EvalFunctions = None,
-    n: Annotated[int, typer.Option("--n", metavar="N", min=1, max=1000, help="Run each row N times, for pass@k.")] = 1,
-    pass_threshold: Annotated[
-        float, typer.Option("--pass-threshold", metavar="X", help="A score of at least X passes.")
-    ] = 1.0,
+    eval_fn: list[str] | None = option(
+        "--eval-fn MODULE:FUNCTION", "A function that scores; repeatable. Default: the agent's reward."
+    ),
+    n: int = option("--n N", "Run each row N times, for pass@k.", 1, min=1, max=1000),
+    pass_threshold: float = option("--pass-threshold X", "A score of at least X passes.", 1.0),
     run: RunOptions,
-    rows: Annotated[
-        str | None, typer.Option("--rows", metavar="LIST", help="Only these rows, from 0, as 3,7,10-20.")
-    ] = None,
-    resume: Annotated[
-        str | None, typer.Option("--resume", metavar="RUN", help="Continue a run, or the `last` one, with its options.")
-    ] = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Begin again. The old results are moved to RUN.archive-TIME.")
-    ] = False,
-    retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Also run again what failed in the earlier run.")
-    ] = False,
+    rows: str | None = option("--rows LIST", "Only these rows, from 0, as 3,7,10-20."),
+    resume: str | None = option("--resume RUN", "Continue a run, or the `last` one, with its options."),
+    fresh: bool = option("--fresh", "Begin again. The old results are moved to RUN.archive-TIME.", False),
+    retry_failed: bool = option("--retry-failed", "Also run again what failed in the earlier run.", False),
     json: Json = False,
 ) -> None:
     """Score an agent loop over a dataset with eval functions, with pass@k for several runs of each row.
@@ -102,8 +81,8 @@ def evaluate_dataset(
 
 @commands.command(short_help="Compare the scores of two runs over the same dataset.")
 def compare(
-    first: Annotated[str, typer.Argument(metavar="RUN_A", help="The folder of a run of eval or test.")],
-    second: Annotated[str, typer.Argument(metavar="RUN_B", help="The folder of another run, or `last`.")],
+    first: str = argument("RUN_A", "The folder of a run of eval or test.", ...),
+    second: str = argument("RUN_B", "The folder of another run, or `last`.", ...),
     json: Json = False,
 ) -> None:
     """Compare the scores of two runs over the same dataset, row by row, with confidence intervals.
@@ -118,27 +97,18 @@ def compare(
 @commands.command()
 @with_journal
 def rescore(
-    run: Annotated[
-        str | None, typer.Argument(metavar="[RUN]", help="The folder of a run of eval or test, or `last`.")
-    ] = None,
-    eval_fn: Annotated[
-        list[str] | None,
-        typer.Option("--eval-fn", metavar="MODULE:FUNCTION", help="A function that scores; repeatable."),
-    ] = None,
-    grader: Annotated[
-        str | None, typer.Option("--grader", metavar="MODULE:CLASS", help="A grader that scores.")
-    ] = None,
-    grader_config: GraderConfig = None,
-    author: Annotated[str, typer.Option("--author", metavar="NAME", help="The author of the annotations.")] = "rescore",
-    agent: Annotated[str, typer.Option("--agent", metavar="NAME", help="Only this agent loop.")] = "",
-    group: Annotated[str, typer.Option("--group", metavar="ID", help="Only this group.")] = "",
-    concurrency: Annotated[
-        int, typer.Option("--concurrency", metavar="N", min=1, max=1000, help="The rollouts at once.")
-    ] = 4,
-    timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", min=0.1, max=604_800, help="The most time of a score.")
-    ] = 1800.0,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Only failed scores and the summary.")] = False,
+    run: str | None = argument("[RUN]", "The folder of a run of eval or test, or `last`."),
+    eval_fn: list[str] | None = option("--eval-fn MODULE:FUNCTION", "A function that scores; repeatable."),
+    grader: str | None = option("--grader MODULE:CLASS", "A grader that scores."),
+    grader_config: list[str] | None = option(
+        "--grader-config KEY=VALUE", "A value of the grader's configuration; repeatable."
+    ),
+    author: str = option("--author NAME", "The author of the annotations.", "rescore"),
+    agent: str = option("--agent NAME", "Only this agent loop.", ""),
+    group: str = option("--group ID", "Only this group.", ""),
+    concurrency: int = option("--concurrency N", "The rollouts at once.", 4, min=1, max=1000),
+    timeout: float = option("--timeout SECONDS", "The most time of a score.", 1800.0, min=0.1, max=604_800),
+    quiet: bool = option("-q, --quiet", "Only failed scores and the summary.", False),
     json: Json = False,
     *,
     source: SourceOptions,

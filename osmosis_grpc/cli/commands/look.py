@@ -1,13 +1,13 @@
 """Commands that show rollouts."""
 
 from dataclasses import replace
-from typing import Annotated
 
 import typer
 
 from osmosis_grpc.cli.commands.shared import Attempt, Json
 from osmosis_grpc.cli.export_options import ExportChoices, with_choices
 from osmosis_grpc.cli.filter_options import FilterOptions, with_filters
+from osmosis_grpc.cli.option_groups import argument, option
 from osmosis_grpc.cli.source_options import SourceOptions, with_source, with_view_server
 
 commands = typer.Typer()
@@ -19,7 +19,7 @@ commands = typer.Typer()
 def list_(
     *,
     filters: FilterOptions,
-    limit: Annotated[int, typer.Option("--limit", metavar="N", min=0, help="Show at most N; 0 shows all.")] = 50,
+    limit: int = option("--limit N", "Show at most N; 0 shows all.", 50, min=0),
     json: Json = False,
     source: SourceOptions,
 ) -> None:
@@ -35,16 +35,12 @@ def list_(
 @commands.command(short_help="Show a rollout: conversations, tools, rewards, times, its end.")
 @with_source
 def show(
-    rollout: Annotated[str, typer.Argument(metavar="ROLLOUT", help="The rollout's id.")],
+    rollout: str = argument("ROLLOUT", "The rollout's id.", ...),
     attempt: Attempt = None,
-    turn: Annotated[
-        int | None, typer.Option("--turn", metavar="N", min=1, help="Only this turn, whole, with its tool results.")
-    ] = None,
-    sample: Annotated[str | None, typer.Option("--sample", metavar="NAME", help="Only this sample.")] = None,
-    tokens: Annotated[bool, typer.Option("--tokens", help="Also the tokens of each sample.")] = False,
-    reasoning: Annotated[
-        bool, typer.Option("--reasoning", help="The reasoning of replies, not only its size.")
-    ] = False,
+    turn: int | None = option("--turn N", "Only this turn, whole, with its tool results.", min=1),
+    sample: str | None = option("--sample NAME", "Only this sample."),
+    tokens: bool = option("--tokens", "Also the tokens of each sample.", False),
+    reasoning: bool = option("--reasoning", "The reasoning of replies, not only its size.", False),
     json: Json = False,
     *,
     source: SourceOptions,
@@ -65,10 +61,8 @@ def show(
 @commands.command()
 @with_source
 def events(
-    rollout: Annotated[
-        str | None, typer.Argument(metavar="[ROLLOUT]", help="The rollout's id. Default with -f: all rollouts.")
-    ] = None,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Also print new events as they come.")] = False,
+    rollout: str | None = argument("[ROLLOUT]", "The rollout's id. Default with -f: all rollouts."),
+    follow: bool = option("-f, --follow", "Also print new events as they come.", False),
     attempt: Attempt = None,
     json: Json = False,
     *,
@@ -90,77 +84,30 @@ def events(
 @with_view_server
 @with_filters
 def view(
-    folder: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[STATE_DIR]",
-            help="A state folder, or the folder of a run of test or eval; a server may be using it. "
-            "Default: ./.osmosis/state, else the newest run, else the server 127.0.0.1:50051.",
-        ),
-    ] = None,
-    follow: Annotated[
-        str | None,
-        typer.Option(
-            "--follow", "--server", metavar="HOST:PORT", help="Ask this running server instead.", show_default=False
-        ),
-    ] = None,
-    run: Annotated[
-        str | None, typer.Option("--run", metavar="RUN", help="The folder of a run of test or eval instead, or last.")
-    ] = None,
-    demo: Annotated[bool, typer.Option("--demo", help="Run twelve rollouts with a mock model, and show them.")] = False,
-    rollout: Annotated[
-        str | None,
-        typer.Option(
-            "--rollout", metavar="ROLLOUT", help="Begin with this rollout; a failed one at the turn to look at."
-        ),
-    ] = None,
-    host: Annotated[
-        str, typer.Option("--host", metavar="HOST", help="Listen on this host. Other machines need a token.")
-    ] = "127.0.0.1",
-    port: Annotated[
-        int | None,
-        typer.Option(
-            "--port", metavar="PORT", min=0, max=65535, help="Default: 7700 if it is free.", show_default=False
-        ),
-    ] = None,
-    token: Annotated[
-        str | None, typer.Option("--token", metavar="SECRET", help="What browsers have to show. Prefer the file.")
-    ] = None,
-    token_file: Annotated[str | None, typer.Option("--token-file", metavar="FILE", help="File that holds --token.")] = (
-        None
+    folder: str | None = argument(
+        "[STATE_DIR]",
+        "A state folder, or the folder of a run of test or eval; a server may be using it. "
+        "Default: ./.osmosis/state, else the newest run, else the server 127.0.0.1:50051.",
     ),
-    server_token_file: Annotated[
-        str | None,
-        typer.Option("--server-token-file", metavar="FILE", help="File with the token to show to the server."),
-    ] = None,
-    metrics: Annotated[
-        str | None,
-        typer.Option(
-            "--metrics",
-            metavar="HOST:PORT",
-            help="With --follow: also read the page /metrics of the server there.",
-            show_default=False,
-        ),
-    ] = None,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            "--tokenizer", metavar="FOLDER", help="Show tokens as text: the folder of a model with tokenizer.json."
-        ),
-    ] = None,
-    open_browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
-    export_to: Annotated[
-        str | None,
-        typer.Option(
-            "--export", metavar="OUT", help="Write the pages to this new folder, and end.", show_default=False
-        ),
-    ] = None,
-    single_file: Annotated[
-        bool, typer.Option("--single-file", help="With --export: write one HTML file of at most 20 MB.")
-    ] = False,
-    limit: Annotated[
-        int, typer.Option("--limit", metavar="N", min=0, help="Show or export at most N; 0 exports all.")
-    ] = 0,
+    follow: str | None = option("--follow, --server HOST:PORT", "Ask this running server instead.", show_default=False),
+    run: str | None = option("--run RUN", "The folder of a run of test or eval instead, or last."),
+    demo: bool = option("--demo", "Run twelve rollouts with a mock model, and show them.", False),
+    rollout: str | None = option("--rollout ROLLOUT", "Begin with this rollout; a failed one at the turn to look at."),
+    host: str = option("--host HOST", "Listen on this host. Other machines need a token.", "127.0.0.1"),
+    port: int | None = option("--port PORT", "Default: 7700 if it is free.", min=0, max=65535, show_default=False),
+    token: str | None = option("--token SECRET", "What browsers have to show. Prefer the file."),
+    token_file: str | None = option("--token-file FILE", "File that holds --token."),
+    server_token_file: str | None = option("--server-token-file FILE", "File with the token to show to the server."),
+    metrics: str | None = option(
+        "--metrics HOST:PORT", "With --follow: also read the page /metrics of the server there.", show_default=False
+    ),
+    tokenizer: str | None = option(
+        "--tokenizer FOLDER", "Show tokens as text: the folder of a model with tokenizer.json."
+    ),
+    open_browser: bool = option("--open", "Open the page in a browser.", False),
+    export_to: str | None = option("--export OUT", "Write the pages to this new folder, and end.", show_default=False),
+    single_file: bool = option("--single-file", "With --export: write one HTML file of at most 20 MB.", False),
+    limit: int = option("--limit N", "Show or export at most N; 0 exports all.", 0, min=0),
     json: Json = False,
     *,
     filters: FilterOptions,
@@ -196,32 +143,18 @@ def view(
 
 @commands.command(short_help="Ask a journal anything with SQL.")
 def query(
-    sql: Annotated[
-        str | None, typer.Argument(metavar="SQL", help="One SELECT; - reads it from stdin. Without it, list the views.")
-    ] = None,
-    file: Annotated[str | None, typer.Option("--file", metavar="FILE", help="Read the SELECT from a file.")] = None,
-    state_dir: Annotated[
-        str | None,
-        typer.Option(
-            "--state-dir",
-            metavar="DIR",
-            help="The folder of the journal; a server may be using it. Default: ./.osmosis/state",
-        ),
-    ] = None,
-    run: Annotated[
-        str | None, typer.Option("--run", metavar="RUN", help="The folder of a run of test or eval instead, or last.")
-    ] = None,
-    server: Annotated[str | None, typer.Option("--server", hidden=True)] = None,
-    csv: Annotated[bool, typer.Option("--csv", help="Print CSV with a header.")] = False,
-    limit: Annotated[
-        int | None,
-        typer.Option(
-            "--limit", metavar="N", min=0, help="Print at most N rows; 0 prints all. Default: 100 in a table, else all."
-        ),
-    ] = None,
-    timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", min=0.001, help="Give up after this many seconds.")
-    ] = 60.0,
+    sql: str | None = argument("SQL", "One SELECT; - reads it from stdin. Without it, list the views."),
+    file: str | None = option("--file FILE", "Read the SELECT from a file."),
+    state_dir: str | None = option(
+        "--state-dir DIR", "The folder of the journal; a server may be using it. Default: ./.osmosis/state"
+    ),
+    run: str | None = option("--run RUN", "The folder of a run of test or eval instead, or last."),
+    server: str | None = option("--server", "", hidden=True),
+    csv: bool = option("--csv", "Print CSV with a header.", False),
+    limit: int | None = option(
+        "--limit N", "Print at most N rows; 0 prints all. Default: 100 in a table, else all.", min=0
+    ),
+    timeout: float = option("--timeout SECONDS", "Give up after this many seconds.", 60.0, min=0.001),
     json: Json = False,
 ) -> None:
     """Ask a journal anything with SQL: which tool is slow, why rollouts failed, how rewards differ in a group.
@@ -243,22 +176,13 @@ def query(
 @with_choices
 @with_source
 def export(
-    to: Annotated[
-        str,
-        typer.Option(
-            "--to",
-            metavar="FORMAT",
-            help="messages, atif, parquet, verl, verl-batch or verl-records.",
-            show_default=False,
-        ),
-    ],
-    output: Annotated[
-        str | None,
-        typer.Option(
-            "-o", "--output", metavar="PATH", help="A file or folder, or - for stdout. Default: named after the format."
-        ),
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier export.")] = False,
+    to: str = option(
+        "--to FORMAT", "messages, atif, parquet, verl, verl-batch or verl-records.", ..., show_default=False
+    ),
+    output: str | None = option(
+        "-o, --output PATH", "A file or folder, or - for stdout. Default: named after the format."
+    ),
+    overwrite: bool = option("--overwrite", "Replace an earlier export.", False),
     json: Json = False,
     *,
     choices: ExportChoices,
@@ -278,13 +202,9 @@ def export(
 
 @commands.command()
 def docs(
-    topic: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[TOPIC]",
-            help="A page such as query, or a heading such as AGENT_EXCEPTION. Without it, list the pages.",
-        ),
-    ] = None,
+    topic: str | None = argument(
+        "[TOPIC]", "A page such as query, or a heading such as AGENT_EXCEPTION. Without it, list the pages."
+    ),
     json: Json = False,
 ) -> None:
     """Print a page of the documentation, or one section of a page.

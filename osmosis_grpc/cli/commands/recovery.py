@@ -1,13 +1,11 @@
 """Commands that read a journal or a ledger after something went wrong."""
 
-from typing import Annotated
-
 import typer
 
 from osmosis_grpc.cli.agent_sources import SourceOptions as AgentSources
-from osmosis_grpc.cli.agent_sources import with_agent_sources
+from osmosis_grpc.cli.agent_sources import with_agents
 from osmosis_grpc.cli.commands.shared import Attempt, Json
-from osmosis_grpc.cli.run_options import RunOptions, with_model_options
+from osmosis_grpc.cli.option_groups import argument, option
 from osmosis_grpc.cli.source_options import SourceOptions, with_source
 
 commands = typer.Typer()
@@ -15,42 +13,24 @@ commands = typer.Typer()
 
 @commands.command(short_help="Run recorded rollouts' agents again, and compare.")
 @with_source
-@with_agent_sources
+@with_agents
 def replay(
-    rollout: Annotated[str | None, typer.Argument(metavar="[ROLLOUT]", help="The rollout's id.")] = None,
-    module: Annotated[
-        list[str] | None,
-        typer.Option("-m", "--module", metavar="MODULE:ATTR", help="Its agent loop; may be repeated.  [required]"),
-    ] = None,
-    until_turn: Annotated[
-        int | None, typer.Option("--until-turn", metavar="N", min=1, help="Stop after N chats.")
-    ] = None,
+    rollout: str | None = argument("[ROLLOUT]", "The rollout's id."),
+    module: list[str] | None = option("-m, --module MODULE:ATTR", "Its agent loop; may be repeated.  [required]"),
+    until_turn: int | None = option("--until-turn N", "Stop after N chats.", min=1),
     attempt: Attempt = None,
-    all_: Annotated[bool, typer.Option("--all", help="Every rollout, instead of ROLLOUT.")] = False,
-    state: Annotated[
-        list[str] | None,
-        typer.Option("--state", metavar="STATE", help="With --all: only these states, such as failed; repeatable."),
-    ] = None,
-    agent: Annotated[str, typer.Option("--agent", metavar="NAME", help="With --all: only this agent loop.")] = "",
-    group: Annotated[str, typer.Option("--group", metavar="ID", help="With --all: only this group.")] = "",
-    since: Annotated[
-        str | None, typer.Option("--since", metavar="TIME", help="With --all: accepted in the last 10m, 2h, 1d.")
-    ] = None,
-    before: Annotated[
-        str | None, typer.Option("--before", metavar="TIME", help="With --all: accepted longer ago than 10m, 2h, 1d.")
-    ] = None,
-    limit: Annotated[
-        int, typer.Option("--limit", metavar="N", min=0, help="With --all: the N newest; 0 replays all.")
-    ] = 0,
-    concurrency: Annotated[
-        int, typer.Option("--concurrency", metavar="N", min=1, max=1000, help="With --all: the rollouts at once.")
-    ] = 4,
-    timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", min=0.1, max=604_800, help="With --all: of one rollout.")
-    ] = 1800.0,
-    *,
-    sources: AgentSources,
+    all_: bool = option("--all", "Every rollout, instead of ROLLOUT.", False),
+    state: list[str] | None = option("--state STATE", "With --all: only these states, such as failed; repeatable."),
+    agent: str = option("--agent NAME", "With --all: only this agent loop.", ""),
+    group: str = option("--group ID", "With --all: only this group.", ""),
+    since: str | None = option("--since TIME", "With --all: accepted in the last 10m, 2h, 1d."),
+    before: str | None = option("--before TIME", "With --all: accepted longer ago than 10m, 2h, 1d."),
+    limit: int = option("--limit N", "With --all: the N newest; 0 replays all.", 0, min=0),
+    concurrency: int = option("--concurrency N", "With --all: the rollouts at once.", 4, min=1, max=1000),
+    timeout: float = option("--timeout SECONDS", "With --all: of one rollout.", 1800.0, min=0.1, max=604_800),
     json: Json = False,
+    *,
+    agents: AgentSources,
     source: SourceOptions,
 ) -> None:
     """Run recorded rollouts' agents again on the recorded replies, and compare what they ask, byte for byte.
@@ -64,7 +44,7 @@ def replay(
     if not all_:
         from osmosis_grpc.cli.replay import run_replay
 
-        raise typer.Exit(run_replay(rollout, module or [], sources, until_turn, attempt, source, json=json))
+        raise typer.Exit(run_replay(rollout, module or [], agents, until_turn, attempt, source, json=json))
     from osmosis_grpc.cli.replay_all import ReplayAllOptions, run_replay_all
     from osmosis_grpc.records.reading.list_filter import ListOptions
     from osmosis_grpc.serve.startup import usage_error
@@ -73,30 +53,31 @@ def replay(
         usage_error("replay", "--all replays every rollout; leave out ROLLOUT, --attempt and --until-turn")
     chosen = ListOptions(states=tuple(state or ()), agent=agent, group=group, since=since, before=before, limit=limit)
     options = ReplayAllOptions(
-        modules=tuple(module or ()), agents=sources, chosen=chosen, concurrency=concurrency, timeout=timeout, json=json
+        modules=tuple(module or ()), agents=agents, chosen=chosen, concurrency=concurrency, timeout=timeout, json=json
     )
     raise typer.Exit(run_replay_all(options, source))
 
 
 @commands.command(short_help="Run a recorded rollout again from one of its chats on.")
 @with_source
-@with_agent_sources
-@with_model_options
+@with_agents
 def fork(
-    rollout: Annotated[str, typer.Argument(metavar="ROLLOUT", help="The rollout to fork from.")],
-    at_chat: Annotated[
-        int, typer.Option("--at-chat", metavar="N", min=1, help="The last chat whose recorded reply is used.")
-    ],
-    sample: Annotated[str, typer.Option("--sample", metavar="NAME", help="The sample of this chat.")] = "main",
+    rollout: str = argument("ROLLOUT", "The rollout to fork from.", ...),
+    at_chat: int = option("--at-chat N", "The last chat whose recorded reply is used.", ..., min=1),
+    sample: str = option("--sample NAME", "The sample of this chat.", "main"),
     attempt: Attempt = None,
-    module: Annotated[
-        list[str] | None,
-        typer.Option("-m", "--module", metavar="MODULE:ATTR", help="Run its agent loop here; may be repeated."),
-    ] = None,
-    *,
-    model: RunOptions,
-    sources: AgentSources,
+    module: list[str] | None = option("-m, --module MODULE:ATTR", "Run its agent loop here; may be repeated."),
+    model: str = option("--model NAME", "What replies from there on, as in test --model.", "gpt-5-mini"),
+    tokenizer: str | None = option("--tokenizer FOLDER", "tokenizer.json and chat template, for a model over gRPC."),
+    base_url: str | None = option("--base-url URL", "An OpenAI-compatible server. Default: OPENAI_BASE_URL"),
+    api_key: str | None = option(
+        "--api-key KEY", "Its key. Others see a command line: prefer the variable OPENAI_API_KEY."
+    ),
+    timeout: float = option("--timeout SECONDS", "The most time, with -m.", 1800.0, min=0.1, max=604_800),
+    save_dir: str | None = option("--save-dir DIR", "The run's folder, with -m. Default: ./.osmosis/runs/TIME-ID"),
     json: Json = False,
+    *,
+    agents: AgentSources,
     source: SourceOptions,
 ) -> None:
     """Run a recorded rollout again: its agent gets the recorded replies up to a chat, and live ones from there.
@@ -108,6 +89,7 @@ def fork(
     Exit codes: 0 COMPLETED, 1 the fork ended in another way, 2 it could not start, 130 Ctrl-C.
     """
     from osmosis_grpc.cli.fork import ForkOptions, run_fork_command
+    from osmosis_grpc.cli.run_options import RunOptions
 
     options = ForkOptions(
         rollout=rollout,
@@ -115,8 +97,10 @@ def fork(
         sample=sample,
         attempt=attempt,
         modules=tuple(module or ()),
-        model=model,
-        agents=sources,
+        model=RunOptions(
+            model=model, tokenizer=tokenizer, base_url=base_url, api_key=api_key, timeout=timeout, save_dir=save_dir
+        ),
+        agents=agents,
         json=json,
     )
     raise typer.Exit(run_fork_command(options, source))
@@ -124,11 +108,8 @@ def fork(
 
 @commands.command(short_help="Check this machine, a journal or a ledger.")
 def doctor(
-    state_dir: Annotated[
-        str | None,
-        typer.Option("--state-dir", metavar="DIR", help="A server's state folder. Default: ./.osmosis/state"),
-    ] = None,
-    ledger: Annotated[str | None, typer.Option("--ledger", metavar="FILE", help="A trainer's ledger.")] = None,
+    state_dir: str | None = option("--state-dir DIR", "A server's state folder. Default: ./.osmosis/state"),
+    ledger: str | None = option("--ledger FILE", "A trainer's ledger."),
     json: Json = False,
 ) -> None:
     """Check this machine, and report the damage in a journal or a ledger.
@@ -146,14 +127,9 @@ def doctor(
 
 @commands.command(short_help="Copy a state folder or a ledger that is in use.")
 def backup(
-    target: Annotated[str, typer.Argument(metavar="DIR", help="The new folder of the copy.")],
-    state_dir: Annotated[
-        str | None,
-        typer.Option("--state-dir", metavar="DIR", help="A server's state folder. Default: ./.osmosis/state"),
-    ] = None,
-    ledger: Annotated[
-        str | None, typer.Option("--ledger", metavar="FILE", help="A trainer's ledger; alone, only the ledger.")
-    ] = None,
+    target: str = argument("DIR", "The new folder of the copy.", ...),
+    state_dir: str | None = option("--state-dir DIR", "A server's state folder. Default: ./.osmosis/state"),
+    ledger: str | None = option("--ledger FILE", "A trainer's ledger; alone, only the ledger."),
     json: Json = False,
 ) -> None:
     """Copy a server's state folder, or a trainer's ledger, into a new folder. Server and trainer may be using them.

@@ -1,9 +1,8 @@
-"""Reads and writes the call of a tool as text: name(key=value, ...)."""
+"""Reads the call of a tool as text: name(key=value, ...)."""
 
 import ast
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,17 +75,6 @@ def read_call(text: str, start: int = 0) -> tuple[CallText, int]:
     return CallText(found[0], arguments, tuple(positional)), at + 1
 
 
-def write_call(name: str, arguments: Mapping[str, Any]) -> str:
-    """Return a call as a text. read_call() gives equal arguments. Raises ValueError for values that are not JSON."""
-
-    def written(value: Any) -> str:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
-
-    if all(re.fullmatch(r"[A-Za-z_]\w*", key, re.ASCII) for key in arguments):
-        return f"{name}({', '.join(f'{key}={written(value)}' for key, value in arguments.items())})"
-    return f"{name}({written(dict(arguments))})"
-
-
 def _spaces(text: str, at: int) -> int:
     while at < len(text) and text[at].isspace():
         at += 1
@@ -94,7 +82,6 @@ def _spaces(text: str, at: int) -> int:
 
 
 def _value(text: str, at: int, name: str) -> tuple[Any, int]:
-    """Read one value, up to the comma or the parenthesis after it."""
     at = _spaces(text, at)
     if text[at : at + 1] in ("'", '"'):
         end = _after_quotes(text, at, name)
@@ -121,7 +108,6 @@ def _value(text: str, at: int, name: str) -> tuple[Any, int]:
 
 
 def _after_quotes(text: str, at: int, name: str) -> int:
-    """Return the index after the text in quotes that begins at `at`."""
     quotes = text[at] * 3 if text.startswith(text[at] * 3, at) else text[at]
     end = at + len(quotes)
     while end < len(text):
@@ -155,7 +141,6 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 def _literal(text: str) -> Any:
-    """Return a value of JSON or Python; the text itself if it is none."""
     if text in _WORDS:
         return _WORDS[text]
     if len(text) > LONGEST_LITERAL:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from osmosis_grpc.agent.context import get_rollout_context
 from osmosis_grpc.agent.runnable import Runnable
-from osmosis_grpc.compat.agentic.checks import check_count, check_temperature
+from osmosis_grpc.compat.agentic.config import Count, Temperature, check
 from osmosis_grpc.compat.agentic.duck_tools import as_tools
 from osmosis_grpc.compat.agentic.llm import LLMFunction
 from osmosis_grpc.compat.agentic.reading import Answer, Call, Part, Unreadable
@@ -41,9 +41,9 @@ class BaseAgent(ABC):
         temperature: float = 0.7,
         tools_config: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        check_count("max_steps", max_steps)
-        check_count("max_tokens_per_step", max_tokens_per_step)
-        check_temperature("temperature", temperature)
+        check("max_steps", Count, max_steps)
+        check("max_tokens_per_step", Count, max_tokens_per_step)
+        check("temperature", Temperature, temperature)
         self.max_steps = max_steps
         self.max_tokens_per_step = max_tokens_per_step
         self.temperature = float(temperature)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from osmosis_grpc.agent.context import RolloutContext
 from osmosis_grpc.agent.result_check import RunOutcome
 from osmosis_grpc.compat.agentic.base_agent import BaseAgent
-from osmosis_grpc.compat.agentic.checks import check_count
+from osmosis_grpc.compat.agentic.config import Count, check
 from osmosis_grpc.compat.agentic.duck_tools import open_stateful
 from osmosis_grpc.compat.agentic.episode import Episode
 from osmosis_grpc.compat.agentic.llm import LLMFunction
@@ -46,8 +46,8 @@ class BuiltInAgent(BaseAgent):
         system_prompt: str = "",
     ) -> None:
         super().__init__(max_steps, max_tokens_per_step, temperature, tools_config)
-        check_count("max_parallel_calls", max_parallel_calls)
-        check_count("max_parse_errors", max_parse_errors)
+        check("max_parallel_calls", Count, max_parallel_calls)
+        check("max_parse_errors", Count, max_parse_errors)
         self.max_parallel_calls = max_parallel_calls
         """At most this many calls of one reply run at once."""
         self.max_parse_errors = max_parse_errors
@@ -104,7 +104,6 @@ class BuiltInAgent(BaseAgent):
             )
 
     def _opening(self, context: RolloutContext, schemas: Sequence[Mapping[str, Any]]) -> list[Message]:
-        """Return the first messages: the system prompts and those of the request."""
         asked = [dict(message) for message in context.request.messages]
         own = "\n\n".join(text for text in (self.system_prompt, self.reply_format.system_prompt(schemas)) if text)
         if not own:
@@ -121,7 +120,6 @@ class BuiltInAgent(BaseAgent):
         progress: Progress,
         episode: Episode,
     ) -> StopReason:
-        """Ask the model and run its calls until the rollout ends. Append all messages. Return why it ended."""
         request = context.request
         params = {"max_tokens": self.max_tokens_per_step, "temperature": self.temperature} | dict(
             request.completion_params

@@ -6,8 +6,8 @@ from typing import Any
 
 from osmosis_grpc.agent.context import RolloutContext
 from osmosis_grpc.compat.agentic.built_in_agent import BuiltInAgent
-from osmosis_grpc.compat.agentic.checks import check_flag
 from osmosis_grpc.compat.agentic.coding_episode import CodingEpisode
+from osmosis_grpc.compat.agentic.config import check
 from osmosis_grpc.compat.agentic.episode import Episode
 from osmosis_grpc.compat.agentic.reply_formats import FORMATS
 from osmosis_grpc.compat.agentic.snapshots import Snapshots
@@ -50,7 +50,7 @@ class CodingAgent(BuiltInAgent):
         )  # fmt: skip
         if not self.toolbox.needs_sandbox:
             raise InvalidArgument("tools_config", "names no tool that works in a sandbox, such as file_editor")
-        check_flag("snapshots", snapshots)
+        check("snapshots", bool, snapshots)
         if repository is not None and not Path(repository).is_dir():
             raise InvalidArgument("repository", f"{repository!r} is not a folder")
         self.repository = None if repository is None else Path(repository)

@@ -1,77 +1,14 @@
 """Makes tools of what authors have: `@tool` functions, objects with a method execute, and plain functions."""
 
-import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack
-from typing import Any, get_type_hints
+from typing import Any
 
 from osmosis_grpc.protocol.errors import InvalidArgument, ToolExecutionError
 from osmosis_grpc.protocol.types import ToolDict
-from osmosis_grpc.tools import tool
+from osmosis_grpc.tools import Tool
 from osmosis_grpc.tools.base_tool import BaseTool, ToolsOfTrajectory
-
-
-class DuckTool:
-    """A tool whose function takes any arguments: `**kwargs`, or parameters without types."""
-
-    def __init__(self, name: str, function: Callable[..., Any], description: str) -> None:
-        self.name = name
-        self._checked = tool(name=name, description=description)(_typed(function))
-        self._open = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values())
-        self._function = function
-
-    def openai_schema(self) -> ToolDict:
-        """Return the schema in OpenAI's format."""
-        return self._checked.openai_schema()
-
-    async def run(self, arguments: Mapping[str, Any], context: Any = None) -> Any:
-        """Call the function. Raises ToolArgumentError for arguments that it does not have."""
-        if not self._open:
-            return await self._checked.run(arguments, context)
-        call = functools.partial(self._function, **arguments)
-        runs = inspect.iscoroutinefunction(self._function)
-        return await tool(name=self.name)(_async_call(call) if runs else _sync_call(call)).run({}, context)
-
-
-def _async_call(call: Callable[[], Any]) -> Callable[[], Any]:
-    async def run() -> Any:
-        return await call()
-
-    return run
-
-
-def _sync_call(call: Callable[[], Any]) -> Callable[[], Any]:
-    def run() -> Any:
-        return call()
-
-    return run
-
-
-def _typed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function with Any for each type that is missing, and without its `**kwargs`."""
-    signature = inspect.signature(function)
-    kept = [p for p in signature.parameters.values() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
-    try:
-        hints = get_type_hints(function, include_extras=True)
-    except (NameError, TypeError):  # a name that only a type checker imports
-        hints = {}
-
-    if inspect.iscoroutinefunction(function):
-
-        @functools.wraps(function)
-        async def made(**kwargs: Any) -> Any:
-            return await function(**kwargs)
-    else:
-
-        @functools.wraps(function)
-        def made(**kwargs: Any) -> Any:
-            return function(**kwargs)
-
-    made.__annotations__ = {p.name: hints.get(p.name, Any) for p in kept}
-    made.__signature__ = inspect.Signature(kept)  # type: ignore[attr-defined]
-    del made.__wrapped__
-    return made
 
 
 def as_tool(given: Any, name: str = "", field: str = "") -> Any:
@@ -89,7 +26,7 @@ def as_tool(given: Any, name: str = "", field: str = "") -> Any:
         raise InvalidArgument(field or f"tools.{name}", f"{given!r:.60} is not a function, and has no method execute")
     own_name = name or getattr(given, "name", "") or getattr(function, "__name__", "")
     about = getattr(given, "description", "") or inspect.getdoc(function) or inspect.getdoc(type(given)) or ""
-    return DuckTool(own_name, function, str(about))
+    return Tool(function, name=own_name, description=str(about), untyped=True)
 
 
 class StatefulTool:
@@ -126,8 +63,6 @@ async def open_stateful(
 
 
 class _Renamed:
-    """A tool under another name."""
-
     def __init__(self, inner: Any, name: str) -> None:
         self.name, self._inner, self.run = name, inner, inner.run
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from osmosis_grpc.compat.agentic.saving import read_lines
-from osmosis_grpc.compat.agentic.trajectory import StepType, Trajectory, TrajectoryStep, json_value
+from osmosis_grpc.compat.agentic.trajectory import StepType, Trajectory, TrajectoryStep
 from osmosis_grpc.protocol.errors import InvalidArgument
+from osmosis_grpc.protocol.types.json_values import loggable
 
 _KINDS = {"system": StepType.OBSERVATION, "user": StepType.OBSERVATION, "tool": StepType.ACTION_RESULT}
 
@@ -75,8 +76,7 @@ def _line(value: Any) -> str:
 
 
 def _messages(made: Trajectory) -> list[dict[str, Any]]:
-    """Return the conversation; without one, the steps as messages."""
-    return json_value(made.messages) if made.messages else [step.to_message() for step in made.steps]
+    return loggable(made.messages, objects=True) if made.messages else [step.to_message() for step in made.steps]
 
 
 def _text(made: Trajectory) -> str:

@@ -9,14 +9,13 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 from osmosis_grpc.compat.agentic.environment import ANTHROPIC, OPENAI, Provider
 from osmosis_grpc.compat.agentic.llm_replies import reply_of
 from osmosis_grpc.compat.agentic.llm_retries import Retries, RetryingPolicy
 from osmosis_grpc.policies import AnthropicPolicy, OpenAIPolicy
-from osmosis_grpc.policies.threads import is_async
+from osmosis_grpc.policies.threads import ThreadedPolicy, is_async
 from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.protocol.types import ChatRequest, ChatResponse
 from osmosis_grpc.supervise import DaemonThreads
@@ -39,7 +38,7 @@ def policy_of(function: LLMFunction, retries: Retries | None = None) -> Retrying
     return RetryingPolicy(FunctionPolicy(function), retries or Retries())
 
 
-class FunctionPolicy:
+class FunctionPolicy(ThreadedPolicy):
     """Asks a function of the user. A sync function runs on a thread, so it does not block the event loop.
 
     The function gets `tools` and the sampling parameters as keywords. A function without `**kwargs` gets only those
@@ -49,19 +48,10 @@ class FunctionPolicy:
     def __init__(self, function: LLMFunction) -> None:
         if not callable(function):
             raise TypeError(f"llm_generate_func: {function!r:.80} is not callable; pass a function of messages")
-        self._function = function
-        self._named = _keywords(function)
+        super().__init__(function)
+        self._function: LLMFunction = function
         self._threads = DaemonThreads(THREADS, replaced=THREADS, name="sync LLM functions")
-        self._users = 0
-
-    async def __aenter__(self) -> "FunctionPolicy":
-        self._users += 1
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        self._users -= 1
-        if not self._users:
-            self._threads.close()
+        self._named = _keywords(function)
 
     async def __call__(self, request: ChatRequest, /) -> ChatResponse:
         keywords = dict(request.params)
@@ -136,10 +126,8 @@ class ModelFunction:
         await self.policy.__aenter__()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.policy.__aexit__(kind, error, trace)
+    async def __aexit__(self, *exc: Any) -> None:
+        await self.policy.__aexit__(*exc)
 
     async def __call__(
         self,
@@ -221,14 +209,12 @@ class _ModelPolicy:
         self._users += 1
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc: Any) -> None:
         self._users -= 1
         kept = self._kept
         if not self._users and kept is not None:
             self._kept = None
-            await kept.__aexit__(kind, error, trace)
+            await kept.__aexit__(*exc)
 
     async def __call__(self, request: ChatRequest, /) -> ChatResponse:
         config = self._function.config

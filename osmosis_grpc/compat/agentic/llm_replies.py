@@ -4,15 +4,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from osmosis_grpc.policies.anthropic import read_message
+from osmosis_grpc.policies.model_http import BAD_BODY
 from osmosis_grpc.policies.openai import read_completion
-from osmosis_grpc.protocol.errors import Internal, InvalidArgument
+from osmosis_grpc.protocol.errors import Internal
 from osmosis_grpc.protocol.types import ChatResponse
 from osmosis_grpc.protocol.types.messages import copy_message
 from osmosis_grpc.protocol.types.tool_dicts import dump_model
 
 MESSAGE_KEYS = frozenset({"content", "tool_calls"})
 ADVICE = "return the reply's text, an assistant message, or the reply of the openai or anthropic package"
-BAD = (KeyError, IndexError, TypeError, ValueError, AttributeError, InvalidArgument)
 
 
 def reply_of(value: Any) -> ChatResponse:
@@ -40,7 +40,7 @@ def reply_of(value: Any) -> ChatResponse:
             return _checked(body, body.get("finish_reason"), body.get("usage"))
         if isinstance(body.get("text"), str):
             return _checked({"content": body["text"]}, body.get("finish_reason"), body.get("usage"))
-    except BAD as error:
+    except BAD_BODY as error:
         raise Internal(f"llm_generate_func returned {_kind(value)} that cannot be read: {error}; {ADVICE}") from None
     raise Internal(f"llm_generate_func returned {_kind(value)}; {ADVICE}")
 

@@ -5,7 +5,6 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 from osmosis_grpc.compat.agentic.environment import without_keys
@@ -70,10 +69,8 @@ class RetryingPolicy:
         await self._policy.__aenter__()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._policy.__aexit__(kind, error, trace)
+    async def __aexit__(self, *exc: Any) -> None:
+        await self._policy.__aexit__(*exc)
 
     async def __call__(self, request: ChatRequest, /) -> ChatResponse:
         loop, attempt = asyncio.get_running_loop(), 0

@@ -51,7 +51,6 @@ class Progress:
         self._score(before)
 
     def _score(self, before: int) -> None:
-        """Ask the agent for the rewards of new steps. The reward of a chat is the sum of those of its steps."""
         for step in self._trajectory.steps[before:]:
             score = self._agent.calculate_step_reward(step, self._trajectory)
             if score is not None:

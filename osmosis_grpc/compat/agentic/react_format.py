@@ -1,11 +1,11 @@
-"""Reads and writes replies with the labels Thought, Action and Final Answer."""
+"""Reads replies with the labels Thought, Action and Final Answer."""
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from osmosis_grpc.compat.agentic.argument_text import NAME, CallText, CallTextError, read_call, write_call
+from osmosis_grpc.compat.agentic.argument_text import NAME, CallText, CallTextError, read_call
 from osmosis_grpc.compat.agentic.reading import Answer, Call, Part, Thought, Unreadable
 
 _LABEL = re.compile(
@@ -53,13 +53,6 @@ def read_reply(text: str, parameters: Mapping[str, list[str]] | None = None) -> 
             return [*parts, Answer(_without_fence(text[at:]))]
 
 
-def write_reply(thought: str, calls: Iterable[tuple[str, Mapping[str, Any]]] = (), answer: str | None = None) -> str:
-    """Return a reply that read_reply() reads as this thought, these calls and this answer."""
-    lines = [f"Thought: {thought}"] if thought else []
-    lines += [f"Action: {write_call(name, arguments)}" for name, arguments in calls]
-    return "\n".join(lines if answer is None else [*lines, f"Final Answer: {answer}"])
-
-
 def _thought(text: str) -> list[Part]:
     bare = re.sub(r"^```[\w-]*[ \t]*$", "", text.strip(), flags=re.MULTILINE).strip() if "```" in text else text.strip()
     return [Thought(text.strip())] if bare else []
@@ -74,7 +67,6 @@ def _without_fence(text: str) -> str:
 
 
 def _action(text: str, at: int, parameters: Mapping[str, list[str]]) -> tuple[Part, int]:
-    """Read what follows "Action:". Return the part and the index after it."""
     fence = _FENCE.match(text, at)
     begin = fence.end() if fence else at + len(text[at:]) - len(text[at:].lstrip())
     try:
@@ -109,7 +101,6 @@ def _call_or_input(text: str, begin: int) -> tuple[CallText, int]:
 
 
 def _object(text: str, begin: int) -> tuple[CallText, int]:
-    """Read an object with the name of a tool and its arguments."""
     try:
         value, end = json.JSONDecoder(strict=False).raw_decode(text, begin)
     except (ValueError, RecursionError) as error:

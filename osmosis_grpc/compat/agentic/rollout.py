@@ -122,7 +122,6 @@ class AgenticRollout:
     async def _batches(
         self, prompts: Iterable[Any], request: Mapping[str, Any], ahead: float
     ) -> AsyncGenerator[list[Trajectory]]:
-        """See batches(). At most `ahead` rollouts run or wait for the one before them."""
         if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
             raise InvalidArgument("prompts", f"is a {type(prompts).__name__}; pass a list of prompts")
         check_request(request)
@@ -190,7 +189,6 @@ class AgenticRollout:
         return output | ({"trajectory": made.to_dict()} if self.config.include_trajectory_in_output else {})
 
     async def _save(self, trajectory: Trajectory) -> None:
-        """Append a trajectory to the file, if the configuration says so. Raises TrajectorySaveError."""
         file = self._file
         if file is not None:
             await _disk.run(lambda: file.append([trajectory]))

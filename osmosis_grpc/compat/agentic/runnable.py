@@ -10,9 +10,10 @@ from osmosis_grpc.agent.request import RolloutRequest
 from osmosis_grpc.agent.result_check import RunOutcome
 from osmosis_grpc.compat.agentic.duck_tools import open_stateful
 from osmosis_grpc.compat.agentic.tool_registry import opened_tools
-from osmosis_grpc.compat.agentic.trajectory import StopReason, Trajectory, json_value
+from osmosis_grpc.compat.agentic.trajectory import StopReason, Trajectory
 from osmosis_grpc.compat.agentic.view import BEGAN, OWN_STEPS, STOP_REASON
 from osmosis_grpc.protocol.errors import InvalidArgument
+from osmosis_grpc.protocol.types.json_values import loggable
 
 
 class AgentRunnable:
@@ -44,7 +45,6 @@ class AgentRunnable:
         return outcome
 
     async def _run_trajectory(self, context: RolloutContext) -> RunOutcome:
-        """Run the author's run_trajectory() with the model of the rollout. Its steps become an event."""
         agent, request = self.agent, context.request
         defaults = {"max_tokens": agent.max_tokens_per_step, "temperature": agent.temperature}
         context.log_event(
@@ -68,7 +68,7 @@ class AgentRunnable:
             raise TypeError(f"run_trajectory of {type(agent).__name__} returned a {type(made).__name__}")
         context.log_event(OWN_STEPS, steps=[step.to_dict() for step in made.steps])
         stop = made.stop_reason or (StopReason.FINAL_ANSWER if made.is_completed else StopReason.MAX_STEPS)
-        more = json_value(made.metadata)
+        more = loggable(made.metadata, objects=True)
         return RunOutcome(
             finish_reason=stop, messages=None, reward=made.final_reward, extra_fields={**more, STOP_REASON: stop.value}
         )

@@ -36,7 +36,6 @@ class TrajectoryFile:
     """Appends to one file. Its methods block, so call them on a thread."""
 
     def __init__(self, path: Path) -> None:
-        """Make the folder and the file. Raises InvalidArgument if they cannot be written."""
         self.path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -73,7 +72,6 @@ def _write(descriptor: int, data: bytes, at: int) -> None:
 
 
 def _after_last_line(descriptor: int) -> int:
-    """Return the index after the last line that has its end."""
     end = os.fstat(descriptor).st_size
     while end:
         begin = max(0, end - BLOCK)

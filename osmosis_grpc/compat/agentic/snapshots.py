@@ -120,7 +120,6 @@ def _path(folder: Path, number: int) -> Path:
 
 
 def _found(folder: Path) -> dict[int, Path]:
-    """Return the snapshots in a folder, by the number of the chat."""
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
@@ -129,7 +128,6 @@ def _found(folder: Path) -> dict[int, Path]:
 
 
 def _prepare(own: Path, original: Path | None, fork: Fork | None) -> dict[int, Path]:
-    """Make the folder. Put the snapshots of the original up to the fork's chat into it. Return its snapshots."""
     own.mkdir(mode=0o700, parents=True, exist_ok=True)
     if original is not None and fork is not None:
         for number, path in _found(original).items():
@@ -140,7 +138,6 @@ def _prepare(own: Path, original: Path | None, fork: Fork | None) -> dict[int, P
 
 
 def _take(source: Path, target: Path) -> None:
-    """Put a file that never changes into another folder, if it is not there yet."""
     if target.exists():
         return
     new = target.with_name(f"{target.name}.new")
@@ -163,7 +160,6 @@ def _turns_of(path: Path) -> dict[str, Turn]:
 
 
 def _limit(folder: Path) -> None:
-    """Delete the oldest snapshots beyond the limits."""
     found = sorted(_found(folder).items())
     used = sum(path.stat().st_size for _, path in found)
     while len(found) > 1 and (len(found) > MOST_SNAPSHOTS or used > MOST_BYTES):

@@ -36,7 +36,6 @@ class Statistics:
     stop_reasons: dict[str, int]
 
     def __str__(self) -> str:
-        """Return the statistics as lines for people."""
         rate = "" if self.tool_success_rate is None else f"; {self.tool_success_rate:.0%} of the results are no errors"
         malformed = f"; {self.malformed_calls} malformed" if self.malformed_calls else ""
         lines = [

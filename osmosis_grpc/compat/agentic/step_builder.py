@@ -112,14 +112,12 @@ _READ = (StepType.OBSERVATION, StepType.ACTION_RESULT)
 
 
 def _text(content: Any) -> str:
-    """Return a message's content as a text: the texts of its blocks, one below the other."""
     if isinstance(content, list):
         return "\n".join(str(block.get("text", "")) for block in content if isinstance(block, dict))
     return content if isinstance(content, str) else "" if content is None else json.dumps(content, default=str)
 
 
 def _result(content: Any) -> Any:
-    """Return a tool's result: the value of an object or a list in JSON, otherwise the text."""
     if isinstance(content, str) and content[:1] in ("{", "["):
         try:
             return json.loads(content)

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from types import TracebackType
 from typing import Any, Self
 
 from osmosis_grpc.compat.agentic.local_engine import LocalEngine
@@ -37,13 +36,11 @@ class StepStream:
         self._task.add_done_callback(lambda _: self._changed.set())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         if self._task is not None and not self._task.done():
             self.cancel()
             await asyncio.wait({self._task})
-        await self._engine.__aexit__(kind, error, trace)
+        await self._engine.__aexit__(*exc)
 
     async def _run(self) -> Trajectory:
         trajectory = await self._engine.run(self._prompt, self.request_id, on_step=self._on_step, **self._request)
@@ -59,7 +56,6 @@ class StepStream:
         self._changed.set()
 
     async def __aiter__(self) -> AsyncIterator[TrajectoryStep]:
-        """Yield the steps. Raises InvalidArgument for a wrong prompt or field of the request."""
         assert self._task is not None, "use `async with`"
         index = 0
         while True:

@@ -1,13 +1,12 @@
 """The steps of a rollout as the names of the Agentic Rollout Library: Trajectory, TrajectoryStep, StepType."""
 
-import base64
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
 from osmosis_grpc.protocol.errors import InvalidArgument
+from osmosis_grpc.protocol.types.json_values import loggable
 
 
 class StepType(StrEnum):
@@ -84,8 +83,8 @@ class TrajectoryStep:
         return {"role": _TO_ROLE.get(self.step_type, "assistant"), "content": self.content}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the step as values of JSON. A value of another kind has the form that json_value() describes."""
-        return {each.name: json_value(getattr(self, each.name)) for each in fields(self)}
+        """Return the step as values of JSON. A value of another kind becomes its repr."""
+        return {each.name: loggable(getattr(self, each.name), objects=True) for each in fields(self)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "TrajectoryStep":
@@ -159,7 +158,9 @@ class Trajectory:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the trajectory as values of JSON."""
-        values = {each.name: json_value(getattr(self, each.name)) for each in fields(self) if each.name != "steps"}
+        values = {
+            each.name: loggable(getattr(self, each.name), objects=True) for each in fields(self) if each.name != "steps"
+        }
         return values | {"steps": [step.to_dict() for step in self.steps]}
 
     @classmethod
@@ -170,27 +171,6 @@ class Trajectory:
         if not isinstance(steps, list):
             raise InvalidArgument("steps", f"is a {type(steps).__name__}, not a list")
         return cls(**known, steps=[TrajectoryStep.from_dict(step) for step in steps])
-
-
-def json_value(value: Any) -> Any:
-    """Return a value as JSON has it, so that reading it back gives an equal value.
-
-    Bytes become {"__bytes__": BASE64}. A set becomes a sorted list, a tuple a list, and a value of another kind its
-    repr. NaN and infinities become their names as texts.
-    """
-    if value is None or isinstance(value, bool | int | str):
-        return str(value) if isinstance(value, StrEnum) else value
-    if isinstance(value, float):
-        return value if value - value == 0 else repr(value)
-    if isinstance(value, Mapping):
-        return {str(key): json_value(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [json_value(item) for item in value]
-    if isinstance(value, set | frozenset):
-        return sorted((json_value(item) for item in value), key=lambda item: json.dumps(item, sort_keys=True))
-    if isinstance(value, bytes | bytearray):
-        return {"__bytes__": base64.b64encode(bytes(value)).decode()}
-    return repr(value)
 
 
 def _step_type(value: Any) -> StepType:
@@ -205,7 +185,6 @@ def _listed(kind: type[StrEnum]) -> str:
 
 
 def _known(cls: Any, values: Any, required: tuple[str, ...]) -> dict[str, Any]:
-    """Return the values of a class's fields. Raises InvalidArgument for unknown and for missing ones."""
     if not isinstance(values, Mapping):
         raise InvalidArgument(cls.__name__, f"is a {type(values).__name__}, not an object")
     names = [each.name for each in fields(cls)]

@@ -53,7 +53,6 @@ class TrajectoryClient:
         return view.trajectory
 
     async def _recorded(self, info: RolloutInfo) -> AsyncIterator[TrajectoryEvent]:
-        """Yield the events of an attempt so far."""
         if not info.last_event_number:
             return
         async with aclosing(self._client.events(info.rollout_id, attempt=info.attempt)) as found:

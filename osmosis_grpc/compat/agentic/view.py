@@ -162,7 +162,6 @@ def _answers(trajectory: Trajectory) -> bool:
 
 
 def _tokens(response: ChatResponse) -> int | None:
-    """Return the tokens of a chat's prompt and reply, as the model counted them; None if it did not."""
     usage = response.usage or {}
     if isinstance(usage.get("total_tokens"), int):
         return int(usage["total_tokens"])

@@ -16,7 +16,6 @@ log = logging.getLogger(__name__)
 STARTS = 5
 """After a failure, a server is started so many times before Ray starts the actor again. Its port may still be taken."""
 PAUSE = 1.0
-"""Seconds between two starts."""
 EVERY_ADDRESS = ("", "0.0.0.0", "::")  # noqa: S104 - addresses that a server may listen on
 CHILD = "osmosis_grpc.serve.child"
 
@@ -56,7 +55,7 @@ class RayAgentServer:
         self._process.watch(self._ended)
 
     def where(self) -> tuple[str, str]:
-        """Returns the id of the node, and the HOST:PORT of the server."""
+        """Return the id of the node, and the HOST:PORT of the server."""
         return self._context.get_node_id(), self.address
 
     def stop(self) -> int:

@@ -6,11 +6,10 @@ from typing import Any
 from osmosis_grpc.protocol.errors import MissingExtraError
 
 NAMESPACE = "osmosis"
-"""The namespace of our actors in a Ray cluster."""
 
 
 def imported(what: str) -> Any:
-    """Returns the module `ray`. Raises MissingExtraError, in which `what` needs Ray."""
+    """Return the module `ray`. Raises MissingExtraError, in which `what` needs Ray."""
     try:
         return importlib.import_module("ray")
     except ImportError:
@@ -36,11 +35,11 @@ def connect(ray: Any, *, start: bool) -> bool:
 
 
 def actor_name(name: str, number: int) -> str:
-    """Returns the name of the actor of one agent server."""
+    """Return the name of the actor of one agent server."""
     return f"{name}-server-{number}"
 
 
 def number_of(actor: str, name: str) -> int | None:
-    """Returns the number of the agent server of an actor; None if the actor is another one."""
+    """Return the number of the agent server of an actor; None if the actor is another one."""
     number = actor.removeprefix(f"{name}-server-")
     return int(number) if number != actor and number.isdecimal() else None

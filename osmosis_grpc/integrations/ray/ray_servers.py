@@ -103,7 +103,7 @@ class RayServers:
             raise RayProblem(f"a server does not start: {cause}") from None
 
     def addresses(self) -> list[str]:
-        """Returns the HOST:PORT of each server there is now."""
+        """Return the HOST:PORT of each server there is now."""
         return self._targets.now()
 
     def stop(self, limit: float) -> None:

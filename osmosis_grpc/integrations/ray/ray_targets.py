@@ -21,11 +21,11 @@ class RayTargets:
         """The node and the address of each server, by its number."""
 
     async def __call__(self) -> list[str]:
-        """Returns the addresses. Raises ConnectionError if there is no cluster."""
+        """Return the addresses. Raises ConnectionError if there is no cluster."""
         return await SYSTEM.run(self.now)
 
     def now(self) -> list[str]:
-        """Returns the addresses, as __call__() does. It blocks."""
+        """Return the addresses, as __call__() does. It blocks."""
         ray = self._ray
         connect(ray, start=False)
         actors = ray.util.list_named_actors(all_namespaces=True)
@@ -61,7 +61,7 @@ class RayTargets:
 
 
 def ray_targets(name: str = DEFAULT_NAME) -> Any:
-    """Returns a source of servers for a Trainer: the agent servers of `serve --ray --ray-name NAME`.
+    """Return a source of servers for a Trainer: the agent servers of `serve --ray --ray-name NAME`.
 
         async with Trainer(ray_targets(), policy) as trainer:
 

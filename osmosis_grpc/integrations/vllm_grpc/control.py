@@ -4,12 +4,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-from types import TracebackType
 from typing import Any
 
 from google.protobuf.message import Message
 
-from osmosis_grpc.integrations.model_channel import NO_CREDENTIALS, ModelChannel
+from osmosis_grpc.integrations.model_channel import NO_CREDENTIALS, ModelClient
 from osmosis_grpc.integrations.vllm_grpc import vllm_messages_pb2 as pb
 from osmosis_grpc.integrations.vllm_grpc.methods import call
 from osmosis_grpc.network.credentials import Credentials
@@ -46,7 +45,7 @@ class VllmServer:
     """The name of the server's own parser of tool calls; empty for none."""
 
 
-class VllmControl:
+class VllmControl(ModelClient):
     """Talks to the Control service of vLLM at HOST:PORT. Used as `async with VllmControl("127.0.0.1:50051") as vllm`.
 
     Every method raises CallError if the call fails. `timeout` is the limit of each call in seconds; None for no limit.
@@ -55,17 +54,8 @@ class VllmControl:
     def __init__(
         self, target: str, *, credentials: Credentials = NO_CREDENTIALS, timeout: float | None = 600.0
     ) -> None:
-        self._server = ModelChannel(target, credentials)
+        super().__init__(target, credentials)
         self._timeout = timeout
-
-    async def __aenter__(self) -> "VllmControl":
-        await self._server.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._server.__aexit__(kind, error, trace)
 
     async def pause(self, mode: PauseMode = PauseMode.ABORT, *, clear_cache: bool = True) -> None:
         """Stop the sampling. With `clear_cache`, the cached prefixes are dropped, which new weights need."""

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from osmosis_grpc.integrations.top_logprobs import top_logprob_extras
+from osmosis_grpc.integrations.engine_results import generated, neutral, top_k_of
 from osmosis_grpc.integrations.vllm_grpc import vllm_messages_pb2 as pb
 from osmosis_grpc.policies.generation import FinishReason, Generated, GenerateRequest
 from osmosis_grpc.policies.media import Media, Modality
@@ -21,23 +21,16 @@ _MODALITIES = {Modality.IMAGE: pb.MODALITY_IMAGE, Modality.VIDEO: pb.MODALITY_VI
 
 
 def to_message(request: GenerateRequest, model: str, lora: str) -> pb.GenerateRequest:
-    """Return the message for a call.
-
-    vLLM's own defaults for absent fields are those of the model, and 0 for the temperature. They would change the
-    distribution of the tokens without a word, so each parameter that has a neutral value is always sent.
-    """
+    """Return the message for a call."""
     sampling = request.sampling
     return pb.GenerateRequest(
         request_id=request.request_id,
         model=model,
         lora_name=lora,
         token_ids=pb.TokenIds(ids=request.prompt_ids.tolist()),
-        temperature=1.0 if sampling.temperature is None else sampling.temperature,
+        **neutral(sampling, "temperature"),
         sampling=pb.RandomSampling(
-            top_k=sampling.top_k if sampling.top_k is not None and sampling.top_k > 0 else EVERY_TOKEN,
-            top_p=1.0 if sampling.top_p is None else sampling.top_p,
-            min_p=sampling.min_p or 0.0,
-            seed=sampling.seed,
+            **neutral(sampling, "top_p", "min_p"), top_k=top_k_of(sampling, EVERY_TOKEN), seed=sampling.seed
         ),
         decoding=_decoding(sampling),
         stopping=pb.StoppingCriteria(
@@ -60,11 +53,8 @@ def to_message(request: GenerateRequest, model: str, lora: str) -> pb.GenerateRe
 
 
 def _decoding(sampling: Sampling) -> pb.DecodingParameters:
-    made = pb.DecodingParameters(
-        presence_penalty=sampling.presence_penalty or 0.0,
-        frequency_penalty=sampling.frequency_penalty or 0.0,
-        repetition_penalty=1.0 if sampling.repetition_penalty is None else sampling.repetition_penalty,
-    )
+    penalties = neutral(sampling, "presence_penalty", "frequency_penalty", "repetition_penalty")
+    made = pb.DecodingParameters(**penalties)
     if sampling.json_schema:
         made.json = sampling.json_schema
     elif sampling.regex:
@@ -86,27 +76,18 @@ def _media(media: Media) -> pb.MediaItem:
 def from_message(request: GenerateRequest, reply: pb.GenerateResponse, version: str) -> Generated:
     """Return the result of a call. Raises Internal if the reply lacks ids, or contradicts the request or itself."""
     output = reply.outputs
-    reason = _REASONS.get(output.finish_info.finish_reason)
-    if reason is None:
-        raise Internal(f"vLLM's reply has the finish reason {output.finish_info.finish_reason}, which is unknown")
-    ids = np.array(output.token_ids, dtype="<u4")
-    sampled = max(output.finish_info.num_output_tokens, output.num_tokens)
-    if len(ids) < sampled:
-        raise Internal(f"vLLM's reply has {len(ids)} token ids for {sampled} tokens")
-    if output.logprobs and len(output.logprobs) != len(ids):
-        raise Internal(f"vLLM's reply has {len(output.logprobs)} logprobs for {len(ids)} tokens")
     prompt = reply.prompt_info
     if request.media and len(prompt.token_ids) < max(1, prompt.num_prompt_tokens):
         raise Internal("vLLM's reply lacks the tokens of the prompt with its media")
-    if prompt.num_prompt_tokens not in (0, len(request.prompt_ids)) and not request.media:
-        raise Internal(f"vLLM sampled from {prompt.num_prompt_tokens} tokens, and got {len(request.prompt_ids)}")
-    logprobs = np.array(output.logprobs, dtype="<f4") if len(output.logprobs) == len(ids) else None
-    rows = [[(token.id, token.logprob) for token in place.tokens] for place in output.candidate_tokens]
-    return Generated(
-        token_ids=ids,
-        logprobs=logprobs,
-        finish_reason=reason,
+    return generated(
+        request,
+        _REASONS.get(output.finish_info.finish_reason),
+        output.finish_info.finish_reason,
+        ids=output.token_ids,
+        sampled=max(output.finish_info.num_output_tokens, output.num_tokens),
+        prompt_tokens=prompt.num_prompt_tokens,
+        logprobs=output.logprobs,
+        candidates=[[(token.id, token.logprob) for token in place.tokens] for place in output.candidate_tokens],
         weight_version=version,
-        extras=top_logprob_extras(ids, logprobs, rows, request.sampling.top_logprobs),
         prompt_ids=np.array(prompt.token_ids, dtype="<u4") if request.media else None,
     )

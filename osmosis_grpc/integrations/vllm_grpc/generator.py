@@ -6,13 +6,12 @@ vLLM's service has no authentication: a token and TLS are for a proxy in front o
 """
 
 import asyncio
-from types import TracebackType
 from typing import Any
 
 import grpc
 from google.protobuf.message import Message
 
-from osmosis_grpc.integrations.model_channel import NO_CREDENTIALS, ModelChannel
+from osmosis_grpc.integrations.model_channel import NO_CREDENTIALS, ModelClient
 from osmosis_grpc.integrations.vllm_grpc import vllm_messages_pb2 as pb
 from osmosis_grpc.integrations.vllm_grpc.generate_messages import from_message, to_message
 from osmosis_grpc.integrations.vllm_grpc.methods import call
@@ -27,7 +26,7 @@ PAUSES = 0.05, 1.0
 """The first and the longest pause, in seconds, between two questions whether vLLM is paused."""
 
 
-class VllmGrpcGenerator:
+class VllmGrpcGenerator(ModelClient):
     """A TokenGenerator for vLLM at HOST:PORT. `async with` closes its connection at the end, as TokenPolicy does.
 
     `model` is a served name; empty for the only model. `lora` is the name of a loaded adapter; empty for none. Each
@@ -40,20 +39,11 @@ class VllmGrpcGenerator:
     def __init__(
         self, target: str, *, model: str = "", lora: str = "", credentials: Credentials = NO_CREDENTIALS
     ) -> None:
-        self._server = ModelChannel(target, credentials)
+        super().__init__(target, credentials)
         self._model = model
         self._lora = lora
         self._has_control = True
         self._weights = WeightNames(target)
-
-    async def __aenter__(self) -> "VllmGrpcGenerator":
-        await self._server.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._server.__aexit__(kind, error, trace)
 
     async def generate(self, request: GenerateRequest, /) -> Generated:
         """See TokenGenerator."""

@@ -13,7 +13,7 @@ from osmosis_grpc.protocol.types.events import TrajectoryEvent
 from osmosis_grpc.protocol.wire import times
 from osmosis_grpc.protocol.wire.annotation import ANNOTATION
 from osmosis_grpc.protocol.wire.chat import PURPOSES, RECEIPTS, reply_bytes, reply_from_wire, tools_to_wire
-from osmosis_grpc.protocol.wire.field_conversion import Codec, Converter
+from osmosis_grpc.protocol.wire.field_conversion import JSON_OBJECT, Codec, Converter
 from osmosis_grpc.protocol.wire.message import (
     TOOLS,
     frozen_bytes,
@@ -215,10 +215,7 @@ _KINDS: dict[type[events.EventKind], _Row] = {
     events.ChatAnswered: ("chat_answered", _answered, _read_answered),
     events.ToolCalled: _converter(events.ToolCalled, call=Codec(tool_call_to_wire, tool_call_from_wire)),
     events.ToolReturned: _tool_returned(blobs=False),
-    events.Logged: _converter(
-        events.Logged,
-        data=Codec(lambda data: jsontext.render(data) if data else "", jsontext.parse_object, "data_json"),
-    ),
+    events.Logged: _converter(events.Logged, data=JSON_OBJECT._replace(name="data_json")),
     events.Ended: ("ended", lambda k: _ended(k, fit(outcome_to_wire(k.outcome, head=True))), _read_ended),
     events.Delivered: _converter(events.Delivered, receipt=RECEIPTS.codec(None)),
     events.Started: _converter(events.Started),

@@ -1,11 +1,11 @@
 """Converts between a dataclass and a protobuf message by the names of their fields.
 
 A field of such a pair is declared in the proto file and in the dataclass, and nowhere else. Other modules convert the
-frequent messages (chats, replies, tokens) by hand, because that is faster.
+frequent messages (chats, replies, token blocks) by hand, because that is faster.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import Any, Generic, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from google.protobuf.duration_pb2 import Duration
@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from osmosis_grpc.protocol.errors import InvalidArgument
+from osmosis_grpc.protocol.types import jsontext
 from osmosis_grpc.protocol.wire import times
 
 T = TypeVar("T")
@@ -27,6 +28,10 @@ class Codec(NamedTuple):
     read: Callable[[Any, str], Any]
     name: str = ""
     """The name of the message's field, if it differs from the name in the dataclass."""
+
+
+JSON_OBJECT = Codec(lambda value: jsontext.render(value) if value else "", jsontext.parse_object)
+"""The codec of an object as JSON text; an empty object is no text."""
 
 
 class EnumNames(Generic[E]):
@@ -59,36 +64,46 @@ _CODECS = {
 class Converter(Generic[T, M]):
     """Converts between a dataclass and its message.
 
-    Only enums, messages without a Converter, and fields with a check need a codec. An unset field becomes None if the
-    dataclass allows None. Otherwise it becomes the default of its type. A repeated field becomes a tuple.
+    Only enums, messages without a Converter, and fields with a check need a codec. An unset field has the default of
+    the dataclass, or is None if the dataclass allows None. Otherwise it becomes the default of its type. A repeated
+    field becomes a tuple. `own` are the fields of the dataclass that the callers convert themselves.
     """
 
-    def __init__(self, cls: type[T], message: type[M], /, **codecs: Codec) -> None:
+    def __init__(self, cls: type[T], message: type[M], own: Sequence[str] = (), /, **codecs: Codec) -> None:
         self._cls, self._message = cls, message
         hints, known = get_type_hints(cls), message.DESCRIPTOR.fields_by_name
         self._rows = []
-        for name in (field.name for field in fields(cls)):  # type: ignore[arg-type]
-            hint = hints[name]
+        for each in fields(cls):  # type: ignore[arg-type]
+            name, hint = each.name, hints[each.name]
+            if name in own:
+                continue
             codec = codecs.get(name) or _codec(known[name], get_origin(hint) in (tuple, Sequence))
             field = (codec and codec.name) or name
-            self._rows.append((name, field, codec, known[field].has_presence and type(None) in get_args(hint)))
+            has_default = each.default is not MISSING or each.default_factory is not MISSING
+            optional = known[field].has_presence and (has_default or type(None) in get_args(hint))
+            self._rows.append((name, field, codec, optional, has_default))
         _CODECS[message.DESCRIPTOR.full_name] = Codec(self.to_wire, lambda m, path: self.from_wire(m, f"{path}."))
 
-    def to_wire(self, value: T) -> M:
-        """Returns the value as a message."""
-        known: dict[str, Any] = {}
-        for name, field, codec, _ in self._rows:
+    def to_wire(self, value: T, **own: Any) -> M:
+        """Returns the value as a message. `own` are fields of the message."""
+        for name, field, codec, *_ in self._rows:
             item = getattr(value, name)
-            known[field] = codec.write(item) if codec and item is not None else item
-        return self._message(**known)
+            own[field] = codec.write(item) if codec and item is not None else item
+        return self._message(**own)
 
-    def from_wire(self, message: Any, path: str = "") -> T:
-        """Returns the value of a message. The paths in an InvalidArgument begin with `path`."""
-        known: dict[str, Any] = {}
-        for name, field, codec, optional in self._rows:
-            item = None if optional and not message.HasField(field) else getattr(message, field)
-            known[name] = codec.read(item, path + field) if codec and item is not None else item
-        return self._cls(**known)
+    def from_wire(self, message: Any, path: str = "", **own: Any) -> T:
+        """Returns the value of a message. The paths in an InvalidArgument begin with `path`.
+
+        `own` are fields of the value.
+        """
+        for name, field, codec, optional, has_default in self._rows:
+            if optional and not message.HasField(field):
+                if not has_default:
+                    own[name] = None
+                continue
+            item = getattr(message, field)
+            own[name] = codec.read(item, path + field) if codec else item
+        return self._cls(**own)
 
     def field_of(self, message: Any, name: str, path: str = "") -> T | None:
         """Returns the value of the field `name` of another message; None if the field is unset."""
@@ -102,5 +117,6 @@ def _codec(field: Any, repeated: bool) -> Codec | None:
     if one is None:
         return Codec(list, lambda values, path: tuple(values))
     return Codec(
-        lambda values: [*map(one.write, values)], lambda values, path: tuple(one.read(v, path) for v in values)
+        lambda values: [*map(one.write, values)],
+        lambda values, path: tuple(one.read(value, f"{path}[{i}]") for i, value in enumerate(values)),
     )

@@ -7,14 +7,14 @@ lost.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from sys import intern
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from google.protobuf.message import Message as Proto
 
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import message_pb2 as pb
 from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.protocol.types import jsontext
-from osmosis_grpc.protocol.types.jsontext import MAX_DEPTH
+from osmosis_grpc.protocol.types.jsontext import MAX_DEPTH, NOTHING
 from osmosis_grpc.protocol.types.messages import Message, check_role
 from osmosis_grpc.protocol.types.requests import check_params
 from osmosis_grpc.protocol.wire.blobs import put_blobs, take_blobs
@@ -51,7 +51,7 @@ def message_to_wire(message: Mapping[str, Any], *, blobs: bool = False) -> pb.Me
             out.tool_calls.extend(tool_call_to_wire(call) for call in value)
         else:
             rest[key] = value
-    return _object_to_wire(out, rest, "message")
+    return _object_to_wire(out, rest, _MESSAGE)
 
 
 def frozen_bytes(messages: Iterable[Message], *, blobs: bool = False) -> list[bytes]:
@@ -73,11 +73,11 @@ def _blob_bytes(message: Message) -> bytes:
 
 def _part_to_wire(part: Mapping[str, Any], *, blobs: bool) -> pb.ContentPart:
     rest, taken = take_blobs(part) if blobs else (part, ())
-    return _object_to_wire(pb.ContentPart(blobs=taken), rest, "part")
+    return _object_to_wire(pb.ContentPart(blobs=taken), rest, _PART)
 
 
 def _part_from_wire(part: pb.ContentPart, field: str) -> dict[str, Any]:
-    out = _object_from_wire(part, "part", field)
+    out = _object_from_wire(part, _PART, field)
     if part.blobs:
         put_blobs(out, part.blobs, field)
     return out
@@ -107,7 +107,7 @@ def message_from_wire(message: pb.Message, field: str, *, any_role: bool = False
         out["tool_call_id"] = message.tool_call_id
     if message.HasField("name"):
         out["name"] = message.name
-    return _merge(out, message.extra_json, field, "message") if message.extra_json else out
+    return _merge(out, message.extra_json, field, _MESSAGE) if message.extra_json else out
 
 
 def messages_from_wire(messages: Sequence[pb.Message], field: str, *, any_role: bool = False) -> list[Message]:
@@ -133,31 +133,31 @@ def _check_items(count: int, field: str) -> None:
 
 def tool_call_to_wire(call: Mapping[str, Any]) -> pb.ToolCall:
     """Returns a tool call as a message."""
-    return _nested_to_wire(pb.ToolCall(), call, "call", "function_call")
+    return _nested_to_wire(pb.ToolCall(), call, _CALL, _FUNCTION_CALL)
 
 
 def tool_call_from_wire(call: pb.ToolCall, field: str) -> dict[str, Any]:
     """Returns a tool call as a dict."""
-    return _nested_from_wire(call, "call", "function_call", field)
+    return _nested_from_wire(call, _CALL, _FUNCTION_CALL, field)
 
 
 def tool_to_wire(tool: Mapping[str, Any]) -> pb.Tool:
     """Returns a tool schema as a message."""
     function = tool.get("function")
     if type(function) is not dict or "parameters" not in function:
-        return _nested_to_wire(pb.Tool(), tool, "tool", "function")
+        return _nested_to_wire(pb.Tool(), tool, _TOOL, _FUNCTION)
     rest = {key: value for key, value in function.items() if key != "parameters"}
-    out = _nested_to_wire(pb.Tool(), {**tool, "function": rest}, "tool", "function")
+    out = _nested_to_wire(pb.Tool(), {**tool, "function": rest}, _TOOL, _FUNCTION)
     out.function.parameters_json = jsontext.render(function["parameters"])
     return out
 
 
 def tool_from_wire(tool: pb.Tool, field: str) -> dict[str, Any]:
     """Returns a tool schema as a dict."""
-    out = _nested_from_wire(tool, "tool", "function", field)
+    out = _nested_from_wire(tool, _TOOL, _FUNCTION, field)
     if tool.function.HasField("parameters_json"):
         path = f"{field}.function.parameters_json"
-        parameters = jsontext.parse(tool.function.parameters_json, path, _LEVELS["function"] - 1)
+        parameters = jsontext.parse(tool.function.parameters_json, path, _FUNCTION.levels - 1)
         out["function"]["parameters"] = parameters
     return out
 
@@ -175,29 +175,29 @@ TOOLS = Codec(lambda tools: [tool_to_wire(tool) for tool in tools], tools_from_w
 def params_to_wire(params: Mapping[str, Any]) -> pb.SamplingParams:
     """Returns sampling parameters as a message. Raises InvalidArgument naming a parameter that is out of bounds."""
     check_params(params, "sampling")
-    return _object_to_wire(pb.SamplingParams(), params, "params", check="sampling")
+    return _object_to_wire(pb.SamplingParams(), params, _PARAMS, check="sampling")
 
 
 def params_from_wire(params: pb.SamplingParams, field: str) -> dict[str, Any]:
     """Returns sampling parameters as a dict. Raises InvalidArgument naming a parameter that is out of bounds."""
-    single: Any = [key for key in _FIELDS["params"] if key != "stop"]
+    single: Any = [key for key in _PARAMS.fields if key != "stop"]
     out = {key: getattr(params, key) for key in single if params.HasField(key)}
     if params.stop:
         out["stop"] = list(params.stop)
-    out = _merge(out, params.extra_json, field, "params")
+    out = _merge(out, params.extra_json, field, _PARAMS)
     check_params(out, field)
     return out
 
 
 def usage_to_wire(usage: Mapping[str, Any]) -> pb.Usage:
     """Returns token counts as a message."""
-    return _object_to_wire(pb.Usage(), usage, "usage")
+    return _object_to_wire(pb.Usage(), usage, _USAGE)
 
 
 def usage_from_wire(usage: pb.Usage, field: str) -> dict[str, Any]:
     """Returns token counts as a dict. Raises InvalidArgument for a negative count."""
-    out = _object_from_wire(usage, "usage", field)
-    for key in _FIELDS["usage"]:
+    out = _object_from_wire(usage, _USAGE, field)
+    for key in _USAGE.fields:
         count = out.get(key)
         if isinstance(count, _NUMBERS) and count < 0:
             raise InvalidArgument(f"{field}.{key}", "is negative")
@@ -220,6 +220,14 @@ def _is_object(value: object) -> bool:
     return type(value) is dict
 
 
+def _is_flag(value: object) -> bool:
+    return type(value) is bool
+
+
+def _any(_value: object) -> bool:
+    return True
+
+
 def _fits_content(value: Any) -> bool:
     return value is None or type(value) is str or (type(value) is list and all(map(_is_object, value)))
 
@@ -228,50 +236,42 @@ def _fits_tool_calls(value: Any) -> bool:
     return type(value) is list and bool(value) and all(map(_is_object, value))
 
 
-_FIELDS: dict[str, dict[str, Callable[[Any], bool]]] = {
-    "message": {"role": lambda value: True, "tool_call_id": _is_text, "name": _is_text},
-    "part": dict.fromkeys(("type", "text"), _is_text),
-    "call": dict.fromkeys(("id", "type"), _is_text),
-    "function_call": dict.fromkeys(("name", "arguments"), _is_text),
-    "tool": {"type": _is_text},
-    "function": dict.fromkeys(("name", "description"), _is_text),
-    "usage": dict.fromkeys(("prompt_tokens", "completion_tokens", "total_tokens"), _is_int64),
-    "params": {
-        "temperature": _is_number,
-        "top_p": _is_number,
-        "max_tokens": _is_int64,
-        "seed": _is_int64,
-        "logprobs": lambda value: type(value) is bool,
-        "stop": lambda value: type(value) is list and bool(value) and all(map(_is_text, value)),
-    },
-}
-"""The typed keys of each object, each with a function that returns whether a value fits the key's field."""
-_ELSEWHERE: dict[str, dict[str, Callable[[Any], bool]]] = {
-    "message": {"content": _fits_content, "tool_calls": _fits_tool_calls},
-    "call": {"function": _is_object},
-    "tool": {"function": _is_object},
-    "function": {"parameters": lambda value: True},
-}
-"""The typed keys that have code of their own, in the form of _FIELDS."""
-_LEVELS = {
-    "message": MAX_DEPTH + 1,
-    "part": MAX_DEPTH - 1,
-    "call": MAX_DEPTH - 1,
-    "function_call": MAX_DEPTH - 2,
-    "tool": MAX_DEPTH,
-    "function": MAX_DEPTH - 1,
-    "usage": MAX_DEPTH,
-    "params": MAX_DEPTH,
-}
-"""The most levels of each object, the object included. Each key of a message and each tool has at most 256 levels."""
+def _fits_stop(value: Any) -> bool:
+    return type(value) is list and bool(value) and all(map(_is_text, value))
 
 
-def _object_to_wire(out: P, value: Mapping[str, Any], kind: str, check: str = "") -> P:
+class _Kind(NamedTuple):
+    """A kind of object."""
+
+    levels: int
+    """The most levels of an object, itself included. Each key of a message and each tool has at most 256 levels."""
+    fields: Mapping[str, Callable[[Any], bool]]
+    """The typed keys, each with a function that returns whether a value fits the key's field."""
+    elsewhere: Mapping[str, Callable[[Any], bool]] = NOTHING
+    """The typed keys that have code of their own, in the same form."""
+
+
+_MESSAGE = _Kind(
+    MAX_DEPTH + 1,
+    {"role": _any, "tool_call_id": _is_text, "name": _is_text},
+    {"content": _fits_content, "tool_calls": _fits_tool_calls},
+)
+_PART = _Kind(MAX_DEPTH - 1, dict.fromkeys(("type", "text"), _is_text))
+_CALL = _Kind(MAX_DEPTH - 1, dict.fromkeys(("id", "type"), _is_text), {"function": _is_object})
+_FUNCTION_CALL = _Kind(MAX_DEPTH - 2, dict.fromkeys(("name", "arguments"), _is_text))
+_TOOL = _Kind(MAX_DEPTH, {"type": _is_text}, {"function": _is_object})
+_FUNCTION = _Kind(MAX_DEPTH - 1, dict.fromkeys(("name", "description"), _is_text), {"parameters": _any})
+_USAGE = _Kind(MAX_DEPTH, dict.fromkeys(("prompt_tokens", "completion_tokens", "total_tokens"), _is_int64))
+_NUMERIC = {"temperature": _is_number, "top_p": _is_number, "max_tokens": _is_int64, "seed": _is_int64}
+_PARAMS = _Kind(MAX_DEPTH, {**_NUMERIC, "logprobs": _is_flag, "stop": _fits_stop})
+
+
+def _object_to_wire(out: P, value: Mapping[str, Any], kind: _Kind, check: str = "") -> P:
     """Sets the typed fields, and puts all other keys into extra_json.
 
     If `check` is a field's name, the other keys are checked first, and InvalidArgument names that field.
     """
-    fields, extra = _FIELDS[kind], {}
+    fields, extra = kind.fields, {}
     for key, item in value.items():
         if key not in fields or not fields[key](item):
             extra[key] = item
@@ -284,12 +284,12 @@ def _object_to_wire(out: P, value: Mapping[str, Any], kind: str, check: str = ""
     return out
 
 
-def _object_from_wire(message: Any, kind: str, field: str) -> dict[str, Any]:
-    out = {key: getattr(message, key) for key in _FIELDS[kind] if message.HasField(key)}
+def _object_from_wire(message: Any, kind: _Kind, field: str) -> dict[str, Any]:
+    out = {key: getattr(message, key) for key in kind.fields if message.HasField(key)}
     return _merge(out, message.extra_json, field, kind) if message.extra_json else out
 
 
-def _nested_to_wire(out: P, value: Mapping[str, Any], outer: str, inner: str) -> P:
+def _nested_to_wire(out: P, value: Mapping[str, Any], outer: _Kind, inner: _Kind) -> P:
     function = value.get("function")
     if type(function) is dict:
         _object_to_wire(out.function, function, inner).SetInParent()  # type: ignore[attr-defined]
@@ -297,7 +297,7 @@ def _nested_to_wire(out: P, value: Mapping[str, Any], outer: str, inner: str) ->
     return _object_to_wire(out, value, outer)
 
 
-def _nested_from_wire(message: Any, outer: str, inner: str, field: str) -> dict[str, Any]:
+def _nested_from_wire(message: Any, outer: _Kind, inner: _Kind, field: str) -> dict[str, Any]:
     out = _object_from_wire(message, outer, field)
     if message.HasField("function"):
         if "function" in out:
@@ -306,13 +306,13 @@ def _nested_from_wire(message: Any, outer: str, inner: str, field: str) -> dict[
     return out
 
 
-def _merge(out: dict[str, Any], extra_json: str, field: str, kind: str) -> dict[str, Any]:
+def _merge(out: dict[str, Any], extra_json: str, field: str, kind: _Kind) -> dict[str, Any]:
     """Add the keys of `extra_json`. Raises InvalidArgument for a typed key that belongs in its own field."""
-    fits = _FIELDS[kind] | _ELSEWHERE.get(kind, {})
-    for key, value in jsontext.parse_object(extra_json, f"{field}.extra_json", _LEVELS[kind]).items():
+    for key, value in jsontext.parse_object(extra_json, f"{field}.extra_json", kind.levels).items():
         if key in out:
             raise InvalidArgument(f"{field}.extra_json", f"repeats the typed key {key!r}")
-        if key in fits and fits[key](value):
+        fits = kind.fields.get(key) or kind.elsewhere.get(key)
+        if fits is not None and fits(value):
             raise InvalidArgument(f"{field}.extra_json", f"has the typed key {key!r}; set its field instead")
         out[key] = value
     return out

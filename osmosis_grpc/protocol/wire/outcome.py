@@ -1,12 +1,10 @@
 """outcome.proto: the outcome of a rollout, with its samples, its rewards and its failure."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, get_args
 
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import outcome_pb2 as pb
 from osmosis_grpc.protocol.errors import Boundary, InvalidArgument
-from osmosis_grpc.protocol.types import jsontext
 from osmosis_grpc.protocol.types.earlier_run import EarlierRun
 from osmosis_grpc.protocol.types.failure_reasons import read_reason
 from osmosis_grpc.protocol.types.outcome import Cause, Failure, OutcomeStatus, RolloutMetrics, RolloutOutcome
@@ -14,9 +12,9 @@ from osmosis_grpc.protocol.types.requests import Group, check_id
 from osmosis_grpc.protocol.types.samples import Sample
 from osmosis_grpc.protocol.types.stack_frames import StackFrame
 from osmosis_grpc.protocol.wire import times
-from osmosis_grpc.protocol.wire.field_conversion import Codec, Converter, EnumNames
+from osmosis_grpc.protocol.wire.field_conversion import JSON_OBJECT, Codec, Converter, EnumNames
 from osmosis_grpc.protocol.wire.protobuf_encoding import remembered
-from osmosis_grpc.protocol.wire.tokens import check_components, check_reward, sample_from_wire, sample_to_wire
+from osmosis_grpc.protocol.wire.tokens import COMPONENTS, REWARD, sample_from_wire, sample_to_wire
 
 MAX_CHANGES = 20
 """The most names of changed files and packages in a message."""
@@ -73,24 +71,8 @@ def outcome_to_wire(
     samples = outcome.samples
     if head:
         samples = {name: replace(sample, messages=(), segments=(), begins=None) for name, sample in samples.items()}
-    return pb.RolloutOutcome(
-        rollout_id=outcome.rollout_id,
-        attempt=outcome.attempt,
-        result_id=outcome.result_id,
-        status=_STATUSES.numbers[outcome.status],
-        finish_reason=outcome.finish_reason,
-        failure=FAILURE.to_wire(outcome.failure) if outcome.failure else None,
-        group=GROUP.to_wire(outcome.group) if outcome.group else None,
-        reward=outcome.reward,
-        reward_components=outcome.reward_components,
-        samples=[sample_to_wire(sample, name, refer=refer, blobs=blobs) for name, sample in samples.items()],
-        metrics=METRICS.to_wire(outcome.metrics),
-        extra_json=jsontext.render(outcome.extra_fields) if outcome.extra_fields else "",
-        omitted=outcome.omitted,
-        evaluation=outcome.evaluation,
-        agent_version=outcome.agent_version,
-        from_journal=EARLIER_RUN.to_wire(outcome.from_journal) if outcome.from_journal else None,
-    )
+    converted = [sample_to_wire(sample, name, refer=refer, blobs=blobs) for name, sample in samples.items()]
+    return _OUTCOME.to_wire(outcome, samples=converted)
 
 
 def referring_bytes(outcome: RolloutOutcome, *, blobs: bool = False) -> bytes:
@@ -145,10 +127,6 @@ def fit(message: pb.RolloutOutcome, limit: int = MAX_OUTCOME_BYTES) -> pb.Rollou
 
 def outcome_from_wire(message: pb.RolloutOutcome, field: str) -> RolloutOutcome:
     """Returns a checked outcome. Raises InvalidArgument with a path that begins with `field`."""
-    check_id(message.rollout_id, f"{field}.rollout_id")
-    status = _STATUSES.read(message.status, f"{field}.status")
-    failure = FAILURE.field_of(message, "failure", f"{field}.")
-    reward = check_reward(message.reward, f"{field}.reward") if message.HasField("reward") else None
     samples: dict[str, Sample] = {}
     for index, part in enumerate(message.samples):
         if not part.name:
@@ -156,42 +134,39 @@ def outcome_from_wire(message: pb.RolloutOutcome, field: str) -> RolloutOutcome:
         if part.name in samples:
             raise InvalidArgument(f"{field}.samples", f"two samples have the name {part.name!r}")
         samples[part.name] = sample_from_wire(part, f"{field}.samples[{part.name}]")
-    components = check_components(message.reward_components, f"{field}.reward_components")
-    if status is not OutcomeStatus.COMPLETED:
-        _check_no_rewards(reward, components, samples, status, field)
-    return RolloutOutcome(
-        rollout_id=message.rollout_id,
-        attempt=message.attempt or 1,
-        result_id=message.result_id,
-        status=status,
-        finish_reason=message.finish_reason,
-        failure=failure,
-        group=checked_group(message.group) if message.HasField("group") else None,
-        reward=reward,
-        reward_components=components,
-        samples=samples,
-        metrics=METRICS.from_wire(message.metrics),
-        extra_fields=jsontext.parse_object(message.extra_json, f"{field}.extra_json"),
-        omitted=tuple(message.omitted),
-        evaluation=message.evaluation,
-        agent_version=message.agent_version,
-        from_journal=EARLIER_RUN.field_of(message, "from_journal"),
-    )
+    outcome = _OUTCOME.from_wire(message, f"{field}.", samples=samples)
+    if outcome.status is not OutcomeStatus.COMPLETED:
+        _check_no_rewards(outcome, field)
+    return outcome
 
 
-def _check_no_rewards(
-    reward: float | None,
-    components: Mapping[str, float],
-    samples: Mapping[str, Sample],
-    status: OutcomeStatus,
-    field: str,
-) -> None:
-    """Raises InvalidArgument for a reward of a rollout that did not complete."""
-    found: dict[str, object] = {"reward": reward, "reward_components": components or None}
-    for name, sample in samples.items():
-        found[f"samples[{name}].reward"] = sample.reward
-        found[f"samples[{name}].reward_components"] = sample.reward_components or None
-        found[f"samples[{name}].chat_rewards"] = sample.chat_rewards or None
-    for path, value in found.items():
+def _check_no_rewards(outcome: RolloutOutcome, field: str) -> None:
+    rewards: dict[str, object] = {"reward": outcome.reward, "reward_components": outcome.reward_components or None}
+    for name, sample in outcome.samples.items():
+        rewards[f"samples[{name}].reward"] = sample.reward
+        rewards[f"samples[{name}].reward_components"] = sample.reward_components or None
+        rewards[f"samples[{name}].chat_rewards"] = sample.chat_rewards or None
+    for path, value in rewards.items():
         if value is not None:
-            raise InvalidArgument(f"{field}.{path}", f"a rollout that ended {status} carries no reward")
+            raise InvalidArgument(f"{field}.{path}", f"a rollout that ended {outcome.status} carries no reward")
+
+
+def checked_id(value: str, field: str) -> str:
+    """Returns an id. Raises InvalidArgument."""
+    check_id(value, field)
+    return value
+
+
+ATTEMPT = Codec(int, lambda attempt, path: attempt or 1)
+_OUTCOME = Converter(
+    RolloutOutcome,
+    pb.RolloutOutcome,
+    ("samples", "confirmation"),
+    rollout_id=Codec(str, checked_id),
+    attempt=ATTEMPT,
+    status=Codec(_STATUSES.numbers.__getitem__, _STATUSES.read),
+    reward=REWARD,
+    reward_components=COMPONENTS,
+    group=Codec(GROUP.to_wire, checked_group),
+    extra_fields=JSON_OBJECT._replace(name="extra_json"),
+)

@@ -1,7 +1,6 @@
 """rollout.proto: requests to start a rollout, and its state."""
 
 from dataclasses import replace
-from typing import Any
 
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import rollout_pb2 as pb
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import tokens_pb2
@@ -9,8 +8,6 @@ from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.protocol.types import jsontext
 from osmosis_grpc.protocol.types.outcome import RolloutState
 from osmosis_grpc.protocol.types.requests import (
-    DEFAULT_MAX_TOKENS_TOTAL,
-    DEFAULT_MAX_TURNS,
     Callback,
     CallbackTls,
     Fork,
@@ -19,7 +16,6 @@ from osmosis_grpc.protocol.types.requests import (
     RolloutRequest,
     TraceContext,
     check_header,
-    check_id,
     check_run_id,
     spec_digest,
     unread_metadata,
@@ -28,7 +24,7 @@ from osmosis_grpc.protocol.types.rollout_info import Activity, RolloutInfo
 from osmosis_grpc.protocol.wire import times
 from osmosis_grpc.protocol.wire.field_conversion import Codec, Converter, EnumNames
 from osmosis_grpc.protocol.wire.message import message_to_wire, messages_from_wire, params_from_wire, params_to_wire
-from osmosis_grpc.protocol.wire.outcome import GROUP, checked_group, fit, outcome_from_wire, outcome_to_wire
+from osmosis_grpc.protocol.wire.outcome import GROUP, checked_group, checked_id, fit, outcome_from_wire, outcome_to_wire
 
 MAX_METADATA_BYTES = 1024 * 1024
 """The default limit of metadata_json."""
@@ -52,36 +48,14 @@ def init_from_wire(message: pb.InitRequest, *, any_role: bool = False) -> InitRe
 
     `any_role` is that of message_from_wire().
     """
-    check_id(message.rollout_id, "rollout_id")
     spec = message.spec
-    if spec.idempotency_key:
-        check_id(spec.idempotency_key, "spec.idempotency_key")
-    group, fork = origin_from_wire(message)
-    request = RolloutRequest(
-        rollout_id=message.rollout_id,
+    request = _SPEC.from_wire(
+        spec,
+        "spec.",
+        rollout_id=checked_id(message.rollout_id, "rollout_id"),
         attempt=message.attempt or 1,
-        agent_loop=spec.agent_loop,
         messages=messages_from_wire(spec.messages, "spec.messages", any_role=any_role),
-        completion_params=params_from_wire(spec.sampling, "spec.sampling"),
-        pin_completion_params=spec.pin_sampling,
-        max_turns=spec.max_turns if spec.HasField("max_turns") else DEFAULT_MAX_TURNS,
-        max_tokens_total=spec.max_tokens_total if spec.HasField("max_tokens_total") else DEFAULT_MAX_TOKENS_TOTAL,
-        metadata=_metadata_from_wire(spec.metadata_json),
-        label=spec.label if spec.HasField("label") else None,
-        group=group,
-        priority=spec.priority,
-        agent_timeout=(
-            times.checked_seconds(spec.agent_timeout, "spec.agent_timeout") if spec.HasField("agent_timeout") else None
-        ),
-        grader_timeout=(
-            times.checked_seconds(spec.grader_timeout, "spec.grader_timeout")
-            if spec.HasField("grader_timeout")
-            else None
-        ),
-        tool_server_url=spec.tool_server_url or None,
-        idempotency_key=spec.idempotency_key or None,
-        evaluation=spec.evaluation,
-        fork=fork,
+        metadata=jsontext.Unparsed.checked(spec.metadata_json, "spec.metadata_json") if spec.metadata_json else {},
     )
     callback = _CALLBACK.field_of(message, "callback")
     trace = _TRACE.field_of(message, "trace_context")
@@ -108,30 +82,13 @@ def init_to_wire(init: InitRequest, *, secrets: bool = True, blobs: bool = False
     return pb.InitRequest(
         rollout_id=request.rollout_id,
         attempt=request.attempt,
-        spec=_spec_to_wire(request, blobs=blobs),
+        spec=_SPEC.to_wire(
+            request,
+            messages=[message_to_wire(message, blobs=blobs) for message in request.messages],
+            metadata_json=_metadata_to_wire(request),
+        ),
         trace_context=_TRACE.to_wire(trace) if trace else None,
         callback=_callback_to_wire(init.callback, secrets=secrets) if init.callback else None,
-    )
-
-
-def _spec_to_wire(request: RolloutRequest, *, blobs: bool) -> pb.RolloutSpec:
-    return pb.RolloutSpec(
-        agent_loop=request.agent_loop,
-        messages=[message_to_wire(m, blobs=blobs) for m in request.messages],
-        sampling=params_to_wire(request.completion_params) if request.completion_params else None,
-        pin_sampling=request.pin_completion_params,
-        max_turns=request.max_turns,
-        max_tokens_total=request.max_tokens_total,
-        metadata_json=_metadata_to_wire(request),
-        label=request.label,
-        group=GROUP.to_wire(request.group) if request.group else None,
-        priority=request.priority,
-        agent_timeout=times.duration(request.agent_timeout) if request.agent_timeout is not None else None,
-        grader_timeout=times.duration(request.grader_timeout) if request.grader_timeout is not None else None,
-        tool_server_url=request.tool_server_url or "",
-        idempotency_key=request.idempotency_key or "",
-        evaluation=request.evaluation,
-        fork=_fork_to_wire(request.fork) if request.fork is not None else None,
     )
 
 
@@ -146,11 +103,6 @@ def _fork_from_wire(message: pb.Fork, path: str) -> Fork:
 def _fork_to_wire(fork: Fork) -> pb.Fork:
     chat = tokens_pb2.ChatRef(sample=fork.sample, chat_number=fork.chat_number)
     return pb.Fork(rollout_id=fork.rollout_id, attempt=fork.attempt, chat=chat)
-
-
-def _metadata_from_wire(text: str) -> Any:
-    """Returns checked metadata. The result keeps the text and parses it when it is read. Raises InvalidArgument."""
-    return jsontext.Unparsed.checked(text, "spec.metadata_json") if text else {}
 
 
 def _metadata_to_wire(request: RolloutRequest) -> str:
@@ -207,11 +159,27 @@ def callback_from_bytes(data: bytes) -> Callback:
     return _CALLBACK.from_wire(pb.Callback.FromString(data), "callback.")
 
 
+_TIMEOUT = Codec(times.duration, times.checked_seconds)
+_FORK = Codec(_fork_to_wire, _fork_from_wire)
+_GROUP = Codec(GROUP.to_wire, checked_group)
+_SPEC = Converter(
+    RolloutRequest,
+    pb.RolloutSpec,
+    ("rollout_id", "attempt", "messages", "metadata", "server_url", "api_key"),
+    completion_params=Codec(lambda params: params_to_wire(params) if params else None, params_from_wire, "sampling"),
+    pin_completion_params=Codec(bool, lambda pin, path: pin, "pin_sampling"),
+    group=_GROUP,
+    agent_timeout=_TIMEOUT,
+    grader_timeout=_TIMEOUT,
+    tool_server_url=Codec(str, lambda url, path: url or None),
+    idempotency_key=Codec(str, lambda key, path: checked_id(key, path) if key else None),
+    fork=_FORK,
+)
 ROLLOUT = Converter(
     RolloutInfo,
     pb.Rollout,
     state=STATES.codec(RolloutState.ACCEPTED),
-    group=Codec(GROUP.to_wire, checked_group),
-    fork=Codec(_fork_to_wire, _fork_from_wire),
+    group=_GROUP,
+    fork=_FORK,
     outcome=Codec(lambda outcome: fit(outcome_to_wire(outcome)), outcome_from_wire),
 )

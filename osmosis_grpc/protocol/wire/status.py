@@ -5,8 +5,8 @@ is a message of error.proto. A status is sent in a header, so its texts are shor
 """
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from google.protobuf import any_pb2
 from google.protobuf.message import DecodeError, Message
@@ -34,24 +34,75 @@ def to_status(error: CallError) -> status_pb2.Status:
     return status
 
 
+class _Detail(NamedTuple):
+    """A detail of a status whose fields are attributes of an exception."""
+
+    error: type[CallError]
+    message: type[Message]
+    fields: Mapping[str, str]
+    """The fields of the detail by the names of the attributes. It is sent if the first attribute is set."""
+
+
+_ATTEMPT = {"attempt": "attempt", "rollout_id": "rollout_id"}
+_DETAILS = (
+    _Detail(errors.NotFound, error_details_pb2.ResourceInfo, {"kind": "resource_type", "name": "resource_name"}),
+    _Detail(errors.AlreadyExists, error_pb2.CurrentAttempt, _ATTEMPT),
+    _Detail(errors.AlreadyExists, error_pb2.SpecDiffers, {"fields": "fields"}),
+    _Detail(errors.Aborted, error_pb2.CurrentAttempt, _ATTEMPT),
+    _Detail(
+        errors.OutOfRange,
+        error_pb2.EventsGone,
+        {"first_event_number": "first_event_number", "first_cursor": "first_cursor"},
+    ),
+)
+"""The details that need no code. The others have rows of violations, or make another class."""
+_READ: tuple[type[Message], ...] = (
+    *{detail.message for detail in _DETAILS},
+    error_details_pb2.BadRequest,
+    error_details_pb2.RetryInfo,
+    error_details_pb2.PreconditionFailure,
+    error_details_pb2.ErrorInfo,
+    error_pb2.UnknownChat,
+)
+
+
 def from_code(code: int, message: str, details: Iterable[any_pb2.Any] = ()) -> CallError:
     """Returns the exception for a code, its message and its details."""
-    found: dict[type[Message], Message] = {}
+    received: dict[type[Message], Any] = {}
     for packed in details:
         for detail in _READ:
             if packed.TypeName() == detail.DESCRIPTOR.full_name:
                 with contextlib.suppress(DecodeError):  # the code alone is enough
-                    found[detail] = detail.FromString(packed.value)
-    kind = CLASSES.get(code, errors.UnknownError)
-    build = _BUILD.get(kind)
-    error = build(message, found) if build else kind(message)
-    info = found.get(error_details_pb2.ErrorInfo)
-    if isinstance(info, error_details_pb2.ErrorInfo) and info.domain == DOMAIN:
+                    received[detail] = detail.FromString(packed.value)
+    error = _error(CLASSES.get(code, errors.UnknownError), message, received)
+    info = received.get(error_details_pb2.ErrorInfo)
+    if info is not None and info.domain == DOMAIN:
         error.reason = clip(info.reason, _MAX_DETAIL)
-    retry = found.get(error_details_pb2.RetryInfo)
-    if isinstance(retry, error_details_pb2.RetryInfo):
+    retry = received.get(error_details_pb2.RetryInfo)
+    if retry is not None:
         error.retry_after = min(max(0.0, times.seconds(retry.retry_delay)), errors.LONGEST_PAUSE)
     return error
+
+
+def _error(kind: type[CallError], message: str, received: Mapping[type[Message], Any]) -> CallError:
+    if kind is errors.InvalidArgument:
+        bad = received.get(error_details_pb2.BadRequest)
+        rows = [(row.field, row.description) for row in bad.field_violations] if bad is not None else []
+        return errors.InvalidArgument(*rows[0], rows[1:]) if rows else errors.InvalidArgument("", message)
+    if kind is errors.FailedPrecondition:
+        unknown = received.get(error_pb2.UnknownChat)
+        if unknown is not None:
+            return errors.UnknownChat(unknown.sample, unknown.chat_number)
+        failure = received.get(error_details_pb2.PreconditionFailure, error_details_pb2.PreconditionFailure())
+        condition, subject = next(((row.type, row.subject) for row in failure.violations), ("", ""))
+        return errors.FailedPrecondition(message, kind=condition, subject=subject)
+    attributes: dict[str, Any] = {}
+    for detail in _DETAILS:
+        if detail.error is kind and detail.message in received:
+            for name, field in detail.fields.items():
+                value = getattr(received[detail.message], field)
+                attributes[name] = value if isinstance(value, str | int) else tuple(value)
+    return kind(message, **attributes)
 
 
 def _details(error: CallError) -> Iterator[Message]:
@@ -60,43 +111,25 @@ def _details(error: CallError) -> Iterator[Message]:
         for field, problem in error.violations[:_MAX_VIOLATIONS]:
             bad.field_violations.add(field=clip(field, _MAX_DETAIL), description=clip(problem, _MAX_DETAIL))
         yield bad
-    elif isinstance(error, errors.NotFound) and error.kind:
-        yield error_details_pb2.ResourceInfo(
-            resource_type=clip(error.kind, _MAX_DETAIL),
-            resource_name=clip(error.name, _MAX_DETAIL),
-            description=clip(describe(error), _MAX_DETAIL),
-        )
-    elif isinstance(error, errors.AlreadyExists | errors.Aborted) and error.attempt:
-        yield error_pb2.CurrentAttempt(rollout_id=error.rollout_id, attempt=error.attempt)
-        if isinstance(error, errors.AlreadyExists) and error.fields:
-            yield error_pb2.SpecDiffers(fields=error.fields)
-    elif isinstance(error, errors.OutOfRange):
-        yield error_pb2.EventsGone(first_event_number=error.first_event_number, first_cursor=error.first_cursor)
     elif isinstance(error, errors.FailedPrecondition) and error.kind:
-        violation = error_details_pb2.PreconditionFailure.Violation(
+        failure = error_details_pb2.PreconditionFailure()
+        failure.violations.add(
             type=clip(error.kind, _MAX_DETAIL),
             subject=clip(error.subject, _MAX_DETAIL),
             description=clip(describe(error), _MAX_DETAIL),
         )
-        yield error_details_pb2.PreconditionFailure(violations=[violation])
+        yield failure
         if isinstance(error, errors.UnknownChat):
             yield error_pb2.UnknownChat(sample=error.sample, chat_number=error.chat_number)
+    for detail in _DETAILS:
+        if isinstance(error, detail.error) and getattr(error, next(iter(detail.fields))):
+            values = {field: getattr(error, name) for name, field in detail.fields.items()}
+            if detail.message is error_details_pb2.ResourceInfo:  # its texts may have any length
+                values = {field: clip(text, _MAX_DETAIL) for field, text in values.items()}
+                values["description"] = clip(describe(error), _MAX_DETAIL)
+            yield detail.message(**values)
     if error.retry_after is not None:
         yield error_details_pb2.RetryInfo(retry_delay=times.duration(error.retry_after))
-
-
-_Found = dict[type[Message], Message]
-_READ: tuple[type[Message], ...] = (
-    error_details_pb2.BadRequest,
-    error_details_pb2.ResourceInfo,
-    error_details_pb2.RetryInfo,
-    error_details_pb2.PreconditionFailure,
-    error_details_pb2.ErrorInfo,
-    error_pb2.CurrentAttempt,
-    error_pb2.SpecDiffers,
-    error_pb2.EventsGone,
-    error_pb2.UnknownChat,
-)
 
 
 def _reason(error: CallError) -> str:
@@ -113,52 +146,3 @@ def _reason(error: CallError) -> str:
         "PROTOCOL": isinstance(error, errors.FailedPrecondition) and error.kind == "PROTOCOL",
     }
     return error.reason or next((name for name, holds in of_kind.items() if holds), code_pb2.Code.Name(error.code))
-
-
-def _already_exists(message: str, found: _Found) -> CallError:
-    attempt: Any = found.get(error_pb2.CurrentAttempt, error_pb2.CurrentAttempt())
-    differs: Any = found.get(error_pb2.SpecDiffers, error_pb2.SpecDiffers())
-    return errors.AlreadyExists(
-        message, rollout_id=attempt.rollout_id, attempt=attempt.attempt, fields=tuple(differs.fields)
-    )
-
-
-def _invalid(message: str, found: _Found) -> CallError:
-    bad: Any = found.get(error_details_pb2.BadRequest, error_details_pb2.BadRequest())
-    rows = [(v.field, v.description) for v in bad.field_violations]
-    return errors.InvalidArgument(*rows[0], rows[1:]) if rows else errors.InvalidArgument("", message)
-
-
-def _precondition(message: str, found: _Found) -> CallError:
-    unknown: Any = found.get(error_pb2.UnknownChat)
-    if unknown is not None:
-        return errors.UnknownChat(unknown.sample, unknown.chat_number)
-    failure: Any = found.get(error_details_pb2.PreconditionFailure, error_details_pb2.PreconditionFailure())
-    kind, subject = next(((row.type, row.subject) for row in failure.violations), ("", ""))
-    return errors.FailedPrecondition(message, kind=kind, subject=subject)
-
-
-def _of_detail(
-    make: Callable[..., CallError], detail: type[Message], /, **fields: str
-) -> Callable[[str, _Found], CallError]:
-    """Returns a function that makes an exception. The exception's attributes are fields of the detail."""
-
-    def build(message: str, found: _Found) -> CallError:
-        known = found.get(detail, detail())
-        return make(message, **{name: getattr(known, field) for name, field in fields.items()})
-
-    return build
-
-
-_BUILD: dict[type[CallError], Callable[[str, _Found], CallError]] = {
-    errors.InvalidArgument: _invalid,
-    errors.NotFound: _of_detail(
-        errors.NotFound, error_details_pb2.ResourceInfo, kind="resource_type", name="resource_name"
-    ),
-    errors.AlreadyExists: _already_exists,
-    errors.Aborted: _of_detail(errors.Aborted, error_pb2.CurrentAttempt, rollout_id="rollout_id", attempt="attempt"),
-    errors.OutOfRange: _of_detail(
-        errors.OutOfRange, error_pb2.EventsGone, first_event_number="first_event_number", first_cursor="first_cursor"
-    ),
-    errors.FailedPrecondition: _precondition,
-}

@@ -82,14 +82,10 @@ def spans_from_wire(spans: Sequence[pb.VersionSpan]) -> tuple[VersionSpan, ...]:
 
 def segment_to_wire(segment: Segment) -> pb.Segment:
     """Returns a segment as a message."""
-    out = pb.Segment(
-        mask_runs=segment.mask_runs,
+    out = _SEGMENT.to_wire(
+        segment,
         versions=spans_to_wire(segment.versions),
-        chats=segment.chats,
-        drift_index=segment.drift_index,
-        split=_split_to_wire(segment),
         incomplete_extras=segment.incomplete_extras,
-        dropped=segment.dropped,
         sampled_extras=extras_to_wire(segment.sampled_extras),
         token_extras=extras_to_wire(segment.token_extras),
     )
@@ -103,36 +99,18 @@ def segment_from_wire(message: pb.Segment, field: str) -> Segment:
     versions = spans_from_wire(message.versions)
     if len(versions) == 1 and len(ids):  # the count of a single span is ignored
         versions = (VersionSpan(versions[0].version, sum(message.mask_runs[1::2])),)
-    segment = Segment(
+    segment = _SEGMENT.from_wire(
+        message,
+        f"{field}.",
         ids=ids,
         logprobs=logprobs,
-        mask_runs=tuple(message.mask_runs),
-        chats=tuple(message.chats),
         versions=versions,
-        drift_index=message.drift_index if message.HasField("drift_index") else None,
-        split=SPLITS.names.get(message.split),
+        incomplete_extras=tuple(message.incomplete_extras),
         sampled_extras=extras_from_wire(message.sampled_extras, len(logprobs), f"{field}.sampled_extras"),
         token_extras=extras_from_wire(message.token_extras, len(ids), f"{field}.token_extras"),
-        incomplete_extras=tuple(message.incomplete_extras),
-        dropped=message.dropped,
     )
     segment.check(field)
     return segment
-
-
-def segment_reference(segment: Segment) -> pb.Segment:
-    """Returns a segment without its tokens, for a trainer that answered its chats."""
-    return pb.Segment(
-        mask_runs=segment.mask_runs,
-        chats=segment.chats,
-        drift_index=segment.drift_index,
-        dropped=segment.dropped,
-        split=_split_to_wire(segment),
-    )
-
-
-def _split_to_wire(segment: Segment) -> "pb.SplitReason.ValueType":
-    return pb.SPLIT_REASON_UNSPECIFIED if segment.split is None else SPLITS.numbers[segment.split]
 
 
 def sample_to_wire(sample: Sample, name: str, *, refer: bool = False, blobs: bool = False) -> pb.Sample:
@@ -141,40 +119,25 @@ def sample_to_wire(sample: Sample, name: str, *, refer: bool = False, blobs: boo
     The trainer knows them because it answered the chats. `blobs` is that of message_to_wire().
     """
     begins = sample.begins if refer else None
-    segment = segment_reference if refer else segment_to_wire
+    segment = _SEGMENT.to_wire if refer else segment_to_wire
     messages = sample.messages[begins.prefix_len if begins else 0 :]
-    return pb.Sample(
+    return _SAMPLE.to_wire(
+        sample,
         name=name,
         messages=[message_to_wire(message, blobs=blobs) for message in messages],
         prefix_chat=begins.chat_number if begins else 0,
         segments=[segment(each) for each in sample.segments],
-        reward=sample.reward,
-        reward_components=sample.reward_components,
-        chat_rewards=[_CHAT_REWARD.to_wire(reward) for reward in sample.chat_rewards],
-        trainable=sample.trainable,
-        not_trainable_reason=sample.not_trainable_reason,
-        policy=sample.policy,
-        parent=_CHAT_REF.to_wire(sample.parent) if sample.parent is not None else None,
-        train=sample.train,
-        cut=sample.cut,
     )
 
 
 def sample_from_wire(message: pb.Sample, field: str) -> Sample:
     """Returns a checked sample. Raises InvalidArgument."""
-    return Sample(
+    return _SAMPLE.from_wire(
+        message,
+        f"{field}.",
         messages=messages_from_wire(message.messages, f"{field}.messages", any_role=True),
         begins=PrefixChat(message.name, message.prefix_chat) if message.prefix_chat else None,
         segments=tuple(segment_from_wire(s, f"{field}.segments[{i}]") for i, s in enumerate(message.segments)),
-        reward=check_reward(message.reward, f"{field}.reward") if message.HasField("reward") else None,
-        reward_components=check_components(message.reward_components, f"{field}.reward_components"),
-        chat_rewards=_chat_rewards(message.chat_rewards, f"{field}.chat_rewards"),
-        trainable=message.trainable,
-        not_trainable_reason=message.not_trainable_reason,
-        policy=message.policy,
-        parent=_CHAT_REF.field_of(message, "parent", f"{field}."),
-        train=message.train if message.HasField("train") else None,
-        cut=message.cut,
     )
 
 
@@ -198,9 +161,23 @@ def _chat_rewards(rewards: Sequence[pb.ChatReward], field: str) -> tuple[ChatRew
     return found
 
 
-_CHAT_REF = Converter(ChatRef, pb.ChatRef)
-_CHAT_REWARD = Converter(
-    ChatReward, pb.ChatReward, reward=Codec(float, check_reward), reward_components=Codec(dict, check_components)
+REWARD = Codec(float, check_reward)
+COMPONENTS = Codec(dict, check_components)
+Converter(ChatRef, pb.ChatRef)  # a field of Sample
+_CHAT_REWARD = Converter(ChatReward, pb.ChatReward, reward=REWARD, reward_components=COMPONENTS)
+_SEGMENT = Converter(
+    Segment,
+    pb.Segment,
+    ("ids", "logprobs", "versions", "incomplete_extras", "sampled_extras", "token_extras"),
+    split=SPLITS.codec(None),
+)
+_SAMPLE = Converter(
+    Sample,
+    pb.Sample,
+    ("messages", "begins", "segments", "chats"),
+    reward=REWARD,
+    reward_components=COMPONENTS,
+    chat_rewards=Codec(lambda rewards: [*map(_CHAT_REWARD.to_wire, rewards)], _chat_rewards),
 )
 
 

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 import grpc
 
 from osmosis_grpc.network.channel_options import client_options
-from osmosis_grpc.network.connection_errors import REFUSES
 from osmosis_grpc.network.credentials import Credentials, channel
-from osmosis_grpc.protocol.errors import CallError, NotFound
+from osmosis_grpc.protocol.errors import CallError, Hint, NotFound, Unavailable
 from osmosis_grpc.records.reading.source_port import NoRollout, SourceError
 from osmosis_grpc.settings.option import split_host_port
 from osmosis_grpc.trainer.rollout_client import RolloutClient
@@ -22,16 +21,16 @@ CONNECT = 1.0
 """Seconds for the question whether something listens at an address."""
 LOST_AFTER = 120.0
 """Commands that follow events end if the server was away for this many seconds."""
-_OPTIONS = {
-    "pass its token as `token`": "{token}-file names the file of its token",
-    "check the `token`, or the certificate": "check the token, or the certificate",
-    "pass tls=ClientTls(ca=...)": "pass --tls, or --ca with its CA",
-    "pass tls=ClientTls(cert=..., key=...)": "pass --cert and --key",
-    "name its CA with ClientTls(ca=...)": "name its CA with --ca",
-    "leave out `tls`": "leave out --tls",
-    REFUSES: f"{REFUSES} with {{server}}",
+_ADVICE = {
+    Hint.SHOW_CREDENTIAL: "{token}-file names the file of its token",
+    Hint.CHECK_CREDENTIAL: "check the token, or the certificate",
+    Hint.USE_TLS: "pass --tls, or --ca with its CA",
+    Hint.SHOW_CERTIFICATE: "if it asks for a client certificate, pass --cert and --key",
+    Hint.NAME_CA: "name its CA with --ca",
+    Hint.LEAVE_OUT_TLS: "leave out --tls, or start it with --tls-cert and --tls-key",
+    Hint.START_SERVER: "start it, or name another with {server}",
 }
-"""Advice for programs, and the same for a command line with its names of --server and --token."""
+"""The hints of errors for a command line, with its names of --server and --token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +65,8 @@ class ChosenServer:
     async def check_listens(self) -> None:
         """Raise SourceError if the server refuses connections."""
         if await asyncio.to_thread(refuses, self.target):
-            raise SourceError(f"{self.why}{self} {self._advice(REFUSES)}")
+            refused = Unavailable(f"server {self.target} refuses connections", hint=Hint.START_SERVER)
+            raise SourceError(f"{self.why}{self.text_of(refused)}")
 
     def channel(self) -> grpc.aio.Channel:
         """Return a channel to the server, which does not retry calls. Needs a running event loop."""
@@ -83,15 +83,10 @@ class ChosenServer:
             how = f"{', '.join(self.names)} and --tls say how to reach it"
             raise SourceError(f"{self.why}{self.text_of(error)}; {how}") from None
 
-    def _advice(self, ours: str) -> str:
-        server, token = self.names
-        return _OPTIONS[ours].format(server=server, token=token)
-
     def text_of(self, error: CallError) -> str:
-        """Return the text of an error with the name of the server."""
-        text = str(error)
-        for ours in _OPTIONS:
-            text = text.replace(ours, self._advice(ours))
+        """Return the text of an error with the name of the server, and with the options of the command."""
+        server, token = self.names
+        text = error.with_advice(_ADVICE[error.hint].format(server=server, token=token) if error.hint else "")
         if text.startswith("server "):
             return f"the {text}"
         return text if f"server {self.target}" in text else f"{self}: {text}"

@@ -4,5 +4,3 @@ from osmosis_gateway.app import ServeError as ServeError
 from osmosis_gateway.app import create_app as create_app
 from osmosis_gateway.app import serve_agent_loop as serve_agent_loop
 from osmosis_grpc.agent.validation_report import validate_and_report as validate_and_report
-
-__all__ = ["DEFAULT_HOST", "DEFAULT_PORT", "ServeError", "create_app", "serve_agent_loop", "validate_and_report"]

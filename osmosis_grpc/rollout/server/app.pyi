@@ -1,3 +1,1 @@
 from osmosis_gateway.app import create_app as create_app
-
-__all__ = ["create_app"]

@@ -8,7 +8,7 @@ from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import control_pb2 as pb
 from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.protocol.types.worker_positions import parse_positions, positions_text
 from osmosis_grpc.server.servicer import MAX_PAGE_SIZE
-from osmosis_grpc.server.workers.together import raise_first, results
+from osmosis_grpc.server.workers.siblings import raise_first, results
 
 ReadPage = Callable[[int, pb.ListRolloutsRequest], Awaitable[pb.ListRolloutsResponse]]
 

@@ -6,35 +6,41 @@ that it makes from those of all.
 
 import hashlib
 from collections.abc import AsyncGenerator, Callable
+from functools import partial
 from typing import Any
 
 from osmosis_grpc.engine import Engine
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import control_pb2 as pb
-from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import services_pb2_grpc
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1.rollout_pb2 import InitRequest
 from osmosis_grpc.protocol.errors import CallError, DeadlineExceeded
 from osmosis_grpc.protocol.wire import control as wire
-from osmosis_grpc.server.servicer import RolloutServicer
+from osmosis_grpc.protocol.wire.methods import METHODS
+from osmosis_grpc.server.servicer import Access, RolloutServicer
 from osmosis_grpc.server.workers.event_streams import merged_events
 from osmosis_grpc.server.workers.pages import merged_page
-from osmosis_grpc.server.workers.sibling_methods import find, numbered_page
-from osmosis_grpc.server.workers.siblings import Siblings, WorkerAway, patient
-from osmosis_grpc.server.workers.together import raise_first, results
+from osmosis_grpc.server.workers.sibling_server import find, numbered_page
+from osmosis_grpc.server.workers.siblings import FIND, LIST, Siblings, WorkerAway, patient, raise_first, results
 
 AWAY = 30.0
 """A worker that does not answer for so many seconds possibly never comes back. A restart takes a few seconds."""
 
 
 class Workers:
-    """All workers, as one of them sees them. `local` answers for this one; `owner_of` identifies a caller."""
+    """All workers, as one of them sees them.
 
-    def __init__(
-        self, engine: Engine, siblings: Siblings, local: RolloutServicer, owner_of: Callable[[Any], str]
-    ) -> None:
+    Args:
+        engine: The engine of this worker.
+        siblings: The other workers.
+        local: Answers for this worker.
+        access: Says who calls.
+    """
+
+    def __init__(self, engine: Engine, siblings: Siblings, local: RolloutServicer, access: Access) -> None:
         self.engine = engine
         self.siblings = siblings
         self.local = local
-        self.owner_of = owner_of
+        self.owner_of: Callable[[Any], str] = access.authenticator() or (lambda context: "")
+        self.check_admin = access.check_admin
         self._last_infos: dict[int, tuple[float, pb.GetServerInfoResponse]] = {}
         """The last description of each other worker, and its time."""
 
@@ -60,7 +66,7 @@ class Workers:
         """Call a method at a worker."""
         if self.is_local(worker):
             return await getattr(self.local, name)(request, context)
-        return await self.siblings.call(worker, name, request, context, self.owner_of(context))
+        return await self.siblings.call(worker, METHODS[name], request, self.owner_of(context), context)
 
     async def each(self, name: str, request: Any, context: Any) -> dict[int, Any]:
         """Call a method at all workers, and return the answers or the CallErrors. An error of this one is raised."""
@@ -70,16 +76,19 @@ class Workers:
         return found | dict(zip(others, await results(calls), strict=True))
 
     async def find(self, owner: str, rollout_id: str, attempt: int = 0) -> dict[int, Any]:
-        """Return for each worker the attempt that it has, as sibling_methods.find() does, or its CallError."""
+        """Return for each worker the attempt that it has, see sibling_server.find(), or its CallError."""
         here, *others = self.all
-        found = {here: find(self.engine, owner, rollout_id, attempt)}
-        calls = (self.siblings.find(worker, owner, rollout_id, attempt) for worker in others)
-        return found | dict(zip(others, await results(calls), strict=True))
+        found: dict[int, Any] = {here: find(self.engine, owner, rollout_id, attempt)}
+        request = pb.GetRolloutRequest(rollout_id=rollout_id, attempt=attempt)
+        answers = await results(self.siblings.call(worker, FIND, request, owner) for worker in others)
+        return found | {
+            worker: getattr(answer, "value", answer) for worker, answer in zip(others, answers, strict=True)
+        }
 
     async def holder(self, owner: str, rollout_id: str, attempt: int = 0) -> int:
         """Return the worker with a rollout of the owner; this worker if no worker has it.
 
-        Waits for a worker that restarts and possibly has it. Raises Unavailable if it does not come back.
+        Wait for a worker that restarts and possibly has it. Raises Unavailable if it does not come back.
         """
 
         async def look() -> int:
@@ -95,7 +104,7 @@ class Workers:
         """Return the worker for an Init.
 
         It is the worker that has the rollout, or else the worker that has the original of a fork, or else the one that
-        the hash of `key` chooses: equal keys give the same worker. Waits for this worker if it restarts. Raises
+        the hash of `key` chooses: equal keys give the same worker. Wait for this worker if it restarts. Raises
         WorkerAway if it does not come back.
         """
 
@@ -113,16 +122,20 @@ class Workers:
         return await patient(look)
 
     async def page(self, worker: int, owner: str, request: pb.ListRolloutsRequest) -> pb.ListRolloutsResponse:
-        """Return a page of one worker, with the positions of its rows."""
+        """Return a page of one worker, with the positions of its rows.
+
+        A list without one worker's rollouts would be wrong, so this waits for a worker that restarts.
+        """
         if self.is_local(worker):
             return await numbered_page(self.engine, owner, request)
-        return await self.siblings.rows(worker, request, owner)
+        answer: pb.ListRolloutsResponse = await patient(lambda: self.siblings.call(worker, LIST, request, owner))
+        return answer
 
     def stream(self, worker: int, request: pb.StreamEventsRequest, context: Any) -> AsyncGenerator[Any, None]:
         """Yield the events of one worker."""
         if self.is_local(worker):
             return self.local.StreamEvents(request, context)
-        return self.siblings.stream(worker, "StreamEvents", request, self.owner_of(context))
+        return self.siblings.events(worker, request, self.owner_of(context))
 
 
 async def at_its_worker(workers: Workers, name: str, request: Any, context: Any) -> Any:
@@ -188,7 +201,8 @@ async def server_info(workers: Workers, name: str, request: Any, context: Any) -
 
 
 async def drain(workers: Workers, name: str, request: pb.DrainRequest, context: Any) -> pb.DrainResponse:
-    """Begin or end a drain of all workers."""
+    """Begin or end a drain of all workers. Raises PermissionDenied unless the caller is an administrator."""
+    workers.check_admin(context)
     answers = await workers.each(name, request, context)
     raise_first(answers)
     names = ("running", "queued", "undelivered")
@@ -234,43 +248,13 @@ RULES: dict[str, Rule] = {
 """The rule of each method. Attach has none: an attachment belongs to the worker that it reaches."""
 
 
-class RoutedServicer(services_pb2_grpc.RolloutServiceServicer):
-    """RolloutService of a worker, with the rollouts of all workers. `check_admin` checks the caller of Drain."""
+class RoutedServicer:
+    """RolloutService of a worker, with the rollouts of all workers: each method follows its rule."""
 
-    def __init__(self, workers: Workers, check_admin: Callable[[Any], None]) -> None:
-        self._workers = workers
-        self._check_admin = check_admin
-
-    def _route(self, name: str, request: Any, context: Any) -> Any:
-        return RULES[name](self._workers, name, request, context)
-
-    async def Init(self, request: Any, context: Any) -> Any:
-        return await self._route("Init", request, context)
-
-    async def Cancel(self, request: Any, context: Any) -> Any:
-        return await self._route("Cancel", request, context)
-
-    async def GetRollout(self, request: Any, context: Any) -> Any:
-        return await self._route("GetRollout", request, context)
-
-    async def ListRollouts(self, request: Any, context: Any) -> Any:
-        return await self._route("ListRollouts", request, context)
-
-    def StreamEvents(self, request: Any, context: Any) -> Any:
-        return self._route("StreamEvents", request, context)
-
-    async def Annotate(self, request: Any, context: Any) -> Any:
-        return await self._route("Annotate", request, context)
-
-    async def GetServerInfo(self, request: Any, context: Any) -> Any:
-        return await self._route("GetServerInfo", request, context)
-
-    async def Drain(self, request: Any, context: Any) -> Any:
-        self._check_admin(context)
-        return await self._route("Drain", request, context)
-
-    async def Attach(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
-        await self._workers.local.Attach(request_iterator, context)
+    def __init__(self, workers: Workers) -> None:
+        for name, rule in RULES.items():
+            setattr(self, name, partial(rule, workers, name))
+        self.Attach = workers.local.Attach
 
 
 def hashed(key: str, count: int) -> int:

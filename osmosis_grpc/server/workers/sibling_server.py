@@ -20,10 +20,11 @@ from osmosis_grpc.network.network import Network
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import control_pb2 as pb
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import services_pb2_grpc
 from osmosis_grpc.protocol.errors import Unauthenticated
+from osmosis_grpc.protocol.wire import control as wire
+from osmosis_grpc.protocol.wire.rollout import ROLLOUT
 from osmosis_grpc.server.servicer import RolloutServicer
 from osmosis_grpc.server.workers.config import WorkersConfig
-from osmosis_grpc.server.workers.sibling_methods import FIND, LIST, SERVICE, find, numbered_page
-from osmosis_grpc.server.workers.siblings import OWNER_KEY, SECRET_KEY
+from osmosis_grpc.server.workers.siblings import FIND, LIST, OWNER_KEY, SECRET_KEY, SERVICE
 
 
 class SiblingAccess:
@@ -60,12 +61,10 @@ class SiblingServer:
         services: Any = Registrar(self._server, self.access, new_id=self._engine.supervisor.system.new_id)
         services_pb2_grpc.add_RolloutServiceServicer_to_server(servicer, services)
         methods: Any = {
-            FIND.path.rpartition("/")[2]: grpc.unary_unary_rpc_method_handler(
-                self._find, pb.GetRolloutRequest.FromString, Int64Value.SerializeToString
-            ),
-            LIST.path.rpartition("/")[2]: grpc.unary_unary_rpc_method_handler(
-                self._list, pb.ListRolloutsRequest.FromString, pb.ListRolloutsResponse.SerializeToString
-            ),
+            method.name: grpc.unary_unary_rpc_method_handler(
+                answer, method.request.FromString, method.response.SerializeToString
+            )
+            for method, answer in ((FIND, self._find), (LIST, self._list))
         }
         services.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
         with suppress(FileNotFoundError):
@@ -83,3 +82,33 @@ class SiblingServer:
 
     async def _list(self, request: pb.ListRolloutsRequest, context: Any) -> pb.ListRolloutsResponse:
         return await numbered_page(self._engine, self.access(context), request)
+
+
+def find(engine: Engine, owner: str, rollout_id: str, attempt: int = 0) -> int:
+    """Return the attempt of a rollout that this worker has, accepted or not; by default the highest.
+
+    If it belongs to another owner, return its negative. If there is none, return 0.
+    """
+    table = engine.context.table
+    record = table.find(rollout_id, attempt) if attempt else table.highest(rollout_id)
+    if record is None:
+        return 0
+    return record.attempt if record.owner == owner else -record.attempt
+
+
+async def numbered_page(engine: Engine, owner: str, request: pb.ListRolloutsRequest) -> pb.ListRolloutsResponse:
+    """Return a page of this worker. Instead of a token, it has the position of each row, and + if there are more rows.
+
+    So a list of all workers can go on after any row.
+    """
+    rows, more = await engine.rollouts.numbered_page(
+        owner,
+        wire.parse_page_token(request.page_token),
+        request.page_size,
+        wire.FILTER.from_wire(request),
+        newest_first=request.newest_first,
+    )
+    positions = [str(position) for position, _ in rows] + ["+"] * more
+    return pb.ListRolloutsResponse(
+        rollouts=[ROLLOUT.to_wire(row) for _, row in rows], next_page_token=" ".join(positions)
+    )

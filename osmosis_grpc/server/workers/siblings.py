@@ -1,10 +1,14 @@
-"""Calls the other workers of the same server, over sockets that only this user can reach."""
+"""Calls the other workers of the same server, over sockets that only this user can reach.
+
+Workers call each other's methods of RolloutService, and two that only workers have: FIND and LIST.
+"""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import grpc
+from google.protobuf.wrappers_pb2 import Int64Value
 
 from osmosis_grpc.network.channel_options import client_options
 from osmosis_grpc.network.client_calls import error_of
@@ -13,9 +17,14 @@ from osmosis_grpc.network.network import Network
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import control_pb2 as pb
 from osmosis_grpc.protocol.errors import CallError, Unavailable
 from osmosis_grpc.protocol.types.server_info import Worker
+from osmosis_grpc.protocol.wire.methods import METHODS, Method
 from osmosis_grpc.server.workers.config import WorkersConfig
-from osmosis_grpc.server.workers.sibling_methods import FIND, LIST, Method, rollout_method
 
+SERVICE = "osmosis.workers.Worker"
+FIND = Method("Find", SERVICE, f"/{SERVICE}/Find", pb.GetRolloutRequest, Int64Value, False, False)
+"""Answers with the attempt that a worker has, see find() of sibling_server.py."""
+LIST = Method("List", SERVICE, f"/{SERVICE}/List", pb.ListRolloutsRequest, pb.ListRolloutsResponse, False, False)
+"""Answers with a page of a worker, see numbered_page() of sibling_server.py."""
 SECRET_KEY, OWNER_KEY = "osmosis-worker-secret", "osmosis-owner-bin"
 """The metadata of a call between workers: the secret of the workers, and the owner of the rollouts for the caller."""
 RETRY_AFTER = 1.0
@@ -67,35 +76,41 @@ class Siblings:
         index, ports = self.config.index, self.config.ports
         return [Worker(ports[worker], journal_id if worker == index else "") for worker in sorted(ports)]
 
-    async def call(self, worker: int, name: str, request: Any, context: Any, owner: str) -> Any:
-        """Call a method of RolloutService at another worker for an owner. Raises CallError."""
-        left = context.time_remaining()
-        timeout = TIMEOUT if left is None else min(left, TIMEOUT)
-        return await self._call(worker, rollout_method(name), request, owner, timeout, _request_id(context))
+    async def call(self, worker: int, method: Method, request: Any, owner: str, context: Any = None) -> Any:
+        """Call a method at another worker.
 
-    async def find(self, worker: int, owner: str, rollout_id: str, attempt: int) -> int:
-        """Return the attempt that another worker has, as sibling_methods.find() does. Raises CallError."""
-        request = pb.GetRolloutRequest(rollout_id=rollout_id, attempt=attempt)
-        return int((await self._call(worker, FIND, request, owner, TIMEOUT)).value)
+        Args:
+            worker: The number of the worker.
+            method: The method, which has one answer.
+            request: Its request.
+            owner: The owner of the rollouts.
+            context: The call that this one is made for, if any. Its time and its request id go on.
 
-    async def rows(self, worker: int, request: pb.ListRolloutsRequest, owner: str) -> pb.ListRolloutsResponse:
-        """Return a page of another worker, see numbered_page() of sibling_methods.py. Raises CallError.
-
-        A list without one worker's rollouts would be wrong, so this waits for a worker that restarts.
+        Raises:
+            CallError: The error of the other worker; WorkerAway if it does not answer.
         """
-
-        async def page() -> pb.ListRolloutsResponse:
-            return await self._call(worker, LIST, request, owner, TIMEOUT)  # type: ignore[no-any-return]
-
-        return await patient(page)
-
-    async def stream(self, worker: int, name: str, request: Any, owner: str) -> AsyncGenerator[Any, None]:
-        """Yield the answers of a method of RolloutService at another worker. Raises CallError."""
-        method = rollout_method(name)
-        make: Any = self._channel(worker).unary_stream(
-            method.path, request_serializer=method.write, response_deserializer=method.read
+        left = context.time_remaining() if context is not None else None
+        headers = context.invocation_metadata() or () if context is not None else ()
+        stub: Any = self._channel(worker).unary_unary(
+            method.path,
+            request_serializer=method.request.SerializeToString,
+            response_deserializer=method.response.FromString,
         )
-        call = make(request, metadata=self._metadata(owner))
+        metadata = (*self._metadata(owner), *((key, value) for key, value in headers if key == REQUEST_ID_KEY))
+        try:
+            return await stub(request, timeout=TIMEOUT if left is None else min(left, TIMEOUT), metadata=metadata)
+        except grpc.aio.AioRpcError as error:
+            raise self._error(worker, error) from None
+
+    async def events(self, worker: int, request: pb.StreamEventsRequest, owner: str) -> AsyncGenerator[Any, None]:
+        """Yield the answers of StreamEvents at another worker. Raises CallError."""
+        method = METHODS["StreamEvents"]
+        stub: Any = self._channel(worker).unary_stream(
+            method.path,
+            request_serializer=method.request.SerializeToString,
+            response_deserializer=method.response.FromString,
+        )
+        call = stub(request, metadata=self._metadata(owner))
         try:
             async for response in call:
                 yield response
@@ -108,17 +123,6 @@ class Siblings:
         """Close all channels."""
         for channel in self._channels.values():
             await channel.close()
-
-    async def _call(
-        self, worker: int, method: Method, request: Any, owner: str, timeout: float, more: tuple[Any, ...] = ()
-    ) -> Any:
-        make: Any = self._channel(worker).unary_unary(
-            method.path, request_serializer=method.write, response_deserializer=method.read
-        )
-        try:
-            return await make(request, timeout=timeout, metadata=(*self._metadata(owner), *more))
-        except grpc.aio.AioRpcError as error:
-            raise self._error(worker, error) from None
 
     def _channel(self, worker: int) -> grpc.aio.Channel:
         known = self._channels.get(worker)
@@ -145,5 +149,17 @@ class Siblings:
         )
 
 
-def _request_id(context: Any) -> tuple[tuple[str, Any], ...]:
-    return tuple((key, value) for key, value in context.invocation_metadata() or () if key == REQUEST_ID_KEY)
+async def results(calls: Iterable[Awaitable[Any]]) -> list[Any]:
+    """Await calls at once, and return their results or CallErrors. Raises any other error."""
+    found = await asyncio.gather(*calls, return_exceptions=True)
+    for each in found:
+        if isinstance(each, BaseException) and not isinstance(each, CallError):
+            raise each
+    return found
+
+
+def raise_first(answers: Mapping[int, Any]) -> None:
+    """Raise the first error among answers."""
+    for each in answers.values():
+        if isinstance(each, CallError):
+            raise each

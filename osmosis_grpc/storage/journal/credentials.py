@@ -48,7 +48,7 @@ class Secrets:
         fsync(self._folder)  # otherwise a power cut after the commit of the rollout's row can undo the new name
 
     def add_to(self, init: InitRequest) -> InitRequest:
-        """Return an Init with its stored credentials. Returns the Init unchanged if these are missing or damaged."""
+        """Return an Init with its stored credentials. Return the Init unchanged if these are missing or damaged."""
         path = self.path(init.request.rollout_id, init.request.attempt)
         try:
             text = path.read_text()

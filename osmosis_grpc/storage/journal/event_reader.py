@@ -5,7 +5,7 @@ from array import array
 from collections.abc import Sequence
 from contextlib import closing
 
-from osmosis_grpc.protocol.types import EventKind, TrajectoryEvent
+from osmosis_grpc.protocol.types import TrajectoryEvent
 from osmosis_grpc.storage.journal.reader import Reader
 from osmosis_grpc.storage.journal.rows import EventRow, RolloutRow
 
@@ -32,7 +32,3 @@ class EventReader(Reader):
                 kind = event.read()
                 found.append(TrajectoryEvent(row.rollout_id, row.attempt, event.event_number, event.time, kind))
         return found, sound
-
-    def event_at(self, position: int) -> EventKind:
-        """Return the event at a position. Raises Damaged."""
-        return self._event(position).read()

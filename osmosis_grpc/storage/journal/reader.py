@@ -4,38 +4,20 @@ import json
 import logging
 import sqlite3
 from array import array
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
-from osmosis_grpc.protocol.errors import InvalidArgument, Unavailable
-from osmosis_grpc.protocol.types import (
-    Callback,
-    EndedBy,
-    Fork,
-    Group,
-    InitRequest,
-    JournaledRollout,
-    OutcomeSummary,
-    RolloutFilter,
-    RolloutRequest,
-    RolloutState,
-    TrajectoryEvent,
-    events,
-)
-from osmosis_grpc.protocol.types.failure_reasons import DATA_LOSS
+from osmosis_grpc.protocol.types import EventKind, Fork, Group, JournaledRollout, RolloutFilter, TrajectoryEvent
 from osmosis_grpc.protocol.wire.event import ANNOTATED, origin_from_bytes
-from osmosis_grpc.protocol.wire.rollout import callback_from_bytes
-from osmosis_grpc.storage.data_loss import data_loss
 from osmosis_grpc.storage.journal import schema
+from osmosis_grpc.storage.journal.entries import entry_of
 from osmosis_grpc.storage.journal.open_trails import OpenTrail, open_trails
 from osmosis_grpc.storage.journal.rows import Dropped, EventRow, RolloutRow, Trail
 from osmosis_grpc.storage.journal.selection import selection
 from osmosis_grpc.storage.lock_file import is_held
-from osmosis_grpc.storage.sqlite.database import connect, look
-from osmosis_grpc.supervise import System
+from osmosis_grpc.storage.sqlite.database import look
 
 log = logging.getLogger(__name__)
 
@@ -68,17 +50,6 @@ ROLLOUT_BYTES = 1024
 
 _OLDEST = """SELECT sequence, rollout_id, attempt, positions, size, ended_at FROM rollouts
     WHERE settled AND ended_at < 9e999 ORDER BY ended_at LIMIT ?"""
-
-R = TypeVar("R")
-
-
-@contextmanager
-def unavailable() -> Iterator[None]:
-    """Turn an error of reading into Unavailable, which allows the caller to retry."""
-    try:
-        yield
-    except (sqlite3.Error, OSError, InvalidArgument, schema.JournalError) as error:
-        raise Unavailable(f"the journal cannot be read: {error}", retry_after=5.0) from error
 
 
 class Reader:
@@ -245,9 +216,9 @@ class Reader:
         return array("Q", row.positions) if row.positions is not None else self._trail(row).positions
 
     def events(self, rollout_id: str, attempt: int, positions: Sequence[int]) -> list[TrajectoryEvent]:
-        """Return a rollout's events at these positions. Stops after READ_BYTES.
+        """Return a rollout's events at these positions. Stop after READ_BYTES.
 
-        Stops before a damaged event. Raises Damaged if the first event is damaged.
+        Stop before a damaged event. Raises Damaged if the first event is damaged.
         """
         found: list[TrajectoryEvent] = []
         size = 0
@@ -286,7 +257,7 @@ class Reader:
     ) -> tuple[list[tuple[int, TrajectoryEvent]], int]:
         """Return an owner's events with positions above `after` and up to `last`, and the `after` of the next call.
 
-        Logs damaged events, and leaves them out.
+        Log damaged events, and leave them out.
         """
         reached = min(last, after + WINDOW)
         found: list[tuple[int, TrajectoryEvent]] = []
@@ -331,11 +302,11 @@ class Reader:
         return row[0] if row else None
 
     def damage(self, row: RolloutRow) -> str:
-        """Describe the damage in a rollout's row or events. Returns an empty text if there is no damage."""
+        """Describe the damage in a rollout's row or events. Return an empty text if there is no damage."""
         return row.wrong() or self._trail(row).wrong(row)
 
     def _trail(self, row: RolloutRow) -> Trail:
-        """Return the Trail of a rollout's events. Reads only positions and numbers if the rollout is large."""
+        """Return the Trail of a rollout's events. Read only positions and numbers if the rollout is large."""
         known = self._trails.get(row.sequence) if self._trails is not None else None
         if known is not None:
             return known
@@ -363,54 +334,19 @@ class Reader:
         If `outcome` is False, the result has no outcome.
         """
         row = row.usable() if damage else row
-        first: events.Accepted | None = None
-        ended: events.Ended | None = None
+        first: EventKind | None = None
+        ended: EventKind | None = None
         try:
-            kind = self._event(row.accepted).read()
-            first = kind if isinstance(kind, events.Accepted) else None
+            first = self.event_at(row.accepted)
             if (outcome or damage) and row.ended:
-                kind = self._event(row.ended).read()
-                ended = kind if isinstance(kind, events.Ended) else None
+                ended = self.event_at(row.ended)
         except schema.Damaged as error:
             damage = damage or str(error)
-        if ended is not None and ended.outcome.finish_reason == DATA_LOSS:  # the end already reports the damage
-            damage = ""
-        entry = JournaledRollout(
-            init=_init(row, first),
-            tools=first.tools if first else (),
-            owner=row.owner,
-            attachment_id=row.attachment_id,
-            sequence=row.sequence,
-            agent_loop=row.agent_loop,
-            accept_time=row.accept_time,
-            settled=bool(row.settled),
-            last_event_number=row.last_event_number,
-            accepted_at=row.accepted_at,
-            deaths=row.deaths,
-            damage=damage,
-        )
-        if not damage:
-            return replace(
-                entry,
-                start_time=row.start_time,
-                end_time=row.end_time,
-                state=RolloutState(row.state),
-                outcome=ended.outcome if ended is not None and outcome else None,
-                summary=row.summary,
-                ended_by=ended.by if ended is not None else EndedBy(),
-            )
-        if not row.settled:
-            return entry
-        request = entry.init.request
-        lost = data_loss("journal", request.rollout_id, request.attempt, damage)
-        return replace(
-            entry,
-            start_time=row.accept_time,
-            end_time=row.accept_time,
-            state=RolloutState.FAILED,
-            summary=OutcomeSummary.of(lost),
-            outcome=replace(lost, group=request.group, evaluation=request.evaluation) if outcome else None,
-        )
+        return entry_of(row, first, ended, damage, outcome=outcome)
+
+    def event_at(self, position: int) -> EventKind:
+        """Return the event at a position. Raises Damaged."""
+        return self._event(position).read()
 
     def _event(self, position: int) -> EventRow:
         """Return the event at a position. Raises Damaged."""
@@ -421,32 +357,3 @@ class Reader:
         if not row.sound:
             raise schema.Damaged(f"event {row.event_number} (row {position}) does not match its checksum")
         return row
-
-
-def _init(row: RolloutRow, first: events.Accepted | None) -> InitRequest:
-    """Return a rollout's Init without secrets. If its event Accepted is damaged, the Init has only the row's values."""
-    callback: Callback | None = None
-    if row.callback is not None:
-        with suppress(Exception):  # the bytes are damaged, and the row's checksum reports this
-            callback = callback_from_bytes(row.callback)
-    if first is not None:
-        return replace(first.init, callback=callback, digest=row.digest)
-    request = RolloutRequest(rollout_id=row.rollout_id, attempt=row.attempt, messages=[])
-    return InitRequest(request=request, callback=callback, digest=row.digest)
-
-
-async def read_on_thread(system: System, path: Path, read: Callable[[Reader], R]) -> R:
-    """Call `read` on another thread, and return its result. Raises Unavailable.
-
-    `read` gets a Reader with a connection of its own.
-    """
-
-    def reading() -> R:
-        with closing(connect(path)) as database:
-            database.execute("PRAGMA query_only = 1")
-            reader = Reader(database)
-            with reader.snapshot():
-                return read(reader)
-
-    with unavailable():
-        return await system.run(reading)

@@ -95,44 +95,13 @@ class RolloutRow(NamedTuple):
         )
 
     def wrong(self) -> str:
-        """Describe the first checksum that does not match. Returns an empty text if all checksums match."""
+        """Describe the first checksum that does not match. Return an empty text if all checksums match."""
         found = schema.JOURNAL.tables["rollouts"].wrong(self)
         return f"{found} does not match in its row of rollouts" if found else ""
 
     def usable(self) -> "RolloutRow":
         """Return the row with defaults in place of values of a wrong type. A damaged row can have such values."""
-        columns = ((value, *_TYPES.get(name, (int, 0))) for name, value in zip(self._fields, self, strict=True))
-        return RolloutRow._make(value if isinstance(value, kind) else default for value, kind, default in columns)
-
-
-_TYPES: dict[str, tuple[type, object]] = {
-    "rollout_id": (str, ""),
-    "attempt": (int, 1),
-    "owner": (str, ""),
-    "attachment_id": (str, ""),
-    "callback": (bytes, None),
-    "group_id": (str, None),
-    "forked_from": (str, None),
-    "agent_loop": (str, ""),
-    "idempotency_key": (str, None),
-    "digest": (bytes, b""),
-    "accept_time": (float, 0.0),
-    "start_time": (float, None),
-    "end_time": (float, None),
-    "state": (str, ""),
-    "reward": (float, None),
-    "failure_reason": (str, None),
-    "failure_summary": (str, None),
-    "finish_reason": (str, None),
-    "ended": (int, None),
-    "positions": (bytes, None),
-    "accepted_at": (float, 0.0),
-    "ended_at": (float, None),
-}
-"""The type of each column, and its default, which replaces a value of another type.
-
-A column without an entry here has whole numbers and the default 0.
-"""
+        return RolloutRow._make(schema.JOURNAL.tables["rollouts"].usable(self))
 
 
 class Dropped(NamedTuple):
@@ -177,7 +146,7 @@ class Trail:
         self.size += EVENT_BYTES + size
 
     def wrong(self, row: RolloutRow) -> str:
-        """Describe the damage in the events of a rollout. Returns an empty text if there is no damage."""
+        """Describe the damage in the events of a rollout. Return an empty text if there is no damage."""
         if self._problem:
             return self._problem
         if not self.positions or self.positions[0] != row.accepted:

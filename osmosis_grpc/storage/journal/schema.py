@@ -118,16 +118,11 @@ _END = (
 )
 
 
-ACCEPT = """INSERT INTO rollouts (sequence, rollout_id, attempt, owner, attachment_id, callback, group_id, forked_from,
-    agent_loop, idempotency_key, digest, accept_time, accepted, accepted_at, accept_sum, state, last_event_number,
-    size, settled, end_sum, deaths, deaths_sum) VALUES {rows}"""
+_BEGINNING = ("accept_sum", "state", "last_event_number", "size", "settled", "end_sum", "deaths", "deaths_sum")
+_NUMBERED = ", ".join(f"{column} = v.column{number}" for number, column in enumerate((*_END[1:], "end_sum"), 2))
+ACCEPT = f"INSERT INTO rollouts ({', '.join(_ACCEPTED + _BEGINNING)}) VALUES {{rows}}"  # noqa: S608
 EVENT = "INSERT INTO events VALUES {rows}"
-END = """UPDATE rollouts SET state = v.column2, start_time = v.column3, end_time = v.column4, ended = v.column5,
-    ended_at = v.column6, reward = v.column7, failure_reason = v.column8, failure_summary = v.column9,
-    chats = v.column10, response_tokens = v.column11, prompt_tokens = v.column12, finish_reason = v.column13,
-    positions = v.column14, last_event_number = v.column15, size = v.column16, settled = v.column17,
-    end_sum = v.column18
-    FROM (VALUES {rows}) AS v WHERE sequence = v.column1"""
+END = f"UPDATE rollouts SET {_NUMBERED} FROM (VALUES {{rows}}) AS v WHERE sequence = v.column1"  # noqa: S608
 SETTLE = """UPDATE rollouts SET settled = 1, positions = v.column2, last_event_number = v.column3, size = v.column4,
     end_sum = v.column5 FROM (VALUES {rows}) AS v WHERE sequence = v.column1"""
 ANNOTATE = f"{END} -- again"
@@ -139,7 +134,7 @@ SEQUENCES = {ACCEPT: 0, EVENT: 1, END: 0, SETTLE: 0, ANNOTATE: 0}
 
 
 def _clean(database: sqlite3.Connection) -> list[str]:
-    """Delete the events of each rollout that has no row. Returns the names of these rollouts."""
+    """Delete the events of each rollout that has no row. Return the names of these rollouts."""
     from osmosis_grpc.protocol.types import (
         events,  # the supervisor of several workers needs this module without protobuf
     )
@@ -166,12 +161,10 @@ JOURNAL = Schema(
     tables_script=TABLES,
     error=JournalError,
     instead="another folder",
-    known_table="rollouts",
     page_size=8192,  # three replies of 256 tokens fit in this page, but only one reply fits in a page of 4,096 bytes
     shrinks=True,
-    legacy_id=0,
+    lock_of=lambda path: path.with_name(LOCK),
     sums={"rollouts": {"accept_sum": _ACCEPTED, "end_sum": _END, "deaths_sum": ("sequence", "deaths")}},
-    rank={"rollouts": ("settled", "last_event_number")},
     clean=_clean,
 )
 

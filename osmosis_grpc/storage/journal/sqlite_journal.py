@@ -11,30 +11,26 @@ and the next process continues from this time.
 """
 
 import asyncio
-import functools
 import json
-import logging
 import sqlite3
 from array import array
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
-from osmosis_grpc.engine.journal_port import Figures, Journal, Trajectories
-from osmosis_grpc.protocol.types import JournaledRollout, OutcomeStatus, RolloutFilter, TrajectoryEvent, events
-from osmosis_grpc.protocol.types.rollout_filter import EVERY
+from osmosis_grpc.engine.journal_port import Figures
+from osmosis_grpc.protocol.types import JournaledRollout, OutcomeStatus, TrajectoryEvent, events
 from osmosis_grpc.protocol.wire.event import kind_to_bytes
 from osmosis_grpc.storage.journal import schema
 from osmosis_grpc.storage.journal.credentials import Secrets, has_secrets
-from osmosis_grpc.storage.journal.open_rollouts import End, Key, OpenRollout, OpenRollouts
-from osmosis_grpc.storage.journal.reader import Reader, read_on_thread, unavailable
-from osmosis_grpc.storage.journal.repair import mend
+from osmosis_grpc.storage.journal.open_rollouts import End, Key, OpenRollout
+from osmosis_grpc.storage.journal.prepare import prepare
+from osmosis_grpc.storage.journal.read_on_thread import read_on_thread
 from osmosis_grpc.storage.journal.retention import Retention, deletion
 from osmosis_grpc.storage.journal.rollout_folders import RolloutFolders
 from osmosis_grpc.storage.journal.rows import EVENT_BYTES, Dropped, accept_row, accepted_columns, end_row, settle_row
+from osmosis_grpc.storage.journal.stored_rollouts import VERSION, StoredRollouts
 from osmosis_grpc.storage.journal.writer import Batch, Latest, Row, Token, Writer
 from osmosis_grpc.storage.sqlite.checksum import event_sum, with_sum
 from osmosis_grpc.storage.sqlite.database import LockedFile, connect, explained
@@ -43,39 +39,14 @@ from osmosis_grpc.supervise import OnFailure, Supervisor, job
 SWEEP_FOLDERS = job("journal.sweep_folders", OnFailure.RESTART)
 CLOCK_INTERVAL = 1.0
 """When the journal's time was written this many seconds ago, the next event writes the time again."""
-CACHED = 256
-"""The cache has the results of `find` for at most this many rollouts."""
-CACHED_BYTES = 64 * 1024
-"""The cache takes a result of `find` only if the Inits in this result have at most this many bytes."""
 VERSIONS = 64
 """The journal stores at most this many versions of agents."""
-_VERSION = "agent version "
-"""The names of the facts about agent versions begin with this text."""
 _OLD_VERSIONS = """DELETE FROM facts WHERE name IN (SELECT name FROM facts WHERE name LIKE 'agent version %'
     ORDER BY json_extract(value, '$.time') DESC LIMIT -1 OFFSET ?)"""
-P = ParamSpec("P")
-R = TypeVar("R")
-
-log = logging.getLogger(__name__)
 
 
-def _reads(method: "Callable[Concatenate[SqliteJournal, P], R]") -> "Callable[Concatenate[SqliteJournal, P], R]":
-    """Make a method raise Unavailable when the disk cannot be read."""
-
-    @functools.wraps(method)
-    def read(self: "SqliteJournal", /, *args: P.args, **named: P.kwargs) -> R:
-        with unavailable():
-            try:
-                return method(self, *args, **named)
-            except schema.Damaged:  # perhaps a sweep has deleted rows between two statements
-                with self._reader.snapshot():
-                    return method(self, *args, **named)
-
-    return read
-
-
-class SqliteJournal(Journal):
-    """Opens, creates or repairs the journal in a folder. Raises JournalError. Belongs to the running event loop."""
+class SqliteJournal(StoredRollouts):
+    """Opens or creates the journal in a folder. Raises JournalError. Belongs to the running event loop."""
 
     durable = True
 
@@ -88,28 +59,19 @@ class SqliteJournal(Journal):
         supervisor: Supervisor | None = None,
     ) -> None:
         self._supervisor = supervisor = supervisor or Supervisor("the journal")
-        self._system = supervisor.system
         self._budget = budget
         with explained(schema.JOURNAL, folder, "stop it"), ExitStack() as stack:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            file = LockedFile(folder / schema.FILE, folder / schema.LOCK, schema.JOURNAL)
+            file = LockedFile(folder / schema.FILE, schema.JOURNAL)
             stack.callback(file.close)
-            created = mend(file.database, file.path, self._system)
-            self.path = file.path
-            self.secrets = Secrets(folder)
-            self.reads = connect(file.path)
-            stack.callback(self.reads.close)
-            self.reads.execute("PRAGMA query_only = 1")
-            self._reader = Reader(self.reads)
-            super().__init__(str(self._reader.fact("journal_id")))
+            created = prepare(file.database, file.path, supervisor.system)
+            reads = connect(file.path)
+            stack.callback(reads.close)
+            reads.execute("PRAGMA query_only = 1")
+            super().__init__(file.path, reads, Secrets(folder), budget, supervisor.system)
             self._restore(created)
             self._folders = RolloutFolders(folder, budget, self.last_sequence)
             self._folder_sweep: asyncio.Task[None] | None = None
-            monotonic = self._system.monotonic
-            ahead = self._clock_written - monotonic()
-            self._now: Callable[[], float] = lambda: monotonic() + ahead
-            self.open_rollouts = OpenRollouts(budget)
-            self._found: OrderedDict[str, Sequence[JournaledRollout]] = OrderedDict()
             self._loop = asyncio.get_running_loop()
             file.database.execute(schema.FACT, schema.fact("closed", 0))
             self.writer = Writer(
@@ -137,8 +99,6 @@ class SqliteJournal(Journal):
         self.last_position = self._written = max(position or 0, self.forgotten_position, self._deleted_position)
         self.last_sequence = max(sequence or 0, int(fact("last_sequence") or 0))
         self.crashed = not (created or fact("closed"))
-        self._clock_written = float(fact("clock"))
-        """The journal's time when the clock was last written."""
 
     def close(self) -> None:
         if self._folder_sweep is not None:
@@ -226,7 +186,7 @@ class SqliteJournal(Journal):
     def _reopen(self, key: Key) -> OpenRollout:
         """Open a settled rollout for an annotation. The rollout closes with the commit. Raises Damaged."""
         row = self._reader.row(*key)
-        if row is None or row.positions is None or self._retention.is_dropping(key[0]):
+        if row is None or row.positions is None or self._is_dropping(key[0]):
             raise schema.Damaged(f"rollout {key[0]} is not in the journal")
         positions = array("Q", row.positions)
         rollout = self.open_rollouts.by_key[key] = OpenRollout(
@@ -300,7 +260,7 @@ class SqliteJournal(Journal):
 
     def keep_version(self, digest: str, parts: Mapping[str, str]) -> None:
         value = json.dumps({"time": self._system.time(), "parts": dict(parts)})
-        fact = schema.fact(_VERSION + digest, value)
+        fact = schema.fact(VERSION + digest, value)
         self.writer.batch().statements += [(schema.FACT, fact), (_OLD_VERSIONS, (VERSIONS,))]
 
     def barrier(self, then: Callable[[bool], None]) -> None:
@@ -336,6 +296,9 @@ class SqliteJournal(Journal):
 
     def rollout_folder(self, sequence: int) -> Path:
         return self._folders.path(sequence)
+
+    def _is_dropping(self, rollout_id: str) -> bool:
+        return self._retention.is_dropping(rollout_id)
 
     def _write_clock(self, now: float) -> None:
         self._clock_written = now
@@ -383,129 +346,6 @@ class SqliteJournal(Journal):
         self._found.clear()  # what the journal owes is written with the first transaction that works again
         self._retention.failed()
         self.on_problem(problem)
-
-    # Reading.
-
-    @_reads
-    def events(self, rollout_id: str, attempt: int, after: int, limit: int) -> Sequence[TrajectoryEvent]:
-        rollout = self.open_rollouts.by_key.get((rollout_id, attempt))
-        if rollout is not None:
-            positions = rollout.positions[after : min(after + limit, rollout.committed)]
-        else:
-            positions = self._reader.positions(rollout_id, attempt)[after : after + limit]
-        return self._reader.events(rollout_id, attempt, positions)
-
-    @_reads
-    def annotations(self, rollout_id: str, attempt: int) -> Sequence[TrajectoryEvent]:
-        rollout = self.open_rollouts.by_key.get((rollout_id, attempt))
-        if rollout is not None:
-            positions = rollout.positions[: rollout.committed]
-        else:
-            positions = self._reader.positions(rollout_id, attempt)
-        return self._reader.annotations(rollout_id, attempt, positions)
-
-    @_reads
-    def all_events(self, owner: str, after: int, limit: int) -> tuple[Sequence[tuple[int, TrajectoryEvent]], int]:
-        return self._reader.all_events(owner, after, self.last_position, limit)
-
-    def size(self, rollout_id: str, attempt: int) -> int:
-        """Return about how many bytes the outcome of an ended rollout takes in memory until its delivery."""
-        rollout = self.open_rollouts.by_key.get((rollout_id, attempt))
-        return 2048 + (rollout.size // 4 if rollout else 0)
-
-    @_reads
-    def find(self, rollout_id: str) -> Sequence[JournaledRollout]:
-        found = self._found.get(rollout_id)
-        if found is None:
-            # The thread may commit a deletion during the read. So this is asked before the read.
-            dropping = self._retention.is_dropping(rollout_id)
-            found = [self._with_credentials(entry) for entry in self._reader.find(rollout_id)]
-            small = sum(entry.init.size for entry in found) <= CACHED_BYTES
-            if found and small and not dropping:
-                self._found[rollout_id] = found
-                if len(self._found) > CACHED:
-                    self._found.popitem(last=False)
-        return found
-
-    @_reads
-    def find_by_key(self, owner: str, idempotency_key: str) -> str:
-        return self._reader.find_by_key(owner, idempotency_key)
-
-    async def entries(
-        self, owner: str, after: int, limit: int, where: RolloutFilter = EVERY, *, newest_first: bool = False
-    ) -> Sequence[JournaledRollout]:
-        def read(reader: Reader) -> list[JournaledRollout]:
-            return reader.entries(owner, after, limit, where, newest_first=newest_first)
-
-        return await read_on_thread(self._system, self.path, read)
-
-    async def read_apart(self, read: Callable[[Trajectories], R]) -> R:
-        return await read_on_thread(self._system, self.path, lambda reader: read(reader.trajectory))
-
-    @_reads
-    def unsettled(self) -> Sequence[JournaledRollout]:
-        """Return the unsettled rollouts, and open them again. Deletes the credentials of all other rollouts."""
-        found: list[JournaledRollout] = []
-        kept: list[Key] = []
-        for row, trail in self._reader.unsettled():
-            entry = self._with_credentials(self._reader.entry(row, row.wrong() or trail.wrong(row)))
-            request = entry.init.request
-            if entry.damage:
-                log.error(
-                    "rollout %s attempt %d is damaged in the journal %s: %s; it ends FAILED (server, DATA_LOSS)",
-                    request.rollout_id,
-                    request.attempt,
-                    self.path,
-                    entry.damage,
-                )
-            key = request.rollout_id, request.attempt
-            rollout = self.open_rollouts.by_key[key] = OpenRollout(
-                entry.sequence,
-                key,
-                entry.owner,
-                row.accepted,
-                row.accepted_at,
-                trail.positions,
-                len(trail.positions),
-                start_time=entry.start_time,
-                end=row.end,
-                ended=entry.end_time is not None,
-            )
-            self.open_rollouts.grow(rollout, trail.size)
-            kept.append(key)
-            found.append(replace(entry, last_event_number=len(trail.positions)))
-        self.secrets.keep(kept)
-        return found
-
-    @_reads
-    def tombstones(self) -> Sequence[tuple[str, str, int, float]]:
-        now = self._now()
-        return self.reads.execute(
-            "SELECT owner, rollout_id, attempt, until - ? FROM tombstones WHERE until > ?", (now, now)
-        ).fetchall()
-
-    @_reads
-    def version(self, digest: str) -> Mapping[str, str]:
-        value = self._reader.fact(_VERSION + digest)
-        return dict(json.loads(value)["parts"]) if value else {}
-
-    @property
-    def live_size(self) -> int:
-        """Twice the bytes that running rollouts take in the file.
-
-        Memory has the messages and tokens of a rollout twice, because a sample has copies of them.
-        """
-        return 2 * self.open_rollouts.live_size
-
-    def elapsed(self, entry: JournaledRollout) -> float:
-        return max(0.0, self._now() - entry.accepted_at)
-
-    def has_room(self, owner: str) -> bool:
-        return self.open_rollouts.has_room(owner)
-
-    def _with_credentials(self, entry: JournaledRollout) -> JournaledRollout:
-        """Return an entry with its stored credentials. Returns the entry of a settled rollout unchanged."""
-        return entry if entry.settled else replace(entry, init=self.secrets.add_to(entry.init))
 
 
 def _other_rows(batch: Batch, rollout: OpenRollout) -> list[Row]:

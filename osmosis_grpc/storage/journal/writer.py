@@ -269,7 +269,7 @@ class Writer(Committer[Batch]):
             self._shrinking = False
 
     def _truncate(self) -> bool:
-        """Empty the write-ahead log. Returns True if a reader still needs the log."""
+        """Empty the write-ahead log. Return True if a reader still needs the log."""
         self._database.execute("PRAGMA busy_timeout = 0")  # new batches must not wait for a reader
         try:
             (busy, _, _) = self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()

@@ -1,5 +1,7 @@
 """The ledger's tables and their checksums. Later rows reuse the pages of deleted rows. The file does not shrink."""
 
+from pathlib import Path
+
 from osmosis_grpc.protocol.errors import LedgerError
 from osmosis_grpc.storage.sqlite.file_schema import Schema
 
@@ -29,10 +31,9 @@ LEDGER = Schema(
     tables_script=TABLES,
     error=LedgerError,
     instead="another file",
-    known_table="chat",
     page_size=4096,
     shrinks=False,
-    legacy_id=0x6F734C31,
+    lock_of=lambda path: Path(f"{path}.lock"),
     pragmas=("wal_autocheckpoint = 4000",),
     sums={
         "rollout": {
@@ -41,5 +42,4 @@ LEDGER = Schema(
             "end_sum": ("rollout_id", "attempt", "result_id", "outcome", "ended"),
         }
     },
-    rank={"rollout": ("attempt", "ended", "tools_sum"), "confirmed": ("attempt", "time"), "attachment": ("seen",)},
 )

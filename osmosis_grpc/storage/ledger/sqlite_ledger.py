@@ -218,7 +218,7 @@ def _open_file(path: Path, ttl: float, now: float) -> tuple[LockedFile, Found]:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
             raise LedgerError(f"the ledger {path} is a folder: name a file")
-        file = LockedFile(path, Path(f"{path}.lock"), LEDGER)
+        file = LockedFile(path, LEDGER)
         stack.callback(file.close)
         found = restore(file.database, path, ttl, now)
         stack.pop_all()

@@ -70,7 +70,7 @@ class Committer(ABC, Generic[Batch]):
     def _commit(self, items: Sequence[Batch]) -> None:
         """Commit batches in their order, on the thread. `items` is empty after a timeout, and perhaps at the end.
 
-        Schedules a call of `_next` on the event loop.
+        Schedule a call of `_next` on the event loop.
         """
 
     @abstractmethod
@@ -161,7 +161,7 @@ class Committer(ABC, Generic[Batch]):
             raise
 
     def _set_problem(self, problem: str) -> bool:
-        """Set the problem, and log when writing fails or works again. Returns whether the problem has changed."""
+        """Set the problem, and log when writing fails or works again. Return whether the problem has changed."""
         if problem and not self.problem:
             log.error("the %s %s cannot be written: %s; trying again", self.file.kind, self.file.path, problem)
         elif self.problem and not problem:

@@ -1,10 +1,9 @@
-"""Opens a journal or a ledger. Creates a missing file, repairs a damaged file, and refuses a file of another version.
+"""Opens a journal or a ledger: creates a missing file, recovers a damaged one, and refuses a file of another version.
 
-Before the release of 0.1.0, no file is converted to another version. The rows of a damaged file are copied to a new
-file (salvage.py), so a program can start with any file of its own version.
+Before the release of 0.1.0, no file is converted to another version. What SQLite can read of a damaged file is copied
+to a new file (recovery.py).
 """
 
-import logging
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -14,24 +13,11 @@ from pathlib import Path
 
 from osmosis_grpc.storage.lock_file import Lock, Locked
 from osmosis_grpc.storage.sqlite.file_schema import SCHEMA_VERSION, Schema
+from osmosis_grpc.storage.sqlite.log_damage import has_log, log_damage
 from osmosis_grpc.storage.sqlite.own_files import OwnFiles
-from osmosis_grpc.storage.sqlite.pages import Pages, has_wal, is_own
-from osmosis_grpc.storage.sqlite.salvage import finish, salvage
-
-log = logging.getLogger(__name__)
+from osmosis_grpc.storage.sqlite.recovery import finish, is_damage, recover
 
 _PRAGMAS = ("journal_mode = WAL", "synchronous = FULL", f"journal_size_limit = {64 * 1024 * 1024}")
-_NOT_DAMAGE = {
-    sqlite3.SQLITE_BUSY,
-    sqlite3.SQLITE_LOCKED,
-    sqlite3.SQLITE_READONLY,
-    sqlite3.SQLITE_IOERR,
-    sqlite3.SQLITE_FULL,
-    sqlite3.SQLITE_CANTOPEN,
-    sqlite3.SQLITE_PERM,
-    sqlite3.SQLITE_NOMEM,
-}
-"""Codes of SQLite's errors that do not report damage. Their cause is, for example, the disk or another process."""
 
 
 def connect(path: Path) -> sqlite3.Connection:
@@ -43,21 +29,19 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def _open(path: Path, schema: Schema) -> sqlite3.Connection:
-    """Return the connection that writes a file. Creates a missing file and repairs a damaged one.
+    """Return the connection that writes a file. Create a missing file, and recover a damaged one.
 
     Raises schema.error, OSError, sqlite3.Error.
     """
-    finish(path)
+    finish(path)  # a recovery that a crash has interrupted
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite gives its other files the same mode
-    with closing(Pages(path, schema.page_size)) as pages:
-        check_version(pages, path, schema)
-        problem = pages.problem(schema)
-        if not (problem or pages.is_blank):
-            with closing(connect(path)) as database:
-                database.execute("PRAGMA query_only = 1")
-                problem = problem_of(database, schema)
+    # A connection that can write would empty the write-ahead log, of which a damaged file's copy needs all.
+    with closing(_read_only(path)) as database:
+        blank = is_blank(database, path, schema)
+        problem = log_damage(path) or ("" if blank else problem_of(database, schema))
         if problem:
-            salvage(pages, path, schema, problem)
+            recover(database, path, schema, problem)
+    finish(path)
     database = connect(path)
     try:
         _prepare(database, schema)
@@ -68,16 +52,16 @@ def _open(path: Path, schema: Schema) -> sqlite3.Connection:
 
 
 class LockedFile:
-    """A file, its lock, and the connection that writes it. Creates a missing file and repairs a damaged one.
+    """A file, its lock, and the connection that writes it. A missing file is created, and a damaged one recovered.
 
     Raises Locked, OSError, sqlite3.Error, and schema.error for a file of another program or version.
     """
 
-    def __init__(self, path: Path, lock: Path, schema: Schema) -> None:
+    def __init__(self, path: Path, schema: Schema) -> None:
         self.path = path
         self.kind = schema.kind
         with ExitStack() as stack:
-            self.lock = Lock(lock)
+            self.lock = Lock(schema.lock_of(path))
             stack.callback(self.lock.close)
             self.database = _open(path, schema)
             stack.callback(self.database.close)
@@ -111,15 +95,11 @@ def explained(schema: Schema, path: Path, advice: str) -> Iterator[None]:
 
 
 def look(path: Path, schema: Schema) -> sqlite3.Connection:
-    """Return a read-only connection that sees the present content of the file. Raises schema.error, sqlite3.Error.
-
-    SQLite creates no other file. If the file has no write-ahead log, no process has the file open, so SQLite opens the
-    file as immutable.
-    """
-    _check_readable(path, schema)
-    mode = "mode=ro" if has_wal(path) else "immutable=1"
-    database = _lenient(sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True, isolation_level=None))
+    """Return a read-only connection that sees the present content of the file. Raises schema.error, sqlite3.Error."""
+    database = _read_only(path)
     try:
+        if is_blank(database, path, schema):
+            raise schema.error(f"the {schema.kind} {path} is empty")
         database.execute("BEGIN")
         database.execute("SELECT 1 FROM sqlite_schema").fetchall()  # this read begins the snapshot
     except BaseException:
@@ -128,33 +108,34 @@ def look(path: Path, schema: Schema) -> sqlite3.Connection:
     return database
 
 
-def _check_readable(path: Path, schema: Schema) -> None:
-    """Raise schema.error for an empty file, and for a file of another program or version.
+def _read_only(path: Path) -> sqlite3.Connection:
+    """Connect without a right to write.
 
-    The first page of a new or damaged file is perhaps in the write-ahead log only. Then the whole log is read, which
-    takes up to half a second.
+    If the file has no write-ahead log, no process has the file open, so SQLite opens the file as immutable.
     """
-    with open(path, "rb") as file:
-        if is_own(file.read(100), schema.application_id(SCHEMA_VERSION), SCHEMA_VERSION):
-            return
-    with closing(Pages(path, schema.page_size)) as pages:
-        check_version(pages, path, schema)
-        if pages.is_blank:
-            raise schema.error(f"the {schema.kind} {path} is empty")
+    with open(path, "rb"):  # SQLite's own error does not say that the file is missing
+        mode = "mode=ro" if has_log(path) else "immutable=1"
+    return _lenient(sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True, isolation_level=None))
 
 
-def check_version(pages: Pages, path: Path, schema: Schema) -> None:
-    """Raise schema.error for a file of another program or another version."""
-    if pages.is_blank:
-        return
-    if not pages.is_database:
-        raise schema.error(f"{path} cannot be used as a {schema.kind}: file is not a database")
-    application, version = pages.application_id, pages.user_version
-    own = schema.application_id(SCHEMA_VERSION)
-    if (application ^ own).bit_count() + (version ^ SCHEMA_VERSION).bit_count() <= 1:  # one flipped bit is damage
-        return
-    legacy = (application, version) == (schema.legacy_id, 1) and pages.has_table(schema.known_table)
-    if not (legacy or application in (own, schema.application_id(version))):
+def is_blank(database: sqlite3.Connection, path: Path, schema: Schema) -> bool:
+    """Return whether a file has no tables yet. Raises schema.error for a file of another program or version."""
+    try:
+        (application,), (version,) = (
+            database.execute(f"PRAGMA {name}").fetchone() for name in ("application_id", "user_version")
+        )
+        own = schema.application_id(SCHEMA_VERSION)
+        if (application, version) == (own, SCHEMA_VERSION):
+            return False
+        if not (application or version or database.execute("SELECT 1 FROM sqlite_schema").fetchone()):
+            return True
+    except sqlite3.DatabaseError as error:
+        if not is_damage(error):
+            raise
+        raise schema.error(
+            f"{path} cannot be used as a {schema.kind}: {error}; if it was one, move it away and restore a backup"
+        ) from None
+    if application not in (own, schema.application_id(version)):
         raise schema.error(f"{path} is a database of another program: use {schema.instead}")
     age = "an older" if version < SCHEMA_VERSION else "a newer"
     raise schema.error(
@@ -164,7 +145,7 @@ def check_version(pages: Pages, path: Path, schema: Schema) -> None:
 
 
 def problem_of(database: sqlite3.Connection, schema: Schema) -> str:
-    """Describe the damage in a file's structure. Returns an empty text if there is no damage.
+    """Describe the damage in a file's structure. Return an empty text if there is no damage.
 
     Raises sqlite3.Error if the disk fails.
     """
@@ -175,7 +156,7 @@ def problem_of(database: sqlite3.Connection, schema: Schema) -> str:
             if found != "ok":
                 return " ".join(str(found).removeprefix("*** in database main ***").split())
     except sqlite3.Error as error:
-        if getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF in _NOT_DAMAGE:
+        if not is_damage(error):
             raise
         return str(error)
     return ""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from osmosis_grpc.storage.sqlite.checksum import row_sum
@@ -16,6 +17,7 @@ SCHEMA_VERSION = 7
 It grows with each change of a table, and with each change of a recorded message that cannot be read as before."""
 
 Row = Sequence[Any]
+_TYPES: dict[str, type] = {"TEXT": str, "INTEGER": int, "REAL": float, "BLOB": bytes, "": object}
 
 
 @dataclass(frozen=True)
@@ -26,17 +28,14 @@ class Table:
     columns: tuple[str, ...]
     key: tuple[int, ...]
     """Indices of the primary key's columns."""
-    rowid: int | None
-    """The index of the column that is SQLite's rowid, or None. A row's record does not contain the rowid."""
     optional: frozenset[int]
     """Indices of the columns that can be NULL. If all columns of a checksum are NULL, the checksum is NULL too."""
+    types: tuple[type, ...]
     sums: Mapping[str, tuple[str, ...]]
     """The columns that each checksum covers, by the name of the checksum's column."""
-    rank: tuple[int, ...]
-    """Indices of columns whose values only grow. Of two versions of a row, the newer version has the higher values."""
 
     def wrong(self, row: Row) -> str:
-        """Return the column of the first checksum that does not match. Returns an empty text if all checksums match.
+        """Return the column of the first checksum that does not match. Return an empty text if all checksums match.
 
         Returns "a value" if a checksum cannot be computed.
         """
@@ -51,22 +50,19 @@ class Table:
             return "a value"
         return ""
 
+    def usable(self, row: Row) -> list[Any]:
+        """Return a row with NULL, 0 or an empty value in place of values of a wrong type, as a damaged row can have."""
+        return [
+            value if isinstance(value, kind) else None if at in self.optional else kind()
+            for at, (value, kind) in enumerate(zip(row, self.types, strict=True))
+        ]
+
     def delete_damaged(self, database: sqlite3.Connection) -> list[Row]:
         """Delete the rows with a wrong checksum, and return these rows."""
         rows = database.execute(f"SELECT rowid, * FROM {self.name} NOT INDEXED").fetchall()  # noqa: S608
         damaged = [row for row in rows if self.wrong(row[1:])]
         database.executemany(f"DELETE FROM {self.name} WHERE rowid = ?", [row[:1] for row in damaged])  # noqa: S608
         return [row[1:] for row in damaged]
-
-    def newer(self, row: Row, other: Row) -> bool:
-        """Return whether `row` is a newer version than `other`."""
-
-        def rank(one: Row) -> list[float]:
-            return [
-                value if isinstance(value := one[at], int | float) else -1 if value is None else 1 for at in self.rank
-            ]
-
-        return rank(row) > rank(other)
 
     @cached_property
     def _checks(self) -> list[tuple[int, bytes, list[int]]]:
@@ -87,28 +83,21 @@ class Schema:
     """Makes the error for a file that cannot be opened, for example a file of another version."""
     instead: str
     """Messages propose to use this instead of a refused file."""
-    known_table: str
-    """A table that older versions have, too."""
     page_size: int
     shrinks: bool
-    legacy_id: int
-    """The application id of schema 1."""
+    lock_of: Callable[[Path], Path]
+    """Returns the lock of a file. The process that writes the file holds it."""
     sums: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
     """The checksums of each table. A table without an entry has one checksum of all columns."""
-    rank: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The columns of Table.rank, by table."""
     clean: Callable[[sqlite3.Connection], Sequence[str]] = lambda database: ()
-    """Deletes the orphaned rows of a salvaged file, and returns the names of their rollouts."""
+    """Deletes the orphaned rows of a recovered file, and returns the names of their rollouts."""
     pragmas: tuple[str, ...] = ()
     """Further pragmas of the connection that writes."""
 
     CATALOG = "SELECT type, name, tbl_name, sql FROM sqlite_schema ORDER BY name"
 
     def application_id(self, version: int) -> int:
-        """Return the application id of a version.
-
-        The ids of two versions differ in many bits. So an id that differs in one bit from a known id is damaged.
-        """
+        """Return the application id of a version."""
         return zlib.crc32(f"osmosis_grpc {self.kind} {version}".encode()) & 0x7FFFFFFF
 
     def create(self, database: sqlite3.Connection) -> None:
@@ -142,8 +131,7 @@ class Schema:
         info = database.execute(f"PRAGMA table_info({name})").fetchall()
         columns = tuple(row[1] for row in info)
         key = tuple(row[0] for row in sorted(info, key=lambda row: row[5]) if row[5])
-        alias = key[0] if len(key) == 1 and info[key[0]][2] == "INTEGER" else None
         every = {"checksum": tuple(column for column in columns if column != "checksum")}
-        rank = tuple(columns.index(column) for column in self.rank.get(name, ()))
         optional = frozenset(row[0] for row in info if not (row[3] or row[5]))
-        return Table(name, columns, key, alias, optional, self.sums.get(name, every), rank)
+        types = tuple(_TYPES[row[2]] for row in info)
+        return Table(name, columns, key, optional, types, self.sums.get(name, every))

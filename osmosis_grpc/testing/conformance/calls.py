@@ -11,6 +11,7 @@ from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import error_pb2
 from osmosis_grpc.protocol.wire.methods import METHODS, Method
 from osmosis_grpc.testing.conformance.protobuf_data import CaseError, Data, from_data, status_data, to_data
 from osmosis_grpc.testing.conformance.trace import Trace
+from osmosis_grpc.testing.raw import stream
 
 Metadata = Sequence[tuple[str, str]]
 CALL_LIMIT = 20.0
@@ -74,10 +75,7 @@ class Calls:
 
 def status_of(error: grpc.aio.AioRpcError) -> error_pb2.Status:
     """Return the status of a failed call with its details, as a frame has it."""
-    status = status_pb2.Status(code=error.code().value[0], message=error.details() or "")
-    for key, value in error.trailing_metadata() or ():
-        if key == "grpc-status-details-bin" and isinstance(value, bytes):
-            status.ParseFromString(value)
+    status = stream.status_of(error) or status_pb2.Status(code=error.code().value[0], message=error.details() or "")
     return error_pb2.Status.FromString(status.SerializeToString())
 
 

@@ -16,7 +16,6 @@ FOLDERS = PACKAGE / "conformance", PACKAGE.parent / "conformance"
 """Where the cases are: in the package after the installation of a wheel, and beside it in a checkout."""
 MODES = ("callback", "attach", "accept", "call")
 """How the suite and the side under test are connected. `call` is a case that makes calls and opens no link."""
-SIDES = ("server", "trainer")
 LIMIT = 25.0
 """Seconds that a case may take, unless it has a `limit`."""
 SHORT_SILENCE = "chat_silence of at most 60 s"

@@ -6,10 +6,10 @@ import re
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from osmosis_grpc.testing.conformance.links import Failed, Link
-from osmosis_grpc.testing.conformance.protobuf_data import CaseError, code_number
+from osmosis_grpc.testing.conformance.links import Failed
+from osmosis_grpc.testing.conformance.protobuf_data import CaseError, code_number, to_data
+from osmosis_grpc.testing.conformance.run import Run, Step
 
-Step = Mapping[str, Any]
 Verbs = Mapping[str, Callable[[Any, Any, Step], Awaitable[None]]]
 """The function of each verb: it gets the run, the verb's value, and the whole step."""
 MODIFIERS = frozenset({"link", "wait", "token", "as", "to", "for", "only", "named"})
@@ -19,7 +19,7 @@ TIMES = ("wait", "for", "stays", "sleep", "no_stream")
 _TIME = re.compile(r"(?:([\d.]+) \* )?([\d.]+)s")
 
 
-async def run_steps(run: Any, steps: Sequence[Step], verbs: Verbs) -> None:
+async def run_steps(run: Run, steps: Sequence[Step], verbs: Verbs) -> None:
     """Do the steps in order. Raises Failed naming the step, and CaseError for a step that is none."""
     for number, step in enumerate(steps, 1):
         if run.mode not in step.get("only", run.mode):
@@ -63,56 +63,78 @@ def verb_of(step: Step, verbs: Collection[str], number: int) -> str:
     return found[0]
 
 
-def link_of(run: Any, step: Step) -> Link:
-    found: Link = run.link(step.get("link", "main"))
-    return found
+async def send_bytes(run: Run, value: Any, step: Step) -> None:
+    await run.link_of(step).write_bytes(bytes.fromhex(str(value).replace(" ", "")))
 
 
-async def send_bytes(run: Any, value: Any, step: Step) -> None:
-    await link_of(run, step).write_bytes(bytes.fromhex(str(value).replace(" ", "")))
+async def expect(run: Run, value: Any, step: Step) -> None:
+    await run.link_of(step).take(value, run.saved, step.get("wait"))
 
 
-async def expect(run: Any, value: Any, step: Step) -> None:
-    await link_of(run, step).take(value, run.saved, step.get("wait"))
-
-
-async def end(run: Any, value: Any, step: Step) -> None:
+async def end(run: Run, value: Any, step: Step) -> None:
     """Expect the end of the stream with this status; [A, B] permits several."""
     expected = {"$in": value} if isinstance(value, list) else value if isinstance(value, Mapping) else {"code": value}
     for code in value if isinstance(value, list) else [value]:
         if isinstance(code, str):
             code_number(code)
-    got = await link_of(run, step).ended(step.get("wait"))
+    got = await run.link_of(step).ended(step.get("wait"))
     run.expect("end", expected, got["code"] if isinstance(value, list) else got)
 
 
-async def half_close(run: Any, _value: Any, step: Step) -> None:
-    await link_of(run, step).half_close()
+async def half_close(run: Run, _value: Any, step: Step) -> None:
+    await run.link_of(step).half_close()
 
 
-async def cut(run: Any, _value: Any, step: Step) -> None:
-    await link_of(run, step).cut()
+async def cut(run: Run, _value: Any, step: Step) -> None:
+    await run.link_of(step).cut()
 
 
-async def sleep(_run: Any, value: Any, _step: Step) -> None:
+async def send(run: Run, value: Any, step: Step) -> None:
+    """Send frames in one message. {times: N, frame: FRAME} repeats one."""
+    frames: list[Any] = []
+    for each in value if isinstance(value, list) else [value]:
+        frames += [each["frame"]] * each["times"] if "times" in each else [each]
+    await run.link_of(step).send([run.frame(frame) for frame in frames])
+
+
+async def none(run: Run, value: Any, step: Step) -> None:
+    """Expect no further frame of these kinds; `for` waits so long."""
+    link = run.link_of(step)
+    await asyncio.sleep(step.get("for", run.quiet))
+    await run.settle(link)
+    for kind in value if isinstance(value, list) else [value]:
+        if fresh := [each for each in link.fresh(kind) if run.owns(each)]:
+            raise Failed(f"expected no further {kind}, got {json.dumps(to_data(fresh[0]), ensure_ascii=False)[:400]}")
+
+
+async def sleep(_run: Run, value: Any, _step: Step) -> None:
     await asyncio.sleep(value)
 
 
-async def save(run: Any, value: Any, _step: Step) -> None:
+async def save(run: Run, value: Any, _step: Step) -> None:
     """Set variables of later steps."""
     run.saved |= value
 
 
-async def stays(run: Any, value: Any, step: Step) -> None:
+async def stays(run: Run, value: Any, step: Step) -> None:
     """Expect that the stream stays open for this number of seconds."""
-    link = link_of(run, step)
+    link = run.link_of(step)
     await asyncio.sleep(value)
     if link.inbox.over is not None:
         raise Failed(f"the stream ended: {link.end_text()}")
 
 
+def method_of(call: Mapping[str, Any]) -> tuple[str, Any]:
+    """Return the method of a call and its request. Raises CaseError for a call with none or several."""
+    if len(call) != 1:
+        raise CaseError(f"a call has one method, not {', '.join(call)}")
+    return next(iter(call.items()))
+
+
 GENERIC = {
     "bytes": send_bytes,
+    "send": send,
+    "none": none,
     "expect": expect,
     "end": end,
     "stays": stays,

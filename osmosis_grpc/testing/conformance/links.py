@@ -5,7 +5,8 @@ and frames of calls that come and of answers: a case sees the same frames in all
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from google.protobuf.message import Message
@@ -26,6 +27,9 @@ WAIT = 8.0
 """A step waits for so many seconds. A case may have another `wait`."""
 NAMES = ("rollout_id", "attempt", "sample", "chat_number", "id", "result_id")
 """Fields that choose a frame: an expectation that has one of them skips frames with another value."""
+
+
+MakeHello = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 
 class Failed(Exception):
@@ -219,6 +223,52 @@ class StreamLink(Link):
                 self.trace.add("->", f"{self.name}: not sent, the stream has ended")
             else:
                 raise
+
+
+class DialledLink(StreamLink):
+    """A stream that the suite opens. `hello` makes the data of the suite's hello of the fields of a case."""
+
+    def __init__(self, call: Any, channel: Any, sends: Any, hello: MakeHello, trace: Trace, name: str) -> None:
+        super().__init__(sends().frames.add().__class__, trace, name)
+        self._call = call
+        self._channel = channel
+        self._sends = sends
+        self._hello = hello
+
+    async def open(self, hello: Mapping[str, Any] | None) -> None:
+        self.trace.add("->", f"{self.name} opened")
+        self.started(RawStream(self._call(), self._sends))
+        if hello is not None:
+            await self.send([{"hello": self._hello(hello)}])
+
+    async def finish(self, _status: str) -> None:
+        """Break the stream: the side that dials ends no stream with a status."""
+        await self.cut()
+
+    async def close(self) -> None:
+        with contextlib.suppress(AttributeError):
+            if self.inbox.over is None:
+                await self.inbox.cut()
+        await self._channel.close()
+
+
+class ServedLink(StreamLink):
+    """A stream that the side under test opens at a listener of the suite."""
+
+    def __init__(self, listener: Any, sent: type[Message], trace: Trace, name: str) -> None:
+        super().__init__(sent, trace, name)
+        self.listener = listener
+
+    async def half_close(self) -> None:
+        await self.finish("OK")
+
+    async def cut(self) -> None:
+        await self.finish("UNAVAILABLE")
+
+    async def finish(self, status: str) -> None:
+        """End the stream with a status."""
+        self.trace.add("->", f"{self.name} ended with {status}")
+        self.listener.finish(self.inbox, status)
 
 
 def _only(expected: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:

@@ -7,10 +7,9 @@ A `Status` and the details of a refused call become one flat dict:
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import grpc
 from google.protobuf import json_format
 from google.protobuf.message import Message
-from google.rpc import code_pb2, error_details_pb2, status_pb2
+from google.rpc import code_pb2, error_details_pb2
 
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import error_pb2
 from osmosis_grpc.testing.raw import detail_of
@@ -75,15 +74,6 @@ def status_data(status: Any) -> Data:
         "retry_seconds": retry.retry_delay.ToTimedelta().total_seconds() if retry else None,
         "details": details,
     }
-
-
-def status_from(error: grpc.aio.AioRpcError) -> Data:
-    """Return the status of a failed call as data."""
-    status = status_pb2.Status(code=error.code().value[0], message=error.details() or "")
-    for key, value in error.trailing_metadata() or ():
-        if key == "grpc-status-details-bin" and isinstance(value, bytes):
-            status.ParseFromString(value)
-    return status_data(status)
 
 
 def code_name(code: int) -> str:

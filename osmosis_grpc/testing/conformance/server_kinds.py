@@ -7,11 +7,10 @@ from osmosis_grpc.testing.conformance import http2
 from osmosis_grpc.testing.conformance.cases import Kind
 from osmosis_grpc.testing.conformance.link_steps import check_steps
 from osmosis_grpc.testing.conformance.links import Failed
-from osmosis_grpc.testing.conformance.paths import put
 from osmosis_grpc.testing.conformance.protobuf_data import CaseError
 from osmosis_grpc.testing.conformance.server_run import ServerRun
 from osmosis_grpc.testing.conformance.server_steps import VERBS, call, frames
-from osmosis_grpc.testing.conformance.vectors import check_pairs, pairs
+from osmosis_grpc.testing.conformance.vectors import check_pairs, pairs, put
 
 
 async def calls(run: ServerRun) -> None:

@@ -12,7 +12,7 @@ import grpc
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import attach_pb2, chat_pb2, error_pb2, outcome_pb2, services_pb2
 from osmosis_grpc.testing.conformance.call_link import CallLink
 from osmosis_grpc.testing.conformance.calls import Calls
-from osmosis_grpc.testing.conformance.links import Failed, StreamLink
+from osmosis_grpc.testing.conformance.links import DialledLink, Failed, ServedLink
 from osmosis_grpc.testing.conformance.listener import Listener, refuse
 from osmosis_grpc.testing.conformance.protobuf_data import CaseError, from_data
 from osmosis_grpc.testing.conformance.trace import Trace
@@ -43,30 +43,23 @@ def trainer_hello(attachment_id: str, given: Mapping[str, Any]) -> dict[str, Any
     return {name: value for name, value in (default | dict(given)).items() if value is not None}
 
 
-class AttachLink(StreamLink):
+class AttachLink(DialledLink):
     """Attach, dialled by the suite."""
 
     def __init__(self, channel: grpc.aio.Channel, metadata: Sequence[tuple[str, str]], trace: Trace) -> None:
-        super().__init__(attach_pb2.TrainerFrame, trace, "attach")
+        call: Any = channel.stream_stream(ATTACH, None, services_pb2.AttachResponse.FromString)
         self.attachment_id = new_id()
-        self._metadata = metadata
-        self._channel = channel
-        self._call: Any = channel.stream_stream(ATTACH, None, services_pb2.AttachResponse.FromString)
-
-    async def open(self, hello: Mapping[str, Any] | None) -> None:
-        self.trace.add("->", "attach opened")
-        self.started(RawStream(self._call(metadata=self._metadata), services_pb2.AttachRequest))
-        if hello is not None:
-            await self.send([{"hello": trainer_hello(self.attachment_id, hello)}])
-
-    async def close(self) -> None:
-        with contextlib.suppress(AttributeError):
-            if self.inbox.over is None:
-                await self.inbox.cut()
-        await self._channel.close()
+        super().__init__(
+            partial(call, metadata=metadata),
+            channel,
+            services_pb2.AttachRequest,
+            lambda hello: trainer_hello(self.attachment_id, hello),
+            trace,
+            "attach",
+        )
 
 
-class AcceptLink(StreamLink):
+class AcceptLink(ServedLink):
     """Accept: the agent server under test dials the suite.
 
     A server dials again only after a pause. So a case whose hello is the usual one goes on with the stream of the case
@@ -74,52 +67,43 @@ class AcceptLink(StreamLink):
     """
 
     def __init__(self, listener: "TrainerListener", trace: Trace, prefix: str) -> None:
-        super().__init__(attach_pb2.TrainerFrame, trace, "accept")
+        super().__init__(listener, attach_pb2.TrainerFrame, trace, "accept")
         self.attachment_id = new_id()
-        self._listener = listener
         self._prefix = prefix
         self._usual = False
 
     async def open(self, hello: Mapping[str, Any] | None) -> None:
         self._usual = hello == {}
-        kept = self._listener.kept
-        self._listener.kept = None
+        kept = self.listener.kept
+        self.listener.kept = None
         if kept is not None and kept.over is None and self._usual:
             self.started(kept)
             self._taken, self._shown = set(range(1, len(kept.frames))), len(kept.frames)
             self.trace.add("<-", "accept: the stream of the case before")
             return
         if kept is not None:
-            self._listener.finish(kept, "UNAVAILABLE")
-        if self._listener.silent:
+            self.listener.finish(kept, "UNAVAILABLE")
+        if self.listener.silent:
             raise Failed("the server has dialled no stream; an earlier case waited for it")
         try:
             async with asyncio.timeout(2 * self.wait):
-                self.started(await self._listener.next_stream())
+                self.started(await self.listener.next_stream())
         except TimeoutError:
-            self._listener.silent = not self._listener.came
+            self.listener.silent = not self.listener.came
             raise Failed(f"the server dialled no stream within {2 * self.wait:g} s") from None
         await self.until(lambda: self.inbox.frames or self.inbox.over, "the hello of the server that dialled")
         self.trace.add("<-", "accept opened")
         if hello is not None:
             await self.send([{"hello": trainer_hello(self.attachment_id, hello)}])
 
-    async def half_close(self) -> None:
-        self.trace.add("->", "accept ended with OK")
-        self._listener.finish(self.inbox, "OK")
-
-    async def cut(self) -> None:
-        self.trace.add("->", "accept cut")
-        self._listener.finish(self.inbox, "UNAVAILABLE")
-
     async def close(self) -> None:
         """Cancel the rollouts of the case. Leave the stream to the next case, or break it."""
         with contextlib.suppress(AttributeError):
             if self.inbox.over is None and self._usual:
                 await self.send([{"cancel": {"id": "close", "request": {"rollout_id_prefix": self._prefix}}}])
-                self._listener.kept = self.inbox
+                self.listener.kept = self.inbox
             else:
-                self._listener.finish(self.inbox, "UNAVAILABLE")
+                self.listener.finish(self.inbox, "UNAVAILABLE")
 
 
 class CallbackLink(CallLink):

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,11 +12,10 @@ import grpc
 from osmosis_grpc.testing.conformance.calls import Calls, Metadata
 from osmosis_grpc.testing.conformance.cases import Case
 from osmosis_grpc.testing.conformance.links import Failed, Link
-from osmosis_grpc.testing.conformance.patterns import differences
 from osmosis_grpc.testing.conformance.protobuf_data import CaseError, Data, to_data
+from osmosis_grpc.testing.conformance.run import Run
 from osmosis_grpc.testing.conformance.server_links import AcceptLink, AttachLink, CallbackLink, TrainerListener
 from osmosis_grpc.testing.conformance.trace import Trace
-from osmosis_grpc.testing.conformance.variables import filled
 
 AGENT = "conformance"
 """The agent loop that the server under test hosts."""
@@ -43,17 +42,13 @@ class ServerUnderTest:
     """The answer to GetServerInfo."""
 
 
-class ServerRun:
-    """The state of a case: its links, its current rollout, chat and outcome, and its variables."""
+class ServerRun(Run):
+    """The state of a case: also its current rollout, chat and outcome."""
 
     def __init__(self, under_test: ServerUnderTest, case: Case, mode: str, prefix: str, trace: Trace) -> None:
+        saved: Data = {"id": prefix, "callback": under_test.listener.address} | under_test.info["limits"]
+        super().__init__(case, mode, prefix, trace, saved)
         self.server = under_test
-        self.case = case
-        self.mode = mode
-        self.trace = trace
-        self.saved: Data = {"id": prefix, "callback": under_test.listener.address} | under_test.info["limits"]
-        self.links: dict[str, Link] = {}
-        self.rollout_id = ""
         self.chat: Any = None
         self.answered = True
         """Whether the chat is answered."""
@@ -63,32 +58,15 @@ class ServerRun:
         """Ids (prompt and reply) and logprobs (reply) of each answered chat, by rollout, sample and number."""
         self.prefix = prefix
 
-    def filled(self, data: Any) -> Any:
-        """Return data of the case with its variables filled."""
-        return filled(data, self.saved)
-
     def calls(self, credential: str = "first") -> Calls:
         """Return a caller with a credential."""
         return Calls(self.server.channel, self.server.tokens[credential], self.trace)
-
-    async def guard(self, work: Awaitable[None]) -> None:
-        """Await work of a step."""
-        await work
-
-    def link(self, name: str = "main") -> Link:
-        """Return a link of the case by its name. Raises CaseError."""
-        if name not in self.links:
-            raise CaseError(f"the case has opened no link {name}")
-        return self.links[name]
 
     async def open(self, hello: Mapping[str, Any] | None, name: str = "main", credential: str = "first") -> Link:
         """Open a link, or the next stream of one. `same` in the hello names a link with the same attachment id."""
         given = dict(hello) if hello is not None else None
         same = given.pop("same", None) if given else None
-        if name not in self.links:
-            link = self.links[name] = self._made(name, credential)
-            link.wait = self.case.wait or link.wait
-        link = self.links[name]
+        link = self.add_link(name, credential)
         if same is not None:
             link.attachment_id = self.link(same).attachment_id  # type: ignore[attr-defined]
         if given is not None:
@@ -96,7 +74,8 @@ class ServerRun:
         await link.open(given)
         return link
 
-    def _made(self, name: str, credential: str) -> Link:
+    def new_link(self, name: str, credential: str = "first") -> Link:
+        """Return a link that is not open yet."""
         metadata = self.server.tokens[credential]
         if self.mode == "attach":
             return AttachLink(self.server.new_channel(), metadata, self.trace)
@@ -118,11 +97,17 @@ class ServerRun:
         spec |= own.pop("spec", {})
         return {"rollout_id": rollout_id, "attempt": 1, **own, "spec": spec}
 
-    def expect(self, what: str, expected: Any, got: Any) -> None:
-        """Compare data. Raises Failed with the differences."""
-        lines = list(differences(expected, got, self.saved))
-        if lines:
-            raise Failed("\n".join(f"{what}: {line.removeprefix(': ')}" for line in lines))
+    def frame(self, data: Data) -> Data:
+        """Return the whole frame for the frame of a step. It may begin the case's rollout."""
+        if "init" not in data:
+            return data
+        self.rollout_id = self.rollout_id or self.prefix
+        return {"init": self.init(data["init"])}
+
+    def owns(self, frame: Any) -> bool:
+        """Return whether a frame belongs to the case, and not to an earlier one on the same stream."""
+        whole = frame.outcome if hasattr(frame, "outcome") else frame
+        return str(getattr(whole, "rollout_id", self.prefix)).startswith(self.prefix)
 
     def response(self, chat: Any, given: Mapping[str, Any]) -> Data:
         """Return a ChatResponse as data, and remember its tokens. `given`: text, prompt, tokens, logprobs, prefix.
@@ -159,8 +144,10 @@ class ServerRun:
         result = {"receipt": given} if isinstance(given, str) and given.startswith("RECEIPT") else {"status": given}
         await link.send([{"complete_reply": names | result}])
 
-    async def barrier(self, link: Link) -> None:
+    async def settle(self, link: Link) -> None:
         """Wait until the server has handled all frames so far. Callbacks have no order, so time has to pass there."""
+        if link.inbox.over is not None:
+            return
         if self.mode == "callback":
             await asyncio.sleep(0.3)
             return
@@ -195,7 +182,4 @@ class ServerRun:
             with contextlib.suppress(Exception):
                 async with asyncio.timeout(2):
                     await quiet.data("Cancel", {"rollout_id_prefix": self.prefix, "reason": "the case is over"})
-        for link in self.links.values():
-            with contextlib.suppress(Exception):
-                async with asyncio.timeout(2):
-                    await link.close()
+        await super().close()

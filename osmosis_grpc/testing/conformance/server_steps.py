@@ -1,16 +1,16 @@
 """The steps of a case against an agent server. To add a step, add a function and a row of the table."""
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from osmosis_grpc.protocol.wire.methods import METHODS
-from osmosis_grpc.testing.conformance.link_steps import GENERIC, Step, link_of, run_steps
+from osmosis_grpc.testing.conformance.link_steps import GENERIC, method_of, run_steps
 from osmosis_grpc.testing.conformance.links import Failed
 from osmosis_grpc.testing.conformance.patterns import differences
-from osmosis_grpc.testing.conformance.protobuf_data import CaseError, check_fields, code_number, to_data
+from osmosis_grpc.testing.conformance.protobuf_data import CaseError, check_fields, code_number
 from osmosis_grpc.testing.conformance.results import Skipped
+from osmosis_grpc.testing.conformance.run import Step
 from osmosis_grpc.testing.conformance.server_run import ServerRun
 
 MOST_INITS = 3000
@@ -45,22 +45,10 @@ async def _start(run: ServerRun, value: Any, step: Step) -> None:
     expected = given.pop("reply", {"response": {"created": True}})
     request = run.init(given)
     run.rollout_id = request["rollout_id"]
-    link = link_of(run, step)
+    link = run.link_of(step)
     await link.send([{"init": request}])
     if expected is not False:
         await link.take({"init_reply": {"rollout_id": run.rollout_id, **expected}}, run.saved, step.get("wait"))
-
-
-async def _send(run: ServerRun, value: Any, step: Step) -> None:
-    """Send frames in one message. {times: N, frame: FRAME} repeats one."""
-    listed = value if isinstance(value, list) else [value]
-    frames: list[Any] = []
-    for each in listed:
-        frames += [each["frame"]] * each["times"] if "times" in each else [each]
-    made = [{"init": run.init(frame["init"])} if "init" in frame else frame for frame in frames]
-    if any("init" in frame for frame in made):
-        run.rollout_id = run.rollout_id or run.prefix
-    await link_of(run, step).send(made)
 
 
 async def _chat(run: ServerRun, value: Any, step: Step) -> None:
@@ -68,7 +56,7 @@ async def _chat(run: ServerRun, value: Any, step: Step) -> None:
     fields = {"rollout_id": run.rollout_id} | (value or {})
     if fields["rollout_id"] is None:
         del fields["rollout_id"]
-    run.chat = await link_of(run, step).take({"chat": fields}, run.saved, step.get("wait"))
+    run.chat = await run.link_of(step).take({"chat": fields}, run.saved, step.get("wait"))
     run.answered = False
     if "as" in step:
         run.saved[step["as"]] = run.chat
@@ -79,23 +67,23 @@ async def _reply(run: ServerRun, value: Any, step: Step) -> None:
     chat = run.saved[step["to"]] if "to" in step else run.chat
     if chat is None:
         raise CaseError("reply: no chat has come")
-    await run.reply(link_of(run, step), chat, value or {})
+    await run.reply(run.link_of(step), chat, value or {})
 
 
 async def _outcome(run: ServerRun, value: Any, step: Step) -> None:
     """Expect an outcome of the newest rollout; `receipt` answers it."""
     fields = {"rollout_id": run.rollout_id} | (value or {})
-    complete = await link_of(run, step).take({"complete": {"outcome": fields}}, run.saved, step.get("wait"))
+    complete = await run.link_of(step).take({"complete": {"outcome": fields}}, run.saved, step.get("wait"))
     run.outcome = complete.outcome
 
 
 async def _receipt(run: ServerRun, value: Any, step: Step) -> None:
-    await run.receipt(link_of(run, step), run.outcome, value or "RECEIPT_RECORDED")
+    await run.receipt(run.link_of(step), run.outcome, value or "RECEIPT_RECORDED")
 
 
 async def _finish(run: ServerRun, value: Any, step: Step) -> None:
     """Answer all chats of the newest rollout until its outcome comes, and record it."""
-    link, names = link_of(run, step), {"rollout_id": run.rollout_id}
+    link, names = run.link_of(step), {"rollout_id": run.rollout_id}
 
     def found(kind: str) -> bool:
         return link.find(kind, names) is not None
@@ -120,29 +108,12 @@ async def _segments(run: ServerRun, value: Any, _step: Step) -> None:
     run.expect("segments", value, run.segments(run.outcome))
 
 
-async def _none(run: ServerRun, value: Any, step: Step) -> None:
-    """Expect that no further frame of these kinds has come once the server has handled all; `for` waits longer."""
-    link = link_of(run, step)
-    await asyncio.sleep(step.get("for", 0))
-    if link.inbox.over is None:
-        await run.barrier(link)
-    for kind in value if isinstance(value, list) else [value]:
-        if fresh := [each for each in link.fresh(kind) if _own(run, each)]:
-            raise Failed(f"expected no further {kind}, got {json.dumps(to_data(fresh[0]), ensure_ascii=False)[:400]}")
-
-
-def _own(run: ServerRun, frame: Any) -> bool:
-    """Return whether a frame belongs to the case, and not to an earlier one on the same stream."""
-    whole = frame.outcome if hasattr(frame, "outcome") else frame
-    return str(getattr(whole, "rollout_id", run.prefix)).startswith(run.prefix)
-
-
 async def _count(run: ServerRun, value: Any, step: Step) -> None:
     """Expect this number of frames that no step has taken: {chat: 2}."""
-    link = link_of(run, step)
-    await run.barrier(link)
+    link = run.link_of(step)
+    await run.settle(link)
     for kind, count in value.items():
-        fresh = [each for each in link.fresh(kind) if _own(run, each)]
+        fresh = [each for each in link.fresh(kind) if run.owns(each)]
         if len(fresh) != count:
             raise Failed(f"expected {count} open frames of the kind {kind}, got {len(fresh)}")
 
@@ -177,9 +148,7 @@ async def call(run: ServerRun, value: Mapping[str, Any], token: str) -> None:
     expected = given.pop("expect", {"code": "OK"})
     timeout = given.pop("within", 10)
     token = given.pop("token", token)
-    (method, request), *others = given.items()
-    if others:
-        raise CaseError(f"a call has one method, not {', '.join(given)}")
+    method, request = method_of(given)
     run.drained = run.drained or method == "Drain"
     if method == "Init":
         request = run.init(request or {})
@@ -197,8 +166,8 @@ async def call(run: ServerRun, value: Mapping[str, Any], token: str) -> None:
 
 async def _messages(run: ServerRun, value: Any, step: Step) -> None:
     """Compare each message of the stream so far that has several frames: how many, and how many bytes."""
-    link = link_of(run, step)
-    await run.barrier(link)
+    link = run.link_of(step)
+    await run.settle(link)
     for number, (frames, size) in enumerate(link.inbox.messages):  # type: ignore[attr-defined]
         if frames > 1:
             run.expect(f"message {number}", value, {"frames": frames, "bytes": size})
@@ -206,8 +175,8 @@ async def _messages(run: ServerRun, value: Any, step: Step) -> None:
 
 async def _flood(run: ServerRun, value: Any, step: Step) -> None:
     """Start as many rollouts that wait as the largest window of the stream permits, and this number more."""
-    link = link_of(run, step)
-    await run.barrier(link)
+    link = run.link_of(step)
+    await run.settle(link)
     windows = [
         getattr(frame, kind).max_open_rollouts
         for kind in ("hello", "window")
@@ -223,15 +192,11 @@ async def _flood(run: ServerRun, value: Any, step: Step) -> None:
         await link.send(frames[first : first + 1000])
 
 
-def _same(run: ServerRun, one: Any, other: Any) -> bool:
-    return not any(True for _ in differences(one, other, run.saved))
-
-
 async def _equal(run: ServerRun, value: Any, _step: Step) -> None:
     """Expect that saved values are equal."""
     first, *others = value
     for other in others:
-        if not _same(run, first, other):
+        if any(differences(first, other, run.saved)):
             raise Failed(f"expected equal values, got {first!r} and {other!r}")
 
 
@@ -239,14 +204,12 @@ VERBS: dict[str, Callable[[ServerRun, Any, Step], Awaitable[None]]] = {
     **GENERIC,
     "open": _open,
     "start": _start,
-    "send": _send,
     "chat": _chat,
     "reply": _reply,
     "outcome": _outcome,
     "receipt": _receipt,
     "finish": _finish,
     "segments": _segments,
-    "none": _none,
     "count": _count,
     "messages": _messages,
     "flood": _flood,

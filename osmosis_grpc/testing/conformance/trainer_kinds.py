@@ -6,10 +6,9 @@ from typing import Any
 from osmosis_grpc.testing.conformance.cases import Kind
 from osmosis_grpc.testing.conformance.link_steps import check_steps, run_steps
 from osmosis_grpc.testing.conformance.links import Failed
-from osmosis_grpc.testing.conformance.paths import put
 from osmosis_grpc.testing.conformance.trainer_run import START, TrainerRun
 from osmosis_grpc.testing.conformance.trainer_steps import VERBS, frames
-from osmosis_grpc.testing.conformance.vectors import check_pairs, pairs
+from osmosis_grpc.testing.conformance.vectors import check_pairs, pairs, put
 
 
 async def rollout(run: TrainerRun) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import grpc
@@ -10,11 +11,10 @@ import grpc
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import attach_pb2, control_pb2, error_pb2, services_pb2
 from osmosis_grpc.testing.conformance.call_link import CallLink
 from osmosis_grpc.testing.conformance.calls import Calls
-from osmosis_grpc.testing.conformance.links import OutOfTime, StreamLink
+from osmosis_grpc.testing.conformance.links import DialledLink, OutOfTime, ServedLink
 from osmosis_grpc.testing.conformance.listener import Listener, refuse
 from osmosis_grpc.testing.conformance.protobuf_data import CaseError, from_data, status_message, to_data
 from osmosis_grpc.testing.conformance.trace import Trace
-from osmosis_grpc.testing.raw import RawStream
 from osmosis_grpc.testing.raw.connections import ACCEPT, OPTIONS, OWN_CONNECTION
 
 START = 20.0
@@ -110,19 +110,18 @@ class PlayedServer(Listener):
         return control_pb2.CancelResponse(results=[row])
 
 
-class AttachLink(StreamLink):
+class AttachLink(ServedLink):
     """Attach: the trainer under test dials the suite."""
 
     def __init__(self, server: PlayedServer, trace: Trace, journal_id: str) -> None:
-        super().__init__(attach_pb2.ServerFrame, trace, "attach")
+        super().__init__(server, attach_pb2.ServerFrame, trace, "attach")
         self.journal_id = journal_id
-        self._server = server
 
     async def open(self, hello: Mapping[str, Any] | None) -> None:
         """Wait for the trainer's stream and its hello, and answer it."""
         try:
             async with asyncio.timeout(START):
-                self.started(await self._server.next_stream())
+                self.started(await self.listener.next_stream())
         except TimeoutError:
             raise OutOfTime(f"the trainer opened no stream within {START:g} s") from None
         self.trace.add("<-", "attach opened")
@@ -132,45 +131,29 @@ class AttachLink(StreamLink):
             own = {"attachment_id": first.hello.attachment_id if first is not None else ""}
             await self.send([{"hello": server_hello(self.journal_id, own | dict(hello))}])
 
-    async def half_close(self) -> None:
-        self.trace.add("->", "attach ended with OK")
-        self._server.finish(self.inbox, "OK")
 
-    async def cut(self) -> None:
-        await self.finish("UNAVAILABLE")
-
-    async def finish(self, status: str) -> None:
-        """End the stream with a status."""
-        self.trace.add("->", f"attach ended with {status}")
-        self._server.finish(self.inbox, status)
-
-
-class AcceptLink(StreamLink):
+class AcceptLink(DialledLink):
     """Accept: the suite dials the trainer under test."""
 
     def __init__(self, address: str, trace: Trace, journal_id: str) -> None:
-        super().__init__(attach_pb2.ServerFrame, trace, "accept")
-        self.journal_id = journal_id
-        self._channel = grpc.aio.insecure_channel(address, options=[OWN_CONNECTION, *OPTIONS, *SOON])
-        self._call: Any = self._channel.stream_stream(ACCEPT, None, services_pb2.AcceptResponse.FromString)
+        channel = grpc.aio.insecure_channel(address, options=[OWN_CONNECTION, *OPTIONS, *SOON])
+        call: Any = channel.stream_stream(ACCEPT, None, services_pb2.AcceptResponse.FromString)
+        super().__init__(
+            partial(call, wait_for_ready=True),
+            channel,
+            services_pb2.AcceptRequest,
+            partial(server_hello, journal_id),
+            trace,
+            "accept",
+        )
 
     async def open(self, hello: Mapping[str, Any] | None) -> None:
-        self.trace.add("->", "accept opened")
         try:
             async with asyncio.timeout(START):
                 await self._channel.channel_ready()
         except TimeoutError:
             raise OutOfTime(f"the trainer did not listen within {START:g} s") from None
-        self.started(RawStream(self._call(wait_for_ready=True), services_pb2.AcceptRequest))
-        if hello is not None:
-            await self.send([{"hello": server_hello(self.journal_id, hello)}])
-
-    async def finish(self, _status: str) -> None:
-        """Break the stream."""
-        await self.cut()
-
-    async def close(self) -> None:
-        await self._channel.close()
+        await super().open(hello)
 
 
 class CallbackLink(CallLink):

@@ -4,8 +4,7 @@ import asyncio
 import contextlib
 import json
 import secrets
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 from osmosis_grpc.network.free_ports import check_free
@@ -13,12 +12,12 @@ from osmosis_grpc.supervise import OnFailure, child, job
 from osmosis_grpc.testing.conformance.cases import Case
 from osmosis_grpc.testing.conformance.links import Failed, Link, OutOfTime
 from osmosis_grpc.testing.conformance.patterns import differences
-from osmosis_grpc.testing.conformance.protobuf_data import CaseError, Data
+from osmosis_grpc.testing.conformance.protobuf_data import Data
 from osmosis_grpc.testing.conformance.results import Skipped
+from osmosis_grpc.testing.conformance.run import Run
 from osmosis_grpc.testing.conformance.trace import Trace
 from osmosis_grpc.testing.conformance.trainer_links import AcceptLink, AttachLink, CallbackLink, PlayedServer
 from osmosis_grpc.testing.conformance.trainer_process import LACKS, TrainerProcess
-from osmosis_grpc.testing.conformance.variables import filled
 
 STEP = job("testing.conformance.step", OnFailure.RAISE)
 
@@ -32,21 +31,18 @@ TOOLS: list[Data] = []
 """The tools of the rollouts, in the answer to the Init and in chats over a callback."""
 
 
-class TrainerRun:
-    """The state of a case: the trainer's process, its links, its chats and what it has printed."""
+class TrainerRun(Run):
+    """The state of a case: also the trainer's process, its chats and what it has printed."""
+
+    quiet = 0.5
 
     def __init__(self, command: str, case: Case, mode: str, prefix: str, trace: Trace) -> None:
+        super().__init__(case, mode, prefix, trace, {"id": f"{prefix}-1", "prefix": prefix})
         self.command = command
-        self.case = case
-        self.mode = mode
-        self.trace = trace
-        self.prefix = prefix
         self.server = PlayedServer("127.0.0.1")
         self.process: TrainerProcess | None = None
         self.may_end = False
         """Whether the trainer may have ended: it was asked to leave, or its stream was replaced."""
-        self.links: dict[str, Link] = {}
-        self.saved: Data = {"id": f"{prefix}-1", "prefix": prefix}
         self.rollout_id = f"{prefix}-1"
         self.attempt = 1
         self.histories: dict[tuple[str, str, int], list[Data]] = {}
@@ -55,10 +51,6 @@ class TrainerRun:
         self._printed: set[int] = set()
         self._listen = ""
         self._stderr_shown = False
-
-    def filled(self, data: Any) -> Any:
-        """Return data of the case with its variables filled."""
-        return filled(data, self.saved)
 
     async def start(self, given: Mapping[str, Any]) -> None:
         """Start the trainer. `given`: rollouts, history, poll."""
@@ -70,7 +62,7 @@ class TrainerRun:
         else:
             options["target"] = self.server.address
         if self.mode == "callback":
-            self._made("main")
+            self.add_link("main")
         options |= {"rollouts": given.get("rollouts", 1), "prefix": self.prefix}
         options |= {name: given[name] for name in ("history", "poll") if name in given}
         try:
@@ -78,29 +70,20 @@ class TrainerRun:
         except OSError as error:
             raise EndedAtOnce(f"the trainer cannot be started: {error}") from None
 
-    def link(self, name: str = "main") -> Link:
-        """Return a link of the case. Raises CaseError."""
-        if name not in self.links:
-            raise CaseError(f"the case has opened no link {name}")
-        return self.links[name]
-
     async def open(self, hello: Mapping[str, Any] | None, name: str = "main") -> Link:
         """Open a link, or the next stream of one."""
-        if name not in self.links:
-            self._made(name)
-        link = self.links[name]
+        link = self.add_link(name)
         await self.guard(link.open(hello))
         return link
 
-    def _made(self, name: str) -> None:
+    def new_link(self, name: str, credential: str = "first") -> Link:
+        """Return a link that is not open yet."""
         journal = f"journal {name} of {self.prefix}"
-        makers: dict[str, Callable[[], Link]] = {
-            "attach": partial(AttachLink, self.server, self.trace, journal),
-            "accept": partial(AcceptLink, self._listen, self.trace, journal),
-            "callback": partial(CallbackLink, self.server, self.trace),
-        }
-        self.links[name] = makers[self.mode]()
-        self.links[name].wait = self.case.wait or self.links[name].wait
+        if self.mode == "attach":
+            return AttachLink(self.server, self.trace, journal)
+        if self.mode == "accept":
+            return AcceptLink(self._listen, self.trace, journal)
+        return CallbackLink(self.server, self.trace)
 
     async def guard(self, work: Any) -> Any:
         """Await work of a step. A trainer that has ended explains its failure; exit code 3 skips the case.
@@ -136,12 +119,6 @@ class TrainerRun:
         errors = self.process.errors if self.process is not None else ""
         self._stderr_shown = True
         return f"its stderr ends with:\n{errors}" if errors.strip() else "it wrote nothing to stderr"
-
-    def expect(self, what: str, expected: Any, got: Any) -> None:
-        """Compare data. Raises Failed with the differences."""
-        lines = list(differences(expected, got, self.saved))
-        if lines:
-            raise Failed("\n".join(f"{what}: {line.removeprefix(': ')}" for line in lines))
 
     async def printed(self, expected: Mapping[str, Any], wait: float) -> None:
         """Expect a line that has these values. `event`, `rollout_id`, `chat_number` and the like choose it."""
@@ -210,10 +187,7 @@ class TrainerRun:
             await self.process.stop()
             if self.process.errors.strip() and not self._stderr_shown:
                 self.trace.add("<-", "stderr", self.process.errors[-600:])
-        for link in self.links.values():
-            with contextlib.suppress(Exception):
-                async with asyncio.timeout(2):
-                    await link.close()
+        await super().close()
         with contextlib.suppress(Exception):
             await self.server.__aexit__()
 

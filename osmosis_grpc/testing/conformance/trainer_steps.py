@@ -5,10 +5,11 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from osmosis_grpc.testing.conformance.link_steps import GENERIC, Step, link_of, run_steps
+from osmosis_grpc.testing.conformance.link_steps import GENERIC, method_of, run_steps
 from osmosis_grpc.testing.conformance.links import Failed, OutOfTime
 from osmosis_grpc.testing.conformance.protobuf_data import CaseError, to_data
 from osmosis_grpc.testing.conformance.results import Skipped
+from osmosis_grpc.testing.conformance.run import Step
 from osmosis_grpc.testing.conformance.trainer_links import CallbackLink
 from osmosis_grpc.testing.conformance.trainer_run import START, TOOLS, TrainerRun
 
@@ -45,7 +46,7 @@ async def _accept(run: TrainerRun, value: Any, step: Step) -> None:
     given = dict(value or {})
     reply, expected = given.pop("reply", {}), given.pop("expect", {})
     run.rollout_id = given.get("rollout_id", run.rollout_id)
-    link = link_of(run, step)
+    link = run.link_of(step)
     init = {"init": {"rollout_id": run.rollout_id, **expected}}
     request = await link.take(init, run.saved, step.get("wait", START_LIMIT))
     run.attempt = request.attempt or 1
@@ -78,7 +79,7 @@ async def _ask(run: TrainerRun, value: Any, step: Step) -> None:
             chat["full"] = {"messages": known + new, "parent_chat": parent, "prefix_messages": len(known)}
     if run.mode == "callback":
         chat["tools"] = {"tools": TOOLS}
-    await link_of(run, step).send([{"chat": chat | given}])
+    await run.link_of(step).send([{"chat": chat | given}])
 
 
 async def _answer(run: TrainerRun, value: Any, step: Step) -> None:
@@ -87,7 +88,7 @@ async def _answer(run: TrainerRun, value: Any, step: Step) -> None:
     number, sample = given.pop("number", 1), given.pop("sample", "main")
     names = {"rollout_id": run.rollout_id, "sample": sample, "chat_number": number}
     names |= {key: given.pop(key) for key in ("rollout_id", "attempt") if key in given}
-    link = link_of(run, step)
+    link = run.link_of(step)
     if "status" in given:
         await link.take({"chat_reply": names | {"status": given["status"]}}, run.saved, step.get("wait"))
         return
@@ -144,7 +145,7 @@ async def _report(run: TrainerRun, value: Any, step: Step) -> None:
             reference = {name: segment[name] for name in ("mask_runs", "chats")}
             sample |= {"prefix_chat": chats[-1], "segments": [reference]}
         outcome["samples"] = [sample]
-    await link_of(run, step).send([{"complete": {"outcome": outcome | given}}])
+    await run.link_of(step).send([{"complete": {"outcome": outcome | given}}])
 
 
 async def _receipt(run: TrainerRun, value: Any, step: Step) -> None:
@@ -152,7 +153,7 @@ async def _receipt(run: TrainerRun, value: Any, step: Step) -> None:
     expected = {"receipt": value or "RECEIPT_RECORDED"} if not isinstance(value, Mapping) else dict(value)
     names = {"rollout_id": expected.pop("rollout_id", run.rollout_id)}
     names |= {key: expected.pop(key) for key in ("result_id", "attempt") if key in expected}
-    await link_of(run, step).take({"complete_reply": names | expected}, run.saved, step.get("wait"))
+    await run.link_of(step).take({"complete_reply": names | expected}, run.saved, step.get("wait"))
 
 
 async def _recorded(run: TrainerRun, value: Any, step: Step) -> None:
@@ -183,28 +184,10 @@ async def _counted(run: TrainerRun, value: Any, step: Step) -> None:
         raise Failed(f"expected {count} printed lines {json.dumps(expected)}, got {got}")
 
 
-async def _send(run: TrainerRun, value: Any, step: Step) -> None:
-    """Send frames in one message. {times: N, frame: FRAME} repeats one."""
-    sent: list[Any] = []
-    for each in value if isinstance(value, list) else [value]:
-        sent += [each["frame"]] * each["times"] if "times" in each else [each]
-    await link_of(run, step).send(sent)
-
-
-async def _none(run: TrainerRun, value: Any, step: Step) -> None:
-    """Expect no further frame of these kinds for some time."""
-    link = link_of(run, step)
-    await asyncio.sleep(step.get("for", 0.5))
-    link.show()
-    for kind in value if isinstance(value, list) else [value]:
-        if fresh := link.fresh(kind):
-            raise Failed(f"expected no further {kind}, got {json.dumps(to_data(fresh[0]), ensure_ascii=False)[:400]}")
-
-
 async def _finish_stream(run: TrainerRun, value: Any, step: Step) -> None:
     """End the stream with a status."""
     run.may_end = run.may_end or value == "ABORTED"
-    await link_of(run, step).finish(value)  # type: ignore[attr-defined]
+    await run.link_of(step).finish(value)  # type: ignore[attr-defined]
 
 
 async def _no_stream(run: TrainerRun, value: Any, _step: Step) -> None:
@@ -240,12 +223,10 @@ async def _call(run: TrainerRun, value: Any, step: Step) -> None:
     """Call the trainer's callback: {METHOD: request, expect: {...}, credential: TEXT}."""
     given = dict(value)
     expected, credential = given.pop("expect", {"code": "OK"}), given.pop("credential", None)
-    link = link_of(run, step)
+    link = run.link_of(step)
     if not isinstance(link, CallbackLink):
         raise CaseError("`call` needs the mode callback")
-    (method, request), *others = given.items()
-    if others:
-        raise CaseError(f"a call has one method, not {', '.join(given)}")
+    method, request = method_of(given)
     answer = await link.calls(run.rollout_id, credential).data(method, request or {}, 10)
     run.expect(method, {"code": expected} if isinstance(expected, str) else {"code": "OK"} | expected, answer)
 
@@ -258,7 +239,7 @@ async def _forget(run: TrainerRun, _value: Any, _step: Step) -> None:
 
 async def _flood(run: TrainerRun, value: Any, step: Step) -> None:
     """Send chats: as many as the trainer's hello permits, and this number more. Their policy waits for 30 seconds."""
-    link = link_of(run, step)
+    link = run.link_of(step)
     hello = link.inbox.frames[0].hello
     window = hello.max_open_chats if hello.HasField("max_open_chats") else DEFAULT_WINDOW
     if window > MOST_CHATS:
@@ -286,8 +267,6 @@ VERBS: dict[str, Callable[[TrainerRun, Any, Step], Awaitable[None]]] = {
     "recorded": _recorded,
     "printed": _printed,
     "counted": _counted,
-    "send": _send,
-    "none": _none,
     "finish": _finish_stream,
     "no_stream": _no_stream,
     "leave": _leave,

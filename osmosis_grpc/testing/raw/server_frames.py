@@ -16,20 +16,6 @@ from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import (
     tokens_pb2,
 )
 
-__all__ = [
-    "HEARTBEAT",
-    "accepted",
-    "chat",
-    "complete",
-    "delta",
-    "event",
-    "hello",
-    "init_reply",
-    "referring",
-    "status",
-    "window",
-]
-
 HEARTBEAT = attach_pb2.ServerFrame(heartbeat=attach_pb2.Heartbeat())
 
 

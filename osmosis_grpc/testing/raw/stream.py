@@ -115,9 +115,7 @@ class RawStream:
                     self._news.notify_all()
         except grpc.aio.AioRpcError as error:
             over, self.details = error.code().name, error.details() or ""
-            for key, value in error.trailing_metadata() or ():
-                if key == "grpc-status-details-bin" and isinstance(value, bytes):
-                    self.status.ParseFromString(value)
+            self.status = status_of(error) or self.status
         except asyncio.CancelledError:
             over = "CANCELLED"
             task = asyncio.current_task()
@@ -127,6 +125,14 @@ class RawStream:
             self.over = over
             async with self._news:
                 self._news.notify_all()
+
+
+def status_of(error: grpc.aio.AioRpcError) -> status_pb2.Status | None:
+    """Return the status that has the details of a failed call; None if the peer sent no details."""
+    for key, value in error.trailing_metadata() or ():
+        if key == "grpc-status-details-bin" and isinstance(value, bytes):
+            return status_pb2.Status.FromString(value)
+    return None
 
 
 def detail_of(status: Any, kind: type[M]) -> M | None:

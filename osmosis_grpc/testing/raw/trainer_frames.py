@@ -14,19 +14,6 @@ from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import (
     rollout_pb2,
 )
 
-__all__ = [
-    "HEARTBEAT",
-    "cancel",
-    "chat_reply",
-    "hello",
-    "init",
-    "recorded",
-    "reply",
-    "subscribe",
-    "unknown_chat",
-    "window",
-]
-
 HEARTBEAT = attach_pb2.TrainerFrame(heartbeat=attach_pb2.Heartbeat())
 
 

@@ -80,7 +80,6 @@ def calculator_tool(*, precision: int = 10) -> Tool[..., Any]:
 
 
 def _operands(operation: str, a: Any, b: Any, n: Any, base: Any, exponent: Any, angle: Any) -> list[Number]:
-    """Return the numbers that were given by name, in the order of the operation."""
     order = {"power": (base, exponent, a, b), "log": (n, a, base, b)}.get(operation, (angle, n, a, b))
     return [number for number in order if number is not None]
 
@@ -96,7 +95,6 @@ def _operate(operation: str, numbers: Sequence[Number]) -> Number:
 
 
 def _answer(value: Number, precision: int, kind: str, details: str) -> dict[str, Any]:
-    """Return the result: an integer if it is one, else rounded."""
     if isinstance(value, float):
         value = round(value, precision)
         if value.is_integer() and abs(value) < EXACT:

@@ -85,8 +85,6 @@ def _given(name: str, value: Any, command: str) -> Any:
 
 
 class _Editor:
-    """Edits files, and keeps their contents before the edits."""
-
     def __init__(self, sandbox: Sandbox, most_bytes: int, most_characters: int) -> None:
         self._sandbox, self._most_bytes, self._most_characters = sandbox, most_bytes, most_characters
         self._undo: list[tuple[str, bytes | None]] = []
@@ -167,7 +165,6 @@ class _Editor:
             del self._undo[0]
 
     def _relative(self, path: str) -> str:
-        """Return a path as the sandbox lists it."""
         return _normal(path.removeprefix(self._sandbox.folder.rstrip("/") + "/"))
 
     def _folder(self, files: list[FileInfo]) -> dict[str, Any]:

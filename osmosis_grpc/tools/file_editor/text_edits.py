@@ -87,7 +87,6 @@ def _positions(text: str, part: str) -> list[int]:
 
 
 def _crlf(text: str) -> bool:
-    """Return whether every line ends with CR LF."""
     return "\r\n" in text and text.count("\n") == text.count("\r\n")
 
 

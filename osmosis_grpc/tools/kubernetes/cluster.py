@@ -6,7 +6,6 @@ import json
 import logging
 import os
 from collections.abc import Awaitable, Callable, Collection
-from types import TracebackType
 from typing import Any, Self
 
 from osmosis_grpc.protocol.errors import MissingExtraError
@@ -28,8 +27,8 @@ HEARTBEAT = 20.0
 CONNECTIONS = 1024
 CLOSE_WITHIN = 1.0
 """A stream that is not closed by both sides within so many seconds is cut."""
-WATCH = 30
-"""A watch ends after so many seconds, and the pod is read again."""
+LOOKS = (0.1, 2.0)
+"""The first and the longest pause between two looks at a pod that does not run yet, in seconds."""
 HOPELESS = frozenset(
     {"ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "CreateContainerConfigError", "CreateContainerError"}
 )
@@ -75,9 +74,7 @@ class KubernetesCluster:
         self._supervisor.every(CLEAN_UP, CLEAN_EVERY, self.clean_up)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         await self._supervisor.close()
         try:
             self._open.clear()
@@ -156,15 +153,14 @@ class KubernetesCluster:
         await self.call(
             f"pod {name}", lambda: self._pods.create_namespaced_pod(self.config.namespace, manifest), accept=409
         )
-        seen = "nothing was seen of it"
+        seen, backoff = "nothing was seen of it", Backoff(*LOOKS, system=SYSTEM)
         try:
             async with asyncio.timeout(self.config.ready_within):
                 while True:
-                    pod = await self._read(name)
-                    seen = self._state(pod)
+                    seen = self._state(await self._read(name))
                     if not seen:
                         return
-                    await self._changed(name, pod.metadata.resource_version)
+                    await asyncio.sleep(backoff.next())
         except TimeoutError:
             limit = self.config.ready_within
             raise SandboxError(f"ready_within: pod {name} does not run after {limit:g} s: {seen}") from None
@@ -181,25 +177,6 @@ class KubernetesCluster:
         if pod.status.phase in ("Failed", "Succeeded") or hopeless:
             raise SandboxError(f"pod {pod.metadata.name} cannot run: {_ended(pod) or reason}")
         return "" if pod.status.phase == "Running" and not waiting and statuses else str(reason)
-
-    async def _changed(self, name: str, version: str) -> None:
-        """Wait until a pod is newer than `version`, or the watch ends. The caller reads the pod again."""
-        watch = self._kubernetes.watch.Watch()
-        events = watch.stream(
-            self._pods.list_namespaced_pod,
-            self.config.namespace,
-            field_selector=f"metadata.name={name}",
-            resource_version=version,
-            timeout_seconds=WATCH,
-        )
-        try:
-            async for _event in events:
-                return
-        except Exception as error:
-            log.debug("the watch of pod %s ended: %s", name, _Failure(error))
-        finally:
-            await watch.close()
-        await asyncio.sleep(PAUSES[0])
 
     async def why_ended(self, name: str) -> str:
         """Return why a pod no longer runs; an empty text if it runs, or if that is unknown."""
@@ -295,6 +272,5 @@ def _library() -> Any:
     import kubernetes_asyncio.client
     import kubernetes_asyncio.config
     import kubernetes_asyncio.stream
-    import kubernetes_asyncio.watch
 
     return kubernetes_asyncio

@@ -74,7 +74,6 @@ async def talk(socket: Any, stdin: AsyncIterator[bytes], sinks: dict[int, Sink])
 
 
 async def _receive(socket: Any, sinks: dict[int, Sink]) -> bytes:
-    """Pass on the output until the stream ends, and return the status of the command; empty if there is none."""
     status = bytearray()
     try:
         async for message in socket:

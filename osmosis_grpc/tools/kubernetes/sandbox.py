@@ -6,13 +6,13 @@ import posixpath
 import shlex
 import tempfile
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from types import TracebackType
-from typing import IO, Self
+from contextlib import AbstractAsyncContextManager
+from typing import IO, Any, Protocol, Self
 
 from osmosis_grpc.supervise import SYSTEM, DaemonThreads, OnFailure, child, job
 from osmosis_grpc.tools.kubernetes import scripts
+from osmosis_grpc.tools.kubernetes.config import KubernetesConfig
 from osmosis_grpc.tools.kubernetes.pod_exec import STDERR, STDOUT, Sink, StreamBroken, Tail, talk
-from osmosis_grpc.tools.kubernetes.port import Pods
 from osmosis_grpc.tools.program_caches import PYTEST, without_caches
 from osmosis_grpc.tools.sandbox.port import (
     FILE_BYTES,
@@ -48,6 +48,17 @@ _threads = DaemonThreads(8)
 """They read and write the files of snapshots."""
 
 
+class Pods(Protocol):
+    """What a sandbox asks of a KubernetesCluster, which has the same methods."""
+
+    config: KubernetesConfig
+
+    async def create(self, name: str, rollout: str) -> None: ...
+    async def delete(self, name: str) -> None: ...
+    async def why_ended(self, name: str) -> str: ...
+    def stream(self, name: str, argv: list[str]) -> AbstractAsyncContextManager[Any]: ...
+
+
 class KubernetesSandbox:
     """Runs programs in a pod. KubernetesCluster.sandbox() makes it. See `Sandbox` for the methods.
 
@@ -71,12 +82,10 @@ class KubernetesSandbox:
 
     @property
     def isolation(self) -> Isolation:
-        """The isolation that the pod has."""
         return self._cluster.config.isolation
 
     @property
     def folder(self) -> str:
-        """The working folder in the pod."""
         return self._cluster.config.folder.rstrip("/")
 
     @property
@@ -100,9 +109,7 @@ class KubernetesSandbox:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -123,7 +130,6 @@ class KubernetesSandbox:
         cwd: str = ".",
         output_bytes: int = OUTPUT_BYTES,
     ) -> RunResult:
-        """Run a program in the pod to its end."""
         argv = ["sh", "-c", command] if isinstance(command, str) else list(command)
         given = dict(environment or {})
         if PYTEST in given:  # otherwise the script in the pod keeps the options of the image
@@ -207,7 +213,6 @@ class KubernetesSandbox:
     async def _exec(
         self, argv: list[str], stdin: AsyncIterator[bytes], out: Sink, err: Sink, started: asyncio.Event | None = None
     ) -> int:
-        """Run a command in the pod, and return its exit code. Raises SandboxError."""
         if self._state != "open":
             raise SandboxLost(f"the sandbox is {self._state}; use it within its `async with`")
         async with self._cluster.stream(self.pod, argv) as socket:
@@ -218,23 +223,19 @@ class KubernetesSandbox:
     # Files.
 
     async def read_file(self, path: str, *, most_bytes: int = FILE_BYTES) -> bytes:
-        """Return the content of a file."""
         return await self._script(scripts.READ, path, str(most_bytes), most=most_bytes)
 
     async def write_file(self, path: str, data: bytes, *, most_bytes: int = FILE_BYTES) -> None:
-        """Write a file as a whole."""
         if len(data) > most_bytes:
             raise SandboxFileError(f"{path}: has {len(data)} bytes, and the limit is {most_bytes}")
         async with self._changes:
             await self._script(scripts.WRITE, path, str(len(data)), SYSTEM.new_id(), stdin=data)
 
     async def remove_file(self, path: str) -> None:
-        """Remove a file."""
         async with self._changes:
             await self._script(scripts.REMOVE, path)
 
     async def list_files(self, path: str = ".", *, depth: int = 1) -> list[FileInfo]:
-        """Return the files and folders of a folder, sorted by path."""
         listed = await self._script(scripts.LIST, path, str(depth), most=LIST_BYTES)
         found = []
         for row in listed.split(b"\0")[:-1]:
@@ -243,7 +244,6 @@ class KubernetesSandbox:
         return sorted(found, key=lambda info: info.path)[:LISTED]
 
     async def _script(self, script: str, path: str, *more: str, stdin: bytes = b"", most: int = 4096) -> bytes:
-        """Run a script of files with a checked path, and return its output. Raises SandboxFileError."""
         relative = self._relative(path)
         out, err = Tail(most), Tail(4096)
         argv = ["sh", "-c", script, "sh", self.folder, relative, *more]
@@ -261,7 +261,6 @@ class KubernetesSandbox:
         return out.data()
 
     def _relative(self, path: str) -> str:
-        """Return a path relative to the working folder. Raises SandboxFileError for a path outside of it."""
         if not path or "\0" in path:
             raise SandboxFileError(f"{path!r}: is no path")
         whole = posixpath.normpath(posixpath.join(self.folder, path))
@@ -343,9 +342,7 @@ class PodSnapshot:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
     async def close(self) -> None:

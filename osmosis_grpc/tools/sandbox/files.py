@@ -151,7 +151,6 @@ class Files:
 
     @contextmanager
     def _opened(self, folders: list[str], *, make: bool = False) -> Iterator[int]:
-        """Open a folder below the root. With `make`, missing folders are made."""
         descriptor = os.open(self._root, _FOLDER)
         try:
             for name in folders:
@@ -178,7 +177,6 @@ class Files:
             os.fchown(descriptor, self._owner, self._owner)
 
     def _old(self, path: str, name: str, parent: int) -> os.stat_result | None:
-        """Return the stat of the file to be replaced; None for a new file."""
         try:
             status = os.stat(name, dir_fd=parent, follow_symlinks=False)
         except FileNotFoundError:
@@ -198,7 +196,6 @@ class Files:
 
     @contextmanager
     def _errors(self, path: str) -> Iterator[None]:
-        """Turn the errors of the system into SandboxFileError."""
         try:
             yield
         except FileNotFoundError:

@@ -9,9 +9,10 @@ import os
 import stat
 import tarfile
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
-from osmosis_grpc.tools.sandbox.folder_copy import entries, opened
 from osmosis_grpc.tools.sandbox.limits import SandboxLimits
 from osmosis_grpc.tools.sandbox.port import SandboxError
 
@@ -25,7 +26,8 @@ def write_archive(source: Path, target: Path, note: bytes, limits: SandboxLimits
     """Save a folder and a note as a file that survives a power cut. Return the bytes of the file.
 
     Files, folders and links are saved with their permissions and times. Special files are left out, and no link is
-    followed. `target` appears as a whole or not at all. The files have to belong to the user `of`; see copy_folder().
+    followed. `target` appears as a whole or not at all. The files have to belong to the user `of`; None is the user
+    of this process.
     Raises SandboxError if the folder exceeds the limits, or cannot be read or saved.
     """
     new = target.with_name(f"{target.name}.new")
@@ -51,7 +53,7 @@ def write_archive(source: Path, target: Path, note: bytes, limits: SandboxLimits
 
 def _add_files(archive: tarfile.TarFile, source: Path, limits: SandboxLimits, of: int | None) -> None:
     size = 0
-    for count, (path, status) in enumerate(entries(source), 1):
+    for count, (path, status) in enumerate(_entries(source), 1):
         size += status.st_size if stat.S_ISREG(status.st_mode) else 0
         limits.check_folder(count, size)
         member = tarfile.TarInfo(FILES + os.fspath(path.relative_to(source)))
@@ -64,7 +66,7 @@ def _add_files(archive: tarfile.TarFile, source: Path, limits: SandboxLimits, of
             archive.addfile(member)
         elif stat.S_ISREG(status.st_mode):
             member.size = status.st_size
-            with opened(path, of) as content:
+            with _opened(path, of) as content:
                 archive.addfile(member, content)
 
 
@@ -124,3 +126,31 @@ def _set(made: Path, member: tarfile.TarInfo) -> None:
     """Set the time and the permissions. The owner of a file is set before, because that clears permissions."""
     os.utime(made, (member.mtime, member.mtime))
     os.chmod(made, member.mode)
+
+
+def _opened(path: Path, of: int | None) -> IO[bytes]:
+    """Open a file that has to belong to a user; None for the user of this process. Raises OSError and SandboxError.
+
+    A program can make a hard link to a file of another user that it cannot read.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if os.fstat(descriptor).st_uid != (os.geteuid() if of is None else of):
+        os.close(descriptor)
+        raise SandboxError(f"the working folder cannot be saved: {path.name} belongs to another user")
+    return open(descriptor, "rb")
+
+
+def _entries(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Yield what is below a folder, each folder before its content. Raises OSError for what cannot be read."""
+    left = [folder]
+    while left:
+        path = left.pop()
+        with os.scandir(path) as entries:
+            for entry in entries:
+                try:
+                    status = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    continue
+                yield Path(entry.path), status
+                if stat.S_ISDIR(status.st_mode):
+                    left.append(Path(entry.path))

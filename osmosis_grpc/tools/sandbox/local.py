@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from osmosis_grpc.supervise import DaemonThreads
@@ -16,7 +15,7 @@ from osmosis_grpc.tools.output import Output
 from osmosis_grpc.tools.process import Program, run_program
 from osmosis_grpc.tools.sandbox.files import Files
 from osmosis_grpc.tools.sandbox.folder_archive import read_archive, write_archive
-from osmosis_grpc.tools.sandbox.folder_copy import Measurement, copy_folder
+from osmosis_grpc.tools.sandbox.folder_size import Measurement
 from osmosis_grpc.tools.sandbox.limits import SandboxLimits
 from osmosis_grpc.tools.sandbox.methods import METHODS, PATH, Choice, choose
 from osmosis_grpc.tools.sandbox.port import (
@@ -41,6 +40,7 @@ MEASURE_EVERY = 0.25
 SIGNAL = 128
 TIMED_OUT = 137
 """The exit code of a program that the sandbox has killed."""
+SNAPSHOT = "snapshot.tar.gz"
 SHELL = "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh"
 
 _threads = DaemonThreads(32)
@@ -118,9 +118,7 @@ class LocalSandbox:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -191,16 +189,13 @@ class LocalSandbox:
 
     async def snapshot(self) -> "LocalSnapshot":
         async with self._without_programs() as space:
-            copy, limits = Workspace(), self._limits
+            kept = Workspace()  # it is removed with this process
             try:
-                await uninterrupted(_threads.run(copy.make))
-                size = await uninterrupted(
-                    _threads.run(lambda: copy_folder(space.work, copy.work, limits, of=space.user, owner=None))
-                )
+                await uninterrupted(_threads.run(kept.make))
+                return LocalSnapshot(self, kept, await self._saved(space, kept.folder / SNAPSHOT, b""))
             except BaseException:
-                await uninterrupted(_threads.run(copy.remove))
+                await uninterrupted(_threads.run(kept.remove))
                 raise
-            return LocalSnapshot(self, copy, size)
 
     async def save(self, path: Path, note: bytes = b"") -> int:
         """Save the working folder and a note as a file, which outlives the sandbox. Return the bytes of the file.
@@ -208,11 +203,12 @@ class LocalSandbox:
         restore() of another sandbox makes the folder of it again, and `read_note` of folder_archive.py returns the
         note. Raises SandboxError as snapshot() does.
         """
-        limits = self._limits
         async with self._without_programs() as space:
-            return await uninterrupted(
-                _threads.run(lambda: write_archive(space.work, path, note, limits, of=space.user))
-            )
+            return await self._saved(space, path, note)
+
+    async def _saved(self, space: Workspace, path: Path, note: bytes) -> int:
+        limits = self._limits
+        return await uninterrupted(_threads.run(lambda: write_archive(space.work, path, note, limits, of=space.user)))
 
     async def restore(self, path: Path) -> None:
         """Replace the working folder by the one that save() has written to a file. Raises SandboxError."""
@@ -229,7 +225,7 @@ class LocalSandbox:
             await uninterrupted(_threads.run(replace))
 
     def like(self, begins_as: Path) -> "LocalSandbox":
-        """Return a new sandbox with the options of this one. Its working folder begins as a copy of a folder."""
+        """Return a new sandbox with the options of this one. Its working folder begins as save() has written it."""
         made = LocalSandbox(
             require=self._required,
             limits=self._limits,
@@ -247,7 +243,6 @@ class LocalSandbox:
 
     @asynccontextmanager
     async def _without_programs(self) -> AsyncIterator[Workspace]:
-        """Yield the workspace. Changes of its folder wait meanwhile. Raises SandboxError while a program runs."""
         space = self._started()[1]
         async with self._changes:
             if self._running:
@@ -259,15 +254,13 @@ class LocalSandbox:
         assert space is not None
         space.make()
         if self._begins_as is not None:
-            copy_folder(self._begins_as, space.work, self._limits, of=None, owner=space.user)
+            read_archive(self._begins_as, space.work, self._limits, space.user)
 
     def _environment(self, choice: Choice, space: Workspace, more: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables of a program."""
         own = {"PATH": PATH, "HOME": choice.folder(space), "LANG": "C.UTF-8", "TMPDIR": choice.temporary(space)}
         return {**own, **self._variables, **more}
 
     async def _until_full(self, space: Workspace) -> None:
-        """Return when the files of the sandbox exceed their limit."""
         measurement = Measurement((space.work, space.temporary), self._limits)
         pause = MEASURE_EVERY
         while True:
@@ -281,27 +274,24 @@ class LocalSandbox:
 class LocalSnapshot:
     """A copy of the working folder of a local sandbox. See `Snapshot`."""
 
-    def __init__(self, sandbox: LocalSandbox, copy: Workspace, size: int) -> None:
-        self._sandbox, self._copy = sandbox, copy
+    def __init__(self, sandbox: LocalSandbox, kept: Workspace, size: int) -> None:
+        self._sandbox, self._kept = sandbox, kept
         self.bytes = size
 
     def fork(self) -> LocalSandbox:
-        return self._sandbox.like(self._copy.work)
+        return self._sandbox.like(self._kept.folder / SNAPSHOT)
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
     async def close(self) -> None:
-        await uninterrupted(_threads.run(self._copy.remove))
+        await uninterrupted(_threads.run(self._kept.remove))
 
 
 def _warn(isolation: Isolation) -> None:
-    """Log once which protections are not in force."""
     if isolation.reason and isolation not in _warned:
         _warned.add(isolation)
         log.warning("programs of sandboxes are not fully isolated: %s", isolation)

@@ -171,7 +171,6 @@ exit 0
 
 
 def _tried(choice: Choice, read_only: tuple[Path, ...]) -> tuple[str, str]:
-    """Run a program with a method. Returns a Python interpreter that it can start, and why the method does not work."""
     space = choice.workspace()
     own = [sys.executable, os.path.realpath(sys.executable)]
     try:

@@ -6,7 +6,6 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 from osmosis_grpc.protocol.errors import ToolExecutionError, ToolUnavailable
@@ -136,31 +135,22 @@ class Sandbox(Protocol):
     @property
     def isolation(self) -> Isolation:
         """The isolation in force. Known within the `async with`."""
-        ...
 
     @property
     def folder(self) -> str:
         """The working folder as its programs see it."""
-        ...
 
     @property
     def python(self) -> str:
         """The Python interpreter for programs. Raises SandboxError if there is none."""
-        ...
 
     async def __aenter__(self) -> Self:
         """Start the sandbox. Raises SandboxRefused, and SandboxError if it cannot be started."""
-        ...
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close the sandbox."""
-        ...
+    async def __aexit__(self, *exc: object) -> None: ...
 
     async def close(self) -> None:
         """End every program and remove the folder. Does nothing the second time."""
-        ...
 
     async def run(
         self,
@@ -179,22 +169,18 @@ class Sandbox(Protocol):
         `environment` is added to the sandbox's own variables. The program is killed after `seconds`, or if the caller
         is cancelled. Raises SandboxLost if no program can be started, and SandboxFileError for a bad `cwd`.
         """
-        ...
 
     async def read_file(self, path: str, *, most_bytes: int = FILE_BYTES) -> bytes:
         """Return the content of a file. Raises SandboxFileError, also for more than `most_bytes` bytes."""
-        ...
 
     async def write_file(self, path: str, data: bytes, *, most_bytes: int = FILE_BYTES) -> None:
         """Write a file as a whole, and make its folders. A reader sees the old or the new content.
 
         The permissions of an old file stay. Raises SandboxFileError, also for more than `most_bytes` bytes.
         """
-        ...
 
     async def remove_file(self, path: str) -> None:
         """Remove a file. Raises SandboxFileError, also if there is no such file."""
-        ...
 
     async def list_files(self, path: str = ".", *, depth: int = 1) -> list[FileInfo]:
         """Return the files and folders of a folder, sorted by path; `depth` 2 has those of its folders, too.
@@ -202,14 +188,12 @@ class Sandbox(Protocol):
         Links and special files are left out. At most LISTED are returned. Raises SandboxFileError if there is no such
         folder; for a file, returns the file itself.
         """
-        ...
 
     async def snapshot(self) -> "Snapshot":
         """Copy the working folder. Raises SandboxError while a program runs, and if the folder is too large.
 
         Programs, writes and removals that come meanwhile wait until the copy is made.
         """
-        ...
 
 
 class Snapshot(Protocol):
@@ -217,22 +201,17 @@ class Snapshot(Protocol):
 
     @property
     def bytes(self) -> int:
-        """The bytes of its files."""
-        ...
+        """The bytes of the copy."""
 
     def fork(self) -> Sandbox:
         """Return a new sandbox, not started, whose working folder begins as this copy."""
-        ...
 
     async def __aenter__(self) -> Self: ...
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    async def __aexit__(self, *exc: object) -> None: ...
 
     async def close(self) -> None:
         """Remove the copy. Does nothing the second time."""
-        ...
 
 
 def check_sandbox(given: Any, tool: str) -> None:

@@ -84,7 +84,6 @@ def search_tool(
 
 
 async def _searched(sandbox: Sandbox, options: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """Run the search. Raises ToolArgumentError for a bad pattern, and SandboxError if the search fails."""
     given = json.dumps(options).encode()
     argv = [sandbox.python, "-I", "-S", "-c", _source()]
     ended = await sandbox.run(argv, stdin=given, seconds=seconds, output_bytes=RESULT_BYTES)

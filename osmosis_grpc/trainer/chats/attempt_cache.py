@@ -1,7 +1,28 @@
-"""The cache of one attempt of a rollout. Each chat is sampled once.
+"""AttemptCache: the chats and the result of one attempt of a rollout. Each chat is sampled once.
 
-A chat that is sent again gets the same reply. If the sampling still runs, the second request waits for it. A sampling
-continues when its caller leaves, and stops when the rollout ends.
+Theory of operation. A chat is in one of these states:
+
+    sampling     its policy call runs                                                 task, done is open
+    unwritten    its reply is kept, and the ledger has not committed it yet           unwritten
+    answered     its reply is kept; `written` has the bytes until they are sent       done
+    failed       it leaves `asked`, so that the next request samples it anew          done has the error
+
+and the attempt in one of these:
+
+    live         it takes chats
+    committing   its outcome is being committed; further reports wait for that        committing
+    over         it has a result, and its chats are dropped                           result_id
+    ended        it ends without an outcome of its server                             ended
+    replaced     a higher attempt has come                                            replaced
+
+Rules that every change keeps:
+
+- A reply leaves only after its commit. Otherwise another process would sample again what an agent has already seen.
+- A chat that comes again joins the sampling, or gets the kept reply. The same number with another body is refused.
+- A sampling belongs to the attempt and not to a call. It goes on when its caller leaves, and stops when nobody can want
+  the reply: after abandon(), end() and close().
+- Nothing is written after the end: in the ledger, a late reply would begin the rollout again.
+- Nothing here knows servers, streams or clocks.
 """
 
 import asyncio
@@ -72,7 +93,7 @@ class AttemptCache:
         self._ledger = ledger
 
     def chat(self, request: ChatRequest, sampler: Sampler) -> PendingChat:
-        """Returns a chat. Starts its sampling unless it was started before.
+        """Return a chat. Starts its sampling unless it was started before.
 
         Raises AlreadyExists if the number was used with another body, UnknownChat for a delta on an unknown chat,
         InvalidArgument for an unknown policy, and FailedPrecondition after the rollout has ended.
@@ -196,7 +217,6 @@ class AttemptCache:
         return True
 
     def _commit(self, asked: PendingChat, request: ChatRequest) -> None:
-        """Commit a reply. A reply that cannot be sent is not committed."""
         reach("ledger.reply.before")
         try:
             kept = kept_chat(request, asked)
@@ -232,12 +252,12 @@ class AttemptCache:
         return self._tools_digest or ""
 
     def lacks(self, outcome: RolloutOutcome) -> bool:
-        """Returns whether the rollout's events are needed to record an outcome."""
+        """Return whether the rollout's events are needed to record an outcome."""
         left_out = any(name.endswith("messages") for name in outcome.omitted)
         return left_out or self.refers_beyond(outcome)
 
     def refers_beyond(self, outcome: RolloutOutcome) -> bool:
-        """Returns whether an outcome refers to chats that are not in the cache."""
+        """Return whether an outcome refers to chats that are not in the cache."""
         for ref in (sample.begins for sample in outcome.samples.values()):
             if ref is not None and not ref.prefix_len:
                 kept = self.samples.get(ref.sample)
@@ -275,21 +295,19 @@ class AttemptCache:
 
     def close(self) -> None:
         """Stop every sampling and drop the chats."""
+        self.abandon("", 0)
         for sample in self.samples.values():
-            for asked in list(sample.asked.values()):
-                if asked.task is not None:
-                    asked.task.cancel()
             sample.release()
         self.samples.clear()
 
 
 def names(sample: str, chat_number: int, of_sample: str, of_number: int) -> bool:
-    """Returns whether the sample and the chat number of an AbandonChatRequest name the other sample and chat number."""
+    """Return whether the sample and the chat number of an AbandonChatRequest name the other sample and chat number."""
     return sample in ("", of_sample) and chat_number in (0, of_number)
 
 
 def reply_of(asked: PendingChat, key: ChatKey, parent_chat: int, errors: PolicyErrors) -> bytes:
-    """Returns the reply of an answered chat as bytes to send. Its prompt leaves out the tokens of `parent_chat`.
+    """Return the reply of an answered chat as bytes to send. Its prompt leaves out the tokens of `parent_chat`.
 
     Raises the CallError of the sampling, and Internal for a reply that cannot be sent.
     """
@@ -306,5 +324,5 @@ def reply_of(asked: PendingChat, key: ChatKey, parent_chat: int, errors: PolicyE
 
 
 def unwritten() -> Unavailable:
-    """Returns the error for a server when the ledger cannot be written."""
+    """Return the error for a server when the ledger cannot be written."""
     return Unavailable("the trainer's ledger cannot be written now", retry_after=UNWRITTEN_RETRY)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import replace
+from functools import partial, partialmethod
 from typing import Any
 
 from osmosis_grpc.engine.failpoints import reach
@@ -26,35 +27,26 @@ Recorded = Callable[[Receipt | CallError, RolloutOutcome | None], None]
 
 
 class LedgerReceipt:
-    """Confirms one outcome."""
+    """Confirms one outcome. The copy that another process unpickles has no ledger."""
 
-    __slots__ = ("_ledger", "_name")
+    __slots__ = ("_key", "_ledger")
 
-    def __init__(self, ledger: Ledger, outcome: RolloutOutcome | LedgerRollout) -> None:
+    def __init__(self, ledger: Ledger | None, rollout_id: str, attempt: int, result_id: str | None) -> None:
         self._ledger = ledger
-        self._name = outcome.rollout_id, outcome.attempt, outcome.result_id or ""
+        self._key = rollout_id, attempt, result_id or ""
 
     async def confirm(self) -> None:
-        await self._ledger.confirm(*self._name)
-
-    def __copy__(self) -> "LedgerReceipt":
-        return self
+        if self._ledger is None:
+            raise LedgerError("an outcome is confirmed in the trainer's process: the ledger is open there")
+        await self._ledger.confirm(*self._key)
 
     def __deepcopy__(self, memo: object) -> "LedgerReceipt":
-        return self
+        return LedgerReceipt(self._ledger, *self._key)
 
-    def __reduce__(self) -> tuple[type["DetachedReceipt"], tuple[()]]:
-        return DetachedReceipt, ()
+    __copy__ = partialmethod(__deepcopy__, None)
 
-
-class DetachedReceipt:
-    """A confirmation that was sent to another process."""
-
-    __slots__ = ()
-
-    async def confirm(self) -> None:
-        """Raises LedgerError."""
-        raise LedgerError("an outcome is confirmed in the trainer's process: the ledger is open there")
+    def __reduce__(self) -> tuple[type["LedgerReceipt"], tuple[None, str, int, str]]:
+        return LedgerReceipt, (None, *self._key)
 
 
 class ChatCache:
@@ -65,7 +57,7 @@ class ChatCache:
     ) -> None:
         supervisor = supervisor or Supervisor("the chat cache")
         self.now: Callable[[], float] = supervisor.system.monotonic
-        """Returns the time for the parameters `now` and `before`."""
+        """Return the time for the parameters `now` and `before`."""
         self._time = supervisor.system.time
         self.metrics = Metrics()
         table = policies if isinstance(policies, PolicyTable) else PolicyTable(policies)
@@ -94,7 +86,7 @@ class ChatCache:
         return self.reply(chat, key_of(request), request.parent_chat)
 
     def reply(self, chat: PendingChat, key: ChatKey, parent_chat: int) -> bytes:
-        """Returns the reply of an answered chat as bytes. Raises the CallError of its sampling."""
+        """Return the reply of an answered chat as bytes. Raises the CallError of its sampling."""
         return reply_of(chat, key, parent_chat, self.sampler.errors)
 
     def check_known(self, rollout_id: str) -> None:
@@ -103,7 +95,7 @@ class ChatCache:
             raise NotFound(f"rollout {rollout_id} was not started here", kind="rollout", name=rollout_id)
 
     def knows(self, rollout_id: str) -> bool:
-        """Returns whether a rollout has an entry."""
+        """Return whether a rollout has an entry."""
         return rollout_id in self._rollouts
 
     @property
@@ -117,12 +109,12 @@ class ChatCache:
         return sum(entry.result_id is None for entry in list(self._rollouts.values()))
 
     def read_metrics(self, open_rollouts: int) -> dict[str, float]:
-        """Returns the metrics by name; see Trainer.metrics."""
+        """Return the metrics by name; see Trainer.metrics."""
         sampler = self.sampler
         return self.metrics.read(open_rollouts=open_rollouts, open_chats=sampler.in_flight, version=sampler.version)
 
     def is_restored(self, rollout_id: str) -> bool:
-        """Returns whether the newest attempt of a rollout comes from the ledger of an earlier process."""
+        """Return whether the newest attempt of a rollout comes from the ledger of an earlier process."""
         return rollout_id in self._rollouts and self._rollouts[rollout_id].restored
 
     def abandon(self, rollout_id: str, attempt: int, sample: str, chat_number: int) -> None:
@@ -158,24 +150,34 @@ class ChatCache:
         abandoned: bool = False,
         chats: Sequence[ChatRow] = (),
     ) -> None:
-        """Record an outcome, and then call `then`. With a ledger, call `then` after the commit.
+        """Record an outcome, and then call `then`, with a ledger after the commit.
 
-        `raw` is the message as received. If `chats` are given, they replace the rollout's chats in the ledger. A
-        outcome that is `abandoned` needs no confirmation. Raises Aborted for an attempt that is not the newest.
+        Args:
+            outcome: The outcome.
+            raw: The message as received.
+            then: Called with the answer for the server; Aborted for an attempt that is not the newest.
+            abandoned: Whether the outcome needs no confirmation.
+            chats: If given, they replace the rollout's chats in the ledger.
         """
         ledger = self._ledger
+        try:
+            entry = self.rollout(outcome.rollout_id, outcome.attempt, self.now())
+        except CallError as error:
+            then(error, None)
+            return
         if ledger is None:
             then(*self.complete(outcome, self.now()))
             return
-        entry = self.rollout(outcome.rollout_id, outcome.attempt, self.now())
         if entry.committing is not None:
-            entry.committing.append(lambda: self._again(outcome, raw, then, abandoned, chats))
+            entry.committing.append(partial(self.record, outcome, raw, then, abandoned=abandoned, chats=chats))
             return
         if entry.result_id is not None:
             then(_known(entry, outcome), None)
             return
         recorded = entry.complete(outcome)
-        recorded = replace(recorded, confirmation=LedgerReceipt(ledger, outcome))
+        recorded = replace(
+            recorded, confirmation=LedgerReceipt(ledger, outcome.rollout_id, outcome.attempt, outcome.result_id)
+        )
         entry.committing = []
 
         def committed(_: Any, error: LedgerError | None) -> None:
@@ -199,21 +201,8 @@ class ChatCache:
             outcome, raw.SerializeToString(), committed, enter=not entry.entered, confirmed=abandoned, chats=chats
         )
 
-    def _again(
-        self,
-        outcome: RolloutOutcome,
-        raw: outcome_pb2.RolloutOutcome,
-        then: Recorded,
-        abandoned: bool,
-        chats: Sequence[ChatRow],
-    ) -> None:
-        try:
-            self.record(outcome, raw, then, abandoned=abandoned, chats=chats)
-        except CallError as error:
-            then(error, None)
-
     def rollout(self, rollout_id: str, attempt: int, now: float) -> AttemptCache:
-        """Returns the entry of an attempt. A higher attempt closes a lower attempt.
+        """Return the entry of an attempt. A higher attempt closes a lower attempt.
 
         A lower attempt raises Aborted, or Unavailable until the ledger has the higher attempt.
         """
@@ -231,7 +220,7 @@ class ChatCache:
         return entry
 
     def _is_over(self, rollout_id: str) -> CallError:
-        """Returns the error for the server of an attempt that is not the newest.
+        """Return the error for the server of an attempt that is not the newest.
 
         Aborted ends the attempt at its server. So it is not sent before the ledger has the newest attempt: after a
         crash, the rollout would go on as an attempt that has ended without an outcome.
@@ -251,7 +240,7 @@ class ChatCache:
             entry.entered, entry.replaces = not dropped, False
 
     def replaces(self, rollout_id: str) -> bool:
-        """Returns whether a lower attempt has to stay at its server, because the ledger has not yet the newest one."""
+        """Return whether a lower attempt has to stay at its server, because the ledger has not yet the newest one."""
         entry = self._rollouts.get(rollout_id)
         return entry is not None and entry.replaces
 

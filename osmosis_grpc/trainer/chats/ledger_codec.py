@@ -17,7 +17,7 @@ Samples = dict[str, SampleState]
 
 
 def question_of(received: ChatRequest, parent_chat: int) -> bytes:
-    """Returns the bytes of a received chat if they are the question of its row; otherwise no bytes.
+    """Return the bytes of a received chat if they are the question of its row; otherwise no bytes.
 
     They are if they have the messages after the reply of `parent_chat`, which the chat continues, and nothing that the
     row leaves out.
@@ -27,7 +27,7 @@ def question_of(received: ChatRequest, parent_chat: int) -> bytes:
 
 
 def kept_chat(request: ChatRequest, asked: PendingChat) -> ChatRow:
-    """Returns the row of an answered chat: its question as a delta, its reply in wire form."""
+    """Return the row of an answered chat: its question as a delta, its reply in wire form."""
     return ChatRow(
         request.rollout_id,
         request.attempt,
@@ -41,7 +41,6 @@ def kept_chat(request: ChatRequest, asked: PendingChat) -> ChatRow:
 
 
 def _question(request: ChatRequest) -> bytes:
-    """Returns the serialized question of a chat's row."""
     if request.state or request.tools_overridden:
         request = replace(request, state=b"", tools=None, tools_overridden=False)
     if request.prefix_len and not request.parent_chat:  # the prompt has the tokens of the original
@@ -81,23 +80,21 @@ def all_chats(rollout_id: str, attempt: int, samples: Samples) -> Iterator[ChatR
 
 
 def outcome_of(kept: LedgerRollout) -> RolloutOutcome:
-    """Returns the recorded outcome."""
     return outcome_from_wire(outcome_pb2.RolloutOutcome.FromString(kept.outcome or b""), "outcome")
 
 
 def request_of(kept: LedgerRollout) -> RolloutRequest:
-    """Returns the request of a rollout."""
     return init_from_wire(rollout_pb2.InitRequest.FromString(kept.init or b"")).request
 
 
 def init_bytes(request: RolloutRequest) -> bytes:
-    """Returns a request in the form of the ledger. Equal requests have equal bytes."""
+    """Return a request in the form of the ledger. Equal requests have equal bytes."""
     init = init_to_wire(InitRequest(request=request), secrets=False, blobs=True)
     return init.SerializeToString(deterministic=True)
 
 
 def tools_of(kept: LedgerRollout) -> list[ToolDict] | None:
-    """Returns the tools in the answer to a rollout's Init; None without an answer."""
+    """Return the tools in the answer to a rollout's Init; None without an answer."""
     if kept.tools is None:
         return None
     return tools_from_wire(message_pb2.Tools.FromString(kept.tools).tools, "tools")

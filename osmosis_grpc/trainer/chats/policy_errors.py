@@ -54,7 +54,7 @@ class PolicyFailure:
         return Failure("trainer", text, causes=causes_of(self.error), reason=FailureReason.CHAT_REFUSED)
 
     def reraise(self) -> NoReturn:
-        """Raise the exception. Its traceback is short: own_frames.hide() knows this function."""
+        """Raise the exception with the traceback of the policy's call."""
         raise self.error.with_traceback(self.trace)
 
 
@@ -117,7 +117,6 @@ def _name(key: ChatKey) -> str:
 
 
 def _place(trace: TracebackType | None) -> object:
-    """Return the innermost line of a traceback."""
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     return None if trace is None else (trace.tb_frame.f_code, trace.tb_lineno)

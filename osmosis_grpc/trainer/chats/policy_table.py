@@ -37,7 +37,7 @@ class PolicyTable:
         return iter({id(policy): policy for policy in self._named.values()}.values())
 
     def of(self, name: str) -> Policy:
-        """Returns the policy of a chat. Raises InvalidArgument with the field `policy` for an unknown name."""
+        """Return the policy of a chat. Raises InvalidArgument with the field `policy` for an unknown name."""
         policy = self._named.get("" if self._any_name else name)
         if policy is None:
             names = ", ".join(map(repr, sorted(self._named)))

@@ -90,12 +90,12 @@ class PendingChat:
         self.response = response
 
     def kept(self) -> ChatResponse:
-        """Returns the kept reply. Its prompt leaves out the tokens of the parent chat."""
+        """Return the kept reply. Its prompt leaves out the tokens of the parent chat."""
         assert self.response is not None
         return self.response
 
     def as_kept(self, parent_chat: int) -> bool:
-        """Returns whether reply(parent_chat) is the kept reply."""
+        """Return whether reply(parent_chat) is the kept reply."""
         response = self.kept()
         return response.prompt_ids is None or (
             parent_chat == self.parent_chat and bool(parent_chat or not response.prompt_prefix)
@@ -109,7 +109,7 @@ class PendingChat:
         self.done.exception()  # no error is logged if the caller has left
 
     def reply(self, parent_chat: int = 0) -> ChatResponse:
-        """Returns the reply. Its prompt leaves out the tokens of `parent_chat`. With 0, the prompt is whole."""
+        """Return the reply. Its prompt leaves out the tokens of `parent_chat`. With 0, the prompt is whole."""
         response = self.kept()
         if self.as_kept(parent_chat):
             return response
@@ -120,7 +120,7 @@ class PendingChat:
         return _without_prefix(response, whole, shared, self._prompt_extras(assembler, shared))
 
     def _prompt_extras(self, assembler: Assembler, first: int) -> Extras:
-        """Returns the extras of the prompt from token `first` on. `assembler` has the extras of the whole prompt."""
+        """Return the extras of the prompt from token `first` on. `assembler` has the extras of the whole prompt."""
         response = self.kept()
         if response.prompt_ids is not None and first >= response.prompt_prefix:
             after = first - response.prompt_prefix
@@ -128,7 +128,7 @@ class PendingChat:
         return assembler.prompt_extras(self.chat_number, first)
 
     def prompt(self) -> Ids | None:
-        """Returns the whole prompt; None if the policy gave none."""
+        """Return the whole prompt; None if the policy gave none."""
         response, assembler = self.response, self._sample.assembler
         if response is None or response.prompt_ids is None:
             return None
@@ -138,7 +138,7 @@ class PendingChat:
         return np.concatenate([assembler.tokens(self.parent_chat)[: response.prompt_prefix], response.prompt_ids])
 
     def sampled(self) -> SampledChat:
-        """Returns the tokens of the chat."""
+        """Return the tokens of the chat."""
         tokens = self.response.tokens if self.response else None
         return SampledChat(
             chat_number=self.chat_number,
@@ -181,7 +181,7 @@ class SampleState:
         self.tree.release()
 
     def holds(self, numbers: Iterable[int]) -> bool:
-        """Returns whether all these chats are answered."""
+        """Return whether all these chats are answered."""
         return all(number in self.asked and self.asked[number].response is not None for number in numbers)
 
     def restore(self, asked: events.ChatRequested, response: ChatResponse, *, forked: bool = False) -> None:
@@ -226,7 +226,7 @@ class SampleState:
             asked.reassemble(parent_chat.get(asked.chat_number), whole, earlier)
 
     def whole(self, begins: PrefixChat, messages: Sequence[Message]) -> tuple[PrefixChat, Sequence[Message]]:
-        """Returns a whole conversation. The messages to which `begins` refers are added at the start."""
+        """Return a whole conversation. The messages to which `begins` refers are added at the start."""
         reply = self.tree.reply(begins.chat_number)
         if begins.prefix_len or reply is None:
             return begins, messages
@@ -234,7 +234,7 @@ class SampleState:
         return PrefixChat(begins.sample, begins.chat_number, len(known)), [*known, *messages]
 
     def report(self, reported: Sample) -> Sample:
-        """Returns the sample with segments assembled from the cached chats that its segments name.
+        """Return the sample with segments assembled from the cached chats that its segments name.
 
         Keeps the reported segments if the sample is not trainable, or if the trainer did not answer all these chats.
         """
@@ -271,12 +271,12 @@ class SampleState:
 
 
 def _without_prefix(response: ChatResponse, whole: Ids, shared: int, extras: Extras) -> ChatResponse:
-    """Returns the reply without the first `shared` ids of its whole prompt. `extras` are those of the other ids."""
+    """Return the reply without the first `shared` ids of its whole prompt. `extras` are those of the other ids."""
     return replace(response, prompt_ids=whole[shared:], prompt_prefix=shared, prompt_extras=extras)
 
 
 def tools_digest(tools: Sequence[Mapping[str, Any]] | None) -> str:
-    """Returns a digest of tools; empty for None."""
+    """Return a digest of tools; empty for None."""
     return "" if tools is None else sha256(jsontext.canonical(list(tools)).encode()).hexdigest()
 
 

@@ -95,12 +95,11 @@ class Sampler:
     def _stopped(
         self, cancel: Callable[[ChatRequest], object], request: ChatRequest, task: "asyncio.Future[Any]"
     ) -> None:
-        """Call the policy's hook if its call was cancelled."""
         if task.cancelled():
             self._supervisor.call(CANCEL, cancel, request, report=lambda error: None)
 
     def idle(self, *, wait: bool) -> "asyncio.Future[None]":
-        """Returns a future that is done when no policy call is in flight. Without `wait`, it is done at once."""
+        """Return a future that is done when no policy call is in flight. Without `wait`, it is done at once."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if wait and self.in_flight:
             self._waiting.append(future)
@@ -137,7 +136,6 @@ class Sampler:
 
 
 def _cancelled(task: "asyncio.Future[Any]") -> asyncio.CancelledError:
-    """Return the error of a cancelled task, with its traceback."""
     try:
         task.result()
     except asyncio.CancelledError as error:
@@ -146,7 +144,7 @@ def _cancelled(task: "asyncio.Future[Any]") -> asyncio.CancelledError:
 
 
 def versioned(response: ChatResponse, version: str) -> ChatResponse:
-    """Returns the reply. If the policy gave no versions, the reply's tokens get this version."""
+    """Return the reply. If the policy gave no versions, the reply's tokens get this version."""
     tokens = response.tokens
     if not version or response.versions or not isinstance(tokens, TokenBlock) or not len(tokens.ids):
         return response
@@ -154,12 +152,12 @@ def versioned(response: ChatResponse, version: str) -> ChatResponse:
 
 
 def entered(policy: object) -> AbstractAsyncContextManager[Any]:
-    """Returns the policy if it is an async context manager, otherwise an empty context."""
+    """Return the policy if it is an async context manager, otherwise an empty context."""
     return policy if isinstance(policy, AbstractAsyncContextManager) else nullcontext()
 
 
 def version_text(version: str | int) -> str:
-    """Returns a version as text. Raises TypeError if it is neither text nor a whole number."""
+    """Return a version as text. Raises TypeError if it is neither text nor a whole number."""
     if isinstance(version, bool) or not isinstance(version, str | int):
         raise TypeError(f"version: is a {type(version).__name__}; use a str or an int, for example 'step-7' or 7")
     return str(version)

@@ -33,7 +33,7 @@ class Calls:
         self._sink = sink
 
     async def ask(self, method: str, request: Message, answer: type[Answer], timeout: float = CALL_TIMEOUT) -> Answer:
-        """Returns the server's answer. Raises NoAnswer, and the CallError with which the server answers."""
+        """Return the server's answer. Raises NoAnswer, and the CallError with which the server answers."""
         call = Asking(
             self._sink,
             SERVICE + method,

@@ -21,6 +21,7 @@ from osmosis_grpc.network.server_security import ServerSecurity
 from osmosis_grpc.protocol.errors import CallError
 from osmosis_grpc.storage.ledger import LedgerRollout
 from osmosis_grpc.supervise import OnFailure, job
+from osmosis_grpc.trainer import unreachable_warnings
 from osmosis_grpc.trainer.agent_server_state import AgentServerLink
 from osmosis_grpc.trainer.config import TrainerConfig
 from osmosis_grpc.trainer.scheduler import Scheduler
@@ -32,6 +33,7 @@ log = logging.getLogger(__name__)
 DIAL = job("trainer.dial", OnFailure.RESTART)
 RETIRE = job("trainer.retire_server", OnFailure.RESTART)
 WATCH = job("trainer.watch_targets", OnFailure.RESTART)
+WARN = job("trainer.warn", OnFailure.RESTART)
 
 TARGET = "target "
 """The prefix of the ledger's key for a server to which the trainer connects."""
@@ -39,8 +41,6 @@ RETIRE_PERIOD = 0.25
 """The transport looks at each retired server every this many seconds."""
 FIRST_CONNECTION = 10.0
 """A server that only the ledger names is forgotten if it cannot be reached within this many seconds."""
-MAX_REMOVED = 1024
-"""The transport remembers so many removed servers."""
 
 Link = TypeVar("Link", bound=AgentServerLink)
 
@@ -51,6 +51,7 @@ class Dialled(Generic[Link]):
 
     target: Target
     link: Link
+    unreached: Unreached
     dialling: asyncio.Task[Any] | None = None
     retiring: asyncio.Task[Any] | None = None
 
@@ -89,8 +90,6 @@ class Transport(ABC, Generic[Link]):
         """The addresses of the workers that each server names."""
         self._dialled: dict[str, Dialled[Link]] = {}
         """The named and the retired servers, by address."""
-        self._removed: dict[str, Link] = {}
-        """Removed servers. One that is named again has its earlier attachment, with old attempts to cancel."""
         self._watching: list[asyncio.Task[Any]] = []
 
     @abstractmethod
@@ -99,7 +98,7 @@ class Transport(ABC, Generic[Link]):
 
     @abstractmethod
     def _link(self, target: Target, server_key: str) -> Link:
-        """Returns a new link to a server. The link is not connected yet."""
+        """Return a new link to a server. The link is not connected yet."""
 
     @abstractmethod
     async def _connect(self, server: Dialled[Link], on_answer: Callable[[], None]) -> CallError | None:
@@ -130,6 +129,7 @@ class Transport(ABC, Generic[Link]):
             if server.link.retired:
                 self._start_retiring(server, of_ledger=True)
         start = self._scheduler.supervisor.start
+        self._scheduler.supervisor.every(WARN, unreachable_warnings.EVERY, self._warn)
         changing = [source for source in self._sources if source.period is not None]
         self._watching += [start(WATCH, partial(source.watch, self._update)) for source in changing]
 
@@ -150,7 +150,6 @@ class Transport(ABC, Generic[Link]):
         self._update()
 
     def _update(self) -> None:
-        """Connect to new servers. Retire a server that is no longer named."""
         wanted = {target.address: target for source in self._sources for target in source.targets or ()}
         self._workers = {address: found for address, found in self._workers.items() if address in wanted}
         for address, workers in self._workers.items():
@@ -169,9 +168,9 @@ class Transport(ABC, Generic[Link]):
 
     def _add(self, target: Target) -> None:
         address = target.address
-        link = self._removed.pop(address, None) or self._link(target, f"{TARGET}{address}")
-        link.retired = False
-        server = self._dialled[address] = Dialled(target, link)
+        link = self._link(target, f"{TARGET}{address}")
+        unreached = Unreached(link.name, self._scheduler.supervisor.system.monotonic)
+        server = self._dialled[address] = Dialled(target, link, unreached)
         self._scheduler.servers.add(link)
         if self._begun:
             log.info("server %s is new", address)
@@ -181,7 +180,6 @@ class Transport(ABC, Generic[Link]):
         server.dialling = self._scheduler.supervisor.start(DIAL, partial(self._keep_connected, server))
 
     def _keep(self, server: Dialled[Link], target: Target) -> None:
-        """Use a retired server again."""
         log.info("server %s is named again", target.address)
         if server.retiring is not None:
             server.retiring.cancel()
@@ -223,14 +221,11 @@ class Transport(ABC, Generic[Link]):
             await asyncio.sleep(RETIRE_PERIOD)  # the last frames go out
         self._dialled.pop(server.target.address, None)
         self._scheduler.remove(link, f"server {link.name} is no longer one of this trainer's servers")
-        self._removed[server.target.address] = link
-        if len(self._removed) > MAX_REMOVED:
-            del self._removed[next(iter(self._removed))]
         server.retiring = None
         server.cancel()
 
     def _may_come(self, server: Dialled[Link], waited: float) -> bool:
-        """Returns whether to wait longer for a server that only the ledger knows.
+        """Return whether to wait longer for a server that only the ledger knows.
 
         A source without a list may still name it, and so may a server on the same host that has not answered yet.
         """
@@ -259,17 +254,15 @@ class Transport(ABC, Generic[Link]):
     # The connection to one server.
 
     async def _keep_connected(self, server: Dialled[Link]) -> None:
-        """Connect again after each connection, with growing pauses. Logs warnings while the server is not reached.
+        """Connect again after each connection, with growing pauses.
 
         Ends if another stream of this attachment has replaced the stream: two owners would replace each other for ever.
         """
         link = server.link
-        unreached = Unreached(link.name, self._scheduler.supervisor)
 
         async def attempt() -> CallError | None:
-            unreached.trying()
             try:
-                return await self._connect(server, unreached.reached)
+                return await self._connect(server, server.unreached.reached)
             except CallError as error:
                 raise await explained(link.name, self._credentials, error) from None
 
@@ -278,13 +271,18 @@ class Transport(ABC, Generic[Link]):
             for source in self._sources:
                 source.hurry()
             if not self._scheduler.servers.parting and not link.retired:
-                unreached.failed(error)
+                server.unreached.failed(error)
                 self._scheduler.servers.not_reached(link, error)
                 self._not_reached(server)
                 self._scheduler.changed()
 
-        try:
-            system, pauses = self._scheduler.supervisor.system, self._config.pauses
-            await redial(attempt, ended, system=system, pauses=pauses, is_final=is_replaced)
-        finally:
-            unreached.close()
+        system, pauses = self._scheduler.supervisor.system, self._config.pauses
+        await redial(attempt, ended, system=system, pauses=pauses, is_final=is_replaced)
+
+    def _warn(self) -> None:
+        """Warn of each server that the trainer cannot reach, and if all servers drain."""
+        for server in self._dialled.values():
+            dialling = server.dialling is not None and not server.dialling.done()
+            if dialling and not (server.link.attached or server.link.retired or self._scheduler.servers.parting):
+                server.unreached.warn()
+        self._scheduler.warn_if_all_drain()

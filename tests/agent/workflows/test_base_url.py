@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import pytest
 
-from osmosis_gateway.http_server import Uvicorn
+from osmosis_grpc.network.http.server import Uvicorn
 from osmosis_grpc.policies import EchoPolicy
 from osmosis_grpc.protocol.errors import RolloutEndedError
 from osmosis_grpc.protocol.types import ChatPurpose

@@ -40,12 +40,6 @@ def test_both_paths_give_the_same_objects(module):
         assert getattr(deep, name) is getattr(rollout, name)
 
 
-@pytest.mark.row("SDK 1")
-def test_a_name_without_meaning_here_says_what_to_use():
-    with pytest.raises(ImportError, match=r"^LocalBackend is not in osmosis_grpc yet: serve the workflow with osmosis"):
-        importlib.import_module("osmosis_grpc.rollout").LocalBackend
-
-
 @pytest.mark.row("SDK 4")
 def test_a_workflow_without_run_cannot_be_made():
     class NoRun(AgentWorkflow):

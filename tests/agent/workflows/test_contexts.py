@@ -91,16 +91,6 @@ def test_the_exit_restores_the_outer_context():
     assert get_rollout_context() is None
 
 
-@pytest.mark.row("SDK 33")
-async def test_a_thread_sees_the_context():
-    class Threads(Asks):
-        async def run(self, ctx):
-            assert await asyncio.to_thread(get_rollout_context) is get_rollout_context()
-            await super().run(ctx)
-
-    assert (await run_rollout(Threads, EchoPolicy(), QUESTION)).failure is None
-
-
 @pytest.mark.row("SDK 35")
 async def test_no_key_is_in_a_repr_an_event_or_the_log(caplog):
     caplog.set_level(logging.DEBUG)

@@ -8,7 +8,7 @@ import pytest
 from osmosis_grpc.network.bearer_tokens import Tokens
 from osmosis_grpc.network.server_security import ServerSecurity
 from osmosis_grpc.policies import EchoPolicy
-from osmosis_grpc.protocol.errors import CallError, InvalidArgument, Unauthenticated, Unavailable
+from osmosis_grpc.protocol.errors import CallError, Unauthenticated, Unavailable
 from osmosis_grpc.protocol.types import Callback
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.trainer import RolloutClient, Trainer
@@ -21,13 +21,6 @@ async def test_a_workflow_runs_for_a_trainer_over_the_network():
     async with AgentServer([AsksTwice], port=0) as server, Trainer(server.address, EchoPolicy()) as trainer:
         outcome = await trainer.rollout(rollout_id="r1", messages=QUESTION, label="x")
         assert [list(sample.messages)[-1]["content"] for sample in outcome.samples.values()] == ["hello", "hello"]
-
-
-@pytest.mark.row("SDK 18")
-async def test_a_wrong_value_of_a_request_is_an_invalid_argument():
-    async with AgentServer([Asks], port=0) as server, RolloutClient(server.address) as client:
-        with pytest.raises(InvalidArgument, match="the workflow Asks has no configuration"):
-            await client.init(rollout_id="r1", metadata={"workflow_config": {"a": 1}}, callback=CALLBACK)
 
 
 @pytest.mark.row("SDK 70")

@@ -13,7 +13,7 @@ from osmosis_grpc.policies import EchoPolicy
 from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.rollout import AgentWorkflow, AgentWorkflowConfig, Grader, GraderConfig
 from osmosis_grpc.serve.agents import config_sources
-from osmosis_grpc.settings.line import Line, fields_for
+from osmosis_grpc.settings.line import Line
 from osmosis_grpc.settings.settings import command_settings
 from osmosis_grpc.testing import run_rollout
 from tests.agent.workflows.made import QUESTION, Asks, Ones
@@ -99,9 +99,8 @@ def test_a_wrong_value_of_the_environment_names_the_variable(toml, monkeypatch):
     monkeypatch.setenv("OSMOSIS_ROLLOUT_SERVER_WORKFLOW_CONFIG", "max_iterations=many")
     monkeypatch.setenv("OSMOSIS_ROLLOUT_SERVER_GRADER", SPEC)
     found, variable = FoundWorkflow(workflow=Configured, config=Config()), "OSMOSIS_ROLLOUT_SERVER_WORKFLOW_CONFIG"
-    values = dict.fromkeys((field.key for field in fields_for("serve")), None)
     for given in ([], ["label=x"]):
-        line = Line("serve", values | {"server_workflow_config": given})
+        line = Line("serve", {"OSMOSIS_ROLLOUT_SERVER_WORKFLOW_CONFIG": given})
         served = config_sources(command_settings(line).server, line)
         for sources in (served, SourceOptions(workflow_config=given).sources()):
             with pytest.raises(ValueError, match=f"^{variable}: max_iterations: Input should be a valid integer"):
@@ -150,7 +149,7 @@ def test_the_graders_values_and_class_are_in_the_file_too(toml):
     ("text", "problem"),
     [
         ("[workflows]\n", "the table [workflows] is unknown; the tables are [workflow], [grader], [server]"),
-        ("[serve]\nentrypoint = 'a.py'\n", '[server]; name the workflow with -m FILE, or with module = ["FILE"] in'),
+        ("[serve]\nentrypoint = 'a.py'\n", '[client]; name the workflow with -m FILE, or with module = ["FILE"] in'),
         ("[workflow]\nlabel = 'a'\n", "a value of the configuration belongs into [workflow.config]"),
         ("workflow = 3\n", "workflow is not a table"),
         ("[workflow]\nmax_iterations = 3\n", "the key workflow.max_iterations is unknown; the keys are config"),
@@ -234,9 +233,11 @@ async def test_the_request_wins_over_line_environment_file_and_code(toml, monkey
     monkeypatch.setenv("OSMOSIS_ROLLOUT_SERVER_WORKFLOW_CONFIG", "environment=2 line=2 request=2 text=2 label=2")
     monkeypatch.setenv("OSMOSIS_ROLLOUT_SERVER_RECORD_TTL_SECONDS", "240")
     monkeypatch.setenv("OSMOSIS_ROLLOUT_SERVER_DRAIN_TIMEOUT", "4")
-    values = dict.fromkeys((field.key for field in fields_for("serve")), None)
-    given = {"server_config_file": str(path), "server_workflow_config": ["line=3", "request=3"]}
-    settings = command_settings(Line("serve", values | given | {"server_drain_timeout": "5"}))
+    given = {
+        "OSMOSIS_ROLLOUT_SERVER_CONFIG_FILE": str(path),
+        "OSMOSIS_ROLLOUT_SERVER_WORKFLOW_CONFIG": ["line=3", "request=3"],
+    }
+    settings = command_settings(Line("serve", given | {"OSMOSIS_ROLLOUT_SERVER_DRAIN_TIMEOUT": "5"}))
     assert settings.server.max_concurrent_rollouts == 7
     assert (settings.server.record_ttl_seconds, settings.server.drain_timeout) == (240, 5)
     code = Config(code=0, file=0, environment=0, line=0, request=0)
@@ -307,9 +308,8 @@ async def test_a_request_sets_values_of_the_graders_configuration():
 )
 @pytest.mark.row("SDK 19")
 def test_the_table_of_the_server_names_wrong_keys_and_values(toml, text, problem):
-    values = dict.fromkeys((field.key for field in fields_for("serve")), None)
     with pytest.raises(ValueError, match=r"run\.toml: ") as raised:
-        command_settings(Line("serve", values | {"server_config_file": str(toml(text))}))
+        command_settings(Line("serve", {"OSMOSIS_ROLLOUT_SERVER_CONFIG_FILE": str(toml(text))}))
     assert problem in str(raised.value)
     assert "secret'" not in str(raised.value)
 
@@ -323,3 +323,15 @@ def test_values_of_the_line_are_key_and_value():
     texts = ("max_iterations = 3", " label = a b", "description= c")
     config = configured([found], ConfigSources(workflow=texts), load_object)[0].config
     assert (config.max_iterations, config.label, config.description) == (3, "a b", " c")
+
+
+def test_the_table_of_the_client_has_the_calls_over_http(toml, monkeypatch):
+    monkeypatch.setenv("OSMOSIS_ROLLOUT_CLIENT_MAX_RETRIES", "2")
+    path = str(toml("[client]\ntimeout_seconds = 60\nmax_retries = 7\n"))
+    settings = command_settings(Line("serve", {"OSMOSIS_ROLLOUT_SERVER_CONFIG_FILE": path}))
+    assert (settings.client.timeout_seconds, settings.client.max_retries) == (60.0, 2)
+    wrong = str(toml("[client]\nmax_retries = 11\n"))
+    monkeypatch.delenv("OSMOSIS_ROLLOUT_CLIENT_MAX_RETRIES")
+    with pytest.raises(ValueError) as raised:
+        command_settings(Line("serve", {"OSMOSIS_ROLLOUT_SERVER_CONFIG_FILE": wrong}))
+    assert str(raised.value).startswith(f"{wrong}: [client] max_retries: ")

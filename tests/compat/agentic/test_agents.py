@@ -62,14 +62,6 @@ def rollout_of(llm, agent_type="react", tools=TOOLS, **config):
     return made
 
 
-@pytest.mark.row("ARL 3")
-async def test_each_built_in_agent_runs_to_a_final_answer():
-    for agent_type, replies in (("react", ["Action: add(1, 2)", ANSWER]), ("tool", [calls(("add", {"a": 1})), "42"])):
-        trajectory = await rollout_of(Script(*replies), agent_type).run("Q")
-        assert (trajectory.is_completed, trajectory.get_final_response()) == (True, "42")
-        assert kinds(trajectory) == ["observation", "action", "action_result", "final_answer"]
-
-
 class Counting(BaseAgent):
     """The custom agent of the library's page."""
 

@@ -53,13 +53,6 @@ async def test_results_are_in_the_order_of_the_prompts_and_a_failure_stays_alone
 
 
 @pytest.mark.row("ARL 7")
-async def test_never_more_than_the_limit_runs_and_the_limit_is_used():
-    llm = Script(ANSWER, seconds=0.01)
-    await rollout_of(llm, concurrent_requests=4).run_batch(["Q"] * 20)
-    assert (llm.most, len(llm.asked)) == (4, 20)
-
-
-@pytest.mark.row("ARL 7")
 async def test_a_slow_rollout_delays_no_other_one():
     """With all slots in use, N prompts take N/k times the time of one, also if one takes as long as all others."""
     others = asyncio.Event()

@@ -126,33 +126,33 @@ async def test_save_trajectories_and_trajectory_save_path(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    ("fields", "text"),
+    ("fields", "field"),
     [
-        ({"agent_typ": "react"}, "agent_typ: is no field; did you mean agent_type\\?"),
-        ({"colour": 1}, "colour: is no field; the fields are agent_type, max_steps"),
-        ({"agent_type": ""}, "agent_type: '' is not a text"),
-        ({"max_steps": 0}, "max_steps: 0 is not a whole number of at least 1"),
-        ({"max_steps": "3"}, "max_steps: '3' is not"),
-        ({"max_tokens_per_step": True}, "max_tokens_per_step: True is not"),
-        ({"temperature": -1}, "temperature: -1 is not"),
-        ({"temperature": float("nan")}, "temperature: nan is not"),
-        ({"tools_config": "tools.yaml"}, "tools_config: is a str"),
-        ({"tools_config": {"search": 5}}, "tools_config.search: is a int"),
-        ({"interactions_config": []}, "interactions_config: is a list"),
-        ({"batch_size": 0}, "batch_size: 0"),
-        ({"concurrent_requests": None}, "concurrent_requests: None"),
-        ({"include_trajectory_in_output": "yes"}, "include_trajectory_in_output: 'yes' is not true or false"),
-        ({"save_trajectories": 1}, "save_trajectories: 1 is not true or false"),
-        ({"trajectory_save_path": ""}, "trajectory_save_path: ''"),
-        ({"agent_options": 3}, "agent_options: 3"),
+        ({"agent_typ": "react"}, "agent_typ"),
+        ({"colour": 1}, "colour"),
+        ({"agent_type": ""}, "agent_type"),
+        ({"max_steps": 0}, "max_steps"),
+        ({"max_steps": "3"}, "max_steps"),
+        ({"max_tokens_per_step": True}, "max_tokens_per_step"),
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"tools_config": "tools.yaml"}, "tools_config"),
+        ({"tools_config": {"search": 5}}, "tools_config.search"),
+        ({"interactions_config": []}, "interactions_config"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"concurrent_requests": None}, "concurrent_requests"),
+        ({"include_trajectory_in_output": "yes"}, "include_trajectory_in_output"),
+        ({"save_trajectories": 1}, "save_trajectories"),
+        ({"trajectory_save_path": ""}, "trajectory_save_path"),
+        ({"agent_options": 3}, "agent_options"),
     ],
 )
+@pytest.mark.parametrize("make", [CONFIG.from_dict, lambda fields: CONFIG(**fields)], ids=["dict", "keywords"])
 @pytest.mark.row("ARL 1")
-def test_a_wrong_field_is_refused_by_name(fields, text):
-    with pytest.raises(InvalidArgument, match=text):
-        CONFIG.from_dict(fields)
-    with pytest.raises(InvalidArgument, match=text):
-        AgenticRolloutConfig(**fields)
+def test_a_wrong_field_is_refused_by_name(fields, field, make):
+    with pytest.raises(InvalidArgument) as refused:
+        make(fields)
+    assert refused.value.violations[0][0] == field
 
 
 @pytest.mark.parametrize(

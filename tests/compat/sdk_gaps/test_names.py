@@ -60,11 +60,12 @@ INSTEAD = {
     "rollout.is_valid_hostname_or_ip": "use the module ipaddress",
     "rollout.server.api_key.generate_api_key": "pass it as api_key",
     "rollout.testing.patch_httpx_for_mock_trainer": "run create_mock_trainer_app",
-    "evaluate_rubric": " yet: compute the reward",
-    "osmosis_rubric": " yet: compute the reward",
-    "MissingAPIKeyError": " yet: compute the reward",
-    "ModelNotFoundError": " yet: compute the reward",
-    "ProviderRequestError": " yet: compute the reward",
+    "rollout.LocalBackend": "serve the workflow with osmosis-grpc serve",
+    "evaluate_rubric": ": compute the reward",
+    "osmosis_rubric": ": compute the reward",
+    "MissingAPIKeyError": ": compute the reward",
+    "ModelNotFoundError": ": compute the reward",
+    "ProviderRequestError": ": compute the reward",
 }
 """A name that is not here, and a part of the sentence that says what to use."""
 
@@ -111,7 +112,7 @@ def test_a_report_is_printed(capsys):
     assert capsys.readouterr().out.startswith("agent loop calculator: ")
     bad = type("Bad", (CalculatorAgent,), {"get_tools": lambda self, request: [{"type": "function"}]})()
     assert not validate_and_report(bad, verbose=True)
-    assert "MISSING_FUNCTION" in capsys.readouterr().err
+    assert "INVALID_TOOL" in capsys.readouterr().err
 
 
 @pytest.mark.row("SDK S6")

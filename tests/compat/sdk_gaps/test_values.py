@@ -348,6 +348,7 @@ def test_the_texts_of_wrong_arguments(arguments, says):
 def test_a_call_without_parts():
     assert get_tool_call_info({"function": {"name": "f", "arguments": '{"a": 1}'}}) == ("unknown", "f", {"a": 1})
     assert get_tool_call_info({"id": "c", "function": {"name": "f"}}) == ("c", "f", {})
+    assert get_tool_call_info({"id": None, "function": None}) == ("unknown", "", {})
     assert parse_tool_arguments({"a": 1}) == {"a": 1}
 
 
@@ -361,6 +362,8 @@ def test_a_call_without_parts():
         ("hé", "hé"),
         ({"a": "é"}, '{"a": "\\u00e9"}'),
         ([1, None], "[1, null]"),
+        ({"error": ValueError("x")}, '{"error": "x"}'),
+        (np.float64(0.5), "0.5"),
     ],
 )
 @pytest.mark.row("SDK S9")

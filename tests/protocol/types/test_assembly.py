@@ -470,3 +470,18 @@ def test_a_dropped_chat_that_a_kept_one_continues_is_kept():
         assembler.add(number, parent_chat, response(prompt, reply), POLICY)
     assembler.drop({1})
     assert [(segment.chats, segment.dropped) for segment in assembler.segments()] == [((1, 2), False)]
+
+
+def test_a_view_does_not_change_when_the_segment_grows():
+    assembler = Assembler()
+    assembler.add(1, 0, response([1] * 200, [2] * 50), POLICY)
+    tokens, prompt, segments = assembler.tokens(1), assembler.prompt(1), assembler.segments()
+    for number in range(2, 9):
+        assembler.add(number, number - 1, response([0] * 300 * (number - 1), [3] * 50), POLICY)
+        assembler.add(number + 100, 1, response([number] * 100, [4] * 50, prefix=250), POLICY)
+    assert tokens.tolist() == segments[0].ids.tolist() == [1] * 200 + [2] * 50
+    assert prompt.tolist() == [1] * 200
+
+
+def test_a_reply_without_its_prompt_has_no_prompt_length():
+    assert Assembler().prompt_length(0, replace(response([1], [2]), prompt_ids=None)) is None

@@ -1,4 +1,4 @@
-"""P20: extras of token blocks, and their way into segments, rectangular and ragged."""
+"""Extras of token blocks, and their way into segments, rectangular and ragged."""
 
 from dataclasses import replace
 from itertools import pairwise

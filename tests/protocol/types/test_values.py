@@ -202,12 +202,6 @@ def test_a_bad_id_is_refused(bad):
     assert named(check_id, bad, "rollout_id") == "rollout_id"
 
 
-@pytest.mark.parametrize("bad", ["a/b", "a\\b"])
-def test_a_refused_id_has_what_to_write_instead(bad):
-    with pytest.raises(InvalidArgument, match=r"^rollout_id: has a / or a \\, .*: write - or _ instead$"):
-        check_id(bad, "rollout_id")
-
-
 @pytest.mark.parametrize("good", ["a", "x" * 256, "...", "a b", "字", "a.b:c-d_e"], ids=ascii)
 def test_a_good_id_passes(good):
     check_id(good, "rollout_id")
@@ -304,16 +298,17 @@ def test_a_failure_can_travel():
         assert len(text.encode()) <= MAX_FAILURE_TEXT
 
 
-@given(st.text(max_size=5) | st.just("\udfff"), st.integers(0, 40_000))
+@given(st.text(max_size=5) | st.just("\udfff"), st.integers(0, 400))
 def test_clip_cuts_and_mends(text, times):
-    made = clip(text * times)
-    assert len(made.encode()) <= MAX_FAILURE_TEXT
+    limit = 640
+    made = clip(text * times, limit)
+    assert len(made.encode()) <= limit
     mended = text.replace("\udfff", "\ufffd") * times
-    if len(mended.encode()) <= MAX_FAILURE_TEXT:
+    if len(mended.encode()) <= limit:
         assert made == mended
     else:
         assert made.endswith("[cut]")
-        assert len(made.encode()) > MAX_FAILURE_TEXT - 10
+        assert len(made.encode()) > limit - 10
 
 
 # All of them

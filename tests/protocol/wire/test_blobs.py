@@ -1,4 +1,4 @@
-"""P21: data URLs of content parts travel as bytes, and are the same text at the other end."""
+"""Data URLs of content parts travel as bytes, and are the same text at the other end."""
 
 import copy
 from base64 import b64encode

@@ -188,24 +188,9 @@ def test_reading_changes_nothing_in_the_message():
     assert message.SerializeToString() == before
 
 
-BAD_IDS = [
-    "",
-    " ",
-    "\u3000 ",
-    "x" * 257,
-    ".",
-    "..",
-    "a/b",
-    "/",
-    "a\\b",
-    "a\0b",
-    "\n",
-    "a\x1b",
-    "\x7f",
-    "\x85",
-    "\u2028",
-]
-GOOD_IDS = ["x", "x" * 256, "...", "字 ü", "a:b", "a.b", "-", "%2F", "🙂" * 256]
+# tests/protocol/types/test_values.py has all kinds of wrong ids.
+BAD_IDS = ["", " ", "x" * 257, "a/b", "a\0b"]
+GOOD_IDS = ["x" * 256, "字 ü", "%2F"]
 
 
 @pytest.mark.parametrize("bad", BAD_IDS, ids=ascii)

@@ -157,26 +157,7 @@ BAD_BLOCKS = {
         pb.TokenBlock(ids=[1], logprobs=[-np.inf]),
         pb.TokenBlock(ids=[1, 2], logprobs=[np.nan, 0.0011]),
         pb.TokenBlock(ids=[1], logprobs=[1.0]),
-    ],
-    "tokens.extras[x].tensor.type": [
-        pb.TokenBlock(ids=[1], extras={"x": pb.Extra(tensor=pb.Tensor(shape=[1], data=b"1"))}),
-        pb.TokenBlock(ids=[1], extras={"x": pb.Extra(tensor=pb.Tensor(type=99, shape=[1], data=b"1"))}),
-    ],
-    "tokens.extras[x].tensor.shape": [
-        pb.TokenBlock(
-            ids=[1], extras={"x": pb.Extra(tensor=pb.Tensor(type="TENSOR_TYPE_INT8", shape=[2], data=b"12"))}
-        ),
-        pb.TokenBlock(ids=[1], extras={"x": pb.Extra(tensor=pb.Tensor(type="TENSOR_TYPE_INT8", data=b"1"))}),
-    ],
-    "tokens.extras[x].tensor.data": [
-        pb.TokenBlock(
-            ids=[1], extras={"x": pb.Extra(tensor=pb.Tensor(type="TENSOR_TYPE_INT16", shape=[1], data=b"1"))}
-        ),
-        pb.TokenBlock(
-            ids=[1], extras={"x": pb.Extra(tensor=pb.Tensor(type="TENSOR_TYPE_INT8", shape=[1, 2**32 - 1], data=b"1"))}
-        ),
-        pb.TokenBlock(ids=[1], extras={"x": pb.Extra(tensor=pb.Tensor(type="TENSOR_TYPE_INT8", shape=[1]))}),
-    ],
+    ]
 }
 
 

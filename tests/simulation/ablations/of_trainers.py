@@ -10,6 +10,7 @@ from osmosis_grpc.trainer.chats.attempt_cache import AttemptCache
 from osmosis_grpc.trainer.chats.chat_cache import ChatCache
 from osmosis_grpc.trainer.outcome_recorder import OutcomeRecorder
 from osmosis_grpc.trainer.scheduler import Scheduler
+from osmosis_grpc.trainer.submissions import Submissions
 from osmosis_grpc.trainer.transports.attach.event_subscriptions import Subscription, Subscriptions
 from osmosis_grpc.trainer.transports.attach.link import AttachedServer
 from tests.simulation.ablations.ablation import nothing, without
@@ -92,7 +93,7 @@ def _(original: Any) -> Any:
     return confirm
 
 
-@without("rollouts in the ledger", Scheduler, "restore", "a restarted trainer does not wait for its rollouts")
+@without("rollouts in the ledger", Submissions, "restore", "a restarted trainer does not wait for its rollouts")
 def _(original: Any) -> Any:
     return nothing(original)
 

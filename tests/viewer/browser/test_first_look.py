@@ -9,12 +9,10 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
-from benchmarks.viewed import viewing
 from osmosis_grpc.cli.view_demo import DRIFTING
 from osmosis_grpc.network.credentials import Credentials
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.trainer import Trainer
-from tests.processes import run
 from tests.viewer.browser.conftest import CANARY, PATIENCE
 from tests.viewer.browser.readable import wait_until
 
@@ -36,14 +34,6 @@ def test_which_rollouts_failed_and_why(browse, demo):
     expect(raised).to_be_in_viewport()
 
 
-def test_which_tool_was_slow(browse, demo):
-    page = browse(f"{demo}findings")
-    slowest = section(page, "the slowest first").locator("tbody tr").first
-    expect(slowest).to_contain_text("search")
-    slowest.locator("td a").first.click()
-    expect(page.locator("details.turn[open] .call", has_text="search").first).to_be_in_viewport()
-
-
 def test_where_the_tokens_drifted(browse, demo):
     page = browse(f"{demo}findings")
     drifted = section(page, "drifted")
@@ -53,42 +43,11 @@ def test_where_the_tokens_drifted(browse, demo):
     expect(page.locator(".token.drift")).to_be_in_viewport()
 
 
-def test_which_group_has_no_variance(browse, demo):
-    page = browse(f"{demo}findings")
-    section(page, "without variance").get_by_role("link", name="demo-equal").click()
-    expect(page.get_by_text("NO VARIANCE")).to_be_visible()
-
-
-def test_what_the_model_saw_in_turn_3(browse, demo):
-    page = browse(f"{demo}rollout?id=demo-equal-1#turn=3")
-    turn = page.locator('details.turn[data-name="main/3"]')
-    turn.get_by_role("link", name="Whole prompt").click()
-    expect(page.locator("section.whole .message")).to_have_count(5)
-    expect(page.locator("section.whole")).to_contain_text("How many people live in Lisbon?")
-
-
 def test_an_image_of_a_prompt_is_shown(browse, demo):
     page = browse(f"{demo}rollout?id=demo-equal-1#turn=1")
     image = page.locator("img.image").first
     expect(image).to_be_visible()
     wait_until(page, "document.querySelector('img.image').naturalWidth === 96")
-
-
-def test_runs_are_chosen_and_compared(browse, tmp_path):
-    (tmp_path / "rows.jsonl").write_text('{"user_prompt": "What is 1 + 2?", "ground_truth": "3"}\n' * 2)
-    for model in ("mock:echo", "mock:tools"):
-        arguments = ("test", "-m", "osmosis_grpc.testing.calculator:agent_loop", "-d", "rows.jsonl", "--model", model)
-        done = run("-m", "osmosis_grpc", *arguments, cwd=tmp_path)
-        assert done.returncode == 0, done.stdout + done.stderr
-    with viewing("--run", "last", cwd=tmp_path) as url:
-        page = browse(url)
-        page.get_by_role("link", name="Runs").click()
-        expect(page.locator("tbody input:checked")).to_have_count(2)
-        page.get_by_role("button", name="Compare").click()
-        expect(page.locator("h1")).to_have_text("2 runs compared")
-        expect(page.locator(".compared .inputs").last).to_contain_text("mock:tools, was mock:echo")
-        page.get_by_role("link", name="0", exact=True).click()
-        expect(page.locator("header.rollout .state")).to_have_text("COMPLETED")
 
 
 def test_the_tokens_of_a_running_rollout_grow_by_themselves(browse, followed):

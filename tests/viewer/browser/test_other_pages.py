@@ -26,21 +26,6 @@ def test_a_group_of_8_rollouts_with_32_turns(browse, large):
     expect(page.locator("table.beside tbody tr").first.locator("td a").first).to_be_visible()
 
 
-@pytest.mark.parametrize(("group", "badges"), [("equal", 1), ("mixed", 0)])
-def test_a_group_without_variance_has_a_badge(browse, demo, group, badges):
-    page = browse(f"{demo}group?id={_group(browse(demo), group)}")
-    expect(page.locator(".lanes tbody tr")).to_have_count(4)
-    assert page.get_by_text("NO VARIANCE").count() == badges
-
-
-def test_the_first_turn_that_differs_is_marked(browse, demo):
-    page = browse(f"{demo}group?id={_group(browse(demo), 'mixed')}")
-    expect(page.locator("table.beside tr.differs")).to_have_count(1)
-    expect(page.locator("table.beside tr.differs")).to_have_text(re.compile(r"^\s*2"))  # another city is looked up
-    page.locator(".facts a.inline").click()
-    expect(page.locator("#differs")).to_be_in_viewport()
-
-
 def _group(page, name):
     """The id of a group of the demonstration."""
     shown = page.locator('.rollouts a[href*="group="]').all_inner_texts()
@@ -92,13 +77,6 @@ def test_keys_go_through_the_findings_and_a_shared_address_has_no_empty_fields(b
     page.keyboard.type("mixed")
     page.keyboard.press("Enter")
     page.wait_for_url(f"{demo}?q=mixed")
-
-
-def test_the_charts_of_the_throughput_have_a_table(browse, many):
-    page = browse(f"{many}throughput")
-    assert page.locator("canvas").count() >= 2
-    expect(page.locator("main")).to_contain_text("p95")
-    assert page.locator("table").count() >= 2
 
 
 def test_search_leads_to_the_turn_that_has_the_text(browse, viewed):

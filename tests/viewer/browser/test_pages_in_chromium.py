@@ -52,13 +52,6 @@ def test_the_keys_are_shown_in_a_dialog_that_is_readable(browse, viewed):
     page.locator("#help").wait_for(state="hidden")
 
 
-@pytest.mark.parametrize("path", ["", "rollout?id=hostile#turn=1", "rollout?id=bad#failed", f"rollout?id={HOSTILE}"])
-def test_hostile_texts_are_shown_as_text_and_run_nothing(browse, viewed, path):
-    page = browse(viewed + path)
-    page.get_by_text(MARKUP).first.wait_for()
-    assert page.locator("img").count() == 0
-
-
 def test_a_name_that_is_bound_to_this_machine_later_is_refused(chromium, viewed):
     with chromium.new_context() as context:
         page = context.new_page()

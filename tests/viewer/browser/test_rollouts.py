@@ -44,34 +44,6 @@ def test_keys_choose_open_and_search(browse, many):
     assert sorted(ids(page)) == [f"rollout-00123{digit}" for digit in range(10)]
 
 
-def test_a_click_on_a_value_filters_and_the_address_is_the_filter(browse, many):
-    page = browse(many)
-    page.locator(".rollouts .reason").first.click()
-    page.wait_for_url("**reason=*")
-    (reason,) = parse_qs(urlsplit(page.url).query)["reason"]
-    assert set(page.locator(".rollouts .reason").all_inner_texts()) == {reason}
-    names = ids(page)
-    assert ids(browse(page.url)) == names
-    page.locator(".chips a").click()
-    page.wait_for_url(many)
-    assert ids(page) != names
-
-
-def test_a_row_has_tokens_of_prompts_and_replies_and_a_finish_reason_that_filters(browse, many):
-    page = browse(many)
-    assert len(page.answers[0].body()) < MOST_BYTES
-    expect(page.locator('.rollouts [data-label="tokens"]').first).to_have_text("300 / 8")
-    shown = page.locator(".rollouts .finish")
-    assert set(shown.all_inner_texts()) == {"stop", "error", "length"}
-    shown.get_by_text("length").first.click()
-    page.wait_for_url("**finish-reason=length")
-    assert set(shown.all_inner_texts()) == {"length"}
-    rewards = [float(text) for text in page.locator('.rollouts [data-label="reward"]').all_inner_texts()]
-    assert max(rewards) < 0.05
-    page.locator(".chips a").click()
-    page.wait_for_url(many)
-
-
 def test_the_form_filters_by_state_and_reward_and_the_address_keeps_it(browse, many):
     page = browse(many)
     page.get_by_label("State").select_option("completed")

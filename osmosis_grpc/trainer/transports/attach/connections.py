@@ -191,7 +191,7 @@ def _pace(stream: FrameStream, limits: control_pb2.Limits) -> None:
 
 
 def _other_workers(address: str, hello: attach_pb2.ServerHello | control_pb2.GetServerInfoResponse) -> list[str]:
-    """Returns the addresses of the other workers that a server names. They have the host of its own address."""
+    """Return the addresses of the other workers that a server names. They have the host of its own address."""
     host, _, own = address.rpartition(":")
     rows = hello.workers[:MAX_WORKERS]
     others = [row for row in rows if 0 < row.port < 65_536 and str(row.port) != own]

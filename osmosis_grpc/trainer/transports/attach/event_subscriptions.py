@@ -31,7 +31,7 @@ class Subscription:
         self._paused = False
 
     def message(self) -> pb.Subscribe:
-        """Returns the Subscribe for the events after the newest one received."""
+        """Return the Subscribe for the events after the newest one received."""
         request = control_pb2.StreamEventsRequest(
             rollout_id=self._rollout_id, attempt=self._attempt, after_event=self._after
         )

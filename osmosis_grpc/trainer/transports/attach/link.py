@@ -79,7 +79,7 @@ class AttachedServer(AgentServerLink):
         return super().idle and not (self.cancels or self.annotations or self.subscriptions)
 
     def greeting(self, granted: int) -> bytes:
-        """Returns the trainer's hello. The server may have `granted` open chats."""
+        """Return the trainer's hello. The server may have `granted` open chats."""
         return trainer_frame(
             "hello",
             pb.TrainerHello(
@@ -180,7 +180,6 @@ class AttachedServer(AgentServerLink):
         self._answer("complete_reply", reply)
 
     def _unopened(self, key: RolloutKey) -> bool:
-        """Returns whether a rollout waits for the answer to its Init."""
         rollout = self.rollouts.get(key)
         return rollout is not None and not rollout.opened
 
@@ -216,7 +215,7 @@ class AttachedServer(AgentServerLink):
         if rollout is None or rollout.opened:
             return
         if reply.WhichOneof("result") != "response":
-            self.init_refused(rollout, refused(reply.status))
+            self.owner.init_refused(rollout, self, refused(reply.status))
         elif self.init_answered(rollout, reply.response.tools):
             self.chats.opened(rollout.key)
 
@@ -230,11 +229,7 @@ class AttachedServer(AgentServerLink):
             self._answer_outcome(raw, error)
             self.owner.unusable(self, raw.rollout_id, raw.attempt, error)
             return
-        reply = partial(self._answer_outcome, raw)
-        try:
-            self.owner.completed(Report(self, outcome, raw, reply))
-        except CallError as error:
-            reply(error)
+        self.owner.completed(Report(self, outcome, raw, partial(self._answer_outcome, raw)))
 
     def _on_window(self, message: pb.ServerWindow) -> None:
         self.window = message.max_open_rollouts

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 import grpc
+from google.protobuf.message import Message
 
 from osmosis_grpc.network.channel_options import client_options
 from osmosis_grpc.network.client_calls import error_of
@@ -39,7 +40,7 @@ from osmosis_grpc.trainer.agent_server_state import (
     job_failed,
 )
 from osmosis_grpc.trainer.config import TrainerConfig
-from osmosis_grpc.trainer.transports.calls import Calls, NoAnswer, raise_if_cancelled
+from osmosis_grpc.trainer.transports.calls import Answer, Calls, NoAnswer, raise_if_cancelled
 
 log = logging.getLogger(__name__)
 
@@ -55,10 +56,7 @@ STATE_PERIOD = 0.25
 MAX_CALLS = 256
 """At most this many calls are open at one server. Inits and cancels are counted together."""
 RESEND_PAUSE = 1.0
-"""The link sends an Init again to renew the callback of a rollout that the server already has.
-
-If the server answers this Init with a retryable error, the link waits this many seconds and sends the Init once more.
-"""
+"""An Init that renews a callback is repeated after this many seconds if the server refuses it for now."""
 
 Results = list[CancelResult]
 
@@ -148,10 +146,7 @@ class CalledServer(AgentServerLink):
         )
 
     async def _pause(self, channel: grpc.aio.Channel) -> None:
-        """Wait until the next ping is due.
-
-        A ping is due after PING_PERIOD. It is due earlier when a call gets no answer or the channel is not ready.
-        """
+        """Wait until the next ping is due: after PING_PERIOD, or when a call gets no answer or the channel fails."""
         left = PING_PERIOD
         while left > 0 and channel.get_state() is grpc.ChannelConnectivity.READY:
             with contextlib.suppress(TimeoutError):
@@ -177,8 +172,6 @@ class CalledServer(AgentServerLink):
                 self._repointing.cancel()
             self._repointing = self.owner.supervisor.start(REPOINT, self._repoint_ended)
 
-    # Inits.
-
     def send_init(self, rollout: Rollout) -> None:
         if not self.attached or not rollout.written or rollout in self._sending:
             return
@@ -192,8 +185,7 @@ class CalledServer(AgentServerLink):
         task.add_done_callback(lambda _: self._sending.discard(rollout))
 
     async def _init(self, init: InitRequest) -> rollout_pb2.InitResponse:
-        message = init_to_wire(init, blobs=BLOBS in self.features)
-        return await self._calls.ask("Init", message, rollout_pb2.InitResponse)
+        return await self._calls.ask("Init", init_to_wire(init, blobs=BLOBS in self.features), rollout_pb2.InitResponse)
 
     async def _send_init(self, rollout: Rollout, key: RolloutKey) -> None:
         """Send an Init until the server answers, or its connection has ended.
@@ -218,8 +210,11 @@ class CalledServer(AgentServerLink):
                         away_since = None
                     else:
                         away_since = away_since or monotonic()
-                        if monotonic() - away_since > self._lost_after:
-                            self._lose(rollout, error)
+                        if monotonic() - away_since > self._lost_after and self.rollouts.get(key) is rollout:
+                            why = f"server {self.name} has not answered for it for {self._lost_after:g} s: {error}"
+                            log.warning("rollout %s is lost: %s", key[0], why)
+                            self.abandon(rollout)
+                            self.owner.lost(rollout, why)
                             return
                     self._in_doubt.set()
                     if not await self._is_reached_again():
@@ -228,7 +223,7 @@ class CalledServer(AgentServerLink):
                     if self.rollouts.get(key) is not rollout:
                         return
                     if not (rollout.opened and error.retryable):
-                        self.init_refused(rollout, error)
+                        self.owner.init_refused(rollout, self, error)
                         return
                     # The rollout still runs on this server. Only its callback is not renewed yet.
                     await asyncio.sleep(error.retry_after or RESEND_PAUSE)
@@ -237,19 +232,8 @@ class CalledServer(AgentServerLink):
                         self.init_answered(rollout, answer.tools)
                     return
 
-    def _lose(self, rollout: Rollout, error: CallError) -> None:
-        """Run a rollout again with a higher attempt, because its worker is away for too long."""
-        if self.rollouts.get(rollout.key) is rollout:
-            why = f"server {self.name} has not answered for it for {self._lost_after:g} s: {error}"
-            log.warning("rollout %s is lost: %s", rollout.key[0], why)
-            self.abandon(rollout)
-            self.owner.lost(rollout, why)
-
     async def _knows(self, key: RolloutKey) -> bool:
-        """Returns whether the server still has an attempt that it has accepted.
-
-        Raises NoAnswer, and DeadlineExceeded if the worker that possibly has it is away.
-        """
+        """Return whether the server still has an attempt. Raises DeadlineExceeded if its worker is away, NoAnswer."""
         request = control_pb2.GetRolloutRequest(rollout_id=key[0], attempt=key[1])
         try:
             await self._calls.ask("GetRollout", request, control_pb2.GetRolloutResponse)
@@ -270,15 +254,11 @@ class CalledServer(AgentServerLink):
             await asyncio.sleep(STATE_PERIOD)
         return True
 
-    # Outcomes that the server cannot deliver.
-
     async def _repoint_ended(self) -> None:
         """Renew the callbacks of ended rollouts whose outcomes the server has not delivered.
 
-        A callback can have the address of an earlier process of this trainer, and then the server cannot deliver. The
-        trainer possibly recorded the outcome in its ledger, but its answer to the delivery did not reach the server. In
-        this case the trainer no longer waits for the rollout. This method skips a rollout for which the trainer still
-        waits, because send_init() renews its callback.
+        Such a callback can have the address of an earlier process, which has recorded the outcome, but whose answer did
+        not reach the server. If the trainer still waits for a rollout, send_init() renews its callback.
         """
         request = control_pb2.ListRolloutsRequest(undelivered=True)
         try:
@@ -305,8 +285,6 @@ class CalledServer(AgentServerLink):
                     await self._init(init)
                     return
 
-    # Cancels.
-
     def cancel(self, rollout_id: str, reason: str) -> "asyncio.Future[Results]":
         return self._cancel(control_pb2.CancelRequest(rollout_id=rollout_id, reason=reason))
 
@@ -314,7 +292,6 @@ class CalledServer(AgentServerLink):
         if key in self._cancelling or not self.attached:
             return
         self._cancelling.add(key)
-        request = control_pb2.CancelRequest(rollout_id=key[0], attempt=key[1], reason="it runs elsewhere")
 
         def done(cancelled: "asyncio.Future[Results]") -> None:
             self._cancelling.discard(key)
@@ -325,46 +302,42 @@ class CalledServer(AgentServerLink):
             elif key in self.leaving and self._closed is None:
                 self.owner.cancel_later(self, key[0])
 
-        self._cancel(request).add_done_callback(done)
+        elsewhere = control_pb2.CancelRequest(rollout_id=key[0], attempt=key[1], reason="it runs elsewhere")
+        self._cancel(elsewhere).add_done_callback(done)
 
     def _cancel(self, request: control_pb2.CancelRequest) -> "asyncio.Future[Results]":
         future: asyncio.Future[Results] = asyncio.get_running_loop().create_future()
 
+        async def send() -> None:
+            try:
+                answer = await self._ask("Cancel", request, control_pb2.CancelResponse)
+            except CallError as error:
+                fail(error)
+                return
+            if not future.done():
+                future.set_result([CANCEL_RESULT.from_wire(row) for row in answer.results])
+
         def fail(error: BaseException) -> None:
             if not future.done():
-                future.set_exception(job_failed(CANCEL, error))
+                future.set_exception(error if isinstance(error, CallError) else job_failed(CANCEL, error))
 
-        self._cancels[future] = self.owner.supervisor.start(CANCEL, partial(self._send_cancel, request, future), fail)
+        self._cancels[future] = self.owner.supervisor.start(CANCEL, send, fail)
         future.add_done_callback(lambda _: self._cancels.pop(future).cancel())
         return future
 
-    async def _send_cancel(self, request: control_pb2.CancelRequest, future: "asyncio.Future[Results]") -> None:
-        async with self._slots:
-            while not future.done():
-                try:
-                    answer = await self._calls.ask("Cancel", request, control_pb2.CancelResponse)
-                except NoAnswer:
-                    self._in_doubt.set()
-                    if not await self._is_reached_again() and not future.done():
-                        future.set_exception(self._closed or Unavailable("the server cannot be reached"))
-                except CallError as error:
-                    future.set_exception(error)
-                else:
-                    future.set_result([CANCEL_RESULT.from_wire(row) for row in answer.results])
-
-    # Annotations.
-
     async def annotate(self, request: annotation_pb2.AnnotateRequest) -> annotation_pb2.AnnotateResponse:
+        return await self._ask("Annotate", request, annotation_pb2.AnnotateResponse)
+
+    async def _ask(self, method: str, request: Message, answer: type[Answer]) -> Answer:
+        """Return the server's answer, across breaks. Raises the CallError of the server, and the error of close()."""
         async with self._slots:
             while True:
                 try:
-                    return await self._calls.ask("Annotate", request, annotation_pb2.AnnotateResponse)
+                    return await self._calls.ask(method, request, answer)
                 except NoAnswer:
                     self._in_doubt.set()
                     if not await self._is_reached_again():
                         raise self._closed or Unavailable("the server cannot be reached") from None
-
-    # Events.
 
     async def events(
         self, rollout_id: str, attempt: int, after: int, *, tokens: bool

@@ -27,7 +27,7 @@ class Receiver(Protocol):
     """Answers callbacks. If a method raises an error, the error is the answer."""
 
     async def chat(self, request: ChatRequest) -> bytes:
-        """Returns the reply to a chat, as bytes to send."""
+        """Return the reply to a chat, as bytes to send."""
 
     def abandon(self, request: pb.AbandonChatRequest) -> None:
         """Stop the sampling of a chat whose reply is no longer wanted."""
@@ -97,7 +97,7 @@ class CallbackListener(services_pb2_grpc.TrainerServiceServicer):
         delta: bool = True,
         outcome_by_reference: bool = False,
     ) -> Callback:
-        """Returns the callback to send with an Init.
+        """Return the callback to send with an Init.
 
         Agent servers reach this trainer at `target`, HOST:PORT; the default is the address where the trainer listens.
         The default `credential` is valid only for callbacks to this trainer. With `rollout_id` it is valid only for

@@ -69,7 +69,7 @@ class CallbackRecorder(Receiver):
         return self._listener.address
 
     def callback(self, **options: Any) -> Callback:
-        """Returns a callback to send with an Init; see CallbackListener.callback."""
+        """Return a callback to send with an Init; see CallbackListener.callback."""
         return self._listener.callback(**options)
 
     @property
@@ -78,7 +78,7 @@ class CallbackRecorder(Receiver):
         return TrainerMetrics(self.cache.metrics, self.metrics, self.supervisor.failures)
 
     def metrics(self) -> dict[str, float]:
-        """Returns counts, means and percentiles by name; see Trainer.metrics."""
+        """Return counts, means and percentiles by name; see Trainer.metrics."""
         return self.cache.read_metrics(self.cache.open)
 
     async def __aenter__(self) -> "CallbackRecorder":
@@ -123,7 +123,6 @@ class CallbackRecorder(Receiver):
         """Do nothing. The server does not send the outcome again."""
 
     async def _record_once(self, outcome: RolloutOutcome, state: bytes, credential: str) -> None:
-        """Call `record` once for each result. A second call with the same result waits for the first call."""
         key = (outcome.rollout_id, outcome.attempt, outcome.result_id)
         task = self._recording.get(key)
         if task is None:

@@ -69,7 +69,6 @@ class CallbackTransport(Transport[CalledServer], Receiver):
         await link.stay_connected(reached, partial(servers.left, link))
 
     def _callback(self, rollout_id: str, features: frozenset[str]) -> Callback:
-        """Returns the callback of a rollout on a server with these features."""
         return self._listener.callback(
             rollout_id=rollout_id,
             target=self._config.callback_target,

@@ -1,0 +1,130 @@
+"""Replaces a damaged file with a new file that has the rows which SQLite can still read.
+
+The damaged file stays in the same folder. Rows with a wrong checksum are copied, too, so that readers can report them.
+If SQLite can read nothing, the file is refused, and a backup is the only way back.
+"""
+
+import logging
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+from osmosis_grpc.storage.fsync import fsync
+from osmosis_grpc.storage.sqlite.file_schema import Row, Schema, Table
+from osmosis_grpc.storage.sqlite.log_damage import log_of
+
+log = logging.getLogger(__name__)
+
+_NOT_DAMAGE = {
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_NOMEM,
+}
+"""Codes of SQLite's errors that do not report damage. Their cause is, for example, the disk or another process."""
+
+
+def is_damage(error: sqlite3.Error) -> bool:
+    """Return whether an error of SQLite reports a damaged file."""
+    return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF not in _NOT_DAMAGE
+
+
+def readable_rows(database: sqlite3.Connection, table: Table) -> Iterator[Row]:
+    """Yield the rows of a table that SQLite can read: from each end up to the first damaged page."""
+    reached: int | None = None
+    for order in ("ASC", "DESC"):
+        try:
+            query = f"SELECT rowid, * FROM {table.name} NOT INDEXED ORDER BY rowid {order}"  # noqa: S608
+            for rowid, *row in database.execute(query):
+                if order == "DESC" and reached is not None and rowid <= reached:
+                    return
+                yield row
+                if order == "ASC":
+                    reached = rowid
+            return
+        except sqlite3.Error as error:
+            if not is_damage(error):
+                raise
+
+
+def recover(database: sqlite3.Connection, path: Path, schema: Schema, problem: str) -> None:
+    """Copy what SQLite can read to a new file beside the damaged one. finish() puts it in its place.
+
+    Raises:
+        schema.error: SQLite can read no row.
+        OSError, sqlite3.Error: The disk failed. The next start tries again.
+    """
+    making = _named(path, "recovering")
+    making.unlink(missing_ok=True)
+    os.close(os.open(making, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    with closing(sqlite3.connect(making, isolation_level=None)) as fresh:
+        fresh.execute("PRAGMA synchronous = OFF")
+        schema.create(fresh)
+        fresh.execute("BEGIN")
+        sound = damaged = 0
+        for table in schema.tables.values():
+            wrong = []
+            for row in readable_rows(database, table):
+                if table.wrong(row):
+                    wrong.append(row)
+                else:
+                    sound += _put(fresh, table, row)
+            damaged += sum(_put(fresh, table, row) for row in wrong)  # after the sound row with the same key
+        names = schema.clean(fresh)
+        fresh.execute("COMMIT")
+        fresh.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    if not sound:
+        making.unlink()
+        raise schema.error(
+            f"the {schema.kind} {path} is damaged, and SQLite can read nothing of it ({problem}): "
+            f"move it away and restore a backup, or use {schema.instead}"
+        )
+    fsync(making)
+    making.replace(_named(path, "recovered"))
+    fsync(path.parent)
+    log.error(
+        "the %s %s is damaged: %s. What SQLite can read of it is in a new file: %d sound rows and %d damaged ones",
+        schema.kind,
+        path,
+        problem,
+        sound,
+        damaged,
+    )
+    for name in names:
+        log.error("%s is lost from the %s %s", name, schema.kind, path)
+
+
+def finish(path: Path) -> None:
+    """Move the damaged file aside and the new file to its place, if there is one. Continue after a crash."""
+    made = _named(path, "recovered")
+    if not made.exists():
+        return
+    stamp = time.strftime("%Y%m%dT%H%M%S")
+    aside, number = _named(path, f"damaged-{stamp}"), 1
+    while aside.exists():
+        number += 1
+        aside = _named(path, f"damaged-{stamp}-{number}")
+    Path(f"{path}-shm").unlink(missing_ok=True)
+    for file, place in ((log_of(path), log_of(aside)), (path, aside)):
+        if file.exists():
+            file.replace(place)
+    made.replace(path)
+    fsync(path.parent)
+    log.error("the damaged file is kept as %s", aside)
+
+
+def _put(fresh: sqlite3.Connection, table: Table, row: Row) -> int:
+    """Insert a row, and return 1. Return 0 if the table refuses its values."""
+    marks = ", ".join("?" * len(row))
+    return fresh.execute(f"INSERT OR IGNORE INTO {table.name} VALUES ({marks})", row).rowcount  # noqa: S608
+
+
+def _named(path: Path, what: str) -> Path:
+    return path.with_name(f"{path.name}.{what}")
