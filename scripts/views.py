@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from osmosis_grpc.cli.journal_views import VIEWS, VIEWS_VERSION
+from osmosis_grpc.records.query import VIEWS, VIEWS_VERSION
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "query.md"
 BEGIN, END = "<!-- begin views: python scripts/views.py -->\n", "<!-- end views -->\n"

@@ -69,7 +69,6 @@ def forked() -> Iterator[Forked]:
         "osmosis_grpc.cli.list",
         "osmosis_grpc.records.reading.server_source",
         "osmosis_grpc.cli.query",
-        "osmosis_grpc.cli.test",
         "osmosis_grpc.cli.eval",
         "osmosis_grpc.cli.compare",
         "osmosis_grpc.cli.rescore",

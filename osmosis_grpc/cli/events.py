@@ -7,18 +7,10 @@ from osmosis_grpc.cli.screen import Screen
 from osmosis_grpc.cli.source import Source, read_source, stopped_text
 from osmosis_grpc.cli.source_options import SourceOptions
 from osmosis_grpc.protocol.types import OutcomeStatus, TrajectoryEvent, events
-from osmosis_grpc.records.reading.event_text import name_of, one_line
-from osmosis_grpc.records.reading.history import sampled
-from osmosis_grpc.records.reading.record_values import plain
+from osmosis_grpc.records.reading.event_text import event_record, name_of, one_line
 from osmosis_grpc.serve.json_output import Records, say_error
 from osmosis_grpc.serve.startup import usage_error
 
-HEAVY: dict[type, frozenset[str]] = {
-    events.Accepted: frozenset({"digest"}),
-    events.ChatAnswered: frozenset({"tokens", "prompt_ids", "prompt_extras", "prompt_prefix"}),
-    events.Ended: frozenset({"messages", "begins", "segments", "chats"}),
-}
-"""The kind of an event to the fields that its record leaves out. `show --tokens --json` has the tokens."""
 KINDS: dict[type, str] = {events.Delivered: "note", events.ChatFailed: "error", events.ToolCalled: "call"}
 """The kind of an event to the kind of its line."""
 
@@ -36,7 +28,7 @@ def run_events(rollout: str | None, attempt: int | None, options: SourceOptions,
         trail = source.all_events() if rollout is None else source.events(rollout, attempt or 0, follow=follow)
         async with aclosing(trail) as found:
             async for event in found:
-                out.write(name_of(event.kind), **record(event))
+                out.write(name_of(event.kind), **event_record(event))
                 screen.say(screen.fitted(_line(event, named=rollout is None)), _kind(event))
         return 0
 
@@ -56,17 +48,3 @@ def _kind(event: TrajectoryEvent) -> str:
     if isinstance(event.kind, events.ToolReturned) and event.kind.error:
         return "error"
     return KINDS.get(type(event.kind), "")
-
-
-def record(event: TrajectoryEvent) -> dict[str, object]:
-    """Return the fields of an event's record: its names, and the fields of its kind."""
-    kind = event.kind
-    size = {"response_tokens": sampled(kind)} if isinstance(kind, events.ChatAnswered) else {}
-    return {
-        "rollout_id": event.rollout_id,
-        "attempt": event.attempt,
-        "event_number": event.event_number,
-        "time": event.time,
-        **plain(kind, without=HEAVY.get(type(kind), frozenset())),
-        **size,
-    }

@@ -16,7 +16,8 @@ from osmosis_grpc.agent.loader import LoadError, load_agents
 from osmosis_grpc.agent.runnable import Runnable, as_runnable
 from osmosis_grpc.cli.agent_sources import SourceOptions as AgentSources
 from osmosis_grpc.cli.daemon_thread import Interruptible, run_in_daemon_thread
-from osmosis_grpc.cli.dataset_run import INTERRUPTED, STOPPING, model_of
+from osmosis_grpc.cli.dataset_options import model_of
+from osmosis_grpc.cli.dataset_run import INTERRUPTED, STOPPING
 from osmosis_grpc.cli.program import program
 from osmosis_grpc.cli.run_options import RunOptions
 from osmosis_grpc.cli.source import Source, open_source
@@ -26,8 +27,8 @@ from osmosis_grpc.protocol.errors import CallError, OsmosisRolloutError
 from osmosis_grpc.protocol.types import Fork, OutcomeStatus, RolloutOutcome, RolloutRequest
 from osmosis_grpc.protocol.types.outcome import printable
 from osmosis_grpc.records.evaluate import ModelError, RunError, RunFolder
-from osmosis_grpc.records.evaluate.fork_run import run_fork
 from osmosis_grpc.records.evaluate.models import Model
+from osmosis_grpc.records.local_host import ONE, LocalHost
 from osmosis_grpc.records.reading.fork_origin import origin
 from osmosis_grpc.records.reading.phrases import counted, reward_text
 from osmosis_grpc.records.reading.record_values import plain
@@ -35,6 +36,7 @@ from osmosis_grpc.records.reading.source_port import SourceError
 from osmosis_grpc.serve.json_output import Records, records, say_error
 from osmosis_grpc.serve.startup import usage_error
 from osmosis_grpc.storage import JournalError
+from osmosis_grpc.storage.keep_all import KEPT
 
 MAIN = "main"
 
@@ -132,10 +134,11 @@ class _Here:
         """Run the fork, and return the exit code."""
         request, path = self._original.forked(), self._folder.path
         _say_start(self._out, request)
-        timeout = self._options.model.timeout
+        config = replace(ONE, agent_timeout=self._options.model.timeout, record_ttl=KEPT)
 
-        def work() -> Awaitable[RolloutOutcome]:
-            return run_fork(self._agent_loop, self._model.policy, path, request, self._original.chats, timeout)
+        async def work() -> RolloutOutcome:
+            async with LocalHost(self._agent_loop, self._model.policy, config, folder=path) as host:
+                return await host.run(request, original=self._original.chats)
 
         state, outcome = "interrupted", None
         try:

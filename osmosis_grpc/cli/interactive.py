@@ -14,7 +14,7 @@ from osmosis_grpc.protocol.errors import CallError
 from osmosis_grpc.protocol.types import ChatRequest, ChatResponse, Message
 from osmosis_grpc.protocol.types.outcome import printable
 from osmosis_grpc.records.evaluate import Dataset, Row
-from osmosis_grpc.records.evaluate.models import entered
+from osmosis_grpc.records.local_host import entered
 from osmosis_grpc.records.reading.message_text import mapping, mappings
 from osmosis_grpc.serve.json_output import harmless
 from osmosis_grpc.supervise import DaemonThreads

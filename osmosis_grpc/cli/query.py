@@ -1,8 +1,11 @@
 """The query command: runs SQL over the views of a journal, and prints a table, records or CSV."""
 
 import csv
+import decimal
+import faulthandler
 import itertools
 import math
+import os
 import signal
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,11 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from osmosis_grpc.cli.journal_views import VIEWS, VIEWS_VERSION
-from osmosis_grpc.cli.query_database import Answer, Interrupted, QueryDatabase, QueryError
 from osmosis_grpc.cli.screen import Screen, columns, wrapped
 from osmosis_grpc.cli.usual_folder import run_folder, state_folder
+from osmosis_grpc.protocol.errors import MissingExtraError
 from osmosis_grpc.protocol.types.outcome import printable
+from osmosis_grpc.records.query import VIEWS, VIEWS_VERSION, Interrupted, QueryDatabase, QueryError
+from osmosis_grpc.records.query.database import Answer
 from osmosis_grpc.records.reading.journal_folder import doctor_hint
 from osmosis_grpc.records.reading.record_values import plain
 from osmosis_grpc.records.reading.source_port import SourceError
@@ -30,10 +34,11 @@ TABLE_ROWS = 100
 MEASURED = 1000
 """The widths of a table's columns are those of its first rows, at most this many."""
 GAP = "  "
-NARROWEST = 20
-"""No text of a table is cut to fewer columns. Rows that do not fit are printed one value a line."""
+NUMBERS = (int, float, decimal.Decimal)
 PIPE_WIDTH = 200
-"""In a pipe, nothing is cut. Rows that are wider are printed one value a line."""
+"""The width of a table in a pipe. Rows that are wider than the table may be are printed one value a line."""
+GRACE = 5.0
+"""A call of one function cannot be interrupted. The process ends this many seconds after the time for the query."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +69,7 @@ def run_query(given: QueryOptions, *, json: bool) -> int:
             return 0
         folder = _folder(given)
         try:
-            with QueryDatabase(folder) as database:
+            with _ended_after(given.timeout + GRACE), QueryDatabase(folder) as database:
                 with database.select(sql, given.timeout) as answer:
                     _print(answer, given, out, json=json)
                 if database.damaged:
@@ -72,11 +77,22 @@ def run_query(given: QueryOptions, *, json: bool) -> int:
                         f"query: {database.damaged} of the rollouts are damaged, and values are missing; "
                         f"{doctor_hint(folder)}"
                     )
-        except (QueryError, SourceError) as error:
+        except (QueryError, SourceError, MissingExtraError) as error:
             usage_error("query", printable(str(error)))
         except (Interrupted, KeyboardInterrupt):
             return 130
     return 0
+
+
+@contextmanager
+def _ended_after(seconds: float) -> Iterator[None]:
+    """End the process with exit code 1 if the block takes longer, even in a call that nothing interrupts."""
+    with open(os.devnull, "w") as nowhere:
+        faulthandler.dump_traceback_later(seconds, exit=True, file=nowhere)
+        try:
+            yield
+        finally:
+            faulthandler.cancel_dump_traceback_later()
 
 
 @contextmanager
@@ -126,7 +142,7 @@ def _print(answer: Answer, given: QueryOptions, out: Records, *, json: bool) -> 
     rows = _Limited(answer.rows, wanted or math.inf)
     if json:
         for row in rows:
-            out.write("row", row={name: plain(value) for name, value in zip(answer.columns, row, strict=True)})
+            out.write("row", row={name: _plain(value) for name, value in zip(answer.columns, row, strict=True)})
         out.write("queried", rows=rows.count, more=rows.more, columns=answer.columns, views_version=VIEWS_VERSION)
     elif given.csv:
         _print_csv(answer.columns, rows)
@@ -134,6 +150,11 @@ def _print(answer: Answer, given: QueryOptions, out: Records, *, json: bool) -> 
         _print_table(answer.columns, rows, Screen.of(out))
     if rows.more and not json:
         say_error(f"query: there are more rows; --limit {2 * wanted} shows more, and --limit 0 shows all")
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of JSON; a decimal number, such as 1.5 in SQL, becomes a float."""
+    return plain(float(value) if isinstance(value, decimal.Decimal) else value)
 
 
 class _Limited:
@@ -159,83 +180,45 @@ def _print_csv(names: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> None:
     writer = csv.writer(sys.stdout, lineterminator="\n")
     escaped = sys.stdout.isatty()
     for row in itertools.chain([names], rows):
-        cells = ["" if value is None else str(plain(value)) for value in row]
+        cells = ["" if value is None else str(_plain(value)) for value in row]
         writer.writerow([printable(cell, keep="\n") for cell in cells] if escaped else cells)
     sys.stdout.flush()
 
 
 def _print_table(names: Sequence[str], rows: "_Limited", screen: Screen) -> None:
-    """Print a table whose lines fit the screen, or one value a line if there are too many columns for that."""
-    found = iter(rows)
-    first = list(itertools.islice(found, MEASURED))
-    table = _Columns.fitted(names, first, screen.width if sys.stdout.isatty() else None)
-    if table is None:
-        _print_values(names, itertools.chain(first, found), screen)
+    """Print a table whose lines fit the screen, or one value a line if they do not fit."""
+    more = iter(rows)
+    first = list(itertools.islice(more, MEASURED))
+    cells = [[printable(name) for name in names], *([cell(value) for value in row] for row in first)]
+    widths = [max(map(columns, column)) for column in zip(*cells, strict=True)]
+    room = screen.width if sys.stdout.isatty() else PIPE_WIDTH
+    if sum(widths) + len(GAP) * (len(names) - 1) > room:
+        _print_values(names, itertools.chain(first, more), screen)
         return
-    screen.say(table.line(names), "head")
-    for row in itertools.chain(first, found):
-        screen.say(table.line([cell(value) for value in row]))
-    hint = "; long texts are cut, and --csv and --json print them whole" if table.has_cut else ""
-    screen.say(f"({rows.count} row{'' if rows.count == 1 else 's'}{hint})", "note")
+    right = [any(isinstance(value, NUMBERS) for value in column) for column in zip(*first, strict=True)]
+    right = right or [False] * len(names)
 
-
-@dataclass(slots=True)
-class _Columns:
-    """The columns of a table."""
-
-    widths: list[int]
-    numbers: list[bool]
-    """Numbers are at the right of their column."""
-    texts: list[bool]
-    """Texts with blanks may be cut; ids and other words may not."""
-    has_cut: bool = False
-
-    @classmethod
-    def fitted(cls, names: Sequence[str], rows: Sequence[tuple[Any, ...]], most: int | None) -> "_Columns | None":
-        """Return columns for lines of `most` columns, or None if lines do not fit. None as `most` means a pipe."""
-        shown = [[cell(row[at]) for row in rows] for at in range(len(names))]
-        heads = [columns(printable(name)) for name in names]
-        widths = [max([head, *map(columns, cells)]) for head, cells in zip(heads, shown, strict=True)]
-        texts = [most is not None and any(" " in text for text in cells) for cells in shown]
-        least = [
-            min(width, max(head, NARROWEST)) if text else width
-            for width, head, text in zip(widths, heads, texts, strict=True)
+    def line(texts: Sequence[str]) -> str:
+        blanks = [" " * (width - columns(text)) for text, width in zip(texts, widths, strict=True)]
+        parts = [
+            blank + text if at_right else text + blank
+            for text, blank, at_right in zip(texts, blanks, right, strict=True)
         ]
-        room = (most or PIPE_WIDTH) - len(GAP) * (len(names) - 1)
-        if sum(least) > room:
-            return None
-        while sum(widths) > room:
-            widest = max((at for at in range(len(names)) if widths[at] > least[at]), key=widths.__getitem__)
-            widths[widest] -= 1
-        numbers = [any(isinstance(row[at], int | float) for row in rows) for at in range(len(names))]
-        return cls(widths, numbers, texts)
-
-    def line(self, cells: Sequence[str]) -> str:
-        """Return one line."""
-        parts = []
-        for text, width, right, may_cut in zip(cells, self.widths, self.numbers, self.texts, strict=True):
-            shown = _cut(text, width) if may_cut else text
-            self.has_cut |= shown != text
-            blank = " " * (width - columns(shown))
-            parts.append(blank + shown if right else shown + blank)
         return GAP.join(parts).rstrip()
 
-
-def _cut(text: str, width: int) -> str:
-    if columns(text) <= width:
-        return text
-    while columns(text) > width - 3:
-        text = text[: min(len(text) - 1, width - 3)]
-    return text + "..."
+    screen.say(line(cells[0]), "head")
+    for texts in itertools.chain(cells[1:], ([cell(value) for value in row] for row in more)):
+        screen.say(line(texts))
+    screen.say(f"({rows.count} row{'' if rows.count == 1 else 's'})", "note")
 
 
 def cell(value: Any) -> str:
     """Return a value as one printable line."""
     if value is None:
         return ""
-    if isinstance(value, float):
+    if isinstance(value, float | decimal.Decimal):
         short = f"{value:.6g}"
-        return f"{value:.3f}" if "e+" in short and abs(value) < 1e15 else short
+        return f"{value:.3f}" if "e+" in short and abs(float(value)) < 1e15 else short
     return printable(str(plain(value)).expandtabs(4))
 
 

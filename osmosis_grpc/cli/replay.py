@@ -14,13 +14,13 @@ from osmosis_grpc.cli.daemon_thread import run_in_daemon_thread
 from osmosis_grpc.cli.source import Source, open_source
 from osmosis_grpc.cli.source_options import SourceOptions
 from osmosis_grpc.protocol.errors import OsmosisRolloutError
-from osmosis_grpc.protocol.types import RolloutInfo, RolloutOutcome
+from osmosis_grpc.protocol.types import RolloutInfo
 from osmosis_grpc.protocol.types.outcome import printable
 from osmosis_grpc.records.reading.phrases import reward_text
 from osmosis_grpc.records.reading.source_port import SourceError
 from osmosis_grpc.serve.json_output import Records, records, say_error
 from osmosis_grpc.serve.startup import usage_error
-from osmosis_grpc.testing.replay import Difference, Recorded, Row, rerun, result_differences
+from osmosis_grpc.testing.replay import Comparison, Difference, Recorded, Row, compare
 
 
 def run_replay(
@@ -84,8 +84,6 @@ class _Report:
     def __init__(self, out: Records, recorded: Recorded) -> None:
         self._out = out
         self._recorded = recorded
-        self._rows: list[Row] = []
-        self._differences = 0
 
     def run(self, agent_loop: RolloutAgentLoop | Runnable, until_turn: int | None) -> int:
         """Run the rollout and return the exit code."""
@@ -93,15 +91,14 @@ class _Report:
         name = self._recorded.agent_loop
         self._out.say(f"rollout {request.rollout_id}, attempt {request.attempt}, agent loop {name}")
         try:
-            done = run_in_daemon_thread(lambda: rerun(agent_loop, self._recorded, until_turn, self._chat))
+            done = run_in_daemon_thread(lambda: compare(agent_loop, self._recorded, until_turn, self._chat))
         except (OsmosisRolloutError, SystemExit) as error:
             say_error(f"replay: the agent loop did not start: {one_line(error)}")
             return 1
-        self._end(*done)
-        return 1 if self._differences else 0
+        self._end(done)
+        return 1 if any(done.differences()) else 0
 
     def _chat(self, row: Row) -> None:
-        self._rows.append(row)
         self._out.write(
             "chat",
             sample=row.sample,
@@ -114,53 +111,41 @@ class _Report:
         self._out.say(f"  {row.sample} {row.chat_number}  {'different' if row.difference else 'same'}{tools}")
         self._differs(row.difference)
 
-    def _end(self, stopped: str, outcome: RolloutOutcome | None) -> None:
-        recorded, asked = self._recorded, {(row.sample, row.chat_number) for row in self._rows}
-        missing = [name for name in recorded.questions if name not in asked] if outcome is not None else []
-        for sample, number in missing:
+    def _end(self, done: Comparison) -> None:
+        recorded, outcome = self._recorded, done.outcome
+        for sample, number in done.not_asked:
             self._out.say(f"  {sample} {number}  not asked")
-        self._differences += len(missing)
-        found: list[Difference] = []
-        why = STOPPED.get(stopped, "") or recorded.cut
-        if outcome is not None and not why:
-            assert recorded.outcome is not None
-            found = result_differences(recorded.outcome, outcome)
-        if why:
-            self._out.say(f"result not compared: {why}")
-        elif not found:
+        if done.why_not:
+            self._out.say(f"result not compared: {done.why_not}")
+        elif done.result:
+            self._out.say(f"result different: {', '.join(difference.where for difference in done.result)}")
+        else:
             assert outcome is not None
             segments = [segment for sample in outcome.samples.values() for segment in sample.segments]
             self._out.say(
                 f"result same: {outcome.status} ({printable(outcome.finish_reason)}), {reward_text(outcome)}, "
                 f"{len(outcome.messages)} messages, {sum(len(segment.ids) for segment in segments)} tokens"
             )
-        else:
-            self._out.say(f"result different: {', '.join(difference.where for difference in found)}")
-        for difference in found:
+        for difference in done.result:
             self._differs(difference)
         self._out.write(
             "replayed",
             rollout_id=recorded.request.rollout_id,
             attempt=recorded.request.attempt,
             agent_loop=recorded.agent_loop,
-            chats=len(self._rows),
-            stopped=stopped or None,
-            not_asked=[{"sample": sample, "number": number} for sample, number in missing],
+            chats=len(done.rows),
+            stopped=done.stopped or None,
+            not_asked=[{"sample": sample, "number": number} for sample, number in done.not_asked],
             result={
-                "compared": not why,
-                "same": not found if not why else None,
-                "why_not": why or None,
-                "differences": [asdict(difference) for difference in found],
+                "compared": not done.why_not,
+                "same": None if done.why_not else not done.result,
+                "why_not": done.why_not or None,
+                "differences": [asdict(difference) for difference in done.result],
             },
-            same=not self._differences,
+            same=not any(done.differences()),
         )
 
     def _differs(self, difference: Difference | None) -> None:
         if difference is not None:
-            self._differences += 1
             for line in (difference.where, *difference.diff):
                 self._out.say(f"      {line}")
-
-
-STOPPED = {"until_turn": "stopped at --until-turn", "recording_ended": "the recording ends with the last chat"}
-"""For each reason of an early stop, the text that is printed."""

@@ -17,7 +17,7 @@ from osmosis_grpc.agent.validator import one_line
 from osmosis_grpc.cli.agent_sources import SourceOptions as AgentSources
 from osmosis_grpc.cli.daemon_thread import Interruptible
 from osmosis_grpc.cli.list import chosen_filter
-from osmosis_grpc.cli.replay import STOPPED, recorded_of
+from osmosis_grpc.cli.replay import recorded_of
 from osmosis_grpc.cli.source import Source, open_source
 from osmosis_grpc.cli.source_options import SourceOptions
 from osmosis_grpc.protocol.errors import OsmosisRolloutError
@@ -28,7 +28,7 @@ from osmosis_grpc.records.reading.phrases import counted
 from osmosis_grpc.records.reading.source_port import DamagedRollout, SourceError
 from osmosis_grpc.serve.json_output import Records, records, say_error
 from osmosis_grpc.serve.startup import usage_error
-from osmosis_grpc.testing.replay import Difference, Row, rerun, result_differences
+from osmosis_grpc.testing.replay import Difference, Row, compare
 
 PAGE = 100
 PROGRESS = 5.0
@@ -47,20 +47,6 @@ class ReplayAllOptions:
     concurrency: int
     timeout: float
     json: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Result:
-    """How the replay of one rollout differs."""
-
-    chats: int
-    where: str = ""
-    """The first difference; empty if there is none."""
-    difference: Difference | None = None
-    sample: str | None = None
-    chat_number: int | None = None
-    not_compared: str = ""
-    """Why the result was not compared; empty if it was."""
 
 
 def run_replay_all(options: ReplayAllOptions, source: SourceOptions) -> int:
@@ -132,62 +118,48 @@ class _ReplayAll:
 
     async def _replay(self, info: RolloutInfo) -> None:
         """Replay one rollout, and print how it differs."""
+        chats, place, difference, why_not = 0, None, None, ""
         try:
-            result = await self._compared(info)
+            whole = await self._source.get(info.rollout_id, info.attempt)
+            recorded = await recorded_of(self._source, whole)
+            rows: list[Row] = []
+            async with asyncio.timeout(self._options.timeout):
+                done = await compare(self._loops[info.agent_loop], recorded, None, rows.append)
+            place, difference = next(done.differences(), (None, None))
+            why_not = "" if difference else done.why_not
+            chats = len(rows)
         except DamagedRollout as error:
             self._damaged += 1
             say_error(printable(f"replay: {error}"))
             return
+        except TimeoutError:
+            chats = len(rows)
+            difference = Difference(f"the agent did not end within {self._options.timeout:g} s", [])
+        except (OsmosisRolloutError, SystemExit) as error:
+            difference = Difference(f"the agent loop did not start: {one_line(error)}", [])
         self.replayed += 1
-        self.different += bool(result.where)
+        self.different += difference is not None
+        sample, number = place or (None, None)
         self._out.write(
             "rollout",
             rollout_id=info.rollout_id,
             attempt=info.attempt,
             agent_loop=info.agent_loop,
-            same=not result.where,
-            chats=result.chats,
-            sample=result.sample,
-            number=result.chat_number,
-            where=result.where or None,
-            difference=None if result.difference is None else asdict(result.difference),
-            why_not=result.not_compared or None,
+            same=difference is None,
+            chats=chats,
+            sample=sample,
+            number=number,
+            where=difference and difference.where,
+            difference=asdict(difference) if difference and difference.diff else None,
+            why_not=why_not or None,
         )
-        if result.where:
-            self._out.say(printable(f"{info.rollout_id}  {result.where}"))
-            for line in result.difference.diff if result.difference is not None else ():
+        if difference is not None:
+            self._out.say(printable(f"{info.rollout_id}  {difference.where}"))
+            for line in difference.diff:
                 self._out.say(f"      {line}")
         if time.monotonic() - self._shown >= PROGRESS:
             self._shown = time.monotonic()
             say_error(f"{self.replayed:,} rollouts so far, {self.different:,} different")
-
-    async def _compared(self, info: RolloutInfo) -> _Result:
-        """Run the agent on the recording, and return the first difference. Raises SourceError."""
-        whole = await self._source.get(info.rollout_id, info.attempt)
-        recorded = await recorded_of(self._source, whole)
-        rows: list[Row] = []
-        try:
-            async with asyncio.timeout(self._options.timeout):
-                stopped, outcome = await rerun(self._loops[info.agent_loop], recorded, None, rows.append)
-        except TimeoutError:
-            return _Result(len(rows), f"the agent did not end within {self._options.timeout:g} s")
-        except (OsmosisRolloutError, SystemExit) as error:
-            return _Result(0, f"the agent loop did not start: {one_line(error)}")
-        differing = next((row for row in rows if row.difference is not None), None)
-        if differing is not None:
-            found, place = differing.difference, (differing.sample, differing.chat_number)
-            assert found is not None
-            return _Result(len(rows), f"chat {place[0]} {place[1]}: {found.where}", found, *place)
-        if outcome is not None:
-            asked = {(row.sample, row.chat_number) for row in rows}
-            missing = next((name for name in recorded.questions if name not in asked), None)
-            if missing is not None:
-                return _Result(len(rows), f"chat {missing[0]} {missing[1]}: it was not asked", None, *missing)
-        why = STOPPED.get(stopped, "") or recorded.cut
-        if why or outcome is None or recorded.outcome is None:
-            return _Result(len(rows), not_compared=why)
-        found = next(iter(result_differences(recorded.outcome, outcome)), None)
-        return _Result(len(rows)) if found is None else _Result(len(rows), f"result: {found.where}", found)
 
     def nothing(self, where: RolloutFilter) -> str:
         """Return why there is nothing to replay."""

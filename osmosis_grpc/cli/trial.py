@@ -4,33 +4,23 @@ The rollout runs on the real engine. Its model is a mock that calls every offere
 turns the observations into findings.
 """
 
-import asyncio
 import concurrent.futures
 import contextlib
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import osmosis_grpc.endpoints  # noqa: F401 # serves the base URLs of rollouts
 from osmosis_grpc.agent.current_context import ToolRun, tool_watcher
 from osmosis_grpc.agent.result_check import RunOutcome, outcome_of
 from osmosis_grpc.agent.runnable import AgentLoopRunnable, as_runnable
 from osmosis_grpc.cli.daemon_thread import run_in_daemon_thread
-from osmosis_grpc.engine import Engine, EngineConfig, Peer, chats, loop_watchdog, runner, stalled_rollouts
+from osmosis_grpc.engine import chats, loop_watchdog, runner, stalled_rollouts
 from osmosis_grpc.engine.loop_watchdog import Watchdog
 from osmosis_grpc.policies import EveryToolMock
 from osmosis_grpc.protocol.errors import OsmosisRolloutError
-from osmosis_grpc.protocol.types import (
-    ChatRequest,
-    ChatResponse,
-    InitRequest,
-    Message,
-    Receipt,
-    RolloutOutcome,
-    RolloutRequest,
-)
-from osmosis_grpc.storage import MemoryJournal
+from osmosis_grpc.protocol.types import ChatRequest, ChatResponse, Message, RolloutOutcome, RolloutRequest
+from osmosis_grpc.records.local_host import ONE, LocalHost
 
 QUESTION = "What is (2 + 3) * 4?"
 
@@ -182,26 +172,17 @@ def try_out(agent_loop: Any, timeout: float) -> Trial:
 
 async def _rollout(watched: _Watched, trial: Trial, timeout: float, seen: list[Watchdog]) -> RolloutOutcome:
     """Return the outcome of one rollout."""
-    done: asyncio.Future[RolloutOutcome] = asyncio.get_running_loop().create_future()
-
-    async def sink(outcome: RolloutOutcome, /) -> Receipt:
-        if not done.done():
-            done.set_result(outcome)
-        return Receipt.RECORDED
-
     # The watchdog surely sees a block that lasts twice as long as its limit.
-    config = EngineConfig(max_concurrent=1, stop_again_after=(0.2, 0.5), blocked_after=BLOCKED / 2)
-    async with Engine([watched], config, journal=MemoryJournal()) as engine:
-        seen.append(engine.watchdog)
-        _watch_blocks(engine.watchdog, trial.blocks)
-        messages = [{"role": "user", "content": QUESTION}]
-        request = RolloutRequest(
-            rollout_id="validate",
-            messages=messages,
-            label=ANSWER,
-            metadata={"ground_truth": ANSWER},
-            agent_timeout=timeout,
-        )
-        watched.stop = lambda: engine.cancel("", rollout_id=request.rollout_id)
-        await engine.init(InitRequest(request=request), owner="", peer=Peer(watched.model, sink))
-        return await done
+    config = replace(ONE, blocked_after=BLOCKED / 2)
+    request = RolloutRequest(
+        rollout_id="validate",
+        messages=[{"role": "user", "content": QUESTION}],
+        label=ANSWER,
+        metadata={"ground_truth": ANSWER},
+        agent_timeout=timeout,
+    )
+    async with LocalHost(watched, watched.model, config) as host:
+        seen.append(host.engine.watchdog)
+        _watch_blocks(host.engine.watchdog, trial.blocks)
+        watched.stop = lambda: host.engine.cancel("", rollout_id=request.rollout_id)
+        return await host.run(request)

@@ -7,14 +7,12 @@ import asyncio
 import difflib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import zip_longest
 from typing import Any, NoReturn
 
-import osmosis_grpc.endpoints  # noqa: F401 # serves the base URLs of rollouts
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.runnable import Runnable
-from osmosis_grpc.engine import Engine, EngineConfig, Peer
 from osmosis_grpc.engine.recorded_chats import ForkedChats
 from osmosis_grpc.protocol.errors import Aborted
 from osmosis_grpc.protocol.types import (
@@ -23,7 +21,6 @@ from osmosis_grpc.protocol.types import (
     EventKind,
     InitRequest,
     OutcomeStatus,
-    Receipt,
     RolloutOutcome,
     RolloutRequest,
     TrajectoryEvent,
@@ -31,7 +28,7 @@ from osmosis_grpc.protocol.types import (
     jsontext,
 )
 from osmosis_grpc.protocol.wire.status import from_code
-from osmosis_grpc.storage import MemoryJournal
+from osmosis_grpc.records.local_host import ONE, LocalHost, local_peer
 
 WIDTH = 100
 """The most characters of one line in a difference."""
@@ -39,6 +36,8 @@ MESSAGE = 4 * WIDTH
 """A message of at most this many characters is shown on one line."""
 LINES = 40
 """The most lines of a difference that are shown."""
+STOPPED = {"until_turn": "stopped at --until-turn", "recording_ended": "the recording ends with the last chat"}
+"""For each reason of an early stop, the text for people."""
 _ABSENT = object()
 
 
@@ -123,10 +122,14 @@ class Recorded:
         return ""
 
 
+class _Stopped(Exception):
+    """The replay stops before the agent ends. The text is until_turn or recording_ended."""
+
+
 class _Replaying:
     """The trainer of the replay: answers from the recording and compares each chat with it."""
 
-    def __init__(self, recorded: Recorded, until_turn: int | None, show: Callable[[Row], None]) -> None:
+    def __init__(self, recorded: Recorded, until_turn: int | None, show: Callable[[Row], object]) -> None:
         self._recorded = recorded
         self._until = until_turn
         self._show = show
@@ -134,7 +137,7 @@ class _Replaying:
         self._callers: dict[tuple[str, int], Row] = {}
         self.rows: list[Row] = []
         self.asked: dict[tuple[str, int], events.ChatRequested] = {}
-        self.over: asyncio.Future[tuple[str, RolloutOutcome | None]] = asyncio.get_running_loop().create_future()
+        self.ended: asyncio.Future[RolloutOutcome] = asyncio.get_running_loop().create_future()
 
     def see(self, event: TrajectoryEvent) -> None:
         """Receive the events of the replay."""
@@ -166,12 +169,6 @@ class _Replaying:
         self.rows.append(row)
         self._callers[name] = row
 
-    async def complete(self, outcome: RolloutOutcome, /) -> Receipt:
-        """Record that the agent has ended."""
-        if not self.over.done():
-            self.over.set_result(("", outcome))
-        return Receipt.RECORDED
-
     def flush(self) -> None:
         """Show each chat that was not shown before."""
         for row in self.rows[self._shown :]:
@@ -180,52 +177,76 @@ class _Replaying:
 
     async def _stop(self, why: str) -> NoReturn:
         """Report the stop, and wait until the end of the engine cancels the agent."""
-        if not self.over.done():
-            self.over.set_result((why, None))
+        if not self.ended.done():
+            self.ended.set_exception(_Stopped(why))
         while True:
             await asyncio.Event().wait()
 
 
-async def rerun(
-    agent_loop: RolloutAgentLoop | Runnable, recorded: Recorded, until_turn: int | None, show: Callable[[Row], None]
-) -> tuple[str, RolloutOutcome | None]:
-    """Run the agent on the recording, and call `show` for every chat. Raises Internal when get_tools fails.
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What an agent did on a recording, beside the recording."""
 
-    Return two values. The first is the reason of an early stop: until_turn, recording_ended, or empty without an early
-    stop. The second is the outcome, or None after an early stop.
+    rows: list[Row]
+    """The chats that it asked."""
+    outcome: RolloutOutcome | None
+    """None if the replay stopped before the agent ended."""
+    stopped: str
+    """Why it stopped: until_turn, recording_ended, or empty."""
+    not_asked: list[tuple[str, int]]
+    """The recorded chats that the agent did not ask, by sample and number."""
+    why_not: str
+    """Why the result is not compared; empty if it is."""
+    result: list[Difference]
+    """The differences of the result."""
+
+    def differences(self) -> Iterator[tuple[tuple[str, int] | None, Difference]]:
+        """Yield each difference with its chat, or None for the result, in the order of chats."""
+        for row in self.rows:
+            found = row.difference
+            if found is not None:
+                where = f"chat {row.sample} {row.chat_number}: {found.where}"
+                yield (row.sample, row.chat_number), Difference(where, found.diff)
+        for sample, number in self.not_asked:
+            yield (sample, number), Difference(f"chat {sample} {number}: it was not asked", [])
+        for each in self.result:
+            yield None, Difference(f"result: {each.where}", each.diff)
+
+
+async def compare(
+    agent_loop: RolloutAgentLoop | Runnable,
+    recorded: Recorded,
+    until_turn: int | None = None,
+    show: Callable[[Row], object] = lambda row: None,
+) -> Comparison:
+    """Run the agent on the recording, and compare what it does.
+
+    Args:
+        agent_loop: The agent.
+        recorded: The rollout.
+        until_turn: Stop after so many chats.
+        show: Called with every chat.
+
+    Raises:
+        Internal: get_tools fails.
     """
     replaying = _Replaying(recorded, until_turn, show)
-    config = EngineConfig(max_concurrent=1, stop_again_after=(0.2, 0.5), trainer_grace=0.0)
-    init = InitRequest(request=recorded.request)
-    async with Engine([agent_loop], config, sinks=[replaying.see], journal=MemoryJournal()) as engine:
-        peer = Peer(replaying.chat, replaying.complete, has_tokens=True)
-        await engine.init(init, owner="", peer=peer, original=recorded.original)
-        stopped, outcome = await replaying.over
+    config = replace(ONE, trainer_grace=0.0)
+    stopped, outcome = "", None
+    async with LocalHost(agent_loop, replaying.chat, config, sinks=[replaying.see]) as host:
+        init, peer = InitRequest(request=recorded.request), local_peer(replaying.chat, replaying.ended)
+        await host.engine.init(init, owner="", peer=peer, original=recorded.original)
+        try:
+            outcome = await replaying.ended
+        except _Stopped as why:
+            stopped = str(why)
     replaying.flush()
-    return stopped, outcome
-
-
-async def differences(agent_loop: RolloutAgentLoop | Runnable, recorded: Recorded) -> list[Difference]:
-    """Run the agent on the recording, and return each difference: of chats, and then of the result.
-
-    The result of a rollout that its agent did not end is not compared. Raises Internal when get_tools fails.
-    """
-    rows: list[Row] = []
-    _, outcome = await rerun(agent_loop, recorded, None, rows.append)
-    found = [
-        Difference(f"chat {row.sample} {row.chat_number}: {row.difference.where}", row.difference.diff)
-        for row in rows
-        if row.difference is not None
-    ]
-    if outcome is None:
-        return found
-    asked = {(row.sample, row.chat_number) for row in rows}
-    missing = [name for name in recorded.questions if name not in asked]
-    found += [Difference(f"chat {sample} {number}", ["it was not asked"]) for sample, number in missing]
-    if not recorded.cut and recorded.outcome is not None:
-        result = result_differences(recorded.outcome, outcome)
-        found += [Difference(f"result: {each.where}", each.diff) for each in result]
-    return found
+    asked = {(row.sample, row.chat_number) for row in replaying.rows}
+    not_asked = [name for name in recorded.questions if name not in asked] if outcome is not None else []
+    why_not = STOPPED.get(stopped, "") or recorded.cut
+    compared = outcome is not None and recorded.outcome is not None and not why_not
+    result = result_differences(recorded.outcome, outcome) if compared else []  # type: ignore[arg-type]
+    return Comparison(replaying.rows, outcome, stopped, not_asked, why_not, result)
 
 
 def question_difference(recorded: events.ChatRequested | None, now: events.ChatRequested) -> Difference | None:

@@ -140,7 +140,6 @@ def test_failed_scores_have_their_texts_and_the_exit_code_is_1(evaluate, forked,
 
 
 WRONG = [
-    ((), "--eval-fn names a function that scores"),
     (("--eval-fn", "agent:Asker"), "agent:Asker is a class, not a function"),
     (("--eval-fn", "rewards:nothing"), "rewards has no attribute 'nothing'; it has: exact, length, strict, fails"),
     ((*EXACT, *EXACT), "rewards:exact is given twice"),
@@ -176,6 +175,16 @@ def test_a_usage_error_is_one_line_and_nothing_runs(forked, folder):
         assert line.startswith(f"eval: {problem}")
         assert code == "2"
     assert not (folder / ".osmosis").exists()
+
+
+def test_without_functions_the_score_is_the_reward_of_the_agent(forked, folder):
+    done = forked.run(*arguments("eval", "--n", "4", *MODEL, "--json"), cwd=folder, env=environment())
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert (summary["event"], summary["total_runs"]) == ("summary", 12)
+    assert summary["eval_fns"]["reward"]["scored"] == 12
+    assert summary["eval_fns"]["reward"]["mean"] == summary["mean_reward"] == 0.25
+    assert set(summary["eval_fns"]["reward"]["pass_at_k"]) == {"1", "2", "3", "4"}
 
 
 def test_an_interrupted_run_prints_the_command_that_continues_it(forked, folder):

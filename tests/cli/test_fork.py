@@ -115,7 +115,9 @@ async def test_lists_events_and_views_know_the_origin(recorded, forked):
     printed = " ".join((await command("events", *STATE, "f1")).stdout.split())
     assert "chat main 2 recorded in the original" in printed
     sql = "SELECT r.rollout_id, forked_from, forked_sample, forked_chat, sum(forked) AS recorded"
-    done, found = records_of(forked, "query", *STATE, f"{sql} FROM rollouts r JOIN chats USING (rollout_id) GROUP BY 1")
+    done, found = records_of(
+        forked, "query", *STATE, f"{sql} FROM rollouts r JOIN chats USING (rollout_id) GROUP BY ALL ORDER BY 1"
+    )
     assert done.returncode == 0, done.stderr
     known = [tuple(record["row"].values()) for record in found if record["event"] == "row"]
     assert known == [("f1", "r1", "main", 2, 2), ("r1", None, None, None, 0)]

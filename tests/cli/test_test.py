@@ -9,7 +9,7 @@ import signal
 import pytest
 from typer import Exit
 
-from osmosis_grpc.cli.dataset_run import Rows, prepare
+from osmosis_grpc.cli.dataset_options import Choices, prepare
 from osmosis_grpc.cli.run_options import RunOptions
 from osmosis_grpc.records.evaluate import RunError, RunFolder
 from osmosis_grpc.storage import Reader
@@ -223,7 +223,7 @@ def test_an_output_file_that_cannot_be_written_is_an_error_before_a_row_runs(fol
     ):
         run = RunOptions(module="agent:agent_loop", dataset="data.jsonl", model="mock:echo", output=name)
         with pytest.raises(Exit) as ended:
-            prepare("test", run, Rows())
+            prepare(run, Choices(command="test"))
         assert ended.value.exit_code == 2
         assert capsys.readouterr().err == f"test: -o {problem}\n"
 
@@ -233,12 +233,12 @@ def test_a_replay_asks_no_model_and_has_as_many_runs_of_each_row(folder, monkeyp
     RunFolder.create(folder / "evaluated", {"command": "eval", "n": 4}).unlock()
     run = RunOptions(module="osmosis_grpc.testing.calculator:CalculatorAgent", dataset="data.jsonl", replay="evaluated")
     with pytest.raises(Exit) as ended:
-        prepare("test", run, Rows(), frozenset({"model", "replay", "base_url"}))
+        prepare(run, Choices(command="test"), frozenset({"model", "replay", "base_url"}))
     assert ended.value.exit_code == 2
     assert capsys.readouterr().err.endswith("asks no model; leave out --model and --base-url\n")
     for runs in (1, 5):
         with pytest.raises(RunError, match=f"evaluated is a run of eval with 4 runs of each row, not {runs}; replay"):
-            prepare("eval", run, Rows(), runs=runs)
+            prepare(run, Choices(command="eval", n=runs))
 
 
 def saved(path, rows):

@@ -31,9 +31,11 @@ def run_dataset(
     The model is asked once before the first row. Exit codes: 0 all rows completed, 1 some rows failed, 2 usage,
     130 interrupted.
     """
-    from osmosis_grpc.cli.test import TestOptions, run_test
+    from osmosis_grpc.cli.dataset_options import Choices
+    from osmosis_grpc.cli.eval import run_dataset as run_rows
 
-    raise typer.Exit(run_test(run, TestOptions(row=row, interactive=interactive, json=json), _given(context)))
+    choices = Choices(command="test", row=row, interactive=interactive, json=json)
+    raise typer.Exit(run_rows(run, choices, _given(context)))
 
 
 @commands.command("eval", short_help="Score an agent loop over a dataset with eval functions.")
@@ -42,7 +44,7 @@ def evaluate_dataset(
     context: typer.Context,
     *,
     eval_fn: list[str] | None = option(
-        "--eval-fn MODULE:FUNCTION", "A function that scores; repeatable. Default: the grader."
+        "--eval-fn MODULE:FUNCTION", "A function that scores; repeatable. Default: the agent's reward."
     ),
     n: int = option("--n N", "Run each row N times, for pass@k.", 1, min=1, max=1000),
     pass_threshold: float = option("--pass-threshold X", "A score of at least X passes.", 1.0),
@@ -60,9 +62,11 @@ def evaluate_dataset(
 
     Exit codes: 0 all scored, 1 a rollout or a score failed, 2 usage, 130 interrupted.
     """
-    from osmosis_grpc.cli.eval import EvalOptions, run_eval
+    from osmosis_grpc.cli.dataset_options import Choices
+    from osmosis_grpc.cli.eval import run_dataset as run_rows
 
-    options = EvalOptions(
+    choices = Choices(
+        command="eval",
         eval_fn=tuple(eval_fn or ()),
         n=n,
         pass_threshold=pass_threshold,
@@ -72,7 +76,7 @@ def evaluate_dataset(
         retry_failed=retry_failed,
         json=json,
     )
-    raise typer.Exit(run_eval(run, options, _given(context)))
+    raise typer.Exit(run_rows(run, choices, _given(context)))
 
 
 @commands.command(short_help="Compare the scores of two runs over the same dataset.")

@@ -1,32 +1,21 @@
 """Runs rollouts in this process: the engine with an LLM function as its policy, without sockets."""
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any
 
-import osmosis_grpc.endpoints  # noqa: F401 # serves the base URLs of rollouts
 from osmosis_grpc.compat.agentic.base_agent import BaseAgent
 from osmosis_grpc.compat.agentic.llm import LLMFunction, policy_of
 from osmosis_grpc.compat.agentic.runnable import AgentRunnable
 from osmosis_grpc.compat.agentic.trajectory import Trajectory, TrajectoryStep
 from osmosis_grpc.compat.agentic.view import TrajectoryView
-from osmosis_grpc.engine import Engine, EngineConfig, Peer
+from osmosis_grpc.engine import EngineConfig
 from osmosis_grpc.protocol.errors import FailedPrecondition, InvalidArgument
-from osmosis_grpc.protocol.types import (
-    ChatRequest,
-    ChatResponse,
-    InitRequest,
-    Message,
-    Receipt,
-    RolloutOutcome,
-    RolloutRequest,
-    TrajectoryEvent,
-)
+from osmosis_grpc.protocol.types import ChatRequest, ChatResponse, Message, RolloutRequest, TrajectoryEvent
 from osmosis_grpc.protocol.types.outcome import with_type
-from osmosis_grpc.storage import MemoryJournal
+from osmosis_grpc.records.local_host import LocalHost
 from osmosis_grpc.supervise import SYSTEM
 
 OnStep = Callable[[TrajectoryStep], None]
@@ -54,13 +43,14 @@ class LocalEngine:
             sweep_interval=KEPT / 4,
             stop_again_after=(0.2, 0.5),
         )
-        self._engine = Engine([AgentRunnable(agent)], config, sinks=[self._event], journal=MemoryJournal())
         self._views: dict[str, tuple[TrajectoryView, OnStep | None]] = {}
-        self._stack = AsyncExitStack()
+        self._host = LocalHost(AgentRunnable(agent), self._chat, config, sinks=[self._event])
 
     async def __aenter__(self) -> "LocalEngine":
-        await self._stack.enter_async_context(self._policy)
-        await self._stack.enter_async_context(self._engine)
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._policy)
+            await stack.enter_async_context(self._host)
+            self._stack = stack.pop_all()
         return self
 
     async def __aexit__(self, *exc: Any) -> None:
@@ -86,19 +76,11 @@ class LocalEngine:
         if rollout_id in self._views:
             raise InvalidArgument("request_id", f"{rollout_id!r} runs already")
         request = {"max_turns": self._agent.max_steps, "max_tokens_total": NO_BUDGET} | request
-        init = InitRequest(request=RolloutRequest(rollout_id=rollout_id, messages=messages_of(prompt), **request))
-        done: asyncio.Future[RolloutOutcome] = asyncio.get_running_loop().create_future()
-
-        async def sink(outcome: RolloutOutcome, /) -> Receipt:
-            if not done.done():
-                done.set_result(outcome)
-            return Receipt.RECORDED
-
+        rollout = RolloutRequest(rollout_id=rollout_id, messages=messages_of(prompt), **request)
         view = TrajectoryView(rollout_id)
         self._views[rollout_id] = view, on_step
         try:
-            await self._engine.init(init, owner="", peer=Peer(self._chat, sink))
-            view.end(await done)
+            view.end(await self._host.run(rollout))
             return view.trajectory
         finally:
             if not view.ended:  # the caller was cancelled, or the Init was refused
@@ -107,7 +89,7 @@ class LocalEngine:
 
     def cancel(self, request_id: str) -> None:
         """End a running rollout. Its trajectory has the stop reason cancelled."""
-        self._engine.cancel("", rollout_id=request_id, reason="cancelled by the caller")
+        self._host.engine.cancel("", rollout_id=request_id, reason="cancelled by the caller")
 
     async def _chat(self, request: ChatRequest, /) -> ChatResponse:
         """Ask the LLM function. Its errors are final, because it has its own retries."""

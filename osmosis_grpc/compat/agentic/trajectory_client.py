@@ -16,7 +16,7 @@ from osmosis_grpc.protocol.types import RolloutInfo, TrajectoryEvent
 from osmosis_grpc.protocol.types.events import Accepted
 from osmosis_grpc.protocol.types.rollout_filter import EVERY, RolloutFilter
 from osmosis_grpc.supervise import SYSTEM
-from osmosis_grpc.testing.replay import Difference, Recorded, differences
+from osmosis_grpc.testing.replay import Difference, Recorded, compare
 from osmosis_grpc.trainer.rollout_client import RolloutClient
 
 
@@ -108,7 +108,8 @@ class TrajectoryClient:
         found = [event async for event in self._recorded(info)]
         request = next(event.kind.init.request for event in found if isinstance(event.kind, Accepted))
         runnable = agent_runnable(agent) if isinstance(agent, BaseAgent) else agent
-        return await differences(runnable, Recorded(request, info.agent_loop, info.outcome, found))
+        comparison = await compare(runnable, Recorded(request, info.agent_loop, info.outcome, found))
+        return [difference for _, difference in comparison.differences()]
 
     async def cancel(self, rollout_id: str, reason: str = "") -> None:
         """End a running rollout. Its trajectory has the stop reason cancelled."""

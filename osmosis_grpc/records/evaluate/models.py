@@ -12,7 +12,6 @@ A NAME with a slash and without a base URL, such as anthropic/claude-sonnet-4-5,
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from osmosis_grpc.protocol.types import ChatRequest, Message
 from osmosis_grpc.protocol.types.messages import copy_message
 from osmosis_grpc.records.evaluate.columns import kind_of
 from osmosis_grpc.records.evaluate.errors import ModelError
+from osmosis_grpc.records.local_host import entered
 
 DEFAULT_MODEL = "gpt-5-mini"
 OPENAI = "https://api.openai.com/v1"
@@ -76,11 +76,6 @@ class Model:
         async with entered(self.policy):
             reply: Any = self.policy(request)
             await reply
-
-
-def entered(policy: Any) -> AbstractAsyncContextManager[Any]:
-    """Return the policy itself if it is an async context manager, and otherwise an empty context."""
-    return policy if hasattr(policy, "__aenter__") else nullcontext()
 
 
 def open_model(name: str, *, base_url: str | None = None, api_key: str | None = None) -> Model:

@@ -4,13 +4,11 @@ import asyncio
 import contextlib
 import inspect
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-import osmosis_grpc.endpoints  # noqa: F401 # serves the base URLs of rollouts
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.runnable import Runnable
 from osmosis_grpc.engine import Engine, EngineConfig, Peer
@@ -24,7 +22,6 @@ from osmosis_grpc.protocol.types import (
     Group,
     InitRequest,
     JournaledRollout,
-    Receipt,
     RolloutOutcome,
     RolloutRequest,
     TrajectoryEvent,
@@ -33,13 +30,12 @@ from osmosis_grpc.protocol.types import (
 from osmosis_grpc.protocol.types.outcome import describe
 from osmosis_grpc.records.evaluate.dataset import Row
 from osmosis_grpc.records.evaluate.eval_functions import OWN_REWARD, Scored, Scorer
-from osmosis_grpc.records.evaluate.models import entered
 from osmosis_grpc.records.evaluate.price import Price, cost_of
 from osmosis_grpc.records.evaluate.results import REFUSED, RowResult, result_of
 from osmosis_grpc.records.evaluate.run_folder import RunFolder
-from osmosis_grpc.storage import SqliteJournal
-from osmosis_grpc.storage.keep_all import BUDGET, KEPT
-from osmosis_grpc.supervise import DaemonThreads, Supervisor
+from osmosis_grpc.records.local_host import LocalHost, local_peer
+from osmosis_grpc.storage.keep_all import KEPT
+from osmosis_grpc.supervise import DaemonThreads
 
 _logger = logging.getLogger(__name__)
 
@@ -110,13 +106,11 @@ class Run:
         config: RunConfig,
         scorer: Scorer | None = None,
     ) -> None:
-        self._agent_loop = agent_loop
         self._policy = policy
         self._folder = folder
         self._config = config
         self._scorer = scorer
-        self._running: Engine | None = None
-        self._supervisor = Supervisor("the run")
+        self._host = LocalHost(agent_loop, policy, _limits(config), folder=folder.path)
         self._active = 0
         """The number of rollouts that are being accepted, or whose outcome the run waits for."""
         self._waiting: dict[tuple[str, int], _Waiting] = {}
@@ -124,8 +118,7 @@ class Run:
 
     def cancel(self, rollout_id: str) -> None:
         """End a running rollout as CANCELLED. Call it on the event loop."""
-        if self._running is not None:
-            self._running.cancel("", rollout_id=rollout_id, reason="cancelled by the user")
+        self._host.engine.cancel("", rollout_id=rollout_id, reason="cancelled by the user")
 
     async def run(self, rows: Iterator[Row], on_result: OnResult) -> None:
         """Run a rollout for each row, and write its result into the folder. Raises DatasetError of `rows`.
@@ -135,8 +128,9 @@ class Run:
         """
         threads = DaemonThreads()
         error: Exception | None = None
-        async with self._engine() as engine:
-            self._running = engine
+        async with self._host:
+            engine = self._host.engine
+            engine.recovery.recover(lambda entry: self._peer_of(engine, entry))
 
             async def work() -> None:
                 nonlocal error
@@ -155,31 +149,10 @@ class Run:
                 await asyncio.gather(*(work() for _ in range(self._config.concurrency)))
             finally:
                 threads.close()
+                if self._scorer is not None:
+                    self._scorer.close()
         if error is not None:
             raise error
-
-    @asynccontextmanager
-    async def _engine(self) -> AsyncIterator[Engine]:
-        """Open the journal and the engine, and enter the policy."""
-        supervisor = self._supervisor
-        async with AsyncExitStack() as stack:
-            await stack.enter_async_context(entered(self._policy))
-            journal = SqliteJournal(self._folder.path, record_ttl=KEPT, budget=BUDGET, supervisor=supervisor)
-            stack.callback(journal.close)
-            config = EngineConfig(
-                max_concurrent=self._config.concurrency,
-                max_queued=QUEUED,
-                agent_timeout=self._config.agent_timeout,
-                trainer_grace=self._config.trainer_grace,
-                stalled_after=self._config.stalled_after,
-                record_ttl=KEPT,
-            )
-            engine = Engine([self._agent_loop], config, journal=journal, supervisor=supervisor)
-            if self._scorer is not None:
-                stack.callback(self._scorer.close)
-            await stack.enter_async_context(engine)
-            engine.recovery.recover(lambda entry: self._peer_of(engine, entry))
-            yield engine
 
     async def _rollout(self, engine: Engine, row: Row) -> tuple[RowResult, RolloutOutcome | None]:
         """Run the rollout of one row to its end, and score it."""
@@ -192,7 +165,7 @@ class Run:
             if attempt in known and outcome.failure is not None and outcome.failure.reason in STOPPED:
                 outcome = await self._outcome(engine, row, attempt + 1, costs)
         except CallError as error:
-            if engine.journal.problem or self._supervisor.failure is not None:  # the row is not the cause
+            if engine.journal.problem or self._host.supervisor.failure is not None:  # the row is not the cause
                 raise
             refused = RowResult(
                 row_index=row.number,
@@ -265,11 +238,6 @@ class Run:
         return self._peer(waiting)
 
     def _peer(self, waiting: _Waiting) -> Peer:
-        async def complete(outcome: RolloutOutcome, /) -> Receipt:
-            if not waiting.done.done():
-                waiting.done.set_result(outcome)
-            return Receipt.RECORDED
-
         async def chat(request: ChatRequest, /) -> ChatResponse:
             self._check_params(request)
             reply = self._policy(request)
@@ -277,7 +245,7 @@ class Run:
             waiting.costs += self._cost(response)
             return response
 
-        return Peer(chat, complete, has_tokens=True)
+        return local_peer(chat, waiting.done)
 
     def _check_params(self, request: ChatRequest) -> None:
         """Warn once if the agent does not use the sampling parameters of the run."""
@@ -328,6 +296,17 @@ class Run:
             with contextlib.suppress(AlreadyExists):  # the annotation of an earlier try, for another score
                 await engine.annotations.add("", *key, note)
         return replace(result, scores=scores, score_errors=errors)
+
+
+def _limits(config: RunConfig) -> EngineConfig:
+    return EngineConfig(
+        max_concurrent=config.concurrency,
+        max_queued=QUEUED,
+        agent_timeout=config.agent_timeout,
+        trainer_grace=config.trainer_grace,
+        stalled_after=config.stalled_after,
+        record_ttl=KEPT,
+    )
 
 
 def _own_score(result: RowResult) -> RowResult:

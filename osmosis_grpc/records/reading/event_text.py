@@ -1,13 +1,21 @@
-"""Describes events in one line each."""
+"""Describes events: in one line each, and as records."""
 
 import json
 from collections.abc import Callable
 from typing import Any
 
-from osmosis_grpc.protocol.types import EventKind, Failure, events
+from osmosis_grpc.protocol.types import EventKind, Failure, TrajectoryEvent, events
 from osmosis_grpc.records.reading.history import sampled
 from osmosis_grpc.records.reading.message_text import mapping, mappings, text_of
 from osmosis_grpc.records.reading.phrases import counted, pinned_text, reward_text, split_text
+from osmosis_grpc.records.reading.record_values import plain
+
+HEAVY: dict[type, frozenset[str]] = {
+    events.Accepted: frozenset({"digest"}),
+    events.ChatAnswered: frozenset({"tokens", "prompt_ids", "prompt_extras", "prompt_prefix"}),
+    events.Ended: frozenset({"messages", "begins", "segments", "chats"}),
+}
+"""The kind of an event to the fields that its record leaves out. `show --tokens --json` has the tokens."""
 
 
 def name_of(kind: EventKind) -> str:
@@ -136,3 +144,17 @@ _TEXTS: dict[type, Callable[[Any], str]] = {
     events.Delivered: _delivered,
     events.Annotated: _annotated,
 }
+
+
+def event_record(event: TrajectoryEvent) -> dict[str, object]:
+    """Return the fields of an event's record: its names, and the fields of its kind."""
+    kind = event.kind
+    size = {"response_tokens": sampled(kind)} if isinstance(kind, events.ChatAnswered) else {}
+    return {
+        "rollout_id": event.rollout_id,
+        "attempt": event.attempt,
+        "event_number": event.event_number,
+        "time": event.time,
+        **plain(kind, without=HEAVY.get(type(kind), frozenset())),
+        **size,
+    }

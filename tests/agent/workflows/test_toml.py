@@ -102,13 +102,13 @@ def test_a_wrong_value_of_the_environment_names_the_variable(toml, monkeypatch):
     for given in ([], ["label=x"]):
         line = Line("serve", {"OSMOSIS_ROLLOUT_SERVER_WORKFLOW_CONFIG": given})
         served = config_sources(command_settings(line).server, line)
-        for sources in (served, SourceOptions(workflow_config=tuple(given)).sources()):
+        for sources in (served, SourceOptions(workflow_config=given).sources()):
             with pytest.raises(ValueError, match=f"^{variable}: max_iterations: Input should be a valid integer"):
                 configured([found], sources, load_object)
             assert sources.grader_class_place == "OSMOSIS_ROLLOUT_SERVER_GRADER"
     with pytest.raises(ValueError, match=r"^--workflow-config: max_iterations: "):
-        configured([found], SourceOptions(workflow_config=("max_iterations=few",)).sources(), load_object)
-    made = configured([found], SourceOptions(workflow_config=("max_iterations=3",), grader=SPEC).sources(), load_object)
+        configured([found], SourceOptions(workflow_config=["max_iterations=few"]).sources(), load_object)
+    made = configured([found], SourceOptions(workflow_config=["max_iterations=3"], grader=SPEC).sources(), load_object)
     assert (made[0].config.max_iterations, made[0].grader) == (3, Ones)
 
 

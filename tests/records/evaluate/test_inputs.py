@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from osmosis_grpc.cli.dataset_run import Rows, inputs, prepare
+from osmosis_grpc.cli.dataset_options import Choices, inputs, prepare
 from osmosis_grpc.cli.run_options import RunOptions
 from osmosis_grpc.records.evaluate import ModelError
 from osmosis_grpc.records.evaluate.inputs import changes
@@ -52,7 +52,7 @@ def test_the_address_of_the_model_server_is_an_input_and_has_no_password(tmp_pat
 
     def of(**options):
         run = RunOptions(**given, **options)
-        return inputs(run, prepare("eval", run, Rows()))
+        return inputs(run, Choices(command="eval"), prepare(run, Choices(command="eval")))
 
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:1/v1")
     before = of(model="tiny")

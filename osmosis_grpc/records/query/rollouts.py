@@ -1,0 +1,105 @@
+"""Reads the rollouts of a journal one after another. Facts that need events are read when a query asks for them."""
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+from osmosis_grpc.protocol.errors import DataLoss, InvalidArgument
+from osmosis_grpc.protocol.types import (
+    EventKind,
+    RolloutFilter,
+    RolloutInfo,
+    RolloutOutcome,
+    RolloutRequest,
+    TrajectoryEvent,
+    events,
+)
+from osmosis_grpc.protocol.wire.event import kind_number
+from osmosis_grpc.records.reading.journal_info import settled_header, unfinished_info
+from osmosis_grpc.storage.journal.event_reader import EventReader
+from osmosis_grpc.storage.journal.open_trails import OpenTrail
+from osmosis_grpc.storage.journal.rows import RolloutRow
+
+PAGE = 200
+"""The number of rollouts that are read at once."""
+
+
+class Journal:
+    """The journal in one folder, as it is when it is opened."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        """Open the journal until the stack closes. Raises JournalError."""
+        self.reader = EventReader.look(folder)
+        stack.callback(self.reader.close)
+        newest = self.reader.newest_time() if self.reader.in_use(folder) is False else None
+        self.now = time.time() if newest is None else newest
+        """The present time in Unix seconds, or the time of the newest event if no process uses the folder."""
+        self.damaged: set[int] = set()
+        """The sequences of the rollouts with a damaged row or event that were met."""
+
+    def rollouts(self) -> Iterator["Rollout"]:
+        """Yield all rollouts in the order of acceptance. Leaves those with a damaged row out."""
+        after = 0
+        while page := self.reader.rows(None, after, PAGE, RolloutFilter()):
+            after = page[-1].sequence
+            bad = {row.sequence for row in page if row.wrong()}
+            self.damaged |= bad
+            running = [row.sequence for row in page if row.end_time is None and row.sequence not in bad]
+            trails = self.reader.open_trails(running) if running else {}
+            for row in page:
+                if row.sequence not in bad:
+                    yield Rollout(row, self, trails.get(row.sequence))
+
+
+class Rollout:
+    """One rollout. A fact that is damaged is None."""
+
+    def __init__(self, row: RolloutRow, journal: Journal, trail: OpenTrail | None) -> None:
+        """`trail` has the events of an unfinished rollout."""
+        self.row = row
+        self._journal = journal
+        self._trail = trail
+
+    @cached_property
+    def request(self) -> RolloutRequest | None:
+        """The request, without secrets."""
+        kind = self._event(self.row.accepted)
+        return kind.init.request if isinstance(kind, events.Accepted) else None
+
+    @cached_property
+    def outcome(self) -> RolloutOutcome | None:
+        """The outcome, without tokens; None before the end."""
+        kind = self._event(self.row.ended) if self.row.ended else None
+        return kind.outcome if isinstance(kind, events.Ended) else None
+
+    @cached_property
+    def info(self) -> RolloutInfo:
+        """The state. The progress time of an unfinished rollout with very many events is a lower bound."""
+        if self._trail is None:
+            return settled_header(self.row)
+        info = unfinished_info(self._journal.reader.entry(self.row, "", outcome=False), self._trail.events)
+        return replace(info, progress_time=max(info.progress_time or 0.0, self._trail.read_from))
+
+    @property
+    def end(self) -> float:
+        """The end in Unix seconds. For an unfinished rollout, it is now, or the newest event of a stopped server."""
+        return self._journal.now if self.row.end_time is None else self.row.end_time
+
+    def events(self, *kinds: type[EventKind]) -> list[TrajectoryEvent]:
+        """Return its events of these kinds, or all of them. Leaves damaged events out."""
+        if self._trail is not None:
+            return [event for event in self._trail.events if not kinds or isinstance(event.kind, kinds)]
+        trail, sound = self._journal.reader.events_of(self.row, [kind_number(kind) for kind in kinds])
+        if not sound:
+            self._journal.damaged.add(self.row.sequence)
+        return trail
+
+    def _event(self, position: int) -> EventKind | None:
+        try:
+            return self._journal.reader.event_at(position)
+        except (DataLoss, InvalidArgument):
+            self._journal.damaged.add(self.row.sequence)
+            return None
