@@ -99,7 +99,7 @@ def local_peer(policy: Policy, ended: "asyncio.Future[RolloutOutcome]") -> Peer:
             ended.set_result(outcome)
         return Receipt.RECORDED
 
-    return Peer(chat, complete, has_tokens=True)
+    return Peer(chat, complete)
 
 
 def entered(policy: Any) -> AbstractAsyncContextManager[Any]:

@@ -283,8 +283,8 @@ SERVER = {
     "ignores-windows": Fault("chat-window", gets("window", _dropped)),
     "ignores-goodbye": Fault("goodbye", gets("goodbye", _dropped)),
     "dies-of-unknown-frames": Fault("unknown-frame", gets("", _raises)),
-    "json-as-text": Fault("json-is-compared-by-value", replaced("types.jsontext:_encode_sorted", _unsorted)),
-    "drift-is-ignored": Fault("segment-drifts", replaced("types.segment_assembly:_common", _length_only)),
+    "json-as-text": Fault("json-is-compared-by-value", replaced("protocol.types.jsontext:_encode_sorted", _unsorted)),
+    "drift-is-ignored": Fault("segment-drifts", replaced("protocol.types.segment_assembly:_common", _length_only)),
     "too-many-frames": Fault("too-many-frames", replaced("protocol.stream.stream_machine:MAX_FRAMES", _endless)),
 }
 """Faults of the server, by name."""
