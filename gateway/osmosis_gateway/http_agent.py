@@ -220,7 +220,7 @@ class HttpAgent:
             openapi_extra=body_of(ChatBody),
         )
         async def chat(request: Request) -> JSONResponse:
-            """A model reply. The call waits until the run of the rollout has begun."""
+            """Return a model reply. The call waits until the run of the rollout has begun."""
             relay = self._relay(request)
             body, _ = await read_json(request, bounds, repair=True)
             rollout_id, messages, params = http_bodies.read_chat(body)
@@ -236,7 +236,7 @@ class HttpAgent:
 
         @app.post(http_bodies.COMPLETED_PATH, responses=responses(400, 401, 408), openapi_extra=body_of(CompletedBody))
         async def completed(request: Request) -> JSONResponse:
-            """The result of a rollout. Only the first result counts.
+            """Take the result of a rollout. Only the first result counts.
 
             If the result cannot be read, the rollout ends with ERROR. The status of the answer is still 200, because
             the legacy server would otherwise send the same body again.

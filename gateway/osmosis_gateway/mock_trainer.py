@@ -87,18 +87,18 @@ def create_mock_trainer_app(
 
     @app.post("/v1/chat/completions")
     async def chat(body: _Chat) -> dict[str, Any]:
-        """The reply to a chat."""
+        """Return the reply to a chat."""
         return _completion(body, tool_call_generator or _tool_calls)
 
     @app.post("/v1/rollout/completed")
     async def completed(body: _Completed) -> dict[str, str]:
-        """A rollout has ended. A repeated report is recorded again."""
+        """Take the report that a rollout has ended. A repeated report is recorded again."""
         tracked.record({key: value for key, value in body.model_dump().items() if value is not None})
         return {"status": "ok"}
 
     @app.get("/v1/rollout/completed/{rollout_id:path}")
     async def recorded(rollout_id: str) -> dict[str, Any]:
-        """The last recorded report of a rollout; {} without one."""
+        """Return the last recorded report of a rollout; {} without one."""
         return next((r for r in reversed(tracked.responses) if r.get("rollout_id") == rollout_id), {})
 
     @app.get("/health")

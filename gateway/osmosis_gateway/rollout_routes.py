@@ -99,7 +99,7 @@ def add_rollout_routes(app: FastAPI, access: HttpAccess) -> None:
     async def result(
         request: Request, rollout_id: str, lease: Annotated[str, Header(alias=LEASE_HEADER, min_length=1)]
     ) -> dict[str, Any]:
-        """The result of a rollout, or after 30 s its status. Each call renews the lease."""
+        """Return the result of a rollout, or after 30 s its status. Each call renews the lease."""
         return await rollouts_of(request).leases.result(_owner(request), rollout_id, lease, request.is_disconnected)
 
     @app.get(
@@ -109,7 +109,7 @@ def add_rollout_routes(app: FastAPI, access: HttpAccess) -> None:
         responses=responses(401, 421, 501, 503),
     )
     async def status(request: Request, rollout_id: str) -> dict[str, Any]:
-        """The status of a rollout: queued, running, grading, success, failure, cancelled or unknown."""
+        """Return the status of a rollout: queued, running, grading, success, failure, cancelled or unknown."""
         return await rollouts_of(request).leases.status(_owner(request), rollout_id)
 
     @app.post(

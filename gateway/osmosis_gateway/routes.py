@@ -162,7 +162,7 @@ def add_routes(app: FastAPI, access: HttpAccess) -> None:
         responses=responses(401, 503) | {404: {"description": "This server has no token.", "content": _JSON_DETAIL}},
     )
     async def platform_health(request: Request) -> dict[str, Any]:
-        """The same for authenticated callers; 404 on a server without credentials."""
+        """Return the same for authenticated callers; 404 on a server without credentials."""
         if not access.guarded:
             raise NotFound("this server has no token, and so no /platform/health")
         return await rollouts_of(request).health()

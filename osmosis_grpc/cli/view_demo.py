@@ -60,13 +60,13 @@ NEW_WEIGHTS = 14
 
 @tool
 async def population(city: str) -> int:
-    """Returns the number of people in a city."""
+    """Return the number of people in a city."""
     return POPULATIONS[city]
 
 
 @tool
 async def search(query: str, pages: int) -> str:
-    """Searches slowly: a page takes 0.1 s."""
+    """Search slowly: a page takes 0.1 s."""
     await asyncio.sleep(0.1 * pages)
     return f"{pages} pages about {query}: it is a city by the sea, and has a tower, a castle and trams."
 

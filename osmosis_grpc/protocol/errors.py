@@ -337,12 +337,12 @@ class MissingExtraError(OsmosisRolloutError, ImportError):
 
 
 def install(requirement: str) -> str:
-    """Returns the command that installs a requirement of pip, such as protobuf>=6.31."""
+    """Return the command that installs a requirement of pip, such as protobuf>=6.31."""
     return f"pip install {shlex.quote(requirement)}"
 
 
 def missing_extra(what: str, extra: str) -> str:
-    """Returns a sentence that says how to install an extra from the source of this distribution."""
+    """Return a sentence that says how to install an extra from the source of this distribution."""
     needs = f"{what} needs the extra {extra!r}"
     checkout = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     if os.path.exists(os.path.join(checkout, "pyproject.toml")):
@@ -357,7 +357,7 @@ def missing_extra(what: str, extra: str) -> str:
 
 
 def _wheel() -> str | None:
-    """Returns the file or folder from which pip installed this distribution; None if it is gone or not local."""
+    """Return the file or folder from which pip installed this distribution; None if it is gone or not local."""
     import importlib.metadata
     import json
     from urllib.parse import unquote, urlsplit

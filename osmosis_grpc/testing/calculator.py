@@ -37,7 +37,7 @@ TOOLS = (add, subtract, multiply, divide)
 
 
 def compute_reward(messages: Sequence[Message], truth: str | None) -> float | None:
-    """Returns 1.0 if the last assistant message has the true number after ####, else 0.0; None without a truth."""
+    """Return 1.0 if the last assistant message has the true number after ####, else 0.0; None without a truth."""
     if truth is None:
         return None
     texts = [m["content"] for m in messages if m.get("role") == "assistant" and isinstance(m.get("content"), str)]

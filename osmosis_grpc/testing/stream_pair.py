@@ -24,7 +24,7 @@ class StreamEnd:
         self._outbox = outbox
 
     async def read(self) -> Any:
-        """Returns the next message, or grpc.aio.EOF. Raises the error of cut()."""
+        """Return the next message, or grpc.aio.EOF. Raises the error of cut()."""
         await self._wire.until(lambda: bool(self._inbox))
         if self._inbox[0] is grpc.aio.EOF:
             return self._inbox[0]
@@ -39,7 +39,7 @@ class StreamEnd:
         return sum(map(len, self.written))
 
     async def write(self, message: bytes) -> None:
-        """Waits until fewer than `capacity` unread messages wait, and writes a message. Raises the error of cut()."""
+        """Wait until fewer than `capacity` unread messages wait, and write a message. Raises the error of cut()."""
         await self._wire.until(lambda: len(self._outbox) < self._wire.capacity)
         self.written.append(message)
         self._put(message)
@@ -49,7 +49,7 @@ class StreamEnd:
         self._put(grpc.aio.EOF)
 
     def cut(self, error: Exception | None = None) -> None:
-        """Breaks both directions, unread messages included. Reads and writes raise `error`, or Unavailable."""
+        """Break both directions, unread messages included. Reads and writes raise `error`, or Unavailable."""
         self._wire.error = error or Unavailable("the stream was cut")
         self._wire.changed.set()
 
@@ -77,7 +77,7 @@ class _Wire:
 def stream_pair(
     first: Callable[[bytes], Any], second: Callable[[bytes], Any], *, capacity: int = 1
 ) -> tuple[StreamEnd, StreamEnd]:
-    """Returns the two ends of a stream call.
+    """Return the two ends of a stream call.
 
     `first` decodes the messages of the first end. `second` decodes the messages of the second end. Each end can write
     `capacity` messages before the other end reads.

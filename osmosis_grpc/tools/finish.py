@@ -13,7 +13,7 @@ def finish_tool() -> Tool[..., Any]:
     async def finish(
         answer: str, reasoning: str | None = None, status: Literal["success", "partial", "failed"] = "success"
     ) -> dict[str, Any]:
-        """Ends the task with an answer.
+        """End the task with an answer.
 
         Args:
             answer: the final answer

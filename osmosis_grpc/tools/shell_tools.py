@@ -20,7 +20,7 @@ def bash_tool(sandbox: Sandbox, *, timeout: float = SECONDS, output_bytes: int =
     _check(timeout, output_bytes)
 
     async def bash_executor(command: str, working_directory: str = ".", timeout: float | None = None) -> dict[str, Any]:
-        """Runs a command in a new bash, and returns its output and its exit code.
+        """Run a command in a new bash, and return its output and its exit code.
 
         Args:
             command: the command
@@ -45,7 +45,7 @@ def python_tool(sandbox: Sandbox, *, timeout: float = SECONDS, output_bytes: int
     _check(timeout, output_bytes)
 
     async def python_executor(code: str, timeout: float | None = None) -> dict[str, Any]:
-        """Runs Python code in a new interpreter, and returns what it printed and its exit code.
+        """Run Python code in a new interpreter, and return what it printed and its exit code.
 
         Args:
             code: the code; it prints what is to be seen

@@ -40,7 +40,7 @@ class OutgoingFrames:
         self.event_bytes += len(frame)
 
     def batch(self) -> list[bytes]:
-        """Removes the frames of the next message from the queues, and returns them.
+        """Remove the frames of the next message from the queues, and return them.
 
         The limits are MAX_FRAMES and MAX_BATCH_BYTES. If the first frame alone has more bytes, it is returned alone.
         """

@@ -59,7 +59,7 @@ class ReceivedFrames:
         self.bytes += size if frames else 0
 
     def take(self) -> list[tuple[str, Any]]:
-        """Removes the next frames to handle, and returns their kinds and themselves. The kind "" is unknown."""
+        """Remove the next frames to handle, and return their kinds and themselves. The kind "" is unknown."""
         taken: list[tuple[str, Any]] = []
         others_at_once = min(MOST_OTHERS, OTHERS_AT_ONCE + len(self._others) // MORE_FOR_EACH)
         for queue, room in ((self._first, FIRST_AT_ONCE), (self._others, others_at_once)):
@@ -73,14 +73,14 @@ class ReceivedFrames:
         return taken
 
     def clear(self) -> None:
-        """Drops all frames."""
+        """Drop all frames."""
         self._first.clear()
         self._others.clear()
         self.bytes = 0.0
 
 
 def _goes_first(kind: str, frame: Any) -> bool:
-    """Returns whether a frame is handled before other frames.
+    """Return whether a frame is handled before other frames.
 
     A refusal is not. The trainer refuses a chat after a Cancel, and the cancel must be handled first. Nor is the
     AbandonChat of all chats: the outcome that was sent before it must be handled first. An Init's response and the

@@ -128,7 +128,7 @@ class StreamMachine:
         self._writing = self._other_closed = False
 
     def pace(self, interval: float, timeout: float, now: float) -> None:
-        """Sets the seconds until this side sends a heartbeat, and those until a silent stream ends.
+        """Set the seconds until this side sends a heartbeat, and those until a silent stream ends.
 
         They are `heartbeat_interval` and `heartbeat_timeout` of the server's Limits.
         """
@@ -165,7 +165,7 @@ class StreamMachine:
         return self.outgoing.event_bytes >= EVENT_LIMIT
 
     def next_message(self, now: float) -> bytes | None:
-        """Returns the next message to write, or None. Call written() or write_failed() before the next call.
+        """Return the next message to write, or None. Call written() or write_failed() before the next call.
 
         After end(), None means that all frames were sent, and the state changes.
         """
@@ -178,13 +178,13 @@ class StreamMachine:
         return None
 
     def written(self, now: float) -> None:
-        """The message has been written."""
+        """Note that the message has been written."""
         self._writing = False
         if self.paused:  # this side reads nothing now, so the finished write is the sign of life
             self._received_at = now
 
     def write_failed(self, error: BaseException, now: float) -> None:
-        """The message could not be written. The stream ends with the error of the call, or else with this error."""
+        """Note that the message could not be written. The stream ends with the call's error, or else with this one."""
         self._writing = False
         if self.state is State.FINISHING:
             self._all_sent(now)
@@ -194,7 +194,7 @@ class StreamMachine:
     # What arrives.
 
     def expect_hello(self, now: float, *, alone: bool) -> None:
-        """Makes the other side's hello the next message that this side accepts.
+        """Make the other side's hello the next message that this side accepts.
 
         Call it before the first message arrives. With `alone`, the other side has opened the call, and its hello must
         be the only frame of the message. Without, other frames may follow the hello.
@@ -202,7 +202,7 @@ class StreamMachine:
         self.state, self.timer, self._hello_alone = State.HELLO, now + HELLO_TIMEOUT, alone
 
     def receive(self, message: Any, size: int, now: float) -> None:
-        """Takes a message of `size` bytes. Read no message while `paused`, or while `incoming` is full.
+        """Take a message of `size` bytes. Read no message while `paused`, or while `incoming` is full.
 
         Ends the stream with InvalidArgument if the message breaks a rule.
         """
@@ -222,7 +222,7 @@ class StreamMachine:
             self.incoming.add(frames, size)
 
     def next_frames(self, accepted: Container[str]) -> list[tuple[str, Any]]:
-        """Returns the kinds and contents of the next frames to handle. Returns none while `paused`.
+        """Return the kinds and contents of the next frames to handle. Returns none while `paused`.
 
         They are so few that the first answers do not wait for the last frame. The kind of an unknown frame is "", and
         its content is the whole frame. If a kind is not in `accepted`, the stream ends with InvalidArgument.
@@ -251,7 +251,7 @@ class StreamMachine:
         return self._waits and self.outgoing.answer_bytes > ANSWER_LIMIT
 
     def received_end(self) -> None:
-        """The other side has closed its direction, or the call has been cancelled."""
+        """Note that the other side has closed its direction, or that the call has been cancelled."""
         if self.state is State.HELLO:
             self.fail(Unavailable("the stream ended before a hello"))
         elif self.state is State.FINISHING:
@@ -262,7 +262,7 @@ class StreamMachine:
     # How the stream ends.
 
     def end(self, error: CallError | None, now: float) -> None:
-        """Ends the stream with `error` after the queued frames have been sent. A second call does nothing.
+        """End the stream with `error` after the queued frames have been sent. A second call does nothing.
 
         For None, the stream also waits until the other side has read these frames.
         """
@@ -271,13 +271,13 @@ class StreamMachine:
             self.timer = now + (LEAVE_TIMEOUT if error is None else END_TIMEOUT)
 
     def fail(self, error: BaseException) -> None:
-        """Ends the stream at once: the connection broke, the other side broke a rule, or a handler raised."""
+        """End the stream at once: the connection broke, the other side broke a rule, or a handler raised."""
         if self.state is not State.ENDED:
             self.failure = error
             self._end()
 
     def tick(self, now: float) -> None:
-        """Does what is due at `timer`. Does nothing before that time."""
+        """Do what is due at `timer`. Does nothing before that time."""
         if now < self.timer:
             return
         if self.state is State.OPEN:
@@ -288,7 +288,7 @@ class StreamMachine:
             self._end()
 
     def _check(self, now: float) -> None:
-        """Sends a heartbeat if it is due. Ends the stream when the other side is silent or does not read."""
+        """Send a heartbeat if it is due. Ends the stream when the other side is silent or does not read."""
         self.timer = now + self._interval / CHECKS
         if now - self._received_at > self._timeout:
             self.end(Unavailable(f"the other side sent nothing for {self._timeout:g} s"), now)
@@ -312,7 +312,7 @@ class StreamMachine:
         self.state, self.timer = State.ENDED, inf
 
     def _without_hello(self, frames: Sequence[Any], now: float) -> Sequence[Any]:
-        """Takes the hello, and returns the frames that follow it."""
+        """Take the hello, and return the frames that follow it."""
         if not frames or frames[0].WhichOneof("frame") != "hello":
             raise InvalidArgument("hello", "is missing; the first frame must be a hello")
         if self._hello_alone and len(frames) > 1:

@@ -16,7 +16,7 @@ class _Undecodable:
 
 
 def decode_or_mark(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
-    """Wraps a deserializer. For bytes that are not a message, the wrapper returns an object that decoded() refuses.
+    """Wrap a deserializer. For bytes that are not a message, the wrapper returns an object that decoded() refuses.
 
     Without the wrapper grpc.aio would answer UNKNOWN.
     """
@@ -33,7 +33,7 @@ def decode_or_mark(deserialize: Callable[[bytes], Any] | None) -> Callable[[byte
 
 
 def decoded(request: Any) -> Any:
-    """Returns the message. Raises InvalidArgument for bytes that are not a message."""
+    """Return the message. Raises InvalidArgument for bytes that are not a message."""
     if isinstance(request, _Undecodable):
         text = f"the bytes are not a message of this method's type: {request.problem}"
         raise InvalidArgument("", text, reason="MALFORMED_FRAME")

@@ -52,7 +52,7 @@ class SegmentAnnotation(ArrayEquality):
             object.__setattr__(self, name, _values(getattr(self, name)))
 
     def check(self, samples: Mapping[str, Sample], path: str) -> None:
-        """Raises InvalidArgument if the outcome has no such segment, or if an array has another length."""
+        """Raise InvalidArgument if the outcome has no such segment, or if an array has another length."""
         if self.sample not in samples:
             known = ", ".join(map(repr, samples)) or "none"
             raise InvalidArgument(f"{path}.sample", f"{self.sample!r} is not a sample of the outcome; it has {known}")
@@ -109,7 +109,7 @@ class Annotation:
                 object.__setattr__(self, name, number)
 
     def check(self, path: str = "annotation") -> None:
-        """Raises InvalidArgument naming the first field that is not valid by itself."""
+        """Raise InvalidArgument naming the first field that is not valid by itself."""
         if not 1 <= len(self.id) <= MAX_ID_CHARS or not self.id.strip():
             raise InvalidArgument(f"{path}.id", f"has {len(self.id)} characters, not 1 to {MAX_ID_CHARS}")
         limits = dict.fromkeys(("id", "author", "weight_step", "sample"), MAX_ID_CHARS)
@@ -128,14 +128,14 @@ class Annotation:
             raise InvalidArgument(f"{path}.sample", "goes with a reward")
 
     def check_against(self, samples: Mapping[str, Sample], path: str = "annotation") -> None:
-        """Raises InvalidArgument if the annotation does not fit the samples of the rollout's outcome."""
+        """Raise InvalidArgument if the annotation does not fit the samples of the rollout's outcome."""
         if self.sample and self.sample not in samples:
             raise InvalidArgument(f"{path}.sample", f"{self.sample!r} is not a sample of the outcome")
         for index, segment in enumerate(self.segments):
             segment.check(samples, f"{path}.segments[{index}]")
 
     def same_as(self, other: "Annotation") -> bool:
-        """Returns whether two annotations are equal except for their times."""
+        """Return whether two annotations are equal except for their times."""
         return replace(self, time=None) == replace(other, time=None)
 
     @property

@@ -116,7 +116,7 @@ class ChatResponse(ArrayEquality):
     """The serialized reply, if the receiver keeps it; otherwise empty."""
 
     def check(self, *, arrays: bool = True) -> None:
-        """Raises InvalidArgument if parts of the reply contradict each other. Checks the arrays only if `arrays`."""
+        """Raise InvalidArgument if parts of the reply contradict each other. Checks the arrays only if `arrays`."""
         if not isinstance(self.message, dict):
             raise InvalidArgument("message", f"is a {type(self.message).__name__}, not a dict with a role")
         if self.tokens is not None and not isinstance(self.tokens, TokenBlock):

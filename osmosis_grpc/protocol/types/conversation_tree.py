@@ -44,20 +44,20 @@ class Node:
             child = child._elder
 
     def child(self, message: Message) -> "Node | None":
-        """Returns the child with an equal message; None if there is none."""
+        """Return the child with an equal message; None if there is none."""
         child = self._newest
         while child is not None and not child.matches(message):
             child = child._elder
         return child
 
     def add(self, message: Message) -> "Node":
-        """Adds a child and returns it."""
+        """Add a child and return it."""
         child = Node(message, self)
         child._elder, self._newest = self._newest, child
         return child
 
     def matches(self, message: Message) -> bool:
-        """Returns whether `message` equals the message of this node. 1 and 1.0 are equal; 1 and true differ."""
+        """Return whether `message` equals the message of this node. 1 and 1.0 are equal; 1 and true differ."""
         try:
             if not self.message == message:  # noqa: SIM201 - a value that is no JSON may define its own !=
                 return False
@@ -97,7 +97,7 @@ class Conversation:
         self._numeric: list[int] = []
 
     def insert(self, messages: Sequence[Message], field: str = "messages") -> Position:
-        """Returns the position of a full history, and copies new messages into the tree.
+        """Return the position of a full history, and copy new messages into the tree.
 
         If the tree has a message in another spelling, the spelling of the tree is kept.
 
@@ -126,7 +126,7 @@ class Conversation:
         return self._walk(messages)[1]
 
     def insert_after(self, chat: int, messages: Sequence[Message]) -> Position | None:
-        """Returns the position of messages that follow the reply of an answered chat, and copies them into the tree.
+        """Return the position of messages that follow the reply of an answered chat, and copy them into the tree.
 
         Returns None if the chat is unknown.
         """
@@ -136,7 +136,7 @@ class Conversation:
         return self._grow(reply, [copy_message(m, f"messages[{i}]") for i, m in enumerate(messages)])
 
     def answer(self, position: Node, reply: Message, chat: int) -> Node:
-        """Adds the reply of `chat` below the chat's position, and returns the reply's node.
+        """Add the reply of `chat` below the chat's position, and return the reply's node.
 
         The tree keeps `reply` itself and not a copy.
         """
@@ -153,15 +153,15 @@ class Conversation:
         return self._replies
 
     def reply(self, chat: int) -> Node | None:
-        """Returns the node of an answered chat's reply; None if the chat is unknown."""
+        """Return the node of an answered chat's reply; None if the chat is unknown."""
         return self._replies.get(chat)
 
     def messages(self, node: Node) -> list[Message]:
-        """Returns the messages from the first message to this node. They belong to the tree: do not change them."""
+        """Return the messages from the first message to this node. They belong to the tree: do not change them."""
         return self._line.copy() if node is self._end else path(node)
 
     def tool_messages(self) -> dict[str, int]:
-        """Returns the number of tool messages for each call id.
+        """Return the number of tool messages for each call id.
 
         The messages are counted for each history alone. The result has the highest count of any history.
         """
@@ -196,12 +196,12 @@ class Conversation:
                 node = child
 
     def _respelled(self, node: Node, message: Message) -> Node | None:
-        """Returns the child that has a message in another spelling; None if there is none."""
+        """Return the child that has a message in another spelling; None if there is none."""
         same = self._same
         return next((child for child in node.children if same(child.message, message)), None) if same else None
 
     def _continues_line(self, messages: Sequence[Message]) -> bool:
-        """Returns whether a history begins with the newest history."""
+        """Return whether a history begins with the newest history."""
         line = self._line
         try:
             if not (line and messages[: len(line)] == line):
@@ -222,14 +222,14 @@ class Conversation:
         return Position(node, mark.chat, mark.depth)
 
     def _extend(self, node: Node) -> None:
-        """Appends a node to the newest history."""
+        """Append a node to the newest history."""
         self._end = node
         self._line.append(node.message)
         if node.numeric:
             self._numeric.append(node.depth - 1)
 
     def _switch(self, node: Node) -> None:
-        """Makes the history that ends at `node` the newest history."""
+        """Make the history that ends at `node` the newest history."""
         nodes = _nodes(node)
         self._end = node
         self._line = [each.message for each in nodes]
@@ -241,7 +241,7 @@ class Conversation:
 
 
 def count_tool_message(message: Message, counts: dict[str, int]) -> None:
-    """Adds 1 to the count of a message's call id if the message is a tool message."""
+    """Add 1 to the count of a message's call id if the message is a tool message."""
     if message.get("role") == "tool":
         call_id = str(message.get("tool_call_id") or "")
         counts[call_id] = counts.get(call_id, 0) + 1
@@ -258,12 +258,12 @@ def _cut_elders(child: Node) -> list[Node]:
 
 
 def path(node: Node) -> list[Message]:
-    """Returns the messages from the first message to this node. They belong to the tree: do not change them."""
+    """Return the messages from the first message to this node. They belong to the tree: do not change them."""
     return [each.message for each in _nodes(node)]
 
 
 def _nodes(node: Node) -> list[Node]:
-    """Returns the nodes from the first message to `node`."""
+    """Return the nodes from the first message to `node`."""
     nodes = []
     while node.parent is not None:
         nodes.append(node)
@@ -272,7 +272,7 @@ def _nodes(node: Node) -> list[Node]:
 
 
 def _same(one: object, other: object) -> bool:
-    """Returns whether two values that Python calls equal are equal JSON values. In Python, True equals 1."""
+    """Return whether two values that Python calls equal are equal JSON values. In Python, True equals 1."""
     if isinstance(one, dict) and isinstance(other, dict):
         return all(_same(value, other.get(key)) for key, value in one.items())
     if isinstance(one, list) and isinstance(other, list):

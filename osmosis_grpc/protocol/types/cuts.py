@@ -32,7 +32,7 @@ ROLLOUT_CUTS = {
 
 
 def check_choices(cut: Cut, dropped: Dropped) -> None:
-    """Raises InvalidArgument for a value that is not one of the choices."""
+    """Raise InvalidArgument for a value that is not one of the choices."""
     for name, value, known in (("cut", cut, get_args(Cut)), ("dropped", dropped, get_args(Dropped))):
         if value not in known:
             raise InvalidArgument(name, f"{value!r} is not one of {', '.join(known)}")

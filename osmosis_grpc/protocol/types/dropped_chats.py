@@ -15,7 +15,7 @@ from osmosis_grpc.protocol.types.conversation_tree import Conversation, Node
 def dropped_chats(
     tree: Conversation, end: Node, forms: Mapping[int, Hashable], undecided: Collection[int] = ()
 ) -> set[int]:
-    """Returns the numbers of the dropped chats. `end` is the last message of the conversation.
+    """Return the numbers of the dropped chats. `end` is the last message of the conversation.
 
     A chat is dropped if the question of its reply, or of a reply in its history, also got another reply, and the
     conversation goes on with that one. If the replies are equal as well, the newest one is kept. `forms` has what chats

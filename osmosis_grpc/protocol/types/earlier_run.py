@@ -27,7 +27,7 @@ class EarlierRun:
         return "" not in (versions := (self.agent_version, self.current_agent_version)) and len(set(versions)) > 1
 
     def describe_change(self) -> str:
-        """Returns how the agent has changed, as a clause for a warning; an empty string if `changed` is False."""
+        """Return how the agent has changed, as a clause for a warning; an empty string if `changed` is False."""
         if not self.changed:
             return ""
         files = f"; changed: {', '.join(self.changes)}" if self.changes else ""

@@ -49,7 +49,7 @@ LAYOUTS: Mapping[str, Layout] = MappingProxyType(
 
 
 def check_extras(extras: Extras, tokens: int, field: str) -> None:
-    """Raises InvalidArgument for an extra without one row for each token, and for a wrong layout; see LAYOUTS."""
+    """Raise InvalidArgument for an extra without one row for each token, and for a wrong layout; see LAYOUTS."""
     if len(extras) > MAX_EXTRAS:
         raise InvalidArgument(field, f"has {len(extras)} names, more than {MAX_EXTRAS}")
     for name, extra in extras.items():

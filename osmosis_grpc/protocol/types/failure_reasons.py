@@ -77,7 +77,7 @@ _BY_BOUNDARY = {
 
 
 def reason_of(error: OsmosisRolloutError | None) -> FailureReason:
-    """Returns the reason for an exception that escaped from an agent. `error` is None for a foreign exception."""
+    """Return the reason for an exception that escaped from an agent. `error` is None for a foreign exception."""
     if error is None:
         return FailureReason.AGENT_EXCEPTION
     if isinstance(error, ReplyUnreadable):
@@ -90,7 +90,7 @@ def reason_of(error: OsmosisRolloutError | None) -> FailureReason:
 
 
 def read_reason(text: str, field: str) -> FailureReason | str:
-    """Returns the received reason. An unknown reason is returned as a str.
+    """Return the received reason. An unknown reason is returned as a str.
 
     Raises InvalidArgument naming `field` for a text that cannot be a reason.
     """

@@ -7,7 +7,7 @@ T = TypeVar("T")
 
 
 def fast_init(cls: type[T]) -> type[T]:
-    """Replaces the __init__ of a frozen dataclass that has slots. The new __init__ takes a third of the time.
+    """Replace the __init__ of a frozen dataclass that has slots. The new __init__ takes a third of the time.
 
     The signature stays the same. The class is frozen, so the __init__ of dataclass sets each attribute by name. The new
     __init__ sets the slots directly. It does not call __post_init__.

@@ -42,7 +42,7 @@ class GrowingSegment:
     _filled: int = 0
 
     def append(self, ids: Ids, mask: int, extras: Extras = NOTHING, first: int = 0) -> None:
-        """Appends tokens. Their extras are the rows of `extras` from row `first` on."""
+        """Append tokens. Their extras are the rows of `extras` from row `first` on."""
         count, runs = len(ids), self.runs
         if not count and runs:
             return
@@ -55,18 +55,18 @@ class GrowingSegment:
         _add_run(runs, count, mask)
 
     def skip(self, count: int) -> None:
-        """Appends tokens of a prompt whose ids are not kept."""
+        """Append tokens of a prompt whose ids are not kept."""
         self.length += count
         _add_run(self.runs, count, 0)
         self.forget()
 
     def forget(self) -> None:
-        """Drops the ids of all tokens so far."""
+        """Drop the ids of all tokens so far."""
         self.pieces.clear()
         self._array, self._filled, self.start = NO_IDS, 0, self.length
 
     def split(self, chat: int, end: int) -> "GrowingSegment":
-        """Removes the chats after `chat`, whose tokens end at `end`. Returns a segment with the removed chats.
+        """Remove the chats after `chat`, whose tokens end at `end`. Returns a segment with the removed chats.
 
         In the returned segment, all tokens before `end` belong to a prompt.
         """
@@ -97,7 +97,7 @@ class GrowingSegment:
         return rest
 
     def join(self, other: "GrowingSegment") -> None:
-        """Appends the tokens of a segment that begins with all tokens of this one."""
+        """Append the tokens of a segment that begins with all tokens of this one."""
         end, at = self.length, 0
         if self.parts is not None or other.parts is not None:
             more = bare_parts(other.runs) if other.parts is None else other.parts
@@ -118,7 +118,7 @@ class GrowingSegment:
         self.chats += other.chats
 
     def ids(self, start: int, end: int) -> Ids:
-        """Returns a view of the ids from `start` to `end`, which are kept. The array doubles when it is full."""
+        """Return a view of the ids from `start` to `end`, which are kept. The array doubles when it is full."""
         assert start >= self.start
         if self.pieces:
             count = self.length - self.start
@@ -155,7 +155,7 @@ class GrowingSegment:
 
 
 def _add_run(runs: list[int], count: int, mask: int) -> None:
-    """Adds tokens to run lengths.
+    """Add tokens to run lengths.
 
     A run is a stretch of tokens with the same mask. The first run has mask 0, the second has mask 1, and so on. So the
     last run has mask 0 if the number of runs is odd, and mask 1 if the number is even.
@@ -169,6 +169,6 @@ def _add_run(runs: list[int], count: int, mask: int) -> None:
 
 
 def _bytes_of(ids: Ids) -> bytes:
-    """Returns the bytes of ids. Arrays from the wire are views of their own bytes, which need no copy."""
+    """Return the bytes of ids. Arrays from the wire are views of their own bytes, which need no copy."""
     base: object = ids.base
     return base if isinstance(base, bytes) and len(base) == ids.nbytes else ids.tobytes()

@@ -44,7 +44,7 @@ _encode_sorted = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separator
 
 
 def copy(value: Any, field: str, levels: int = MAX_DEPTH) -> Any:
-    """Returns a checked deep copy of a JSON value. Later changes of `value` do not change the copy.
+    """Return a checked deep copy of a JSON value. Later changes of `value` do not change the copy.
 
     Tuples become lists, and values of subclasses become the plain types. Raises InvalidArgument naming `field`.
     """
@@ -77,7 +77,7 @@ def copy(value: Any, field: str, levels: int = MAX_DEPTH) -> Any:
 
 
 def check_key(key: Any, field: str) -> str:
-    """Returns a key as a plain str. Raises InvalidArgument naming `field` for a key that is no valid text."""
+    """Return a key as a plain str. Raises InvalidArgument naming `field` for a key that is no valid text."""
     if type(key) is str and key.isascii():
         return key
     if not isinstance(key, str):
@@ -86,7 +86,7 @@ def check_key(key: Any, field: str) -> str:
 
 
 def check_text(text: str, field: str) -> str:
-    """Returns the text. Raises InvalidArgument naming `field` if it cannot be written as UTF-8."""
+    """Return the text. Raises InvalidArgument naming `field` if it cannot be written as UTF-8."""
     if not _is_text(text):
         raise InvalidArgument(field, "has an unpaired surrogate")
     return text
@@ -101,24 +101,24 @@ def _is_text(text: str) -> bool:
 
 
 def repaired(text: str) -> str:
-    """Returns a text that can be written as UTF-8: U+FFFD for each unpaired surrogate, one character for each pair."""
+    """Return a text that can be written as UTF-8: U+FFFD for each unpaired surrogate, one character for each pair."""
     if text.isascii():
         return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def render(value: Any) -> str:
-    """Returns the JSON text of a value that was checked before."""
+    """Return the JSON text of a value that was checked before."""
     return _encode(value)
 
 
 def canonical(value: Any) -> str:
-    """Returns a JSON text that is the same for equal values: sorted keys, and one spelling for each number."""
+    """Return a JSON text that is the same for equal values: sorted keys, and one spelling for each number."""
     return _encode_sorted(_one_spelling(value))
 
 
 def digest(value: Any) -> bytes:
-    """Returns a digest that is the same for equal values."""
+    """Return a digest that is the same for equal values."""
     return _digest_of(canonical(value))
 
 
@@ -142,7 +142,7 @@ def large_value() -> Iterator[None]:
 
 
 def _one_spelling(value: Any) -> Any:
-    """Returns the value with a whole number instead of each float without a fraction: 1 for 1.0."""
+    """Return the value with a whole number instead of each float without a fraction: 1 for 1.0."""
     kind = type(value)
     if kind is float:
         return int(value) if value.is_integer() else value
@@ -154,7 +154,7 @@ def _one_spelling(value: Any) -> Any:
 
 
 def parse(text: str, field: str, levels: int = MAX_DEPTH, *, repair: bool = False) -> Any:
-    """Returns the value of a JSON text. Raises InvalidArgument naming `field` for another text.
+    """Return the value of a JSON text. Raises InvalidArgument naming `field` for another text.
 
     The text has at most `levels` levels. With `repair`, U+FFFD replaces unpaired surrogates; otherwise they are
     refused.
@@ -182,7 +182,7 @@ def _parsed(
 
 
 def _checked_texts(value: Any, field: str, place: str, *, repair: bool) -> Any:
-    """Returns the value without unpaired surrogates. Without `repair`, raises InvalidArgument.
+    """Return the value without unpaired surrogates. Without `repair`, raises InvalidArgument.
 
     The error names `field` or, if the value is a whole body, the place in it.
     """
@@ -201,7 +201,7 @@ def _checked_texts(value: Any, field: str, place: str, *, repair: bool) -> Any:
 
 
 def _depth(text: str) -> int:
-    """Returns how many levels a JSON text has."""
+    """Return how many levels a JSON text has."""
     steps = np.frombuffer(_STRINGS.sub("", text).encode().translate(_STEPS), np.int8)
     return int(np.cumsum(steps, dtype=np.int32).max(initial=0))
 
@@ -222,7 +222,7 @@ class Unparsed:
 
     @classmethod
     def checked(cls, text: str, field: str) -> "Unparsed":
-        """Returns a checked text. Raises InvalidArgument naming `field` for a text that is no JSON object."""
+        """Return a checked text. Raises InvalidArgument naming `field` for a text that is no JSON object."""
         with large_value():
             value = _parsed(text, field, MAX_DEPTH, _decode_one_spelling)
             if not isinstance(value, dict):
@@ -232,17 +232,17 @@ class Unparsed:
         return made
 
     def value(self) -> dict[str, Any]:
-        """Parses the text and returns a new object."""
+        """Parse the text and return a new object."""
         self._read(len(self.text) + _ITEM_BYTES * sum(self.text.count(mark) for mark in "[{,"))
         return parse_object(self.text, "")
 
     def for_reader(self, read: Callable[[int], None]) -> "Unparsed":
-        """Returns an Unparsed with the same text and another `read`."""
+        """Return an Unparsed with the same text and another `read`."""
         return Unparsed(self.text, self.digest, read)
 
 
 def parse_object(text: str, field: str, levels: int = MAX_DEPTH) -> dict[str, Any]:
-    """Returns the object of a JSON text; an empty object for an empty text. Raises InvalidArgument naming `field`."""
+    """Return the object of a JSON text; an empty object for an empty text. Raises InvalidArgument naming `field`."""
     if not text:
         return {}
     value = parse(text, field, levels)
@@ -252,12 +252,12 @@ def parse_object(text: str, field: str, levels: int = MAX_DEPTH) -> dict[str, An
 
 
 def is_short(number: int) -> bool:
-    """Returns whether every reader parses a whole number: it has at most MAX_DIGITS digits."""
+    """Return whether every reader parses a whole number: it has at most MAX_DIGITS digits."""
     return -_TOO_LARGE < number < _TOO_LARGE
 
 
 def is_finite(number: Any) -> bool:
-    """Returns whether a number can be sent as a float. A number that is too large for a float cannot."""
+    """Return whether a number can be sent as a float. A number that is too large for a float cannot."""
     try:
         return math.isfinite(number)
     except (OverflowError, ValueError):

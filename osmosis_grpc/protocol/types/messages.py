@@ -21,7 +21,7 @@ MAX_ROLE_CHARS = 64
 
 
 def copy_message(message: Any, field: str, any_role: bool = False) -> Message:
-    """Returns a checked deep copy of one message. Raises InvalidArgument with a path that begins with `field`."""
+    """Return a checked deep copy of one message. Raises InvalidArgument with a path that begins with `field`."""
     if not isinstance(message, dict):
         meant = "; use its .message" if isinstance(getattr(message, "message", None), dict) else ""
         raise InvalidArgument(field, f"a message is a dict, not a {type(message).__name__}{meant}")
@@ -36,12 +36,12 @@ def copy_message(message: Any, field: str, any_role: bool = False) -> Message:
 
 
 def copy_messages(messages: Iterable[Any], field: str, any_role: bool = False) -> list[Message]:
-    """Returns checked deep copies of messages. Raises InvalidArgument with a path that begins with `field`."""
+    """Return checked deep copies of messages. Raises InvalidArgument with a path that begins with `field`."""
     return [copy_message(message, f"{field}[{index}]", any_role) for index, message in enumerate(messages)]
 
 
 def check_role(role: Any, field: str, any_role: bool = False) -> None:
-    """Raises InvalidArgument for a role that model servers do not know.
+    """Raise InvalidArgument for a role that model servers do not know.
 
     With `any_role`, a role is any text of 1 to 64 characters that can be printed.
     """
@@ -52,7 +52,7 @@ def check_role(role: Any, field: str, any_role: bool = False) -> None:
 
 
 def text_size(messages: Sequence[Message]) -> int:
-    """Returns the approximate memory of messages in bytes. Use it for budgets, and not for exact limits."""
+    """Return the approximate memory of messages in bytes. Use it for budgets, and not for exact limits."""
     return sum(map(_size, messages))
 
 

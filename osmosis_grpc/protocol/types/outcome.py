@@ -90,7 +90,7 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException) -> "Failure":
-        """Returns the failure for an exception that escaped from an agent.
+        """Return the failure for an exception that escaped from an agent.
 
         If the trainer failed while it answered a chat, for example because of its policy, no line of the agent is
         named.
@@ -106,7 +106,7 @@ class Failure:
         return failure if isinstance(known, OsmosisServerError) else failure.raised_at(error)
 
     def raised_at(self, error: BaseException) -> "Failure":
-        """Returns this failure with the place and the frames of an exception."""
+        """Return this failure with the place and the frames of an exception."""
         frames = own_frames(error)
         if not frames:
             return self
@@ -145,7 +145,7 @@ class Confirmable(Protocol):
     """Keeps an outcome until it is confirmed. A trainer's ledger makes it."""
 
     async def confirm(self) -> None:
-        """Records that the outcome has been used and is no longer needed. Idempotent."""
+        """Record that the outcome has been used and is no longer needed. Idempotent."""
 
 
 @fast_init
@@ -194,7 +194,7 @@ class RolloutOutcome:
         return main.messages if main is not None else ()
 
     async def confirm(self) -> None:
-        """Records in the trainer's ledger that this outcome has been used. The trainer does not yield it again.
+        """Record in the trainer's ledger that this outcome has been used. The trainer does not yield it again.
 
         Waits for a commit. Calls that wait at the same time share one, so confirm many outcomes with asyncio.gather().
         Idempotent. Does nothing without a ledger. Raises LedgerError if the ledger cannot be written. The caller can
@@ -204,7 +204,7 @@ class RolloutOutcome:
             await self.confirmation.confirm()
 
     def trainable_samples(self, *, cut: Cut = "train", dropped: Dropped = "skip") -> dict[str, Sample]:
-        """Returns the samples to train on, by name, each with its reward.
+        """Return the samples to train on, by name, each with its reward.
 
         See reward_of() for the reward of a sample. Leaves out samples without a reward, samples without exact tokens,
         and samples with `train=False`, on which the agent's author does not want to train. Returns no samples for a
@@ -226,7 +226,7 @@ class RolloutOutcome:
         return {name: sample for name, sample in found.items() if sample.segments}
 
     def reward_of(self, sample: str) -> float | None:
-        """Returns the sample's own reward, or the rollout's reward if the sample has none.
+        """Return the sample's own reward, or the rollout's reward if the sample has none.
 
         If the rollout has a single sample, the rollout's reward is preferred.
         """
@@ -261,7 +261,7 @@ class RolloutOutcome:
 
 
 def _chosen(sample: Sample, cut: Cut, dropped: Dropped) -> tuple[Segment, ...]:
-    """Returns the segments to train on."""
+    """Return the segments to train on."""
     if sample.cut and cut == "skip":
         return ()
     found = sample.segments
@@ -271,7 +271,7 @@ def _chosen(sample: Sample, cut: Cut, dropped: Dropped) -> tuple[Segment, ...]:
 
 
 def lacks(sample: Sample) -> str:
-    """Returns why a sample is not trained on, whatever its reward; an empty string if it can be trained on."""
+    """Return why a sample is not trained on, whatever its reward; an empty string if it can be trained on."""
     if sample.train is False:
         return "its author does not want it trained on (train=False)"
     if not sample.trainable:
@@ -287,12 +287,12 @@ def causes_of(error: BaseException) -> tuple[Cause, ...]:
 
 
 def describe(error: BaseException) -> str:
-    """Returns the text of an exception, or the name of the exception's type if the text is empty."""
+    """Return the text of an exception, or the name of the exception's type if the text is empty."""
     return _text(error) or type(error).__name__
 
 
 def with_type(error: BaseException) -> str:
-    """Returns "TYPE: TEXT" for an exception, or the name of the exception's type if the text is empty.
+    """Return "TYPE: TEXT" for an exception, or the name of the exception's type if the text is empty.
 
     A text such as 'score' or "list index out of range" explains little without the type.
     """
@@ -301,7 +301,7 @@ def with_type(error: BaseException) -> str:
 
 
 def log_traceback(error: BaseException) -> str:
-    """Returns an exception's traceback for a log. It is cut to about MAX_TRACEBACK and has no control characters."""
+    """Return an exception's traceback for a log. It is cut to about MAX_TRACEBACK and has no control characters."""
     text = "".join(traceback.format_exception(error))
     if len(text) > MAX_TRACEBACK:
         half = MAX_TRACEBACK // 2
@@ -310,7 +310,7 @@ def log_traceback(error: BaseException) -> str:
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Returns a text with its control characters and other invisible characters escaped.
+    """Return a text with its control characters and other invisible characters escaped.
 
     `keep` names characters that stay, such as a line feed.
     """
@@ -320,7 +320,7 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def clip(text: str, limit: int = MAX_FAILURE_TEXT) -> str:
-    """Returns a text cut to `limit` bytes of UTF-8, with U+FFFD for unpaired surrogates."""
+    """Return a text cut to `limit` bytes of UTF-8, with U+FFFD for unpaired surrogates."""
     raw = repaired(text).encode()
     if len(raw) <= limit:
         return raw.decode()
@@ -336,7 +336,7 @@ def _text(error: BaseException) -> str:
 
 
 def _first_blamed(error: BaseException) -> OsmosisRolloutError | None:
-    """Returns the exception whose class has the `boundary`: `error`, or the first such exception in a group.
+    """Return the exception whose class has the `boundary`: `error`, or the first such exception in a group.
 
     Returns None for a foreign exception.
     """

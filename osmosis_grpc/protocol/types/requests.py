@@ -47,12 +47,12 @@ class Fork:
     """The attempt of the original."""
 
     def __str__(self) -> str:
-        """Returns a text for people, such as "r1 at chat main 3"."""
+        """Return a text for people, such as "r1 at chat main 3"."""
         attempt = f" attempt {self.attempt}" if self.attempt > 1 else ""
         return f"{self.rollout_id}{attempt} at chat {self.sample} {self.chat_number}"
 
     def check(self, path: str) -> None:
-        """Raises InvalidArgument for a fork that names no chat of an attempt."""
+        """Raise InvalidArgument for a fork that names no chat of an attempt."""
         check_id(self.rollout_id, f"{path}.rollout_id")
         check_id(self.sample, f"{path}.chat.sample")
         number: Any
@@ -113,7 +113,7 @@ _METADATA: Any = RolloutRequest.__dict__["metadata"]
 
 
 def unread_metadata(request: RolloutRequest) -> Mapping[str, Any] | jsontext.Unparsed:
-    """Returns a request's metadata. Metadata from the network stays unparsed until the agent first reads it."""
+    """Return a request's metadata. Metadata from the network stays unparsed until the agent first reads it."""
     metadata: Mapping[str, Any] | jsontext.Unparsed = _METADATA.__get__(request)
     return metadata
 
@@ -208,7 +208,7 @@ The last one is in the digest only if it is true, because earlier versions do no
 
 
 def spec_digest(request: RolloutRequest) -> bytes:
-    """Returns the digest of a request, see InitRequest.digest. Defaults that are left out or spelt out are equal."""
+    """Return the digest of a request, see InitRequest.digest. Defaults that are left out or spelt out are equal."""
     metadata, fork = unread_metadata(request), request.fork
     values: tuple[Any, ...] = (
         list(request.messages),
@@ -241,7 +241,7 @@ _kept_digest = lru_cache(maxsize=1024, typed=True)(_digest)
 
 
 def differing_fields(one: bytes, other: bytes) -> list[str]:
-    """Returns the paths of the fields in which two digests differ. Digests of other forms differ in the whole spec."""
+    """Return the paths of the fields in which two digests differ. Digests of other forms differ in the whole spec."""
     if one == other:
         return []
     whole = len(DIGESTED) * jsontext.DIGEST_BYTES
@@ -258,7 +258,7 @@ R = TypeVar("R", bound=RolloutRequest)
 
 
 def copy_of(request: RolloutRequest, kind: type[R], **changes: Any) -> R:
-    """Returns a copy of a request with `changes`, as a `kind`.
+    """Return a copy of a request with `changes`, as a `kind`.
 
     It does the same as dataclasses.replace, in a third of the time.
     """
@@ -270,7 +270,7 @@ def copy_of(request: RolloutRequest, kind: type[R], **changes: Any) -> R:
 
 
 def check_id(value: str, name: str) -> None:
-    """Raises InvalidArgument for an id that is not one visible path segment of 1 to 256 characters."""
+    """Raise InvalidArgument for an id that is not one visible path segment of 1 to 256 characters."""
     if not isinstance(value, str):
         raise InvalidArgument(name, f"is a {type(value).__name__}, not a str")
     if value.isalnum() and value.isascii() and len(value) <= MAX_ID_CHARS:
@@ -289,7 +289,7 @@ def check_id(value: str, name: str) -> None:
 
 
 def check_header(value: str, name: str) -> str:
-    """Returns the text. Raises InvalidArgument if it cannot be sent in a header."""
+    """Return the text. Raises InvalidArgument if it cannot be sent in a header."""
     if len(value) > MAX_HEADER_CHARS:
         raise InvalidArgument(name, f"is longer than {MAX_HEADER_CHARS} characters")
     if not value.isascii() or not value.isprintable():
@@ -298,14 +298,14 @@ def check_header(value: str, name: str) -> str:
 
 
 def check_run_id(value: str, name: str) -> str:
-    """Returns the name of a trainer's run. Raises InvalidArgument if the name is too long or cannot be printed."""
+    """Return the name of a trainer's run. Raises InvalidArgument if the name is too long or cannot be printed."""
     if len(value) > MAX_ID_CHARS:
         raise InvalidArgument(name, f"has {len(value)} characters, more than {MAX_ID_CHARS}")
     return check_header(value, name)
 
 
 def check_policy_name(value: str, name: str) -> str:
-    """Returns the name of a policy; empty for the only policy. Raises InvalidArgument for a name that is no such name.
+    """Return the name of a policy; empty for the only policy. Raises InvalidArgument for a name that is no such name.
 
     A name has at most 256 characters, and all of them can be printed.
     """
@@ -319,7 +319,7 @@ def check_policy_name(value: str, name: str) -> str:
 
 
 def check_params(params: Mapping[str, Any], name: str) -> None:
-    """Raises InvalidArgument for a sampling parameter that is out of bounds. Only some parameters have bounds."""
+    """Raise InvalidArgument for a sampling parameter that is out of bounds. Only some parameters have bounds."""
     for key, low, high in (("temperature", 0.0, math.inf), ("top_p", 0.0, 1.0)):
         value = params.get(key)
         if value is None:
@@ -338,14 +338,14 @@ LENGTHS = ("max_completion_tokens", "max_tokens", "max_new_tokens")
 
 
 def with_params(params: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns sampling parameters with those of `others` replaced or added. None in `others` changes nothing."""
+    """Return sampling parameters with those of `others` replaced or added. None in `others` changes nothing."""
     given = {name: value for name, value in others.items() if value is not None}
     replaced = LENGTHS if given.keys() & {*LENGTHS} else ()
     return {name: value for name, value in params.items() if name not in replaced} | given
 
 
 def pinned_params(request: RolloutRequest, server: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the sampling parameters that replace those of an agent's chats. `server` has those that the server pins.
+    """Return the sampling parameters that replace those of an agent's chats. `server` has those that the server pins.
 
     If the trainer's completion_params have a value for a parameter that the server pins, that value is used.
     """
@@ -361,7 +361,7 @@ _NUMBERS = {"temperature": float, "top_p": float, "max_tokens": int}
 
 
 def _as_number(value: Any, key: str) -> float | int | None:
-    """Returns the number of a text, and a whole float as an int if the parameter is an int; None for other values."""
+    """Return the number of a text, and a whole float as an int if the parameter is an int; None for other values."""
     try:
         if isinstance(value, str) and len(value) <= _LONGEST_NUMBER:
             value = float(value)
@@ -376,7 +376,7 @@ _LONGEST_NUMBER = 32
 
 
 def own_params(params: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Returns a checked deep copy of sampling parameters. It has floats where the wire has floats: 1 becomes 1.0.
+    """Return a checked deep copy of sampling parameters. It has floats where the wire has floats: 1 becomes 1.0.
 
     As in the Osmosis SDK, "0.7" is a temperature, and 128.0 is a max_tokens.
     """

@@ -75,12 +75,12 @@ class Segment(ArrayEquality):
         return sum(self.mask_runs[1::2])
 
     def mask(self) -> BoolArray:
-        """Returns the loss mask, bool, shape (n,). `ids[mask]` are the tokens that the policy sampled."""
+        """Return the loss mask, bool, shape (n,). `ids[mask]` are the tokens that the policy sampled."""
         values = np.arange(len(self.mask_runs)) % 2 == 1
         return np.repeat(values, self.mask_runs)
 
     def aligned_logprobs(self) -> Logprobs:
-        """Returns the logprobs aligned with `ids`, float32, shape (n,). They are 0.0 where the mask is 0.
+        """Return the logprobs aligned with `ids`, float32, shape (n,). They are 0.0 where the mask is 0.
 
         NaN would not work there: a loss multiplies by the mask, and NaN times 0 is NaN. Raises InvalidArgument for a
         segment without its tokens.
@@ -93,7 +93,7 @@ class Segment(ArrayEquality):
         return aligned
 
     def aligned_extra(self, name: str) -> Extra:
-        """Returns an extra aligned with `ids`: a tensor or a ragged tensor with n rows.
+        """Return an extra aligned with `ids`: a tensor or a ragged tensor with n rows.
 
         An extra of the replies only has zeros, or empty rows, where the mask is 0. Raises InvalidArgument if the
         segment does not have the extra.
@@ -106,7 +106,7 @@ class Segment(ArrayEquality):
         raise InvalidArgument(f"extras[{name}]", f"is not in the segment: {why}")
 
     def masked(self) -> "Segment":
-        """Returns the segment with mask 0 for all tokens, so that none of it is trained on."""
+        """Return the segment with mask 0 for all tokens, so that none of it is trained on."""
         return replace(
             self,
             mask_runs=(len(self.ids),),
@@ -122,7 +122,7 @@ class Segment(ArrayEquality):
         return self.ids.nbytes + self.logprobs.nbytes + sum(extra.nbytes for extra in extras)
 
     def check(self, field_path: str) -> None:
-        """Raises InvalidArgument for a segment whose parts do not agree."""
+        """Raise InvalidArgument for a segment whose parts do not agree."""
         if self.referred and not len(self.logprobs) and not self.versions and self.chats:
             if self.sampled_extras or self.token_extras:
                 raise InvalidArgument(f"{field_path}.ids", "are empty, so the segment has no extras")

@@ -59,17 +59,17 @@ class Assembler:
         return sum(sum(segment.runs[1::2]) for segment in self._segments)
 
     def tokens(self, chat: int) -> Ids:
-        """Returns a view of all tokens of a chat, prompt and reply; an empty array if they are unknown."""
+        """Return a view of all tokens of a chat, prompt and reply; an empty array if they are unknown."""
         place = self._ends.get(chat)
         return NO_IDS if place is None else place.segment.ids(0, place.end)
 
     def prompt(self, chat: int) -> Ids | None:
-        """Returns a view of the whole prompt of a chat; None if the prompt is unknown."""
+        """Return a view of the whole prompt of a chat; None if the prompt is unknown."""
         place = self._ends.get(chat)
         return None if place is None else place.segment.ids(0, place.prompt_end)
 
     def prompt_extras(self, chat: int, first: int) -> Extras:
-        """Returns the extras of a chat's prompt from token `first` on, as far as all these tokens have them."""
+        """Return the extras of a chat's prompt from token `first` on, as far as all these tokens have them."""
         place = self._ends.get(chat)
         if place is None or place.segment.parts is None:
             return NOTHING
@@ -81,12 +81,12 @@ class Assembler:
         return set(self._ends)
 
     def lacks(self, parent_chat: int, first: int = 0) -> bool:
-        """Returns whether ids of a chat from token `first` on are not kept, so that they must be read again."""
+        """Return whether ids of a chat from token `first` on are not kept, so that they must be read again."""
         place = self._ends.get(parent_chat)
         return place is not None and first < place.end and first < place.segment.start
 
     def prompt_length(self, parent_chat: int, response: ChatResponse) -> int | None:
-        """Returns the number of ids in the whole prompt of a reply; None if the reply came without its prompt.
+        """Return the number of ids in the whole prompt of a reply; None if the reply came without its prompt.
 
         `parent_chat` is the number of the earlier chat. The reply leaves out the first `prompt_prefix` ids of its
         prompt, because they are also the first tokens of the earlier chat. Raises InvalidArgument if the earlier chat
@@ -104,7 +104,7 @@ class Assembler:
         return response.prompt_prefix + len(response.prompt_ids)
 
     def shared_prefix(self, parent_chat: int, prompt: Ids) -> int:
-        """Returns how many ids at the start of a prompt are also the first tokens of an earlier chat.
+        """Return how many ids at the start of a prompt are also the first tokens of an earlier chat.
 
         `parent_chat` is the number of the earlier chat.
         """
@@ -121,7 +121,7 @@ class Assembler:
         refer: bool = False,
         keep_ids: bool = False,
     ) -> int | None:
-        """Adds an answered chat to the segments. A chat with the purpose JUDGE is in no segment of the outcome.
+        """Add an answered chat to the segments. A chat with the purpose JUDGE is in no segment of the outcome.
 
         Neither is a `forked` chat, whose reply is recorded in another rollout: that rollout is trained on it. A chat
         that continues a forked chat begins a segment, in which all tokens before its reply have mask 0.
@@ -180,7 +180,7 @@ class Assembler:
         return length
 
     def _extends(self, number: int, parent_chat: int, before: _End, *, outside: SplitReason | None) -> bool:
-        """Returns whether a chat becomes a part of the segment of the chat that it continues.
+        """Return whether a chat becomes a part of the segment of the chat that it continues.
 
         The prompt of the chat begins with all tokens of the other chat. If a chat with a higher number came first and
         is a part of that segment, that chat and those after it move to a new segment.
@@ -197,7 +197,7 @@ class Assembler:
         return True
 
     def drop(self, chats: Collection[int]) -> None:
-        """Moves dropped chats to segments of their own. The other segments then grow as if these chats had not been
+        """Move dropped chats to segments of their own. The other segments then grow as if these chats had not been
         asked.
 
         A chat that another chat continues is dropped only if that chat is dropped, too. Call this after the last add().
@@ -221,12 +221,12 @@ class Assembler:
                 self._join(self._ends[chat].segment, min(following, key=lambda each: each.chats[0]))
 
     def _follows(self, segment: GrowingSegment, chat: int) -> bool:
-        """Returns whether a kept segment could extend the segment of `chat`, which ends with this chat."""
+        """Return whether a kept segment could extend the segment of `chat`, which ends with this chat."""
         first = self._ends[segment.chats[0]]
         return segment.split_by is SplitReason.BRANCH and first.parent == chat and not segment.dropped
 
     def _split(self, segment: GrowingSegment, chat: int) -> GrowingSegment:
-        """Moves the chats after `chat` to a new segment, and returns it."""
+        """Move the chats after `chat` to a new segment, and return it."""
         rest = segment.split(chat, self._ends[chat].end)
         if not segment.outside:
             self._segments.append(rest)
@@ -246,19 +246,19 @@ class Assembler:
         return sorted(self._segments, key=lambda segment: segment.chats[0])
 
     def references(self) -> tuple[Segment, ...]:
-        """Returns the segments without their tokens; no segments if the sample is not trainable.
+        """Return the segments without their tokens; no segments if the sample is not trainable.
 
         The receiver has answered the chats itself, so it already has the tokens.
         """
         return () if self.reason else _as_first(segment.reference() for segment in self._in_order())
 
     def segments(self) -> tuple[Segment, ...]:
-        """Returns all segments; none if the sample is not trainable."""
+        """Return all segments; none if the sample is not trainable."""
         return () if self.reason else _as_first(segment.freeze() for segment in self._in_order())
 
 
 def _reason(parent_chat: int, before: _End | None, drift: int | None) -> SplitReason:
-    """Returns why a chat begins a segment."""
+    """Return why a chat begins a segment."""
     if before is None:
         return SplitReason.NO_TOKENS if parent_chat else SplitReason.HISTORY_CHANGED
     if drift is not None:
@@ -267,7 +267,7 @@ def _reason(parent_chat: int, before: _End | None, drift: int | None) -> SplitRe
 
 
 def _as_first(segments: Iterable[Segment]) -> tuple[Segment, ...]:
-    """Returns the segments of a sample. The first one has no reason if it began because it continues no chat."""
+    """Return the segments of a sample. The first one has no reason if it began because it continues no chat."""
     listed = tuple(segments)
     if listed and listed[0].split is SplitReason.HISTORY_CHANGED:
         return replace(listed[0], split=None), *listed[1:]

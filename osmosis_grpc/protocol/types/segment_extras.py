@@ -23,12 +23,12 @@ class Part(NamedTuple):
 
 
 def bare_parts(runs: Sequence[int]) -> list[Part]:
-    """Returns the parts of tokens without extras. `runs` are mask runs, as in Segment."""
+    """Return the parts of tokens without extras. `runs` are mask runs, as in Segment."""
     return [Part(NOTHING, 0, count, number % 2) for number, count in enumerate(runs) if count]
 
 
 def cut(parts: Iterable[Part], start: int, stop: int, *, as_prompt: bool = True) -> list[Part]:
-    """Returns the parts of the tokens from `start` up to, but without, `stop`. With `as_prompt`, all have mask 0."""
+    """Return the parts of the tokens from `start` up to, but without, `stop`. With `as_prompt`, all have mask 0."""
     found, at = [], 0
     for part in parts:
         count = part.stop - part.start
@@ -40,13 +40,13 @@ def cut(parts: Iterable[Part], start: int, stop: int, *, as_prompt: bool = True)
 
 
 def join(parts: Sequence[Part]) -> dict[str, Extra]:
-    """Returns the extras that are complete in the tokens of the parts, joined."""
+    """Return the extras that are complete in the tokens of the parts, joined."""
     names = parts[0].extras if parts else NOTHING
     return {name: _joined([(part.extras[name], part) for part in parts]) for name in names if _complete(name, parts)}
 
 
 def gather(parts: Sequence[Part]) -> tuple[Mapping[str, Extra], Mapping[str, Extra], tuple[str, ...]]:
-    """Returns sampled_extras, token_extras and incomplete_extras of a segment; see Segment.
+    """Return sampled_extras, token_extras and incomplete_extras of a segment; see Segment.
 
     An extra that is complete in all tokens is a token extra. One that is complete in the replies only is a sampled
     extra, also if some prompts have it. If there is no prompt, all extras are sampled extras.
@@ -59,12 +59,12 @@ def gather(parts: Sequence[Part]) -> tuple[Mapping[str, Extra], Mapping[str, Ext
 
 
 def rows(extras: Extras, start: int, stop: int) -> Extras:
-    """Returns the rows from `start` up to, but without, `stop`."""
+    """Return the rows from `start` up to, but without, `stop`."""
     return join([Part(extras, start, stop, 0)]) if extras else extras
 
 
 def spread(extra: Extra, mask: BoolArray) -> Extra:
-    """Returns an extra with one row for each element of the mask: its own rows in order where the mask is set.
+    """Return an extra with one row for each element of the mask: its own rows in order where the mask is set.
 
     The other rows are zeros, or empty.
     """
@@ -84,7 +84,7 @@ def _complete(name: str, parts: Sequence[Part]) -> bool:
 
 
 def _kind(extra: Extra) -> tuple[Any, ...]:
-    """Returns what all rows of an extra share. Rows of different kinds cannot be joined."""
+    """Return what all rows of an extra share. Rows of different kinds cannot be joined."""
     values = extra.values if isinstance(extra, RaggedTensor) else extra
     return type(extra), values.dtype, values.shape[1:]
 

@@ -42,7 +42,7 @@ class StackFrame:
 
 
 def own_lines(error: BaseException, most: int = MOST_FRAMES) -> list[Line]:
-    """Returns the last lines of the agent's own code in a traceback. The innermost line is last.
+    """Return the last lines of the agent's own code in a traceback. The innermost line is last.
 
     If there are none, it returns the lines of installed packages, because the agent can be an installed package.
     """
@@ -57,7 +57,7 @@ def own_lines(error: BaseException, most: int = MOST_FRAMES) -> list[Line]:
 
 
 def own_frames(error: BaseException) -> tuple[StackFrame, ...]:
-    """Returns the lines of own_lines() for a Failure, with short paths and with the code of each line."""
+    """Return the lines of own_lines() for a Failure, with short paths and with the code of each line."""
     return tuple(
         StackFrame(_cut(short_path(file)), line, _cut(function), _cut(_code(file, line)))
         for file, line, function in own_lines(error)
@@ -65,17 +65,17 @@ def own_frames(error: BaseException) -> tuple[StackFrame, ...]:
 
 
 def is_installed(file: str) -> bool:
-    """Returns whether a file belongs to an installed package."""
+    """Return whether a file belongs to an installed package."""
     return any(part in file for part in _INSTALLED) and not file.startswith(_OURS)
 
 
 def is_own(file: str) -> bool:
-    """Returns whether a file is the user's: not generated, not the standard library's and not this project's."""
+    """Return whether a file is the user's: not generated, not the standard library's and not this project's."""
     return not file.startswith((_STDLIB, _OURS, "<")) or file.startswith(_EXAMPLES)
 
 
 def short_path(file: str) -> str:
-    """Returns a file's path relative to the working folder or to a folder of sys.path.
+    """Return a file's path relative to the working folder or to a folder of sys.path.
 
     Returns the last two parts of the path if the file is in none of these folders.
     """
@@ -91,7 +91,7 @@ def short_path(file: str) -> str:
 
 
 def _lines(error: BaseException) -> Iterator[Line]:
-    """Yields the lines of an exception's traceback. For a group, then yields the lines of its first exception."""
+    """Yield the lines of an exception's traceback. For a group, then yields the lines of its first exception."""
     link: BaseException | None = error
     for _ in range(16):
         if link is None:

@@ -70,7 +70,7 @@ class Tensor:
 
     @classmethod
     def of(cls, array: ArrayLike) -> "Tensor":
-        """Returns a tensor of a NumPy array. Raises InvalidArgument for a dtype that is not in TENSOR_DTYPES."""
+        """Return a tensor of a NumPy array. Raises InvalidArgument for a dtype that is not in TENSOR_DTYPES."""
         made = np.ascontiguousarray(array)
         name = made.dtype.name
         wire = TENSOR_DTYPES.get(name)
@@ -79,11 +79,11 @@ class Tensor:
         return cls(dtype=name, shape=made.shape, data=made.astype(wire, copy=False).tobytes())
 
     def numpy(self) -> Array:
-        """Returns a read-only array. For bfloat16 the array has the raw values as uint16."""
+        """Return a read-only array. For bfloat16 the array has the raw values as uint16."""
         return np.frombuffer(self.data, dtype=TENSOR_DTYPES[self.dtype] or "<u2").reshape(self.shape)
 
     def check(self, rows: int, field_path: str) -> None:
-        """Raises InvalidArgument if the bytes do not fit the shape, or if the first dimension is not `rows`."""
+        """Raise InvalidArgument if the bytes do not fit the shape, or if the first dimension is not `rows`."""
         if self.dtype not in TENSOR_DTYPES:
             raise InvalidArgument(f"{field_path}.type", "is not a tensor type")
         if len(self.shape) > MAX_DIMENSIONS:
@@ -119,7 +119,7 @@ class RaggedTensor(ArrayEquality):
 
     @classmethod
     def of(cls, rows: Sequence[ArrayLike], dtype: str | None = None) -> "RaggedTensor":
-        """Returns a ragged tensor of arrays or lists, one for each token.
+        """Return a ragged tensor of arrays or lists, one for each token.
 
         `dtype` is a key of TENSOR_DTYPES; None for the type of the arrays. It is needed if there are no rows. Raises
         InvalidArgument for rows that have different types or shapes beyond their lengths, or an unknown type.
@@ -141,11 +141,11 @@ class RaggedTensor(ArrayEquality):
         return cls(values=Tensor.of(joined), offsets=offsets.astype("<u4"))
 
     def __len__(self) -> int:
-        """The number of rows."""
+        """Return the number of rows."""
         return len(self.offsets) - 1
 
     def row(self, index: int) -> Array:
-        """Returns a read-only view of one row. Negative indices count from the end. Raises IndexError."""
+        """Return a read-only view of one row. Negative indices count from the end. Raises IndexError."""
         count = len(self)
         if not -count <= index < count:
             raise IndexError(f"row {index} of {count} rows")
@@ -153,12 +153,12 @@ class RaggedTensor(ArrayEquality):
         return self.values.numpy()[start:end]
 
     def numpy(self) -> list[Array]:
-        """Returns the rows, each as a read-only view."""
+        """Return the rows, each as a read-only view."""
         values, bounds = self.values.numpy(), self.offsets.tolist()
         return [values[start:end] for start, end in pairwise(bounds)]
 
     def check(self, rows: int, field_path: str) -> None:
-        """Raises InvalidArgument unless there are `rows` rows, and offsets and values agree."""
+        """Raise InvalidArgument unless there are `rows` rows, and offsets and values agree."""
         offsets = self.offsets
         if len(offsets) != rows + 1:
             raise InvalidArgument(f"{field_path}.offsets", f"{len(offsets)} offsets for {rows} tokens, not one more")

@@ -38,7 +38,7 @@ class TokenBlock(ArrayEquality):
 
     @classmethod
     def of(cls, ids: ArrayLike, logprobs: ArrayLike | None = None, extras: Extras | None = None) -> "TokenBlock":
-        """Returns a checked block of array-like values. Raises InvalidArgument naming the field."""
+        """Return a checked block of array-like values. Raises InvalidArgument naming the field."""
         given = _flat(ids, "ids")
         if given.size and (given.dtype.kind not in "iu" or int(given.min()) < 0 or int(given.max()) > 0xFFFFFFFF):
             raise InvalidArgument("ids", f"{_wrong_id(given)}; token ids are integers from 0 to 2**32 - 1")
@@ -51,7 +51,7 @@ class TokenBlock(ArrayEquality):
         return block
 
     def check(self, field_path: str) -> None:
-        """Raises InvalidArgument for arrays of different lengths, impossible logprobs, and extras of a wrong shape."""
+        """Raise InvalidArgument for arrays of different lengths, impossible logprobs, and extras of a wrong shape."""
         count = len(self.ids)
         if self.logprobs is not None and self._complete is None:
             complete = check_logprobs(self.logprobs, count, "ids", field_path)
@@ -82,7 +82,7 @@ class VersionSpan:
 
 
 def _flat(values: ArrayLike, name: str, dtype: str | None = None) -> Array:
-    """Returns a one-dimensional array of numbers. Raises InvalidArgument."""
+    """Return a one-dimensional array of numbers. Raises InvalidArgument."""
     try:
         with np.errstate(over="ignore"):
             array: Array = np.asarray(values, dtype=dtype, order="C")
@@ -94,7 +94,7 @@ def _flat(values: ArrayLike, name: str, dtype: str | None = None) -> Array:
 
 
 def _wrong_id(ids: Array) -> str:
-    """Returns the index and the value of the first value that is not a token id."""
+    """Return the index and the value of the first value that is not a token id."""
     if ids.dtype.kind not in "iu":
         return f"the ids are of the type {ids.dtype}"
     index = int(((ids < 0) | (ids > 0xFFFFFFFF)).argmax())
@@ -102,7 +102,7 @@ def _wrong_id(ids: Array) -> str:
 
 
 def check_logprobs(logprobs: Logprobs, count: int, of: str, field_path: str) -> bool:
-    """Returns whether every logprob is present.
+    """Return whether every logprob is present.
 
     Raises InvalidArgument if there are not `count` logprobs, for infinities, and for values above MAX_LOGPROB.
     """

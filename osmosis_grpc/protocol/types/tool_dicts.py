@@ -12,7 +12,7 @@ ToolDict = dict[str, Any]
 
 
 def dump_model(value: Any) -> Any:
-    """Returns a pydantic model as a dict, and any other value unchanged. Does not import pydantic."""
+    """Return a pydantic model as a dict, and any other value unchanged. Does not import pydantic."""
     pydantic = sys.modules.get("pydantic")  # if pydantic was not imported, no value can be a model
     if pydantic is not None and isinstance(value, pydantic.BaseModel):
         return value.model_dump(exclude_none=True)
@@ -20,13 +20,13 @@ def dump_model(value: Any) -> Any:
 
 
 def plain_tool(tool: Any) -> Any:
-    """Returns the schema of a tool as a dict, and a value that is no tool unchanged."""
+    """Return the schema of a tool as a dict, and a value that is no tool unchanged."""
     schema = getattr(tool, "openai_schema", None)
     return schema() if callable(schema) else dump_model(tool)
 
 
 def tool_dicts(tools: Iterable[Any] | None, field: str = "tools") -> list[ToolDict]:
-    """Returns the tools of an agent as checked dicts. None means no tools.
+    """Return the tools of an agent as checked dicts. None means no tools.
 
     Tools are dicts, schema objects, or objects with a method openai_schema().
 

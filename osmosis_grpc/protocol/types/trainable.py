@@ -83,7 +83,7 @@ class TrainableSegment(NamedTuple):
 
 
 def flatten(outcomes: Outcomes) -> Iterator[RolloutOutcome]:
-    """Yields every outcome, those of a group in the order of the group. Raises TypeError for another value."""
+    """Yield every outcome, those of a group in the order of the group. Raises TypeError for another value."""
     for each in outcomes:
         for member in each if isinstance(each, Iterable) else (each,):
             if not isinstance(member, RolloutOutcome):
@@ -94,7 +94,7 @@ def flatten(outcomes: Outcomes) -> Iterator[RolloutOutcome]:
 def select(
     outcome: RolloutOutcome, index: int = 0, *, cut: Cut = "train", dropped: Dropped = "skip"
 ) -> tuple[list[TrainableSegment], list[Skipped]]:
-    """Returns the trainable segments of an outcome in order, and what is left out.
+    """Return the trainable segments of an outcome in order, and what is left out.
 
     See RolloutOutcome.trainable_samples() for `cut` and `dropped`. If no sample is trainable, there is a single Skipped
     with an empty sample name and the reason for the whole outcome.
@@ -148,7 +148,7 @@ class Selection:
         """The number of outcomes, samples and segments that were left out so far."""
 
     def of(self, outcome: RolloutOutcome) -> list[TrainableSegment]:
-        """Returns the segments of the next outcome. Raises InvalidArgument naming the rollout and the reason."""
+        """Return the segments of the next outcome. Raises InvalidArgument naming the rollout and the reason."""
         found, skipped = select(outcome, self.outcomes, cut=self._cut, dropped=self._dropped)
         if self._raise and (wrong := [each for each in skipped if not each.chosen]):
             raise untrainable_error(wrong[0])
@@ -159,7 +159,7 @@ class Selection:
 
 
 def untrainable_error(skipped: Skipped) -> InvalidArgument:
-    """Returns the error for an outcome or a sample that cannot be trained on."""
+    """Return the error for an outcome or a sample that cannot be trained on."""
     name = f"rollout {skipped.rollout_id}" + f", sample {skipped.sample}" * bool(skipped.sample)
     return InvalidArgument(
         "outcomes", f'{name} is not trained on: {skipped.reason}. Leave it out, or pass untrainable="skip"'
@@ -167,7 +167,7 @@ def untrainable_error(skipped: Skipped) -> InvalidArgument:
 
 
 def no_outcomes(name: str) -> InvalidArgument:
-    """Returns the error for a batch or a group without outcomes. `name` is the name of the argument."""
+    """Return the error for a batch or a group without outcomes. `name` is the name of the argument."""
     return InvalidArgument(
         name,
         "has no outcomes, so there is nothing to train on. If groups() yielded nothing, the log says why it dropped "
@@ -176,6 +176,6 @@ def no_outcomes(name: str) -> InvalidArgument:
 
 
 def check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
-    """Raises InvalidArgument for a value that is not one of the known values."""
+    """Raise InvalidArgument for a value that is not one of the known values."""
     if value not in known:
         raise InvalidArgument(name, f"{value!r} is not one of {', '.join(known)}")

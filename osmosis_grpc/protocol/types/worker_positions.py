@@ -8,7 +8,7 @@ _POSITION = re.compile("([0-9]{1,3})=([0-9]{1,17})")
 
 
 def parse_positions(token: str) -> dict[int, int]:
-    """Returns the position of each worker. A plain number is that of worker 0. Raises ValueError."""
+    """Return the position of each worker. A plain number is that of worker 0. Raises ValueError."""
     found: dict[int, int] = {}
     for text in token.split("/") if token else ():
         match = _POSITION.fullmatch(text if "=" in text else f"0={text}")
@@ -19,5 +19,5 @@ def parse_positions(token: str) -> dict[int, int]:
 
 
 def positions_text(positions: Mapping[int, Any]) -> str:
-    """Returns the token for the positions of workers."""
+    """Return the token for the positions of workers."""
     return "/".join(f"{worker}={position}" for worker, position in sorted(positions.items()))

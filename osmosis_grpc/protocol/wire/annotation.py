@@ -14,13 +14,13 @@ ANNOTATION = Converter(Annotation, pb.Annotation)
 
 
 def annotation_from_wire(message: pb.Annotation, path: str = "annotation") -> Annotation:
-    """Returns a checked annotation without its time. Raises InvalidArgument."""
+    """Return a checked annotation without its time. Raises InvalidArgument."""
     annotation = ANNOTATION.from_wire(message, f"{path}.")
     annotation.check(path)
     return annotation
 
 
 def annotate_request(rollout_id: str, attempt: int, annotation: Annotation) -> pb.AnnotateRequest:
-    """Returns the request that stores an annotation. Raises InvalidArgument naming a bad field."""
+    """Return the request that stores an annotation. Raises InvalidArgument naming a bad field."""
     annotation.check()
     return pb.AnnotateRequest(rollout_id=rollout_id, attempt=attempt, annotation=ANNOTATION.to_wire(annotation))

@@ -29,22 +29,22 @@ _SERVER = {field.name: field.number for field in pb.ServerFrame.DESCRIPTOR.field
 
 
 def trainer_frame(kind: str, message: Message) -> bytes:
-    """Returns the bytes of a trainer's frame, to be joined with others."""
+    """Return the bytes of a trainer's frame, to be joined with others."""
     return _joined(_TRAINER[kind], message.SerializeToString())
 
 
 def server_frame(kind: str, message: Message) -> bytes:
-    """Returns the bytes of an agent server's frame, to be joined with others."""
+    """Return the bytes of an agent server's frame, to be joined with others."""
     return _joined(_SERVER[kind], message.SerializeToString())
 
 
 def chat_frame(chat: bytes) -> bytes:
-    """Returns the frame of a chat. chat_bytes() has serialized the chat."""
+    """Return the frame of a chat. chat_bytes() has serialized the chat."""
     return _joined(_SERVER["chat"], chat)
 
 
 def complete_frame(outcome: RolloutOutcome, *, blobs: bool = False) -> bytes:
-    """Returns the frame of an outcome that refers to its chats, cut to MAX_OUTCOME_BYTES.
+    """Return the frame of an outcome that refers to its chats, cut to MAX_OUTCOME_BYTES.
 
     `blobs` is that of message_to_wire().
     """
@@ -60,7 +60,7 @@ def _joined(number: int, body: bytes) -> bytes:
 
 
 def chat_reply_frame(rollout_id: str, attempt: int, sample: str, number: int, reply: bytes | CallError) -> bytes:
-    """Returns the frame that answers a chat. `reply` is an error, or the bytes that reply_bytes() returned."""
+    """Return the frame that answers a chat. `reply` is an error, or the bytes that reply_bytes() returned."""
     message = pb.ChatReply(rollout_id=rollout_id, attempt=attempt, sample=sample, chat_number=number)
     if isinstance(reply, CallError):
         message.status.CopyFrom(refusal(reply))
@@ -73,7 +73,7 @@ def chat_reply_frame(rollout_id: str, attempt: int, sample: str, number: int, re
 
 
 def unknown_kind(frame: Message) -> pb.UnknownFrame:
-    """Returns the answer to a frame of a kind that this version does not know.
+    """Return the answer to a frame of a kind that this version does not know.
 
     Raises InvalidArgument for an empty frame.
     """
@@ -84,19 +84,19 @@ def unknown_kind(frame: Message) -> pb.UnknownFrame:
 
 
 def refusal(error: CallError) -> error_pb2.Status:
-    """Returns an error as the status of a frame. Its bytes equal those of google.rpc.Status."""
+    """Return an error as the status of a frame. Its bytes equal those of google.rpc.Status."""
     status = error_pb2.Status()
     status.MergeFromString(to_status(error).SerializeToString())
     return status
 
 
 def refused(status: error_pb2.Status) -> CallError:
-    """Returns the exception for the status of a frame."""
+    """Return the exception for the status of a frame."""
     return from_code(status.code, status.message, status.details)
 
 
 def check_trainer_hello(hello: pb.TrainerHello) -> None:
-    """Raises InvalidArgument naming a bad field. Raises FailedPrecondition if the sides share no protocol version."""
+    """Raise InvalidArgument naming a bad field. Raises FailedPrecondition if the sides share no protocol version."""
     least, most = ATTACHMENT_ID_CHARS
     if not least <= len(hello.attachment_id) <= most:
         raise InvalidArgument(
@@ -110,14 +110,14 @@ def check_trainer_hello(hello: pb.TrainerHello) -> None:
 
 
 def window_of(hello: pb.TrainerHello | pb.ServerHello) -> int:
-    """Returns how many chats or rollouts the sender of a hello allows to be open. 0 pauses."""
+    """Return how many chats or rollouts the sender of a hello allows to be open. 0 pauses."""
     if isinstance(hello, pb.TrainerHello):
         return hello.max_open_chats if hello.HasField("max_open_chats") else DEFAULT_WINDOW
     return hello.max_open_rollouts if hello.HasField("max_open_rollouts") else DEFAULT_WINDOW
 
 
 def check_protocol(hello: pb.TrainerHello | pb.ServerHello | control_pb2.GetServerInfoResponse) -> None:
-    """Raises FailedPrecondition if the two sides share no protocol version."""
+    """Raise FailedPrecondition if the two sides share no protocol version."""
     least, most = PROTOCOL
     if hello.protocol_min > most or hello.protocol_max < least:
         raise FailedPrecondition(

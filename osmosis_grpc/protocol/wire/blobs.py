@@ -50,7 +50,7 @@ class _Cache:
         self._bytes = 0
 
     def decode(self, url: str) -> _Decoded | None:
-        """Returns a data URL decoded; None for one that has to stay text."""
+        """Return a data URL decoded; None for one that has to stay text."""
         with self._lock:
             if url in self._urls:
                 self._urls.move_to_end(url)
@@ -69,14 +69,14 @@ _CACHE = _Cache()
 
 
 def take_blobs(part: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[pb.Blob]]:
-    """Returns a part without its long data URLs, and these as blobs. Does not change `part`."""
+    """Return a part without its long data URLs, and these as blobs. Does not change `part`."""
     blobs: list[pb.Blob] = []
     rest: Mapping[str, Any] = _without_urls(part, "", blobs, _TYPED)
     return rest, blobs
 
 
 def put_blobs(part: dict[str, Any], blobs: Iterable[pb.Blob], field: str) -> None:
-    """Puts the values of blobs into a part. Raises InvalidArgument with a path that begins with `field`."""
+    """Put the values of blobs into a part. Raises InvalidArgument with a path that begins with `field`."""
     for index, blob in enumerate(blobs):
         path = f"{field}.blobs[{index}]"
         parent, key = _position(part, blob.path, f"{path}.path")
@@ -84,7 +84,7 @@ def put_blobs(part: dict[str, Any], blobs: Iterable[pb.Blob], field: str) -> Non
 
 
 def _without_urls(value: Any, pointer: str, blobs: list[pb.Blob], kept: tuple[str, ...] = ()) -> Any:
-    """Returns an object or a list without its data URLs. Adds them to `blobs`. If there are none, returns `value`."""
+    """Return an object or a list without its data URLs. Adds them to `blobs`. If there are none, returns `value`."""
     items = value.items() if type(value) is dict else enumerate(value)
     changed = {}
     for key, item in items:
@@ -139,7 +139,7 @@ def _size(url: str, decoded: _Decoded | None) -> int:
 
 
 def _position(part: dict[str, Any], pointer: str, field: str) -> tuple[dict[str, Any], str]:
-    """Returns the object and the key that a JSON Pointer names. Raises InvalidArgument unless the key is new there."""
+    """Return the object and the key that a JSON Pointer names. Raises InvalidArgument unless the key is new there."""
     first, *steps = pointer.split("/", MAX_DEPTH + 1)
     if first or not steps or any("~" in _ESCAPES.sub("", step) for step in steps):
         raise InvalidArgument(field, "is not a JSON Pointer to a key")
@@ -160,7 +160,7 @@ def _position(part: dict[str, Any], pointer: str, field: str) -> tuple[dict[str,
 
 
 def _element(values: list[Any], index: str) -> Any:
-    """Returns the element at an index of a JSON Pointer; None if there is none."""
+    """Return the element at an index of a JSON Pointer; None if there is none."""
     known = index.isdecimal() and len(index) <= _MAX_INDEX_CHARS and str(int(index)) == index
     return values[int(index)] if known and int(index) < len(values) else None
 

@@ -52,7 +52,7 @@ _NUMBER = pb.ChatRequest.DESCRIPTOR.fields_by_name["chat_number"].number
 
 
 def chat_bytes(request: ChatRequest, *, delta: bool = False, all_tools: bool = True, blobs: bool = False) -> bytes:
-    """Returns a serialized chat. The messages must not change afterwards.
+    """Return a serialized chat. The messages must not change afterwards.
 
     With `delta`, a chat that continues an earlier chat has only the messages after that chat's reply. Without
     `all_tools`, the tools are left out if they are the rollout's tools. With `blobs`, long data URLs become blobs; the
@@ -85,7 +85,7 @@ def chat_bytes(request: ChatRequest, *, delta: bool = False, all_tools: bool = T
 
 
 def _forked_prefix(request: ChatRequest) -> bytes:
-    """Returns the serialized field `forked_prefix` of a chat that continues a recorded chat of the original."""
+    """Return the serialized field `forked_prefix` of a chat that continues a recorded chat of the original."""
     prefix = varint(_PREFIX_MESSAGES, request.prefix_len)
     if request.known_ids is not None:
         ids = array_bytes(request.known_ids)
@@ -95,7 +95,7 @@ def _forked_prefix(request: ChatRequest) -> bytes:
 
 @lru_cache(1024)
 def _name(rollout_id: str, attempt: int, sample: str, purpose: ChatPurpose, policy: str) -> bytes:
-    """Returns serialized fields. The chats of a sample with the same purpose begin with these bytes."""
+    """Return serialized fields. The chats of a sample with the same purpose begin with these bytes."""
     number = PURPOSES.numbers[purpose]
     name = pb.ChatRequest(rollout_id=rollout_id, attempt=attempt, sample=sample, purpose=number, policy=policy)
     return name.SerializeToString()
@@ -104,7 +104,7 @@ def _name(rollout_id: str, attempt: int, sample: str, purpose: ChatPurpose, poli
 def chat_from_wire(
     message: pb.ChatRequest, timeout: float | None = None, credential: str = "", *, keep: bool = False
 ) -> ChatRequest:
-    """Returns a checked chat. A delta has only the new messages. With `keep` the chat also has its bytes.
+    """Return a checked chat. A delta has only the new messages. With `keep` the chat also has its bytes.
 
     Raises InvalidArgument naming the field.
     """
@@ -153,14 +153,14 @@ def chat_from_wire(
 
 
 def tools_to_wire(tools: Sequence[Mapping[str, Any]] | None) -> message_pb2.Tools | None:
-    """Returns a chat's own tools as a message; None if it uses the rollout's tools."""
+    """Return a chat's own tools as a message; None if it uses the rollout's tools."""
     if tools is None:
         return None
     return message_pb2.Tools(tools=[tool_to_wire(tool) for tool in tools])
 
 
 def reply_bytes(response: ChatResponse) -> bytes:
-    """Returns a serialized reply. Its arrays are copied once."""
+    """Return a serialized reply. Its arrays are copied once."""
     rest = pb.ChatResponse(
         message=message_to_wire(response.message),
         finish_reason=response.finish_reason,
@@ -180,7 +180,7 @@ def reply_bytes(response: ChatResponse) -> bytes:
 
 
 def reply_from_wire(message: pb.ChatResponse, *, keep: bool = False) -> ChatResponse:
-    """Returns a checked reply. With `keep` the reply also has its bytes. Raises InvalidArgument naming the field."""
+    """Return a checked reply. With `keep` the reply also has its bytes. Raises InvalidArgument naming the field."""
     finish_reason, data = message.finish_reason, message.SerializeToString() if keep else b""
     prompt_ids, prompt_extras = prompt_from_wire(message.prompt, "prompt") if message.HasField("prompt") else _NO_PROMPT
     response = ChatResponse(

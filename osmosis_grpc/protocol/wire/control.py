@@ -32,7 +32,7 @@ DRAIN_RESULT = Converter(DrainResult, pb.DrainResponse)
 
 
 def selection_from_wire(request: pb.CancelRequest) -> dict[str, str]:
-    """Returns the keyword arguments that select the rollouts to cancel. Raises InvalidArgument naming the field."""
+    """Return the keyword arguments that select the rollouts to cancel. Raises InvalidArgument naming the field."""
     kind = request.WhichOneof("selection")
     if kind is None:
         raise InvalidArgument("selection", "name a rollout_id, a group_id or a rollout_id_prefix, or set all")
@@ -46,14 +46,14 @@ def selection_from_wire(request: pb.CancelRequest) -> dict[str, str]:
 
 
 def parse_page_token(token: str) -> int:
-    """Returns the position after which a page begins. Raises InvalidArgument."""
+    """Return the position after which a page begins. Raises InvalidArgument."""
     if token and not (token.isascii() and token.isdecimal() and len(token) < 18):
         raise InvalidArgument("page_token", "is not one of this server's")
     return int(token or 0)
 
 
 def _states_from_wire(states: Sequence[int], path: str) -> tuple[RolloutState, ...]:
-    """Returns the states to list. Raises InvalidArgument for an unknown state."""
+    """Return the states to list. Raises InvalidArgument for an unknown state."""
     known = [STATES.names.get(state) for state in states]
     if None in known:
         raise InvalidArgument(path, "has an unknown state")
@@ -79,7 +79,7 @@ FILTER = Converter(
 
 
 def check_stream(request: pb.StreamEventsRequest) -> None:
-    """Raises InvalidArgument if two fields of a stream request exclude each other."""
+    """Raise InvalidArgument if two fields of a stream request exclude each other."""
     if request.rollout_id:
         check_id(request.rollout_id, "rollout_id")
         for name in ("cursor", "from_now"):

@@ -33,7 +33,7 @@ from osmosis_grpc.protocol.wire.tokens import SPLITS
 
 
 def event_to_wire(event: TrajectoryEvent, *, tokens: bool = True) -> pb.TrajectoryEvent:
-    """Returns an event as a message. An outcome has no messages and no segments in it.
+    """Return an event as a message. An outcome has no messages and no segments in it.
 
     Without `tokens`, a reply has no tokens in it.
     """
@@ -53,7 +53,7 @@ def event_to_wire(event: TrajectoryEvent, *, tokens: bool = True) -> pb.Trajecto
 
 
 def event_from_wire(message: pb.TrajectoryEvent) -> TrajectoryEvent:
-    """Returns the event of a message. Raises InvalidArgument for a kind of a newer protocol."""
+    """Return the event of a message. Raises InvalidArgument for a kind of a newer protocol."""
     field = message.WhichOneof("kind")
     if field is None:
         raise InvalidArgument("kind", f"event {message.event_number} has an unknown kind")
@@ -62,7 +62,7 @@ def event_from_wire(message: pb.TrajectoryEvent) -> TrajectoryEvent:
 
 
 def kind_to_bytes(kind: events.EventKind) -> tuple[int, bytes]:
-    """Returns the kind of an event in a journal's form: the number of its field, and its bytes.
+    """Return the kind of an event in a journal's form: the number of its field, and its bytes.
 
     An outcome only refers to its chats, because the earlier events have the chats. Long data URLs are blobs there.
     """
@@ -72,7 +72,7 @@ def kind_to_bytes(kind: events.EventKind) -> tuple[int, bytes]:
 
 
 def kind_from_bytes(number: int, data: bytes) -> events.EventKind:
-    """Returns the kind of an event from its journal's form; see kind_to_bytes(). Raises InvalidArgument."""
+    """Return the kind of an event from its journal's form; see kind_to_bytes(). Raises InvalidArgument."""
     field = _FIELDS[number]
     message = getattr(pb.TrajectoryEvent(), field)
     message.MergeFromString(data)
@@ -80,7 +80,7 @@ def kind_from_bytes(number: int, data: bytes) -> events.EventKind:
 
 
 def origin_from_bytes(data: bytes) -> tuple[Group | None, Fork | None]:
-    """Returns the group and the fork of a rollout from the journal's form of its event Accepted.
+    """Return the group and the fork of a rollout from the journal's form of its event Accepted.
 
     The rest of its request is not converted. Raises InvalidArgument.
     """
@@ -88,19 +88,19 @@ def origin_from_bytes(data: bytes) -> tuple[Group | None, Fork | None]:
 
 
 def kind_number(kind: type[events.EventKind]) -> int:
-    """Returns the number that a journal has for a kind."""
+    """Return the number that a journal has for a kind."""
     return _NUMBERS[_KINDS[kind][0]]
 
 
 def _answered(kind: events.ChatAnswered) -> pb.ChatAnsweredEvent:
-    """Returns an answered chat as a message, without blobs."""
+    """Return an answered chat as a message, without blobs."""
     if type(kind.response.message.get("content")) is list:  # the received bytes may have blobs
         kind = replace(kind, response=replace(kind.response, wire=b""))
     return pb.ChatAnsweredEvent.FromString(_answered_bytes(kind))
 
 
 def _answered_bytes(kind: events.ChatAnswered) -> bytes:
-    """Serializes an answered chat. Uses the reply's received bytes if the reply has them."""
+    """Serialize an answered chat. Uses the reply's received bytes if the reply has them."""
     reply = kind.response.wire or reply_bytes(kind.response)
     latency = times.duration(kind.latency).SerializeToString()
     return b"".join(
@@ -139,7 +139,7 @@ def _requested_bytes(kind: events.ChatRequested, *, blobs: bool = True) -> bytes
 
 @lru_cache(256)
 def _sample(name: str) -> bytes:
-    """Returns the serialized name of a sample. The events of a sample begin with these bytes."""
+    """Return the serialized name of a sample. The events of a sample begin with these bytes."""
     return pb.ChatRequestedEvent(sample=name).SerializeToString()
 
 

@@ -14,12 +14,12 @@ _TENSOR_NAMES = {number: name for name, number in _TENSOR_TYPES.items()}
 
 
 def extras_to_wire(extras: Extras) -> dict[str, pb.Extra]:
-    """Returns extras as messages."""
+    """Return extras as messages."""
     return {name: _extra_to_wire(extra) for name, extra in extras.items()}
 
 
 def extras_from_wire(extras: Mapping[str, pb.Extra], rows: int, field: str) -> Extras:
-    """Returns extras, which check_extras() checks further. Raises InvalidArgument with a path below `field`."""
+    """Return extras, which check_extras() checks further. Raises InvalidArgument with a path below `field`."""
     if not extras:
         return NOTHING
     if len(extras) > MAX_EXTRAS:

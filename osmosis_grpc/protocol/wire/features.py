@@ -17,5 +17,5 @@ MAX_FEATURES = 256
 
 
 def features_from_wire(names: Iterable[str]) -> frozenset[str]:
-    """Returns the features of a peer. Unknown names are kept, because a later version may use them."""
+    """Return the features of a peer. Unknown names are kept, because a later version may use them."""
     return frozenset(list(names)[:MAX_FEATURES])

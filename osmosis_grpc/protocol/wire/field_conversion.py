@@ -44,13 +44,13 @@ class EnumNames(Generic[E]):
         self._what = what
 
     def read(self, number: int, path: str) -> E:
-        """Returns a name. Raises InvalidArgument for a number without a name."""
+        """Return a name. Raises InvalidArgument for a number without a name."""
         if number not in self.names:
             raise InvalidArgument(path, f"{number} is not {self._what}")
         return self.names[number]
 
     def codec(self, default: E | None) -> Codec:
-        """Returns the codec of an enum field. For a number without a name it returns `default`."""
+        """Return the codec of an enum field. For a number without a name it returns `default`."""
         return Codec(self.numbers.__getitem__, lambda number, path: self.names.get(number, default))
 
 
@@ -85,14 +85,14 @@ class Converter(Generic[T, M]):
         _CODECS[message.DESCRIPTOR.full_name] = Codec(self.to_wire, lambda m, path: self.from_wire(m, f"{path}."))
 
     def to_wire(self, value: T, **own: Any) -> M:
-        """Returns the value as a message. `own` are fields of the message."""
+        """Return the value as a message. `own` are fields of the message."""
         for name, field, codec, *_ in self._rows:
             item = getattr(value, name)
             own[field] = codec.write(item) if codec and item is not None else item
         return self._message(**own)
 
     def from_wire(self, message: Any, path: str = "", **own: Any) -> T:
-        """Returns the value of a message. The paths in an InvalidArgument begin with `path`.
+        """Return the value of a message. The paths in an InvalidArgument begin with `path`.
 
         `own` are fields of the value.
         """
@@ -106,7 +106,7 @@ class Converter(Generic[T, M]):
         return self._cls(**own)
 
     def field_of(self, message: Any, name: str, path: str = "") -> T | None:
-        """Returns the value of the field `name` of another message; None if the field is unset."""
+        """Return the value of the field `name` of another message; None if the field is unset."""
         return self.from_wire(getattr(message, name), f"{path}{name}.") if message.HasField(name) else None
 
 

@@ -31,7 +31,7 @@ _NUMBERS = (int, float)
 
 
 def message_to_wire(message: Mapping[str, Any], *, blobs: bool = False) -> pb.Message:
-    """Returns a message as a protobuf message. The role must have been checked before.
+    """Return a message as a protobuf message. The role must have been checked before.
 
     With `blobs`, long data URLs in its parts become blobs. The receiver must have the feature `blobs`.
     """
@@ -55,7 +55,7 @@ def message_to_wire(message: Mapping[str, Any], *, blobs: bool = False) -> pb.Me
 
 
 def frozen_bytes(messages: Iterable[Message], *, blobs: bool = False) -> list[bytes]:
-    """Returns the bytes of each message; see message_to_wire(). The messages must not change afterwards."""
+    """Return the bytes of each message; see message_to_wire(). The messages must not change afterwards."""
     if not blobs:
         return [_text_bytes(message) for message in messages]
     return [_blob_bytes(m) if type(m.get("content")) is list else _text_bytes(m) for m in messages]
@@ -84,7 +84,7 @@ def _part_from_wire(part: pb.ContentPart, field: str) -> dict[str, Any]:
 
 
 def message_from_wire(message: pb.Message, field: str, *, any_role: bool = False) -> Message:
-    """Returns a message as a dict. Raises InvalidArgument naming the path below `field`.
+    """Return a message as a dict. Raises InvalidArgument naming the path below `field`.
 
     `any_role` is that of check_role(). It is for journals and reports, because legacy trainers accept any role.
     """
@@ -111,7 +111,7 @@ def message_from_wire(message: pb.Message, field: str, *, any_role: bool = False
 
 
 def messages_from_wire(messages: Sequence[pb.Message], field: str, *, any_role: bool = False) -> list[Message]:
-    """Returns messages as dicts. Raises InvalidArgument for more than MAX_ITEMS items."""
+    """Return messages as dicts. Raises InvalidArgument for more than MAX_ITEMS items."""
     items = len(messages)
     for message in messages:
         items += len(message.tool_calls)
@@ -122,7 +122,7 @@ def messages_from_wire(messages: Sequence[pb.Message], field: str, *, any_role: 
 
 
 def _part_items(parts: Sequence[pb.ContentPart]) -> int:
-    """Returns the number of parts and blobs."""
+    """Return the number of parts and blobs."""
     return len(parts) + sum(len(part.blobs) for part in parts)
 
 
@@ -132,17 +132,17 @@ def _check_items(count: int, field: str) -> None:
 
 
 def tool_call_to_wire(call: Mapping[str, Any]) -> pb.ToolCall:
-    """Returns a tool call as a message."""
+    """Return a tool call as a message."""
     return _nested_to_wire(pb.ToolCall(), call, _CALL, _FUNCTION_CALL)
 
 
 def tool_call_from_wire(call: pb.ToolCall, field: str) -> dict[str, Any]:
-    """Returns a tool call as a dict."""
+    """Return a tool call as a dict."""
     return _nested_from_wire(call, _CALL, _FUNCTION_CALL, field)
 
 
 def tool_to_wire(tool: Mapping[str, Any]) -> pb.Tool:
-    """Returns a tool schema as a message."""
+    """Return a tool schema as a message."""
     function = tool.get("function")
     if type(function) is not dict or "parameters" not in function:
         return _nested_to_wire(pb.Tool(), tool, _TOOL, _FUNCTION)
@@ -153,7 +153,7 @@ def tool_to_wire(tool: Mapping[str, Any]) -> pb.Tool:
 
 
 def tool_from_wire(tool: pb.Tool, field: str) -> dict[str, Any]:
-    """Returns a tool schema as a dict."""
+    """Return a tool schema as a dict."""
     out = _nested_from_wire(tool, _TOOL, _FUNCTION, field)
     if tool.function.HasField("parameters_json"):
         path = f"{field}.function.parameters_json"
@@ -163,7 +163,7 @@ def tool_from_wire(tool: pb.Tool, field: str) -> dict[str, Any]:
 
 
 def tools_from_wire(tools: Sequence[pb.Tool], field: str) -> list[dict[str, Any]]:
-    """Returns tool schemas as dicts. Raises InvalidArgument for more than MAX_ITEMS."""
+    """Return tool schemas as dicts. Raises InvalidArgument for more than MAX_ITEMS."""
     _check_items(len(tools), field)
     return [tool_from_wire(tool, f"{field}[{i}]") for i, tool in enumerate(tools)]
 
@@ -173,13 +173,13 @@ TOOLS = Codec(lambda tools: [tool_to_wire(tool) for tool in tools], tools_from_w
 
 
 def params_to_wire(params: Mapping[str, Any]) -> pb.SamplingParams:
-    """Returns sampling parameters as a message. Raises InvalidArgument naming a parameter that is out of bounds."""
+    """Return sampling parameters as a message. Raises InvalidArgument naming a parameter that is out of bounds."""
     check_params(params, "sampling")
     return _object_to_wire(pb.SamplingParams(), params, _PARAMS, check="sampling")
 
 
 def params_from_wire(params: pb.SamplingParams, field: str) -> dict[str, Any]:
-    """Returns sampling parameters as a dict. Raises InvalidArgument naming a parameter that is out of bounds."""
+    """Return sampling parameters as a dict. Raises InvalidArgument naming a parameter that is out of bounds."""
     single: Any = [key for key in _PARAMS.fields if key != "stop"]
     out = {key: getattr(params, key) for key in single if params.HasField(key)}
     if params.stop:
@@ -190,12 +190,12 @@ def params_from_wire(params: pb.SamplingParams, field: str) -> dict[str, Any]:
 
 
 def usage_to_wire(usage: Mapping[str, Any]) -> pb.Usage:
-    """Returns token counts as a message."""
+    """Return token counts as a message."""
     return _object_to_wire(pb.Usage(), usage, _USAGE)
 
 
 def usage_from_wire(usage: pb.Usage, field: str) -> dict[str, Any]:
-    """Returns token counts as a dict. Raises InvalidArgument for a negative count."""
+    """Return token counts as a dict. Raises InvalidArgument for a negative count."""
     out = _object_from_wire(usage, _USAGE, field)
     for key in _USAGE.fields:
         count = out.get(key)
@@ -267,7 +267,7 @@ _PARAMS = _Kind(MAX_DEPTH, {**_NUMERIC, "logprobs": _is_flag, "stop": _fits_stop
 
 
 def _object_to_wire(out: P, value: Mapping[str, Any], kind: _Kind, check: str = "") -> P:
-    """Sets the typed fields, and puts all other keys into extra_json.
+    """Set the typed fields, and put all other keys into extra_json.
 
     If `check` is a field's name, the other keys are checked first, and InvalidArgument names that field.
     """

@@ -24,7 +24,7 @@ _BOUNDARIES: EnumNames[Boundary] = EnumNames(get_args(Boundary), pb.FailureBound
 
 
 def _read_boundary(number: int, path: str) -> Boundary:
-    """Returns a boundary. A boundary of a later version is read as "server"."""
+    """Return a boundary. A boundary of a later version is read as "server"."""
     return _BOUNDARIES.names.get(number, "server") if number else _BOUNDARIES.read(number, path)
 
 
@@ -53,7 +53,7 @@ METRICS = Converter(
 
 
 def checked_group(message: pb.Group, path: str = "group") -> Group:
-    """Returns a group. Raises InvalidArgument for a wrong id and for an index that is not below the size."""
+    """Return a group. Raises InvalidArgument for a wrong id and for an index that is not below the size."""
     check_id(message.id, f"{path}.id")
     if message.size and message.index >= message.size:
         raise InvalidArgument(f"{path}.index", f"{message.index} is not below the group's size, {message.size}")
@@ -63,7 +63,7 @@ def checked_group(message: pb.Group, path: str = "group") -> Group:
 def outcome_to_wire(
     outcome: RolloutOutcome, *, head: bool = False, refer: bool = False, blobs: bool = False
 ) -> pb.RolloutOutcome:
-    """Returns an outcome as a message. With `head` it leaves out messages and segments.
+    """Return an outcome as a message. With `head` it leaves out messages and segments.
 
     `refer` is for a receiver that answered the chats. With it, the message names these chats instead of repeating
     their messages and tokens. `blobs` is that of message_to_wire().
@@ -76,7 +76,7 @@ def outcome_to_wire(
 
 
 def referring_bytes(outcome: RolloutOutcome, *, blobs: bool = False) -> bytes:
-    """Returns the bytes of an outcome for a receiver that knows its chats. `blobs` is that of message_to_wire()."""
+    """Return the bytes of an outcome for a receiver that knows its chats. `blobs` is that of message_to_wire()."""
     if not blobs and any(type(m.get("content")) is list for s in outcome.samples.values() for m in s.messages):
         return outcome_to_wire(outcome, refer=True).SerializeToString()
     return _referring_bytes(outcome)
@@ -126,7 +126,7 @@ def fit(message: pb.RolloutOutcome, limit: int = MAX_OUTCOME_BYTES) -> pb.Rollou
 
 
 def outcome_from_wire(message: pb.RolloutOutcome, field: str) -> RolloutOutcome:
-    """Returns a checked outcome. Raises InvalidArgument with a path that begins with `field`."""
+    """Return a checked outcome. Raises InvalidArgument with a path that begins with `field`."""
     samples: dict[str, Sample] = {}
     for index, part in enumerate(message.samples):
         if not part.name:
@@ -152,7 +152,7 @@ def _check_no_rewards(outcome: RolloutOutcome, field: str) -> None:
 
 
 def checked_id(value: str, field: str) -> str:
-    """Returns an id. Raises InvalidArgument."""
+    """Return an id. Raises InvalidArgument."""
     check_id(value, field)
     return value
 

@@ -17,23 +17,23 @@ _REMEMBERED_BYTES = 64 * 1024
 
 @lru_cache(4096)
 def head(field: int, length: int) -> bytes:
-    """Returns the tag and the length that begin a length-delimited field. `field` is below 16."""
+    """Return the tag and the length that begin a length-delimited field. `field` is below 16."""
     return bytes((field << 3 | _LENGTH_DELIMITED,)) + _base128(length)
 
 
 @lru_cache(4096)
 def varint(field: int, value: int) -> bytes:
-    """Returns the field of a number that is not negative. Returns no bytes for 0, the default. `field` is below 16."""
+    """Return the field of a number that is not negative. Returns no bytes for 0, the default. `field` is below 16."""
     return bytes((field << 3,)) + _base128(value) if value else b""
 
 
 def repeated(field: int, parts: Iterable[bytes]) -> bytes:
-    """Returns a repeated field of bytes or messages."""
+    """Return a repeated field of bytes or messages."""
     return b"".join([piece for part in parts for piece in (head(field, len(part)), part)])
 
 
 def remembered(make: Callable[[T], bytes]) -> Callable[[T], bytes]:
-    """Caches the results of `make` for the newest values, by the identity of the value. Such a value must not change.
+    """Cache the results of `make` for the newest values, by the identity of the value. Such a value must not change.
 
     The bytes of messages and outcomes are needed twice: for the trainer and for the journal.
     """

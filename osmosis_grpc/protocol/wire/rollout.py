@@ -38,13 +38,13 @@ ACTIVITY = Converter(Activity, pb.Activity)
 
 
 def check_size(message: pb.InitRequest, max_metadata_bytes: int = MAX_METADATA_BYTES) -> None:
-    """Raises InvalidArgument for metadata above the limit."""
+    """Raise InvalidArgument for metadata above the limit."""
     if len(message.spec.metadata_json.encode()) > max_metadata_bytes:
         raise InvalidArgument("spec.metadata_json", f"is larger than {max_metadata_bytes} bytes")
 
 
 def init_from_wire(message: pb.InitRequest, *, any_role: bool = False) -> InitRequest:
-    """Returns a checked request to start a rollout. Raises InvalidArgument naming the field.
+    """Return a checked request to start a rollout. Raises InvalidArgument naming the field.
 
     `any_role` is that of message_from_wire().
     """
@@ -65,7 +65,7 @@ def init_from_wire(message: pb.InitRequest, *, any_role: bool = False) -> InitRe
 
 
 def origin_from_wire(message: pb.InitRequest) -> tuple[Group | None, Fork | None]:
-    """Returns the group and the fork of a request. Raises InvalidArgument naming the field."""
+    """Return the group and the fork of a request. Raises InvalidArgument naming the field."""
     spec = message.spec
     return (
         checked_group(spec.group, "spec.group") if spec.HasField("group") else None,
@@ -74,7 +74,7 @@ def origin_from_wire(message: pb.InitRequest) -> tuple[Group | None, Fork | None
 
 
 def init_to_wire(init: InitRequest, *, secrets: bool = True, blobs: bool = False) -> pb.InitRequest:
-    """Returns a request as a message. If `secrets` is False, it leaves out the callback's credential and state.
+    """Return a request as a message. If `secrets` is False, it leaves out the callback's credential and state.
 
     `blobs` is that of message_to_wire().
     """
@@ -93,7 +93,7 @@ def init_to_wire(init: InitRequest, *, secrets: bool = True, blobs: bool = False
 
 
 def _fork_from_wire(message: pb.Fork, path: str) -> Fork:
-    """Returns a checked fork. Raises InvalidArgument naming the field."""
+    """Return a checked fork. Raises InvalidArgument naming the field."""
     chat = message.chat
     fork = Fork(message.rollout_id, chat.chat_number, chat.sample, message.attempt or 1)
     fork.check(path)
@@ -113,7 +113,7 @@ def _metadata_to_wire(request: RolloutRequest) -> str:
 
 
 def wants_delta(form: int, field: str, *, default: bool) -> bool:
-    """Returns whether a trainer wants histories as deltas. Raises InvalidArgument for an unknown form."""
+    """Return whether a trainer wants histories as deltas. Raises InvalidArgument for an unknown form."""
     forms = {
         int(pb.HISTORY_FORM_UNSPECIFIED): default,
         int(pb.HISTORY_FORM_FULL): False,
@@ -150,12 +150,12 @@ def _callback_to_wire(callback: Callback, *, secrets: bool) -> pb.Callback:
 
 
 def callback_to_bytes(callback: Callback, *, secrets: bool) -> bytes:
-    """Returns a serialized callback. If `secrets` is False, it leaves out the credential and the state."""
+    """Return a serialized callback. If `secrets` is False, it leaves out the credential and the state."""
     return _callback_to_wire(callback, secrets=secrets).SerializeToString(deterministic=True)
 
 
 def callback_from_bytes(data: bytes) -> Callback:
-    """Returns the callback of a serialized message. Raises DecodeError or InvalidArgument for other bytes."""
+    """Return the callback of a serialized message. Raises DecodeError or InvalidArgument for other bytes."""
     return _CALLBACK.from_wire(pb.Callback.FromString(data), "callback.")
 
 

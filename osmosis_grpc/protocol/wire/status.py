@@ -26,7 +26,7 @@ _MAX_VIOLATIONS = 8
 
 
 def to_status(error: CallError) -> status_pb2.Status:
-    """Returns the status for an exception."""
+    """Return the status for an exception."""
     status = status_pb2.Status(code=error.code, message=clip(describe(error), _MAX_TEXT))
     for detail in _details(error):
         status.details.add().Pack(detail)
@@ -67,7 +67,7 @@ _READ: tuple[type[Message], ...] = (
 
 
 def from_code(code: int, message: str, details: Iterable[any_pb2.Any] = ()) -> CallError:
-    """Returns the exception for a code, its message and its details."""
+    """Return the exception for a code, its message and its details."""
     received: dict[type[Message], Any] = {}
     for packed in details:
         for detail in _READ:
@@ -133,7 +133,7 @@ def _details(error: CallError) -> Iterator[Message]:
 
 
 def _reason(error: CallError) -> str:
-    """Returns the reason of an error: its own one, the one of its kind, or the name of its code."""
+    """Return the reason of an error: its own one, the one of its kind, or the name of its code."""
     of_kind = {
         "INVALID_FIELD": isinstance(error, errors.InvalidArgument),
         "UNKNOWN_CHAT": isinstance(error, errors.UnknownChat),

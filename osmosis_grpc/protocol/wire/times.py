@@ -15,7 +15,7 @@ _TIMES = range(-62_135_596_800, 253_402_300_800)
 
 
 def duration(seconds: float) -> Duration:
-    """Returns seconds as a Duration."""
+    """Return seconds as a Duration."""
     nanos = round(seconds * _NANOS)
     if 0 <= nanos < _NANOS:  # the usual case
         return Duration(nanos=nanos)
@@ -25,12 +25,12 @@ def duration(seconds: float) -> Duration:
 
 
 def seconds(message: Duration) -> float:
-    """Returns the seconds of a Duration."""
+    """Return the seconds of a Duration."""
     return message.seconds + message.nanos / _NANOS
 
 
 def valid_seconds(message: Duration, field: str, least: float = -_LONGEST) -> float:
-    """Returns the seconds of a Duration. Raises InvalidArgument if it is below `least` or not valid in protobuf."""
+    """Return the seconds of a Duration. Raises InvalidArgument if it is below `least` or not valid in protobuf."""
     value = seconds(message)
     if abs(message.nanos) >= _NANOS or not least <= value <= _LONGEST:
         raise InvalidArgument(field, f"{value:g} s is not a time from {least:g} to {_LONGEST} s")
@@ -38,7 +38,7 @@ def valid_seconds(message: Duration, field: str, least: float = -_LONGEST) -> fl
 
 
 def checked_seconds(message: Duration, field: str) -> float:
-    """Returns the seconds of a Duration. Raises InvalidArgument for a Duration that is not valid or not positive."""
+    """Return the seconds of a Duration. Raises InvalidArgument for a Duration that is not valid or not positive."""
     value = valid_seconds(message, field, 0)
     if value == 0:
         raise InvalidArgument(field, "0 s is not a time greater than zero")
@@ -46,19 +46,19 @@ def checked_seconds(message: Duration, field: str) -> float:
 
 
 def timestamp(unix: float) -> Timestamp:
-    """Returns Unix seconds as a Timestamp."""
+    """Return Unix seconds as a Timestamp."""
     whole = math.floor(unix)
     carry, nanos = divmod(round((unix - whole) * _NANOS), _NANOS)
     return Timestamp(seconds=whole + carry, nanos=nanos)
 
 
 def valid_unix(message: Timestamp, field: str) -> float:
-    """Returns the Unix seconds of a Timestamp. Raises InvalidArgument if it is not valid in protobuf."""
+    """Return the Unix seconds of a Timestamp. Raises InvalidArgument if it is not valid in protobuf."""
     if message.seconds not in _TIMES or not 0 <= message.nanos < _NANOS:
         raise InvalidArgument(field, f"{message.seconds} s is not in the years 1 to 9999")
     return unix(message)
 
 
 def unix(message: Timestamp) -> float:
-    """Returns the Unix seconds of a Timestamp."""
+    """Return the Unix seconds of a Timestamp."""
     return message.seconds + message.nanos / _NANOS

@@ -26,12 +26,12 @@ SPLITS = EnumNames(SplitReason, pb.SplitReason, "a reason")
 
 
 def block_to_wire(block: TokenBlock) -> pb.TokenBlock:
-    """Returns a token block as a message."""
+    """Return a token block as a message."""
     return pb.TokenBlock.FromString(block_bytes(block))
 
 
 def block_from_wire(message: pb.TokenBlock, field: str) -> TokenBlock:
-    """Returns a checked token block. Its arrays are read-only views. Raises InvalidArgument."""
+    """Return a checked token block. Its arrays are read-only views. Raises InvalidArgument."""
     extras = extras_from_wire(message.extras, len(message.ids), f"{field}.extras") if message.extras else NOTHING
     ids, logprobs = _read(message)
     block = TokenBlock(ids, logprobs if len(logprobs) else None, extras)
@@ -40,12 +40,12 @@ def block_from_wire(message: pb.TokenBlock, field: str) -> TokenBlock:
 
 
 def block_bytes(block: TokenBlock) -> bytes:
-    """Returns a serialized token block."""
+    """Return a serialized token block."""
     return array_bytes(block.ids, block.logprobs) + extra_bytes(block.extras)
 
 
 def array_bytes(ids: Ids, logprobs: Logprobs | None = None) -> bytes:
-    """Returns the serialized fields of ids and logprobs. They are the same in a token block and in a segment."""
+    """Return the serialized fields of ids and logprobs. They are the same in a token block and in a segment."""
     parts = [head(_IDS, ids.nbytes), ids.astype("<u4", copy=False).tobytes()]
     if logprobs is not None:
         parts += [head(_LOGPROBS, logprobs.nbytes), logprobs.astype("<f4", copy=False).tobytes()]
@@ -53,14 +53,14 @@ def array_bytes(ids: Ids, logprobs: Logprobs | None = None) -> bytes:
 
 
 def extra_bytes(extras: Extras) -> bytes:
-    """Returns the serialized extras of a token block."""
+    """Return the serialized extras of a token block."""
     if not extras:
         return b""
     return pb.TokenBlock(extras=extras_to_wire(extras)).SerializeToString()
 
 
 def prompt_from_wire(message: pb.TokenBlock, field: str) -> tuple[Ids, Extras]:
-    """Returns the ids and the extras of a block that needs no logprobs. Raises InvalidArgument."""
+    """Return the ids and the extras of a block that needs no logprobs. Raises InvalidArgument."""
     extras = extras_from_wire(message.extras, len(message.ids), f"{field}.extras") if message.extras else NOTHING
     ids, logprobs = _read(message)
     if len(logprobs):
@@ -71,17 +71,17 @@ def prompt_from_wire(message: pb.TokenBlock, field: str) -> tuple[Ids, Extras]:
 
 
 def spans_to_wire(spans: Sequence[VersionSpan]) -> list[pb.VersionSpan]:
-    """Returns policy versions as messages."""
+    """Return policy versions as messages."""
     return [pb.VersionSpan(version=span.version, tokens=span.tokens) for span in spans]
 
 
 def spans_from_wire(spans: Sequence[pb.VersionSpan]) -> tuple[VersionSpan, ...]:
-    """Returns the policy versions of messages."""
+    """Return the policy versions of messages."""
     return tuple(VersionSpan(span.version, span.tokens) for span in spans)
 
 
 def segment_to_wire(segment: Segment) -> pb.Segment:
-    """Returns a segment as a message."""
+    """Return a segment as a message."""
     out = _SEGMENT.to_wire(
         segment,
         versions=spans_to_wire(segment.versions),
@@ -94,7 +94,7 @@ def segment_to_wire(segment: Segment) -> pb.Segment:
 
 
 def segment_from_wire(message: pb.Segment, field: str) -> Segment:
-    """Returns a checked segment. Raises InvalidArgument."""
+    """Return a checked segment. Raises InvalidArgument."""
     ids, logprobs = _read(message)
     versions = spans_from_wire(message.versions)
     if len(versions) == 1 and len(ids):  # the count of a single span is ignored
@@ -114,7 +114,7 @@ def segment_from_wire(message: pb.Segment, field: str) -> Segment:
 
 
 def sample_to_wire(sample: Sample, name: str, *, refer: bool = False, blobs: bool = False) -> pb.Sample:
-    """Returns a sample as a message. With `refer` it leaves out the tokens and messages that the trainer knows.
+    """Return a sample as a message. With `refer` it leaves out the tokens and messages that the trainer knows.
 
     The trainer knows them because it answered the chats. `blobs` is that of message_to_wire().
     """
@@ -131,7 +131,7 @@ def sample_to_wire(sample: Sample, name: str, *, refer: bool = False, blobs: boo
 
 
 def sample_from_wire(message: pb.Sample, field: str) -> Sample:
-    """Returns a checked sample. Raises InvalidArgument."""
+    """Return a checked sample. Raises InvalidArgument."""
     return _SAMPLE.from_wire(
         message,
         f"{field}.",
@@ -142,19 +142,19 @@ def sample_from_wire(message: pb.Sample, field: str) -> Sample:
 
 
 def check_reward(reward: float, field: str) -> float:
-    """Returns the reward. Raises InvalidArgument unless it is a finite number."""
+    """Return the reward. Raises InvalidArgument unless it is a finite number."""
     if not math.isfinite(reward):
         raise InvalidArgument(field, f"{reward} is not a finite number")
     return reward
 
 
 def check_components(components: Mapping[str, float], field: str) -> dict[str, float]:
-    """Returns the parts of a reward by name. Raises InvalidArgument unless each is a finite number."""
+    """Return the parts of a reward by name. Raises InvalidArgument unless each is a finite number."""
     return {name: check_reward(part, f"{field}[{name}]") for name, part in components.items()} if components else {}
 
 
 def _chat_rewards(rewards: Sequence[pb.ChatReward], field: str) -> tuple[ChatReward, ...]:
-    """Returns the rewards of chats. Raises InvalidArgument if one is no number, or if two are for the same chat."""
+    """Return the rewards of chats. Raises InvalidArgument if one is no number, or if two are for the same chat."""
     found = tuple(_CHAT_REWARD.from_wire(reward, f"{field}[{i}].") for i, reward in enumerate(rewards))
     if len({reward.chat_number for reward in found}) < len(found):
         raise InvalidArgument(field, "two rewards are for the same chat")
@@ -182,7 +182,7 @@ _SAMPLE = Converter(
 
 
 def _read(message: pb.TokenBlock | pb.Segment) -> tuple[Ids, Logprobs]:
-    """Returns ids and logprobs. Each is a view of its own bytes, so one is freed while the other is in use."""
+    """Return ids and logprobs. Each is a view of its own bytes, so one is freed while the other is in use."""
     count, known = len(message.ids), len(message.logprobs)
     if not count and not known:
         return np.empty(0, "<u4"), np.empty(0, "<f4")

@@ -21,7 +21,7 @@ _KNOWN = {"role", "content", "reasoning_content", "reasoning", "tool_calls", "to
 
 
 def atif_trajectory(rollout: RecordedRollout, *, tokens: bool = True) -> dict[str, Any]:
-    """Returns the ATIF trajectory of a rollout as JSON.
+    """Return the ATIF trajectory of a rollout as JSON.
 
     With `tokens`, each step of a reply has its token ids and logprobs, if the messages of the sample are the replies of
     its chats. Otherwise the tokens are in the trajectory's extra.osmosis.unmatched_replies.
@@ -112,7 +112,7 @@ def _step(message: Message, source: str, number: int) -> dict[str, Any]:
 
 
 def _call(call: Any, unnamed: str) -> dict[str, Any]:
-    """Returns a tool call. Arguments that are no JSON object are in its `extra`, unchanged."""
+    """Return a tool call. Arguments that are no JSON object are in its `extra`, unchanged."""
     given = call if isinstance(call, Mapping) else {}
     function = given.get("function")
     function = function if isinstance(function, Mapping) else {}
@@ -134,7 +134,7 @@ def _call(call: Any, unnamed: str) -> dict[str, Any]:
 
 
 def _observe(steps: list[dict[str, Any]], message: Message) -> None:
-    """Adds a tool message to the newest step with its call, else to the newest step of the agent."""
+    """Add a tool message to the newest step with its call, else to the newest step of the agent."""
     call_id = message.get("tool_call_id")
     owner = next((step for step in reversed(steps) if call_id in _call_ids(step)), None)
     content, extra = content_parts(message.get("content"))
@@ -158,7 +158,7 @@ def _call_ids(step: Mapping[str, Any]) -> set[Any]:
 
 
 def _add_tokens(steps: list[dict[str, Any]], sample: Sample) -> dict[str, Any]:
-    """Adds the tokens of each reply to its step. Returns what is added to the trajectory's `extra` instead."""
+    """Add the tokens of each reply to its step. Returns what is added to the trajectory's `extra` instead."""
     found = replies(sample)
     agents = [step for step in steps if step["source"] == "agent"]
     if found is None:

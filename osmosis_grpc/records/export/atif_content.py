@@ -10,7 +10,7 @@ _DATA = re.compile(r"data:([\w/+.-]+)[;,]")
 
 
 def content_parts(content: Any) -> tuple[str | list[dict[str, Any]], dict[str, Any]]:
-    """Returns the content for ATIF, and what it cannot express, for `extra`.
+    """Return the content for ATIF, and what it cannot express, for `extra`.
 
     A part that is neither a text nor an image of a known type is in `extra` under "content_parts", by its index.
     """

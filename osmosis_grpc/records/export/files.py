@@ -64,10 +64,10 @@ class Sink(Protocol):
     """Writes rollouts in one format."""
 
     def add(self, rollout: RecordedRollout) -> None:
-        """Writes a rollout. Raises InvalidArgument naming it and the reason."""
+        """Write a rollout. Raises InvalidArgument naming it and the reason."""
 
     def counts(self) -> tuple[int, int, int]:
-        """Returns the number of rows, of skipped ones, and of truncated ones."""
+        """Return the number of rows, of skipped ones, and of truncated ones."""
 
 
 class _Lines:
@@ -114,7 +114,7 @@ def _trajectories(rollout: RecordedRollout, tokens: bool) -> Iterator[dict[str, 
 
 
 def _open(to: Format, destination: Destination, options: ExportOptions, stack: ExitStack) -> Sink:
-    """Returns the sink of a format. `stack` completes it."""
+    """Return the sink of a format. `stack` completes it."""
     verl = options.verl
     if to == "parquet":
         return stack.enter_context(ParquetExport(destination.working, verl.selection()))
@@ -145,7 +145,7 @@ class Export:
     def __init__(
         self, output: str | Path, to: Format, options: ExportOptions | None = None, *, overwrite: bool = False
     ) -> None:
-        """Raises InvalidArgument. `output` is a file, a folder for parquet, verl-batch and atif, or "-" for stdout.
+        """Raise InvalidArgument. `output` is a file, a folder for parquet, verl-batch and atif, or "-" for stdout.
 
         ATIF in a file whose name ends with .jsonl, or on stdout, has a line for each rollout.
         """
@@ -172,7 +172,7 @@ class Export:
         self._stack.__exit__(kind, *exc)
 
     def add(self, rollout: RecordedRollout | RolloutOutcome) -> None:
-        """Writes a rollout. Raises InvalidArgument naming it and the reason if the format cannot express it."""
+        """Write a rollout. Raises InvalidArgument naming it and the reason if the format cannot express it."""
         self._sink.add(rollout if isinstance(rollout, RecordedRollout) else RecordedRollout(outcome=rollout))
         self._rollouts += 1
 
@@ -191,7 +191,7 @@ def export(
     *,
     overwrite: bool = False,
 ) -> ExportCounts:
-    """Writes outcomes to a file or a folder, and returns what it wrote. See Export.
+    """Write outcomes to a file or a folder, and return what it wrote. See Export.
 
     The output appears only when it is complete. Raises InvalidArgument for an outcome that the format cannot express,
     and for an output that exists; `overwrite` replaces it. Raises MissingExtraError for Parquet without pyarrow.
@@ -203,7 +203,7 @@ def export(
 
 
 def file_name(rollout_id: str, attempt: int) -> str:
-    """Returns the name of a rollout's file. Characters that are special in paths are escaped as in URLs."""
+    """Return the name of a rollout's file. Characters that are special in paths are escaped as in URLs."""
     name = quote(rollout_id, safe=" ")
     if len(name) > MAX_FILE_NAME or name.startswith("."):
         name = f"{name[:MAX_FILE_NAME].replace('.', '%2E')}-{sha256(rollout_id.encode()).hexdigest()[:12]}"

@@ -9,7 +9,7 @@ from osmosis_grpc.protocol.errors import InvalidArgument
 
 
 def json_line(value: Any, *, ascii_only: bool = False) -> str:
-    """Returns a line with a JSON value, and its end. Arrays are lists. Raises InvalidArgument for what is no JSON.
+    """Return a line with a JSON value, and its end. Arrays are lists. Raises InvalidArgument for what is no JSON.
 
     With `ascii_only`, the line has no character that is a command for a terminal.
     """

@@ -7,7 +7,7 @@ from osmosis_grpc.records.export.recorded import RecordedRollout, facts
 
 
 def message_lines(rollout: RecordedRollout) -> Iterator[dict[str, Any]]:
-    """Yields a line for each sample with messages, in the order of the samples.
+    """Yield a line for each sample with messages, in the order of the samples.
 
     The messages are those of the agent, unchanged. `reward` in the metadata is the sample's, or else the rollout's.
     """

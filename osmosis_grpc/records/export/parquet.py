@@ -26,7 +26,7 @@ class ParquetExport:
     """Writes the two files into a folder. Used with `with`; the files are complete at its end."""
 
     def __init__(self, folder: Path, selection: Selection) -> None:
-        """Raises MissingExtraError without pyarrow."""
+        """Raise MissingExtraError without pyarrow."""
         self.selection = selection
         rollouts, segments = _schemas()
         self._rollouts = _Table(folder / ROLLOUTS, rollouts)
@@ -40,7 +40,7 @@ class ParquetExport:
             table.close(complete=kind is None)
 
     def add(self, rollout: RecordedRollout) -> None:
-        """Writes a rollout. Raises InvalidArgument naming it and the reason if it cannot be trained on."""
+        """Write a rollout. Raises InvalidArgument naming it and the reason if it cannot be trained on."""
         found = self.selection.of(rollout.outcome)
         for each in found:
             self._segments.add(_segment_row(each), each.segment.nbytes)
@@ -48,7 +48,7 @@ class ParquetExport:
         self._rollouts.add(row, len(row["messages"]) + 500)
 
     def counts(self) -> tuple[int, int, int]:
-        """Returns the number of segments, of skipped outcomes and samples, and 0, so far."""
+        """Return the number of segments, of skipped outcomes and samples, and 0, so far."""
         return self.selection.segments, self.selection.skipped, 0
 
 
@@ -87,7 +87,7 @@ class _Table:
 
 
 def _schemas() -> tuple[Any, Any]:
-    """Returns the schemas of the rollouts and of the segments. Raises MissingExtraError without pyarrow."""
+    """Return the schemas of the rollouts and of the segments. Raises MissingExtraError without pyarrow."""
     try:
         import pyarrow as pa
     except ImportError:

@@ -31,7 +31,7 @@ class RecordedRollout:
 
 
 def recorded(rollouts: Outcomes | Iterable[RecordedRollout]) -> Iterator[RecordedRollout]:
-    """Yields a RecordedRollout for each outcome. A RecordedRollout is yielded as it is."""
+    """Yield a RecordedRollout for each outcome. A RecordedRollout is yielded as it is."""
     for each in rollouts:
         if isinstance(each, RecordedRollout):
             yield each
@@ -41,7 +41,7 @@ def recorded(rollouts: Outcomes | Iterable[RecordedRollout]) -> Iterator[Recorde
 
 
 def facts(outcome: RolloutOutcome) -> dict[str, Any]:
-    """Returns the facts of an outcome that text formats show, as JSON. Absent facts are left out."""
+    """Return the facts of an outcome that text formats show, as JSON. Absent facts are left out."""
     failure, group = outcome.failure, outcome.group
     made = {
         "rollout_id": outcome.rollout_id,

@@ -24,7 +24,7 @@ class Reply:
 
 
 def replies(sample: Sample) -> list[Reply] | None:
-    """Returns the replies of a sample in the order of their numbers.
+    """Return the replies of a sample in the order of their numbers.
 
     Returns None if the segments do not have exactly one run of sampled tokens for each chat, as after a reply without
     tokens. Then nobody can say which tokens belong to which reply.

@@ -50,7 +50,7 @@ class PaddedBatch:
 def padded_batch(
     outcomes: Outcomes, config: VerlConfig, *, pad_id: int, inputs_of: InputsOf | None = None
 ) -> PaddedBatch:
-    """Returns the padded batch of the trainable segments of outcomes, in their order.
+    """Return the padded batch of the trainable segments of outcomes, in their order.
 
     `config` has both lengths. `pad_id` is the tokenizer's pad_token_id. `inputs_of` returns the dataset's columns of an
     outcome; by default uid (the group's id, else the rollout's) and raw_prompt (the messages before the first reply).
@@ -65,7 +65,7 @@ def padded_batch(
 def pad_rows(
     rows: Sequence[VerlRow], config: VerlConfig, *, pad_id: int, inputs_of: InputsOf | None = None, skipped: int = 0
 ) -> PaddedBatch:
-    """Returns the padded batch of rows. Raises InvalidArgument without a row or a length; see padded_batch()."""
+    """Return the padded batch of rows. Raises InvalidArgument without a row or a length; see padded_batch()."""
     width, length = check_lengths(config)
     if not rows:
         raise InvalidArgument("outcomes", "no segment can be trained on, so there is no batch")
@@ -112,7 +112,7 @@ def pad_rows(
 
 
 def check_lengths(config: VerlConfig) -> tuple[int, int]:
-    """Returns the prompt length and the response length. Raises InvalidArgument if one is missing."""
+    """Return the prompt length and the response length. Raises InvalidArgument if one is missing."""
     for name in ("prompt_length", "response_length"):
         if getattr(config, name) is None:
             raise InvalidArgument(name, f"a padded batch needs it; it is verl's rollout.{name}")
@@ -122,7 +122,7 @@ def check_lengths(config: VerlConfig) -> tuple[int, int]:
 
 
 def default_inputs(outcome: RolloutOutcome) -> dict[str, Any]:
-    """Returns the columns uid and raw_prompt of an outcome, for a trainer whose dataset is not at hand."""
+    """Return the columns uid and raw_prompt of an outcome, for a trainer whose dataset is not at hand."""
     messages = [dict(message) for message in outcome.messages]
     first = next((index for index, message in enumerate(messages) if message.get("role") == "assistant"), None)
     return {"uid": outcome.rollout_id if outcome.group is None else outcome.group.id, "raw_prompt": messages[:first]}
@@ -140,7 +140,7 @@ def _padded_experts(rows: Sequence[VerlRow], width: int, total: int) -> NDArray[
 
 
 def _columns(rows: Sequence[VerlRow], inputs_of: InputsOf) -> dict[str, NDArray[Any]]:
-    """Returns the columns of non_tensor_batch, in the order and with the types of verl."""
+    """Return the columns of non_tensor_batch, in the order and with the types of verl."""
     columns: dict[str, NDArray[Any]] = {"__num_turns__": np.array([row.num_turns for row in rows], dtype=np.int32)}
     inputs = [dict(inputs_of(row.source.outcome)) for row in rows]
     for row, given in zip(rows, inputs, strict=True):

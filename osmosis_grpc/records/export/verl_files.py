@@ -23,13 +23,13 @@ _BATCH, _COLUMN, _ABOUT = "batch.", "non_tensor.", "about"
 
 
 def output_lines(rows: VerlRows, rollout: RecordedRollout) -> Iterator[dict[str, Any]]:
-    """Yields a line for each AgentLoopOutput of a rollout: where it comes from, its weight, and its fields."""
+    """Yield a line for each AgentLoopOutput of a rollout: where it comes from, its weight, and its fields."""
     for row in rows.of(rollout.outcome):
         yield {**_origin(row), "output": row.fields()}
 
 
 def record_lines(records: VerlRecords, rollout: RecordedRollout) -> Iterator[dict[str, Any]]:
-    """Yields a line for each record of the V1 trainer: its key, partition, tags and fields."""
+    """Yield a line for each record of the V1 trainer: its key, partition, tags and fields."""
     for record in records.of(rollout.outcome):
         yield {"key": record.key, "partition": record.partition, "tags": record.tags, "fields": record.fields}
 
@@ -48,7 +48,7 @@ class BatchFiles:
         self._waiting: list[VerlRow] = []
 
     def add(self, rollout: RecordedRollout) -> None:
-        """Writes a rollout, or keeps it for the next file. Raises InvalidArgument if verl cannot train on it."""
+        """Write a rollout, or keep it for the next file. Raises InvalidArgument if verl cannot train on it."""
         self._waiting += self.rows.of(rollout.outcome)
         while len(self._waiting) >= self._size:
             self._write(self._waiting[: self._size])
@@ -59,7 +59,7 @@ class BatchFiles:
         return self.rows.counts()
 
     def close(self) -> None:
-        """Writes the rest."""
+        """Write the rest."""
         if self._waiting:
             self._write(self._waiting)
             self._waiting = []
@@ -70,7 +70,7 @@ class BatchFiles:
 
 
 def save_batch(batch: PaddedBatch, path: Path) -> None:
-    """Writes a padded batch to an .npz file. Objects are JSON in it. Raises InvalidArgument if one is not."""
+    """Write a padded batch to an .npz file. Objects are JSON in it. Raises InvalidArgument if one is not."""
     arrays = {_BATCH + name: value for name, value in batch.batch.items()}
     objects: dict[str, list[Any]] = {}
     for name, column in batch.non_tensor_batch.items():
@@ -93,7 +93,7 @@ def save_batch(batch: PaddedBatch, path: Path) -> None:
 
 
 def load_batch(path: str | Path) -> PaddedBatch:
-    """Returns the padded batch in an .npz file that export wrote. It unpickles nothing.
+    """Return the padded batch in an .npz file that export wrote. It unpickles nothing.
 
     Raises InvalidArgument for another file, and OSError.
     """
@@ -117,7 +117,7 @@ def load_batch(path: str | Path) -> PaddedBatch:
 
 
 def load_outputs(path: str | Path) -> Iterator[dict[str, Any]]:
-    """Yields the lines of a file of AgentLoopOutputs. `AgentLoopOutput(**line["output"])` takes each of them.
+    """Yield the lines of a file of AgentLoopOutputs. `AgentLoopOutput(**line["output"])` takes each of them.
 
     Raises InvalidArgument for another file, and OSError.
     """

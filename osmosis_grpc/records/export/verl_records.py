@@ -52,7 +52,7 @@ class VerlRecords:
         self.rows = VerlRows(self.config)
 
     def of(self, outcome: RolloutOutcome) -> list[VerlRecord]:
-        """Returns the records of the next outcome. Raises InvalidArgument naming the rollout and the reason."""
+        """Return the records of the next outcome. Raises InvalidArgument naming the rollout and the reason."""
         rows = self.rows.of(outcome)
         inputs = dict((self.inputs_of or default_inputs)(outcome)) if rows else {}
         return [self._record(row, inputs, index) for index, row in enumerate(rows)]
@@ -83,7 +83,7 @@ class VerlRecords:
         return VerlRecord(key=key, partition=self.partition, fields=made, tags=tags)
 
     def _steps(self, row: VerlRow) -> dict[str, int]:
-        """Returns the global steps of a row. verl's V1 trainer fails on None."""
+        """Return the global steps of a row. verl's V1 trainer fails on None."""
         names = ("min_global_steps", "max_global_steps")
         known = {name: row.extra_fields[name] for name in names}
         return {name: self.global_steps if value is None else value for name, value in known.items()}
@@ -97,7 +97,7 @@ def verl_records(
     partition: Partition = "train",
     inputs_of: InputsOf | None = None,
 ) -> Iterator[VerlRecord]:
-    """Yields a record for each trainable segment of outcomes, in their order.
+    """Yield a record for each trainable segment of outcomes, in their order.
 
     `global_steps` is the step of the trainer. `inputs_of` returns the dataset's columns of an outcome; see
     padded_batch(). Raises InvalidArgument if verl cannot train on an outcome, if there is none, and for a uid with "_".

@@ -32,7 +32,7 @@ _INT16 = np.iinfo(np.int16)
 
 
 def step_of_version(version: str) -> int | None:
-    """Returns a policy version as verl's global step; None if the version is not an integer."""
+    """Return a policy version as verl's global step; None if the version is not an integer."""
     try:
         return int(version)
     except ValueError:
@@ -73,7 +73,7 @@ class VerlConfig:
                 raise InvalidArgument(name, f"{value} is less than 1")
 
     def selection(self) -> Selection:
-        """Returns a new selection with these choices."""
+        """Return a new selection with these choices."""
         return Selection(self.untrainable, cut=self.cut, dropped=self.dropped)
 
 
@@ -98,7 +98,7 @@ class VerlRow:
     extra_fields: Mapping[str, Any]
 
     def fields(self) -> dict[str, Any]:
-        """Returns the arguments of verl's AgentLoopOutput. Every row of one export has the same keys."""
+        """Return the arguments of verl's AgentLoopOutput. Every row of one export has the same keys."""
         made: dict[str, Any] = {
             "prompt_ids": self.prompt_ids.tolist(),
             "response_ids": self.response_ids.tolist(),
@@ -115,7 +115,7 @@ class VerlRow:
 
 
 def agent_loop_outputs(outcome: RolloutOutcome, config: VerlConfig | None = None) -> list[dict[str, Any]]:
-    """Returns the arguments of one verl AgentLoopOutput for each trainable segment of an outcome, in order.
+    """Return the arguments of one verl AgentLoopOutput for each trainable segment of an outcome, in order.
 
     Raises InvalidArgument naming the rollout and the reason if verl cannot train on the outcome; see VerlConfig.
     """
@@ -139,17 +139,17 @@ class VerlRows:
         self.selection = self.config.selection()
 
     def of(self, outcome: RolloutOutcome) -> list[VerlRow]:
-        """Returns the rows of the next outcome. Raises InvalidArgument naming the rollout and the reason."""
+        """Return the rows of the next outcome. Raises InvalidArgument naming the rollout and the reason."""
         made = (self._row(segment) for segment in self.selection.of(outcome))
         return [row for row in made if row is not None]
 
     def all(self, outcomes: Outcomes) -> Iterator[VerlRow]:
-        """Yields the rows of all outcomes in order. Raises InvalidArgument naming the rollout and the reason."""
+        """Yield the rows of all outcomes in order. Raises InvalidArgument naming the rollout and the reason."""
         for outcome in flatten(outcomes):
             yield from self.of(outcome)
 
     def counts(self) -> tuple[int, int, int]:
-        """Returns the number of rows, of what was left out on request, and of truncated rows, so far."""
+        """Return the number of rows, of what was left out on request, and of truncated rows, so far."""
         return self.selection.segments - self.left_out, self.selection.skipped + self.left_out, self.truncated
 
     def _row(self, source: TrainableSegment) -> VerlRow | None:
@@ -197,7 +197,7 @@ class VerlRows:
         self.left_out += 1
 
     def _routed(self, source: TrainableSegment, end: int) -> NDArray[np.int16]:
-        """Returns the routed experts of the prompt and the response. Raises InvalidArgument if any token has none."""
+        """Return the routed experts of the prompt and the response. Raises InvalidArgument if any token has none."""
         extra = source.segment.token_extras.get(ROUTED_EXPERTS)
         if not isinstance(extra, Tensor):
             only = "of its replies only" if ROUTED_EXPERTS in source.segment.sampled_extras else "of no or some tokens"
@@ -258,7 +258,7 @@ class VerlRows:
 
 
 def check_row(row: VerlRow) -> None:
-    """Raises InvalidArgument for a row that verl would accept and then train on wrongly.
+    """Raise InvalidArgument for a row that verl would accept and then train on wrongly.
 
     verl fills a short mask with pad ids, and short logprobs with zeros. It does not check values.
     """
@@ -284,7 +284,7 @@ def _empty(start: int, end: int) -> str:
 
 
 def _metrics(outcome: RolloutOutcome) -> dict[str, Any]:
-    """Returns verl's AgentLoopMetrics of a rollout. Times are in seconds."""
+    """Return verl's AgentLoopMetrics of a rollout. Times are in seconds."""
     times = outcome.metrics
     return {
         "generate_sequences": times.model_time,
@@ -295,7 +295,7 @@ def _metrics(outcome: RolloutOutcome) -> dict[str, Any]:
 
 
 def _aligned(source: TrainableSegment, name: str, end: int) -> Any:
-    """Returns an extra of the prompt and the response: an array, or a list of arrays if it is ragged."""
+    """Return an extra of the prompt and the response: an array, or a list of arrays if it is ragged."""
     try:
         extra = source.segment.aligned_extra(name)
     except InvalidArgument as error:
@@ -304,7 +304,7 @@ def _aligned(source: TrainableSegment, name: str, end: int) -> Any:
 
 
 def object_array(values: Iterable[Any]) -> NDArray[np.object_]:
-    """Returns a one-dimensional object array. np.array() would make more dimensions of equal lists."""
+    """Return a one-dimensional object array. np.array() would make more dimensions of equal lists."""
     listed = list(values)
     made = np.empty(len(listed), dtype=object)
     for index, value in enumerate(listed):

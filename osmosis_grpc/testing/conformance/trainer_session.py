@@ -23,11 +23,11 @@ class Starts:
         self._news = asyncio.Condition()
 
     def begin(self) -> None:
-        """A case begins."""
+        """Begin a case."""
         self._undecided += 1
 
     async def end(self, *, well: bool) -> None:
-        """A case ends. If its process did nothing, wait until another one did, or until no other case runs."""
+        """End a case. If its process did nothing, wait until another one did, or until no other case runs."""
         async with self._news:
             self._undecided -= 1
             self.well = self.well or well

@@ -50,7 +50,7 @@ def calculator_tool(*, precision: int = 10) -> Tool[..., Any]:
         angle: int | float | None = None,
         unit: Literal["radians", "degrees"] = "radians",
     ) -> dict[str, Any]:
-        """Calculates an expression, or one operation.
+        """Calculate an expression, or one operation.
 
         Args:
             expression: for example 2 * (3 + 4) ** 2 or sqrt(2) * sin(pi / 4); replaces all other parameters

@@ -48,7 +48,7 @@ def file_editor_tool(
         insert_line: int | None = None,
         view_range: list[int] | None = None,
     ) -> dict[str, Any]:
-        """Views, creates and edits text files in the working folder.
+        """View, creates and edits text files in the working folder.
 
         Args:
             command: view shows a file with line numbers, or a folder; create makes a new file; str_replace replaces a

@@ -45,7 +45,7 @@ def search_tool(
         file_extensions: list[str] | None = None,
         context_lines: int = 2,
     ) -> dict[str, Any]:
-        """Searches the working folder: text in files, or the names of files or folders.
+        """Search the working folder: text in files, or the names of files or folders.
 
         Args:
             command: search_text finds lines, search_files finds files by name, search_dir finds folders by name

@@ -183,7 +183,7 @@ class AttachTransport(Transport[AttachedServer], services_pb2_grpc.TrainerServic
 
 
 def _pace(stream: FrameStream, limits: control_pb2.Limits) -> None:
-    """Takes the times of heartbeats from the server's limits. Without both of them, the default ones remain."""
+    """Take the times of heartbeats from the server's limits. Without both of them, the default ones remain."""
     interval = limits.heartbeat_interval.ToTimedelta().total_seconds()
     timeout = limits.heartbeat_timeout.ToTimedelta().total_seconds()
     if interval > 0 and timeout > 0:
