@@ -121,6 +121,7 @@ def run_demo(as_json: bool, agent: Sequence[str] = (), state_dir: str | None = N
                 reward=outcome.mean_reward,
                 finish_reason=outcome.finish_reason,
                 label=label,
+                samples={name: {"reward": sample.reward} for name, sample in outcome.samples.items()},
                 messages=list(outcome.messages),
             )
         done = sum(outcome.status == "COMPLETED" for outcome in outcomes)

@@ -183,7 +183,7 @@ class Serverly:
         return frame
 
     async def _running(self) -> rollout_pb2.InitRequest:
-        if self._rollout is None or self._rollout.rollout_id not in self._deployment.dialled._scheduler.rollouts:
+        if self._rollout is None or self._rollout.rollout_id not in self._deployment.dialled.scheduler.rollouts:
             name = f"s{next(NUMBERS):08}"
             wide = attach_pb2.ServerWindow(max_open_rollouts=_WIDE)  # damage may have closed it
             await self.raw.send(attach_pb2.ServerFrame(window=wide))

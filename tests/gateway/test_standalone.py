@@ -230,7 +230,7 @@ def test_called_wrongly(arguments, text):
 FAILING_RECORDER = """
 import typer
 from osmosis_gateway import standalone
-from osmosis_gateway.__main__ import NAME, gateway
+from osmosis_gateway.__main__ import NAME, add_gateway
 from osmosis_grpc.supervise import OnFailure, job
 
 JOB = job("test.trainer", OnFailure.FAIL_OWNER)
@@ -246,7 +246,7 @@ class FailingRecorder(standalone.CallbackRecorder):
 
 standalone.CallbackRecorder = FailingRecorder
 app = typer.Typer()
-gateway.add_to(app, NAME)
+add_gateway(app, NAME)
 app()
 """
 
