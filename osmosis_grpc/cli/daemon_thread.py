@@ -1,14 +1,18 @@
-"""Runs agents in a daemon thread, so that no agent can keep the command from ending."""
+"""Daemon threads of commands: they run agents, and end a command that nothing else can end."""
 
 import asyncio
 import concurrent.futures
 import contextlib
-from collections.abc import Awaitable, Callable
+import os
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Generic, TypeVar
 
 from osmosis_grpc.supervise import OnFailure, job, result_of, thread
 
 DAEMON_THREAD = job("cli.run_in_daemon_thread", OnFailure.REPORT, "thread")
+EXIT_AFTER = job("cli.exit_after", OnFailure.REPORT, "thread")
 
 T = TypeVar("T")
 
@@ -58,3 +62,21 @@ class Interruptible(Generic[T]):
 def run_in_daemon_thread(main: Callable[[], Awaitable[T]], limit: float | None = None) -> T:
     """Run a coroutine in a daemon thread. See Interruptible.run."""
     return Interruptible(main).run(limit)
+
+
+@contextlib.contextmanager
+def exit_after(seconds: float, message: str) -> Iterator[None]:
+    """End the process with a message and exit code 2 if the block takes longer, even in a call of C code."""
+    over = threading.Event()
+
+    def wait() -> bool:
+        if not over.wait(seconds):
+            print(message, file=sys.stderr, flush=True)
+            os._exit(2)
+        return False
+
+    thread(EXIT_AFTER, wait)
+    try:
+        yield
+    finally:
+        over.set()

@@ -10,7 +10,6 @@ import socket
 import ssl
 import sys
 import time
-from _ssl import _test_decode_cert  # type: ignore[attr-defined]
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -176,7 +175,12 @@ def _certificate(path: Path) -> Check:
     """Return when a certificate of the settings expires. It is a problem if that is soon."""
     name = f"certificate {path}"
     try:
-        end = ssl.cert_time_to_seconds(str(_test_decode_cert(str(path))["notAfter"]))  # ssl has no public name for it
+        # ssl has no public name for it, and another interpreter may not have it.
+        from _ssl import _test_decode_cert  # type: ignore[attr-defined]
+
+        end = ssl.cert_time_to_seconds(str(_test_decode_cert(str(path))["notAfter"]))
+    except ImportError:
+        return Check(name, "this Python cannot tell when it expires")
     except OSError as error:
         return Check(name, f"it cannot be read: {error.args[-1]}", True)
     day = time.strftime("%Y-%m-%d", time.gmtime(end))

@@ -2,10 +2,8 @@
 
 import csv
 import decimal
-import faulthandler
 import itertools
 import math
-import os
 import signal
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from osmosis_grpc.cli.daemon_thread import exit_after
 from osmosis_grpc.cli.screen import Screen, columns, wrapped
 from osmosis_grpc.cli.usual_folder import run_folder, state_folder
 from osmosis_grpc.protocol.errors import MissingExtraError
@@ -69,7 +68,8 @@ def run_query(given: QueryOptions, *, json: bool) -> int:
             return 0
         folder = _folder(given)
         try:
-            with _ended_after(given.timeout + GRACE), QueryDatabase(folder) as database:
+            late = f"query: no answer within {given.timeout:g} s, and a single function of it cannot be interrupted"
+            with exit_after(given.timeout + GRACE, late), QueryDatabase(folder) as database:
                 with database.select(sql, given.timeout) as answer:
                     _print(answer, given, out, json=json)
                 if database.damaged:
@@ -82,17 +82,6 @@ def run_query(given: QueryOptions, *, json: bool) -> int:
         except (Interrupted, KeyboardInterrupt):
             return 130
     return 0
-
-
-@contextmanager
-def _ended_after(seconds: float) -> Iterator[None]:
-    """End the process with exit code 1 if the block takes longer, even in a call that nothing interrupts."""
-    with open(os.devnull, "w") as nowhere:
-        faulthandler.dump_traceback_later(seconds, exit=True, file=nowhere)
-        try:
-            yield
-        finally:
-            faulthandler.cancel_dump_traceback_later()
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from osmosis_grpc.agent.message_keys import History
 from osmosis_grpc.agent.tools import execute_tool_calls
 from osmosis_grpc.agent.workflow_runnable import WorkflowRunnable
 from osmosis_grpc.agentic import AgenticRollout, AgenticRolloutConfig
-from osmosis_grpc.cli.daemon_thread import run_in_daemon_thread
+from osmosis_grpc.cli.daemon_thread import exit_after, run_in_daemon_thread
 from osmosis_grpc.endpoints.endpoints import Endpoints
 from osmosis_grpc.endpoints.open_chats import OpenChats, Waits
 from osmosis_grpc.endpoints.requests import Asked, ModelRequest
@@ -155,6 +155,12 @@ async def run_in_a_thread(h, fail):
     fail()
     with pytest.raises(OSError, match="injected"):
         await asyncio.to_thread(run_in_daemon_thread, main)
+
+
+async def exit_late(h, fail):
+    fail()
+    with exit_after(0.0, "late"):
+        await h.until(lambda: h.failed("cli.exit_after"))
 
 
 async def write_log(h, fail):
@@ -353,6 +359,7 @@ SCENARIOS = {
     "agent.tool_call": tool_call,
     "cli.demo_server": lambda h, fail: demo(h, fail, "cli.demo_server"),
     "cli.demo_trainer": lambda h, fail: demo(h, fail, "cli.demo_trainer"),
+    "cli.exit_after": exit_late,
     "cli.run_in_daemon_thread": run_in_a_thread,
     "console.write_log": write_log,
     "gateway.ask_chat": ask_chat,
