@@ -42,11 +42,20 @@ class _Begun:
 
 
 class HistoryChats:
-    """The chats of one rollout. Its conversations are found by their histories, or named."""
+    """The chats of one rollout. Its conversations are found by their histories, or named.
 
-    def __init__(self, context: RolloutContext) -> None:
+    If they are `limited`, a conversation has at most the `max_turns` of the trainer's request, and all of them together
+    have at most its `max_tokens_total`.
+    """
+
+    def __init__(self, context: RolloutContext, *, limited: bool = False) -> None:
         self.failure: CallError | None = None
         """The error of the newest chat that ended; None if it got its reply."""
+        self.limit = ""
+        """The limit that a chat has met, as a finish reason; empty for none."""
+        self._limited = limited
+        self._sampled = 0
+        """The number of tokens that the policy has sampled."""
         self.conversations = Conversations()
         self._context = context
         self._policies: dict[str, str] = {}
@@ -92,6 +101,11 @@ class HistoryChats:
         place = self.conversations.place(history, sample, policy)
         begins = policy, place.parent
         name, begun = place.sample or self._unused.pop(begins, ""), self._context.samples
+        if self._limited and not self.limit:
+            self.limit = self._met(place.sample)
+        if self.limit:
+            self.conversations.refused(place)
+            raise RolloutEndedError(f"the rollout has met its limit {self.limit}")
         try:
             if not name or name not in begun:
                 new = name or (None if begun else "main")
@@ -111,7 +125,15 @@ class HistoryChats:
         rewritten = None if written is None else written(result)
         self.conversations.answered(place, name, result.chat_number, result.message, rewritten)
         self._begun.setdefault(name, _Begun(model)).went_on(tools, place.messages)
+        self._sampled += len(result.token_ids or ()) or result.usage.get("completion_tokens", 0)
         return result
+
+    def _met(self, sample: str) -> str:
+        """Return the limit that the next chat of a sample meets; empty for none."""
+        request = self._context.request
+        if sample in self._begun and self._begun[sample].replies >= request.max_turns:
+            return "max_turns"
+        return "max_tokens" if self._sampled >= request.max_tokens_total else ""
 
     def unread(self, reply: CompletionsResult) -> None:
         """Note that no client has read a reply."""

@@ -1,23 +1,37 @@
 """Anthropic's Messages: reads a request as a history in OpenAI's format, and writes a reply as content blocks."""
 
 import json
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from osmosis_grpc.agent import CompletionsResult
 from osmosis_grpc.agent.message_keys import arguments_object
-from osmosis_grpc.endpoints.requests import ModelRequest, objects, refuse, refuse_beginning, typed
+from osmosis_grpc.endpoints.anthropic_tools import function_of
+from osmosis_grpc.endpoints.requests import (
+    ModelRequest,
+    cached_tokens,
+    folded,
+    objects,
+    passed,
+    reasoning_of,
+    refuse,
+    refuse_beginning,
+    typed,
+)
 from osmosis_grpc.endpoints.sent_events import event
-from osmosis_grpc.protocol.errors import InvalidArgument
+from osmosis_grpc.protocol.errors import ContextLengthExceeded, InvalidArgument
 from osmosis_grpc.protocol.types import Message
 from osmosis_grpc.protocol.types.cuts import CUTS
 
 _OWN = frozenset(
-    {"messages", "system", "model", "stream", "tools", "tool_choice", "stop_sequences", "metadata", "output_config"}
-    | {"service_tier", "cache_control", "inference_geo", "diagnostics"}
+    {"messages", "system", "model", "stream", "tools", "tool_choice", "stop_sequences", "output_config"}
+    | {"mcp_servers", "container"}
 )
-"""Keys of a body that are no sampling parameters, or have another name in OpenAI's format."""
+"""Keys of a body that are read here, or refused."""
+_BILLING = "x-anthropic-billing-header"
+"""A text of the system prompt that begins like this changes with each request, and is not for the model."""
+_SIGNATURE = "b3Ntb3Npcw=="
+"""The signature of thinking. Some clients send thinking without a signature back as a text of the user."""
 _STOP_REASONS = {"tool_calls": "tool_use", "content_filter": "refusal", **dict.fromkeys(CUTS, "max_tokens")}
 _ERRORS = {
     400: "invalid_request_error",
@@ -33,26 +47,34 @@ _ERRORS = {
 def read(body: Any) -> ModelRequest:
     """Return the request in a body. Raises InvalidArgument."""
     body = typed(body, dict, "body")
+    refuse(body, ("mcp_servers", "container"), "it needs Anthropic's servers")
+    params, ignored = passed(body, _OWN)
     messages: list[Message] = []
-    if body.get("system"):
-        messages.append({"role": "system", "content": _text(body["system"], "system")})
+    system = _text(_without_billing(body.get("system")), "system") if body.get("system") else ""
+    if system:
+        messages.append({"role": "system", "content": system})
     for path, message in objects(body.get("messages"), "messages"):
-        messages += _messages(message, path)
+        messages += _messages(message, path, ignored)
     refuse_beginning(messages, "messages")
-    params = {name: value for name, value in body.items() if name not in _OWN and value is not None}
-    refuse(body, ("mcp_servers", "container", "context_management"), "it needs Anthropic's servers")
     params |= _output_config(typed(body.get("output_config") or {}, dict, "output_config"))
     if body.get("stop_sequences"):
         params["stop"] = body["stop_sequences"]
     if body.get("tool_choice"):
         params |= _tool_choice(typed(body["tool_choice"], dict, "tool_choice"))
-    tools = body.get("tools")
+    tools: list[dict[str, Any]] = []
+    for path, tool in objects(body.get("tools") or [], "tools"):
+        function = function_of(tool)
+        if function is None:
+            ignored.append(f"{path}: {tool.get('type')}")
+        else:
+            tools.append(function)
     return ModelRequest(
-        messages=messages,
+        messages=folded(messages),
         params=params,
-        tools=None if tools is None else [_tool(tool, path) for path, tool in objects(tools, "tools")],
+        tools=None if body.get("tools") is None else tools,
         model=str(body.get("model") or ""),
         stream=bool(body.get("stream")),
+        ignored=tuple(ignored),
     )
 
 
@@ -80,6 +102,16 @@ def stream(request: ModelRequest, result: CompletionsResult) -> Iterator[str]:
     yield _event("message_stop")
 
 
+def count(tokens: int) -> dict[str, Any]:
+    """Return the body that says how many tokens a request has."""
+    return {"input_tokens": tokens}
+
+
+def too_long(error: ContextLengthExceeded) -> str:
+    """Return what a client reads when its prompt does not fit into the context."""
+    return f"prompt is too long: {f'{error.tokens} tokens > {error.limit} maximum' if error.limit else error}"
+
+
 def error(status: int, message: str, code: str) -> dict[str, Any]:
     """Return the body of an error."""
     kind = _ERRORS.get(status, "invalid_request_error" if status < 500 else "api_error")
@@ -94,8 +126,17 @@ def stream_error(status: int, message: str, code: str) -> str:
 # The request.
 
 
-def _messages(message: Mapping[str, Any], path: str) -> Iterator[Message]:
-    """Yield a message in OpenAI's format. Each result of a tool becomes a message of its own, before the rest."""
+def _without_billing(system: Any) -> Any:
+    if not isinstance(system, list):
+        return system
+    return [part for part in system if not (isinstance(part, dict) and str(part.get("text")).startswith(_BILLING))]
+
+
+def _messages(message: Mapping[str, Any], path: str, ignored: list[str]) -> Iterator[Message]:
+    """Yield a message in OpenAI's format. Each result of a tool becomes a message of its own, before the rest.
+
+    The path of what the policy cannot read is added to `ignored`.
+    """
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant", "system"):
         raise InvalidArgument(f"{path}.role", f"{role!r} is not user, assistant or system")
@@ -109,7 +150,7 @@ def _messages(message: Mapping[str, Any], path: str) -> Iterator[Message]:
     for at, block in objects(content, f"{path}.content"):
         kind = block.get("type")
         if kind == "tool_result":
-            result = _text(block.get("content") or "", f"{at}.content")
+            result = _text(block.get("content") or "", f"{at}.content", ignored)
             call_id = typed(block.get("tool_use_id"), str, f"{at}.tool_use_id")
             yield {
                 "role": "tool",
@@ -125,7 +166,7 @@ def _messages(message: Mapping[str, Any], path: str) -> Iterator[Message]:
         elif kind == "thinking":
             reasoning += str(block.get("thinking") or "")
         elif kind != "redacted_thinking":
-            parts.append(_part(block, at))
+            parts += _part(block, at, ignored)
     if results and not (parts or calls or reasoning):
         return
     made: Message = {"role": role, "content": _plain(parts) if parts else None if role == "assistant" else ""}
@@ -136,16 +177,43 @@ def _messages(message: Mapping[str, Any], path: str) -> Iterator[Message]:
     yield made
 
 
-def _part(block: Mapping[str, Any], path: str) -> dict[str, Any]:
+def _part(block: Mapping[str, Any], path: str, ignored: list[str]) -> list[dict[str, Any]]:
+    """Return a block as parts of OpenAI's format. The model reads the kind of what is neither text nor image."""
     kind = block.get("type")
     if kind == "text":
-        return {"type": "text", "text": typed(block.get("text"), str, f"{path}.text")}
+        return [_text_part(typed(block.get("text"), str, f"{path}.text"))]
+    source = block.get("source")
     if kind == "image":
-        url = _image_url(typed(block.get("source"), dict, f"{path}.source"), f"{path}.source")
-        return {"type": "image_url", "image_url": {"url": url}}
+        url = _image_url(typed(source, dict, f"{path}.source"), f"{path}.source")
+        return [{"type": "image_url", "image_url": {"url": url}}]
+    title = "\n".join(str(block[name]) for name in ("title", "context") if block.get(name))
+    head = [_text_part(title)] if title else []
+    if kind == "search_result":
+        content = [
+            each for at, part in objects(block.get("content"), f"{path}.content") for each in _part(part, at, ignored)
+        ]
+        return [*head, _text_part(str(source or "")), *content]
+    if kind == "document":
+        source = typed(source, dict, f"{path}.source")
+        if source.get("type") == "text":
+            return [*head, _text_part(typed(source.get("data"), str, f"{path}.source.data"))]
+        if source.get("type") == "content":
+            content = _text(source.get("content") or "", f"{path}.source.content", ignored)
+            return [*head, *(content if isinstance(content, list) else [_text_part(content)])]
+        ignored.append(f"{path}: {source.get('media_type') or source.get('type')}")
+        return [
+            *head,
+            _text_part(f"[a document of type {source.get('media_type') or 'unknown'}, which cannot be shown]"),
+        ]
+    if kind == "tool_reference":
+        return [_text_part(f"[tool {block.get('tool_name')}]")]
     raise InvalidArgument(
-        f"{path}.type", f"{kind!r} is not served here; text, image, tool_use, tool_result and thinking are"
+        f"{path}.type", f"{kind!r} is not served here; text, image, document, tool_use, tool_result and thinking are"
     )
+
+
+def _text_part(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
 
 
 def _image_url(source: Mapping[str, Any], path: str) -> str:
@@ -168,20 +236,13 @@ def _plain(parts: list[dict[str, Any]]) -> Any:
     return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
 
 
-def _text(content: Any, path: str) -> Any:
+def _text(content: Any, path: str, ignored: list[str] | None = None) -> Any:
     """Return content blocks as a string or as OpenAI's parts."""
     if isinstance(content, str):
         return content
-    return _plain([_part(block, at) for at, block in objects(content, path)])
-
-
-def _tool(tool: Mapping[str, Any], path: str) -> dict[str, Any]:
-    if "input_schema" not in tool:
-        raise InvalidArgument(
-            f"{path}.type", f"{tool.get('type')!r} runs on Anthropic's servers and is not served here"
-        )
-    function = {"name": tool.get("name"), "description": tool.get("description"), "parameters": tool["input_schema"]}
-    return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
+    unread = [] if ignored is None else ignored
+    parts = [part for at, block in objects(content, path) for part in _part(block, at, unread)]
+    return _plain(parts) if parts else ""
 
 
 def _tool_choice(choice: Mapping[str, Any]) -> dict[str, Any]:
@@ -212,7 +273,7 @@ def _output_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _message(request: ModelRequest, result: CompletionsResult) -> dict[str, Any]:
     return {
-        "id": f"msg_{uuid.uuid4().hex}",
+        "id": f"msg_{request.reply_id}",
         "type": "message",
         "role": "assistant",
         "model": request.model,
@@ -223,8 +284,8 @@ def _message(request: ModelRequest, result: CompletionsResult) -> dict[str, Any]
 
 
 def _blocks(message: Message) -> Iterator[dict[str, Any]]:
-    if message.get("reasoning_content"):
-        yield {"type": "thinking", "thinking": str(message["reasoning_content"]), "signature": ""}
+    if reasoning := reasoning_of(message):
+        yield {"type": "thinking", "thinking": reasoning, "signature": _SIGNATURE}
     content = message.get("content")
     for part in [{"type": "text", "text": content}] if isinstance(content, str) else content or ():
         if isinstance(part, dict) and part.get("type") == "text" and part.get("text"):
@@ -251,7 +312,13 @@ def _stop(request: ModelRequest, result: CompletionsResult) -> dict[str, Any]:
 
 def _usage(result: CompletionsResult) -> dict[str, Any]:
     usage = result.usage
-    return {"input_tokens": usage.get("prompt_tokens", 0), "output_tokens": usage.get("completion_tokens", 0)}
+    cached = cached_tokens(usage)
+    return {
+        "input_tokens": usage.get("prompt_tokens", 0) - cached,
+        "cache_read_input_tokens": cached,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": usage.get("completion_tokens", 0),
+    }
 
 
 def _event(kind: str, **fields: Any) -> str:
@@ -262,7 +329,10 @@ _STREAMED: dict[str, Callable[[dict[str, Any]], tuple[dict[str, Any], list[dict[
     "text": lambda block: ({"text": ""}, [{"type": "text_delta", "text": block["text"]}]),
     "thinking": lambda block: (
         {"thinking": ""},
-        [{"type": "thinking_delta", "thinking": block["thinking"]}, {"type": "signature_delta", "signature": ""}],
+        [
+            {"type": "thinking_delta", "thinking": block["thinking"]},
+            {"type": "signature_delta", "signature": _SIGNATURE},
+        ],
     ),
     "tool_use": lambda block: (
         {"input": {}},

@@ -1,4 +1,7 @@
-"""The routes of the base URLs. Each API is a module with read(), write(), stream(), error() and stream_error()."""
+"""The routes of the base URLs.
+
+Each API is a module with read(), write(), stream(), count(), too_long(), error() and stream_error().
+"""
 
 import logging
 import math
@@ -12,14 +15,14 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
 from osmosis_grpc.agent.history_chats import POLICY
-from osmosis_grpc.endpoints import anthropic_messages, chat_completions, responses
+from osmosis_grpc.endpoints import anthropic_messages, chat_completions, gemini, responses
 from osmosis_grpc.endpoints.endpoints import Endpoint, Endpoints
 from osmosis_grpc.endpoints.open_chats import ClientGone, OpenRequest
 from osmosis_grpc.endpoints.reading import read_asked, reserved_bytes
 from osmosis_grpc.endpoints.requests import ModelRequest
 from osmosis_grpc.network.bearer_tokens import bearer
 from osmosis_grpc.network.http.server import http_app
-from osmosis_grpc.protocol.errors import CallError, NotFound, RolloutEndedError
+from osmosis_grpc.protocol.errors import CallError, ContextLengthExceeded, NotFound, RolloutEndedError
 from osmosis_grpc.protocol.types.outcome import clip
 
 log = logging.getLogger(__name__)
@@ -31,12 +34,19 @@ APIS: dict[str, ModuleType] = {
     "/messages": anthropic_messages,
     "/v1/messages": anthropic_messages,
 }
-_SERVED = "POST chat/completions, responses and messages, GET models"
+COUNTS: dict[str, ModuleType] = {
+    "/responses/input_tokens": responses,
+    "/messages/count_tokens": anthropic_messages,
+    "/v1/messages/count_tokens": anthropic_messages,
+}
+"""The paths that say how many tokens a request has."""
+_SERVED = "POST chat/completions, responses, messages and Gemini's generateContent, GET models"
 _STREAM = "text/event-stream"
 _PING = ": waiting for the reply\n\n"
 """A comment, which clients ignore."""
 
 Answer = Callable[[Request, Endpoint], Awaitable[Response]]
+Read = Callable[[Any], ModelRequest]
 
 
 def base_url_app(endpoints: Endpoints) -> FastAPI:
@@ -47,26 +57,61 @@ def base_url_app(endpoints: Endpoints) -> FastAPI:
     def add(path: str, method: str, api: ModuleType, answer: Answer) -> None:
         async def route(request: Request, rollout_id: str) -> Response:
             try:
-                key = request.headers.get("x-api-key") or bearer(request.headers.get("authorization", ""))
-                return await answer(request, endpoints.find(rollout_id, key))
+                return await answer(request, endpoints.find(rollout_id, _key(request)))
             except Exception as error:
-                return JSONResponse(*_failed(error, api.error), _retries(error))
+                return JSONResponse(*_failed(error, api, api.error), _retries(error))
 
         app.add_api_route(PREFIX + path, route, methods=[method], response_model=None)
 
     for path, api in APIS.items():
         add(path, "POST", api, partial(_chat, api))
-    for path in ("/models", "/v1/models"):
+    for path, api in COUNTS.items():
+        add(path, "POST", api, partial(_count, api, api.read))
+    for path in ("/models", "/v1/models", "/v1beta/models"):
         add(path, "GET", chat_completions, _models)
         add(path + "/{model:path}", "GET", chat_completions, _model)
+        add(path + "/{call:path}", "POST", gemini, _gemini)
+    for path in ("", "/"):  # some programs look whether the URL answers before they use it
+        app.add_api_route(PREFIX + path, _here, methods=["GET", "HEAD"], response_model=None)
     return app
 
 
-async def _chat(api: ModuleType, request: Request, endpoint: Endpoint) -> Response:
+def _key(request: Request) -> str:
+    """Return the key of a request, wherever its API has it."""
+    headers = request.headers
+    key = headers.get("x-api-key") or headers.get("x-goog-api-key") or bearer(headers.get("authorization", ""))
+    return key or request.query_params.get("key", "")
+
+
+async def _here(rollout_id: str) -> Response:
+    return JSONResponse({"serves": _SERVED})
+
+
+async def _gemini(request: Request, endpoint: Endpoint) -> Response:
+    """Return the answer of a method of a model. Raises CallError, RolloutEndedError."""
+    model, _, method = str(request.path_params["call"]).rpartition(":")
+    if method == gemini.COUNT:
+        return await _count(gemini, gemini.read_count, request, endpoint)
+    if method not in gemini.METHODS:
+        raise NotFound(f"the method {clip(method, 100)!r} is not served here", kind="method", name=method)
+    return await _chat(gemini, request, endpoint, lambda body: gemini.of_call(gemini.read(body), model, method))
+
+
+async def _count(api: ModuleType, read: Read, request: Request, endpoint: Endpoint) -> Response:
+    """Return about how many tokens a request has. Raises CallError, RolloutEndedError."""
+    size = await endpoint.budget.take(reserved_bytes(request))
+    try:
+        asked = await read_asked(request, read, endpoint.reading, endpoint.replies)
+        return JSONResponse(api.count(endpoint.estimated_tokens(asked)))
+    finally:
+        endpoint.budget.give(size)
+
+
+async def _chat(api: ModuleType, request: Request, endpoint: Endpoint, read: Read | None = None) -> Response:
     """Return the reply to a request for a chat. Raises CallError, RolloutEndedError."""
     size = await endpoint.budget.take(reserved_bytes(request))
     try:
-        asked = await read_asked(request, api, endpoint.reading)
+        asked = await read_asked(request, read or api.read, endpoint.reading, endpoint.replies)
         chat = endpoint.ask(asked, getattr(request.state, "connection", None))
     except BaseException:
         endpoint.budget.give(size)
@@ -100,7 +145,7 @@ async def _waiting(api: ModuleType, wanted: ModelRequest, endpoint: Endpoint, ch
         except ClientGone:
             return
         except Exception as error:
-            text, _ = _failed(error, api.stream_error)
+            text, _ = _failed(error, api, api.stream_error)
         chat.send(stream=True)
         yield text
     finally:
@@ -115,10 +160,7 @@ async def _models(request: Request, endpoint: Endpoint) -> Response:
 
 
 async def _model(request: Request, endpoint: Endpoint) -> Response:
-    model = str(request.path_params["model"])
-    if model != POLICY and not model.startswith(f"{POLICY}/"):
-        raise NotFound(f"there is no model {clip(model, 100)!r}; the model is {POLICY!r}", kind="model", name=model)
-    return JSONResponse(_described(model))
+    return JSONResponse(_described(str(request.path_params["model"])))  # the policy answers for a model of any name
 
 
 def _described(model: str) -> dict[str, Any]:
@@ -142,7 +184,9 @@ def _retries(error: Exception) -> dict[str, str]:
     return {"x-should-retry": "false"}
 
 
-def _failed(error: Exception, write: Callable[[int, str, str], Any]) -> tuple[Any, int]:
+def _failed(error: Exception, api: ModuleType, write: Callable[[int, str, str], Any]) -> tuple[Any, int]:
+    if isinstance(error, ContextLengthExceeded):
+        return write(400, api.too_long(error), error.REASON.lower()), 400
     if isinstance(error, CallError):
         status, code = error.status_code, (error.reason or type(error).__name__).lower()
     elif isinstance(error, RolloutEndedError):

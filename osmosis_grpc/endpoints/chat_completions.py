@@ -1,18 +1,17 @@
 """OpenAI's Chat Completions: reads a request, and writes a reply as a body or as server-sent events."""
 
 import time
-import uuid
 from collections.abc import Iterator
 from typing import Any
 
 from osmosis_grpc.agent import CompletionsResult
 from osmosis_grpc.agent.reply_formats import finish_reason_of, logprobs_of, usage_of
-from osmosis_grpc.endpoints.requests import ModelRequest, objects, refuse, refuse_beginning, typed
+from osmosis_grpc.endpoints.requests import ModelRequest, folded, objects, passed, refuse, refuse_beginning, typed
 from osmosis_grpc.endpoints.sent_events import event
-from osmosis_grpc.protocol.errors import InvalidArgument
+from osmosis_grpc.protocol.errors import ContextLengthExceeded, InvalidArgument
 
-_OWN = frozenset({"messages", "model", "stream", "stream_options", "tools", "n", "store", "user", "metadata"})
-"""Keys of a body that are no sampling parameters."""
+_OWN = frozenset({"messages", "model", "stream", "stream_options", "tools", "n"})
+"""Keys of a body that are read here."""
 
 
 def read(body: Any) -> ModelRequest:
@@ -27,9 +26,11 @@ def read(body: Any) -> ModelRequest:
     if body.get("n") not in (None, 1):
         raise InvalidArgument("n", "is not 1: a chat has one reply; ask again for another one")
     options = body.get("stream_options") or {}
+    params, ignored = passed(body, _OWN)
     return ModelRequest(
-        messages=messages,
-        params={name: value for name, value in body.items() if name not in _OWN and value is not None},
+        messages=folded(messages),
+        params=params,
+        ignored=tuple(ignored),
         tools=body.get("tools"),
         model=str(body.get("model") or ""),
         stream=bool(body.get("stream")),
@@ -40,7 +41,7 @@ def read(body: Any) -> ModelRequest:
 def write(request: ModelRequest, result: CompletionsResult) -> dict[str, Any]:
     """Return the body of a reply."""
     logprobs = logprobs_of(result) if request.params.get("logprobs") else None
-    choice = {"index": 0, "message": result.message, "finish_reason": finish_reason_of(result), "logprobs": logprobs}
+    choice = {"index": 0, "message": _message(result), "finish_reason": finish_reason_of(result), "logprobs": logprobs}
     body = _head(request, "chat.completion") | {"choices": [choice]}
     return body | {"usage": usage_of(result)} if result.usage else body
 
@@ -48,7 +49,7 @@ def write(request: ModelRequest, result: CompletionsResult) -> dict[str, Any]:
 def stream(request: ModelRequest, result: CompletionsResult) -> Iterator[str]:
     """Yield the reply as server-sent events."""
     head = _head(request, "chat.completion.chunk")
-    message = result.message
+    message = _message(result)
 
     def chunk(delta: dict[str, Any], finish_reason: str | None = None, logprobs: Any = None) -> str:
         choice = {"index": 0, "delta": delta, "finish_reason": finish_reason, "logprobs": logprobs}
@@ -65,6 +66,14 @@ def stream(request: ModelRequest, result: CompletionsResult) -> Iterator[str]:
     if request.stream_usage and result.usage:
         yield event(head | {"choices": [], "usage": usage_of(result)})
     yield "data: [DONE]\n\n"
+
+
+def too_long(error: ContextLengthExceeded) -> str:
+    """Return what a client reads when its prompt does not fit into the context."""
+    if not error.limit:
+        return str(error)
+    said = f"This model's maximum context length is {error.limit} tokens."
+    return f"{said} However, your messages resulted in {error.tokens} tokens."
 
 
 def error(status: int, message: str, code: str) -> dict[str, Any]:
@@ -96,5 +105,13 @@ def _check(message: dict[str, Any], path: str) -> None:
             typed(function.get("arguments"), str, f"{at}.function.arguments")
 
 
+def _message(result: CompletionsResult) -> dict[str, Any]:
+    """Return the message of a reply, with vLLM's `reasoning` also as `reasoning_content`, which more clients read."""
+    message = result.message
+    if message.get("reasoning") and not message.get("reasoning_content"):
+        return {**message, "reasoning_content": message["reasoning"]}
+    return message
+
+
 def _head(request: ModelRequest, kind: str) -> dict[str, Any]:
-    return {"id": f"chatcmpl-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": request.model}
+    return {"id": f"chatcmpl-{request.reply_id}", "object": kind, "created": int(time.time()), "model": request.model}

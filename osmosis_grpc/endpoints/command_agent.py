@@ -9,19 +9,22 @@ import re
 import shlex
 import shutil
 import signal
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from osmosis_grpc.agent import RolloutContext
 from osmosis_grpc.agent.grader_limit import refuse_grader_timeout
+from osmosis_grpc.agent.history_chats import POLICY
 from osmosis_grpc.agent.local_prices import LOCAL_PRICES
 from osmosis_grpc.agent.loop import name_problem
 from osmosis_grpc.agent.program_result import outcome_of_program
 from osmosis_grpc.agent.result_check import RunOutcome, invalid_result
 from osmosis_grpc.endpoints.app import base_url_app
 from osmosis_grpc.endpoints.endpoints import Endpoint, Endpoints
+from osmosis_grpc.endpoints.programs import Program, files_of, filled, prompt_of
 from osmosis_grpc.network.http.server import HttpServer
 from osmosis_grpc.protocol.errors import CallError, InvalidArgument
 from osmosis_grpc.protocol.types import Failure, FailureReason, RolloutRequest, ToolDict, jsontext
@@ -45,12 +48,9 @@ _INTERPRETERS = re.compile("python|pypy|[a-z]*sh$")
 
 
 class CommandAgent:
-    """A Runnable that starts a program for each rollout.
+    """A Runnable that starts a program for each rollout, in a new folder and with a new, empty HOME.
 
-    `command` is split as a shell splits it, but no shell runs it. The program is searched on the PATH of `environment`.
-    An argument that names a file or folder below `folder` becomes its absolute path, because each program runs in a new
-    folder. `name` is by default the name of the script, without its ending. `environment` has the variables of the
-    program; it also gets those of variables(). Raises ValueError for a command that cannot be started.
+    No shell runs the command. Its program is searched on the PATH of `environment`.
     """
 
     lists_tools_without_request = True
@@ -58,7 +58,7 @@ class CommandAgent:
 
     def __init__(
         self,
-        command: str,
+        program: str | Program,
         endpoints: Endpoints,
         *,
         environment: Mapping[str, str],
@@ -66,13 +66,37 @@ class CommandAgent:
         folder: Path | None = None,
         limits: Limits | None = None,
     ) -> None:
+        """Check that the program can be started.
+
+        Args:
+            program: A command, which is split as a shell splits it, or the program of a preset. In a command, a word
+                that names a file or folder below `folder` becomes its absolute path, because each program runs in a
+                folder of its own.
+            endpoints: Serve the base URLs.
+            environment: The variables of the program. It also gets those of variables(). With a variable HOME, the
+                program has no private one.
+            name: The name of the agent; by default that of the preset, or of the script without its ending.
+            folder: The folder of relative paths; by default the current one.
+            limits: The limits of each run.
+
+        Raises:
+            ValueError: The command cannot be started, or its name cannot be the name of an agent.
+        """
         self.source = self
         self._endpoints = endpoints
         self._folder = folder or Path.cwd()
         self._environment = dict(environment)
         self._limits = limits or Limits()
-        self._argv, default = _resolved(shlex.split(command), self._folder, self._environment.get("PATH", ""))
-        self.name = name or default
+        self._program = Program(command=tuple(shlex.split(program))) if isinstance(program, str) else program
+        words, path = list(self._program.command), self._environment.get("PATH", "")
+        if self._program.install and words and not shutil.which(words[0], path=path):
+            raise ValueError(f"there is no program {words[0]!r}; install it: {self._program.install}")
+        self._argv, default = _resolved(words, self._folder, path)
+        self._setup, self._reward = (
+            _resolved(list(command), self._folder, path)[0] if command else []
+            for command in (self._program.setup, self._program.reward)
+        )
+        self.name = name or self._program.name or default
         problem = name_problem(self.name)
         if problem:
             raise ValueError(problem[1])
@@ -92,26 +116,41 @@ class CommandAgent:
                 problem = f"the folder of the program cannot be made: {describe(error)}"
                 return RunOutcome(failure=Failure("server", clip(problem), True, reason=FailureReason.SERVER_ERROR))
             files["OSMOSIS_RESULT_FILE"] = space.folder / RESULT_FILE
-            endpoint = stack.enter_context(self._endpoints.open(context))
-            environment = self._environment | variables(endpoint, files, self._folder, self._environment)
+            endpoint = stack.enter_context(self._endpoints.open(context, limited=True))
+            run = _Run(self._program, endpoint, space, files, context, self._limits)
+            run.environment = self._environment | variables(endpoint, files, self._folder, self._environment)
+            if "HOME" not in self._environment:
+                run.environment["HOME"] = run.values["home"]
             try:
-                ended = await run_process(
-                    self._argv,
-                    space=space,
-                    environment=environment,
-                    stdin=task,
-                    limits=self._limits,
-                    secrets=[endpoint.api_key],
-                )
+                await run.prepare()
+                if self._setup and (problem := _problem(await run.command(self._setup, b""), self._limits)):
+                    return _failed(f"the setup of the program failed: {problem}")
+                stdin = b"" if self._program.preset else task
+                ended = await run.command(self._argv, stdin, give_up=endpoint.over.wait)
+            except InvalidArgument as error:
+                return _failed(str(error))
             except OSError as error:
                 return _failed(f"the program {self._argv[0]} cannot be started: {error.strerror or error}")
-            context.log_event(
-                "program ended", exit_code=ended.exit_code, seconds=round(ended.seconds, 3), output=ended.output
-            )
-            if ended.exit_code or ended.timed_out:
-                return _failed(self._problem(ended), ended.output, endpoint.failure)
-            endpoint.close()  # before the result, which can override what it says about samples
-            return await _result(context, space, endpoint.api_key)
+            return await self._outcome(run, ended)
+
+    async def _outcome(self, run: "_Run", ended: Ended) -> RunOutcome:
+        """Return the outcome of a program that has ended."""
+        wrote = os.path.lexists(run.space.folder / RESULT_FILE)
+        problem = "" if ended.given_up else _problem(ended, self._limits)
+        if problem and (ended.timed_out or not wrote or self._program.exit_code_counts):
+            return _failed(problem, ended.output, run.endpoint.failure)
+        run.endpoint.close()  # before the result, which can override what it says about samples
+        if self._reward:
+            graded = await run.command(self._reward, b"")
+            if problem := _problem(graded, self._limits):
+                text = clip(f"the reward command failed: {problem}\n{graded.output}")
+                return RunOutcome(failure=Failure("grader", text, False, reason=FailureReason.GRADER_EXCEPTION))
+            if not os.path.lexists(run.space.folder / RESULT_FILE):
+                return outcome_of_program(_printed(graded.output), run.context)
+        outcome = await _result(run.context, run.space, run.endpoint.api_key)
+        if run.endpoint.limit and outcome.failure is None and not outcome.finish_reason:
+            outcome = replace(outcome, finish_reason=run.endpoint.limit)
+        return outcome
 
     def accepted(self, request: RolloutRequest, owner: str) -> None:
         """Do nothing: the agent does not know the other rollouts of a group."""
@@ -119,15 +158,95 @@ class CommandAgent:
     def ended(self, rollout_id: str, attempt: int) -> None:
         """Do nothing: tools() has reserved nothing."""
 
-    def _problem(self, ended: Ended) -> str:
-        if ended.timed_out:
-            return f"the program was stopped after its time limit of {self._limits.seconds:g} s"
-        if ended.exit_code > 0:
-            return f"the program ended with exit code {ended.exit_code}"
-        try:
-            return f"the program was ended by {signal.Signals(-ended.exit_code).name}"
-        except ValueError:
-            return f"the program was ended by signal {-ended.exit_code}"
+
+class _Run:
+    """One run of a program: its workspace, its values and its variables."""
+
+    def __init__(
+        self,
+        program: Program,
+        endpoint: Endpoint,
+        space: Workspace,
+        files: Mapping[str, Path],
+        context: RolloutContext,
+        limits: Limits,
+    ) -> None:
+        self.endpoint = endpoint
+        self.space = space
+        self.context = context
+        self.environment: dict[str, str] = {}
+        self.values = {
+            "base_url": endpoint.base_url,
+            "api_key": endpoint.api_key,
+            "model": POLICY,
+            "home": str(space.folder / "home"),
+            "work": str(space.work),
+            "task_file": str(files["OSMOSIS_TASK_FILE"]),
+            "result_file": str(files["OSMOSIS_RESULT_FILE"]),
+        }
+        self._program = program
+        self._limits = limits
+
+    async def prepare(self) -> None:
+        """Make the HOME, the variables and the files of the program. Raises InvalidArgument and OSError."""
+        request = self.context.request
+        files = {"home": None}
+        if self._program.preset:
+            self.values["prompt"] = prompt_of(request.messages)
+            files |= {f"work/{name}": text for name, text in files_of(request.metadata).items()}
+            for name, text in self._program.files.items():
+                place = os.path.relpath(filled(name, self.values), self.space.folder)
+                files[place] = filled(text, self.values)
+        given = {name: filled(text, self.values) for name, text in self._program.environment.items()}
+        self.environment = given | self.environment if not self._program.preset else self.environment | given
+        await SYSTEM.run(_write, self.space.folder, files)
+
+    async def command(
+        self, words: Sequence[str], stdin: bytes, give_up: Callable[[], Awaitable[Any]] | None = None
+    ) -> Ended:
+        """Run a command in the folder of the program. Raises OSError if it cannot be started."""
+        ended = await run_process(
+            [filled(word, self.values) for word in words] if self._program.preset else words,
+            space=self.space,
+            environment=self.environment,
+            stdin=stdin,
+            limits=self._limits,
+            secrets=[self.endpoint.api_key],
+            give_up=give_up,
+        )
+        seconds = round(ended.seconds, 3)
+        self.context.log_event("program ended", exit_code=ended.exit_code, seconds=seconds, output=ended.output)
+        return ended
+
+
+def _write(folder: Path, files: Mapping[str, str | None]) -> None:
+    """Write files below a folder. Those without a text are folders. Raises OSError."""
+    for name, text in files.items():
+        path = folder / name
+        (path if text is None else path.parent).mkdir(parents=True, exist_ok=True, mode=0o700)
+        if text is not None:
+            path.write_text(text)
+
+
+def _problem(ended: Ended, limits: Limits) -> str:
+    """Return how a program failed; empty if its exit code is 0."""
+    if ended.timed_out:
+        return f"the program was stopped after its time limit of {limits.seconds:g} s"
+    if ended.exit_code >= 0:
+        return f"the program ended with exit code {ended.exit_code}" if ended.exit_code else ""
+    try:
+        return f"the program was ended by {signal.Signals(-ended.exit_code).name}"
+    except ValueError:
+        return f"the program was ended by signal {-ended.exit_code}"
+
+
+def _printed(output: str) -> Any:
+    """Return the reward on the last line of an output: a number, or what is there instead of one."""
+    last = output.rstrip().rpartition("\n")[2].strip()
+    try:
+        return float(last)
+    except ValueError:
+        return last
 
 
 def variables(
@@ -149,23 +268,23 @@ def variables(
 
 @asynccontextmanager
 async def command_agents(
-    commands: Sequence[str],
+    programs: Sequence[str | Program],
     names: Sequence[str],
     environment: Mapping[str, str],
     *,
     seconds: float | None = None,
     memory: int | None = None,
 ) -> AsyncIterator[tuple[list[CommandAgent], HttpServer]]:
-    """Serve base URLs on loopback. Yields the agents of the commands, and the HTTP server.
+    """Serve base URLs on loopback. Yields the agents of the programs, and the HTTP server.
 
-    `names` are the names of the first commands. Raises ValueError for a command that cannot be started.
+    `names` are the names of the first programs. Raises ValueError for a program that cannot be started.
     """
     endpoints = Endpoints(lambda: f"http://{http.address}")
     limits = Limits(seconds=seconds, memory=memory)
-    given = [*names, *[""] * (len(commands) - len(names))]
+    given = [*names, *[""] * (len(programs) - len(names))]
     agents = [
-        CommandAgent(command, endpoints, environment=environment, name=name, limits=limits)
-        for command, name in zip(commands, given, strict=True)
+        CommandAgent(program, endpoints, environment=environment, name=name, limits=limits)
+        for program, name in zip(programs, given, strict=True)
     ]
     async with HttpServer(base_url_app(endpoints)) as http:
         yield agents, http

@@ -1,6 +1,7 @@
 """The endpoints of the running rollouts: each has a URL and a key, and asks the chats of its rollout."""
 
 import asyncio
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -12,9 +13,12 @@ from osmosis_grpc.endpoints.byte_budget import ByteBudget
 from osmosis_grpc.endpoints.open_chats import OpenChats, OpenRequest, Waits, Wanted
 from osmosis_grpc.endpoints.requests import Asked
 from osmosis_grpc.endpoints.rollout_keys import RolloutKeys
+from osmosis_grpc.endpoints.stored_replies import StoredReplies
 from osmosis_grpc.network.http.http1 import Connection
 from osmosis_grpc.protocol.errors import CallError, NotFound, ResourceExhausted, RolloutEndedError
 
+IGNORED = "ignored in requests"
+"""The event that says which keys of a program's requests no policy gets."""
 OPEN_BYTES = 64 * 1024 * 1024
 """The most bytes of the open requests of one rollout."""
 
@@ -22,7 +26,9 @@ OPEN_BYTES = 64 * 1024 * 1024
 class Endpoint:
     """The base URL of one rollout. Its requests are chats of the rollout."""
 
-    def __init__(self, context: RolloutContext, base_url: str, api_key: str, waits: Waits) -> None:
+    def __init__(
+        self, context: RolloutContext, base_url: str, api_key: str, waits: Waits, *, limited: bool = False
+    ) -> None:
         self.base_url = base_url
         """Ends with the rollout's id. A client of OpenAI adds /chat/completions, a client of Anthropic /v1/messages."""
         self.api_key = api_key
@@ -32,7 +38,15 @@ class Endpoint:
         self.reading = asyncio.Semaphore(1)
         """Long bodies are read one after the other."""
         self.waits = waits
-        self._history_chats = HistoryChats(context)
+        self.over = asyncio.Event()
+        """Set when a request meets a limit of the rollout."""
+        self.replies = StoredReplies()
+        self._token_bytes = 4.0
+        """The bytes of a request for each token of its prompt."""
+        self._context = context
+        self._ignored: dict[str, tuple[str, ...]] = {}
+        """What was ignored in the newest request of each sample that had such keys."""
+        self._history_chats = HistoryChats(context, limited=limited)
         self._chats = OpenChats(waits, self._history_chats.unread)
         self._waiting = 0
         self._closed = False
@@ -41,6 +55,11 @@ class Endpoint:
     def failure(self) -> CallError | None:
         """The error of the newest chat that ended; None if it got its reply."""
         return self._history_chats.failure
+
+    @property
+    def limit(self) -> str:
+        """The limit that a request has met, as a finish reason; empty for none."""
+        return self._history_chats.limit
 
     def ask(self, asked: Asked, connection: Connection | None = None) -> OpenRequest:
         """Start waiting for the reply to a request. Pass the result to leave() if the request ends without a response.
@@ -61,6 +80,10 @@ class Endpoint:
         request.reply.add_done_callback(self._ended)
         return request
 
+    def estimated_tokens(self, asked: Asked) -> int:
+        """Return about how many tokens the prompt of a request has. The newest prompt says how long a token is."""
+        return round(_nbytes(asked) / self._token_bytes) or 1
+
     def leave(self, request: OpenRequest) -> None:
         """Keep the chat of a client that has disconnected, so that the client's retry gets its reply."""
         if not self._closed:
@@ -78,14 +101,28 @@ class Endpoint:
 
     async def _ask(self, asked: Asked, wanted: Wanted) -> CompletionsResult:
         request = asked.request
-        return await self._history_chats.ask(
-            asked.history,
-            tools=request.tools,
-            params=request.params,
-            model=request.model,
-            sample=asked.sample,
-            wanted=wanted,
-        )
+        try:
+            result = await self._history_chats.ask(
+                asked.history,
+                tools=request.tools,
+                params=request.params,
+                model=request.model,
+                sample=asked.sample,
+                written=request.written,
+                wanted=wanted,
+            )
+        finally:
+            if self.limit:
+                self.over.set()
+        prompt_tokens = result.usage.get("prompt_tokens")
+        if prompt_tokens:
+            self._token_bytes = max(1.0, _nbytes(asked) / prompt_tokens)
+        if request.stored:
+            self.replies.add(request.reply_id, asked.history, result.message)
+        if request.ignored and self._ignored.get(result.sample) != request.ignored:
+            self._ignored[result.sample] = request.ignored
+            self._context.log_event(IGNORED, sample=result.sample, keys=list(request.ignored))
+        return result
 
 
 class Endpoints:
@@ -98,11 +135,14 @@ class Endpoints:
         self._open: dict[str, Endpoint] = {}
 
     @contextmanager
-    def open(self, context: RolloutContext) -> Iterator[Endpoint]:
-        """Yield the endpoint of a running rollout. At the end of the block its key becomes invalid."""
+    def open(self, context: RolloutContext, *, limited: bool = False) -> Iterator[Endpoint]:
+        """Yield the endpoint of a running rollout. At the end of the block its key becomes invalid.
+
+        With `limited`, requests beyond the rollout's `max_turns` and `max_tokens_total` are refused.
+        """
         key = self._keys.make()
         path = f"/v1/rollouts/{quote(context.request.rollout_id, safe='')}"
-        endpoint = Endpoint(context, self._address() + path, key, self._waits)
+        endpoint = Endpoint(context, self._address() + path, key, self._waits, limited=limited)
         self._open[key] = endpoint
         try:
             yield endpoint
@@ -119,3 +159,8 @@ class Endpoints:
         if rollout_id != endpoint.rollout_id:
             raise NotFound("the key belongs to another rollout", kind="rollout", name=rollout_id)
         return endpoint
+
+
+def _nbytes(asked: Asked) -> int:
+    """Return the bytes of what a prompt is made of."""
+    return sum(asked.history.sizes) + len(json.dumps(asked.request.tools or ()))

@@ -1,9 +1,9 @@
 """Reads requests of programs within limits. Long ones are read on a thread, so that the event loop stays free."""
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from hashlib import blake2b
-from types import ModuleType
 from typing import Any
 from urllib.parse import unquote
 
@@ -11,7 +11,8 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from osmosis_grpc.agent.message_keys import History
-from osmosis_grpc.endpoints.requests import Asked
+from osmosis_grpc.endpoints.requests import Asked, ModelRequest
+from osmosis_grpc.endpoints.stored_replies import StoredReplies
 from osmosis_grpc.network.http.bounded_json import BodyRefused, Bounds, parse_body, read_body
 from osmosis_grpc.protocol.errors import InvalidArgument
 
@@ -39,10 +40,12 @@ def reserved_bytes(request: Request) -> int:
     return max(_LEAST_BYTES, min(size, BOUNDS.size))
 
 
-async def read_asked(request: Request, api: ModuleType, reading: asyncio.Semaphore) -> Asked:
+async def read_asked(
+    request: Request, read: Callable[[Any], ModelRequest], reading: asyncio.Semaphore, replies: StoredReplies
+) -> Asked:
     """Return the request in a body. Raises BodyRefused, InvalidArgument.
 
-    `reading` limits how many long bodies are read at once.
+    `reading` limits how many long bodies are read at once. A request can continue one of the `replies`.
     """
     try:
         raw = await read_body(request, BOUNDS)
@@ -54,8 +57,8 @@ async def read_asked(request: Request, api: ModuleType, reading: asyncio.Semapho
     path, retried = request.url.path, request.headers.get(RETRY_HEADER, "0") != "0"
     if len(raw) > THREAD_BYTES:
         async with reading:
-            return await asyncio.to_thread(_asked, raw, api, sample, path, retried)
-    return _asked(raw, api, sample, path, retried)
+            return await asyncio.to_thread(_asked, raw, read, sample, path, retried, replies)
+    return _asked(raw, read, sample, path, retried, replies)
 
 
 async def _discard(request: Request) -> None:
@@ -66,15 +69,20 @@ async def _discard(request: Request) -> None:
                 pass
 
 
-def _asked(raw: bytes, api: ModuleType, sample: str, path: str, retried: bool) -> Asked:
+def _asked(
+    raw: bytes, read: Callable[[Any], ModelRequest], sample: str, path: str, retried: bool, replies: StoredReplies
+) -> Asked:
     if sum(raw.count(mark) for mark in b",[{") > MAX_MARKS:
         raise InvalidArgument("", f"the body has more than {MAX_MARKS:,} commas, lists and objects")
     digest = blake2b(f"{path}\0{sample}\0".encode() + raw).digest()
     body = parse_body(raw, repair=True)
     if len(raw) > MAX_ITEMS:
         _check_items(body)
-    request = api.read(body)
-    history = History.of(request.messages)
+    request = read(body)
+    messages = request.messages
+    if request.continues:
+        messages = replies.continued(request.continues, messages)
+    history = History.of(messages)
     return Asked(request=request, history=history, sample=sample, digest=digest, retried=retried)
 
 

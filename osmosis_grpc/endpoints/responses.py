@@ -3,11 +3,23 @@
 import time
 import uuid
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from osmosis_grpc.agent import CompletionsResult
 from osmosis_grpc.endpoints import chat_completions
-from osmosis_grpc.endpoints.requests import ModelRequest, objects, refuse, refuse_beginning, typed
+from osmosis_grpc.endpoints.requests import (
+    ModelRequest,
+    cached_tokens,
+    folded,
+    objects,
+    passed,
+    reasoning_of,
+    refuse,
+    refuse_beginning,
+    typed,
+)
+from osmosis_grpc.endpoints.responses_tools import OUTPUTS, Kinds, call_of_item, functions_of, item_of_call
 from osmosis_grpc.endpoints.sent_events import event
 from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.protocol.types import Message
@@ -15,32 +27,35 @@ from osmosis_grpc.protocol.types.cuts import CUTS
 
 _OWN = frozenset(
     {"input", "instructions", "model", "stream", "stream_options", "tools", "tool_choice", "text", "max_output_tokens"}
-    | {"store", "metadata", "user", "include", "truncation", "background", "previous_response_id", "prompt_cache_key"}
-    | {"conversation", "service_tier", "safety_identifier", "reasoning"}
+    | {"include", "reasoning", "store", "previous_response_id", "background", "conversation", "prompt"}
 )
-"""Keys of a body that are no sampling parameters, or have another name in the chat format."""
+"""Keys of a body that are read here, or refused."""
 _ECHO = ("instructions", "tools", "tool_choice", "parallel_tool_calls", "temperature", "top_p", "text", "metadata")
-_STORED = ("previous_response_id", "conversation", "background", "prompt")
-"""Keys that need stored data, which a rollout does not have."""
+_SKIPPED = frozenset({"web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call"})
+"""Items about tools of OpenAI's servers, which no policy calls."""
 _INCOMPLETE = {**dict.fromkeys(CUTS, "max_output_tokens"), "content_filter": "content_filter"}
 """Finish reasons of replies that are not complete, and their names in this API."""
 
+_EMPTY: dict[str, Any] = {"content": [], "arguments": "", "summary": [], "input": ""}
+"""What an item has at its beginning in a stream."""
+
 error = chat_completions.error
+too_long = chat_completions.too_long
 
 
 def read(body: Any) -> ModelRequest:
     """Return the request in a body. Raises InvalidArgument."""
     body = typed(body, dict, "body")
-    refuse(body, _STORED, "send the whole history as `input`")
+    refuse(body, ("conversation", "background", "prompt"), "send the whole history as `input`")
     refuse(body, ("top_logprobs",), "the policy's reply has the logprobs of its own tokens only")
+    params, ignored = passed(body, _OWN)
     messages: list[Message] = []
     if body.get("instructions"):
         messages.append({"role": "system", "content": typed(body["instructions"], str, "instructions")})
-    given = body.get("input")
-    for path, item in objects([{"role": "user", "content": given}] if isinstance(given, str) else given, "input"):
-        _add(messages, item, path)
+    items = body.get("input")
+    for path, item in objects([{"role": "user", "content": items}] if isinstance(items, str) else items, "input"):
+        _add(messages, item, path, ignored)
     refuse_beginning(messages, "input")
-    params = {name: value for name, value in body.items() if name not in _OWN and value is not None}
     if body.get("max_output_tokens") is not None:
         params["max_tokens"] = body["max_output_tokens"]
     if "message.output_text.logprobs" in typed(body.get("include") or [], list, "include"):
@@ -48,6 +63,8 @@ def read(body: Any) -> ModelRequest:
     effort = typed(body.get("reasoning") or {}, dict, "reasoning").get("effort")
     if effort is not None:
         params["reasoning_effort"] = effort
+    kinds: Kinds = {}
+    tools = functions_of(body["tools"], "tools", kinds, ignored) if body.get("tools") else None
     if body.get("tool_choice"):
         params["tool_choice"] = _tool_choice(body["tool_choice"])
     text = typed(body.get("text") or {}, dict, "text")
@@ -55,14 +72,18 @@ def read(body: Any) -> ModelRequest:
         params["verbosity"] = text["verbosity"]
     if format_ := text.get("format"):
         params["response_format"] = _response_format(typed(format_, dict, "text.format"))
-    tools = body.get("tools")
     return ModelRequest(
-        messages=messages,
+        messages=folded(messages),
         params=params,
-        tools=[_tool(tool, path) for path, tool in objects(tools, "tools")] if tools else None,
+        tools=tools,
         model=str(body.get("model") or ""),
         stream=bool(body.get("stream")),
         echo={name: body[name] for name in _ECHO if name in body},
+        ignored=tuple(ignored),
+        kinds=kinds,
+        written=partial(_written, kinds) if kinds else None,
+        continues=typed(body.get("previous_response_id") or "", str, "previous_response_id"),
+        stored=body.get("store") is not False,
     )
 
 
@@ -71,7 +92,7 @@ def write(request: ModelRequest, result: CompletionsResult) -> dict[str, Any]:
     reason = _INCOMPLETE.get(result.finish_reason or "")
     status = "incomplete" if reason else "completed"
     return _response(request, status) | {
-        "output": list(_items(result.message, status)),
+        "output": list(_items(request.kinds, result.message, status)),
         "usage": _usage(result),
         "incomplete_details": {"reason": reason} if reason else None,
     }
@@ -85,17 +106,13 @@ def stream(request: ModelRequest, result: CompletionsResult) -> Iterator[str]:
         return event({"type": kind, "sequence_number": next(number)} | fields, kind)
 
     begun, done = _response(request, "in_progress"), write(request, result)
-    done["id"], done["created_at"] = begun["id"], begun["created_at"]
+    done["created_at"] = begun["created_at"]
     yield made("response.created", response=begun)
     yield made("response.in_progress", response=begun)
     for index, item in enumerate(done["output"]):
         place = {"output_index": index, "item_id": item["id"]}
-        empty = {"message": {"content": []}, "function_call": {"arguments": ""}, "reasoning": {"summary": []}}
-        yield made(
-            "response.output_item.added",
-            output_index=index,
-            item=item | empty[item["type"]] | {"status": "in_progress"},
-        )
+        empty = {name: _EMPTY[name] for name in _EMPTY if name in item}
+        yield made("response.output_item.added", output_index=index, item=item | empty | {"status": "in_progress"})
         if item["type"] == "message":
             for at, part in enumerate(item["content"]):
                 here = place | {"content_index": at}
@@ -106,45 +123,61 @@ def stream(request: ModelRequest, result: CompletionsResult) -> Iterator[str]:
         elif item["type"] == "function_call":
             yield made("response.function_call_arguments.delta", **place, delta=item["arguments"])
             yield made("response.function_call_arguments.done", **place, name=item["name"], arguments=item["arguments"])
+        elif item["type"] == "custom_tool_call":
+            yield made("response.custom_tool_call_input.delta", **place, delta=item["input"])
+            yield made("response.custom_tool_call_input.done", **place, input=item["input"])
+        elif item["type"] == "reasoning":
+            for at, part in enumerate(item["summary"]):
+                here = place | {"summary_index": at}
+                yield made("response.reasoning_summary_part.added", **here, part=part | {"text": ""})
+                yield made("response.reasoning_summary_text.delta", **here, delta=part["text"])
+                yield made("response.reasoning_summary_text.done", **here, text=part["text"])
+                yield made("response.reasoning_summary_part.done", **here, part=part)
         yield made("response.output_item.done", output_index=index, item=item)
     yield made(f"response.{done['status']}", response=done)
 
 
+def count(tokens: int) -> dict[str, Any]:
+    """Return the body that says how many tokens a request has."""
+    return {"object": "response.input_tokens", "input_tokens": tokens}
+
+
 def stream_error(status: int, message: str, code: str) -> str:
     """Return the event of an error after the beginning of a stream."""
-    data = {"type": "error", "sequence_number": 0, "message": message, "code": code, "param": None}
-    return event(data | error(status, message, code), "error")
+    begun = _response(ModelRequest(messages=[], params={}), "in_progress")
+    failed = begun | {"status": "failed", "error": {"code": code, "message": message}}
+    return event({"type": "response.created", "sequence_number": 0, "response": begun}, "response.created") + event(
+        {"type": "response.failed", "sequence_number": 1, "response": failed}, "response.failed"
+    )
 
 
 # The request.
 
 
-def _add(messages: list[Message], item: Mapping[str, Any], path: str) -> None:
+def _add(messages: list[Message], item: Mapping[str, Any], path: str, ignored: list[str]) -> None:
     """Add one item of the input to the messages. The items of one reply become one message."""
-    kind = item.get("type") or "message"
+    kind = str(item.get("type") or "message")
     if kind == "message":
         role = typed(item.get("role"), str, f"{path}.role")
-        message: Message = {"role": role, "content": _content(item.get("content"), f"{path}.content")}
+        message: Message = {"role": role, "content": _content(item.get("content"), f"{path}.content", ignored)}
         last = messages[-1] if messages else {}
         if message["role"] == "assistant" and last.get("role") == "assistant" and last.get("content") is None:
             last["content"] = message["content"]
         else:
             messages.append(message)
-    elif kind == "function_call":
-        arguments = typed(item.get("arguments") or "{}", str, f"{path}.arguments")
-        function = {"name": typed(item.get("name"), str, f"{path}.name"), "arguments": arguments}
-        call_id = typed(item.get("call_id"), str, f"{path}.call_id")
-        call = {"id": call_id, "type": "function", "function": function}
+    elif call := call_of_item(item, path):
         _reply(messages).setdefault("tool_calls", []).append(call)
-    elif kind == "function_call_output":
-        output = _content(item.get("output"), f"{path}.output")
-        call_id = typed(item.get("call_id"), str, f"{path}.call_id")
+    elif kind in OUTPUTS:
+        output = _content(OUTPUTS[kind](item.get("output")), f"{path}.output", ignored)
+        call_id = typed(item.get("call_id") or item.get("id"), str, f"{path}.call_id")
         messages.append({"role": "tool", "tool_call_id": call_id, "content": output})
     elif kind == "reasoning":
         name = "content" if item.get("content") else "summary"
         parts = objects(item.get(name) or [], f"{path}.{name}")
         texts = [typed(part.get("text"), str, f"{at}.text") for at, part in parts]
         _reply(messages, new=True)["reasoning_content"] = "\n".join(texts)
+    elif kind in _SKIPPED:
+        ignored.append(f"{path}: {kind}")
     else:
         raise InvalidArgument(f"{path}.type", f"{kind!r} is not served here")
 
@@ -156,14 +189,14 @@ def _reply(messages: list[Message], *, new: bool = False) -> Message:
     return messages[-1]
 
 
-def _content(content: Any, path: str) -> Any:
+def _content(content: Any, path: str, ignored: list[str]) -> Any:
     if content is None or isinstance(content, str):
         return content or ""
-    parts = [_part(part, at) for at, part in objects(content, path)]
+    parts = [_part(part, at, ignored) for at, part in objects(content, path)]
     return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
 
 
-def _part(part: Mapping[str, Any], path: str) -> dict[str, Any]:
+def _part(part: Mapping[str, Any], path: str, ignored: list[str]) -> dict[str, Any]:
     kind = part.get("type")
     if kind in ("input_text", "output_text", "text"):
         return {"type": "text", "text": typed(part.get("text"), str, f"{path}.text")}
@@ -173,20 +206,19 @@ def _part(part: Mapping[str, Any], path: str) -> dict[str, Any]:
         detail = {"detail": part["detail"]} if part.get("detail") else {}
         url = typed(part["image_url"], str, f"{path}.image_url")
         return {"type": "image_url", "image_url": {"url": url} | detail}
+    if kind in ("input_file", "input_audio"):
+        ignored.append(f"{path}: {kind}")
+        return {"type": "text", "text": f"[a file {part.get('filename') or ''}, which cannot be shown]"}
     raise InvalidArgument(f"{path}.type", f"{kind!r} is not served here; text and images by URL are")
 
 
-def _tool(tool: Mapping[str, Any], path: str) -> dict[str, Any]:
-    if tool.get("type") != "function":
-        raise InvalidArgument(f"{path}.type", f"{tool.get('type')!r} runs on OpenAI's servers and is not served here")
-    keys = ("name", "description", "parameters", "strict")
-    return {"type": "function", "function": {name: tool[name] for name in keys if tool.get(name) is not None}}
-
-
 def _tool_choice(choice: Any) -> Any:
-    if isinstance(choice, dict) and choice.get("type") == "function":
-        return {"type": "function", "function": {"name": choice.get("name")}}
-    return choice
+    if not isinstance(choice, dict):
+        return choice
+    kind = choice.get("type")
+    if kind == "allowed_tools":
+        return choice.get("mode") or "auto"
+    return {"type": "function", "function": {"name": choice.get("name") or kind}}
 
 
 def _response_format(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -198,10 +230,18 @@ def _response_format(given: Mapping[str, Any]) -> dict[str, Any]:
 # The reply.
 
 
+def _written(kinds: Kinds, result: CompletionsResult) -> Message:
+    """Return a reply as a program with tools of these kinds sends it back."""
+    messages: list[Message] = []
+    for item in _items(kinds, result.message, "completed"):
+        _add(messages, item, "output", [])
+    return messages[-1]
+
+
 def _response(request: ModelRequest, status: str) -> dict[str, Any]:
     defaults: dict[str, Any] = {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True}
     return {
-        "id": f"resp_{uuid.uuid4().hex}",
+        "id": f"resp_{request.reply_id}",
         "object": "response",
         "created_at": int(time.time()),
         "status": status,
@@ -213,10 +253,10 @@ def _response(request: ModelRequest, status: str) -> dict[str, Any]:
     } | (defaults | request.echo)
 
 
-def _items(message: Message, status: str) -> Iterator[dict[str, Any]]:
+def _items(kinds: Mapping[str, tuple[str, ...]], message: Message, status: str) -> Iterator[dict[str, Any]]:
     """Yield the items of a reply. `status` is that of its text."""
-    if message.get("reasoning_content"):
-        text = {"type": "summary_text", "text": str(message["reasoning_content"])}
+    if reasoning := reasoning_of(message):
+        text = {"type": "summary_text", "text": reasoning}
         yield {"id": f"rs_{uuid.uuid4().hex}", "type": "reasoning", "summary": [text], "status": "completed"}
     content = message.get("content")
     texts = [content] if isinstance(content, str) else [p.get("text") for p in content or () if isinstance(p, dict)]
@@ -227,22 +267,14 @@ def _items(message: Message, status: str) -> Iterator[dict[str, Any]]:
         made = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant", "status": status}
         yield made | {"content": parts}
     for call in message.get("tool_calls") or ():
-        function = call.get("function") or {}
-        yield {
-            "id": f"fc_{uuid.uuid4().hex}",
-            "type": "function_call",
-            "status": "completed",
-            "call_id": call.get("id"),
-            "name": function.get("name"),
-            "arguments": function.get("arguments") or "{}",
-        }
+        yield {"id": f"fc_{uuid.uuid4().hex}", **item_of_call(call, kinds)}
 
 
 def _usage(result: CompletionsResult) -> dict[str, Any]:
     prompt, reply = result.usage.get("prompt_tokens", 0), result.usage.get("completion_tokens", 0)
     return {
         "input_tokens": prompt,
-        "input_tokens_details": {"cached_tokens": 0},
+        "input_tokens_details": {"cached_tokens": cached_tokens(result.usage)},
         "output_tokens": reply,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": prompt + reply,

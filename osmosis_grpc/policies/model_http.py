@@ -1,6 +1,7 @@
 """Posts JSON to a model server over HTTP, and turns its statuses into errors. Needs the extra `policies` (aiohttp)."""
 
 import contextlib
+import re
 import time
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
@@ -9,6 +10,7 @@ from urllib.parse import quote, urlsplit
 
 from osmosis_grpc.protocol.errors import (
     CallError,
+    ContextLengthExceeded,
     DeadlineExceeded,
     Internal,
     InvalidArgument,
@@ -140,6 +142,17 @@ class ModelHttp:
         return self._session
 
 
+_TOO_LONG = re.compile(
+    r"context_length_exceeded|exceed_context_size|maximum context length|maximum model length|model's context length"
+    r"|prompt is too long|exceeds the available context|longer than the model|input is too long",
+    re.I,
+)
+_TOKENS = re.compile(
+    r"(?:requested|resulted in|input \(|request \(|\(length|has|too long:)\s*(\d[\d,]*)", re.IGNORECASE
+)
+_LIMIT = re.compile(r"(?:length is|length of|length \(|context size \(|> )\s*(\d[\d,]*)", re.IGNORECASE)
+
+
 def checked_url(base_url: str) -> str:
     """Return the base URL. Raises ValueError for a URL that is malformed or has a password."""
     try:
@@ -164,7 +177,22 @@ def refused(status: int, text: str, at: str, retry_after: str | None) -> CallErr
     if status in (401, 403):
         kind = Unauthenticated if status == 401 else PermissionDenied
         return kind(f"the model server answered {status}{at}; check api_key")
+    if status in (400, 413, 422):
+        return context_exceeded(text, message) or InvalidArgument("", message)
     return Internal(f"{message}; check base_url and model" if status == 404 else message)
+
+
+def context_exceeded(text: str, message: str) -> ContextLengthExceeded | None:
+    """Return the error for an answer that says that the prompt is too long; None for another answer.
+
+    The texts are those of OpenAI, Anthropic, vLLM, SGLang and llama.cpp.
+    """
+    if not _TOO_LONG.search(text):
+        return None
+    tokens, limit = (
+        int(found[1].replace(",", "")) if found else 0 for found in (_TOKENS.search(text), _LIMIT.search(text))
+    )
+    return ContextLengthExceeded(tokens, limit, message)
 
 
 def _seconds(retry_after: str) -> float | None:

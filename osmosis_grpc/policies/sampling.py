@@ -2,6 +2,7 @@
 
 import functools
 import json
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,8 @@ from typing import Any
 
 from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.protocol.types.requests import LENGTHS
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +56,20 @@ NUMBERS = {
 """The least and the greatest value of each parameter that is a number."""
 WHOLE = {"top_k": -1, "seed": -(2**63), "top_logprobs": 0}
 """The least value of each parameter that is a whole number."""
-WITHOUT_EFFECT = frozenset({"model", "logprobs", "user", "metadata", "parallel_tool_calls", "priority", "store"})
-"""Parameters of OpenAI that change no token here. The policy reads `priority` itself."""
+WITHOUT_EFFECT = frozenset(
+    {"model", "logprobs", "user", "metadata", "parallel_tool_calls", "priority", "store", "reasoning_effort"}
+    | {
+        "verbosity",
+        "thinking",
+        "client_metadata",
+        "prediction",
+        "prompt_cache_key",
+        "service_tier",
+        "audio",
+        "modalities",
+    }
+)
+"""Parameters that change no token here, and hints. The policy reads `priority` itself."""
 SAMPLED: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "use_beam_search": (False,),
@@ -62,7 +77,7 @@ SAMPLED: dict[str, tuple[Any, ...]] = {
     "prompt_logprobs": (),
 }
 """Parameters with the values for which a reply is exactly one sample from the prompt."""
-ONLY: dict[str, tuple[Any, ...]] = {**SAMPLED, "n": (1,), "stream": (False,), "tool_choice": ("auto", "none")}
+ONLY: dict[str, tuple[Any, ...]] = {**SAMPLED, "n": (1,), "stream": (False,)}
 """Parameters with the values that a token policy can serve."""
 
 
@@ -77,6 +92,8 @@ def sampling_of(params: Mapping[str, Any], max_tokens: int) -> Sampling:
     for name, value in values.items():
         if name in _READERS:
             made["json_schema" if name == "response_format" else name] = _READERS[name](name, value)
+        elif name == "tool_choice":
+            _tool_choice(name, value)
         elif name not in ONLY:
             raise InvalidArgument(f"params.{name}", "is no sampling parameter of a token policy")
     check_only(values, ONLY, "a token policy")
@@ -123,6 +140,14 @@ def _texts(name: str, value: Any) -> tuple[str, ...]:
     if "" in texts:
         raise InvalidArgument(f"params.{name}", "has an empty text")
     return texts
+
+
+def _tool_choice(name: str, value: Any) -> None:
+    """Check a choice. A required or named tool is a wish: nothing here makes a model call a tool."""
+    if isinstance(value, Mapping) or value == "required":
+        log.warning("params.tool_choice is %.80r; a token policy treats it as 'auto'", value)
+    elif value not in ("auto", "none"):
+        raise InvalidArgument(f"params.{name}", f"is {value!r:.80}, not auto, none, required or a function")
 
 
 def _json_schema(name: str, value: Any) -> str:

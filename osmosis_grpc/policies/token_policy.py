@@ -19,7 +19,14 @@ from osmosis_grpc.policies.generation import FinishReason, Generated, GenerateRe
 from osmosis_grpc.policies.media import media_of
 from osmosis_grpc.policies.sampling import Sampling, sampling_of
 from osmosis_grpc.policies.sent_prompts import SentPrompts
-from osmosis_grpc.protocol.errors import CallError, Cancelled, DeadlineExceeded, Internal, InvalidArgument
+from osmosis_grpc.protocol.errors import (
+    CallError,
+    Cancelled,
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    Internal,
+    InvalidArgument,
+)
 from osmosis_grpc.protocol.types import ChatRequest, ChatResponse, Extras, Ids, Message, TokenBlock, VersionSpan
 from osmosis_grpc.protocol.types.call_ids import call_prefix
 from osmosis_grpc.protocol.types.segment_extras import Part, join, rows
@@ -150,7 +157,7 @@ class TokenPolicy:
         if context is None:
             return sampling
         if prompt >= context:
-            raise InvalidArgument("messages", f"have {prompt} tokens, and the context of the model has {context}")
+            raise ContextLengthExceeded(prompt, context)
         return replace(sampling, max_tokens=min(sampling.max_tokens, context - prompt))
 
     async def _generate(self, chat: ChatRequest, first: GenerateRequest) -> list[Generated]:
@@ -199,18 +206,18 @@ class TokenPolicy:
     ) -> ChatResponse:
         tools = None if request.params.get("tool_choice") == "none" else request.tools
 
-        def read() -> Message:
-            text = _before_stop(self._renderer.text(ids), stop)
-            return self._renderer.message(ids, text, tools=tools, call_prefix=call_prefix(request))
+        def read() -> tuple[Message, str]:
+            text, matched = _before_stop(self._renderer.text(ids), stop)
+            return self._renderer.message(ids, text, tools=tools, call_prefix=call_prefix(request)), matched
 
-        message = await self._threads.run(read)
+        message, matched = await self._threads.run(read)
         try:
-            return self._response(request, prompt, pieces, ids, message)
+            return self._response(request, prompt, pieces, ids, message, matched)
         except InvalidArgument as error:  # the chat is not to blame
             raise Internal(f"the generator's result cannot be used: {error}") from None
 
     def _response(
-        self, request: ChatRequest, prompt: Ids, pieces: list[Generated], ids: Ids, message: Message
+        self, request: ChatRequest, prompt: Ids, pieces: list[Generated], ids: Ids, message: Message, matched: str
     ) -> ChatResponse:
         finish_reason = FinishReason.LENGTH.value
         if pieces[-1].finish_reason is FinishReason.STOP:
@@ -223,6 +230,7 @@ class TokenPolicy:
             prompt_ids=prompt,
             prompt_extras=_prompt_extras(pieces[-1], len(prompt)),
             versions=self._versions(request, pieces),
+            extra={"stop_reason": matched} if matched else {},
         )
         response.check()
         return response
@@ -284,10 +292,11 @@ def _chat(request: ChatRequest) -> tuple[str, int, str, int]:
     return request.rollout_id, request.attempt, request.sample, request.chat_number
 
 
-def _before_stop(text: str, stop: tuple[str, ...]) -> str:
-    """Return the text up to its first stop text. The stop text is no part of a message, as with OpenAI."""
-    ends = [at for at in (text.find(end) for end in stop) if at >= 0]
-    return text[: min(ends)] if ends else text
+def _before_stop(text: str, stop: tuple[str, ...]) -> tuple[str, str]:
+    """Return the text up to its first stop text, and this stop text, which is no part of a message, as with OpenAI."""
+    ends = [(at, end) for end in stop if (at := text.find(end)) >= 0]
+    at, matched = min(ends, default=(len(text), ""))
+    return text[:at], matched
 
 
 def _continued(first: GenerateRequest, pieces: list[Generated]) -> GenerateRequest:

@@ -131,6 +131,25 @@ class InvalidArgument(OsmosisValidationError, code=3):
         super().__init__(text, reason=reason)
 
 
+class ContextLengthExceeded(InvalidArgument):
+    """The prompt does not fit into the context of the model. A program may shorten its history and ask again."""
+
+    REASON = "CONTEXT_LENGTH_EXCEEDED"
+
+    def __init__(self, tokens: int = 0, limit: int = 0, problem: str = "") -> None:
+        """Say it in tokens, or in the words of a model server.
+
+        Args:
+            tokens: The tokens of the prompt; 0 if their number is unknown.
+            limit: The tokens of the context; 0 if their number is unknown.
+            problem: What the model server said. Without it, the numbers make the message.
+        """
+        known = f"have {tokens} tokens, and the context of the model has {limit}"
+        super().__init__("messages", problem or known, reason=self.REASON)
+        self.tokens = tokens
+        self.limit = limit
+
+
 @dataclass(eq=False, repr=False, kw_only=True)
 class NotFound(OsmosisValidationError, code=5, status_code=404):
     """The named object does not exist, or it belongs to another caller."""

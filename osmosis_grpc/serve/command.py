@@ -47,7 +47,7 @@ def run(line: Line) -> None:
     with usage_errors("serve", line, settings):
         security, credentials = _checked(line, settings)
     options, number = settings.server, None if place is None else place.index
-    if options.command:
+    if options.command or options.program:
         from osmosis_grpc.serve.process_memory import close_memory
 
         close_memory()
@@ -147,8 +147,10 @@ def _checked(line: Line, settings: "RolloutSettings") -> "tuple[ServerSecurity, 
     from osmosis_grpc.settings.server_options import commands_of
 
     options = settings.server
-    if not (options.module or options.legacy_agent or options.command):
-        raise ValueError("there is nothing to host: name an agent loop with -m/--module MODULE:ATTR, or a --command")
+    if not (options.module or options.legacy_agent or options.command or options.program):
+        raise ValueError(
+            "there is nothing to host: name an agent loop with -m/--module MODULE:ATTR, a --program or a --command"
+        )
     commands = len(commands_of(options.command))
     if options.command_name and len(options.command_name) != commands:
         names = len(options.command_name)

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from osmosis_grpc import __version__
@@ -183,26 +184,38 @@ async def _legacy(stack: AsyncExitStack, text: str, settings: "RolloutSettings")
 
 
 async def _programs(stack: AsyncExitStack, options: "RolloutServerSettings") -> tuple[list[Any], list[Supervisor]]:
-    """Return the agents of --command, and the supervisors of what serves their base URLs. Raises NotStarted."""
+    """Return the agents of --command and --program, and the supervisors of what serves their base URLs.
+
+    Raises NotStarted.
+    """
     commands = commands_of(options.command)
-    if not commands:
+    if not (commands or options.program):
         return [], []
     from osmosis_grpc.endpoints.command_agent import command_agents
+    from osmosis_grpc.endpoints.programs import Program, load_program
     from osmosis_grpc.settings.environment import program_environment
 
     memory = options.command_memory_mib
+    try:
+        programs = [load_program(name) for name in options.program]
+    except ValueError as error:
+        raise NotStarted(f"--program: {error}") from None
+    reward = tuple(shlex.split(options.reward or ""))
+    programs = [replace(program, reward=reward or program.reward) for program in programs]
+    hosted = [*(Program(command=tuple(shlex.split(command)), reward=reward) for command in commands), *programs]
+    strict = options.strict_exit
     agents = command_agents(
-        commands,
+        [replace(program, exit_code_counts=strict) for program in hosted],
         options.command_name,
         program_environment(options.command_env),
         seconds=options.command_timeout_seconds,
         memory=None if memory is None else memory * 1024 * 1024,
     )
     try:
-        programs, http = await stack.enter_async_context(agents)
+        agents_of_programs, http = await stack.enter_async_context(agents)
     except (ValueError, OSError) as error:
-        raise NotStarted(f"--command: {error}") from None
-    return programs, [http.supervisor]
+        raise NotStarted(f"{'--program' if programs else '--command'}: {error}") from None
+    return agents_of_programs, [http.supervisor]
 
 
 async def _grpc(

@@ -36,10 +36,10 @@ def take_variable(name: str) -> str | None:
 
 
 _FOR_PROGRAMS = re.compile(
-    "PATH|PYTHONPATH|LD_LIBRARY_PATH|HOME|USER|LOGNAME|SHELL|TZ|LANG|LANGUAGE|LC_[A-Z]+|VIRTUAL_ENV|CONDA_PREFIX"
+    "PATH|PYTHONPATH|LD_LIBRARY_PATH|USER|LOGNAME|SHELL|TZ|LANG|LANGUAGE|LC_[A-Z]+|VIRTUAL_ENV|CONDA_PREFIX"
     "|SSL_CERT_FILE|SSL_CERT_DIR|REQUESTS_CA_BUNDLE"
 )
-"""Names of variables that every program gets."""
+"""Names of variables that every program gets. HOME is not among them: each program has its own."""
 
 
 def program_environment(names: Iterable[str]) -> dict[str, str]:

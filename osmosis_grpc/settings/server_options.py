@@ -152,6 +152,20 @@ class ServerOptions(Declared):
     )
     legacy_agent_token: Secret | None = _agents("", "The bearer token of the legacy agent servers. Never shown.")
     legacy_agent_token_file: Path | None = _agents("--legacy-agent-token-file FILE", "File that holds that token.")
+    program: tuple[str, ...] = _agents(
+        "--program NAME",
+        "Coding program to start for each rollout: claude-code, codex, opencode, qwen-code, gemini-cli, pi, "
+        "mini-swe-agent, aider, openhands, or a .toml file that describes one.",
+        common=True,
+    )
+    reward: str | None = _agents(
+        "--reward COMMAND",
+        "Command that runs in the folder of a program after its end, and prints the reward.",
+        check=_commands,
+    )
+    strict_exit: bool = _agents(
+        "--strict-exit", "A program that ends with another exit code than 0 has failed, also with a result file."
+    )
     command: str | None = _agents(
         "--command COMMAND",
         "Program to start for each rollout. It uses OPENAI_BASE_URL or ANTHROPIC_BASE_URL.",

@@ -86,19 +86,21 @@ async def run_process(
     stdin: bytes = b"",
     limits: Limits | None = None,
     secrets: Collection[str] = (),
+    give_up: Callable[[], Awaitable[Any]] | None = None,
 ) -> Ended:
     """Run a program to its end. If the caller is cancelled, the program is stopped first.
 
     The program has exactly the variables of `environment`, of the workspace and of program_caches.py. `cwd` is the
     folder `work` of the workspace unless given. A program that does not read `stdin` blocks nothing. `secrets` are
-    replaced in the output. Raises OSError if the program cannot be started.
+    replaced in the output. The program is stopped when `give_up` returns. Raises OSError if the program cannot be
+    started.
     """
     limits = limits or Limits()
     output = Output(limits.output_bytes, limits.output_lines, secrets)
     try:
         variables = {**environment, **space.environment}
         program = Program(argv, variables, space, output, output, cwd=cwd or space.work, memory=limits.memory)
-        end = await run_program(program, stdin=stdin, seconds=limits.seconds)
+        end = await run_program(program, stdin=stdin, seconds=limits.seconds, give_up=give_up)
         await output.rest()
     finally:
         output.close()
@@ -111,7 +113,7 @@ async def run_program(
     stdin: bytes = b"",
     seconds: float | None = None,
     grace: float = GRACE,
-    give_up: Callable[[], Awaitable[None]] | None = None,
+    give_up: Callable[[], Awaitable[Any]] | None = None,
 ) -> Ended:
     """Run a program to its end. If the caller is cancelled, the program is stopped first.
 
@@ -147,7 +149,7 @@ async def run_program(
         program.close()
 
 
-async def _awaited(function: Callable[[], Awaitable[None]]) -> None:
+async def _awaited(function: Callable[[], Awaitable[Any]]) -> None:
     await function()
 
 

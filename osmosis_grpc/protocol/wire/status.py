@@ -30,7 +30,10 @@ def to_status(error: CallError) -> status_pb2.Status:
     status = status_pb2.Status(code=error.code, message=clip(describe(error), _MAX_TEXT))
     for detail in _details(error):
         status.details.add().Pack(detail)
-    status.details.add().Pack(error_details_pb2.ErrorInfo(reason=_reason(error), domain=DOMAIN))
+    info = error_details_pb2.ErrorInfo(reason=_reason(error), domain=DOMAIN)
+    if isinstance(error, errors.ContextLengthExceeded):
+        info.metadata.update(tokens=str(error.tokens), limit=str(error.limit))
+    status.details.add().Pack(info)
     return status
 
 
@@ -88,6 +91,10 @@ def _error(kind: type[CallError], message: str, received: Mapping[type[Message],
     if kind is errors.InvalidArgument:
         bad = received.get(error_details_pb2.BadRequest)
         rows = [(row.field, row.description) for row in bad.field_violations] if bad is not None else []
+        info = received.get(error_details_pb2.ErrorInfo)
+        if info is not None and (info.domain, info.reason) == (DOMAIN, errors.ContextLengthExceeded.REASON):
+            tokens, limit = (_number(info.metadata[name]) for name in ("tokens", "limit"))
+            return errors.ContextLengthExceeded(tokens, limit, rows[0][1] if rows else message)
         return errors.InvalidArgument(*rows[0], rows[1:]) if rows else errors.InvalidArgument("", message)
     if kind is errors.FailedPrecondition:
         unknown = received.get(error_pb2.UnknownChat)
@@ -103,6 +110,10 @@ def _error(kind: type[CallError], message: str, received: Mapping[type[Message],
                 value = getattr(received[detail.message], field)
                 attributes[name] = value if isinstance(value, str | int) else tuple(value)
     return kind(message, **attributes)
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdecimal() and len(text) < 16 else 0
 
 
 def _details(error: CallError) -> Iterator[Message]:

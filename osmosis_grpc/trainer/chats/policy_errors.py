@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import NoReturn
 
-from osmosis_grpc.protocol.errors import CallError, Internal, InvalidArgument
+from osmosis_grpc.protocol.errors import CallError, ContextLengthExceeded, Internal, InvalidArgument
 from osmosis_grpc.protocol.types import ChatRequest, Failure, FailureReason
 from osmosis_grpc.protocol.types.outcome import causes_of, clip, log_traceback, printable, with_type
 from osmosis_grpc.supervise.throttled_log import Throttled
@@ -73,8 +73,9 @@ class PolicyErrors:
         key = key_of(request)
         if not isinstance(error, CallError):
             return self.failed(key, request.policy, error)
-        if isinstance(error, InvalidArgument):
-            return self._log(key, PolicyFailure(request.policy, error, error.__traceback__))
+        if isinstance(error, InvalidArgument) and not isinstance(error, ContextLengthExceeded):
+            self._log(key, PolicyFailure(request.policy, error, error.__traceback__))
+            return error
         again = "; the agent server asks again" if error.retryable else ""
         self._refusals.warn(f"the policy failed at {_name(key)}: {printable(clip(str(error), MAX_LOGGED))}{again}")
         return error
