@@ -1,0 +1,143 @@
+"""Programs that run as agents: how each is started, and where its parts are. A preset describes one in a TOML file.
+
+    command = ["claude", "-p", "$prompt"]     # the words of the command
+    install = "npm install -g ..."            # shown if the program is missing
+    [environment]                             # its variables
+    ANTHROPIC_MODEL = "$model"
+    [files]                                   # files below $home or $work that exist before it starts
+    "$home/.config/tool.json" = '{"url": "$base_url"}'
+
+A file of your own can begin with `extends = "claude-code"`, and add `setup` and `reward`, two commands that run in the
+folder of the program before and after it. These values are replaced in all of them:
+
+    $prompt     the texts of the rollout's messages      $model     the name of the policy
+    $base_url   the rollout's base URL                   $home      the private HOME of the program
+    $api_key    the rollout's key                        $work      the folder that it works in
+"""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from osmosis_grpc.protocol.errors import InvalidArgument
+from osmosis_grpc.protocol.types import Message
+
+PRESETS = Path(__file__).parent / "presets"
+FILES = "files"
+"""The key of a request's metadata with files for the program, by their paths below its folder."""
+_KEYS = ("command", "install", "environment", "files", "setup", "reward", "extends")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A program that runs once for each rollout."""
+
+    command: tuple[str, ...]
+    """Its words. Without a preset, the program reads the task as JSON from stdin."""
+    name: str = ""
+    """The name of the agent; empty for the name of the script in the command."""
+    preset: bool = False
+    install: str = ""
+    """How to install it."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+    setup: tuple[str, ...] = ()
+    """A command that prepares the folder of the program."""
+    reward: tuple[str, ...] = ()
+    """A command that prints the reward, or writes the result file, after the program has ended."""
+    exit_code_counts: bool = False
+    """Whether another exit code than 0 is a failure although there is a result file."""
+
+
+def preset_names() -> list[str]:
+    """Return the names of the presets."""
+    return sorted(path.stem for path in PRESETS.glob("*.toml"))
+
+
+def load_program(name: str) -> Program:
+    """Return the program of a preset.
+
+    Args:
+        name: The name of a preset, or the path of a TOML file.
+
+    Raises:
+        ValueError: There is no such preset, or the file is wrong. The message names the key.
+    """
+    path = Path(name) if name.endswith(".toml") else PRESETS / f"{name}.toml"
+    try:
+        table = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        known = ", ".join(preset_names())
+        raise ValueError(f"there is no preset {name!r}; name one of {known}, or a .toml file") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ValueError(f"{path}: {error}") from None
+    unknown = sorted(table.keys() - set(_KEYS))
+    if unknown:
+        raise ValueError(f"{path}: {unknown[0]} is no key of a program; the keys are {', '.join(_KEYS)}")
+    base = load_program(str(table["extends"])) if table.get("extends") else Program(command=())
+    program = Program(
+        name=path.stem,
+        preset=True,
+        command=_words(table, "command", path) or base.command,
+        install=str(table.get("install") or base.install),
+        environment={**base.environment, **_texts(table, "environment", path)},
+        files={**base.files, **_texts(table, "files", path)},
+        setup=_words(table, "setup", path) or base.setup,
+        reward=_words(table, "reward", path) or base.reward,
+    )
+    if not program.command:
+        raise ValueError(f"{path}: command is missing: name the words of the program's command")
+    return program
+
+
+def filled(text: str, values: Mapping[str, str]) -> str:
+    """Return a text of a program with its values."""
+    return Template(text).safe_substitute(values)
+
+
+def prompt_of(messages: Sequence[Message]) -> str:
+    """Return the texts of a rollout's messages. Raises InvalidArgument for what cannot be a prompt."""
+    texts = []
+    for index, message in enumerate(messages):
+        if message.get("role") not in ("system", "developer", "user"):
+            raise InvalidArgument(
+                f"messages[{index}].role", f"is {message.get('role')!r}; a program gets a prompt only"
+            )
+        content = message.get("content")
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or ()
+        for at, part in enumerate(parts):
+            if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
+                raise InvalidArgument(f"messages[{index}].content[{at}]", "is no text; a program gets a prompt only")
+            texts.append(part["text"])
+    return "\n\n".join(texts)
+
+
+def files_of(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """Return the files of a request by their relative paths. Raises InvalidArgument for a path outside the folder."""
+    files = metadata.get(FILES) or {}
+    if not isinstance(files, Mapping):
+        raise InvalidArgument(f"metadata.{FILES}", f"is a {type(files).__name__}, not an object of paths and texts")
+    for name, text in files.items():
+        place = Path(str(name))
+        if place.is_absolute() or ".." in place.parts or not place.parts:
+            raise InvalidArgument(f"metadata.{FILES}", f"{name!r:.200} is no path below the program's folder")
+        if not isinstance(text, str):
+            raise InvalidArgument(f"metadata.{FILES}.{name}", f"is a {type(text).__name__}, not a text")
+    return dict(files)
+
+
+def _words(table: Mapping[str, Any], key: str, path: Path) -> tuple[str, ...]:
+    words = table.get(key, [])
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise ValueError(f'{path}: {key} is no list of words, for example ["python", "grade.py"]')
+    return tuple(words)
+
+
+def _texts(table: Mapping[str, Any], key: str, path: Path) -> dict[str, str]:
+    texts = table.get(key, {})
+    if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
+        raise ValueError(f"{path}: [{key}] is no table of texts")
+    return texts
