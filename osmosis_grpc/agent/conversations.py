@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from osmosis_grpc.agent.message_keys import History, message_key
+from osmosis_grpc.agent.message_keys import History, message_key, text_of
 from osmosis_grpc.protocol.errors import ResourceExhausted
 from osmosis_grpc.protocol.types import ChatRef, Message
 
@@ -21,6 +21,9 @@ MAX_BYTES = 256 * 1024 * 1024
 """The most bytes of the messages that one rollout keeps."""
 MAX_UNANSWERED = 256
 """The number of histories without a reply whose samples are remembered."""
+LEAST_QUOTE, MOST_QUOTE = 24, 400
+"""The least and the most characters of a line by which a reply is found in a later history."""
+MAX_QUOTES = 16
 
 
 @dataclass(slots=True, eq=False)
@@ -65,6 +68,8 @@ class Conversations:
         """The newest reply of each key. A program can leave out messages before a reply."""
         self._answers: dict[tuple[str, int], _Node] = {}
         """The reply of each chat."""
+        self._quotes: dict[ChatRef, str] = {}
+        """The longest line of the newest replies, by which a summary is found again; the newest last."""
         self._parents: dict[str, str] = {}
         """The sample that has called each sample. A parent comes before its children."""
 
@@ -72,8 +77,9 @@ class Conversations:
         """Return the place of a history. `named` is the sample that the request names.
 
         A history continues samples of `policy` only: a sample has one policy, which answers all of its chats. The
-        parent of a new sample is a guess: the newest chat whose tool calls wait for their results. Raises
-        ResourceExhausted if the rollout has too many messages.
+        parent of a new sample is a guess: the newest chat whose tool calls wait for their results, or else the newest
+        chat whose reply the history quotes, as it does after a program has compacted it. Raises ResourceExhausted if
+        the rollout has too many messages.
         """
         node = self._root
         spelled, sample, known = list(history.messages), "", 0
@@ -88,7 +94,7 @@ class Conversations:
         if sum(history.sizes[known:]) > self._free:
             raise ResourceExhausted("the messages of this rollout have too many bytes; send fewer or shorter ones")
         sample = sample or self._unanswered.get((history.digest, policy), "") or self._changed(history, policy)
-        parent = None if sample else next(reversed(self._calls.values()), None)
+        parent = None if sample else next(reversed(self._calls.values()), None) or self._summarised(spelled)
         calls = self._calls
         if named or sample:
             self._goes_on(named or sample)
@@ -120,11 +126,24 @@ class Conversations:
             node.replies.remove(answer)
         node.replies.append(answer)
         self._answers[sample, chat_number] = answer
+        quote = max(text_of(reply).split("\n"), key=len).strip()
+        if len(quote) >= LEAST_QUOTE:
+            self._quotes[ChatRef(sample, chat_number)] = quote[:MOST_QUOTE]
+            if len(self._quotes) > MAX_QUOTES:
+                del self._quotes[next(iter(self._quotes))]
         if place.parent is not None:
             self._parents.setdefault(sample, place.parent.sample)
         self._calls.pop(sample, None)
         if reply.get("tool_calls"):
             self._calls[sample] = ChatRef(sample, chat_number)
+
+    def _summarised(self, messages: Sequence[Message]) -> ChatRef | None:
+        """Return the newest chat whose reply a message of the user quotes; None if there is none."""
+        told = "\n".join(filter(None, (text_of(message) for message in messages if message.get("role") == "user")))
+        for chat, quote in reversed(self._quotes.items()):
+            if quote in told:
+                return chat
+        return None
 
     def continued(self, sample: str, chat_number: int) -> bool:
         """Return whether a later, answered history contains the reply of a chat."""

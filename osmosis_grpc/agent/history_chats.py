@@ -4,6 +4,7 @@ A history is put into the spelling of the earlier chats first (conversations.py)
 """
 
 import inspect
+import itertools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,12 +14,15 @@ from osmosis_grpc.agent.context import RolloutContext
 from osmosis_grpc.agent.conversations import Conversations
 from osmosis_grpc.agent.message_keys import History
 from osmosis_grpc.agent.results import CompletionsResult
+from osmosis_grpc.agent.side_calls import side_call
 from osmosis_grpc.protocol.errors import CallError, InvalidArgument, RolloutEndedError
 from osmosis_grpc.protocol.types import ChatRef, Message
 from osmosis_grpc.protocol.types.requests import with_params
 
 POLICY = "policy"
 """The name of the model. `policy/NAME` is the trainer's policy NAME."""
+LEFT_OUT = "sample left out of training"
+"""The event that says why a sample is not trained on."""
 _RESERVED = frozenset(inspect.signature(RolloutContext.chat).parameters) - {"params"}
 """Names that are arguments of ctx.chat, so no sampling parameter can have them."""
 _ABOUT_TOOLS = frozenset({"tool_choice", "parallel_tool_calls"})
@@ -108,9 +112,13 @@ class HistoryChats:
             raise RolloutEndedError(f"the rollout has met its limit {self.limit}")
         try:
             if not name or name not in begun:
-                new = name or (None if begun else "main")
-                name = self._context.add_sample(new, policy=begins[0], parent=begins[1])
+                side = "" if name else side_call(place.messages, tools)
+                new = name or self._new_name(side)
+                train = False if side else None
+                name = self._context.add_sample(new, policy=begins[0], parent=begins[1], train=train)
                 self._policies[name] = policy
+                if side:
+                    self._context.log_event(LEFT_OUT, sample=name, reason=f"it is a side call: {side}")
             result = await self._context.ask(place.messages, sample=name, tools=tools, params=params, wanted=wanted)
         except ValueError as error:
             self.conversations.refused(place)
@@ -127,6 +135,14 @@ class HistoryChats:
         self._begun.setdefault(name, _Begun(model)).went_on(tools, place.messages)
         self._sampled += len(result.token_ids or ()) or result.usage.get("completion_tokens", 0)
         return result
+
+    def _new_name(self, side: str) -> str | None:
+        """Return the name of a new sample; None for the next number. `side` is the kind of a side call."""
+        begun = self._context.samples
+        if not side:
+            return None if "main" in begun else "main"
+        numbered = (f"{side}-{number}" for number in itertools.count(2))
+        return next(name for name in itertools.chain([side], numbered) if name not in begun)
 
     def _met(self, sample: str) -> str:
         """Return the limit that the next chat of a sample meets; empty for none."""
@@ -164,7 +180,7 @@ class HistoryChats:
     def _leave_out(self, sample: str, why: str) -> None:
         with suppress(RolloutEndedError):
             self._context.set_train(False, sample=sample)
-            self._context.log_event("sample left out of training", sample=sample, reason=why)
+            self._context.log_event(LEFT_OUT, sample=sample, reason=why)
 
 
 def _policy(model: str) -> str:

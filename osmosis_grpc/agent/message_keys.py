@@ -79,6 +79,13 @@ def _besides(message: Message) -> dict[str, Any]:
     return found
 
 
+def text_of(message: Message) -> str:
+    """Return the texts of a message."""
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [{"text": content}]
+    return "\n".join(str(part.get("text") or "") for part in parts if isinstance(part, dict))
+
+
 def arguments_object(arguments: Any) -> dict[str, Any]:
     """Return the arguments of a tool call as an object. Other arguments become the value of the key `arguments`."""
     value = arguments or {}

@@ -24,7 +24,7 @@ from osmosis_grpc.agent.program_result import outcome_of_program
 from osmosis_grpc.agent.result_check import RunOutcome, invalid_result
 from osmosis_grpc.endpoints.app import base_url_app
 from osmosis_grpc.endpoints.endpoints import Endpoint, Endpoints
-from osmosis_grpc.endpoints.programs import Program, files_of, filled, prompt_of
+from osmosis_grpc.endpoints.programs import Program, context_values, files_of, filled, prompt_of
 from osmosis_grpc.network.http.server import HttpServer
 from osmosis_grpc.protocol.errors import CallError, InvalidArgument
 from osmosis_grpc.protocol.types import Failure, FailureReason, RolloutRequest, ToolDict, jsontext
@@ -135,7 +135,7 @@ class CommandAgent:
 
     async def _outcome(self, run: "_Run", ended: Ended) -> RunOutcome:
         """Return the outcome of a program that has ended."""
-        wrote = os.path.lexists(run.space.folder / RESULT_FILE)
+        wrote = _has_result(run.space.folder)
         problem = "" if ended.given_up else _problem(ended, self._limits)
         if problem and (ended.timed_out or not wrote or self._program.exit_code_counts):
             return _failed(problem, ended.output, run.endpoint.failure)
@@ -145,7 +145,7 @@ class CommandAgent:
             if problem := _problem(graded, self._limits):
                 text = clip(f"the reward command failed: {problem}\n{graded.output}")
                 return RunOutcome(failure=Failure("grader", text, False, reason=FailureReason.GRADER_EXCEPTION))
-            if not os.path.lexists(run.space.folder / RESULT_FILE):
+            if not _has_result(run.space.folder):
                 return outcome_of_program(_printed(graded.output), run.context)
         outcome = await _result(run.context, run.space, run.endpoint.api_key)
         if run.endpoint.limit and outcome.failure is None and not outcome.finish_reason:
@@ -179,6 +179,7 @@ class _Run:
             "base_url": endpoint.base_url,
             "api_key": endpoint.api_key,
             "model": POLICY,
+            **context_values(program.context),
             "home": str(space.folder / "home"),
             "work": str(space.work),
             "task_file": str(files["OSMOSIS_TASK_FILE"]),
@@ -190,13 +191,13 @@ class _Run:
     async def prepare(self) -> None:
         """Make the HOME, the variables and the files of the program. Raises InvalidArgument and OSError."""
         request = self.context.request
-        files = {"home": None}
+        files: dict[str, str | None] = {"home": None}
         if self._program.preset:
             self.values["prompt"] = prompt_of(request.messages)
-            files |= {f"work/{name}": text for name, text in files_of(request.metadata).items()}
             for name, text in self._program.files.items():
-                place = os.path.relpath(filled(name, self.values), self.space.folder)
-                files[place] = filled(text, self.values)
+                files[filled(name, self.values)] = filled(text, self.values)
+            for name, text in files_of(request.metadata).items():
+                files[f"work/{name}"] = text
         given = {name: filled(text, self.values) for name, text in self._program.environment.items()}
         self.environment = given | self.environment if not self._program.preset else self.environment | given
         await SYSTEM.run(_write, self.space.folder, files)
@@ -220,7 +221,7 @@ class _Run:
 
 
 def _write(folder: Path, files: Mapping[str, str | None]) -> None:
-    """Write files below a folder. Those without a text are folders. Raises OSError."""
+    """Write files, by paths below a folder or absolute ones. Those without a text are folders. Raises OSError."""
     for name, text in files.items():
         path = folder / name
         (path if text is None else path.parent).mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -357,9 +358,13 @@ async def _result(context: RolloutContext, space: Workspace, key: str) -> RunOut
     return outcome_of_program(result, context)
 
 
+def _has_result(folder: Path) -> bool:
+    return os.path.lexists(folder / RESULT_FILE)
+
+
 def _result_file(folder: Path) -> bytes | None:
     """Return the content of the result file; None if the program has made none."""
-    if not os.path.lexists(folder / RESULT_FILE):
+    if not _has_result(folder):
         return None
     return Files(folder, "/", None).read(RESULT_FILE, MAX_RESULT_BYTES)
 

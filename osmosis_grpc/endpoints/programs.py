@@ -13,6 +13,8 @@ folder of the program before and after it. These values are replaced in all of t
     $prompt     the texts of the rollout's messages      $model     the name of the policy
     $base_url   the rollout's base URL                   $home      the private HOME of the program
     $api_key    the rollout's key                        $work      the folder that it works in
+    $context    the tokens of the model's context        $compact   80 % of them
+    $reply      a quarter of them, at most 32,000
 """
 
 import tomllib
@@ -26,6 +28,7 @@ from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.protocol.types import Message
 
 PRESETS = Path(__file__).parent / "presets"
+DEFAULT_CONTEXT = 200_000
 FILES = "files"
 """The key of a request's metadata with files for the program, by their paths below its folder."""
 _KEYS = ("command", "install", "environment", "files", "setup", "reward", "extends")
@@ -48,6 +51,8 @@ class Program:
     """A command that prepares the folder of the program."""
     reward: tuple[str, ...] = ()
     """A command that prints the reward, or writes the result file, after the program has ended."""
+    context: int = DEFAULT_CONTEXT
+    """The tokens of the model's context. Programs that compact their history do it before it is full."""
     exit_code_counts: bool = False
     """Whether another exit code than 0 is a failure although there is a result file."""
 
@@ -91,6 +96,11 @@ def load_program(name: str) -> Program:
     if not program.command:
         raise ValueError(f"{path}: command is missing: name the words of the program's command")
     return program
+
+
+def context_values(tokens: int) -> dict[str, str]:
+    """Return the values about a model's context of so many tokens."""
+    return {"context": str(tokens), "compact": str(tokens * 4 // 5), "reply": str(min(tokens // 4, 32_000))}
 
 
 def filled(text: str, values: Mapping[str, str]) -> str:

@@ -201,7 +201,8 @@ async def _programs(stack: AsyncExitStack, options: "RolloutServerSettings") -> 
     except ValueError as error:
         raise NotStarted(f"--program: {error}") from None
     reward = tuple(shlex.split(options.reward or ""))
-    programs = [replace(program, reward=reward or program.reward) for program in programs]
+    context = options.program_context
+    programs = [replace(program, reward=reward or program.reward, context=context) for program in programs]
     hosted = [*(Program(command=tuple(shlex.split(command)), reward=reward) for command in commands), *programs]
     strict = options.strict_exit
     agents = command_agents(

@@ -158,6 +158,12 @@ class ServerOptions(Declared):
         "mini-swe-agent, aider, openhands, or a .toml file that describes one.",
         common=True,
     )
+    program_context: int = _agents(
+        "--program-context TOKENS",
+        "Tokens of the model's context. Coding programs compact their history before it is full.",
+        200_000,
+        bounds=(1024, 100_000_000),
+    )
     reward: str | None = _agents(
         "--reward COMMAND",
         "Command that runs in the folder of a program after its end, and prints the reward.",

@@ -393,8 +393,8 @@ def test_the_name_of_an_agent_is_that_of_its_script(tmp_path, command, name):
     assert agent.name == name
 
 
-TITLE = """
-ask([{"role": "system", "content": "Make a title."}, USER], model="small")
+CONVERSATIONS = """
+ask([{"role": "system", "content": "%s"}, USER], model="small")
 work = [{"role": "system", "content": "plan"}, USER]
 tools = [{"type": "function", "function": {"name": "help", "parameters": {"type": "object"}}}]
 ask(work, model="large", tools=tools)
@@ -406,15 +406,18 @@ ask([{"role": "system", "content": "criticize"}, USER], model="policy/critic")
 
 
 @pytest.mark.parametrize(
-    ("result", "train"),
+    ("first", "result", "train"),
     [
-        ("", {"main": False, "sample-2": None, "sample-3": None, "sample-4": None}),
-        ('result(train={"main": True, "sample-3": False})', {"main": True, "sample-3": False}),
+        ("Count words.", "", {"main": False, "sample-2": None, "sample-3": None, "sample-4": None}),
+        ("Count words.", 'result(train={"main": True, "sample-3": False})', {"main": True, "sample-3": False}),
+        ("Make a title.", "", {"title": False, "main": None, "sample-3": None, "sample-4": None}),
     ],
+    ids=["another model", "another model, and the result says otherwise", "a side call"],
 )
-async def test_conversations_of_another_model_than_the_main_one_are_not_trained_on(tmp_path, result, train):
+async def test_conversations_that_are_not_about_the_task_are_not_trained_on(tmp_path, first, result, train):
     policies = {"": policy, "critic": policy}
-    outcome = await outcome_of(tmp_path, TITLE + result, policies)
+    outcome = await outcome_of(tmp_path, CONVERSATIONS % first + result, policies)
     assert outcome.status is COMPLETED, outcome.failure
-    assert outcome.messages == outcome.samples["main" if "True" in result else "sample-2"].messages
+    work = next(name for name, sample in outcome.samples.items() if sample.messages[0]["content"] == "plan")
+    assert outcome.messages == outcome.samples["main" if "True" in result else work].messages
     assert train.items() <= {name: sample.train for name, sample in outcome.samples.items()}.items()
