@@ -140,14 +140,17 @@ class CommandAgent:
         if problem and (ended.timed_out or not wrote or self._program.exit_code_counts):
             return _failed(problem, ended.output, run.endpoint.failure)
         run.endpoint.close()  # before the result, which can override what it says about samples
+        printed = ""
         if self._reward:
             graded = await run.command(self._reward, b"")
             if problem := _problem(graded, self._limits):
                 text = clip(f"the reward command failed: {problem}\n{graded.output}")
                 return RunOutcome(failure=Failure("grader", text, False, reason=FailureReason.GRADER_EXCEPTION))
-            if not _has_result(run.space.folder):
-                return outcome_of_program(_printed(graded.output), run.context)
-        outcome = await _result(run.context, run.space, run.endpoint.api_key)
+            printed = graded.output
+        if printed and not _has_result(run.space.folder):
+            outcome = outcome_of_program(_printed(printed), run.context)
+        else:
+            outcome = await _result(run.context, run.space, run.endpoint.api_key)
         if run.endpoint.limit and outcome.failure is None and not outcome.finish_reason:
             outcome = replace(outcome, finish_reason=run.endpoint.limit)
         return outcome

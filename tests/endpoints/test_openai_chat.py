@@ -132,7 +132,7 @@ async def test_an_error_of_the_trainer_reaches_the_program_once():
 
     outcome = await outcome_of(program, refuses)
     assert (len(asked), len(errors)) == (1, 1)
-    assert errors[0].status_code == 500
+    assert (errors[0].status_code, errors[0].body["type"]) == (400, "invalid_request_error")
     assert "are too long" in errors[0].body["message"]
     assert outcome.status is OutcomeStatus.COMPLETED, "the program has handled it"
 

@@ -29,9 +29,6 @@ def called(call):
 
 
 REFUSED = [
-    *[(CHAT, {name: "x"}, name) for name in ("sample", "purpose", "self")],
-    *[(RESPONSES, {name: "x"}, name) for name in ("sample", "messages")],
-    (MESSAGES, {"sample": "x"}, "sample"),
     (CHAT, {"functions": [{"name": "add"}]}, "functions"),
     (CHAT, {"function_call": "auto"}, "function_call"),
     (CHAT, {"logprobs": True, "top_logprobs": 2}, "top_logprobs"),
@@ -95,21 +92,13 @@ async def test_paths_that_are_not_served_have_the_form_of_the_api():
 
     async def program(endpoint):
         async with httpx2.AsyncClient(headers={"x-api-key": endpoint.api_key}) as http:
-            for method, path in [
-                ("POST", "/embeddings"),
-                ("POST", "/completions"),
-                ("POST", "/v1/messages/count_tokens"),
-                ("GET", "/models/gpt-5"),
-                ("GET", CHAT),
-                ("GET", MESSAGES),
-            ]:
+            for method, path in [("POST", "/embeddings"), ("POST", "/completions"), ("GET", CHAT), ("GET", MESSAGES)]:
                 response = await http.request(method, endpoint.base_url + path)
                 assert response.headers["x-should-retry"] == "false"
                 assert response.json()["error"]["message"]
                 seen[method, path] = response.status_code, response.json().get("type")
         async with anthropic.AsyncAnthropic(base_url=endpoint.base_url, api_key=endpoint.api_key) as model:
-            with pytest.raises(anthropic.NotFoundError, match="count_tokens is not served here"):
-                await model.messages.count_tokens(model="policy", messages=[USER])
+            assert (await model.messages.count_tokens(model="policy", messages=[USER])).input_tokens > 0
             assert [each.id async for each in model.models.list()] == ["policy"]
             assert (await model.models.retrieve("policy")).id == "policy"
         async with openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as model:

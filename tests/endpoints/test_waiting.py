@@ -101,9 +101,9 @@ async def test_an_error_after_the_beginning_of_a_stream_is_an_event():
             with pytest.raises(openai.APIError, match="are too long"):
                 async with model.chat.completions.stream(model="policy", messages=[USER]) as chunks:
                     await chunks.get_final_completion()
-            with pytest.raises(openai.APIError, match="are too long"):
-                async with model.responses.stream(model="policy", input="hello") as events:
-                    await events.get_final_response()
+            async with model.responses.stream(model="policy", input="hello") as events:
+                failed = [event.response async for event in events if event.type == "response.failed"]
+            assert [(response.status, response.error.code) for response in failed] == [("failed", "invalid_field")]
         async with anthropic.AsyncAnthropic(base_url=endpoint.base_url, api_key=endpoint.api_key) as model:
             with pytest.raises(anthropic.APIStatusError, match="are too long"):
                 async with model.messages.stream(model="policy", max_tokens=9, messages=[USER]) as events:

@@ -153,7 +153,7 @@ def refusal(status, kind, message, **headers):
         (refusal(429, "rate_limit_error", "slow down", **{"Retry-After": "3"}), ResourceExhausted, "slow down"),
         (refusal(529, "overloaded_error", "Overloaded"), Unavailable, "Overloaded"),
         (refusal(401, "authentication_error", f"no {KEY}"), Unauthenticated, "check api_key"),
-        (refusal(400, "invalid_request_error", f"{KEY} is a bad prompt"), Internal, r"\[key\] is a bad prompt"),
+        (refusal(400, "invalid_request_error", f"{KEY} is a bad prompt"), InvalidArgument, r"\[key\] is a bad prompt"),
         ({"type": "message"}, Internal, "the model server's reply cannot be read"),
         (reply({"type": "text"}), Internal, "the model server's reply cannot be read"),
     ],

@@ -17,6 +17,7 @@ from osmosis_grpc.protocol.errors import (
     CallError,
     DeadlineExceeded,
     Internal,
+    InvalidArgument,
     PermissionDenied,
     ResourceExhausted,
     Unauthenticated,
@@ -179,12 +180,12 @@ def echo(status: int, **headers: str) -> Callable[[web.Request], web.Response]:
 
 
 STATUSES = [
-    (400, Internal),
+    (400, InvalidArgument),
     (401, Unauthenticated),
     (403, PermissionDenied),
     (404, Internal),
     (408, Unavailable),
-    (422, Internal),
+    (422, InvalidArgument),
     (429, ResourceExhausted),
     (500, Unavailable),
     (502, Unavailable),

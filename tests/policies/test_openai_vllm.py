@@ -3,7 +3,7 @@
 import pytest
 
 from osmosis_grpc.policies import OpenAIPolicy
-from osmosis_grpc.protocol.errors import Internal, InvalidArgument
+from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.protocol.types import ChatRequest
 from osmosis_grpc.rollout import RolloutAgentLoop
 from osmosis_grpc.testing import run_rollout
@@ -126,5 +126,5 @@ async def test_a_choice_among_tools_is_sent():
 
 
 async def test_a_call_that_is_required_of_no_tools_is_refused():
-    with pytest.raises(Internal):
+    with pytest.raises(InvalidArgument):
         await ask(FakeVllmHttp(), {"tool_choice": "required"})

@@ -182,7 +182,7 @@ async def test_the_time_is_limited():
         ({"max_tokens": 0}, "params.max_tokens: is 0, not a whole number from 1"),
         ({"stop": [""]}, "params.stop: has an empty text"),
         ({"n": 2}, "params.n: is 2; a token policy serves only 1"),
-        ({"tool_choice": "required"}, "serves only 'auto' or 'none'"),
+        ({"tool_choice": "always"}, "params.tool_choice"),
         ({"best_of": 2}, "params.best_of"),
         ({"use_beam_search": True}, "params.use_beam_search"),
         ({"echo": True}, "params.echo"),
