@@ -5,6 +5,8 @@ SEED ?= 1
 WORKERS ?= 4
 # The libraries that train. `make test-trainers TRAINERS=trl` takes one of them.
 TRAINERS ?= trl verl verifiers openenv
+# The coding programs. Those in Python have environments of their own.
+PROGRAMS ?= claude-code codex opencode qwen-code gemini-cli pi mini-swe-agent aider
 # Tests start hundreds of processes, which share compiled files.
 export PYTHONDONTWRITEBYTECODE :=
 BIN := .venv/bin
@@ -76,6 +78,9 @@ test-trainers: $(TRAINERS:%=.venv-trainers/%/.done) ## Run the tests with TRL, v
 	for name in $(TRAINERS); do \
 		.venv-trainers/$$name/bin/python -m pytest -m trainers --timeout 300 tests/trainers/test_$$name*.py || exit 1; \
 	done
+
+test-programs: $(PROGRAMS:%=.venv-programs/%/.done) ## Run real coding programs as agents: PROGRAMS="claude-code codex" (needs npm)
+	OSMOSIS_TEST_PROGRAMS="$(PROGRAMS)" $(BIN)/pytest -m programs -n 2 --timeout 300 tests/coding_programs
 
 test-ray: .venv-ray/.ray ## Run the tests with a local Ray cluster, in an environment of their own (430 MB)
 	.venv-ray/bin/python -m pytest -m ray --timeout 300 tests/integrations/ray
@@ -209,6 +214,11 @@ clean: ## Remove what make made
 .venv-audit/.audit:
 	@$(PYTHON) -m venv .venv-audit
 	@.venv-audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit==2.10.1
+	@touch $@
+
+.venv-programs/%/.done: tests/coding_programs/versions.txt .venv/.dev
+	@echo "installing $* into .venv-programs/$* ..."
+	@$(BIN)/python -m tests.coding_programs.install $* .venv-programs
 	@touch $@
 
 .venv-trainers/%/.done: tests/trainers/requirements/%.txt tests/trainers/requirements/tests.txt

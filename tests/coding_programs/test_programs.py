@@ -1,0 +1,129 @@
+"""Real coding programs as agents, each as its preset starts it: a task with edits, a full context, a cancel, a kill."""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from osmosis_grpc.protocol.types import OutcomeStatus
+from osmosis_grpc.trainer import Trainer
+from tests.coding_programs.install import versions
+from tests.coding_programs.scripted_model import TASK, ScriptedModel
+from tests.waiting import until
+
+pytestmark = pytest.mark.programs
+FOLDER = Path(__file__).parents[2] / ".venv-programs"
+COMMANDS = {"claude-code": "claude", "qwen-code": "qwen", "gemini-cli": "gemini", "mini-swe-agent": "mini"}
+PROGRAMS = [
+    pytest.param(
+        name,
+        marks=[] if (FOLDER / "bin" / COMMANDS.get(name, name)).exists() else pytest.mark.skip("it is not installed"),
+    )
+    for name in versions()
+]
+WITH_SUB_AGENTS = ("claude-code", "opencode", "qwen-code", "openhands")
+REWARD = "sh -c 'test \"$(cat hello.txt)\" = fixed && echo 1 || echo 0'"
+MESSAGES = [{"role": "user", "content": TASK}]
+
+
+@asynccontextmanager
+async def served(name, tmp_path, *options):
+    """Yields a server process that hosts a program, and its address."""
+    env = {**os.environ, "PATH": f"{FOLDER / 'bin'}:{os.environ['PATH']}", "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-m", "osmosis_grpc.serve", "--program", name, "--reward", REWARD, "--json"]
+    options = ("--grpc-port", "0", "--no-http", "--no-journal", *options)
+    process = subprocess.Popen([*command, *options], env=env, stdout=subprocess.PIPE, text=True)
+    try:
+        ready = json.loads(await asyncio.to_thread(process.stdout.readline))
+        yield process, ready["grpc"]
+    finally:
+        process.terminate()
+        await asyncio.to_thread(process.communicate)
+
+
+def of_rollouts(tmp_path):
+    """The processes of programs whose folders are below a temporary folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if f"TMPDIR={tmp_path}/osmosis-".encode() in path.read_bytes():
+                found.append(path.parent.name)
+        except OSError:
+            continue
+    return found
+
+
+def check_tokens(outcome, model):
+    """Each conversation is one segment, and exactly what was sampled is to be trained on."""
+    segments = [segment for sample in outcome.samples.values() for segment in sample.segments]
+    assert {name: len(sample.segments) for name, sample in outcome.samples.items()} == dict.fromkeys(outcome.samples, 1)
+    assert sum(np.count_nonzero(segment.mask()) for segment in segments) == model.sampled[outcome.rollout_id]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+async def test_a_task_with_edits_has_its_reward_and_its_tokens(name, tmp_path):
+    model = ScriptedModel()
+    async with served(name, tmp_path) as (_, address), Trainer(address, model) as trainer:
+        outcome = await trainer.rollout(rollout_id="r1", messages=MESSAGES, max_turns=50, max_tokens_total=100_000)
+    assert (outcome.status, outcome.reward) == (OutcomeStatus.COMPLETED, 1.0), outcome.failure
+    check_tokens(outcome, model)
+    parents = [sample.parent.sample for sample in outcome.samples.values() if sample.parent is not None]
+    assert parents == ["main"] * (name in WITH_SUB_AGENTS)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+async def test_rollouts_at_once_stay_apart(name, tmp_path):
+    model, count = ScriptedModel(), int(os.environ.get("OSMOSIS_TEST_AT_ONCE", "4"))
+    async with served(name, tmp_path) as (_, address), Trainer(address, model) as trainer:
+        outcomes = await asyncio.gather(
+            *(
+                trainer.rollout(rollout_id=f"r{number}", messages=MESSAGES, max_turns=50, max_tokens_total=100_000)
+                for number in range(count)
+            )
+        )
+    assert [outcome.reward for outcome in outcomes] == [1.0] * count, [outcome.failure for outcome in outcomes]
+    for outcome in outcomes:
+        check_tokens(outcome, model)
+    await until(lambda: not of_rollouts(tmp_path))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("end", ["cancel", "deadline", "the server is killed"])
+async def test_no_process_of_a_program_is_left(name, end, tmp_path):
+    asked = asyncio.Event()
+
+    async def silent(request):
+        asked.set()
+        await asyncio.Event().wait()
+
+    async with served(name, tmp_path) as (server, address), Trainer(address, silent) as trainer:
+        deadline = {"agent_timeout": 20.0} if end == "deadline" else {}
+        running = asyncio.ensure_future(trainer.rollout(rollout_id="r1", messages=MESSAGES, **deadline))
+        await asyncio.wait_for(asked.wait(), 60)
+        assert of_rollouts(tmp_path)
+        if end == "cancel":
+            await trainer.cancel("r1")
+        elif end == "the server is killed":
+            os.kill(server.pid, signal.SIGKILL)
+        if end != "the server is killed":
+            assert (await running).status in (OutcomeStatus.CANCELLED, OutcomeStatus.DEADLINE_EXCEEDED)
+        await until(lambda: not of_rollouts(tmp_path), timeout=30)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+def test_the_programs_are_those_that_were_asked_for():
+    missing = [
+        name
+        for name in os.environ.get("OSMOSIS_TEST_PROGRAMS", "").split()
+        if not shutil.which(COMMANDS.get(name, name), path=str(FOLDER / "bin"))
+    ]
+    assert missing == []
