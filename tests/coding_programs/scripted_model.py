@@ -5,6 +5,7 @@ import re
 from dataclasses import dataclass, field
 
 from osmosis_grpc.policies import ChatRenderer, TokenPolicy, TokenPolicyConfig
+from osmosis_grpc.protocol.errors import ContextLengthExceeded
 from osmosis_grpc.protocol.types import ChatRequest
 from tests.policies.byte_tokenizer import ByteTokenizer, chatml
 from tests.policies.scripted_generator import generated
@@ -33,8 +34,10 @@ class ScriptedModel:
     steps: tuple = STEPS
     sub_agents: bool = True
     sampled: dict = field(default_factory=dict)
-    asked: dict = field(default_factory=dict)
-    """The number of requests of each rollout."""
+    prompts: dict = field(default_factory=dict)
+    """The number of tokens of the first prompt of each rollout."""
+    refused: list = field(default_factory=list)
+    """The length of each history that did not fit into the context."""
 
     def __post_init__(self):
         tokenizer = ByteTokenizer()
@@ -42,17 +45,23 @@ class ScriptedModel:
         self.tokenizer = tokenizer
         self._policy = TokenPolicy(ChatRenderer(tokenizer), self, TokenPolicyConfig(context=self.context))
         self._chats = {}
+        self._done = {}
+        """The number of steps that each rollout has taken, also before its history was compacted."""
 
     async def __call__(self, request: ChatRequest, /):
-        self.asked[request.rollout_id] = self.asked.get(request.rollout_id, 0) + 1
         self._chats[f"{request.rollout_id}/{request.sample}"] = request
-        return await self._policy(request)
+        try:
+            return await self._policy(request)
+        except ContextLengthExceeded as error:
+            self.refused.append(error.tokens)
+            raise
 
     def cancel(self, request):
         self._policy.cancel(request)
 
     async def generate(self, request):
         chat = self._chats[request.session_id]
+        self.prompts.setdefault(chat.rollout_id, len(request.prompt_ids))
         ids = self._reply(chat)
         self.sampled[chat.rollout_id] = self.sampled.get(chat.rollout_id, 0) + len(ids)
         return generated(ids)
@@ -64,18 +73,24 @@ class ScriptedModel:
         tools = {tool["function"]["name"]: tool["function"] for tool in chat.tools or ()}
         said = json.dumps(chat.messages)
         last = json.dumps(chat.messages[-1:]).lower()
-        summarises = chat.messages[-1]["role"] == "user" and "summar" in last and TASK.lower() not in last
+        summarises = (
+            chat.messages[-1]["role"] == "user"
+            and "summar" in last
+            and not any(task.lower() in last for task in (TASK, SUB_TASK))
+        )
         if not tools or summarises:
             return self.tokenizer.reply(SUMMARY if summarises else _file_listing(said))
-        done = sum(message["role"] == "tool" for message in chat.messages)
         if SUB_TASK in json.dumps([m for m in chat.messages if m["role"] == "user"]):
-            return self._call(tools, "ls") if not done else self.tokenizer.reply("There is hello.txt.")
+            looked = any(message["role"] == "tool" for message in chat.messages)
+            return self.tokenizer.reply("There is hello.txt.") if looked else self._call(tools, "ls")
         steps = list(self.steps)
         sub_agent = next((name for name in SUB_AGENTS if name in tools), None)
         if self.sub_agents and sub_agent is not None:
             steps.insert(1, SUB_TASK)
+        done = self._done.get(chat.rollout_id, 0)
         if done >= len(steps):
             return self._last(tools)
+        self._done[chat.rollout_id] = done + 1
         if steps[done] == SUB_TASK:
             return self.tokenizer.reply(calls=[(sub_agent, _arguments(tools[sub_agent], SUB_TASK))])
         return self._call(tools, steps[done])

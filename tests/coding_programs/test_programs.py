@@ -16,7 +16,7 @@ import pytest
 from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.trainer import Trainer
 from tests.coding_programs.install import versions
-from tests.coding_programs.scripted_model import TASK, ScriptedModel
+from tests.coding_programs.scripted_model import STEPS, TASK, ScriptedModel
 from tests.waiting import until
 
 pytestmark = pytest.mark.programs
@@ -30,6 +30,8 @@ PROGRAMS = [
     for name in versions()
 ]
 WITH_SUB_AGENTS = ("claude-code", "opencode", "qwen-code", "openhands")
+COMPACTING = ("claude-code", "codex", "opencode", "qwen-code", "gemini-cli", "pi", "openhands")
+LONG_STEPS = tuple(f"head -c {6000 + number} /dev/zero | tr '\\0' x" for number in range(6))
 REWARD = "sh -c 'test \"$(cat hello.txt)\" = fixed && echo 1 || echo 0'"
 MESSAGES = [{"role": "user", "content": TASK}]
 
@@ -77,6 +79,21 @@ async def test_a_task_with_edits_has_its_reward_and_its_tokens(name, tmp_path):
     check_tokens(outcome, model)
     parents = [sample.parent.sample for sample in outcome.samples.values() if sample.parent is not None]
     assert parents == ["main"] * (name in WITH_SUB_AGENTS)
+
+
+@pytest.mark.parametrize("name", [each for each in PROGRAMS if each.values[0] in COMPACTING])
+async def test_a_program_compacts_its_history_when_the_context_is_full_and_finishes(name, tmp_path):
+    probe = ScriptedModel()
+    async with served(name, tmp_path) as (_, address), Trainer(address, probe) as trainer:
+        await trainer.rollout(rollout_id="r1", messages=MESSAGES, max_turns=1, max_tokens_total=100_000)
+    room = 8_000 if probe.prompts["r1"] < 20_000 else 20_000
+    model = ScriptedModel(context=probe.prompts["r1"] + room, steps=(*LONG_STEPS, *STEPS), sub_agents=False)
+    options = "--program-context", str(model.context)
+    async with served(name, tmp_path, *options) as (_, address), Trainer(address, model) as trainer:
+        outcome = await trainer.rollout(rollout_id="r1", messages=MESSAGES, max_turns=50, max_tokens_total=100_000)
+    assert (outcome.status, outcome.reward) == (OutcomeStatus.COMPLETED, 1.0), outcome.failure
+    assert sum(len(sample.segments) for sample in outcome.samples.values()) > 1
+    assert max(map(model.refused.count, model.refused), default=0) <= 2
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
