@@ -15,7 +15,6 @@ from osmosis_grpc.endpoints.requests import (
     passed,
     reasoning_of,
     refuse,
-    refuse_beginning,
     typed,
 )
 from osmosis_grpc.endpoints.sent_events import event
@@ -55,7 +54,9 @@ def read(body: Any) -> ModelRequest:
         messages.append({"role": "system", "content": system})
     for path, message in objects(body.get("messages"), "messages"):
         messages += _messages(message, path, ignored)
-    refuse_beginning(messages, "messages")
+    if messages and messages[-1].get("role") == "assistant":
+        problem = "ends with an assistant message, and the policy writes whole replies; end with a user message"
+        raise InvalidArgument("messages", problem)
     params |= _output_config(typed(body.get("output_config") or {}, dict, "output_config"))
     if body.get("stop_sequences"):
         params["stop"] = body["stop_sequences"]

@@ -6,7 +6,7 @@ from typing import Any
 
 from osmosis_grpc.agent import CompletionsResult
 from osmosis_grpc.agent.reply_formats import finish_reason_of, logprobs_of, usage_of
-from osmosis_grpc.endpoints.requests import ModelRequest, folded, objects, passed, refuse, refuse_beginning, typed
+from osmosis_grpc.endpoints.requests import ModelRequest, folded, objects, passed, refuse, typed
 from osmosis_grpc.endpoints.sent_events import event
 from osmosis_grpc.protocol.errors import ContextLengthExceeded, InvalidArgument
 
@@ -20,7 +20,6 @@ def read(body: Any) -> ModelRequest:
     messages = typed(body.get("messages"), list, "messages")
     for path, message in objects(messages, "messages"):
         _check(message, path)
-    refuse_beginning(messages, "messages")
     refuse(body, ("functions", "function_call"), "send `tools` and `tool_choice`")
     refuse(body, ("top_logprobs",), "the policy's reply has the logprobs of its own tokens only")
     if body.get("n") not in (None, 1):

@@ -26,7 +26,7 @@ from osmosis_grpc.endpoints.app import base_url_app
 from osmosis_grpc.endpoints.endpoints import Endpoint, Endpoints
 from osmosis_grpc.endpoints.programs import Program, context_values, files_of, filled, prompt_of
 from osmosis_grpc.network.http.server import HttpServer
-from osmosis_grpc.protocol.errors import CallError, InvalidArgument
+from osmosis_grpc.protocol.errors import CallError, ContextLengthExceeded, InvalidArgument
 from osmosis_grpc.protocol.types import Failure, FailureReason, RolloutRequest, ToolDict, jsontext
 from osmosis_grpc.protocol.types.outcome import clip, describe
 from osmosis_grpc.supervise import SYSTEM
@@ -151,8 +151,9 @@ class CommandAgent:
             outcome = outcome_of_program(_printed(printed), run.context)
         else:
             outcome = await _result(run.context, run.space, run.endpoint.api_key)
-        if run.endpoint.limit and outcome.failure is None and not outcome.finish_reason:
-            outcome = replace(outcome, finish_reason=run.endpoint.limit)
+        full = "length" if isinstance(run.endpoint.failure, ContextLengthExceeded) else ""
+        if outcome.failure is None and not outcome.finish_reason:
+            outcome = replace(outcome, finish_reason=run.endpoint.limit or full)
         return outcome
 
     def accepted(self, request: RolloutRequest, owner: str) -> None:

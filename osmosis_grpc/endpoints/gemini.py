@@ -15,7 +15,6 @@ from osmosis_grpc.endpoints.requests import (
     passed,
     reasoning_of,
     refuse,
-    refuse_beginning,
     typed,
 )
 from osmosis_grpc.endpoints.sent_events import event
@@ -70,7 +69,6 @@ def read(body: Any) -> ModelRequest:
         messages.append({"role": "system", "content": _system_text(system)})
     for path, content in objects(body.get("contents"), "contents"):
         messages += _messages(content, path, ignored)
-    refuse_beginning(messages, "contents")
     config = typed(body.get("generationConfig") or body.get("generation_config") or {}, dict, "generationConfig")
     ignored += [f"generationConfig.{name}" for name in config if name not in _GENERATION_OWN]
     choice = typed(body.get("toolConfig") or body.get("tool_config") or {}, dict, "toolConfig")

