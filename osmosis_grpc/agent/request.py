@@ -49,7 +49,12 @@ class RolloutRequest(requests.RolloutRequest):
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a copy with other values for some fields. They are not checked, as in pydantic.
 
-        Raises AttributeError for an unknown field.
+        Args:
+            update: The values by field.
+            deep: Whether the values of the other fields are copied, too.
+
+        Raises:
+            AttributeError: There is no such field.
         """
         unknown = sorted(set(update or ()) - set(NAMES))
         if unknown:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from osmosis_grpc.agent.token_list import TokenList, as_list
-from osmosis_grpc.protocol.types import Message
+from osmosis_grpc.protocol.types import ChatResponse, Message, jsontext
 from osmosis_grpc.protocol.types.fast_init import fast_init
 
 
@@ -30,6 +30,27 @@ class CompletionsResult:
     """The number of the chat within its sample, for ctx.set_reward(chat=...) and ctx.add_sample(parent=...)."""
     sample: str = ""
     """The sample of the chat."""
+
+    @classmethod
+    def of(cls, response: ChatResponse, sample: str, chat_number: int) -> "CompletionsResult":
+        """Return the result of a chat. Its message belongs to the agent.
+
+        Args:
+            response: The trainer's reply.
+            sample: The sample of the chat.
+            chat_number: Its number within the sample.
+        """
+        tokens: Any = response.tokens
+        return cls(
+            message=jsontext.copy(response.message, "message"),
+            token_ids=tokens and tokens.ids,
+            logprobs=tokens and tokens.logprobs,
+            usage=dict(response.usage or {}),
+            finish_reason=response.finish_reason or None,
+            extra=response.extra,
+            chat_number=chat_number,
+            sample=sample,
+        )
 
     @property
     def tool_calls(self) -> list[dict[str, Any]]:

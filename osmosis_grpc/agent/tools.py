@@ -62,9 +62,13 @@ def parse_tool_arguments(arguments: Any) -> dict[str, Any]:
 def get_tool_call_info(tool_call: Any, *, blank: dict[str, Any] | None = None) -> tuple[str, str, dict[str, Any]]:
     """Return the id, function name and parsed arguments of a tool call.
 
-    The id of a call without one is "unknown". Raises ToolArgumentError, with the call's id and name, if the arguments
-    are not a JSON object. A call without the key `arguments` has none. `blank` takes the place of null and of a blank
-    text, which are errors without `blank`.
+    Args:
+        tool_call: The call, in OpenAI's format. The id of one without an id is "unknown". Without the key `arguments`
+            it has none.
+        blank: Takes the place of arguments that are null or a blank text, which are errors without it.
+
+    Raises:
+        ToolArgumentError: The arguments are not a JSON object. It has the call's id and name.
     """
     call_id, name = names_of(tool_call)
     if not (isinstance(tool_call, Mapping) and tool_call.get("id") is not None):
@@ -82,7 +86,12 @@ def get_tool_call_info(tool_call: Any, *, blank: dict[str, Any] | None = None) -
 
 
 def create_tool_result(tool_call_id: str, content: str) -> dict[str, str]:
-    """Return the tool message that answers a call."""
+    """Return the tool message that answers a call.
+
+    Args:
+        tool_call_id: The id of the call.
+        content: The result, as the model reads it.
+    """
     text = repaired(content) if isinstance(content, str) else content  # type: ignore[redundant-expr]
     return {"role": "tool", "content": text, "tool_call_id": tool_call_id}
 
@@ -96,7 +105,12 @@ async def refuse_cut_call(call: Any) -> dict[str, str]:
 
 
 def create_tool_error_result(tool_call_id: str, error_message: str) -> dict[str, str]:
-    """Return the tool message that reports an error to the model."""
+    """Return the tool message that reports an error to the model.
+
+    Args:
+        tool_call_id: The id of the call.
+        error_message: The text, without a prefix.
+    """
     note_error(tool_call_id, str(error_message))
     return create_tool_result(tool_call_id, f"Error: {error_message}")
 
@@ -140,9 +154,15 @@ async def execute_tool_calls(
 ) -> list[Message]:
     """Run all calls of one reply at the same time. Return their messages in the order of the calls.
 
-    `executor` is awaited with each call and returns the call's tool message. Raises the first exception of a call; the
-    other calls go on. A call that returns nothing has an error message. Each call and its return are events of the
-    trajectory. The metrics count and time the calls. Raises a TypeError when `executor` is not async.
+    Each call and its return are events of the trajectory. The metrics count and time the calls.
+
+    Args:
+        tool_calls: The calls of the reply.
+        executor: Awaited with each call; returns its tool message. If it returns nothing, the message is an error.
+
+    Raises:
+        TypeError: `executor` is not async.
+        Exception: The first exception of a call. The other calls go on.
     """
     return await _gather(tool_calls, executor, raises=True)
 

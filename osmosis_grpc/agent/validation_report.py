@@ -7,7 +7,12 @@ from osmosis_grpc.agent.validator import ValidationResult, validate_agent_loop
 
 
 def validate_and_report(agent_loop: Any, *, verbose: bool = False) -> ValidationResult:
-    """Check an agent loop, print the result, and return it. Errors go to stderr. `verbose` also prints warnings."""
+    """Check an agent loop, print the result, and return it. Errors go to stderr.
+
+    Args:
+        agent_loop: The agent loop, or its class.
+        verbose: Whether to print warnings, too.
+    """
     result = validate_agent_loop(agent_loop)
     counts = f"{result.tool_count} tools, {len(result.errors)} errors, {len(result.warnings)} warnings"
     lines = [f"agent loop {result.agent_name or 'without a name'}: {counts}"]

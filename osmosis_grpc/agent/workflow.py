@@ -10,17 +10,20 @@ TConfig = TypeVar("TConfig", bound=AgentWorkflowConfig)
 
 
 class AgentWorkflowContext(Generic[TConfig]):
-    """The input of one run of a workflow."""
+    """The input of one run of a workflow.
+
+    Args:
+        prompt: The messages to start from. The list belongs to the run, which may change it.
+        config: The configuration of this run; None if the workflow has none.
+        metadata: Any data from the trainer. The grader gets the same dict.
+    """
 
     def __init__(
         self, prompt: Sequence[Any], config: TConfig | None = None, metadata: Mapping[str, Any] | None = None
     ) -> None:
         self.prompt: list[dict[str, Any]] = list(prompt)
-        """The messages to start from. The list belongs to the run, which may change it."""
         self.config = config
-        """The configuration of this run; None if the workflow has none."""
         self.metadata = metadata if isinstance(metadata, dict) else dict(metadata or {})
-        """Any data from the trainer. The grader gets the same dict."""
 
 
 class AgentWorkflow(ABC, Generic[TConfig]):

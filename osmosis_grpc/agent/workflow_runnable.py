@@ -45,7 +45,18 @@ Only trainers that speak HTTP get them, because the Osmosis SDK's result has the
 
 
 class WorkflowRunnable:
-    """A Runnable for a workflow class, its configuration, and optionally a grader class with its configuration."""
+    """A workflow and its grader as an agent, for run_rollout() and for servers.
+
+    Args:
+        workflow: The class of the workflow.
+        config: Its configuration. Each rollout gets a copy.
+        grader: The class of the grader; without one, nothing rewards the samples.
+        grader_config: The configuration of the grader.
+
+    Raises:
+        AgentNameError: The configuration, or else the class, has no name that trainers can use.
+        TypeError: `workflow` is not the class of a workflow.
+    """
 
     lists_tools_without_request = True
 

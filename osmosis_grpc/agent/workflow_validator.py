@@ -38,6 +38,12 @@ def validate_workflow(
     """Return all problems of a workflow, its configuration and its grader. Raises nothing.
 
     Both classes are called, and not run.
+
+    Args:
+        workflow: The class of the workflow.
+        config: Its configuration.
+        grader: The class of the grader.
+        grader_config: The configuration of the grader.
     """
     name = config.name if config is not None else getattr(workflow, "__name__", None)
     findings = list(name_findings(name, f"{name!r:.80}", workflow))

@@ -109,12 +109,17 @@ def rollout_agent(
     """Make an agent of a function `agent(task, client)`, sync or async.
 
     `client` is an openai.AsyncOpenAI for an async function, and an openai.OpenAI for a sync one. The model's name is
-    `policy`, or `policy/NAME` for the trainer's policy NAME. `tools` are offered in every request that has no tools of
-    its own; `task.ctx.run_tools(message)` runs their calls. The function returns a reward, None, or a dict with the
-    keys `reward`, `rewards`, `train`, `metadata` and `finish_reason`. `replayable` is that of RolloutAgentLoop.
+    `policy`, or `policy/NAME` for the trainer's policy NAME. The function returns a reward, None, or a dict with the
+    keys `reward`, `rewards`, `train`, `metadata` and `finish_reason`.
 
-    Raises MissingExtraError without the openai package. Raises TypeError for a function that cannot be called with a
-    task and a client.
+    Args:
+        name: The name that trainers use.
+        tools: Offered in every request that has no tools of its own; `task.ctx.run_tools(message)` runs their calls.
+        replayable: As in RolloutAgentLoop.
+
+    Raises:
+        MissingExtraError: The openai package is not installed.
+        TypeError: The function cannot be called with a task and a client.
     """
     if not isinstance(name, str):
         raise TypeError('write the name of the agent: @rollout_agent("my-agent")')

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
-from osmosis_grpc.agent.context import AGENT_REGISTERED
+from osmosis_grpc.agent.rollout_scope import AGENT_REGISTERED
 from osmosis_grpc.integrations.strands_messages import to_strands
 from osmosis_grpc.protocol.types import Message, RolloutOutcome, TrajectoryEvent, events
 

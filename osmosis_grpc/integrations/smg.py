@@ -35,12 +35,19 @@ LARGEST_TOKENIZER = 256 * 1024 * 1024
 
 
 class SmgGenerator(ModelClient):
-    """A TokenGenerator for an engine at HOST:PORT. `async with` closes its connection, as TokenPolicy does.
+    """A TokenGenerator for an engine. `async with` closes its connection, as TokenPolicy does.
 
-    `engine` is "vllm", "sglang", or "auto", with which the first call finds out. SGLang reports the name of its
-    weights, if they have one. vLLM does not report it over this service: pass the name as TokenPolicyConfig.version, or
-    leave it to the trainer. Raises MissingExtraError without smg-grpc-proto, and ValueError for a wrong target or
-    engine.
+    SGLang reports the name of its weights, if they have one. vLLM does not report it over this service: pass the name
+    as TokenPolicyConfig.version, or leave it to the trainer.
+
+    Args:
+        target: HOST:PORT of the engine.
+        engine: "vllm", "sglang", or "auto", with which the first call finds out.
+        credentials: A token and TLS, for a proxy.
+
+    Raises:
+        MissingExtraError: smg-grpc-proto is not installed.
+        ValueError: The target or the engine is wrong.
     """
 
     def __init__(self, target: str, *, engine: str = AUTO, credentials: Credentials = NO_CREDENTIALS) -> None:

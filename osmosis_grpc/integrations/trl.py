@@ -51,17 +51,21 @@ Prompt = str | list[dict[str, Any]]
 class TrlRollouts:
     """Runs the rollouts of a GRPOTrainer on agent servers. It is the trainer's `rollout_func`.
 
-    `servers` are the agent servers, each HOST:PORT. `policy` answers the chats. Without `policy`, the model of the
-    GRPOTrainer does, in this process.
-
-    TRL gives a `rollout_func` the prompts alone. `label` names the column of the dataset that becomes the label of a
-    request, and `metadata` the columns that become its metadata. The row is found by its prompt, so two rows with the
-    same prompt need the same values. `fields` are fields of every RolloutRequest, for example
-    {"agent_loop": "calculator", "max_turns": 4}. A rollout that fails runs again, up to `retries` times. `cut` and
-    `dropped` work as in pad(). `options` are those of Trainer, for example `credentials`.
-
     The first call connects to the servers. close() ends the connections; `with` calls it. Raises the errors of Trainer
     for wrong arguments, for example ValueError for a server that is not HOST:PORT.
+
+    Args:
+        servers: The agent servers, each HOST:PORT.
+        policy: Answers the chats. Without it, the model of the GRPOTrainer does, in this process.
+        label: The column of the dataset that becomes the label of a request. TRL gives a `rollout_func` the prompts
+            alone, and the row is found by its prompt, so two rows with the same prompt need the same values.
+        metadata: The columns that become the metadata of a request.
+        fields: Fields of every RolloutRequest, for example {"agent_loop": "calculator", "max_turns": 4}.
+        retries: How often a rollout that fails runs again.
+        cut: As in pad().
+        dropped: As in pad().
+        max_in_flight: How many rollouts may run at a time.
+        **options: The options of Trainer, for example `credentials`.
     """
 
     def __init__(
@@ -237,6 +241,10 @@ def outcome_reward(rollout_reward: list[float | None], **columns: Any) -> list[f
     """Return the rewards of the outcomes, as a reward function of TRL. A failed rollout has None.
 
     Logs the metrics `rollouts/failed`, `rollouts/segments_left_out` and `rollouts/tokens_left_out`.
+
+    Args:
+        rollout_reward: The column of TrlRollouts.
+        **columns: The other columns, and what TRL adds.
     """
     log_metric = columns.get("log_metric")
     if log_metric is not None:

@@ -108,14 +108,17 @@ _POLICIES: "WeakKeyDictionary[asyncio.AbstractEventLoop, TokenPolicy]" = WeakKey
 
 
 class OsmosisAgentLoop(AgentLoopBase):
-    """Run one rollout for each trajectory.
+    """Runs one rollout for each trajectory. make_trainer() and make_renderer() may be overridden, as for credentials.
 
-    `servers` are the agent servers, each HOST:PORT. `label` names the column of the dataset that becomes the label of
-    a request, and `metadata` the columns that become its metadata; a dot leads into a column. `fields` are fields of
-    every RolloutRequest, for example {"agent_loop": "calculator", "max_turns": 4}. A rollout that fails runs again, up
-    to `retries` times. `cut` and `dropped` work as in VerlConfig. `verl` are the arguments that verl passes.
-
-    make_trainer() and make_renderer() may be overridden, for example for credentials.
+    Args:
+        servers: The agent servers, each HOST:PORT.
+        label: The column of the dataset that becomes the label of a request. A dot leads into a column.
+        metadata: The columns that become the metadata of a request.
+        fields: Fields of every RolloutRequest, for example {"agent_loop": "calculator", "max_turns": 4}.
+        retries: How often a rollout that fails runs again.
+        cut: As in VerlConfig.
+        dropped: As in VerlConfig.
+        **verl: The arguments that verl passes.
     """
 
     def __init__(

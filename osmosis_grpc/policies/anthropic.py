@@ -22,12 +22,23 @@ VERSION = "2023-06-01"
 
 
 class AnthropicPolicy(HttpPolicy):
-    """Asks `base_url`/v1/messages. `api_key` is sent as x-api-key.
+    """Asks `base_url`/v1/messages.
 
-    `max_tokens` is used for chats that set none, because the API requires it. A trainer closes the policy's connections
-    at its end. Without a trainer, use `async with`. Errors are those of OpenAIPolicy: after 429, 408 and 5xx the agent
-    server asks again. A parameter that the API does not have, such as `seed`, raises InvalidArgument. Raises
-    MissingExtraError without aiohttp, and ValueError for a malformed `base_url`.
+    A trainer closes the policy's connections at its end. Without a trainer, use `async with`. Errors are those of
+    OpenAIPolicy: after 429, 408 and 5xx the agent server asks again. A parameter that the API does not have, such as
+    `seed`, raises InvalidArgument.
+
+    Args:
+        model: The name of the model.
+        api_key: Sent as x-api-key.
+        base_url: The address of the API, with or without /v1.
+        max_tokens: For chats that set none, because the API requires it.
+        timeout: The most seconds of a reply.
+        connections: The most connections at a time.
+
+    Raises:
+        MissingExtraError: aiohttp is not installed.
+        ValueError: `base_url` is malformed.
     """
 
     def __init__(

@@ -22,6 +22,10 @@ class EveryToolMock:
 
     Each tool is called once. A tool that is first offered in a later chat is called in that chat. With `tool_choice`
     "none", no tool is called. If `tool_choice` names a tool, only that tool is called.
+
+    Args:
+        answer: The last reply.
+        tokens: How many tokens each reply has; 8 to 32 without it.
     """
 
     def __init__(self, answer: str = "I called every tool.", *, tokens: int | None = None) -> None:

@@ -22,10 +22,16 @@ _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_
 
 
 class TemplateTokenizer:
-    """Reads the files of a folder. `chat_template` replaces the template of the folder.
+    """Reads the files of a folder.
 
-    Raises MissingExtraError without tokenizers and jinja2, OSError for a file that is missing or cannot be read, and
-    ValueError naming the file that is wrong.
+    Args:
+        folder: The folder of the model.
+        chat_template: Replaces the template of the folder.
+
+    Raises:
+        MissingExtraError: tokenizers or jinja2 is not installed.
+        OSError: A file is missing or cannot be read.
+        ValueError: A file is wrong; the text names it.
     """
 
     def __init__(self, folder: str | Path, *, chat_template: str | None = None) -> None:
@@ -55,9 +61,15 @@ class TemplateTokenizer:
         chat_template: str | None = None,
         **params: Any,
     ) -> Any:
-        """Return the text of a conversation, or its ids with `tokenize`. Raises what the template raises.
+        """Return the text of a conversation, or its ids. Raises what the template raises.
 
-        `chat_template` replaces the template for this call.
+        Args:
+            conversation: The messages.
+            tools: The tools of the chat.
+            add_generation_prompt: Whether the text ends with the beginning of a reply.
+            tokenize: Whether to return ids.
+            chat_template: Replaces the template for this call.
+            **params: Further variables of the template.
         """
         variables = {**self._named, **params, "messages": conversation, "tools": tools}
         template = self._compiled(chat_template or self.chat_template)
@@ -65,12 +77,22 @@ class TemplateTokenizer:
         return self.encode(text) if tokenize else text
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """Return the ids of a text, in which special tokens are written out."""
+        """Return the ids of a text, in which special tokens are written out.
+
+        Args:
+            text: The text.
+            add_special_tokens: Whether the tokenizer adds tokens such as the beginning of a text.
+        """
         ids: list[int] = self._tokens.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """Return the text of ids."""
+        """Return the text of ids.
+
+        Args:
+            token_ids: The ids.
+            skip_special_tokens: Whether to leave out special tokens.
+        """
         text: str = self._tokens.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
 

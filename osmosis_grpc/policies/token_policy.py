@@ -68,6 +68,11 @@ class TokenPolicy:
 
     A trainer enters and exits the policy. Without a trainer, use `async with`. Raises from a chat: InvalidArgument for
     messages and parameters that cannot be served, and the generator's errors. An error is never the text of a reply.
+
+    Args:
+        renderer: Makes the prompts, and reads the replies.
+        generator: Samples the tokens.
+        config: Further settings.
     """
 
     def __init__(

@@ -32,15 +32,19 @@ MOST_WAITING = 4096
 
 
 class TransformersGenerator:
-    """Samples from `model`, a causal language model of transformers. It may be on any device.
-
-    `tokenizer` decodes for stop texts, and names the token that ends a turn. `end_ids` are the ids of the tokens that
-    end a turn; None for those of the tokenizer and of the model's generation_config. Up to `batch` calls are sampled
-    together; a batch begins `gather` seconds after its first call. `version` is the version of the weights.
+    """Samples from a causal language model of transformers.
 
     The logprobs are those of log_softmax(logits / temperature) in float32, over the whole vocabulary, also with top_p
     and top_k. With temperature 0, the most likely token is taken, and the logprobs are those of temperature 1. Calls
     with penalties, a grammar or media raise InvalidArgument.
+
+    Args:
+        model: The model, on any device.
+        tokenizer: Decodes for stop texts, and names the token that ends a turn.
+        end_ids: The tokens that end a turn; None for those of the tokenizer and of the model's generation_config.
+        batch: The most calls that are sampled together.
+        gather: A batch begins this many seconds after its first call.
+        version: The version of the weights.
     """
 
     def __init__(
@@ -98,8 +102,10 @@ class TransformersGenerator:
     async def update_weights(self, version: str, *, abort: bool = False) -> AsyncIterator[None]:
         """Hold the sampling while the weights change: `async with generator.update_weights("step-2"): ...`.
 
-        Waits until the running batch ends. With `abort`, the calls of the batch end at once with ABORTED, and
-        TokenPolicy continues them with the new weights. If the block raises, the version stays.
+        Args:
+            version: The version of the new weights. If the block raises, the old version stays.
+            abort: Whether the calls of the running batch end at once with ABORTED, so that TokenPolicy continues them
+                with the new weights. Otherwise the batch ends first.
         """
         self._updates += 1
         try:

@@ -29,7 +29,16 @@ def needs_sandbox(name: str) -> bool:
 
 
 def make_tool(name: str, sandbox: Sandbox | None = None, **options: Any) -> Tool[..., Any]:
-    """Return a tool by name. Raises ValueError, which names the tool or the option."""
+    """Return a tool by name.
+
+    Args:
+        name: calculator, bash_executor, python_executor, file_editor, search or finish.
+        sandbox: The sandbox in which the tool acts, for tools that need one.
+        **options: The options of the function that makes the tool.
+
+    Raises:
+        ValueError: There is no such tool or option.
+    """
     if name not in MAKERS:
         raise ValueError(f"there is no tool {name!r}; the tools are {', '.join(MAKERS)}")
     maker = MAKERS[name]

@@ -52,9 +52,18 @@ class Tool(Generic[P, R]):
     """A tool of an agent, made by `@tool`. Calling it calls the function itself.
 
     A parameter with the type RolloutContext gets the context of the rollout; in a plain `def`, its type is
-    SyncRolloutContext. The model does not see it. With `parameters`, a JSON schema, the arguments are checked
-    against it, and the function needs no types. With `untyped`, a parameter without a type takes any value, and
-    `**kwargs` takes further arguments.
+    SyncRolloutContext. The model does not see it.
+
+    Args:
+        function: The function, sync or async.
+        name: The name by which the model calls the tool; by default the name of the function.
+        description: What the model reads; by default the docstring, without its section `Args:`.
+        timeout: The seconds after which a call fails; None for no limit.
+        parameters: A JSON schema. The arguments are checked against it, and the function needs no types.
+        untyped: Whether a parameter without a type takes any value, and `**kwargs` takes further arguments.
+
+    Raises:
+        TypeError: A model cannot give the parameters by name, or a type has no JSON schema.
     """
 
     def __init__(
@@ -113,10 +122,18 @@ class Tool(Generic[P, R]):
         return checked
 
     async def run(self, arguments: Mapping[str, Any], context: RolloutContext | None = None) -> Any:
-        """Call the function with arguments of a model, and return its result. A sync function runs on a thread.
+        """Call the function with arguments of a model, and return its result.
 
-        Raises ToolArgumentError for arguments that do not fit, TimeoutError if the function runs longer than `timeout`
-        seconds, and the errors of the function. A sync function that does not return keeps its thread.
+        A sync function runs on a thread. If it does not return, it keeps its thread.
+
+        Args:
+            arguments: The arguments, as the model gave them.
+            context: The context of the rollout, for functions that take it.
+
+        Raises:
+            ToolArgumentError: The arguments do not fit.
+            TimeoutError: The function runs longer than `timeout` seconds.
+            Exception: The errors of the function.
         """
         function: Callable[..., Any] = self.function
         known = self.check(arguments)
@@ -175,8 +192,14 @@ def tool(
 def tool(function: Any = None, /, **options: Any) -> Any:
     """Make a tool of a function with typed parameters, sync or async.
 
-    The docstring is the description. Its section `Args:` describes the parameters. `name`, `description` and `timeout`
-    (in seconds) replace the defaults. Raises TypeError for a function whose parameters a model cannot give by name.
+    The docstring is the description. Its section `Args:` describes the parameters.
+
+    Args:
+        function: The function. `@tool(name=...)` takes it, too.
+        **options: `name`, `description` and `timeout` of Tool.
+
+    Raises:
+        TypeError: A model cannot give the parameters by name, or a type has no JSON schema.
     """
     if function is None:
         return lambda given: Tool(given, **options)

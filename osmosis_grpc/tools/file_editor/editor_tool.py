@@ -28,10 +28,15 @@ MAX_UNDO_BYTES = 32 * 1024 * 1024
 def file_editor_tool(
     sandbox: Sandbox, *, max_file_size: int = FILE_BYTES, max_response_length: int = 10_000
 ) -> Tool[..., Any]:
-    """Return the tool.
+    """Return the tool. One tool serves one rollout, because it keeps the contents before each edit.
 
-    `max_file_size` is in bytes, for each file read or written. `max_response_length` is in characters. One tool
-    serves one rollout, because it keeps the contents before each edit. Raises ValueError for a bad option.
+    Args:
+        sandbox: Whose files it edits.
+        max_file_size: The most bytes of a file that is read or written.
+        max_response_length: The most characters of a result.
+
+    Raises:
+        ValueError: An option is bad.
     """
     check_sandbox(sandbox, NAME)
     for name, value in (("max_file_size", max_file_size), ("max_response_length", max_response_length)):

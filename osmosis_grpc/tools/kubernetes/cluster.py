@@ -57,7 +57,12 @@ class KubernetesCluster:
         self._streams: Any = None
 
     def sandbox(self, rollout: str = "", *, require: Collection[Protection | str] = ()) -> KubernetesSandbox:
-        """Return a sandbox, not started. Each has a pod of its own, and the pod is annotated with the rollout."""
+        """Return a sandbox, not started. Each has a pod of its own.
+
+        Args:
+            rollout: The rollout, for an annotation of the pod.
+            require: The protections without which the sandbox does not start (SandboxRefused).
+        """
         return KubernetesSandbox(self, rollout, require)
 
     async def __aenter__(self) -> Self:
@@ -107,10 +112,15 @@ class KubernetesCluster:
     # Calls.
 
     async def call(self, what: str, ask: Callable[[], Awaitable[Any]], *, accept: int | None = None) -> Any:
-        """Return the result of a call of the API; None for the status `accept`.
+        """Return the result of a call of the API. Retries after 429, 5xx, a conflict, a failed connection or a timeout.
 
-        Retries after 429, 5xx, a conflict, a failed connection or a timeout. Raises SandboxLost with a message that
-        begins with `what`.
+        Args:
+            what: The beginning of the error's text.
+            ask: Makes the call.
+            accept: A status for which the result is None.
+
+        Raises:
+            SandboxLost: The last try failed.
         """
         backoff, attempt = Backoff(*PAUSES, system=SYSTEM), 0
         while True:

@@ -23,8 +23,14 @@ def search_tool(
 ) -> Tool[..., Any]:
     """Return the tool.
 
-    `max_results` is the most matches of a result; a model may ask for fewer. Files above `max_file_size` bytes are
-    skipped. A search that takes longer than `timeout` seconds fails. Raises ValueError for a bad option.
+    Args:
+        sandbox: Whose files it searches.
+        max_results: The most matches of a result; a model may ask for fewer.
+        max_file_size: Files with more bytes are skipped.
+        timeout: A search that takes more seconds fails.
+
+    Raises:
+        ValueError: An option is bad.
     """
     check_sandbox(sandbox, NAME)
     for name, value, most in (("max_results", max_results, MAX_RESULTS), ("max_file_size", max_file_size, 2**30)):
