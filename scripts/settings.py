@@ -18,6 +18,7 @@ from pydantic_core import PydanticUndefined
 from typer.main import get_command
 
 from osmosis_grpc import policies
+from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.workflow_config import AgentWorkflowConfig, ConcurrencyConfig, GraderConfig
 from osmosis_grpc.agentic import (
     AgenticRolloutConfig,
@@ -34,7 +35,6 @@ from osmosis_grpc.network.credentials import Credentials
 from osmosis_grpc.network.server_security import ServerSecurity
 from osmosis_grpc.network.tls import ClientTls, ServerTls
 from osmosis_grpc.records.export import Export, ExportOptions, VerlConfig
-from osmosis_grpc.rollout import RolloutAgentLoop
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.settings.line import OPTIONS
 from osmosis_grpc.settings.option import Option

@@ -25,7 +25,7 @@ from osmosis_grpc.agent.tools import (
     refuse_cut_call,
     tool_text,
 )
-from osmosis_grpc.protocol.types import ChatPurpose, ChatRef, Message, events, jsontext
+from osmosis_grpc.protocol.types import ChatPurpose, ChatRef, Message, events, jsontext, requests
 from osmosis_grpc.protocol.types.cuts import CUTS
 from osmosis_grpc.protocol.types.json_values import loggable
 from osmosis_grpc.protocol.types.tool_dicts import dump_model
@@ -51,7 +51,7 @@ class RolloutContext(RolloutScope):
 
     def __init__(
         self,
-        request: RolloutRequest | None = None,
+        request: requests.RolloutRequest | None = None,
         tools: Sequence[Any] = (),
         llm: Any = None,
         *,
@@ -65,7 +65,7 @@ class RolloutContext(RolloutScope):
             chat_completions_url=chat_completions_url,
             api_key=api_key,
         )
-        self.request = request or RolloutRequest.unchecked(rollout_id=self.rollout_id)
+        self.request = RolloutRequest.of(request or requests.RolloutRequest(rollout_id=self.rollout_id))
         """The trainer's request."""
         self._tools, self._tools_read = tools, False
         self._own = None if llm is None else ModelSession(llm)

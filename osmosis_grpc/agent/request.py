@@ -64,12 +64,22 @@ class RolloutRequest(requests.RolloutRequest):
 
     @classmethod
     def model_validate(cls, value: Any, **options: Any) -> Self:
-        """Return the request of a dict or of another request. Raises pydantic's ValidationError."""
+        """Return the request of a dict or of another request. Raises pydantic's ValidationError.
+
+        Args:
+            value: The dict or the request.
+            **options: Those of pydantic's model_validate.
+        """
         return cls._of(_model().model_validate(value, from_attributes=True, **options))
 
     @classmethod
     def model_validate_json(cls, text: str | bytes, **options: Any) -> Self:
-        """Return the request of a JSON text. Raises pydantic's ValidationError."""
+        """Return the request of a JSON text. Raises pydantic's ValidationError.
+
+        Args:
+            text: The JSON text.
+            **options: Those of pydantic's model_validate_json.
+        """
         return cls._of(_model().model_validate_json(text, **options))
 
     @classmethod
@@ -85,7 +95,12 @@ class RolloutRequest(requests.RolloutRequest):
     @classmethod
     def unchecked(cls, **fields: Any) -> Self:
         """Return a request without any check, and without pydantic."""
-        return requests.copy_of(requests.RolloutRequest(**fields), cls)
+        return cls.of(requests.RolloutRequest(**fields))
+
+    @classmethod
+    def of(cls, request: requests.RolloutRequest) -> Self:
+        """Return the trainer's request as an agent gets it, unchecked."""
+        return request if isinstance(request, cls) else requests.copy_of(request, cls)
 
     @property
     def model_fields_set(self) -> set[str]:

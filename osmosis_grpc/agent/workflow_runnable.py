@@ -100,7 +100,12 @@ class WorkflowRunnable:
             self._config_of_grader(request)
 
     def accepted(self, request: RolloutRequest, owner: str) -> None:
-        """Note the group of a rollout that is going to run."""
+        """Note the group of a rollout that is going to run.
+
+        Args:
+            request: The request of the rollout.
+            owner: The trainer to which it belongs.
+        """
         if self._grades_groups:
             self.groups.accepted(request, owner)
 
@@ -135,7 +140,12 @@ class WorkflowRunnable:
             return _with_native(outcome, context, samples)
 
     def ended(self, rollout_id: str, attempt: int) -> None:
-        """Let the other rollouts of the group no longer wait for this one."""
+        """Let the other rollouts of the group no longer wait for this one.
+
+        Args:
+            rollout_id: The rollout.
+            attempt: Its attempt, from 1.
+        """
         self.groups.ended(rollout_id, attempt)
 
     async def _grade(self, request: RolloutRequest, context: GraderContext) -> None:

@@ -53,7 +53,7 @@ def validate_workflow(
     findings += wrong or _instance(workflow, copy.deepcopy, config, "WORKFLOW_INIT_FAILED")
     if grader is None:
         text = f"there is no grader for {name}, so its samples get no reward"
-        hint = "add a subclass of osmosis_grpc.rollout.Grader, unless the trainer computes the rewards"
+        hint = "add a subclass of osmosis_grpc.agent.Grader, unless the trainer computes the rewards"
         findings.append(Finding("MISSING_GRADER", text, hint, *place_of(workflow), severity="warning"))
     else:
         findings += validate_grader(grader, grader_config)
@@ -78,7 +78,7 @@ def _misspelt(config: Any) -> Iterator[Finding]:
 
 def _class(cls: Any, base: type, methods: tuple[str, ...], invalid: str, not_async: str) -> Iterator[Finding]:
     """Yield the findings about a class and its methods. The first method is necessary."""
-    hint = f"derive the class from osmosis_grpc.rollout.{base.__name__}, and add async def {methods[0]}(self, ctx)"
+    hint = f"derive the class from osmosis_grpc.agent.{base.__name__}, and add async def {methods[0]}(self, ctx)"
     if not isinstance(cls, type) or not issubclass(cls, base) or cls is base:
         named = cls.__name__ if isinstance(cls, type) else f"a {type(cls).__name__}"
         yield Finding(invalid, f"{named} is not a subclass of {base.__name__}", hint, *place_of(cls))

@@ -33,6 +33,8 @@ from osmosis_grpc.protocol.errors import (
 )
 from osmosis_grpc.protocol.types.tool_dicts import dump_model
 
+__all__ = ["register_litellm_provider"]
+
 PROVIDER = "osmosis"
 """The part of a model's name before the slash. After the slash: `policy`, or `policy/NAME` for a policy with a name."""
 SAMPLE_HEADER = "x-sample-id"

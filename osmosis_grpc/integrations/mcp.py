@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from osmosis_grpc.agent.context import RolloutContext
-from osmosis_grpc.integrations.mcp_connection import (
+from osmosis_grpc.integrations._mcp_connection import (
     Connection,
     Session,
     list_tools,
@@ -36,6 +36,8 @@ from osmosis_grpc.protocol.errors import MissingExtraError, ToolExecutionError
 from osmosis_grpc.protocol.types import ToolDict
 from osmosis_grpc.protocol.types.outcome import clip, describe
 from osmosis_grpc.settings.environment import program_path
+
+__all__ = ["mcp_tools"]
 
 log = logging.getLogger(__name__)
 

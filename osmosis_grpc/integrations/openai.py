@@ -26,6 +26,8 @@ from osmosis_grpc.agent.sync_context import SyncRolloutContext
 from osmosis_grpc.protocol.errors import MissingExtraError, RolloutEndedError
 from osmosis_grpc.protocol.types import Message
 
+__all__ = ["Task", "rollout_agent"]
+
 ADDRESS = "http://rollout.invalid"
 """The address in the client's base URL. No socket has it."""
 

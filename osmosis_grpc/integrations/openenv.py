@@ -29,6 +29,8 @@ try:
 except ImportError as error:
     raise MissingExtraError("OsmosisSessionFactory", "openenv") from error
 
+__all__ = ["OsmosisSession", "OsmosisSessionFactory"]
+
 EXIT_CODES = {OutcomeStatus.COMPLETED: 0, OutcomeStatus.DEADLINE_EXCEEDED: 124}
 """The exit codes of a session; 1 for any other status."""
 

@@ -22,14 +22,15 @@ import json
 import logging
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from osmosis_grpc.integrations.one_row import OneRow, one_row
-from osmosis_grpc.integrations.trl_policy import model_policy, sampling_mode, sampling_params
-from osmosis_grpc.policies import EchoPolicy
+from osmosis_grpc.integrations._one_row import OneRow, one_row
+from osmosis_grpc.policies import ChatRenderer, EchoPolicy, TokenPolicy
+from osmosis_grpc.policies.transformers import TransformersGenerator
 from osmosis_grpc.protocol.errors import FailedPrecondition, InvalidArgument
 from osmosis_grpc.protocol.types import Group
 from osmosis_grpc.protocol.types.cuts import Cut, Dropped, check_choices
@@ -39,6 +40,8 @@ from osmosis_grpc.trainer.chats.policy_table import Policies
 
 if TYPE_CHECKING:
     from trl import GRPOTrainer
+
+__all__ = ["TrlRollouts", "outcome_reward"]
 
 log = logging.getLogger(__name__)
 
@@ -307,3 +310,45 @@ def _values_by_prompt(name: str, dataset: Any, columns: Sequence[str]) -> dict[b
                     name, f"row {number} has the prompt of an earlier row and another {' or '.join(columns)}"
                 )
     return found
+
+
+BATCH = 64
+"""The most chats that the model answers together."""
+_NEUTRAL = {"top_k": 0, "min_p": None, "repetition_penalty": 1.0}
+"""Sampling parameters of TRL with the values that change nothing."""
+
+
+def sampling_params(trainer: "GRPOTrainer") -> dict[str, Any]:
+    """Return the sampling parameters of a GRPOConfig, under the names of OpenAI and vLLM.
+
+    A reply may have as many tokens as a completion.
+    """
+    params = {"temperature": trainer.temperature, "top_p": trainer.top_p, "max_tokens": trainer.max_completion_length}
+    return params | {
+        name: value for name, neutral in _NEUTRAL.items() if (value := getattr(trainer, name)) not in (neutral, None)
+    }
+
+
+def model_policy(trainer: "GRPOTrainer") -> TokenPolicy:
+    """Return a policy that samples from the model of the trainer. Raises FailedPrecondition if the model is split."""
+    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled or trainer.use_vllm:
+        raise FailedPrecondition(
+            "the model of the trainer is not whole in this process (FSDP, DeepSpeed or use_vllm); "
+            "pass policy=, for example OpenAIPolicy(URL, MODEL) or a TokenPolicy"
+        )
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    return TokenPolicy(
+        ChatRenderer(trainer.processing_class), TransformersGenerator(model, trainer.processing_class, batch=BATCH)
+    )
+
+
+@contextmanager
+def sampling_mode(trainer: "GRPOTrainer") -> Iterator[None]:
+    """Put the model into evaluation mode: without dropout, and without gradient checkpointing, which has no cache."""
+    model = trainer.model
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)

@@ -13,6 +13,8 @@ try:
 except ImportError as error:
     raise MissingExtraError("tools of verl", "verl") from error
 
+__all__ = ["offer_to_verl", "tool_of_verl"]
+
 
 def tool_of_verl(given: Any, **create_kwargs: Any) -> Any:
     """Return a tool for our agents, for `set_tools` or `tools=`.

@@ -24,6 +24,8 @@ from osmosis_grpc.supervise import DaemonThreads, OnFailure, Supervisor, job
 if TYPE_CHECKING:
     import torch
 
+__all__ = ["TransformersGenerator"]
+
 log = logging.getLogger(__name__)
 
 SAMPLE = job("policies.transformers", OnFailure.REPORT)

@@ -37,6 +37,7 @@ from osmosis_grpc.agent.request_model import set_max_metadata_size_bytes as set_
 from osmosis_grpc.agent.results import CompletionsResult as CompletionsResult
 from osmosis_grpc.agent.results import RolloutResult as RolloutResult
 from osmosis_grpc.agent.sync_context import SyncRolloutContext as SyncRolloutContext
+from osmosis_grpc.agent.tool_decorator import tool as tool
 from osmosis_grpc.agent.tools import create_tool_error_result as create_tool_error_result
 from osmosis_grpc.agent.tools import create_tool_result as create_tool_result
 from osmosis_grpc.agent.tools import execute_tool_calls as execute_tool_calls
@@ -68,9 +69,9 @@ from osmosis_grpc.compat.sdk_schemas import RolloutResponse as RolloutResponse
 from osmosis_grpc.compat.sdk_schemas import RolloutStatus as RolloutStatus
 from osmosis_grpc.compat.sdk_schemas import SamplingParamsDict as SamplingParamsDict
 from osmosis_grpc.compat.sdk_schemas import ToolResponse as ToolResponse
+from osmosis_grpc.integrations._strands_messages import recorded_samples as recorded_samples
 from osmosis_grpc.integrations.litellm import register_litellm_provider as register_litellm_provider
 from osmosis_grpc.integrations.openai import rollout_agent as rollout_agent
-from osmosis_grpc.integrations.recorded_samples import recorded_samples as recorded_samples
 from osmosis_grpc.integrations.strands import OsmosisRolloutModel as OsmosisRolloutModel
 from osmosis_grpc.integrations.strands import OsmosisStrandsAgent as OsmosisStrandsAgent
 from osmosis_grpc.protocol.errors import AgentLoopNotFoundError as AgentLoopNotFoundError
@@ -93,4 +94,3 @@ from osmosis_grpc.settings.settings import RolloutSettings as RolloutSettings
 from osmosis_grpc.settings.settings import configure as configure
 from osmosis_grpc.settings.settings import get_settings as get_settings
 from osmosis_grpc.settings.settings import reset_settings as reset_settings
-from osmosis_grpc.tools.tool import tool as tool

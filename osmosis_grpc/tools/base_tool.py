@@ -6,9 +6,9 @@ from types import TracebackType
 from typing import Any, ClassVar, Self
 
 from osmosis_grpc.agent.reward_decorator import reward_of
+from osmosis_grpc.agent.tool_decorator import TIMEOUT, Tool
 from osmosis_grpc.protocol.errors import GradingError, ToolExecutionError
 from osmosis_grpc.protocol.types.outcome import describe
-from osmosis_grpc.tools.tool import TIMEOUT, Tool
 from osmosis_grpc.tools.uninterrupted import uninterrupted
 
 log = logging.getLogger(__name__)

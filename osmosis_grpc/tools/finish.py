@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from osmosis_grpc.tools.tool import Tool
+from osmosis_grpc.agent.tool_decorator import Tool
 
 NAME = "finish"
 

@@ -4,13 +4,13 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from osmosis_grpc.agent.tool_decorator import Tool
 from osmosis_grpc.tools.calculator import calculator_tool
 from osmosis_grpc.tools.file_editor import file_editor_tool
 from osmosis_grpc.tools.finish import finish_tool
 from osmosis_grpc.tools.sandbox.port import Sandbox
 from osmosis_grpc.tools.search import search_tool
 from osmosis_grpc.tools.shell_tools import bash_tool, python_tool
-from osmosis_grpc.tools.tool import Tool
 
 MAKERS: Mapping[str, Callable[..., Tool[..., Any]]] = {
     "calculator": calculator_tool,

@@ -3,9 +3,9 @@
 import math
 from typing import Any
 
+from osmosis_grpc.agent.tool_decorator import Tool
 from osmosis_grpc.protocol.errors import ToolArgumentError
 from osmosis_grpc.tools.sandbox.port import OUTPUT_BYTES, SECONDS, RunResult, Sandbox, check_sandbox
-from osmosis_grpc.tools.tool import Tool
 
 BASH = "bash_executor"
 PYTHON = "python_executor"

@@ -4,7 +4,7 @@ import pytest
 
 from osmosis_grpc.agent.grading import grade_recorded
 from osmosis_grpc.agent.workflow_runnable import WorkflowRunnable
-from osmosis_grpc.integrations.recorded_samples import recorded_samples
+from osmosis_grpc.integrations._strands_messages import recorded_samples
 from osmosis_grpc.protocol.types import RolloutRequest
 from osmosis_grpc.rollout import AgentWorkflow, Grader, get_rollout_context
 from osmosis_grpc.testing import collect_rollout

@@ -5,7 +5,7 @@ import base64
 import pytest
 
 from osmosis_grpc.agent.results import CompletionsResult
-from osmosis_grpc.integrations.strands_messages import in_short, reply_blocks, resent, stream_events, to_strands
+from osmosis_grpc.integrations._strands_messages import in_short, reply_blocks, resent, stream_events, to_strands
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
 PNG = base64.b64encode(b"a picture").decode()

@@ -11,13 +11,13 @@ from pydantic import BaseModel, Field
 
 from osmosis_grpc.agent import RolloutAgentLoop, RolloutContext
 from osmosis_grpc.agent.sync_context import SyncRolloutContext
+from osmosis_grpc.agent.tool_decorator import THREADS
 from osmosis_grpc.agent.validator import validate_agent_loop
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.protocol.errors import ToolArgumentError
 from osmosis_grpc.protocol.types import OutcomeStatus, events
 from osmosis_grpc.testing import collect_rollout, run_rollout
 from osmosis_grpc.tools import Tool, tool
-from osmosis_grpc.tools.tool import THREADS
 
 
 class Point(BaseModel):

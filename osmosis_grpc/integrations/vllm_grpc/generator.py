@@ -11,10 +11,9 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
-from osmosis_grpc.integrations.model_channel import NO_CREDENTIALS, ModelClient
+from osmosis_grpc.integrations._model_server import NO_CREDENTIALS, ModelClient
 from osmosis_grpc.integrations.vllm_grpc import vllm_messages_pb2 as pb
-from osmosis_grpc.integrations.vllm_grpc.generate_messages import from_message, to_message
-from osmosis_grpc.integrations.vllm_grpc.methods import call
+from osmosis_grpc.integrations.vllm_grpc.messages import call, from_message, to_message
 from osmosis_grpc.network.credentials import Credentials
 from osmosis_grpc.policies.generation import Generated, GenerateRequest
 from osmosis_grpc.policies.weight_names import WeightNames

@@ -5,10 +5,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+from osmosis_grpc.agent.tool_decorator import Tool
 from osmosis_grpc.protocol.errors import ToolArgumentError
 from osmosis_grpc.tools.calculator.bounded_math import CalculationError, Number, divide, factorial, power, square_root
 from osmosis_grpc.tools.calculator.expression import apply, evaluate
-from osmosis_grpc.tools.tool import Tool
 
 NAME = "calculator"
 MAX_NUMBERS = 1_000

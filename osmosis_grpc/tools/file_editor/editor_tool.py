@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any, Literal
 
+from osmosis_grpc.agent.tool_decorator import Tool
 from osmosis_grpc.protocol.errors import ToolArgumentError
 from osmosis_grpc.tools.file_editor.text_edits import (
     BOM,
@@ -15,7 +16,6 @@ from osmosis_grpc.tools.file_editor.text_edits import (
     replaced,
 )
 from osmosis_grpc.tools.sandbox.port import FILE_BYTES, FileInfo, Sandbox, SandboxFileError, check_sandbox
-from osmosis_grpc.tools.tool import Tool
 
 NAME = "file_editor"
 CLIPPED = "\n<response clipped>"

@@ -156,7 +156,12 @@ class KubernetesCluster:
     # Pods.
 
     async def create(self, name: str, rollout: str) -> None:
-        """Create a pod, and return when it runs. Raises SandboxError. The caller deletes the pod, in either case."""
+        """Create a pod, and return when it runs. Raises SandboxError. The caller deletes the pod, in either case.
+
+        Args:
+            name: The name of the pod.
+            rollout: The rollout, for an annotation of the pod.
+        """
         self._open.add(name)
         manifest = pod_manifest(self.config, name, self.process, rollout)
         # The name is random, so a pod that exists is that of an earlier try whose answer was lost.
@@ -210,7 +215,12 @@ class KubernetesCluster:
 
     @contextlib.asynccontextmanager
     async def stream(self, name: str, argv: list[str]) -> Any:
-        """Open the stream of a command in a pod. Raises SandboxError if the command was not started."""
+        """Open the stream of a command in a pod. Raises SandboxError if the command was not started.
+
+        Args:
+            name: The name of the pod.
+            argv: The words of the command.
+        """
 
         async def connect() -> Any:
             request = await self._streams.connect_get_namespaced_pod_exec(

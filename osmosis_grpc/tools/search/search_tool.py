@@ -5,9 +5,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from osmosis_grpc.agent.tool_decorator import Tool
 from osmosis_grpc.protocol.errors import ToolArgumentError
 from osmosis_grpc.tools.sandbox.port import FILE_BYTES, Sandbox, SandboxError, check_sandbox
-from osmosis_grpc.tools.tool import Tool
 
 NAME = "search"
 SECONDS = 10.0

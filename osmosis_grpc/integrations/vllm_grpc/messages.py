@@ -1,13 +1,44 @@
-"""Converts calls of a generator to vLLM's messages, and its replies back."""
+"""The messages of vLLM's own gRPC service: its methods, and the conversion of calls of a generator."""
+
+from collections.abc import Awaitable, Mapping
+from typing import Any
 
 import numpy as np
+from google.protobuf.message import Message
 
-from osmosis_grpc.integrations.engine_results import generated, neutral, top_k_of
+from osmosis_grpc.integrations._model_server import ModelChannel, generated, neutral, top_k_of
 from osmosis_grpc.integrations.vllm_grpc import vllm_messages_pb2 as pb
 from osmosis_grpc.policies.generation import FinishReason, Generated, GenerateRequest
 from osmosis_grpc.policies.media import Media, Modality
 from osmosis_grpc.policies.sampling import Sampling
 from osmosis_grpc.protocol.errors import Internal
+
+METHODS: Mapping[type[Message], tuple[str, type[Message]]] = {
+    pb.GenerateRequest: ("/vllm.Inference/Generate", pb.GenerateResponse),
+    pb.AbortRequest: ("/vllm.Control/Abort", pb.AbortResponse),
+    pb.PauseGenerationRequest: ("/vllm.Control/PauseGeneration", pb.PauseGenerationResponse),
+    pb.ResumeGenerationRequest: ("/vllm.Control/ResumeGeneration", pb.ResumeGenerationResponse),
+    pb.IsPausedRequest: ("/vllm.Control/IsPaused", pb.IsPausedResponse),
+    pb.GetWeightVersionRequest: ("/vllm.Control/GetWeightVersion", pb.GetWeightVersionResponse),
+    pb.FinishWeightUpdateRequest: ("/vllm.Control/FinishWeightUpdate", pb.FinishWeightUpdateResponse),
+    pb.UpdateWeightVersionRequest: ("/vllm.Control/UpdateWeightVersion", pb.UpdateWeightVersionResponse),
+    pb.GetModelInfoRequest: ("/vllm.Control/GetModelInfo", pb.ModelInfo),
+    pb.GetServerInfoRequest: ("/vllm.Control/GetServerInfo", pb.ServerInfo),
+}
+"""The path and the type of the reply, by the type of the request. All methods are unary."""
+
+
+def call(
+    server: ModelChannel, request: Message, *, timeout: float | None = None, session_id: str = ""
+) -> Awaitable[Any]:
+    """Send a request, and return the call, which gives the reply. `timeout` is in seconds; None for no limit."""
+    path, reply = METHODS[type(request)]
+    method: Any = server.open().unary_unary(
+        path, request_serializer=type(request).SerializeToString, response_deserializer=reply.FromString
+    )
+    sent: Awaitable[Any] = method(request, timeout=timeout, metadata=server.metadata(session_id))
+    return sent
+
 
 EVERY_TOKEN = 2**31 - 1
 """The `top_k` that leaves out no token. For 0, older releases of vLLM use the default of the model."""

@@ -3,11 +3,12 @@
 import base64
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from osmosis_grpc.agent.results import CompletionsResult
-from osmosis_grpc.protocol.types import Message
+from osmosis_grpc.agent.rollout_scope import AGENT_REGISTERED
+from osmosis_grpc.protocol.types import Message, RolloutOutcome, TrajectoryEvent, events
 
 BLANK = "[blank text]"
 """Strands writes this text in place of a blank reply when it sends the reply back."""
@@ -189,3 +190,26 @@ def _text(content: Any) -> str:
     if isinstance(content, list):
         return "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
     return content if isinstance(content, str) else ""
+
+
+NATIVE: dict[str, Callable[[Sequence[Message]], list[Message]]] = {"strands": to_strands}
+"""The format of a library to the function that makes its messages of OpenAI's."""
+
+
+def recorded_samples(outcome: RolloutOutcome, trajectory: Iterable[TrajectoryEvent]) -> dict[str, list[Message]]:
+    """Return the messages of the samples by name, for grade_recorded().
+
+    The messages of a registered agent are in the format of its library. A system prompt that the agent had apart from
+    its messages is the first message.
+
+    Args:
+        outcome: The outcome of the rollout.
+        trajectory: The events of the rollout.
+    """
+    formats = {
+        event.kind.data.get("agent"): event.kind.data.get("format")
+        for event in trajectory
+        if isinstance(event.kind, events.Logged) and event.kind.name == AGENT_REGISTERED
+    }
+    native = {name: NATIVE.get(str(formats.get(name)), list) for name in outcome.samples}
+    return {name: native[name](sample.messages) for name, sample in outcome.samples.items()}

@@ -10,7 +10,7 @@ from smg_grpc_proto import vllm_engine_pb2 as vllm
 from smg_grpc_proto import vllm_engine_pb2_grpc as vllm_grpc
 from smg_grpc_proto.generated import common_pb2 as common
 
-from osmosis_grpc.integrations.engine_results import generated, neutral, top_k_of
+from osmosis_grpc.integrations._model_server import generated, neutral, top_k_of
 from osmosis_grpc.policies.generation import FinishReason, Generated, GenerateRequest
 from osmosis_grpc.policies.sampling import Sampling
 from osmosis_grpc.protocol.errors import CallError, Internal, InvalidArgument, Unavailable

@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from osmosis_grpc.integrations.ray.ray_actor import RayAgentServer
-from osmosis_grpc.integrations.ray.ray_library import NAMESPACE, actor_name, connect, imported
-from osmosis_grpc.integrations.ray.ray_targets import RayTargets
+from osmosis_grpc.integrations.ray.actor import RayAgentServer
+from osmosis_grpc.integrations.ray.targets import NAMESPACE, RayTargets, actor_name, connect, imported
 
 STOPPING = 10.0
 """A server may take so many seconds longer than its drain limit to stop."""
