@@ -19,7 +19,7 @@ from typer.main import get_command
 
 from osmosis_grpc import policies
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.agent.workflow_config import AgentWorkflowConfig, ConcurrencyConfig, GraderConfig
+from osmosis_grpc.agent.workflow import AgentWorkflowConfig, ConcurrencyConfig, GraderConfig
 from osmosis_grpc.agentic import (
     AgenticRolloutConfig,
     AnthropicFunction,

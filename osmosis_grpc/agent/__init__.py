@@ -14,7 +14,7 @@ from osmosis_grpc.agent.loop import RolloutAgentLoop
 from osmosis_grpc.agent.results import CompletionsResult, RolloutResult
 from osmosis_grpc.agent.reward_decorator import osmosis_reward
 from osmosis_grpc.agent.sync_context import SyncRolloutContext
-from osmosis_grpc.agent.tools import create_tool_error_result, create_tool_result, execute_tool_calls
+from osmosis_grpc.agent.tool_calls import create_tool_error_result, create_tool_result, execute_tool_calls
 from osmosis_grpc.protocol.errors import CallError, RolloutEndedError, ToolExecutionError
 from osmosis_grpc.protocol.types import ChatPurpose, RolloutRequest
 
@@ -22,8 +22,13 @@ if TYPE_CHECKING:
     from osmosis_grpc.agent.grader import Grader, GraderContext, RolloutSample
     from osmosis_grpc.agent.grading import grade_recorded
     from osmosis_grpc.agent.tool_decorator import tool
-    from osmosis_grpc.agent.workflow import AgentWorkflow, AgentWorkflowContext
-    from osmosis_grpc.agent.workflow_config import AgentWorkflowConfig, ConcurrencyConfig, GraderConfig
+    from osmosis_grpc.agent.workflow import (
+        AgentWorkflow,
+        AgentWorkflowConfig,
+        AgentWorkflowContext,
+        ConcurrencyConfig,
+        GraderConfig,
+    )
     from osmosis_grpc.agent.workflow_runnable import WorkflowRunnable
 
 __all__ = [
@@ -57,11 +62,11 @@ __all__ = [
 
 _MODULES = {
     "AgentWorkflow": "osmosis_grpc.agent.workflow",
-    "AgentWorkflowConfig": "osmosis_grpc.agent.workflow_config",
+    "AgentWorkflowConfig": "osmosis_grpc.agent.workflow",
     "AgentWorkflowContext": "osmosis_grpc.agent.workflow",
-    "ConcurrencyConfig": "osmosis_grpc.agent.workflow_config",
+    "ConcurrencyConfig": "osmosis_grpc.agent.workflow",
     "Grader": "osmosis_grpc.agent.grader",
-    "GraderConfig": "osmosis_grpc.agent.workflow_config",
+    "GraderConfig": "osmosis_grpc.agent.workflow",
     "GraderContext": "osmosis_grpc.agent.grader",
     "RolloutSample": "osmosis_grpc.agent.grader",
     "WorkflowRunnable": "osmosis_grpc.agent.workflow_runnable",

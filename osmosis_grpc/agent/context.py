@@ -13,10 +13,9 @@ from osmosis_grpc.agent.request import RolloutRequest
 from osmosis_grpc.agent.results import CompletionsResult, RolloutResult
 from osmosis_grpc.agent.reward_decorator import reward_of
 from osmosis_grpc.agent.rollout_scope import RolloutScope, current_rollout
-from osmosis_grpc.agent.running_tool_call import RunningToolCall
-from osmosis_grpc.agent.tool_schema import tool_schema
-from osmosis_grpc.agent.tools import (
+from osmosis_grpc.agent.tool_calls import (
     RunnableTool,
+    RunningToolCall,
     answer_tool_calls,
     create_tool_error_result,
     create_tool_result,
@@ -25,6 +24,7 @@ from osmosis_grpc.agent.tools import (
     refuse_cut_call,
     tool_text,
 )
+from osmosis_grpc.agent.tool_schema import tool_schema
 from osmosis_grpc.protocol.types import ChatPurpose, ChatRef, Message, events, jsontext, requests
 from osmosis_grpc.protocol.types.cuts import CUTS
 from osmosis_grpc.protocol.types.json_values import loggable

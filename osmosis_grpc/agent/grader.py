@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from osmosis_grpc.agent.reward_decorator import reward_of
-from osmosis_grpc.agent.workflow_config import GraderConfig
+from osmosis_grpc.agent.workflow import GraderConfig
 
 TGraderConfig = TypeVar("TGraderConfig", bound=GraderConfig)
 

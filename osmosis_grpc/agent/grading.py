@@ -8,8 +8,8 @@ from typing import Any
 from osmosis_grpc.agent.context import RolloutContext
 from osmosis_grpc.agent.grader import Grader, GraderContext, RolloutSample
 from osmosis_grpc.agent.import_hints import with_import_hint
-from osmosis_grpc.agent.result_check import RunOutcome
-from osmosis_grpc.agent.workflow_config import GraderConfig
+from osmosis_grpc.agent.run_outcome import RunOutcome
+from osmosis_grpc.agent.workflow import GraderConfig
 from osmosis_grpc.protocol.errors import RolloutEndedError
 from osmosis_grpc.protocol.types import Failure, FailureReason, Message, RolloutOutcome, RolloutRequest
 from osmosis_grpc.protocol.types.json_values import loggable

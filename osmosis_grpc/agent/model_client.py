@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from osmosis_grpc.agent.call_origins import CallOrigins
 from osmosis_grpc.agent.ports import RolloutFolders, Session
+from osmosis_grpc.agent.tool_runs import CallOrigins
 from osmosis_grpc.protocol.types import ChatPurpose, ChatRef, ChatResponse, EventKind, Message
 
 if TYPE_CHECKING:

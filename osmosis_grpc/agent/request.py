@@ -4,6 +4,7 @@ import copy
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
+from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.protocol.types import requests
 
 if TYPE_CHECKING:
@@ -141,3 +142,9 @@ def _model() -> "type[RequestModel]":
     from osmosis_grpc.agent.request_model import RequestModel
 
     return RequestModel
+
+
+def refuse_grader_timeout(name: str, request: requests.RolloutRequest) -> None:
+    """Raise InvalidArgument if a request for an agent without a grader has a grader's time limit."""
+    if request.grader_timeout is not None:
+        raise InvalidArgument("spec.grader_timeout", f"the agent {name} has no grader")

@@ -11,18 +11,26 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from osmosis_grpc.agent.config_values import ConfigValueError, built, config_class, overlaid
 from osmosis_grpc.agent.context import RolloutContext
-from osmosis_grpc.agent.current_context import current_session
 from osmosis_grpc.agent.grader import Grader, GraderContext, RolloutSample
 from osmosis_grpc.agent.grader_groups import Groups
-from osmosis_grpc.agent.grader_limit import refuse_grader_timeout
 from osmosis_grpc.agent.grading import graded, grader_context
 from osmosis_grpc.agent.loop import AgentNameError, name_problem
-from osmosis_grpc.agent.result_check import RunOutcome, invalid_result
+from osmosis_grpc.agent.ports import current_session
+from osmosis_grpc.agent.request import refuse_grader_timeout
+from osmosis_grpc.agent.run_outcome import RunOutcome, invalid_result
 from osmosis_grpc.agent.sync_waits import with_sync_waits
-from osmosis_grpc.agent.workflow import AgentWorkflow, AgentWorkflowContext
-from osmosis_grpc.agent.workflow_config import AgentWorkflowConfig, BaseConfig, GraderConfig
+from osmosis_grpc.agent.workflow import (
+    AgentWorkflow,
+    AgentWorkflowConfig,
+    AgentWorkflowContext,
+    BaseConfig,
+    ConfigValueError,
+    GraderConfig,
+    built,
+    config_class,
+    overlaid,
+)
 from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.protocol.types import RolloutRequest
 from osmosis_grpc.protocol.types.json_values import loggable

@@ -8,8 +8,6 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
-from osmosis_grpc.agent.config_values import misspelt
-from osmosis_grpc.agent.discovery import FoundWorkflow
 from osmosis_grpc.agent.grader import Grader
 from osmosis_grpc.agent.import_hints import import_hint
 from osmosis_grpc.agent.validator import (
@@ -20,8 +18,8 @@ from osmosis_grpc.agent.validator import (
     place_of,
     validate_agent_loop,
 )
-from osmosis_grpc.agent.workflow import AgentWorkflow
-from osmosis_grpc.agent.workflow_config import BaseConfig
+from osmosis_grpc.agent.workflow import AgentWorkflow, BaseConfig, misspelt
+from osmosis_grpc.agent.workflow_files import FoundWorkflow
 from osmosis_grpc.agent.workflow_runnable import WorkflowRunnable
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from osmosis_grpc.agent import CompletionsResult
-from osmosis_grpc.agent.reply_formats import finish_reason_of, logprobs_of, usage_of
+from osmosis_grpc.agent.results import finish_reason_of, logprobs_of, usage_of
 from osmosis_grpc.endpoints.requests import ModelRequest, objects, refuse, refuse_beginning, typed
 from osmosis_grpc.endpoints.sent_events import event
 from osmosis_grpc.protocol.errors import InvalidArgument

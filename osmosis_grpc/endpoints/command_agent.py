@@ -15,11 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from osmosis_grpc.agent import RolloutContext
-from osmosis_grpc.agent.grader_limit import refuse_grader_timeout
-from osmosis_grpc.agent.local_prices import LOCAL_PRICES
+from osmosis_grpc.agent.import_hints import LOCAL_PRICES
 from osmosis_grpc.agent.loop import name_problem
-from osmosis_grpc.agent.program_result import outcome_of_program
-from osmosis_grpc.agent.result_check import RunOutcome, invalid_result
+from osmosis_grpc.agent.request import refuse_grader_timeout
+from osmosis_grpc.agent.run_outcome import RunOutcome, invalid_result, outcome_of_program
 from osmosis_grpc.endpoints.app import base_url_app
 from osmosis_grpc.endpoints.endpoints import Endpoint, Endpoints
 from osmosis_grpc.network.http.server import HttpServer

@@ -19,10 +19,8 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 from osmosis_grpc.agent.context import RolloutContext
 from osmosis_grpc.agent.loop import RolloutAgentLoop
-from osmosis_grpc.agent.program_result import outcome_of_program
-from osmosis_grpc.agent.result_check import RunOutcome
-from osmosis_grpc.agent.sync_agents import is_async, run_on_thread
-from osmosis_grpc.agent.sync_context import SyncRolloutContext
+from osmosis_grpc.agent.run_outcome import RunOutcome, outcome_of_program
+from osmosis_grpc.agent.sync_context import SyncRolloutContext, is_async, run_on_thread
 from osmosis_grpc.protocol.errors import MissingExtraError, RolloutEndedError
 from osmosis_grpc.protocol.types import Message
 

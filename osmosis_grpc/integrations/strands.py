@@ -21,8 +21,8 @@ from osmosis_grpc.agent.context import RolloutContext, get_rollout_context
 from osmosis_grpc.agent.history_chats import HistoryChats
 from osmosis_grpc.agent.message_keys import History
 from osmosis_grpc.agent.results import CompletionsResult
-from osmosis_grpc.agent.running_tool_call import RunningToolCall
 from osmosis_grpc.agent.sync_waits import may_wait, wait_in_task
+from osmosis_grpc.agent.tool_calls import RunningToolCall
 from osmosis_grpc.integrations._strands_messages import (
     in_short,
     is_native,

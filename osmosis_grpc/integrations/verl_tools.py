@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from osmosis_grpc.agent.tools import tool_text
+from osmosis_grpc.agent.tool_calls import tool_text
 from osmosis_grpc.protocol.errors import InvalidArgument, MissingExtraError, ToolExecutionError
 from osmosis_grpc.tools import BaseTool, Tool
 

@@ -7,7 +7,7 @@ Needs the extra `litellm`.
 
 from typing import Any
 
-from osmosis_grpc.agent.local_prices import use_local_prices
+from osmosis_grpc.agent.import_hints import use_local_prices
 from osmosis_grpc.policies.model_http import BAD_BODY, refused
 from osmosis_grpc.protocol.errors import CallError, DeadlineExceeded, Internal, MissingExtraError, Unavailable
 from osmosis_grpc.protocol.types import ChatRequest, ChatResponse

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from osmosis_grpc.agent.syntax_tree import parse_expression
-from osmosis_grpc.agent.tools import get_tool_call_info
+from osmosis_grpc.agent.tool_calls import get_tool_call_info
 from osmosis_grpc.policies.scripted import Reply, answer
 from osmosis_grpc.protocol.errors import ToolArgumentError
 from osmosis_grpc.protocol.types import ChatRequest, ChatResponse, Message

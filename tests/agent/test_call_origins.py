@@ -5,9 +5,8 @@ import copy
 from dataclasses import replace
 
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.agent.call_origins import MAX_CALLS, CallOrigin, CallOrigins
-from osmosis_grpc.agent.current_context import ToolRun
-from osmosis_grpc.agent.tools import execute_tool_calls
+from osmosis_grpc.agent.tool_calls import execute_tool_calls
+from osmosis_grpc.agent.tool_runs import MAX_CALLS, CallOrigin, CallOrigins, ToolRun
 from osmosis_grpc.cli.transcript import transcript
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.protocol.types import OutcomeStatus, events

@@ -4,7 +4,7 @@ from types import MappingProxyType
 
 import pytest
 
-from osmosis_grpc.agent.messages import (
+from osmosis_grpc.compat.sdk_functions import (
     count_messages_by_role,
     get_message_content,
     get_message_role,

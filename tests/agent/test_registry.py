@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from osmosis_grpc.agent.loop import AgentNameError
-from osmosis_grpc.agent.registry import (
+from osmosis_grpc.compat.sdk_functions import (
     AgentLoopRegistry,
     get_agent_loop,
     list_agent_loops,

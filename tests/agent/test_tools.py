@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.agent.tools import (
+from osmosis_grpc.agent.tool_calls import (
     answer_tool_calls,
     create_tool_error_result,
     create_tool_result,

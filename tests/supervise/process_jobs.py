@@ -14,7 +14,7 @@ from osmosis_gateway.leases import Leases, LeaseTimes
 from osmosis_gateway.relay import Relay
 from osmosis_grpc import supervise
 from osmosis_grpc.agent.message_keys import History
-from osmosis_grpc.agent.tools import execute_tool_calls
+from osmosis_grpc.agent.tool_calls import execute_tool_calls
 from osmosis_grpc.agent.workflow_runnable import WorkflowRunnable
 from osmosis_grpc.agentic import AgenticRollout, AgenticRolloutConfig
 from osmosis_grpc.cli.daemon_thread import exit_after, run_in_daemon_thread

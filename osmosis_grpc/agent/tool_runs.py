@@ -1,6 +1,11 @@
-"""Finds the chat whose reply asked for a tool call. Call ids are unique within a sample only."""
+"""Tool calls of a rollout: the chat whose reply asked for a call, and the call that a helper runs.
 
-from collections.abc import Mapping
+Call ids are unique within a sample only.
+"""
+
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 MAX_CALLS = 4096
@@ -51,3 +56,29 @@ class CallOrigins:
         if sample:
             return CallOrigin(sample, chats[sample]) if sample in chats else CallOrigin()
         return CallOrigin(*next(iter(chats.items()))) if len(chats) == 1 else CallOrigin()
+
+
+@dataclass(slots=True)
+class ToolRun:
+    """A tool call that a helper ran."""
+
+    call_id: str = ""
+    name: str = ""
+    """Empty if the name is not known. `call_id` is also empty if it is not known."""
+    error: BaseException | None = None
+    """The tool's exception. It can be an exception that the agent handles while the agent calls a helper."""
+    error_text: str = ""
+    """The error text that the model gets; empty without an error."""
+    latency: float | None = None
+    """Seconds; None if no helper ran the call."""
+    sample: str = ""
+    """The sample whose reply asked for the call; empty if it is not known."""
+    chat_number: int = 0
+    """The number of the chat whose reply asked for the call; 0 if it is not known."""
+
+
+current_run: ContextVar[ToolRun | None] = ContextVar("osmosis_grpc_tool_run", default=None)
+"""The call that a helper runs in this task; None in other tasks."""
+
+tool_watcher: ContextVar[Callable[[ToolRun], None] | None] = ContextVar("osmosis_grpc_tool_watcher", default=None)
+"""validate --run sets this function. Helpers call it with each call that they ran and each error that they got."""
