@@ -19,8 +19,7 @@ import grpc
 
 from osmosis_grpc.integrations._model_server import NO_CREDENTIALS, ModelClient
 from osmosis_grpc.network.credentials import Credentials
-from osmosis_grpc.policies.generation import Generated, GenerateRequest
-from osmosis_grpc.policies.weight_names import WeightNames
+from osmosis_grpc.policies.generation import Generated, GenerateRequest, WeightNames
 from osmosis_grpc.protocol.errors import Internal, InvalidArgument, MissingExtraError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ sampled tokens are never decoded and encoded again.
 This needs a template that only appends. For each continued chat, the renderer compares the text of the old messages
 with the beginning of the text of all messages. If the template changes or leaves out old messages, the renderer logs
 this once and renders the prompt anew. The prompt then differs from the known tokens (drift). The clock of a template
-stands still during a rollout (template_time.py).
+stands still during a rollout (template_inputs.py).
 """
 
 import logging
@@ -20,8 +20,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from osmosis_grpc.policies.template_messages import template_messages, with_text_arguments
-from osmosis_grpc.policies.template_time import TemplateTimes, at_time, clocked_template
+from osmosis_grpc.policies.template_inputs import (
+    TemplateTimes,
+    at_time,
+    clocked_template,
+    template_messages,
+    with_text_arguments,
+)
 from osmosis_grpc.policies.tool_call_texts import Tool, ToolParser, parser_of
 from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.protocol.types import ChatRequest, Ids, Message, jsontext

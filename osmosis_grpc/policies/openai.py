@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from osmosis_grpc.policies.event_streams import is_stream, read_stream, stream_problem
+from osmosis_grpc.policies.generation import WeightNames
 from osmosis_grpc.policies.model_http import BAD_BODY, HttpPolicy, ModelHttp, checked_url, typed
 from osmosis_grpc.policies.sampling import SAMPLED, check_only
-from osmosis_grpc.policies.weight_names import WeightNames
 from osmosis_grpc.protocol.errors import Unavailable
 from osmosis_grpc.protocol.types import ChatRequest, ChatResponse, Ids, Tensor, TokenBlock, VersionSpan, jsontext
 from osmosis_grpc.protocol.types.cuts import ABORTED

@@ -12,7 +12,7 @@ from osmosis_grpc.integrations._model_server import NO_CREDENTIALS, ModelClient
 from osmosis_grpc.integrations.vllm_grpc import vllm_messages_pb2 as pb
 from osmosis_grpc.integrations.vllm_grpc.messages import call
 from osmosis_grpc.network.credentials import Credentials
-from osmosis_grpc.policies.weight_names import UNNAMED
+from osmosis_grpc.policies.generation import UNNAMED
 from osmosis_grpc.protocol.errors import InvalidArgument
 
 

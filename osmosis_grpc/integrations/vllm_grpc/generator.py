@@ -15,8 +15,7 @@ from osmosis_grpc.integrations._model_server import NO_CREDENTIALS, ModelClient
 from osmosis_grpc.integrations.vllm_grpc import vllm_messages_pb2 as pb
 from osmosis_grpc.integrations.vllm_grpc.messages import call, from_message, to_message
 from osmosis_grpc.network.credentials import Credentials
-from osmosis_grpc.policies.generation import Generated, GenerateRequest
-from osmosis_grpc.policies.weight_names import WeightNames
+from osmosis_grpc.policies.generation import Generated, GenerateRequest, WeightNames
 from osmosis_grpc.supervise import SYSTEM, Backoff
 
 SHORT = 10.0
