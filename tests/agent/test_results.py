@@ -1,19 +1,55 @@
-"""What an agent's code returns reaches the model and the trainer as JSON, or the error names the place."""
+"""What authors read from a chat, and what they return."""
 
+import copy
 import dataclasses
 import json
+import pickle
 
 import numpy as np
 import pytest
 from pydantic import BaseModel
 
-from osmosis_grpc.agent import RolloutAgentLoop
+from osmosis_grpc.agent import CompletionsResult, RolloutAgentLoop
 from osmosis_grpc.agent.workflow_runnable import WorkflowRunnable
 from osmosis_grpc.policies import EchoPolicy, EveryToolMock
 from osmosis_grpc.protocol.types import FailureReason, OutcomeStatus
 from osmosis_grpc.rollout import AgentWorkflow, Grader, RolloutResult, get_rollout_context, tool
 from osmosis_grpc.testing import run_rollout
 from osmosis_grpc.tools import BaseTool
+
+RESULT = CompletionsResult(message={"role": "assistant", "content": "hi"}, finish_reason="stop")
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("choices", "use result.message"),
+        ("output_text", "use result.content"),
+        ("stop_reason", "use result.finish_reason"),
+        ("role", 'use result.message["role"]'),
+        ("model_dump", "use result.message, which is a dict"),
+    ],
+)
+def test_a_name_of_another_library_is_answered_with_ours(name, hint):
+    with pytest.raises(AttributeError, match=f"a chat's result has no attribute '{name}'") as raised:
+        getattr(RESULT, name)
+    assert hint in str(raised.value)
+    assert not hasattr(RESULT, name)
+
+
+def test_a_result_is_no_dict():
+    with pytest.raises(TypeError, match=r"use result\.message"):
+        RESULT["choices"]
+    with pytest.raises(TypeError, match=r"use result.message, result.content or result.tool_calls"):
+        RESULT[0]
+
+
+def test_other_names_are_as_ever():
+    with pytest.raises(AttributeError, match=r"^a chat's result has no attribute 'foo'$"):
+        RESULT.foo
+    assert copy.deepcopy(RESULT) == RESULT
+    assert pickle.loads(pickle.dumps(RESULT)) == RESULT
+
 
 USER = {"role": "user", "content": "hello"}
 

@@ -1,10 +1,10 @@
-"""Agents that were written for other libraries: one sentence says what to do about each import that fails."""
+"""Imports of agents: one sentence says what to do about each one that fails, and litellm reads no prices."""
 
 import sys
 
 import pytest
 
-from osmosis_grpc.agent.loader import LoadError, load_agents
+from osmosis_grpc.agent.loader import LoadError, load_agents, load_object
 from tests.processes import run
 
 PREFIX = "change the prefix 'osmosis_ai' to 'osmosis_grpc' in its imports"
@@ -114,3 +114,20 @@ def test_validate_names_the_prefix_too(tmp_path):
     done = run("-m", "osmosis_grpc", "validate", "-m", "sdk_agents:agent", cwd=tmp_path)
     assert done.returncode == 1
     assert f"Agent derives from osmosis_ai.rollout.RolloutAgentLoop: {PREFIX}" in done.stdout
+
+
+NAME = "LITELLM_LOCAL_MODEL_COST_MAP"
+
+
+@pytest.mark.parametrize(("given", "seen"), [(None, "True"), ("False", "False"), ("", "")])
+def test_the_code_of_an_agent_sees_the_variable_unless_the_user_has_set_it(given, seen, tmp_path, monkeypatch):
+    monkeypatch.setenv(NAME, "")  # the test restores the variable
+    if given is None:
+        monkeypatch.delenv(NAME)
+    else:
+        monkeypatch.setenv(NAME, given)
+    name = f"sees_prices_{given}"
+    (tmp_path / f"{name}.py").write_text(f"import os\n\nSEEN = os.environ.get({NAME!r})\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert load_object(f"{name}:SEEN") == seen
