@@ -5,14 +5,13 @@ import contextlib
 import copy
 import os
 from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from osmosis_grpc.agent.context import RolloutContext
-from osmosis_grpc.agent.grader import Grader, GraderContext, RolloutSample
+from osmosis_grpc.agent.grader import Grader, RolloutSample
 from osmosis_grpc.agent.grader_groups import Groups
 from osmosis_grpc.agent.grading import graded, grader_context
 from osmosis_grpc.agent.loop import AgentNameError, name_problem
@@ -140,10 +139,11 @@ class WorkflowRunnable:
         graded_context = grader_context(request, samples, self._folder)
         with context.for_grader() as judge:
             if self._grades_groups and self.groups.has(request):
-                grade_group = partial(self._grade_group, request)
-                work = self.groups.grade(request, graded_context, grade_group, session.waiting)
+                work = self.groups.grade(
+                    request, graded_context, partial(self._grade, request, "grade_group"), session.waiting
+                )
             else:
-                work = self._grade(request, graded_context)
+                work = self._grade(request, "grade", graded_context)
             outcome = (await graded(work, graded_context)).apply(judge)
             return _with_native(outcome, context, samples)
 
@@ -156,21 +156,15 @@ class WorkflowRunnable:
         """
         self.groups.ended(rollout_id, attempt)
 
-    async def _grade(self, request: RolloutRequest, context: GraderContext) -> None:
+    async def _grade(self, request: RolloutRequest, method: str, contexts: Any) -> None:
         assert self.grader is not None
-        async with self._grader_slot():
-            await with_sync_waits(self.grader(self._config_of_grader(request)).grade(context))
-
-    async def _grade_group(self, request: RolloutRequest, contexts: Any) -> None:
-        assert self.grader is not None
-        async with self._grader_slot():
-            await with_sync_waits(self.grader(self._config_of_grader(request)).grade_group(contexts))
-
-    def _grader_slot(self) -> AbstractAsyncContextManager[Any]:
         most = None if self.grader_config is None else self.grader_config.concurrency.max_concurrent
-        if most is None:
-            return contextlib.nullcontext()
-        return self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(most))
+        async with contextlib.AsyncExitStack() as stack:
+            if most is not None:
+                slots = self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(most))
+                await stack.enter_async_context(slots)
+            grade = getattr(self.grader(self._config_of_grader(request)), method)
+            await with_sync_waits(grade(contexts))
 
     def _copied(self) -> AgentWorkflowConfig | None:
         try:

@@ -7,10 +7,10 @@ signatures, which the API has to get again.
 Needs the extra `policies` (aiohttp).
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from osmosis_grpc.agent.message_keys import arguments_object
 from osmosis_grpc.policies.media import MODALITIES, Modality, medium
 from osmosis_grpc.policies.model_http import BAD_BODY, HttpPolicy, ModelHttp, checked_url, typed
 from osmosis_grpc.protocol.errors import InvalidArgument
@@ -159,18 +159,14 @@ def _source(part: Mapping[str, Any], path: str) -> Block:
 def _tool_use(call: Any, path: str) -> Block:
     try:
         function, call_id = call["function"], str(call["id"])
-        return {"type": "tool_use", "id": call_id, "name": function["name"], "input": _input(function["arguments"])}
+        return {
+            "type": "tool_use",
+            "id": call_id,
+            "name": function["name"],
+            "input": arguments_object(function["arguments"]),
+        }
     except (KeyError, TypeError):
         raise InvalidArgument(path, "is no tool call with an id, and a function with name and arguments") from None
-
-
-def _input(arguments: str) -> dict[str, Any]:
-    """Return the arguments of a call as an object, because the API takes objects only."""
-    try:
-        value = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
-        value = arguments
-    return value if isinstance(value, dict) else {"arguments": value}
 
 
 def _tool(tool: Mapping[str, Any], path: str) -> Block:
