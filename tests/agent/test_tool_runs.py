@@ -4,6 +4,8 @@ import asyncio
 import copy
 from dataclasses import replace
 
+import pytest
+
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.tool_calls import execute_tool_calls
 from osmosis_grpc.agent.tool_runs import MAX_CALLS, CallOrigin, CallOrigins, ToolRun
@@ -106,12 +108,12 @@ def test_the_remembered_calls_are_bounded():
     assert origins.find(call("call 7")) == CallOrigin("main", 2)
 
 
-def test_what_is_no_call_has_no_origin():
+@pytest.mark.parametrize("unknown", [None, "text", {}, call()])
+@pytest.mark.parametrize("message", [{}, {"tool_calls": None}, {"tool_calls": ["text", {}]}])
+def test_what_is_no_call_has_no_origin(message, unknown):
     origins = CallOrigins()
-    for message in ({}, {"tool_calls": None}, {"tool_calls": ["text", {}]}):
-        origins.add(message, "main", 1)
-    for unknown in (None, "text", {}, call()):
-        assert origins.find(unknown) == CallOrigin()
+    origins.add(message, "main", 1)
+    assert origins.find(unknown) == CallOrigin()
 
 
 async def test_the_transcript_shows_each_call_in_its_own_sample():

@@ -112,14 +112,14 @@ def bare(messages):
 # Imports and the placeholder
 
 
+@pytest.mark.parametrize("name", ["OsmosisRolloutModel", "OsmosisStrandsAgent"])
 @pytest.mark.row("SDK 1", "SDK 2")
-def test_both_paths_have_the_same_objects():
+def test_both_paths_have_the_same_objects(name):
     import osmosis_grpc.rollout as root
     import osmosis_grpc.rollout.integrations.agents.strands as below
 
-    for name in ("OsmosisRolloutModel", "OsmosisStrandsAgent"):
-        assert getattr(root, name) is getattr(below, name)
-        assert name in below.__all__
+    assert getattr(root, name) is getattr(below, name)
+    assert name in below.__all__
 
 
 @pytest.mark.row("SDK 36")

@@ -120,11 +120,15 @@ def test_a_call_without_an_id_gets_the_same_id_in_every_run():
     assert block == {"toolUse": {"toolUseId": "call_3_1", "name": "add", "input": '{"a": 1}'}}
 
 
-def test_one_text_is_written_as_a_string():
-    text = {"type": "text", "text": "hi"}
-    assert in_short({"role": "user", "content": [text]}) == {"role": "user", "content": "hi"}
-    for kept in ([text, text], [text | {"cache_control": {}}], "hi"):
-        assert in_short({"role": "user", "content": kept}) == {"role": "user", "content": kept}
+TEXT = {"type": "text", "text": "hi"}
+
+
+@pytest.mark.parametrize(
+    ("content", "short"),
+    [([TEXT], "hi"), ("hi", "hi"), *[(kept, kept) for kept in ([TEXT, TEXT], [TEXT | {"cache_control": {}}])]],
+)
+def test_one_text_is_written_as_a_string(content, short):
+    assert in_short({"role": "user", "content": content}) == {"role": "user", "content": short}
 
 
 def test_messages_of_others_are_resent_as_they_are():

@@ -81,12 +81,14 @@ async def test_a_unique_text_is_replaced_and_no_other_byte(box, edit, before, ar
     assert await box.read_file("f") == before
 
 
+@pytest.mark.parametrize(
+    ("old", "problem"), [("a", r"2 times, in the lines \[1, 3\]"), ("z", "not in the file"), ("", "empty")]
+)
 @pytest.mark.row("ARL 41")
-async def test_a_text_that_is_missing_or_there_twice_is_refused(box, edit):
+async def test_a_text_that_is_missing_or_there_twice_is_refused(box, edit, old, problem):
     await box.write_file("f", b"a\nb\na\n")
-    for old, problem in (("a", r"2 times, in the lines \[1, 3\]"), ("z", "not in the file"), ("", "empty")):
-        with pytest.raises(ToolArgumentError, match=f"old_str: .*{problem}"):
-            await edit("str_replace", "f", old_str=old, new_str="x")
+    with pytest.raises(ToolArgumentError, match=f"old_str: .*{problem}"):
+        await edit("str_replace", "f", old_str=old, new_str="x")
     assert await box.read_file("f") == b"a\nb\na\n"
 
 

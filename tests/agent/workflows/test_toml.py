@@ -111,16 +111,19 @@ def test_a_wrong_value_of_the_environment_names_the_variable(toml, monkeypatch):
     assert (made[0].config.max_iterations, made[0].grader) == (3, Ones)
 
 
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("grpc_prot = 1", "[server] has the unknown key grpc_prot; is grpc_port meant?"),
+        ("grpc_port = 'many'", "[server] grpc_port: 'many' is not a whole number"),
+    ],
+)
 @pytest.mark.row("SDK 19")
-def test_the_commands_that_serve_nothing_check_the_table_of_the_server(toml):
-    for text, problem in {
-        "[server]\ngrpc_prot = 1\n": "[server] has the unknown key grpc_prot; is grpc_port meant?",
-        "[server]\ngrpc_port = 'many'\n": "[server] grpc_port: 'many' is not a whole number",
-    }.items():
-        path = toml(text)
-        with pytest.raises(LoadError, match=r"run\.toml: ") as raised:
-            SourceOptions(config=str(path)).sources()
-        assert problem in str(raised.value)
+def test_the_commands_that_serve_nothing_check_the_table_of_the_server(toml, line, problem):
+    path = toml(f"[server]\n{line}\n")
+    with pytest.raises(LoadError, match=r"run\.toml: ") as raised:
+        SourceOptions(config=str(path)).sources()
+    assert problem in str(raised.value)
 
 
 @pytest.mark.row("SDK 18")

@@ -181,14 +181,23 @@ def test_another_grader_replaces_that_of_the_file(write):
     (item,) = load_configured(["entry.py"], ConfigSources(grader_class="others:Strict"))
     assert issubclass(item.grader, Grader)
     assert (item.grader.__name__, item.grader_config) == ("Strict", None)
-    for wrong, problem in {
+
+
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    {
         "others:AgentWorkflow": "others:AgentWorkflow is not a subclass of Grader: it is AgentWorkflow",
         "others:function": "others:function is not a subclass of Grader: it is a builtin_function_or_method",
         "others:None_": "others has no attribute 'None_'",
         "others": "--grader: 'others' is not MODULE:CLASS, for example graders:Strict",
-    }.items():
-        with pytest.raises(LoadError, match=f"^{problem}"):
-            load_configured(["entry.py"], ConfigSources(grader_class=wrong))
+    }.items(),
+)
+@pytest.mark.row("SDK 28")
+def test_what_is_no_grader_is_refused(write, wrong, problem):
+    write("entry.py", WORKFLOW + GRADER)
+    write("others.py", GRADER + "function = print\n")
+    with pytest.raises(LoadError, match=f"^{problem}"):
+        load_configured(["entry.py"], ConfigSources(grader_class=wrong))
 
 
 @pytest.mark.row("SDK 28")
@@ -205,13 +214,16 @@ def test_another_grader_has_the_configuration_of_its_own_module(write):
         assert type(item.grader_config.word) is (int if name == "plain:Ones" else str)
 
 
-def test_a_module_and_a_class_lead_to_the_workflow_too(write):
+@pytest.mark.parametrize("spec", ["package_of_mine.work", "package_of_mine.work:Mine"])
+def test_a_module_and_a_class_lead_to_the_workflow_too(write, spec):
     write("package_of_mine/__init__.py", "")
     write("package_of_mine/work.py", WORKFLOW + GRADER)
-    for spec in ("package_of_mine.work", "package_of_mine.work:Mine"):
-        item = found(spec)
-        assert issubclass(item.workflow, AgentWorkflow)
-        assert item.grader.__name__ == "Ones"
+    item = found(spec)
+    assert issubclass(item.workflow, AgentWorkflow)
+    assert item.grader.__name__ == "Ones"
+
+
+def test_a_module_without_a_workflow_is_refused():
     with pytest.raises(LoadError, match=r"^'json' is not MODULE:ATTRIBUTE, and has no workflow: No AgentWorkflow sub"):
         load_configured(["json"])
     assert issubclass(DiscoveryError, ValueError)

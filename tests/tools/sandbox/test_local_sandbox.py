@@ -113,11 +113,11 @@ async def test_only_a_file_is_read_and_replaced(isolated, made, problem):
         await isolated.write_file("file", b"x" * 101, most_bytes=100)
 
 
-async def test_a_folder_that_is_a_link_leads_nowhere(isolated, tmp_path):
+@pytest.mark.parametrize("path", ["out/x", "here/x"])
+async def test_a_folder_that_is_a_link_leads_nowhere(isolated, tmp_path, path):
     await isolated.run(f"ln -s {tmp_path} out; ln -s . here")
-    for path in ("out/x", "here/x"):
-        with pytest.raises(SandboxFileError, match="symbolic link"):
-            await isolated.write_file(path, b"x")
+    with pytest.raises(SandboxFileError, match="symbolic link"):
+        await isolated.write_file(path, b"x")
     assert list(tmp_path.iterdir()) == []
 
 
