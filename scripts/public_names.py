@@ -15,7 +15,6 @@ PAGE = ROOT / "docs" / "public-names.md"
 PACKAGE = "osmosis_grpc"
 MODULES = {
     "The package": (
-        "",
         ".agent",
         ".tools",
         ".tools.sandbox",
@@ -34,9 +33,14 @@ MODULES = {
         for path in sorted((ROOT / PACKAGE / "integrations").iterdir())
         if path.name[0] not in "._"
     ),
-    "Import paths of older systems": (".rollout", ".agentic"),
+    "Import paths of older systems": ("", ".rollout", ".agentic"),
 }
 """The public modules below osmosis_grpc, by heading."""
+OLDER = """\
+Programs for the Osmosis SDK (`osmosis_ai`) and for the Agentic Rollout Library find their names here. `RolloutRequest`
+and `RolloutMetrics` are checked by pydantic there, and the fields of a request can be set. Such a request is also a
+`RolloutRequest` of `osmosis_grpc.trainer`.
+"""
 HEAD = f"""\
 # Public names
 
@@ -83,7 +87,8 @@ def page() -> str:
     """Return the page."""
     parts = [HEAD]
     for heading, rooms in MODULES.items():
-        parts.append(f"## {heading}\n\n| module | names |\n|---|---|")
+        about = f"{OLDER}\n" if ".rollout" in rooms else ""
+        parts.append(f"## {heading}\n\n{about}| module | names |\n|---|---|")
         for name in rooms:
             listed = ", ".join(f"`{each}`" for each in names_of(PACKAGE + name))
             parts.append(f"| `{PACKAGE}{name}` | {listed} |")
