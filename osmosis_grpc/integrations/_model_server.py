@@ -62,23 +62,25 @@ class ModelClient:
 
     def __init__(self, target: str, credentials: Credentials) -> None:
         self._server = ModelChannel(target, credentials)
+        self._users = 0
 
     async def __aenter__(self) -> Self:
-        await self._server.__aenter__()
+        self._users += 1
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        await self._server.__aexit__(*exc)
+        self._users -= 1
+        if not self._users:
+            await self._server.close()
 
 
 class ModelChannel:
-    """One connection to a model server at HOST:PORT. It opens with the first call, and closes with the last user.
+    """One connection to a model server at HOST:PORT. It opens with the first call.
 
-    The generators of both services share it: `async with` counts the users. Raises ValueError for a target that is not
-    HOST:PORT, and for a token that would leave this machine in plain text.
+    Raises ValueError for a target that is not HOST:PORT, and for a token that would leave this machine in plain text.
     """
 
-    def __init__(self, target: str, credentials: Credentials = NO_CREDENTIALS) -> None:
+    def __init__(self, target: str, credentials: Credentials) -> None:
         host, colon, port = target.rpartition(":")
         if not host or not colon or not port.isdecimal() or not 0 < int(port) < 65536 or "/" in target:
             raise ValueError(f"target: {target!r} is not HOST:PORT, for example 127.0.0.1:50051")
@@ -87,17 +89,10 @@ class ModelChannel:
         self._credentials = credentials
         self._channel: grpc.aio.Channel | None = None
         self._guard: ForkGuard
-        self._users = 0
 
-    async def __aenter__(self) -> "ModelChannel":
-        self._users += 1
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        self._users -= 1
-        opened = self._channel
-        if not self._users and opened is not None:
-            self._channel = None
+    async def close(self) -> None:
+        opened, self._channel = self._channel, None
+        if opened is not None:
             self._guard.close()
             await opened.close()
 
