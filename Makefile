@@ -49,6 +49,7 @@ lint: .venv/.dev ## All linters, type checks, import contracts, and generated fi
 	$(BIN)/python scripts/generate.py --check
 	$(BIN)/python scripts/protocol_docs.py --check
 	$(BIN)/python scripts/settings.py --check
+	$(BIN)/python scripts/public_names.py --check
 	$(BIN)/python scripts/sdk_rows.py --check
 	$(BIN)/python scripts/views.py --check
 	$(BIN)/python scripts/llms.py --check
@@ -130,8 +131,9 @@ generate: .venv/.dev ## Make the stubs and docs/protocol.md from proto/
 	$(BIN)/python scripts/generate.py
 	$(BIN)/python scripts/protocol_docs.py
 
-docs: .venv/.dev ## Write docs/settings.md, the views in docs/query.md, llms.txt, bill of materials and dashboard
+docs: .venv/.dev ## Write docs/settings.md, docs/public-names.md, the views in docs/query.md, llms.txt and more
 	$(BIN)/python scripts/settings.py
+	$(BIN)/python scripts/public_names.py
 	$(BIN)/python scripts/views.py
 	$(BIN)/python scripts/llms.py
 	$(BIN)/python scripts/bill_of_materials.py

@@ -3,7 +3,7 @@
 from typing import Any
 
 from benchmarks.script import result
-from osmosis_grpc.rollout import RolloutAgentLoop, RolloutContext, RolloutRequest, RolloutResult
+from osmosis_grpc.agent import RolloutAgentLoop, RolloutContext, RolloutRequest, RolloutResult
 
 
 class Turns(RolloutAgentLoop):

@@ -23,9 +23,9 @@ from benchmarks.figures import Broken, progress, run
 from benchmarks.flight import new_names
 from benchmarks.processes import Server, environment_with, ready_record
 from benchmarks.script import begin
+from osmosis_grpc.agent import RolloutAgentLoop, RolloutContext, RolloutResult
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.protocol.types import ChatRequest, ChatResponse, OutcomeStatus
-from osmosis_grpc.rollout import RolloutAgentLoop, RolloutContext, RolloutResult
 from osmosis_grpc.trainer import Trainer
 
 MODES = {"one process": 1, "two workers": 2}

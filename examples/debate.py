@@ -13,7 +13,7 @@ import random
 import sys
 import uuid
 
-from osmosis_grpc.rollout import RolloutAgentLoop, RolloutContext, RolloutRequest, RolloutResult
+from osmosis_grpc.agent import RolloutAgentLoop, RolloutContext, RolloutRequest, RolloutResult
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.trainer import ChatRequest, ChatResponse, Policy, TokenBlock, Trainer, advantages, pad
 

@@ -1,6 +1,6 @@
 """A gRPC-native protocol and server for remote agent rollouts.
 
-Agent authors use osmosis_grpc.rollout, trainers osmosis_grpc.trainer. This module has the names of the Osmosis SDK's
+Agent authors use osmosis_grpc.agent, trainers osmosis_grpc.trainer. This module has the names of the Osmosis SDK's
 osmosis_ai. Importing it imports nothing heavy.
 """
 

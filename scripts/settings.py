@@ -7,6 +7,7 @@ read elsewhere, and the configuration of classes.
 import ast
 import dataclasses
 import inspect
+import re
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -18,7 +19,8 @@ from pydantic_core import PydanticUndefined
 from typer.main import get_command
 
 from osmosis_grpc import policies
-from osmosis_grpc.agent.workflow_config import AgentWorkflowConfig, ConcurrencyConfig, GraderConfig
+from osmosis_grpc.agent import RolloutAgentLoop
+from osmosis_grpc.agent.workflow import AgentWorkflowConfig, ConcurrencyConfig, GraderConfig
 from osmosis_grpc.agentic import (
     AgenticRolloutConfig,
     AnthropicFunction,
@@ -34,7 +36,6 @@ from osmosis_grpc.network.credentials import Credentials
 from osmosis_grpc.network.server_security import ServerSecurity
 from osmosis_grpc.network.tls import ClientTls, ServerTls
 from osmosis_grpc.records.export import Export, ExportOptions, VerlConfig
-from osmosis_grpc.rollout import RolloutAgentLoop
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.settings.line import OPTIONS
 from osmosis_grpc.settings.option import Option
@@ -213,8 +214,9 @@ def _option(parameter: Any) -> tuple[str, str, str]:
 
 def class_settings(kind: type) -> Iterator[str]:
     """Yield what a class says of itself, and the table of its fields or of the arguments of its constructor."""
-    yield f"\n#### {kind.__name__}\n\n{inspect.getdoc(kind)}\n"
-    settings = list(fields(kind)) if _has_fields(kind) else list(arguments(kind))
+    text, described, errors = sections(inspect.getdoc(kind) or "")
+    yield f"\n#### {kind.__name__}\n\n{text}\n"
+    settings = list(fields(kind)) if _has_fields(kind) else list(arguments(kind, described))
     if not settings:
         return
     with_text = any(text for *_, text in settings)
@@ -222,6 +224,8 @@ def class_settings(kind: type) -> Iterator[str]:
     yield f"\n{head}"
     for field, default, text in settings:
         yield _row(f"`{field}`", default, text) if with_text else _row(f"`{field}`", default)
+    if errors:
+        yield "\nIt raises\n\n" + "".join(f"- `{name}`: {why}\n" for name, why in errors.items())
 
 
 def _has_fields(kind: type) -> bool:
@@ -259,11 +263,23 @@ def docstrings(body: ast.ClassDef) -> Mapping[str, str]:
     return found
 
 
-def arguments(kind: type) -> Iterator[tuple[str, str, str]]:
-    """Yield the arguments of a constructor. The docstring of the class explains them."""
+def sections(docstring: str) -> tuple[str, Mapping[str, str], Mapping[str, str]]:
+    """Return the text of a docstring, its arguments and the errors that it raises, each with its description."""
+    text, _, raises = docstring.partition("\nRaises:\n")
+    text, _, args = text.partition("\nArgs:\n")
+    found = []
+    for part in (args, raises):
+        entries = re.split(r"^ {4}(?=\S)", part, flags=re.MULTILINE)[1:]
+        found.append({name: _text(rest) for name, _, rest in (entry.partition(":") for entry in entries)})
+    return text.strip(), found[0], found[1]
+
+
+def arguments(kind: type, described: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    """Yield the arguments of a constructor with their descriptions in the docstring of the class."""
     for name, each in inspect.signature(kind).parameters.items():
         if each.kind not in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL):
-            yield name, "" if each.default is inspect.Parameter.empty else _default(each.default), ""
+            default = "" if each.default is inspect.Parameter.empty else _default(each.default)
+            yield name, default, described.get(name, "")
 
 
 def _default(value: object) -> str:

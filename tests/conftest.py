@@ -83,7 +83,7 @@ def forked() -> Iterator[Forked]:
         "osmosis_grpc.rollout.tools",
         "osmosis_grpc.settings.settings",
         "osmosis_grpc.settings.logs",
-        "osmosis_grpc.tools.tool",
+        "osmosis_grpc.agent.tool_decorator",
         "rich.progress",
     ) as started:
         yield started

@@ -3,7 +3,7 @@
 osmosis-grpc serve -m speller:agent_loop
 """
 
-from osmosis_grpc.rollout import RolloutAgentLoop, RolloutContext, RolloutResult
+from osmosis_grpc.agent import RolloutAgentLoop, RolloutContext, RolloutResult
 
 
 class Speller(RolloutAgentLoop):

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from osmosis_grpc import osmosis_reward
+from osmosis_grpc.agent import osmosis_reward
 
 
 def extract_answer(text: str) -> str | None:

@@ -6,7 +6,7 @@ python -m osmosis_grpc.serve -m server:agent_loop
 from rewards import reward_of
 from tools import TOOLS
 
-from osmosis_grpc.rollout import RolloutAgentLoop, RolloutContext, RolloutResult
+from osmosis_grpc.agent import RolloutAgentLoop, RolloutContext, RolloutResult
 
 
 class CalculatorAgentLoop(RolloutAgentLoop):

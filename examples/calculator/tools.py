@@ -1,6 +1,6 @@
 """The tools. The types of the parameters make the schemas; the docstrings tell the model what a tool does."""
 
-from osmosis_grpc.rollout import tool
+from osmosis_grpc.agent import tool
 
 
 @tool

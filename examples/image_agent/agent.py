@@ -10,7 +10,7 @@ the reward is for naming both colours, and half for naming the colour of the sin
 
 from picture import COLOURS, part, picture
 
-from osmosis_grpc.rollout import RolloutAgentLoop, RolloutContext, RolloutResult
+from osmosis_grpc.agent import RolloutAgentLoop, RolloutContext, RolloutResult
 
 
 def named(text: object) -> list[str]:

@@ -10,7 +10,7 @@ from model import Model
 from vocabulary import END
 
 from osmosis_grpc.policies import FinishReason, Generated, GenerateRequest
-from osmosis_grpc.protocol.errors import InvalidArgument
+from osmosis_grpc.trainer import InvalidArgument
 
 
 class TorchGenerator:

@@ -8,16 +8,15 @@ The request's messages have the question, and its label is the answer.
 
 from strands import tool
 
-from osmosis_grpc.rollout import (
+from osmosis_grpc.agent import (
     AgentWorkflow,
     AgentWorkflowConfig,
     AgentWorkflowContext,
     Grader,
     GraderContext,
-    OsmosisRolloutModel,
-    OsmosisStrandsAgent,
     RolloutSample,
 )
+from osmosis_grpc.integrations.strands import OsmosisRolloutModel, OsmosisStrandsAgent
 
 from .arithmetic import evaluate
 

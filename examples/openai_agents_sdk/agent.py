@@ -7,7 +7,7 @@ The SDK gets the rollout's client. Each conversation is a sample: `main` is the 
 
 from agents import Agent, OpenAIChatCompletionsModel, Runner, function_tool, set_tracing_disabled
 
-from osmosis_grpc.rollout import rollout_agent
+from osmosis_grpc.integrations.openai import rollout_agent
 
 set_tracing_disabled(True)
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from osmosis_grpc.rollout import RolloutAgentLoop, RolloutContext, RolloutResult
+from osmosis_grpc.agent import RolloutAgentLoop, RolloutContext, RolloutResult
 
 
 class Thinker(RolloutAgentLoop):

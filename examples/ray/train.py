@@ -20,7 +20,7 @@ from pathlib import Path
 import ray
 
 from osmosis_grpc.integrations.ray import ray_targets
-from osmosis_grpc.policies.scripted import EchoPolicy
+from osmosis_grpc.policies import EchoPolicy
 from osmosis_grpc.trainer import RolloutRequest, Trainer
 
 FOLDER = Path(__file__).parent

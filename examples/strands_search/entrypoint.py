@@ -9,16 +9,15 @@ from typing import Any
 
 from strands import tool
 
-from osmosis_grpc.rollout import (
+from osmosis_grpc.agent import (
     AgentWorkflow,
     AgentWorkflowConfig,
     AgentWorkflowContext,
     Grader,
     GraderContext,
-    OsmosisRolloutModel,
-    OsmosisStrandsAgent,
     RolloutSample,
 )
+from osmosis_grpc.integrations.strands import OsmosisRolloutModel, OsmosisStrandsAgent
 
 LIBRARY = {
     "Rivers of Norway": "The Glomma is the longest river of Norway. It is 621 km long.",

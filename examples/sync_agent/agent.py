@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from osmosis_grpc.rollout import RolloutAgentLoop, RolloutResult, SyncRolloutContext, tool
+from osmosis_grpc.agent import RolloutAgentLoop, RolloutResult, SyncRolloutContext, tool
 
 CITIES = [("Oslo", 709_000), ("Lisbon", 546_000), ("Turin", 848_000)]
 

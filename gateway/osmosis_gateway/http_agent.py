@@ -19,9 +19,9 @@ from osmosis_gateway.outgoing_calls import Base, Calls
 from osmosis_gateway.relay import Relay, count_tool_messages
 from osmosis_gateway.routes import body_of, invalid, responses
 from osmosis_grpc.agent import RolloutContext, RolloutResult
-from osmosis_grpc.agent.grader_limit import refuse_grader_timeout
 from osmosis_grpc.agent.loop import name_problem
-from osmosis_grpc.agent.result_check import RunOutcome, outcome_of
+from osmosis_grpc.agent.request import refuse_grader_timeout
+from osmosis_grpc.agent.run_outcome import RunOutcome, outcome_of
 from osmosis_grpc.endpoints.rollout_keys import RolloutKeys
 from osmosis_grpc.network.bearer_tokens import bearer
 from osmosis_grpc.network.http.bounded_json import BodyRefused, Bounds, read_json

@@ -13,7 +13,7 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict
 
-from osmosis_grpc.agent.messages import get_message_content, is_tool_message, is_user_message
+from osmosis_grpc.compat.sdk_functions import get_message_content, is_tool_message, is_user_message
 
 ToolCallGenerator = Callable[[dict[str, Any]], list[dict[str, Any]] | None]
 """Takes the last message, or {} without messages. Returns the tool calls of the reply; None or [] for no calls."""

@@ -4,7 +4,7 @@ import asyncio
 import copy
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from osmosis_grpc.agent.loop_calls import LoopCalls, OtherThreadSession, running_loop
 from osmosis_grpc.agent.model_client import ModelClient, ModelSession, NoSession
@@ -13,10 +13,9 @@ from osmosis_grpc.agent.request import RolloutRequest
 from osmosis_grpc.agent.results import CompletionsResult, RolloutResult
 from osmosis_grpc.agent.reward_decorator import reward_of
 from osmosis_grpc.agent.rollout_scope import RolloutScope, current_rollout
-from osmosis_grpc.agent.running_tool_call import RunningToolCall
-from osmosis_grpc.agent.tool_schema import tool_schema
-from osmosis_grpc.agent.tools import (
+from osmosis_grpc.agent.tool_calls import (
     RunnableTool,
+    RunningToolCall,
     answer_tool_calls,
     create_tool_error_result,
     create_tool_result,
@@ -25,16 +24,12 @@ from osmosis_grpc.agent.tools import (
     refuse_cut_call,
     tool_text,
 )
-from osmosis_grpc.protocol.types import ChatPurpose, ChatRef, Message, events, jsontext
+from osmosis_grpc.agent.tool_schema import tool_schema
+from osmosis_grpc.protocol.types import ChatPurpose, ChatRef, Message, events, jsontext, requests
 from osmosis_grpc.protocol.types.cuts import CUTS
 from osmosis_grpc.protocol.types.json_values import loggable
 from osmosis_grpc.protocol.types.tool_dicts import dump_model
 
-if TYPE_CHECKING:
-    from osmosis_grpc.agent.grader import RolloutSample
-
-AGENT_REGISTERED = "agent registered"
-"""The event with the format of an agent's messages."""
 MAX_LATENCY_MS = 365 * 24 * 3600 * 1000.0
 """The longest latency of a tool call that can be recorded: a year."""
 
@@ -42,13 +37,21 @@ MAX_LATENCY_MS = 365 * 24 * 3600 * 1000.0
 class RolloutContext(RolloutScope):
     """The agent's view of one rollout. After the end of the rollout every method raises RolloutEndedError.
 
-    Code can make a context, too: with `llm`, such as the mock of a unit test, which answers its chats, or without a
-    model, to register agents.
+    The server makes it. A unit test can make one, too.
+
+    Args:
+        request: The trainer's request.
+        tools: The tools that get_tools returned.
+        llm: A model that answers the chats, such as a mock. Without one, the context can only register agents.
+        session: The engine's side of the rollout.
+        rollout_id: The id of the rollout, for a context without a request.
+        chat_completions_url: The base URL, for a context outside of a server.
+        api_key: The key for the base URL.
     """
 
     def __init__(
         self,
-        request: RolloutRequest | None = None,
+        request: requests.RolloutRequest | None = None,
         tools: Sequence[Any] = (),
         llm: Any = None,
         *,
@@ -62,7 +65,7 @@ class RolloutContext(RolloutScope):
             chat_completions_url=chat_completions_url,
             api_key=api_key,
         )
-        self.request = request or RolloutRequest.unchecked(rollout_id=self.rollout_id)
+        self.request = RolloutRequest.of(request or requests.RolloutRequest(rollout_id=self.rollout_id))
         """The trainer's request."""
         self._tools, self._tools_read = tools, False
         self._own = None if llm is None else ModelSession(llm)
@@ -130,12 +133,19 @@ class RolloutContext(RolloutScope):
     ) -> CompletionsResult:
         """Ask the model for a reply to the whole history.
 
-        A reply in the history may be spelled differently, for example as parts or without its reasoning; the model
-        still gets the original. `params` are sampling parameters under OpenAI's names. Unknown parameters are
-        forwarded, and pinned parameters replace those in `params`. `tools` replaces the rollout's tools for this chat,
-        and run_tools() runs these, too. `sample` names the conversation of the chat. Raises a CallError if the trainer
-        refuses the chat or cannot be reached. Raises ValueError for a history that cannot be sent, and
-        RolloutEndedError after the end of the rollout.
+        Args:
+            messages: The history, in OpenAI's format. A reply in it may be spelled differently, for example as parts or
+                without its reasoning; the model still gets the original.
+            sample: The conversation of the chat.
+            purpose: Chats for judging are never trained on.
+            tools: Replace the rollout's tools for this chat. run_tools() runs these, too.
+            **params: Sampling parameters under OpenAI's names. Unknown ones are forwarded, and those that the trainer
+                pins replace them.
+
+        Raises:
+            CallError: The trainer refuses the chat, or cannot be reached.
+            ValueError: The history cannot be sent.
+            RolloutEndedError: The rollout has ended.
         """
         return await self.ask(messages, sample=sample, purpose=purpose, tools=tools, params=params)
 
@@ -161,20 +171,9 @@ class RolloutContext(RolloutScope):
         number, response = await session.chat(
             messages, sample=sample, purpose=self._purpose or purpose, tools=tools, params=params, wanted=wanted
         )
-        ids: Any = response.tokens and response.tokens.ids
-        logprobs: Any = response.tokens and response.tokens.logprobs
-        message = jsontext.copy(response.message, "message")
-        session.calls.add(message, sample, number)
-        return CompletionsResult(
-            message=message,
-            token_ids=ids,
-            logprobs=logprobs,
-            usage=dict(response.usage or {}),
-            finish_reason=response.finish_reason or None,
-            extra=response.extra,
-            chat_number=number,
-            sample=sample,
-        )
+        result = CompletionsResult.of(response, sample, number)
+        session.calls.add(result.message, sample, number)
+        return result
 
     def add_sample(
         self,
@@ -184,69 +183,54 @@ class RolloutContext(RolloutScope):
         parent: ChatRef | tuple[str, int] | None = None,
         train: bool | None = None,
     ) -> str:
-        """Begin another conversation and return its name. Without `name`, the name is sample-2, sample-3 and so on.
+        """Begin another conversation and return its name.
 
-        `policy` names the policy of the trainer that answers the chats of the sample. Empty means the trainer's only
-        policy. `parent` is the sample and the chat from which this sample is branched or called, for example
-        ("main", reply.chat_number); chat 0 is the beginning of the sample. `train=False` asks the trainer not to train
-        on the sample. Call add_sample("main", policy=...) before the first chat to choose the policy of `main`.
+        Call add_sample("main", policy=...) before the first chat to choose the policy of `main`.
 
-        Raises ValueError for a name that is in use or cannot be used, and for a parent that does not exist.
+        Args:
+            name: The name; without one it is sample-2, sample-3 and so on.
+            policy: The policy of the trainer that answers the chats of the sample; empty for its only policy.
+            parent: The sample and the chat from which this sample is branched or called, for example
+                ("main", reply.chat_number). Chat 0 is the beginning of the sample.
+            train: False asks the trainer not to train on the sample.
+
+        Raises:
+            ValueError: The name is in use or cannot be used, or the parent does not exist.
         """
         if train is not None and not isinstance(train, bool):
             raise ValueError(f"train: is a {type(train).__name__}, not a bool")
         return self._session.add_sample(name, policy=policy, parent=_ref(parent), train=train)
 
-    def register_agent(self, sample_id: str, agent: Any) -> None:
-        """Begin the sample of an agent, for example of OsmosisStrandsAgent. get_samples() then has its messages.
-
-        The messages are those of the agent's method `rollout_messages()`, or of its attribute `messages`. Its attribute
-        `message_format` names their format, for the grading of the recorded rollout (see recorded_samples()). Raises
-        ValueError for a name that is in use or cannot be used.
-        """
-        if not isinstance(sample_id, str):
-            raise ValueError(f"sample: is a {type(sample_id).__name__}, not a str")
-        if sample_id in self._agents:
-            raise ValueError(f"the rollout already has an agent named {sample_id!r}; give each agent a name of its own")
-        if self._session is not _NO_SESSION:
-            self.add_sample(sample_id)
-            if hasattr(agent, "message_format"):
-                self.log_event(AGENT_REGISTERED, agent=sample_id, format=agent.message_format)
-        self._agents[sample_id] = agent
-
-    def get_samples(self) -> "dict[str, RolloutSample]":
-        """Return the samples that have a reply of the policy, and those of registered agents, in their order.
-
-        The messages of a registered agent are in the format of its library. Other messages are in OpenAI's format.
-        """
-        from osmosis_grpc.agent.grader import RolloutSample
-
-        found: dict[str, Any] = {}
-        for name in self._session.sample_names() if self._session is not _NO_SESSION else ():
-            if name in self._agents or self._session.sample_messages(name) is not None:
-                found[name] = self._session.sample_messages(name)
-        for name, agent in self._agents.items():
-            whole = getattr(agent, "rollout_messages", None)
-            found[name] = whole() if callable(whole) else agent.messages
-        return {name: RolloutSample(id=name, messages=list(messages)) for name, messages in found.items()}
-
     def set_reward(self, value: float, *, sample: str = "main", chat: int = 0, name: str = "") -> None:
         """Set a reward of a sample, of one of its chats, or of the whole rollout. Setting it again replaces it.
 
-        `sample` is the name of the sample, or empty for the whole rollout. `chat` is the number of an answered chat of
-        the sample (reply.chat_number); 0 means the whole sample. `name` names a part of the reward, for example
-        "format": 1 to 64 printable characters, at most 64 names. Parts explain the reward and are not added to it.
-        An empty name sets the reward itself. If the rollout has one sample, the sample and the rollout have the same
-        reward. A rollout that fails has no rewards.
+        If the rollout has one sample, the sample and the rollout have the same reward. A rollout that fails has no
+        rewards.
 
-        Raises BadRewardError, a ValueError, for a value that is not a finite number, and ValueError for a sample or a
-        chat that does not exist.
+        Args:
+            value: The reward.
+            sample: The name of the sample; empty for the whole rollout.
+            chat: The number of an answered chat of the sample (reply.chat_number); 0 for the whole sample.
+            name: A part of the reward, for example "format": 1 to 64 printable characters, at most 64 names. Parts
+                explain the reward and are not added to it. An empty name sets the reward itself.
+
+        Raises:
+            BadRewardError: The value is not a finite number. It is a ValueError.
+            ValueError: The sample or the chat does not exist.
         """
         self._session.check_open()
         self._session.set_reward(reward_of(value), sample=sample, chat=chat, name=name)
 
     def set_train(self, wish: bool, *, sample: str = "main") -> None:
-        """Ask the trainer to train on a sample, or not to. See `train` of add_sample(). Raises ValueError."""
+        """Ask the trainer to train on a sample, or not to.
+
+        Args:
+            wish: False for a sample that is not to be trained on.
+            sample: The name of the sample.
+
+        Raises:
+            ValueError: The sample does not exist, or `wish` is no bool.
+        """
         if not isinstance(wish, bool):
             raise ValueError(f"wish: is a {type(wish).__name__}, not a bool")
         self._session.train(sample, wish)
@@ -265,9 +249,15 @@ class RolloutContext(RolloutScope):
     ) -> RolloutResult:
         """Make the result of a successful rollout. The agent returns this result from run.
 
-        Without `final_messages`, the trainer gets the conversation up to the last reply. If that reply was cut or
-        tool_loop() ran out of turns, the finish reason of the outcome says so instead of "stop". Raises BadRewardError,
-        a ValueError, for a reward that is not a finite number.
+        Args:
+            final_messages: The conversation; without it, the trainer gets the one up to the last reply.
+            finish_reason: Why the agent ended. If the last reply was cut or tool_loop() ran out of turns, the outcome
+                says so instead of "stop".
+            reward: The reward of the rollout; None if the agent computes none.
+            extra_fields: More data for the trainer, as JSON.
+
+        Raises:
+            BadRewardError: The reward is not a finite number. It is a ValueError.
         """
         self._session.check_open()
         reward = None if reward is None else reward_of(reward)
@@ -283,7 +273,9 @@ class RolloutContext(RolloutScope):
     def error(self, error_message: str, final_messages: Sequence[Message] | None = None) -> RolloutResult:
         """Make the result of a rollout that the agent gives up. The agent returns this result from run.
 
-        Without `final_messages`, the trainer gets the conversation up to the last reply.
+        Args:
+            error_message: Why, for the outcome.
+            final_messages: The conversation; without it, the trainer gets the one up to the last reply.
         """
         self._session.check_open()
         return RolloutResult(
@@ -319,9 +311,13 @@ class RolloutContext(RolloutScope):
     ) -> list[Message]:
         """Ask the model and run its tools, until a reply calls no tool. Return the conversation with all replies.
 
-        The loop asks at most `max_turns` chats; by default as many as the trainer's request permits. If a reply was cut
-        by its token limit, the loop ends without running the tools of that reply. `params` are the sampling parameters
-        of chat(). Raises what chat() raises.
+        If a reply was cut by its token limit, the loop ends without running its tools. Raises what chat() raises.
+
+        Args:
+            messages: The history to begin with.
+            sample: As in chat().
+            max_turns: The most chats; by default as many as the trainer's request permits.
+            **params: As in chat().
         """
         conversation: list[Message] = [dict(message) for message in messages]
         for _ in range(self.request.max_turns if max_turns is None else max_turns):
@@ -356,10 +352,13 @@ class RolloutContext(RolloutScope):
             note_error("")
 
     def start_tool_call(self, call: Mapping[str, Any], *, sample: str = "") -> RunningToolCall:
-        """Record that a tool begins, for code that runs its tools itself.
+        """Record that a tool begins, for code that runs its tools itself. The metrics count and time the call.
 
-        At the end of the tool, call returned(message) of the result. `call` is a tool call in OpenAI's format. `sample`
-        is the sample whose reply asked for it. The metrics count and time the call.
+        At the end of the tool, call returned(message) of the result.
+
+        Args:
+            call: The tool call, in OpenAI's format.
+            sample: The sample whose reply asked for it.
         """
         return RunningToolCall(self._session, call, sample=sample)
 
@@ -369,10 +368,12 @@ class RolloutContext(RolloutScope):
         return self._session.debug_enabled
 
     def log_event(self, event_type: str = "", /, **data: Any) -> None:
-        """Add an event to the trajectory. A value that is not JSON is logged as its repr.
+        """Add an event to the trajectory.
 
-        `event_type` is the name of the event, and can be given by name. With the key `sample`, the event belongs to the
-        newest chat of the sample.
+        Args:
+            event_type: The name of the event. It can be given by name, too.
+            **data: The values. One that is not JSON is logged as its repr. With the key `sample`, the event belongs to
+                the newest chat of the sample.
         """
         name = event_type or data.pop("event_type", "")
         logged = loggable(data)

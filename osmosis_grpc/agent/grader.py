@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from osmosis_grpc.agent.reward_decorator import reward_of
-from osmosis_grpc.agent.workflow_config import GraderConfig
+from osmosis_grpc.agent.workflow import GraderConfig
 
 TGraderConfig = TypeVar("TGraderConfig", bound=GraderConfig)
 
@@ -38,7 +38,16 @@ class RolloutSample(BaseModel):
 
 
 class GraderContext:
-    """The input of a grader, and the place for its rewards."""
+    """The input of a grader, and the place for its rewards.
+
+    Args:
+        label: The reference answer; None if the request has none.
+        samples: The samples by id, in the order in which they began.
+        workspace_path: The folder in which the server was started; None outside of a server.
+        metadata: The dict that the workflow got.
+        prompt: The messages that the workflow got.
+        rollout_id: The rollout.
+    """
 
     def __init__(
         self,
@@ -51,15 +60,10 @@ class GraderContext:
         rollout_id: str = "",
     ) -> None:
         self.label = label
-        """The reference answer; None if the request has none."""
         self.samples: dict[str, RolloutSample] = dict(samples or {})
-        """The samples by id, in the order in which they began."""
         self.workspace_path = workspace_path
-        """The folder in which the server was started; None outside of a server."""
         self.metadata = metadata if isinstance(metadata, dict) else dict(metadata or {})
-        """The dict that the workflow got."""
         self.prompt: list[dict[str, Any]] = list(prompt)
-        """The messages that the workflow got."""
         self.rollout_id = rollout_id
 
     @property
@@ -72,10 +76,15 @@ class GraderContext:
         return self.samples
 
     def set_sample_reward(self, sample_id: str, reward: float) -> None:
-        """Set the reward of a sample. Setting it again replaces it. An int or a bool becomes a float.
+        """Set the reward of a sample. Setting it again replaces it.
 
-        Raises ValueError for an unknown sample, and BadRewardError, a ValueError, for a value that is not a finite
-        number.
+        Args:
+            sample_id: The name of the sample.
+            reward: A finite number. An int or a bool becomes a float.
+
+        Raises:
+            ValueError: There is no such sample.
+            BadRewardError: The reward is not a finite number. It is a ValueError.
         """
         if sample_id not in self.samples:
             raise ValueError(f"Sample {sample_id} not found; the samples are: {', '.join(self.samples) or 'none'}")

@@ -8,8 +8,8 @@ from typing import Any
 from osmosis_grpc.agent.context import RolloutContext
 from osmosis_grpc.agent.grader import Grader, GraderContext, RolloutSample
 from osmosis_grpc.agent.import_hints import with_import_hint
-from osmosis_grpc.agent.result_check import RunOutcome
-from osmosis_grpc.agent.workflow_config import GraderConfig
+from osmosis_grpc.agent.run_outcome import RunOutcome
+from osmosis_grpc.agent.workflow import GraderConfig
 from osmosis_grpc.protocol.errors import RolloutEndedError
 from osmosis_grpc.protocol.types import Failure, FailureReason, Message, RolloutOutcome, RolloutRequest
 from osmosis_grpc.protocol.types.json_values import loggable
@@ -108,8 +108,14 @@ async def grade_recorded(
 ) -> Graded:
     """Grade a rollout that has ended, for example one of a journal. Nothing of the rollout is changed.
 
-    `samples` is the outcome of the rollout, or the messages of its samples by name, in OpenAI's format. `timeout` is a
-    limit in seconds. get_rollout_context() is None in the grader, so a grader that asks the policy's model fails.
+    get_rollout_context() is None in the grader, so a grader that asks the policy's model fails.
+
+    Args:
+        grader: The class of the grader.
+        request: The request of the rollout.
+        samples: The outcome of the rollout, or the messages of its samples by name, in OpenAI's format.
+        config: The configuration of the grader.
+        timeout: The most seconds.
     """
     if isinstance(samples, RolloutOutcome):
         samples = {name: sample.messages for name, sample in samples.samples.items()}

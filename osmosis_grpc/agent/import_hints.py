@@ -1,5 +1,6 @@
-"""What to do about an import of an agent that fails, in one sentence."""
+"""Imports of agents: what to do about one that fails, in one sentence, and litellm without the network."""
 
+import os
 from dataclasses import replace
 
 from osmosis_grpc.protocol.errors import install, missing_extra
@@ -64,3 +65,11 @@ def of_the_sdk(cls: type) -> str | None:
     """Return what to do about a subclass of one of the Osmosis SDK's classes; None for any other class."""
     base = next((base for base in cls.__mro__ if base.__module__.partition(".")[0] == _SDK), None)
     return f"{cls.__name__} derives from {base.__module__}.{base.__name__}: {_PREFIX}" if base else None
+
+
+LOCAL_PRICES = "LITELLM_LOCAL_MODEL_COST_MAP"
+
+
+def use_local_prices() -> None:
+    """Let litellm read the prices of its own package, unless the user has set the variable."""
+    os.environ.setdefault(LOCAL_PRICES, "True")

@@ -9,17 +9,22 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from osmosis_grpc.agent.discovery import DiscoveryError, FoundWorkflow, discover
-from osmosis_grpc.agent.entry_points import EntryPointError, check_path, import_file, is_path
 from osmosis_grpc.agent.grader import Grader
-from osmosis_grpc.agent.import_hints import missing_import, of_the_sdk
-from osmosis_grpc.agent.local_prices import use_local_prices
+from osmosis_grpc.agent.import_hints import missing_import, of_the_sdk, use_local_prices
 from osmosis_grpc.agent.loop import RolloutAgentLoop
-from osmosis_grpc.agent.recent_sources import import_newest
 from osmosis_grpc.agent.runnable import Runnable
 from osmosis_grpc.agent.validator import one_line, place_of_error
-from osmosis_grpc.agent.workflow import AgentWorkflow
-from osmosis_grpc.agent.workflow_config import GraderConfig
+from osmosis_grpc.agent.workflow import AgentWorkflow, GraderConfig
+from osmosis_grpc.agent.workflow_files import (
+    DiscoveryError,
+    EntryPointError,
+    FoundWorkflow,
+    check_path,
+    discover,
+    import_file,
+    import_newest,
+    is_path,
+)
 from osmosis_grpc.agent.workflow_sources import ConfigSources, configured, configured_grader
 
 

@@ -55,7 +55,12 @@ class RolloutAgentLoop(ABC):
         """
 
     def ended(self, rollout_id: str, attempt: int) -> None:  # noqa: B027 - few need it
-        """Release what get_tools reserved for a rollout. Called once after the rollout's end, even if run was not."""
+        """Release what get_tools reserved for a rollout. Called once after the rollout's end, even if run was not.
+
+        Args:
+            rollout_id: The rollout.
+            attempt: Its attempt, from 1.
+        """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

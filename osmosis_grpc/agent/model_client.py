@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from osmosis_grpc.agent.call_origins import CallOrigins
 from osmosis_grpc.agent.ports import RolloutFolders, Session
+from osmosis_grpc.agent.tool_runs import CallOrigins
 from osmosis_grpc.protocol.types import ChatPurpose, ChatRef, ChatResponse, EventKind, Message
 
 if TYPE_CHECKING:
@@ -18,7 +18,12 @@ class LLMClientProtocol(Protocol):
     """A model for a RolloutContext: ctx.llm, an OsmosisLLMClient, or the mock of a unit test."""
 
     async def chat_completions(self, messages: list[dict[str, Any]], **kwargs: Any) -> "CompletionsResult":
-        """Return the reply to the whole history."""
+        """Return the reply to the whole history.
+
+        Args:
+            messages: The history, in OpenAI's format.
+            **kwargs: Sampling parameters under OpenAI's names.
+        """
 
     def get_metrics(self) -> "RolloutMetrics":
         """Return the latency and token counts of the chats so far."""

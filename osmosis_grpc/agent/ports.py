@@ -6,11 +6,12 @@ transport.
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from osmosis_grpc.agent.call_origins import CallOrigins
+from osmosis_grpc.agent.tool_runs import CallOrigins
 from osmosis_grpc.protocol.types import (
     ChatPurpose,
     ChatRef,
@@ -140,3 +141,7 @@ class Session(Protocol):
 
         That function takes the call id of the tool's message. It counts the call and returns its duration in seconds.
         """
+
+
+current_session: ContextVar[Session | None] = ContextVar("osmosis_grpc_session", default=None)
+"""The session, in the agent's task and in the tasks that this task starts; None in other tasks."""

@@ -4,6 +4,7 @@ import copy
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
+from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.protocol.types import requests
 
 if TYPE_CHECKING:
@@ -49,7 +50,12 @@ class RolloutRequest(requests.RolloutRequest):
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a copy with other values for some fields. They are not checked, as in pydantic.
 
-        Raises AttributeError for an unknown field.
+        Args:
+            update: The values by field.
+            deep: Whether the values of the other fields are copied, too.
+
+        Raises:
+            AttributeError: There is no such field.
         """
         unknown = sorted(set(update or ()) - set(NAMES))
         if unknown:
@@ -59,12 +65,22 @@ class RolloutRequest(requests.RolloutRequest):
 
     @classmethod
     def model_validate(cls, value: Any, **options: Any) -> Self:
-        """Return the request of a dict or of another request. Raises pydantic's ValidationError."""
+        """Return the request of a dict or of another request. Raises pydantic's ValidationError.
+
+        Args:
+            value: The dict or the request.
+            **options: Those of pydantic's model_validate.
+        """
         return cls._of(_model().model_validate(value, from_attributes=True, **options))
 
     @classmethod
     def model_validate_json(cls, text: str | bytes, **options: Any) -> Self:
-        """Return the request of a JSON text. Raises pydantic's ValidationError."""
+        """Return the request of a JSON text. Raises pydantic's ValidationError.
+
+        Args:
+            text: The JSON text.
+            **options: Those of pydantic's model_validate_json.
+        """
         return cls._of(_model().model_validate_json(text, **options))
 
     @classmethod
@@ -80,7 +96,12 @@ class RolloutRequest(requests.RolloutRequest):
     @classmethod
     def unchecked(cls, **fields: Any) -> Self:
         """Return a request without any check, and without pydantic."""
-        return requests.copy_of(requests.RolloutRequest(**fields), cls)
+        return cls.of(requests.RolloutRequest(**fields))
+
+    @classmethod
+    def of(cls, request: requests.RolloutRequest) -> Self:
+        """Return the trainer's request as an agent gets it, unchecked."""
+        return request if isinstance(request, cls) else requests.copy_of(request, cls)
 
     @property
     def model_fields_set(self) -> set[str]:
@@ -121,3 +142,9 @@ def _model() -> "type[RequestModel]":
     from osmosis_grpc.agent.request_model import RequestModel
 
     return RequestModel
+
+
+def refuse_grader_timeout(name: str, request: requests.RolloutRequest) -> None:
+    """Raise InvalidArgument if a request for an agent without a grader has a grader's time limit."""
+    if request.grader_timeout is not None:
+        raise InvalidArgument("spec.grader_timeout", f"the agent {name} has no grader")

@@ -1,12 +1,42 @@
-"""The result of a chat, and the result of a run."""
+"""The result of a chat, also in the form of OpenAI's Chat Completions, and the result of a run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
-from osmosis_grpc.agent.token_list import TokenList, as_list
-from osmosis_grpc.protocol.types import Message
+import numpy as np
+from numpy.typing import NDArray
+
+from osmosis_grpc.protocol.types import ChatResponse, Message, jsontext
+from osmosis_grpc.protocol.types.cuts import CUTS
 from osmosis_grpc.protocol.types.fast_init import fast_init
+
+T = TypeVar("T", int, float)
+
+
+class TokenList(list[T], Generic[T]):
+    """A list of token ids or of logprobs. It is empty if the trainer sent none."""
+
+    __slots__ = ("_array",)
+
+    def __init__(self, values: Any = ()) -> None:
+        self._array = values if isinstance(values, np.ndarray) else None
+        super().__init__(values if self._array is None else self._array.tolist())
+
+    @property
+    def array(self) -> NDArray[Any]:
+        """The same values as an array: uint32 for token ids, float32 for logprobs.
+
+        It is the array that the trainer sent, so later changes of this list are not in it.
+        """
+        if self._array is None:
+            self._array = np.asarray(list(self), "<f4" if any(isinstance(x, float) for x in self) else "<u4")
+        return self._array
+
+
+def as_list(values: Any) -> TokenList[Any]:
+    """Return values as a TokenList. `values` is an array, a list or None."""
+    return values if type(values) is TokenList else TokenList(() if values is None else values)
 
 
 @fast_init
@@ -30,6 +60,27 @@ class CompletionsResult:
     """The number of the chat within its sample, for ctx.set_reward(chat=...) and ctx.add_sample(parent=...)."""
     sample: str = ""
     """The sample of the chat."""
+
+    @classmethod
+    def of(cls, response: ChatResponse, sample: str, chat_number: int) -> "CompletionsResult":
+        """Return the result of a chat. Its message belongs to the agent.
+
+        Args:
+            response: The trainer's reply.
+            sample: The sample of the chat.
+            chat_number: Its number within the sample.
+        """
+        tokens: Any = response.tokens
+        return cls(
+            message=jsontext.copy(response.message, "message"),
+            token_ids=tokens and tokens.ids,
+            logprobs=tokens and tokens.logprobs,
+            usage=dict(response.usage or {}),
+            finish_reason=response.finish_reason or None,
+            extra=response.extra,
+            chat_number=chat_number,
+            sample=sample,
+        )
 
     @property
     def tool_calls(self) -> list[dict[str, Any]]:
@@ -110,3 +161,27 @@ class RolloutResult:
     """None means that the agent does not compute the reward; it is not zero."""
     extra_fields: Mapping[str, Any] | None = None
     """More data for the trainer."""
+
+
+def finish_reason_of(result: CompletionsResult) -> str:
+    """Return the policy's finish reason; `length` for any reply that was cut. Without one, the reply decides."""
+    if result.finish_reason in CUTS:
+        return "length"
+    return result.finish_reason or ("tool_calls" if result.has_tool_calls else "stop")
+
+
+def usage_of(result: CompletionsResult) -> dict[str, Any]:
+    """Return the token counts; 0 for those that the policy did not give."""
+    return {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0} | dict(result.usage)
+
+
+def logprobs_of(result: CompletionsResult) -> dict[str, Any] | None:
+    """Return the logprobs; None if they are unknown.
+
+    The texts of the tokens are unknown here, so `token` is token_id:ID, as vLLM writes it.
+    """
+    if not (result.token_ids and result.logprobs):
+        return None
+    pairs = zip(result.token_ids, result.logprobs, strict=True)
+    keys: dict[str, Any] = {"bytes": None, "top_logprobs": []}
+    return {"content": [{"token": f"token_id:{token}", "logprob": value} | keys for token, value in pairs]}

@@ -5,9 +5,13 @@ import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from contextvars import ContextVar, Token
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
+from osmosis_grpc.agent.model_client import NoSession
 from osmosis_grpc.protocol.errors import FailedPrecondition, MissingExtraError, RolloutEndedError
+
+if TYPE_CHECKING:
+    from osmosis_grpc.agent.grader import RolloutSample
 
 current_rollout: ContextVar[Any] = ContextVar("osmosis_grpc_rollout", default=None)
 """The RolloutContext of the running code; None outside of a rollout."""
@@ -15,6 +19,9 @@ current_rollout: ContextVar[Any] = ContextVar("osmosis_grpc_rollout", default=No
 URL_VARIABLE = "OSMOSIS_CHAT_COMPLETIONS_URL"
 KEY_VARIABLE = "OSMOSIS_API_KEY"
 ID_VARIABLE = "OSMOSIS_ROLLOUT_ID"
+
+AGENT_REGISTERED = "agent registered"
+"""The event with the format of an agent's messages."""
 
 Opener = Callable[["RolloutScope", asyncio.AbstractEventLoop], AbstractContextManager[Any]]
 """Serves the base URL of a rollout on the loop while the context is open, and returns its endpoint."""
@@ -107,6 +114,43 @@ class RolloutScope:
     def registered_agents(self) -> dict[str, Any]:
         """The registered agents by the name of their sample."""
         return dict(self._agents)
+
+    def register_agent(self: Any, sample_id: str, agent: Any) -> None:
+        """Begin the sample of an agent, for example of OsmosisStrandsAgent. get_samples() then has its messages.
+
+        Args:
+            sample_id: The name of the sample.
+            agent: Has the messages in its method `rollout_messages()`, or in its attribute `messages`. Its attribute
+                `message_format` names their format, for the grading of the recorded rollout (see recorded_samples()).
+
+        Raises:
+            ValueError: The name is in use or cannot be used.
+        """
+        if not isinstance(sample_id, str):
+            raise ValueError(f"sample: is a {type(sample_id).__name__}, not a str")
+        if sample_id in self._agents:
+            raise ValueError(f"the rollout already has an agent named {sample_id!r}; give each agent a name of its own")
+        if not isinstance(self._session, NoSession):
+            self.add_sample(sample_id)
+            if hasattr(agent, "message_format"):
+                self.log_event(AGENT_REGISTERED, agent=sample_id, format=agent.message_format)
+        self._agents[sample_id] = agent
+
+    def get_samples(self: Any) -> "dict[str, RolloutSample]":
+        """Return the samples that have a reply of the policy, and those of registered agents, in their order.
+
+        The messages of a registered agent are in the format of its library. Other messages are in OpenAI's format.
+        """
+        from osmosis_grpc.agent.grader import RolloutSample
+
+        found: dict[str, Any] = {}
+        for name in () if isinstance(self._session, NoSession) else self._session.sample_names():
+            if name in self._agents or self._session.sample_messages(name) is not None:
+                found[name] = self._session.sample_messages(name)
+        for name, agent in self._agents.items():
+            whole = getattr(agent, "rollout_messages", None)
+            found[name] = whole() if callable(whole) else agent.messages
+        return {name: RolloutSample(id=name, messages=list(messages)) for name, messages in found.items()}
 
     def separate(self) -> None:
         """Share no agents and no base URL with the context of which this one is a copy."""

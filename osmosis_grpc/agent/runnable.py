@@ -9,12 +9,11 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from typing import Any, Protocol
 
 from osmosis_grpc.agent.context import RolloutContext
-from osmosis_grpc.agent.grader_limit import refuse_grader_timeout
 from osmosis_grpc.agent.loop import AgentNameError, RolloutAgentLoop, name_problem
-from osmosis_grpc.agent.request import RolloutRequest
-from osmosis_grpc.agent.result_check import RunOutcome, outcome_of
-from osmosis_grpc.agent.sync_agents import is_async, run_on_thread
-from osmosis_grpc.agent.tools import RunnableTool
+from osmosis_grpc.agent.request import RolloutRequest, refuse_grader_timeout
+from osmosis_grpc.agent.run_outcome import RunOutcome, outcome_of
+from osmosis_grpc.agent.sync_context import is_async, run_on_thread
+from osmosis_grpc.agent.tool_calls import RunnableTool
 from osmosis_grpc.supervise import OnFailure, child, job
 
 GET_TOOLS = job("agent.get_tools", OnFailure.RAISE)

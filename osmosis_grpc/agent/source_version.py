@@ -17,11 +17,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from osmosis_grpc.agent.entry_points import PACKAGE
 from osmosis_grpc.agent.syntax_tree import parse
 
 OURS = {"osmosis_grpc": "osmosis-grpc", "osmosis_gateway": "osmosis-grpc"}
 """Our own packages. Only their version is part of an agent's version, not their files."""
+PACKAGE = "_osmosis_entry_point_"
+"""The package of a workflow's file has this name and a digest of the folder's path; see workflow_files.py."""
 MAX_FILES = 256
 DIGITS = 12
 

@@ -1,13 +1,16 @@
-"""The context of an agent whose run() is not async. It has the methods of RolloutContext, and waits in them."""
+"""Agents whose run() is not async: each runs on a thread, and the methods of its context wait."""
 
 import asyncio
+import contextvars
 import functools
+import inspect
 from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from osmosis_grpc.agent.context import RolloutContext
 from osmosis_grpc.agent.loop_calls import LoopCalls
 from osmosis_grpc.protocol.types import RolloutRequest, ToolDict
+from osmosis_grpc.supervise import DaemonThreads
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -90,3 +93,36 @@ class SyncRolloutContext:
     def _check_thread(self) -> None:
         if self._calls.here:
             raise RuntimeError("a sync agent's ctx was used on the event loop; in async code use `async def run`")
+
+
+THREADS = 512
+"""At most this many sync agents run at once in a process. Further ones wait for a thread."""
+
+_threads = DaemonThreads(THREADS, replaced=THREADS, name="sync agents")
+
+
+class RunNotAsyncError(TypeError):
+    """A plain function run() returned a coroutine."""
+
+
+def is_async(run: Callable[..., Any]) -> bool:
+    """Return whether a function, or the function that it wraps, is async."""
+    return any(map(inspect.iscoroutinefunction, (run, inspect.unwrap(run), getattr(run, "__call__", None))))  # noqa: B004
+
+
+async def run_on_thread(run: Callable[[SyncRolloutContext], Any], context: RolloutContext) -> Any:
+    """Call run() on a thread, and return its result. Raises its exception.
+
+    If the rollout ends before that, the next call of the context's methods raises RolloutEndedError in the thread, and
+    so does a call that waits. Code that calls none of them keeps its thread until it returns.
+    """
+    sync_context = SyncRolloutContext(context)
+    variables = contextvars.copy_context()
+    try:
+        result = await _threads.run(lambda: variables.run(run, sync_context))
+        if inspect.iscoroutine(result):
+            result.close()
+            raise RunNotAsyncError("run is a plain function, and returned a coroutine: write `async def run`")
+        return result
+    finally:
+        sync_context.close()

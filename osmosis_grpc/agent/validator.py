@@ -14,8 +14,7 @@ from typing import Any, Literal
 from osmosis_grpc.agent.loop import RolloutAgentLoop, name_problem
 from osmosis_grpc.agent.request import RolloutRequest
 from osmosis_grpc.agent.runnable import await_tools, must_wait
-from osmosis_grpc.agent.schema_keys import misspelt_keys
-from osmosis_grpc.agent.tool_result_types import result_problem
+from osmosis_grpc.agent.tool_checks import misspelt_keys, result_problem
 from osmosis_grpc.protocol.errors import InvalidArgument, OsmosisRolloutError
 from osmosis_grpc.protocol.types import jsontext
 from osmosis_grpc.protocol.types.outcome import clip, describe

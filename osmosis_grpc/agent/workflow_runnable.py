@@ -5,24 +5,31 @@ import contextlib
 import copy
 import os
 from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from osmosis_grpc.agent.config_values import ConfigValueError, built, config_class, overlaid
 from osmosis_grpc.agent.context import RolloutContext
-from osmosis_grpc.agent.current_context import current_session
-from osmosis_grpc.agent.grader import Grader, GraderContext, RolloutSample
+from osmosis_grpc.agent.grader import Grader, RolloutSample
 from osmosis_grpc.agent.grader_groups import Groups
-from osmosis_grpc.agent.grader_limit import refuse_grader_timeout
 from osmosis_grpc.agent.grading import graded, grader_context
 from osmosis_grpc.agent.loop import AgentNameError, name_problem
-from osmosis_grpc.agent.result_check import RunOutcome, invalid_result
+from osmosis_grpc.agent.ports import current_session
+from osmosis_grpc.agent.request import refuse_grader_timeout
+from osmosis_grpc.agent.run_outcome import RunOutcome, invalid_result
 from osmosis_grpc.agent.sync_waits import with_sync_waits
-from osmosis_grpc.agent.workflow import AgentWorkflow, AgentWorkflowContext
-from osmosis_grpc.agent.workflow_config import AgentWorkflowConfig, BaseConfig, GraderConfig
+from osmosis_grpc.agent.workflow import (
+    AgentWorkflow,
+    AgentWorkflowConfig,
+    AgentWorkflowContext,
+    BaseConfig,
+    ConfigValueError,
+    GraderConfig,
+    built,
+    config_class,
+    overlaid,
+)
 from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.protocol.types import RolloutRequest
 from osmosis_grpc.protocol.types.json_values import loggable
@@ -45,7 +52,18 @@ Only trainers that speak HTTP get them, because the Osmosis SDK's result has the
 
 
 class WorkflowRunnable:
-    """A Runnable for a workflow class, its configuration, and optionally a grader class with its configuration."""
+    """A workflow and its grader as an agent, for run_rollout() and for servers.
+
+    Args:
+        workflow: The class of the workflow.
+        config: Its configuration. Each rollout gets a copy.
+        grader: The class of the grader; without one, nothing rewards the samples.
+        grader_config: The configuration of the grader.
+
+    Raises:
+        AgentNameError: The configuration, or else the class, has no name that trainers can use.
+        TypeError: `workflow` is not the class of a workflow.
+    """
 
     lists_tools_without_request = True
 
@@ -89,7 +107,12 @@ class WorkflowRunnable:
             self._config_of_grader(request)
 
     def accepted(self, request: RolloutRequest, owner: str) -> None:
-        """Note the group of a rollout that is going to run."""
+        """Note the group of a rollout that is going to run.
+
+        Args:
+            request: The request of the rollout.
+            owner: The trainer to which it belongs.
+        """
         if self._grades_groups:
             self.groups.accepted(request, owner)
 
@@ -116,32 +139,32 @@ class WorkflowRunnable:
         graded_context = grader_context(request, samples, self._folder)
         with context.for_grader() as judge:
             if self._grades_groups and self.groups.has(request):
-                grade_group = partial(self._grade_group, request)
-                work = self.groups.grade(request, graded_context, grade_group, session.waiting)
+                work = self.groups.grade(
+                    request, graded_context, partial(self._grade, request, "grade_group"), session.waiting
+                )
             else:
-                work = self._grade(request, graded_context)
+                work = self._grade(request, "grade", graded_context)
             outcome = (await graded(work, graded_context)).apply(judge)
             return _with_native(outcome, context, samples)
 
     def ended(self, rollout_id: str, attempt: int) -> None:
-        """Let the other rollouts of the group no longer wait for this one."""
+        """Let the other rollouts of the group no longer wait for this one.
+
+        Args:
+            rollout_id: The rollout.
+            attempt: Its attempt, from 1.
+        """
         self.groups.ended(rollout_id, attempt)
 
-    async def _grade(self, request: RolloutRequest, context: GraderContext) -> None:
+    async def _grade(self, request: RolloutRequest, method: str, contexts: Any) -> None:
         assert self.grader is not None
-        async with self._grader_slot():
-            await with_sync_waits(self.grader(self._config_of_grader(request)).grade(context))
-
-    async def _grade_group(self, request: RolloutRequest, contexts: Any) -> None:
-        assert self.grader is not None
-        async with self._grader_slot():
-            await with_sync_waits(self.grader(self._config_of_grader(request)).grade_group(contexts))
-
-    def _grader_slot(self) -> AbstractAsyncContextManager[Any]:
         most = None if self.grader_config is None else self.grader_config.concurrency.max_concurrent
-        if most is None:
-            return contextlib.nullcontext()
-        return self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(most))
+        async with contextlib.AsyncExitStack() as stack:
+            if most is not None:
+                slots = self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(most))
+                await stack.enter_async_context(slots)
+            grade = getattr(self.grader(self._config_of_grader(request)), method)
+            await with_sync_waits(grade(contexts))
 
     def _copied(self) -> AgentWorkflowConfig | None:
         try:

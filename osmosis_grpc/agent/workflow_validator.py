@@ -8,8 +8,6 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
-from osmosis_grpc.agent.config_values import misspelt
-from osmosis_grpc.agent.discovery import FoundWorkflow
 from osmosis_grpc.agent.grader import Grader
 from osmosis_grpc.agent.import_hints import import_hint
 from osmosis_grpc.agent.validator import (
@@ -20,8 +18,8 @@ from osmosis_grpc.agent.validator import (
     place_of,
     validate_agent_loop,
 )
-from osmosis_grpc.agent.workflow import AgentWorkflow
-from osmosis_grpc.agent.workflow_config import BaseConfig
+from osmosis_grpc.agent.workflow import AgentWorkflow, BaseConfig, misspelt
+from osmosis_grpc.agent.workflow_files import FoundWorkflow
 from osmosis_grpc.agent.workflow_runnable import WorkflowRunnable
 
 
@@ -38,6 +36,12 @@ def validate_workflow(
     """Return all problems of a workflow, its configuration and its grader. Raises nothing.
 
     Both classes are called, and not run.
+
+    Args:
+        workflow: The class of the workflow.
+        config: Its configuration.
+        grader: The class of the grader.
+        grader_config: The configuration of the grader.
     """
     name = config.name if config is not None else getattr(workflow, "__name__", None)
     findings = list(name_findings(name, f"{name!r:.80}", workflow))
@@ -47,7 +51,7 @@ def validate_workflow(
     findings += wrong or _instance(workflow, copy.deepcopy, config, "WORKFLOW_INIT_FAILED")
     if grader is None:
         text = f"there is no grader for {name}, so its samples get no reward"
-        hint = "add a subclass of osmosis_grpc.rollout.Grader, unless the trainer computes the rewards"
+        hint = "add a subclass of osmosis_grpc.agent.Grader, unless the trainer computes the rewards"
         findings.append(Finding("MISSING_GRADER", text, hint, *place_of(workflow), severity="warning"))
     else:
         findings += validate_grader(grader, grader_config)
@@ -72,7 +76,7 @@ def _misspelt(config: Any) -> Iterator[Finding]:
 
 def _class(cls: Any, base: type, methods: tuple[str, ...], invalid: str, not_async: str) -> Iterator[Finding]:
     """Yield the findings about a class and its methods. The first method is necessary."""
-    hint = f"derive the class from osmosis_grpc.rollout.{base.__name__}, and add async def {methods[0]}(self, ctx)"
+    hint = f"derive the class from osmosis_grpc.agent.{base.__name__}, and add async def {methods[0]}(self, ctx)"
     if not isinstance(cls, type) or not issubclass(cls, base) or cls is base:
         named = cls.__name__ if isinstance(cls, type) else f"a {type(cls).__name__}"
         yield Finding(invalid, f"{named} is not a subclass of {base.__name__}", hint, *place_of(cls))

@@ -12,10 +12,10 @@ from osmosis_grpc.agent.grader import Grader
 from osmosis_grpc.agent.grading import grade_recorded
 from osmosis_grpc.agent.loader import LoadError, load_grader
 from osmosis_grpc.agent.source_version import AgentVersion
-from osmosis_grpc.agent.workflow_config import GraderConfig
+from osmosis_grpc.agent.workflow import GraderConfig
 from osmosis_grpc.agent.workflow_sources import parsed
 from osmosis_grpc.agent.workflow_validator import validate_grader
-from osmosis_grpc.integrations.recorded_samples import recorded_samples
+from osmosis_grpc.integrations._strands_messages import recorded_samples
 from osmosis_grpc.protocol.types import Annotation, RolloutOutcome, RolloutRequest, TrajectoryEvent
 from osmosis_grpc.protocol.types.annotation import MAX_ID_CHARS
 from osmosis_grpc.records.evaluate.eval_functions import MOST_NAME_CHARS, score_id

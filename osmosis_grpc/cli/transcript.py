@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from osmosis_grpc.agent.current_context import ToolRun
+from osmosis_grpc.agent.tool_runs import ToolRun
 from osmosis_grpc.cli.conversation import Conversation
 from osmosis_grpc.cli.screen import Line, wrapped
 from osmosis_grpc.protocol.types import ChatRequest, Message, RolloutOutcome, Sample

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from osmosis_grpc.agent.current_context import ToolRun, tool_watcher
-from osmosis_grpc.agent.result_check import RunOutcome, outcome_of
+from osmosis_grpc.agent.run_outcome import RunOutcome, outcome_of
 from osmosis_grpc.agent.runnable import AgentLoopRunnable, as_runnable
+from osmosis_grpc.agent.tool_runs import ToolRun, tool_watcher
 from osmosis_grpc.cli.daemon_thread import run_in_daemon_thread
 from osmosis_grpc.engine import chats, loop_watchdog, runner, stalled_rollouts
 from osmosis_grpc.engine.loop_watchdog import Watchdog

@@ -11,13 +11,13 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from osmosis_grpc.agent.current_context import ToolRun
 from osmosis_grpc.agent.import_hints import import_hint
-from osmosis_grpc.agent.result_check import RunOutcome
 from osmosis_grpc.agent.results import RolloutResult
 from osmosis_grpc.agent.reward_decorator import BadRewardError
-from osmosis_grpc.agent.sync_agents import RunNotAsyncError
-from osmosis_grpc.agent.tools import ToolRunnerNotAsyncError
+from osmosis_grpc.agent.run_outcome import RunOutcome
+from osmosis_grpc.agent.sync_context import RunNotAsyncError
+from osmosis_grpc.agent.tool_calls import ToolRunnerNotAsyncError
+from osmosis_grpc.agent.tool_runs import ToolRun
 from osmosis_grpc.agent.validator import Finding, Place, Severity, one_line, place_of, place_of_error
 from osmosis_grpc.cli.trial import MOST_CHATS, Trial
 from osmosis_grpc.protocol.errors import ToolExecutionError

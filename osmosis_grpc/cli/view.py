@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 
 from osmosis_grpc.cli.source import RUNS, Source, open_source
 from osmosis_grpc.cli.source_options import SourceOptions
-from osmosis_grpc.policies.token_texts import TokenTexts
+from osmosis_grpc.policies.template_tokenizer import TokenTexts
 from osmosis_grpc.protocol.errors import MissingExtraError, missing_extra
 from osmosis_grpc.protocol.types.outcome import printable
 from osmosis_grpc.records.reading.list_filter import FilterError, ListOptions, pairs_of, rollout_filter

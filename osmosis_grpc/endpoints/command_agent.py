@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from osmosis_grpc.agent import RolloutContext
-from osmosis_grpc.agent.grader_limit import refuse_grader_timeout
 from osmosis_grpc.agent.history_chats import POLICY
-from osmosis_grpc.agent.local_prices import LOCAL_PRICES
+from osmosis_grpc.agent.import_hints import LOCAL_PRICES
 from osmosis_grpc.agent.loop import name_problem
-from osmosis_grpc.agent.program_result import outcome_of_program
-from osmosis_grpc.agent.result_check import RunOutcome, invalid_result
+from osmosis_grpc.agent.request import refuse_grader_timeout
+from osmosis_grpc.agent.run_outcome import RunOutcome, invalid_result, outcome_of_program
 from osmosis_grpc.endpoints.app import base_url_app
 from osmosis_grpc.endpoints.endpoints import Endpoint, Endpoints
 from osmosis_grpc.endpoints.programs import Program, context_values, files_of, filled, prompt_of

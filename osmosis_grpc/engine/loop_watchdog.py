@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
-from osmosis_grpc.agent.tools import TOOL_TASK
+from osmosis_grpc.agent.tool_calls import TOOL_TASK
 from osmosis_grpc.protocol.types.stack_frames import is_installed, is_own
 from osmosis_grpc.supervise import OnFailure, StartedThread, Supervisor, job
 

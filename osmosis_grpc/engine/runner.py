@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from osmosis_grpc.agent import RolloutContext
-from osmosis_grpc.agent.current_context import current_session
+from osmosis_grpc.agent.ports import current_session
 from osmosis_grpc.agent.rollout_scope import current_rollout
 from osmosis_grpc.engine import failpoints
 from osmosis_grpc.engine.agent_calls import notify_ended, own_copy, run_agent

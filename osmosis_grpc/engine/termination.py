@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from osmosis_grpc.agent.import_hints import with_import_hint
-from osmosis_grpc.agent.result_check import RunOutcome
+from osmosis_grpc.agent.run_outcome import RunOutcome
 from osmosis_grpc.protocol.errors import Boundary
 from osmosis_grpc.protocol.types import AbandonReason, Failure, FailureReason, OutcomeStatus
 from osmosis_grpc.protocol.types.outcome import clip

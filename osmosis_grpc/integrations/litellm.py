@@ -21,8 +21,7 @@ from weakref import WeakKeyDictionary, proxy
 from osmosis_grpc.agent.context import RolloutContext, get_rollout_context
 from osmosis_grpc.agent.history_chats import POLICY, HistoryChats
 from osmosis_grpc.agent.message_keys import History
-from osmosis_grpc.agent.reply_formats import finish_reason_of, logprobs_of, usage_of
-from osmosis_grpc.agent.results import CompletionsResult
+from osmosis_grpc.agent.results import CompletionsResult, finish_reason_of, logprobs_of, usage_of
 from osmosis_grpc.policies.litellm import import_litellm
 from osmosis_grpc.protocol.errors import (
     FailedPrecondition,
@@ -32,6 +31,8 @@ from osmosis_grpc.protocol.errors import (
     UnknownChat,
 )
 from osmosis_grpc.protocol.types.tool_dicts import dump_model
+
+__all__ = ["register_litellm_provider"]
 
 PROVIDER = "osmosis"
 """The part of a model's name before the slash. After the slash: `policy`, or `policy/NAME` for a policy with a name."""

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from osmosis_grpc.agent.context import RolloutContext
-from osmosis_grpc.integrations.mcp_connection import (
+from osmosis_grpc.integrations._mcp_connection import (
     Connection,
     Session,
     list_tools,
@@ -36,6 +36,8 @@ from osmosis_grpc.protocol.errors import MissingExtraError, ToolExecutionError
 from osmosis_grpc.protocol.types import ToolDict
 from osmosis_grpc.protocol.types.outcome import clip, describe
 from osmosis_grpc.settings.environment import program_path
+
+__all__ = ["mcp_tools"]
 
 log = logging.getLogger(__name__)
 
@@ -187,12 +189,19 @@ def mcp_tools(
 ) -> McpTools:
     """Return the tools of an MCP server, for the `tools` of an agent or for `async with`.
 
-    `server` is the URL of a server with streamable HTTP, or a command that speaks MCP on its stdin and stdout: a list,
-    or one string that is split as a shell does. A process gets only HOME, PATH and a few more variables, and `env`; it
-    runs in `cwd`. `headers` are sent to a URL. Each tool's name begins with `prefix`. A call may take `timeout`
-    seconds, and a connection with its list of tools `connect_timeout` seconds.
+    Args:
+        server: The URL of a server with streamable HTTP, or a command that speaks MCP on its stdin and stdout: a list,
+            or one string that is split as a shell does.
+        env: Variables for the command, besides HOME, PATH and a few more.
+        cwd: The folder of the command.
+        headers: Sent to a URL.
+        prefix: The beginning of each tool's name.
+        timeout: The most seconds of a call.
+        connect_timeout: The most seconds for a connection and its list of tools.
 
-    Raises MissingExtraError without the mcp package, and ValueError for an empty command.
+    Raises:
+        MissingExtraError: The mcp package is not installed.
+        ValueError: The command is empty.
     """
     try:
         mcp: Any = importlib.import_module("mcp")

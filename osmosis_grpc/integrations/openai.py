@@ -19,12 +19,12 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 from osmosis_grpc.agent.context import RolloutContext
 from osmosis_grpc.agent.loop import RolloutAgentLoop
-from osmosis_grpc.agent.program_result import outcome_of_program
-from osmosis_grpc.agent.result_check import RunOutcome
-from osmosis_grpc.agent.sync_agents import is_async, run_on_thread
-from osmosis_grpc.agent.sync_context import SyncRolloutContext
+from osmosis_grpc.agent.run_outcome import RunOutcome, outcome_of_program
+from osmosis_grpc.agent.sync_context import SyncRolloutContext, is_async, run_on_thread
 from osmosis_grpc.protocol.errors import MissingExtraError, RolloutEndedError
 from osmosis_grpc.protocol.types import Message
+
+__all__ = ["Task", "rollout_agent"]
 
 ADDRESS = "http://rollout.invalid"
 """The address in the client's base URL. No socket has it."""
@@ -109,12 +109,17 @@ def rollout_agent(
     """Make an agent of a function `agent(task, client)`, sync or async.
 
     `client` is an openai.AsyncOpenAI for an async function, and an openai.OpenAI for a sync one. The model's name is
-    `policy`, or `policy/NAME` for the trainer's policy NAME. `tools` are offered in every request that has no tools of
-    its own; `task.ctx.run_tools(message)` runs their calls. The function returns a reward, None, or a dict with the
-    keys `reward`, `rewards`, `train`, `metadata` and `finish_reason`. `replayable` is that of RolloutAgentLoop.
+    `policy`, or `policy/NAME` for the trainer's policy NAME. The function returns a reward, None, or a dict with the
+    keys `reward`, `rewards`, `train`, `metadata` and `finish_reason`.
 
-    Raises MissingExtraError without the openai package. Raises TypeError for a function that cannot be called with a
-    task and a client.
+    Args:
+        name: The name that trainers use.
+        tools: Offered in every request that has no tools of its own; `task.ctx.run_tools(message)` runs their calls.
+        replayable: As in RolloutAgentLoop.
+
+    Raises:
+        MissingExtraError: The openai package is not installed.
+        TypeError: The function cannot be called with a task and a client.
     """
     if not isinstance(name, str):
         raise TypeError('write the name of the agent: @rollout_agent("my-agent")')

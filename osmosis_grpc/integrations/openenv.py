@@ -29,6 +29,8 @@ try:
 except ImportError as error:
     raise MissingExtraError("OsmosisSessionFactory", "openenv") from error
 
+__all__ = ["OsmosisSession", "OsmosisSessionFactory"]
+
 EXIT_CODES = {OutcomeStatus.COMPLETED: 0, OutcomeStatus.DEADLINE_EXCEEDED: 124}
 """The exit codes of a session; 1 for any other status."""
 
@@ -78,7 +80,12 @@ class OsmosisSession(ResourceSession):
         return TrainingTrace(turns=list(_turns(outcome)) if trainable else [])
 
     def verify(self, transcript: list[Message], final_state: Any | None = None) -> VerifyResult:
-        """Return the reward of the outcome; None if the rollout failed or has no reward."""
+        """Return the reward of the outcome; None if the rollout failed or has no reward.
+
+        Args:
+            transcript: Not used: the server has it.
+            final_state: Not used.
+        """
         outcome = self._ended()
         completed = outcome.status is OutcomeStatus.COMPLETED
         return VerifyResult(
@@ -102,7 +109,12 @@ class OsmosisSession(ResourceSession):
         return []
 
     def call_tool(self, name: str, arguments: dict[str, Any]) -> Any:
-        """Raise KeyError: see list_tools()."""
+        """Raise KeyError: see list_tools().
+
+        Args:
+            name: The name of a tool.
+            arguments: Its arguments.
+        """
         raise KeyError(f"the session has no tool {name}; the tools of the agent run on the agent server")
 
     def close(self) -> None:
@@ -115,11 +127,16 @@ class OsmosisSession(ResourceSession):
 
 
 class OsmosisSessionFactory(ResourceSessionFactory):
-    """Makes sessions on agent servers, each HOST:PORT. `policy` answers the chats.
+    """Makes sessions on agent servers. Any number of threads may run sessions.
 
-    `request_of` returns the fields of a RolloutRequest for a task. `options` are those of Trainer. Any number of
-    threads may run sessions. The first session connects to the servers. close() ends the connections, and `with`
-    calls it.
+    The first session connects to the servers. close() ends the connections, and `with` calls it.
+
+    Args:
+        servers: The agent servers, each HOST:PORT.
+        policy: Answers the chats.
+        request_of: Returns the fields of a RolloutRequest for a task. The default takes a text, messages, or a mapping
+            with `prompt` and, if it has one, `answer`.
+        **options: The options of Trainer.
     """
 
     def __init__(
@@ -133,7 +150,14 @@ class OsmosisSessionFactory(ResourceSessionFactory):
     def create(self, task: Any, seed: int | None = None, episode_id: str | None = None) -> OsmosisSession:
         """Return a session. Each one is a rollout with a new id, so an episode id may be used again.
 
-        Raises Unavailable if no agent server can be reached, and InvalidArgument for a task without a prompt.
+        Args:
+            task: What `request_of` gets.
+            seed: The sampling parameter of this name.
+            episode_id: A part of the rollout's id.
+
+        Raises:
+            Unavailable: No agent server can be reached.
+            InvalidArgument: The task has no prompt.
         """
         name = "-".join(filter(None, ["openenv", episode_id, uuid.uuid4().hex]))
         params = {} if seed is None else {"completion_params": {"seed": seed}}

@@ -17,14 +17,15 @@ from osmosis_grpc.network import grpc_variables  # noqa: F401 - before anything 
 # isort: split
 import grpc
 
-from osmosis_grpc.integrations.model_channel import NO_CREDENTIALS, ModelClient
+from osmosis_grpc.integrations._model_server import NO_CREDENTIALS, ModelClient
 from osmosis_grpc.network.credentials import Credentials
-from osmosis_grpc.policies.generation import Generated, GenerateRequest
-from osmosis_grpc.policies.weight_names import WeightNames
+from osmosis_grpc.policies.generation import Generated, GenerateRequest, WeightNames
 from osmosis_grpc.protocol.errors import Internal, InvalidArgument, MissingExtraError
 
 if TYPE_CHECKING:
-    from osmosis_grpc.integrations.smg_engines import Engine
+    from osmosis_grpc.integrations._smg_engines import Engine
+
+__all__ = ["SmgGenerator"]
 
 SHORT = 10.0
 """A call that samples nothing takes at most this many seconds."""
@@ -35,25 +36,32 @@ LARGEST_TOKENIZER = 256 * 1024 * 1024
 
 
 class SmgGenerator(ModelClient):
-    """A TokenGenerator for an engine at HOST:PORT. `async with` closes its connection, as TokenPolicy does.
+    """A TokenGenerator for an engine. `async with` closes its connection, as TokenPolicy does.
 
-    `engine` is "vllm", "sglang", or "auto", with which the first call finds out. SGLang reports the name of its
-    weights, if they have one. vLLM does not report it over this service: pass the name as TokenPolicyConfig.version, or
-    leave it to the trainer. Raises MissingExtraError without smg-grpc-proto, and ValueError for a wrong target or
-    engine.
+    SGLang reports the name of its weights, if they have one. vLLM does not report it over this service: pass the name
+    as TokenPolicyConfig.version, or leave it to the trainer.
+
+    Args:
+        target: HOST:PORT of the engine.
+        engine: "vllm", "sglang", or "auto", with which the first call finds out.
+        credentials: A token and TLS, for a proxy.
+
+    Raises:
+        MissingExtraError: smg-grpc-proto is not installed.
+        ValueError: The target or the engine is wrong.
     """
 
     def __init__(self, target: str, *, engine: str = AUTO, credentials: Credentials = NO_CREDENTIALS) -> None:
         try:
-            from osmosis_grpc.integrations import smg_engines
+            from osmosis_grpc.integrations import _smg_engines as engines
         except ImportError:
             raise MissingExtraError("SmgGenerator", "smg") from None
-        engines = smg_engines.ENGINES
-        if engine not in (AUTO, *engines):
-            raise ValueError(f"engine: {engine!r} is not one of {AUTO}, {', '.join(engines)}")
+        known = engines.ENGINES
+        if engine not in (AUTO, *known):
+            raise ValueError(f"engine: {engine!r} is not one of {AUTO}, {', '.join(known)}")
         super().__init__(target, credentials)
-        self._messages = smg_engines
-        self._engine = engines.get(engine)
+        self._messages = engines
+        self._engine = known.get(engine)
         self._weights = WeightNames(target)
 
     async def generate(self, request: GenerateRequest, /) -> Generated:

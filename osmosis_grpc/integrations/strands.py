@@ -22,7 +22,8 @@ from osmosis_grpc.agent.history_chats import HistoryChats
 from osmosis_grpc.agent.message_keys import History
 from osmosis_grpc.agent.results import CompletionsResult
 from osmosis_grpc.agent.sync_waits import may_wait, wait_in_task
-from osmosis_grpc.integrations.strands_messages import (
+from osmosis_grpc.agent.tool_calls import RunningToolCall
+from osmosis_grpc.integrations._strands_messages import (
     in_short,
     is_native,
     reply_blocks,
@@ -34,18 +35,26 @@ from osmosis_grpc.integrations.strands_messages import (
 from osmosis_grpc.policies.litellm import import_litellm
 from osmosis_grpc.protocol.errors import MissingExtraError
 from osmosis_grpc.protocol.types import Message
+from osmosis_grpc.protocol.types.json_values import loggable
 
 try:
     import_litellm("OsmosisStrandsAgent")
     from strands import Agent
     from strands.agent.conversation_manager import NullConversationManager
-    from strands.hooks import MessageAddedEvent
+    from strands.hooks import (
+        AfterInvocationEvent,
+        AfterToolCallEvent,
+        BeforeToolCallEvent,
+        HookOrder,
+        HookRegistry,
+        MessageAddedEvent,
+    )
     from strands.models.litellm import LiteLLMModel
     from strands.tools import convert_pydantic_to_tool_spec
-
-    from osmosis_grpc.integrations.strands_tools import ToolRecorder
 except ImportError as error:
     raise MissingExtraError("OsmosisStrandsAgent", "strands") from error
+
+__all__ = ["OsmosisRolloutModel", "OsmosisStrandsAgent"]
 
 MODEL_ID = "openai/osmosis-rollout"
 """The name of the model. The trainer decides which policy answers."""
@@ -62,7 +71,9 @@ _MANAGER_POSITION = 4
 class OsmosisRolloutModel(LiteLLMModel):
     """A placeholder for the policy. OsmosisStrandsAgent replaces it with for_sample().
 
-    `params` are sampling parameters under OpenAI's names, for example {"temperature": 1.0}.
+    Args:
+        client_args: Refused: the model calls make no HTTP requests.
+        **model_config: `params` are sampling parameters under OpenAI's names, for example {"temperature": 1.0}.
     """
 
     def __init__(self, client_args: Mapping[str, Any] | None = None, **model_config: Any) -> None:
@@ -73,7 +84,12 @@ class OsmosisRolloutModel(LiteLLMModel):
         super().__init__(**model_config)
 
     def for_sample(self, sample_id: str, rollout_ctx: RolloutContext) -> LiteLLMModel:
-        """Return the model of a sample. Its calls are chats of the sample."""
+        """Return the model of a sample. Its calls are chats of the sample.
+
+        Args:
+            sample_id: The name of the sample.
+            rollout_ctx: The context of the rollout.
+        """
         return SampleModel(sample_id, rollout_ctx, self.config)
 
     def _unusable(self, *args: Any, **kwargs: Any) -> NoReturn:
@@ -194,9 +210,14 @@ class SampleModel(LiteLLMModel):
 class OsmosisStrandsAgent(Agent):
     """A Strands Agent. If its model is an OsmosisRolloutModel, the agent is a sample of the active rollout.
 
-    The sample has the name `name`, or `agent_id`, or a random one. `messages` can be in OpenAI's format. The parameters
-    are those of Agent, with one other default: without a conversation_manager, no message is removed from the history,
-    so that the tokens of a sample stay in one segment.
+    The sample has the name `name`, or `agent_id`, or a random one. Without a conversation_manager, no message is
+    removed from the history, so that the tokens of a sample stay in one segment.
+
+    Args:
+        model: An OsmosisRolloutModel, or any model of Strands.
+        messages: The history to begin with, in the format of Strands or of OpenAI.
+        *args: The other parameters of Agent.
+        **kwargs: The other parameters of Agent.
     """
 
     message_format = "strands"
@@ -238,7 +259,12 @@ class OsmosisStrandsAgent(Agent):
         return super().__call__(prompt, **kwargs)
 
     def structured_output(self, output_model: type[Any], prompt: Any = None) -> Any:
-        """Return an instance of a pydantic model that the policy fills."""
+        """Return an instance of a pydantic model that the policy fills.
+
+        Args:
+            output_model: The class of the pydantic model.
+            prompt: A further message of the user.
+        """
         if self._on_loop():
             return wait_in_task(self.structured_output_async(output_model, prompt))
         return super().structured_output(output_model, prompt)
@@ -291,3 +317,65 @@ class Transcript:
         for message in reversed(new):
             self._known[id(message)] = message
             self.messages.append(copy.deepcopy(message))
+
+
+class ToolRecorder:
+    """Hooks of one agent. Other hooks run before them, so the record has the final arguments and results.
+
+    `written` returns messages of Strands in OpenAI's format.
+    """
+
+    def __init__(
+        self, context: RolloutContext, sample: str, written: Callable[[Sequence[Message]], list[Message]]
+    ) -> None:
+        self._context = context
+        self._sample = sample
+        self._written = written
+        self._running: dict[str, list[RunningToolCall]] = {}
+        """The calls without a result, by call id. A call that is interrupted begins again with the same id."""
+
+    def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
+        """Add the hooks to an agent."""
+        registry.add_callback(BeforeToolCallEvent, self._begins, order=HookOrder.SDK_LAST)
+        registry.add_callback(AfterToolCallEvent, self._returned, order=HookOrder.SDK_LAST)
+        registry.add_callback(AfterInvocationEvent, self._stopped)
+
+    def _begins(self, event: Any) -> None:
+        use = event.tool_use
+        function = {"name": str(use["name"]), "arguments": _text(use.get("input"))}
+        call_id = str(use["toolUseId"])
+        call = {"id": call_id, "type": "function", "function": function}
+        running = self._context.start_tool_call(call, sample=self._sample)
+        self._running.setdefault(call_id, []).append(running)
+
+    def _returned(self, event: Any) -> None:
+        call_id = str(event.tool_use["toolUseId"])
+        open_calls = self._running.get(call_id)
+        if not open_calls:
+            return
+        running = open_calls.pop()
+        if not open_calls:
+            del self._running[call_id]
+        result = {**event.result, "toolUseId": call_id}
+        messages = self._written([{"role": "user", "content": [{"toolResult": result}]}])
+        if result.get("status") == "error":
+            running.run.error = event.exception
+            running.run.error_text = _error_text(result)
+        running.returned(messages[0] if messages else None)
+
+    def _stopped(self, event: Any) -> None:
+        """End the time of calls without a result: an interrupted agent waits for an answer from outside."""
+        for open_calls in self._running.values():
+            for running in open_calls:
+                running.end()
+
+
+def _text(arguments: Any) -> str:
+    """Return arguments as JSON. A policy's text that is not JSON is unchanged."""
+    return arguments if isinstance(arguments, str) else json.dumps(loggable(arguments), ensure_ascii=False)
+
+
+def _error_text(result: Mapping[str, Any]) -> str:
+    """Return the text of an error result without Strands' prefix."""
+    text = " ".join(str(block["text"]) for block in result.get("content") or () if "text" in block)
+    return text.removeprefix("Error: ") or "the tool failed"

@@ -22,14 +22,15 @@ import json
 import logging
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from osmosis_grpc.integrations.one_row import OneRow, one_row
-from osmosis_grpc.integrations.trl_policy import model_policy, sampling_mode, sampling_params
-from osmosis_grpc.policies import EchoPolicy
+from osmosis_grpc.integrations._one_row import OneRow, one_row
+from osmosis_grpc.policies import ChatRenderer, EchoPolicy, TokenPolicy
+from osmosis_grpc.policies.transformers import TransformersGenerator
 from osmosis_grpc.protocol.errors import FailedPrecondition, InvalidArgument
 from osmosis_grpc.protocol.types import Group
 from osmosis_grpc.protocol.types.cuts import Cut, Dropped, check_choices
@@ -39,6 +40,8 @@ from osmosis_grpc.trainer.chats.policy_table import Policies
 
 if TYPE_CHECKING:
     from trl import GRPOTrainer
+
+__all__ = ["TrlRollouts", "outcome_reward"]
 
 log = logging.getLogger(__name__)
 
@@ -51,17 +54,21 @@ Prompt = str | list[dict[str, Any]]
 class TrlRollouts:
     """Runs the rollouts of a GRPOTrainer on agent servers. It is the trainer's `rollout_func`.
 
-    `servers` are the agent servers, each HOST:PORT. `policy` answers the chats. Without `policy`, the model of the
-    GRPOTrainer does, in this process.
-
-    TRL gives a `rollout_func` the prompts alone. `label` names the column of the dataset that becomes the label of a
-    request, and `metadata` the columns that become its metadata. The row is found by its prompt, so two rows with the
-    same prompt need the same values. `fields` are fields of every RolloutRequest, for example
-    {"agent_loop": "calculator", "max_turns": 4}. A rollout that fails runs again, up to `retries` times. `cut` and
-    `dropped` work as in pad(). `options` are those of Trainer, for example `credentials`.
-
     The first call connects to the servers. close() ends the connections; `with` calls it. Raises the errors of Trainer
     for wrong arguments, for example ValueError for a server that is not HOST:PORT.
+
+    Args:
+        servers: The agent servers, each HOST:PORT.
+        policy: Answers the chats. Without it, the model of the GRPOTrainer does, in this process.
+        label: The column of the dataset that becomes the label of a request. TRL gives a `rollout_func` the prompts
+            alone, and the row is found by its prompt, so two rows with the same prompt need the same values.
+        metadata: The columns that become the metadata of a request.
+        fields: Fields of every RolloutRequest, for example {"agent_loop": "calculator", "max_turns": 4}.
+        retries: How often a rollout that fails runs again.
+        cut: As in pad().
+        dropped: As in pad().
+        max_in_flight: How many rollouts may run at a time.
+        **options: The options of Trainer, for example `credentials`.
     """
 
     def __init__(
@@ -237,6 +244,10 @@ def outcome_reward(rollout_reward: list[float | None], **columns: Any) -> list[f
     """Return the rewards of the outcomes, as a reward function of TRL. A failed rollout has None.
 
     Logs the metrics `rollouts/failed`, `rollouts/segments_left_out` and `rollouts/tokens_left_out`.
+
+    Args:
+        rollout_reward: The column of TrlRollouts.
+        **columns: The other columns, and what TRL adds.
     """
     log_metric = columns.get("log_metric")
     if log_metric is not None:
@@ -299,3 +310,45 @@ def _values_by_prompt(name: str, dataset: Any, columns: Sequence[str]) -> dict[b
                     name, f"row {number} has the prompt of an earlier row and another {' or '.join(columns)}"
                 )
     return found
+
+
+BATCH = 64
+"""The most chats that the model answers together."""
+_NEUTRAL = {"top_k": 0, "min_p": None, "repetition_penalty": 1.0}
+"""Sampling parameters of TRL with the values that change nothing."""
+
+
+def sampling_params(trainer: "GRPOTrainer") -> dict[str, Any]:
+    """Return the sampling parameters of a GRPOConfig, under the names of OpenAI and vLLM.
+
+    A reply may have as many tokens as a completion.
+    """
+    params = {"temperature": trainer.temperature, "top_p": trainer.top_p, "max_tokens": trainer.max_completion_length}
+    return params | {
+        name: value for name, neutral in _NEUTRAL.items() if (value := getattr(trainer, name)) not in (neutral, None)
+    }
+
+
+def model_policy(trainer: "GRPOTrainer") -> TokenPolicy:
+    """Return a policy that samples from the model of the trainer. Raises FailedPrecondition if the model is split."""
+    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled or trainer.use_vllm:
+        raise FailedPrecondition(
+            "the model of the trainer is not whole in this process (FSDP, DeepSpeed or use_vllm); "
+            "pass policy=, for example OpenAIPolicy(URL, MODEL) or a TokenPolicy"
+        )
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    return TokenPolicy(
+        ChatRenderer(trainer.processing_class), TransformersGenerator(model, trainer.processing_class, batch=BATCH)
+    )
+
+
+@contextmanager
+def sampling_mode(trainer: "GRPOTrainer") -> Iterator[None]:
+    """Put the model into evaluation mode: without dropout, and without gradient checkpointing, which has no cache."""
+    model = trainer.model
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)

@@ -21,7 +21,7 @@ mask False in the trace.
 from collections.abc import Sequence
 from typing import Any
 
-from osmosis_grpc.integrations.shared_trainer import SharedTrainers
+from osmosis_grpc.integrations._shared_trainer import SharedTrainers
 from osmosis_grpc.policies import OpenAIPolicy, Policy
 from osmosis_grpc.protocol.errors import CallError, MissingExtraError
 from osmosis_grpc.protocol.types import ChatPurpose, Message, OutcomeStatus
@@ -76,7 +76,17 @@ class OsmosisHarness(Harness[OsmosisHarnessConfig]):
         mcp_urls: dict[str, str],
         data: TaskData,
     ) -> ProgramResult:
-        """Run a rollout and records its reward. A rollout that did not complete has an exit code and no reward."""
+        """Run a rollout and record its reward. A rollout that did not complete has an exit code and no reward.
+
+        Args:
+            ctx: Names the model.
+            trace: Gets the rollout's id, reward and masks.
+            runtime: Not used: the agent runs on its server.
+            endpoint: The URL of verifiers that samples.
+            secret: The key of the URL.
+            mcp_urls: Not used.
+            data: The task.
+        """
         try:
             trainer = await _TRAINERS.get(tuple(self.config.servers), self.make_trainer)
             async with OpenAIPolicy(endpoint, ctx.model, api_key=secret, token_ids=False, logprobs=False) as policy:

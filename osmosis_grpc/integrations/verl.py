@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from osmosis_grpc.integrations.shared_trainer import SharedTrainers
+from osmosis_grpc.integrations._shared_trainer import SharedTrainers
 from osmosis_grpc.policies import (
     ChatRenderer,
     FinishReason,
@@ -43,6 +43,8 @@ try:
     from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
 except ImportError as error:
     raise MissingExtraError("OsmosisAgentLoop", "verl") from error
+
+__all__ = ["OsmosisAgentLoop", "close_trainers", "left_out"]
 
 log = logging.getLogger(__name__)
 
@@ -108,14 +110,17 @@ _POLICIES: "WeakKeyDictionary[asyncio.AbstractEventLoop, TokenPolicy]" = WeakKey
 
 
 class OsmosisAgentLoop(AgentLoopBase):
-    """Run one rollout for each trajectory.
+    """Runs one rollout for each trajectory. make_trainer() and make_renderer() may be overridden, as for credentials.
 
-    `servers` are the agent servers, each HOST:PORT. `label` names the column of the dataset that becomes the label of
-    a request, and `metadata` the columns that become its metadata; a dot leads into a column. `fields` are fields of
-    every RolloutRequest, for example {"agent_loop": "calculator", "max_turns": 4}. A rollout that fails runs again, up
-    to `retries` times. `cut` and `dropped` work as in VerlConfig. `verl` are the arguments that verl passes.
-
-    make_trainer() and make_renderer() may be overridden, for example for credentials.
+    Args:
+        servers: The agent servers, each HOST:PORT.
+        label: The column of the dataset that becomes the label of a request. A dot leads into a column.
+        metadata: The columns that become the metadata of a request.
+        fields: Fields of every RolloutRequest, for example {"agent_loop": "calculator", "max_turns": 4}.
+        retries: How often a rollout that fails runs again.
+        cut: As in VerlConfig.
+        dropped: As in VerlConfig.
+        **verl: The arguments that verl passes.
     """
 
     def __init__(
@@ -158,13 +163,18 @@ class OsmosisAgentLoop(AgentLoopBase):
         return ChatRenderer(self.tokenizer, template_params=params)
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
-        """Run a rollout for a row of the dataset and returns its AgentLoopOutput.
+        """Run a rollout for a row of the dataset, and return its AgentLoopOutput.
 
-        In V1 of verl, returns one AgentLoopOutput for each segment. V0 takes one: the segment with the most sampled
+        In V1 of verl, return one AgentLoopOutput for each segment. V0 takes one: the segment with the most sampled
         tokens. The others are counted in `left_out`, and the first time is logged.
 
-        Raises FailedPrecondition if the rollout failed or cannot be trained on. V1 then drops the group of the row. V0
-        ends its step, because it has no row without a reward.
+        Args:
+            sampling_params: Those of verl.
+            **row: The columns of the row.
+
+        Raises:
+            FailedPrecondition: The rollout failed or cannot be trained on. V1 then drops the group of the row. V0 ends
+                its step, because it has no row without a reward.
         """
         trainer = await _TRAINERS.get(self._servers, self.make_trainer)
         request = self._request(sampling_params, row)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from osmosis_grpc.agent.tools import tool_text
+from osmosis_grpc.agent.tool_calls import tool_text
 from osmosis_grpc.protocol.errors import InvalidArgument, MissingExtraError, ToolExecutionError
 from osmosis_grpc.tools import BaseTool, Tool
 
@@ -13,13 +13,20 @@ try:
 except ImportError as error:
     raise MissingExtraError("tools of verl", "verl") from error
 
+__all__ = ["offer_to_verl", "tool_of_verl"]
+
 
 def tool_of_verl(given: Any, **create_kwargs: Any) -> Any:
     """Return a tool for our agents, for `set_tools` or `tools=`.
 
-    `given` is an object of a verl BaseTool, or a FunctionTool of verl's registry. For a BaseTool, each rollout creates
-    an instance with `create_kwargs`, and releases it. The text of a response is the result. The reward of a single call
-    is left out. Raises InvalidArgument for another value.
+    The text of a response is the result. The reward of a single call is left out.
+
+    Args:
+        given: An object of a verl BaseTool, or a FunctionTool of verl's registry.
+        **create_kwargs: For a BaseTool: each rollout creates an instance with them, and releases it.
+
+    Raises:
+        InvalidArgument: `given` is something else.
     """
     if not isinstance(given, VerlTool | FunctionTool):
         raise InvalidArgument("given", f"is a {type(given).__name__}, not a BaseTool or FunctionTool of verl")

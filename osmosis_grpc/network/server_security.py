@@ -20,11 +20,15 @@ log = logging.getLogger(__name__)
 class ServerSecurity:
     """The credentials that a server requires of its callers. Without `tls` and `insecure` it listens on loopback only.
 
-    `tokens` are the accepted bearer tokens, each SECRET or NAME=SECRET. Without them callers need no token.
-    `admin_tokens` are the tokens of administrators. The server also accepts them as `tokens`. `tls` names the files of
-    the server's certificate. If `tls` has a `client_ca`, callers need a certificate of their own (mTLS). `insecure`
-    allows a public address without TLS. Raises ValueError for a token that is not valid. Raises TypeError for a `tls`
-    that is not ServerTls.
+    Args:
+        tokens: The accepted bearer tokens, each SECRET or NAME=SECRET. Without them callers need no token.
+        admin_tokens: The tokens of administrators. The server also accepts them as `tokens`.
+        tls: The files of the server's certificate. With a `client_ca`, callers need one of their own (mTLS).
+        insecure: Whether a public address without TLS is allowed.
+
+    Raises:
+        ValueError: A token is not valid.
+        TypeError: `tls` is not a ServerTls.
     """
 
     __slots__ = ("admin_tokens", "insecure", "tls", "tokens")

@@ -7,7 +7,7 @@ sampled tokens are never decoded and encoded again.
 This needs a template that only appends. For each continued chat, the renderer compares the text of the old messages
 with the beginning of the text of all messages. If the template changes or leaves out old messages, the renderer logs
 this once and renders the prompt anew. The prompt then differs from the known tokens (drift). The clock of a template
-stands still during a rollout (template_time.py).
+stands still during a rollout (template_inputs.py).
 """
 
 import logging
@@ -20,8 +20,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from osmosis_grpc.policies.template_messages import template_messages, with_text_arguments
-from osmosis_grpc.policies.template_time import TemplateTimes, at_time, clocked_template
+from osmosis_grpc.policies.template_inputs import (
+    TemplateTimes,
+    at_time,
+    clocked_template,
+    template_messages,
+    with_text_arguments,
+)
 from osmosis_grpc.policies.tool_call_texts import Tool, ToolParser, parser_of
 from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.protocol.types import ChatRequest, Ids, Message, jsontext
@@ -47,15 +52,33 @@ class Tokenizer(Protocol):
         tokenize: bool = False,
         **params: Any,
     ) -> Any:
-        """Return the text of a conversation. The renderer passes tokenize=False."""
+        """Return the text of a conversation.
+
+        Args:
+            conversation: The messages.
+            tools: The tools of the chat.
+            add_generation_prompt: Whether the text ends with the beginning of a reply.
+            tokenize: False: the renderer wants a text.
+            **params: Further variables of the template.
+        """
         ...
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """Return the ids of a text, in which special tokens are written out."""
+        """Return the ids of a text, in which special tokens are written out.
+
+        Args:
+            text: The text.
+            add_special_tokens: False: the template has written them.
+        """
         ...
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
-        """Return the text of ids."""
+        """Return the text of ids.
+
+        Args:
+            token_ids: The ids.
+            skip_special_tokens: False: they belong to the text.
+        """
         ...
 
 
@@ -72,12 +95,17 @@ class PromptIds:
 
 
 class ChatRenderer:
-    """Renders with the chat template of `tokenizer`.
+    """Renders with the chat template of a tokenizer. Any thread may call its methods, one thread at a time.
 
-    `tool_parser` is a style of osmosis_grpc.policies.tool_call_texts, "auto" for all of them, or a function.
-    `template_params` are further variables of the template, such as enable_thinking. Raises ValueError for an unknown
-    style, and TypeError for a tokenizer that lacks a method. Its methods may be called on any
-    thread, by one thread at a time.
+    Args:
+        tokenizer: The tokenizer, with its template.
+        tool_parser: How the model writes tool calls: the name of a style (docs/policies.md lists them), "auto" for all
+            of them, or a function.
+        template_params: Further variables of the template, such as enable_thinking.
+
+    Raises:
+        ValueError: The style is unknown.
+        TypeError: The tokenizer lacks a method.
     """
 
     def __init__(
@@ -134,8 +162,11 @@ class ChatRenderer:
     ) -> Message:
         """Return the assistant message of a reply.
 
-        `text` is the text of the ids, without the end of the turn; None to decode the ids. Tool calls are only looked
-        for if `tools` are offered. Their ids are CALL_PREFIX_0, CALL_PREFIX_1 and so on.
+        Args:
+            ids: uint32, shape (n,): the sampled tokens.
+            text: The text of the ids, without the end of the turn; None to decode the ids.
+            tools: The tools of the chat. Without any, the text has no tool calls.
+            call_prefix: The ids of the calls are PREFIX_0, PREFIX_1 and so on.
         """
         text = self.text(ids) if text is None else text
         if not tools:

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from osmosis_grpc.policies.media import Media
 from osmosis_grpc.policies.sampling import Sampling
+from osmosis_grpc.protocol.errors import Unavailable
 from osmosis_grpc.protocol.types import Extras, Ids
 from osmosis_grpc.protocol.types.fast_init import fast_init
 from osmosis_grpc.protocol.types.jsontext import NOTHING
@@ -86,3 +87,33 @@ class TokenGenerator(Protocol):
     async def abort(self, request_id: str, /) -> None:
         """Stop the sampling of a call, which may have ended. Does nothing for an unknown id."""
         ...
+
+
+UNNAMED = "default"
+"""What vLLM and SGLang call weights that nobody has named."""
+RENAME_RETRY = 5.0
+"""While the weights have lost their name, a chat is asked again after this many seconds."""
+
+
+class WeightNames:
+    """Reads the names of one server's weights. `server` is its address."""
+
+    def __init__(self, server: str) -> None:
+        self._server = server
+        self._last = ""
+
+    def read(self, name: str) -> str:
+        """Return the name of the weights; empty if nobody has named them.
+
+        Raises Unavailable if they had a name before: the server was restarted and has loaded the weights from its disk.
+        """
+        if name and name != UNNAMED:
+            self._last = name
+            return name
+        if self._last and name:
+            raise Unavailable(
+                f"the weights of the model server {self._server} were named {self._last!r} and have lost their name: "
+                "it was restarted and has loaded the weights from its disk. Load the current weights and name them",
+                retry_after=RENAME_RETRY,
+            )
+        return ""

@@ -7,7 +7,7 @@ Needs the extra `litellm`.
 
 from typing import Any
 
-from osmosis_grpc.agent.local_prices import use_local_prices
+from osmosis_grpc.agent.import_hints import use_local_prices
 from osmosis_grpc.policies.model_http import BAD_BODY, refused
 from osmosis_grpc.protocol.errors import CallError, DeadlineExceeded, Internal, MissingExtraError, Unavailable
 from osmosis_grpc.protocol.types import ChatRequest, ChatResponse
@@ -26,10 +26,18 @@ def import_litellm(needed_by: str) -> Any:
 
 
 class LiteLLMPolicy:
-    """Asks `model` through litellm. Without `api_key`, litellm reads the provider's own variable.
+    """Asks a model through litellm. Errors are those of OpenAIPolicy.
 
-    One reply may take `timeout` seconds. `extra["cost"]` of a reply is litellm's estimate of the price in dollars, if
-    litellm knows the model. Errors are those of OpenAIPolicy. Raises MissingExtraError without litellm.
+    `extra["cost"]` of a reply is litellm's estimate of the price in dollars, if litellm knows the model.
+
+    Args:
+        model: litellm's name of the model.
+        api_key: Without it, litellm reads the provider's own variable.
+        base_url: The address of the provider, for one that you run yourself.
+        timeout: The most seconds of a reply.
+
+    Raises:
+        MissingExtraError: litellm is not installed.
     """
 
     def __init__(

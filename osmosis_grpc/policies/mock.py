@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from osmosis_grpc.agent.syntax_tree import parse_expression
-from osmosis_grpc.agent.tools import get_tool_call_info
+from osmosis_grpc.agent.tool_calls import get_tool_call_info
 from osmosis_grpc.policies.scripted import Reply, answer
 from osmosis_grpc.protocol.errors import ToolArgumentError
 from osmosis_grpc.protocol.types import ChatRequest, ChatResponse, Message
@@ -35,7 +35,10 @@ class _Stuck(Exception):
 class ToolCallingMock:
     """Calls add, subtract, multiply and divide with arguments a and b.
 
-    If `tokens` is set, every reply has this many tokens. A reply takes `latency` seconds.
+    Args:
+        tokens: How many tokens each reply has; 8 to 32 without it.
+        latency: Seconds that a reply takes.
+        version: The version of the weights that replies have.
     """
 
     def __init__(self, *, tokens: int | None = None, latency: float = 0.0, version: str = "mock-1") -> None:

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from osmosis_grpc.policies.event_streams import is_stream, read_stream, stream_problem
+from osmosis_grpc.policies.generation import WeightNames
 from osmosis_grpc.policies.model_http import BAD_BODY, HttpPolicy, ModelHttp, checked_url, typed
 from osmosis_grpc.policies.sampling import SAMPLED, check_only
-from osmosis_grpc.policies.weight_names import WeightNames
 from osmosis_grpc.protocol.errors import Unavailable
 from osmosis_grpc.protocol.types import ChatRequest, ChatResponse, Ids, Tensor, TokenBlock, VersionSpan, jsontext
 from osmosis_grpc.protocol.types.cuts import ABORTED
@@ -39,17 +39,29 @@ ABORT_RETRY = 1.0
 
 
 class OpenAIPolicy(HttpPolicy):
-    """Asks `base_url`/chat/completions, for example with base_url "http://127.0.0.1:8000/v1".
+    """Asks `base_url`/chat/completions.
 
     A trainer closes the policy's connections at its end. Without a trainer, use `async with OpenAIPolicy(url, model)`.
-    Some servers refuse `return_token_ids`, neutral sampling values or `logprobs`: `token_ids=False` leaves out the
-    first two, and `logprobs=False` the third. Otherwise `return_token_ids` and `logprobs` are always sent, whatever the
-    agent passes. With `stream=True` the server streams each reply; the policy still returns it as a whole. One reply
-    may take `timeout` seconds. Every reply is recorded with `version` or, without it, with the trainer's version.
 
     After 429, 408, 5xx or the finish reason "abort", the policy raises an error. Then the agent server asks again, for
     its `trainer_grace` at most. vLLM and SGLang abort a reply when weights change. Any other 4xx is final. Errors name
-    the URL, never the key. Raises MissingExtraError without aiohttp, and ValueError for a malformed `base_url`.
+    the URL, never the key.
+
+    Args:
+        base_url: For example "http://127.0.0.1:8000/v1".
+        model: The name of the model.
+        api_key: Sent as bearer token.
+        token_ids: Whether to send `return_token_ids` and neutral sampling values, whatever the agent passes. False is
+            for servers that refuse them.
+        logprobs: Whether to ask for logprobs. False is for servers that refuse them.
+        stream: Whether the server streams each reply. The policy still returns it as a whole.
+        timeout: The most seconds of a reply.
+        connections: The most connections at a time.
+        version: The version of the weights; without it, replies have the trainer's version.
+
+    Raises:
+        MissingExtraError: aiohttp is not installed.
+        ValueError: `base_url` is malformed.
     """
 
     def __init__(

@@ -12,7 +12,14 @@ Reply = str | Message
 
 
 def answer(request: ChatRequest, reply: Reply, *, tokens: int | None = None, version: str = "") -> ChatResponse:
-    """Return a reply with tokens from osmosis_grpc.policies.formula."""
+    """Return a reply with tokens that are computed from its place, not from its text.
+
+    Args:
+        request: The chat.
+        reply: A text or a message.
+        tokens: How many tokens the reply has; 8 to 32 without it.
+        version: The version of the weights that the reply has.
+    """
     message = {"role": "assistant", "content": reply} if isinstance(reply, str) else reply
     block = formula.reply_tokens(request.rollout_id, request.sample, request.chat_number, tokens)
     prompt = formula.prompt_ids(request)
@@ -32,10 +39,14 @@ def answer(request: ChatRequest, reply: Reply, *, tokens: int | None = None, ver
 
 
 class ScriptedPolicy:
-    """Answers chat n of every sample with reply n.
+    """Answers chat n of every sample with reply n. A chat beyond the script raises FailedPrecondition.
 
-    `script` is a list of replies, a mapping from rollout id to such a list, or a function of
-    the ChatRequest. A chat beyond the script raises FailedPrecondition.
+    Args:
+        script: A list of replies, a mapping from rollout id to such a list, or a function of the ChatRequest. A reply
+            is a text or a message.
+        tokens: How many tokens each reply has; 8 to 32 without it.
+        latency: Seconds that a reply takes.
+        version: The version of the weights that replies have.
     """
 
     def __init__(

@@ -1,31 +1,86 @@
-"""A tokenizer with its chat template from the files of a model. Needs the extra `tokenizer`, and not transformers.
+"""Tokenizers from the files of a model, without transformers. Needs the extra `tokenizer`.
 
     renderer = ChatRenderer(TemplateTokenizer("models/Qwen2.5-0.5B-Instruct"))
 
-It reads tokenizer.json, tokenizer_config.json and chat_template.jinja, as transformers writes them, and renders the
-template as transformers does. The template runs in a sandbox, because it is a program of somebody else.
+TemplateTokenizer reads tokenizer.json, tokenizer_config.json and chat_template.jinja, as transformers writes them, and
+renders the template as transformers does. The template runs in a sandbox, because it is a program of somebody else.
+TokenTexts only decodes single tokens.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from osmosis_grpc.policies.token_texts import read_tokenizer
 from osmosis_grpc.protocol.errors import MissingExtraError
 from osmosis_grpc.protocol.types import Message
+
+_BAD = "\N{REPLACEMENT CHARACTER}"
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
+"""How the tokenizers of SentencePiece write a space in a token. Their decoders drop a leading one."""
+
+
+def read_tokenizer(folder: str | Path, wanted_by: str) -> Any:
+    """Return the tokenizers.Tokenizer of a folder, or of a file tokenizer.json.
+
+    Raises MissingExtraError without tokenizers, OSError for a file that cannot be read, and ValueError naming the file
+    that is wrong.
+    """
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        raise MissingExtraError(wanted_by, "tokenizer") from None
+    path = Path(folder)
+    path = path / "tokenizer.json" if path.is_dir() else path
+    try:
+        written = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: is not a tokenizer: {error}") from None
+    try:
+        return Tokenizer.from_str(written)
+    except Exception as error:  # tokenizers raises nothing more exact
+        raise ValueError(f"{path}: is not a tokenizer: {error}") from None
+
+
+class TokenTexts:
+    """Decodes single tokens. Raises what read_tokenizer() raises."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self._tokens = read_tokenizer(folder, "a tokenizer")
+
+    def of(self, ids: Iterable[int]) -> list[str]:
+        """Return the text of each id. It is empty for an unknown id and for a part of a character."""
+        listed = list(ids)
+        known = {number: self._text(number) for number in set(listed)}
+        return [known[number] for number in listed]
+
+    def _text(self, number: int) -> str:
+        token = self._tokens.id_to_token(number)
+        if token is None:
+            return ""
+        text: str = self._tokens.decode([number], skip_special_tokens=False)
+        if _BAD in text:
+            return ""
+        return f" {text}" if token.startswith(_SPACE) and not text.startswith(" ") else text
+
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """The special tokens that a template can use by these names."""
 
 
 class TemplateTokenizer:
-    """Reads the files of a folder. `chat_template` replaces the template of the folder.
+    """Reads the files of a folder.
 
-    Raises MissingExtraError without tokenizers and jinja2, OSError for a file that is missing or cannot be read, and
-    ValueError naming the file that is wrong.
+    Args:
+        folder: The folder of the model.
+        chat_template: Replaces the template of the folder.
+
+    Raises:
+        MissingExtraError: tokenizers or jinja2 is not installed.
+        OSError: A file is missing or cannot be read.
+        ValueError: A file is wrong; the text names it.
     """
 
     def __init__(self, folder: str | Path, *, chat_template: str | None = None) -> None:
@@ -55,9 +110,15 @@ class TemplateTokenizer:
         chat_template: str | None = None,
         **params: Any,
     ) -> Any:
-        """Return the text of a conversation, or its ids with `tokenize`. Raises what the template raises.
+        """Return the text of a conversation, or its ids. Raises what the template raises.
 
-        `chat_template` replaces the template for this call.
+        Args:
+            conversation: The messages.
+            tools: The tools of the chat.
+            add_generation_prompt: Whether the text ends with the beginning of a reply.
+            tokenize: Whether to return ids.
+            chat_template: Replaces the template for this call.
+            **params: Further variables of the template.
         """
         variables = {**self._named, **params, "messages": conversation, "tools": tools}
         template = self._compiled(chat_template or self.chat_template)
@@ -65,12 +126,22 @@ class TemplateTokenizer:
         return self.encode(text) if tokenize else text
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """Return the ids of a text, in which special tokens are written out."""
+        """Return the ids of a text, in which special tokens are written out.
+
+        Args:
+            text: The text.
+            add_special_tokens: Whether the tokenizer adds tokens such as the beginning of a text.
+        """
         ids: list[int] = self._tokens.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """Return the text of ids."""
+        """Return the text of ids.
+
+        Args:
+            token_ids: The ids.
+            skip_special_tokens: Whether to leave out special tokens.
+        """
         text: str = self._tokens.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
 

@@ -13,7 +13,9 @@ class ThreadedPolicy:
 
         Trainer(servers, ThreadedPolicy(policy, threads=16))
 
-    With one thread, the default, the policy has one call at a time and needs no locks.
+    Args:
+        policy: The policy.
+        threads: How many calls run at once. With one, the policy needs no locks.
     """
 
     def __init__(

@@ -6,6 +6,7 @@ A reply has exactly the tokens that the generator sampled. They are never made f
 import asyncio
 import hashlib
 import logging
+from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,6 @@ from osmosis_grpc.policies.chat_renderer import ChatRenderer
 from osmosis_grpc.policies.generation import FinishReason, Generated, GenerateRequest, TokenGenerator
 from osmosis_grpc.policies.media import media_of
 from osmosis_grpc.policies.sampling import Sampling, sampling_of
-from osmosis_grpc.policies.sent_prompts import SentPrompts
 from osmosis_grpc.protocol.errors import (
     CallError,
     Cancelled,
@@ -75,6 +75,11 @@ class TokenPolicy:
 
     A trainer enters and exits the policy. Without a trainer, use `async with`. Raises from a chat: InvalidArgument for
     messages and parameters that cannot be served, and the generator's errors. An error is never the text of a reply.
+
+    Args:
+        renderer: Makes the prompts, and reads the replies.
+        generator: Samples the tokens.
+        config: Further settings.
     """
 
     def __init__(
@@ -329,3 +334,32 @@ def _prompt_extras(last: Generated, prompt: int) -> Extras:
 def _usage(prompt: int, sampled: int, cached: int | None) -> dict[str, Any]:
     usage: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
     return usage if cached is None else {**usage, "prompt_tokens_details": {"cached_tokens": cached}}
+
+
+MOST_SENT = 1024
+"""The most chats that are remembered. The one that was not used for the longest time is forgotten first."""
+
+
+class SentPrompts:
+    """The prompt and the reply of each chat with media, as a next chat has to send them."""
+
+    def __init__(self) -> None:
+        self._sent: OrderedDict[tuple[str, int, str, int], Ids] = OrderedDict()
+
+    def add(self, request: ChatRequest, prompt_ids: Ids, reply_ids: Ids) -> None:
+        """Remember the prompt that was sent for a chat, and the tokens of its reply."""
+        self._sent[request.rollout_id, request.attempt, request.sample, request.chat_number] = np.concatenate(
+            [prompt_ids, reply_ids]
+        )
+        if len(self._sent) > MOST_SENT:
+            self._sent.popitem(last=False)
+
+    def without_media(self, request: ChatRequest) -> ChatRequest:
+        """Return a chat with media whose `known_ids` have no tokens of media.
+
+        They are None if the chat that it continues is not remembered, so that the prompt is rendered anew.
+        """
+        key = request.rollout_id, request.attempt, request.sample, request.parent_chat
+        if key in self._sent:
+            self._sent.move_to_end(key)
+        return replace(request, known_ids=self._sent.get(key))

@@ -10,19 +10,20 @@ import asyncio
 import inspect
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from osmosis_grpc.policies.generation import Generated, GenerateRequest
-from osmosis_grpc.policies.sampled_row import SampledRow
+from osmosis_grpc.policies.generation import FinishReason, Generated, GenerateRequest
 from osmosis_grpc.protocol.errors import CallError, Internal, InvalidArgument, ResourceExhausted
 from osmosis_grpc.supervise import DaemonThreads, OnFailure, Supervisor, job
 
 if TYPE_CHECKING:
     import torch
+
+__all__ = ["TransformersGenerator"]
 
 log = logging.getLogger(__name__)
 
@@ -31,16 +32,83 @@ MOST_WAITING = 4096
 """The most calls that wait. Further ones raise ResourceExhausted."""
 
 
-class TransformersGenerator:
-    """Samples from `model`, a causal language model of transformers. It may be on any device.
+TAIL = 8
+"""A stop text is looked for in the text of as many tokens as it has bytes, and so many more."""
 
-    `tokenizer` decodes for stop texts, and names the token that ends a turn. `end_ids` are the ids of the tokens that
-    end a turn; None for those of the tokenizer and of the model's generation_config. Up to `batch` calls are sampled
-    together; a batch begins `gather` seconds after its first call. `version` is the version of the weights.
+
+class SampledRow:
+    """The tokens of one call. take() runs on the thread of the model, everything else on the event loop."""
+
+    def __init__(
+        self, request: GenerateRequest, most: int, end_ids: frozenset[int], decode: Callable[[list[int]], str]
+    ) -> None:
+        self.request = request
+        self.prompt = request.prompt_ids
+        self.result: asyncio.Future[Generated] = asyncio.get_running_loop().create_future()
+        self.ids: list[int] = []
+        self.random: Any = None
+        """The torch.Generator of the call, made with its first token."""
+        self.interrupted = False
+        self.ended: FinishReason | None = None
+        self._logprobs: list[float] = []
+        self._most = most
+        sampling = request.sampling
+        self._end_ids = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else end_ids)
+        self._decode = decode
+        self._tail = max((len(text.encode()) for text in sampling.stop), default=0) + TAIL
+
+    def take(self, token: int, logprob: float) -> None:
+        """Add a token. Sets `ended` after the last one."""
+        if self.interrupted:
+            self.ended = FinishReason.ABORTED
+            return
+        self.ids.append(token)
+        self._logprobs.append(logprob)
+        if token in self._end_ids or self._has_stop_text():
+            self.ended = FinishReason.STOP
+        elif len(self.ids) >= self._most:
+            self.ended = FinishReason.LENGTH
+
+    def finish(self, version: str) -> None:
+        """Set the result, unless the caller has left."""
+        if self.result.done():
+            return
+        self.result.set_result(
+            Generated(
+                token_ids=np.array(self.ids, dtype="<u4"),
+                logprobs=np.array(self._logprobs, dtype="<f4"),
+                finish_reason=self.ended or FinishReason.ABORTED,
+                weight_version=version,
+            )
+        )
+
+    def fail(self, error: BaseException) -> None:
+        """Raise an error from the call, unless its caller has left."""
+        if not self.result.done():
+            self.result.set_exception(error)
+
+    def _has_stop_text(self) -> bool:
+        stop = self.request.sampling.stop
+        if not stop:
+            return False
+        text = self._decode(self.ids[-self._tail :])
+        return any(text_ in text for text_ in stop)
+
+
+class TransformersGenerator:
+    """Samples from a causal language model of transformers.
 
     The logprobs are those of log_softmax(logits / temperature) in float32, over the whole vocabulary, also with top_p
     and top_k. With temperature 0, the most likely token is taken, and the logprobs are those of temperature 1. Calls
     with penalties, a grammar or media raise InvalidArgument.
+
+    Args:
+        model: The model, on any device.
+        tokenizer: Decodes for stop texts, and names the token that ends a turn.
+        end_ids: The tokens that end a turn; None for those of the tokenizer and of the model's generation_config.
+        batch: The most calls that are sampled together.
+        gather: A batch begins this many seconds after its first call.
+        version: The version of the weights.
     """
 
     def __init__(
@@ -98,8 +166,10 @@ class TransformersGenerator:
     async def update_weights(self, version: str, *, abort: bool = False) -> AsyncIterator[None]:
         """Hold the sampling while the weights change: `async with generator.update_weights("step-2"): ...`.
 
-        Waits until the running batch ends. With `abort`, the calls of the batch end at once with ABORTED, and
-        TokenPolicy continues them with the new weights. If the block raises, the version stays.
+        Args:
+            version: The version of the new weights. If the block raises, the old version stays.
+            abort: Whether the calls of the running batch end at once with ABORTED, so that TokenPolicy continues them
+                with the new weights. Otherwise the batch ends first.
         """
         self._updates += 1
         try:

@@ -1,6 +1,6 @@
 """The Osmosis SDK's osmosis_ai.rollout.registry."""
 
-from osmosis_grpc.agent.registry import (
+from osmosis_grpc.compat.sdk_functions import (
     AgentLoopRegistry,
     get_agent_loop,
     list_agent_loops,

@@ -1,6 +1,6 @@
 """The Osmosis SDK's osmosis_ai.rollout.tools."""
 
-from osmosis_grpc.agent.tools import (
+from osmosis_grpc.agent.tool_calls import (
     create_tool_error_result,
     create_tool_result,
     execute_tool_calls,

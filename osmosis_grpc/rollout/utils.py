@@ -1,6 +1,6 @@
 """The Osmosis SDK's osmosis_ai.rollout.utils."""
 
-from osmosis_grpc.agent.messages import (
+from osmosis_grpc.compat.sdk_functions import (
     count_messages_by_role,
     get_message_content,
     get_message_role,

@@ -3,8 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from osmosis_grpc.agent.loader import LoadError
-from osmosis_grpc.agent.workflow_sources import ConfigSources, Texts
-from osmosis_grpc.agent.workflow_toml import WorkflowToml, WorkflowTomlError
+from osmosis_grpc.agent.workflow_sources import ConfigSources, Texts, WorkflowToml, WorkflowTomlError
 from osmosis_grpc.settings.line import OPTIONS, Line
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from osmosis_grpc.integrations.ray.ray_servers import RayPlan, RayProblem, RayServers
+from osmosis_grpc.integrations.ray.servers import RayPlan, RayProblem, RayServers
 from osmosis_grpc.network.server_security import ServerSecurity
 from osmosis_grpc.serve.json_output import Records, say_error
 from osmosis_grpc.settings.option import PREFIX

@@ -55,22 +55,30 @@ _Status = health_pb2.HealthCheckResponse
 class AgentServer:
     """Hosts agents over gRPC. Used as `async with AgentServer([loop], port=0) as server`.
 
-    `security` says what callers must show. `connect` has the addresses of trainers, each as HOST:PORT. The server opens
-    a stream to each of these trainers, and the trainer owns the rollouts of the stream. `credentials` is what the
-    server shows to trainers: the token to the trainers in `connect`, and the TLS files to all trainers.
-
-    With a `state_dir`, the server keeps a journal in this folder. It answers an Init after the acceptance is committed,
-    and sends an outcome after the end is committed. It continues the rollouts of the previous process. Make such a
-    server within the running event loop.
-
     The health service has three names: "", the RolloutService, and "liveness". The first two are NOT_SERVING while the
     server drains or cannot write its journal, and after `supervisor` has failed. "liveness" is SERVING until the server
     ends. Every caller may ask for health.
 
-    `workers` is set if this is a worker of a server with several.
+    Args:
+        agent_loops: The agents: agent loops, or classes of workflows.
+        host: The address at which the server listens.
+        port: Its port; 0 for a free one.
+        state_dir: The folder of the journal. The server then answers an Init after the acceptance is committed, sends
+            an outcome after the end is committed, and continues the rollouts of the previous process. Make such a
+            server within the running event loop.
+        connect: The addresses of trainers, each HOST:PORT. The server opens a stream to each of them, and the trainer
+            owns the rollouts of the stream.
+        security: What callers must show.
+        credentials: What the server shows: the token to the trainers in `connect`, the TLS files to all trainers.
+        config: Limits and times.
+        workers: Set if this is a worker of a server with several.
+        system: Clocks, random numbers, ids and threads. Tests replace it.
 
-    Raises JournalError if the folder cannot be used, Unavailable if its journal cannot be read, OSError if the port is
-    taken, ValueError if `security` is not enough for the host or a TLS file cannot be used.
+    Raises:
+        JournalError: The folder cannot be used.
+        Unavailable: The journal cannot be read.
+        OSError: The port is taken.
+        ValueError: `security` is not enough for the host, or a TLS file cannot be used.
     """
 
     network: Network = GRPC
@@ -267,10 +275,13 @@ class AgentServer:
             await self._health.set(name, _Status.SERVING if ready else _Status.NOT_SERVING)
 
     async def stop(self, limit: float, *, park: bool = False) -> None:
-        """Drain for at most `limit` seconds, then stop.
+        """Drain, then stop.
 
-        Rollouts that are still unfinished end FAILED (server, retryable), or the next process continues them. With
-        `park`, the rollouts that the next process can continue are left to it at once.
+        Rollouts that are still unfinished end FAILED (server, retryable), or the next process continues them.
+
+        Args:
+            limit: The most seconds of the drain.
+            park: Whether the rollouts that the next process can continue are left to it at once.
         """
         self._stopped = True
         await self.drain()

@@ -8,6 +8,8 @@ from osmosis_grpc.agent import RolloutAgentLoop, RolloutContext, RolloutResult
 from osmosis_grpc.protocol.types import Message
 from osmosis_grpc.tools import tool
 
+__all__ = ["CalculatorAgent", "agent_loop", "compute_reward"]
+
 
 @tool
 async def add(a: float, b: float) -> float:
@@ -37,7 +39,12 @@ TOOLS = (add, subtract, multiply, divide)
 
 
 def compute_reward(messages: Sequence[Message], truth: str | None) -> float | None:
-    """Return 1.0 if the last assistant message has the true number after ####, else 0.0; None without a truth."""
+    """Return 1.0 if the last assistant message has the true number after ####, else 0.0; None without a truth.
+
+    Args:
+        messages: The conversation.
+        truth: The number, as a text.
+    """
     if truth is None:
         return None
     texts = [m["content"] for m in messages if m.get("role") == "assistant" and isinstance(m.get("content"), str)]

@@ -31,7 +31,14 @@ async def run_rollout(
 async def collect_rollout(
     agent_loop: RolloutAgentLoop | Runnable | type, policy: Policy, messages: Sequence[Message] = (), **request: Any
 ) -> tuple[RolloutOutcome, list[TrajectoryEvent]]:
-    """Run one rollout as run_rollout() does, and return its outcome and its events."""
+    """Run one rollout as run_rollout() does, and return its outcome and its events.
+
+    Args:
+        agent_loop: As in run_rollout().
+        policy: As in run_rollout().
+        messages: As in run_rollout().
+        **request: As in run_rollout().
+    """
     request.setdefault("rollout_id", f"test-{uuid.uuid4().hex[:8]}")
     seen: list[TrajectoryEvent] = []
     async with LocalHost(agent_loop, policy, sinks=[seen.append]) as host:

@@ -79,8 +79,10 @@ def stream_pair(
 ) -> tuple[StreamEnd, StreamEnd]:
     """Return the two ends of a stream call.
 
-    `first` decodes the messages of the first end. `second` decodes the messages of the second end. Each end can write
-    `capacity` messages before the other end reads.
+    Args:
+        first: Decodes the messages of the first end.
+        second: Decodes the messages of the second end.
+        capacity: How many messages an end can write before the other end reads.
     """
     wire = _Wire(capacity)
     there: deque[Any] = deque()

@@ -1,13 +1,12 @@
 """Tools for agents. `@tool` makes a tool of a typed function; the other functions make the tools of this package."""
 
+from osmosis_grpc.agent.tool_decorator import Tool, tool
 from osmosis_grpc.tools.base_tool import BaseTool, ToolRegistry
 from osmosis_grpc.tools.calculator import calculator_tool
 from osmosis_grpc.tools.file_editor import file_editor_tool
-from osmosis_grpc.tools.finish import finish_tool
-from osmosis_grpc.tools.library import make_tool
+from osmosis_grpc.tools.library import finish_tool, make_tool
 from osmosis_grpc.tools.search import search_tool
 from osmosis_grpc.tools.shell_tools import bash_tool, python_tool
-from osmosis_grpc.tools.tool import Tool, tool
 
 __all__ = [
     "BaseTool",

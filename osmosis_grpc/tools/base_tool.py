@@ -6,9 +6,9 @@ from types import TracebackType
 from typing import Any, ClassVar, Self
 
 from osmosis_grpc.agent.reward_decorator import reward_of
+from osmosis_grpc.agent.tool_decorator import TIMEOUT, Tool
 from osmosis_grpc.protocol.errors import GradingError, ToolExecutionError
 from osmosis_grpc.protocol.types.outcome import describe
-from osmosis_grpc.tools.tool import TIMEOUT, Tool
 from osmosis_grpc.tools.uninterrupted import uninterrupted
 
 log = logging.getLogger(__name__)
@@ -119,7 +119,16 @@ class ToolRegistry:
         self._objects: dict[str, BaseTool] = {}
 
     def register(self, tool: type[BaseTool] | BaseTool, name: str = "", **options: Any) -> None:
-        """Register a class, with the options of its constructor, or an object. Raises ValueError for a used name."""
+        """Register a tool.
+
+        Args:
+            tool: A class, or an object that all trajectories share.
+            name: The name by which a model calls it; by default that of the class.
+            **options: The options of the constructor, for a class.
+
+        Raises:
+            ValueError: The name is used, or an object has options.
+        """
         cls = tool if isinstance(tool, type) else type(tool)
         if not issubclass(cls, BaseTool):
             raise ValueError(f"tool: {cls.__name__} is no BaseTool")
@@ -169,7 +178,15 @@ class ToolRegistry:
         raise ValueError(f"form: {form!r} is not openai or anthropic")
 
     def trajectory(self, trajectory_id: str, *names: str) -> ToolsOfTrajectory:
-        """Return the tools of a trajectory, all of them unless named. Raises ToolExecutionError for an unknown name."""
+        """Return the tools of a trajectory, for `async with`.
+
+        Args:
+            trajectory_id: What create() of each tool gets.
+            *names: Only these tools; without any, all of them.
+
+        Raises:
+            ToolExecutionError: There is no such tool.
+        """
         return ToolsOfTrajectory(trajectory_id, {name: self.get(name) for name in names or self.names()})
 
     async def release_all(self) -> None:

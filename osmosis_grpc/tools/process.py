@@ -23,11 +23,10 @@ from typing import Any
 
 from osmosis_grpc.supervise import DaemonThreads, OnFailure, child, job
 from osmosis_grpc.tools import reaper
-from osmosis_grpc.tools.killing import kill_marked
 from osmosis_grpc.tools.output import Output
 from osmosis_grpc.tools.program_caches import without_caches
 from osmosis_grpc.tools.uninterrupted import uninterrupted
-from osmosis_grpc.tools.workspace import Workspace
+from osmosis_grpc.tools.workspace import Workspace, kill_marked
 
 log = logging.getLogger(__name__)
 

@@ -3,18 +3,24 @@
 import math
 from typing import Any
 
+from osmosis_grpc.agent.tool_decorator import Tool
 from osmosis_grpc.protocol.errors import ToolArgumentError
 from osmosis_grpc.tools.sandbox.port import OUTPUT_BYTES, SECONDS, RunResult, Sandbox, check_sandbox
-from osmosis_grpc.tools.tool import Tool
 
 BASH = "bash_executor"
 PYTHON = "python_executor"
 
 
 def bash_tool(sandbox: Sandbox, *, timeout: float = SECONDS, output_bytes: int = OUTPUT_BYTES) -> Tool[..., Any]:
-    """Return the tool `bash_executor`. `timeout` is the most seconds of a command; a model may ask for fewer.
+    """Return the tool `bash_executor`.
 
-    Raises ValueError for a bad option.
+    Args:
+        sandbox: Where the commands run.
+        timeout: The most seconds of a command; a model may ask for fewer.
+        output_bytes: The most bytes of standard output, and of standard error. The newest ones are kept.
+
+    Raises:
+        ValueError: An option is bad.
     """
     check_sandbox(sandbox, BASH)
     _check(timeout, output_bytes)
@@ -37,9 +43,15 @@ def bash_tool(sandbox: Sandbox, *, timeout: float = SECONDS, output_bytes: int =
 
 
 def python_tool(sandbox: Sandbox, *, timeout: float = SECONDS, output_bytes: int = OUTPUT_BYTES) -> Tool[..., Any]:
-    """Return the tool `python_executor`. `timeout` is the most seconds of a program; a model may ask for fewer.
+    """Return the tool `python_executor`.
 
-    Raises ValueError for a bad option.
+    Args:
+        sandbox: Where the programs run.
+        timeout: The most seconds of a program; a model may ask for fewer.
+        output_bytes: The most bytes of standard output, and of standard error. The newest ones are kept.
+
+    Raises:
+        ValueError: An option is bad.
     """
     check_sandbox(sandbox, PYTHON)
     _check(timeout, output_bytes)

@@ -47,16 +47,19 @@ class Advantages(ArrayEquality):
 def advantages(group: Iterable[RolloutOutcome], method: Method = "grpo") -> Advantages:
     """Return the advantages of the rollouts of one group.
 
-    `group` is an OutcomeGroup, or the outcomes of one group. "grpo" is the reward minus the group's
-    mean, divided by its standard deviation (with n - 1, as in TRL and verl); "grpo_no_std" leaves out
-    the division; "rloo" is the reward minus the mean of the other rewards. A sample without a reward of its own has
-    the reward of its rollout. If any rollout has samples with different rewards, each sample is compared only with the
-    samples of the same name. Samples without any reward, and samples with `train=False`, are left out.
+    A sample without a reward of its own has the reward of its rollout. If any rollout has samples with different
+    rewards, each sample is compared only with the samples of the same name. Samples without any reward, and samples
+    with `train=False`, are left out. Rewards that differ by at most a millionth of the largest one count as equal,
+    because float32 rounds by as much.
 
-    Rewards that differ by at most a millionth of the largest one count as equal, because float32 rounds by as much.
+    Args:
+        group: An OutcomeGroup, or the outcomes of one group.
+        method: "grpo" is the reward minus the group's mean, divided by its standard deviation (with n - 1, as in TRL
+            and verl). "grpo_no_std" leaves out the division. "rloo" is the reward minus the mean of the other rewards.
 
-    Raises InvalidArgument for an unknown method, for a group without outcomes, and for a rollout that failed, was an
-    evaluation or has no reward.
+    Raises:
+        InvalidArgument: The method is unknown, the group has no outcomes, or a rollout failed, was an evaluation or
+            has no reward.
     """
     compare = _METHODS.get(method)
     if compare is None:

@@ -92,24 +92,25 @@ def pad(
     dropped: Dropped = "skip",
     extras: Sequence[str] = (),
 ) -> Batch:
-    """Return a batch of the trainable samples of `outcomes`. `outcomes` may contain groups.
+    """Return a batch of the trainable samples of outcomes. What is skipped is listed in its `skipped`.
 
-    `advantages` are the Advantages of every group, or one number for each outcome. All samples of an outcome get its
-    number.
+    Args:
+        outcomes: The outcomes; some or all of them may be groups.
+        advantages: The Advantages of every group, or one number for each outcome, which all of its samples get.
+        pad_id: The token id of the padding.
+        side: The side of the padding.
+        max_length: The most tokens of a row.
+        too_long: What follows for a longer segment: "raise" InvalidArgument, "truncate" its end, after which the
+            logprobs of the other tokens stay exact, or "skip" it.
+        untrainable: What follows for an outcome that failed, was an evaluation, or has no reward or no exact tokens:
+            "raise" InvalidArgument, or "skip" it. If only some samples of an outcome are untrainable, they are skipped.
+        cut: What to do with samples that a limit has cut (Sample.cut): "train" on them, "mask" their tokens, which
+            keeps their rows and rewards, or "skip" them.
+        dropped: Whether to "skip" replies that the agent dropped (Segment.dropped) or to "train" on them.
+        extras: The names of extras that every segment has, for example "routed_experts". They must not be ragged.
 
-    An outcome is not trainable if it failed, was an evaluation, or has no reward or no exact tokens. Such an outcome
-    raises InvalidArgument. With `untrainable="skip"`, the outcome is listed in `skipped` instead. If only some samples
-    of an outcome are untrainable, these samples are always listed. A segment longer than `max_length` raises
-    InvalidArgument. With `too_long="truncate"`, the segment loses its end, and the logprobs of the other tokens stay
-    exact. With `too_long="skip"`, the segment is listed.
-
-    `cut` says what to do with samples that a limit has cut (Sample.cut): "train" on them, "mask" their tokens, which
-    keeps their rows and rewards, or "skip" them. `dropped` says whether to "skip" replies that the agent dropped
-    (Segment.dropped) or to "train" on them. What is skipped is listed in `skipped`.
-
-    `extras` names extras that every segment has, for example "routed_experts". They must not be ragged.
-
-    Raises InvalidArgument with the names of the argument and the rollout, also if there are no outcomes at all.
+    Raises:
+        InvalidArgument: See above; also if there are no outcomes. The text names the argument and the rollout.
     """
     for name, value, known in (
         ("side", side, Side),

@@ -125,11 +125,16 @@ class RolloutClient:
         callback: Callback | None = None,
         **changes: Unpack[RolloutFields],
     ) -> InitResult:
-        """Start a rollout. Takes a RolloutRequest, or its fields by name.
+        """Start a rollout.
 
         Idempotent: a second call with the same request starts nothing, and returns the same result with `created`
         false. If the rollout has ended, the server sends its outcome again. A higher `attempt` runs the rollout
-        again. `from_journal` is set if the rollout ended in an earlier run of the trainer.
+        again.
+
+        Args:
+            request: The request. Its fields can also be given by name.
+            callback: Where the trainer listens for chats and the outcome: trainer.callback().
+            **changes: Fields of RolloutRequest.
         """
         if callback is not None and not isinstance(callback, Callback):
             raise TypeError(f"callback is a {type(callback).__name__}; use trainer.callback()")
@@ -143,7 +148,12 @@ class RolloutClient:
         return InitResult(answer.rollout_id, answer.attempt, tools, answer.created, earlier)
 
     async def get(self, rollout_id: str, attempt: int = 0) -> RolloutInfo:
-        """Return the state of a rollout; attempt 0 means the highest."""
+        """Return the state of a rollout.
+
+        Args:
+            rollout_id: The rollout.
+            attempt: Which attempt; 0 means the highest.
+        """
         answer = await self._call(self._stub.GetRollout, pb.GetRolloutRequest(rollout_id=rollout_id, attempt=attempt))
         return ROLLOUT.from_wire(answer.rollout)
 
@@ -157,8 +167,14 @@ class RolloutClient:
     ) -> AsyncIterator[RolloutInfo]:
         """Yield the caller's rollouts in the order of their acceptance, page by page.
 
-        With `newest_first`, the order is reversed. `where` selects rollouts, or `group_id` and `undelivered` do.
-        Raises TypeError if both are given.
+        Args:
+            where: Selects rollouts. Without it, `group_id` and `undelivered` do.
+            group_id: Only the rollouts of this group.
+            undelivered: Only rollouts whose outcome is not delivered.
+            newest_first: Reverses the order.
+
+        Raises:
+            TypeError: `where` is given, and another condition, too.
         """
         if where is not None and (group_id or undelivered):
             raise TypeError("where: give all conditions in it, not also group_id or undelivered")
@@ -176,7 +192,11 @@ class RolloutClient:
     ) -> tuple[list[RolloutInfo], str]:
         """Return a page of the caller's rollouts, and the token of the next page. After the last page it is empty.
 
-        A page has at most `limit` rows; 0 means the server's default.
+        Args:
+            where: Selects rollouts.
+            token: The token of the page; empty for the first one.
+            limit: The most rows; 0 means the server's default.
+            newest_first: Whether the page begins with the rollout that was accepted last.
         """
         request = FILTER.to_wire(where)
         request.page_token, request.page_size, request.newest_first = token, limit, newest_first
@@ -193,9 +213,18 @@ class RolloutClient:
         attempt: int = 0,
         reason: str = "",
     ) -> list[CancelResult]:
-        """Cancel one rollout, a group, the rollouts whose ids begin with `prefix`, or everything of the caller.
+        """Cancel rollouts of the caller, and return a result for each of them.
 
-        Returns a result for each rollout.
+        Args:
+            rollout_id: Cancel this rollout.
+            group_id: Cancel the rollouts of this group.
+            prefix: Cancel the rollouts whose ids begin with this text.
+            everything: Cancel all rollouts.
+            attempt: The attempt of `rollout_id`; 0 means the newest.
+            reason: Why, for the outcome.
+
+        Raises:
+            InvalidArgument: Not exactly one of the first four is given.
         """
         check_selection(rollout_id, group_id, prefix, everything=everything)
         request = pb.CancelRequest(attempt=attempt, reason=reason)
@@ -207,10 +236,20 @@ class RolloutClient:
         return [CANCEL_RESULT.from_wire(row) for row in (await self._call(self._stub.Cancel, request)).results]
 
     async def annotate(self, rollout_id: str, annotation: Annotation, *, attempt: int = 0) -> tuple[int, bool]:
-        """Store an annotation with a rollout of the caller. Attempt 0 means the newest attempt.
+        """Store an annotation with a rollout of the caller.
 
-        Returns the number of its event, and whether this call has added it. Raises NotFound, AlreadyExists if another
-        annotation has the id, and InvalidArgument if the annotation does not fit the outcome.
+        Args:
+            rollout_id: The rollout.
+            annotation: The annotation.
+            attempt: Which attempt; 0 means the newest.
+
+        Returns:
+            The number of its event, and whether this call has added it.
+
+        Raises:
+            NotFound: The server does not have the rollout.
+            AlreadyExists: Another annotation has the id.
+            InvalidArgument: The annotation does not fit the outcome.
         """
         request = annotate_request(rollout_id, attempt, annotation)
         response = await self._call(self._stub.Annotate, request)
@@ -219,10 +258,17 @@ class RolloutClient:
     async def events(
         self, rollout_id: str, *, after: int = 0, attempt: int = 0
     ) -> AsyncGenerator[TrajectoryEvent, None]:
-        """Yield a rollout's events with numbers above `after`, and then its new events until the last event.
+        """Yield a rollout's events so far, and then its new events until the last event.
 
         After a broken stream, a new stream continues with the next event. Events of a newer protocol are left out.
-        Raises Unavailable when the server is lost, and when this client is closed.
+
+        Args:
+            rollout_id: The rollout.
+            after: Only events with higher numbers are yielded.
+            attempt: Which attempt; 0 means the newest.
+
+        Raises:
+            Unavailable: The server is lost, or this client was closed.
         """
         answered, backoff = self._system.monotonic(), Backoff(*STREAM_PAUSES, system=self._system)
         while True:
@@ -247,9 +293,14 @@ class RolloutClient:
     async def all_events(
         self, cursor: str = "", from_now: bool = False
     ) -> AsyncGenerator[tuple[str, TrajectoryEvent | None], None]:
-        """Yield the events of all rollouts after `cursor`, without end. Each value is a pair of a cursor and an event.
+        """Yield the events of all rollouts, without end. Each value is a cursor and an event; None for a heartbeat.
 
-        The event of a heartbeat is None. A broken stream raises Unavailable. Then call again with the last cursor.
+        Args:
+            cursor: Only events after this cursor are yielded.
+            from_now: Whether only new events are yielded.
+
+        Raises:
+            Unavailable: The stream broke. Call again with the last cursor.
         """
         request = pb.StreamEventsRequest(cursor=cursor, from_now=from_now)
         async with aclosing(self._stream(request)) as stream:

@@ -91,6 +91,11 @@ class SyncTrainer:
 
     Ctrl-C cancels the unfinished rollouts, closes the trainer and raises KeyboardInterrupt. Raises the errors of
     Trainer.
+
+    Args:
+        servers: As in Trainer.
+        policy: As in Trainer.
+        **options: The other parameters of Trainer.
     """
 
     @_typed_as(Trainer)

@@ -181,10 +181,17 @@ class Trainer:
         return self.scheduler.servers.states()
 
     async def wait_for_server(self, timeout: float = 20.0, *, count: int = 1) -> None:
-        """Wait until `count` agent servers can be reached. Returns at once if they can.
+        """Wait until agent servers can be reached.
 
-        Without this call, the first rollout waits `config.lost_after` seconds. Raises Unavailable after `timeout`
-        seconds, with what is known about each server. Raises the error of servers that refuse for good at once.
+        Without this call, the first rollout waits `config.lost_after` seconds.
+
+        Args:
+            timeout: The most seconds to wait.
+            count: How many servers have to be reachable.
+
+        Raises:
+            Unavailable: The time is over; the text has what is known about each server.
+            CallError: The servers refuse for good. Raised at once.
         """
         await self.scheduler.servers.wait_for(count, timeout)
 
@@ -325,8 +332,17 @@ class Trainer:
 
         The requests are sent with `evaluation=True`: the trainer, the servers and their files mark the outcomes as
         evaluations, and trainable_samples() and pad() leave them out. A request with a higher `priority` is ahead in a
-        server's queue. Each id runs once, so a later evaluation of the same rows needs new ids. The result has pass@k
-        for each k up to `group_size`. Raises the errors of run(), and InvalidArgument if there are no requests.
+        server's queue. Each id runs once, so a later evaluation of the same rows needs new ids.
+
+        Args:
+            requests: As in run().
+            group_size: How often each request runs. The result has pass@k for each k up to it.
+            max_in_flight: As in run().
+            colocate_groups: As in run().
+
+        Raises:
+            InvalidArgument: There are no requests.
+            Exception: The errors of run().
         """
         options = RunOptions(
             group_size=group_size, max_in_flight=max_in_flight, colocate_groups=colocate_groups, evaluation=True
@@ -352,9 +368,16 @@ class Trainer:
     async def cancel(
         self, rollout_id: str = "", *, group_id: str = "", prefix: str = "", everything: bool = False, reason: str = ""
     ) -> list[CancelResult]:
-        """Cancel one rollout of this trainer, a group, the rollouts whose ids begin with `prefix`, or everything.
+        """Cancel rollouts of this trainer. Idempotent.
 
-        Idempotent. Each rollout ends with the status CANCELLED, and its callers get this outcome.
+        Each rollout ends with the status CANCELLED, and its callers get this outcome.
+
+        Args:
+            rollout_id: Cancel this rollout.
+            group_id: Cancel the rollouts of this group.
+            prefix: Cancel the rollouts whose ids begin with this text.
+            everything: Cancel all rollouts.
+            reason: Why, for the outcome.
 
         Raises:
             InvalidArgument: Not exactly one of `rollout_id`, `group_id`, `prefix` and `everything` is given.
@@ -378,10 +401,19 @@ class Trainer:
     async def events(
         self, rollout_id: str, *, attempt: int = 0, after: int = 0, tokens: bool = False
     ) -> AsyncGenerator[TrajectoryEvent, None]:
-        """Yield a rollout's events with numbers above `after`, and then its new events until the last event.
+        """Yield a rollout's events so far, and then its new events until the last event.
 
-        Waits until a server has accepted the rollout, and continues after a broken connection. Without `tokens`,
-        replies have no token blocks. Raises NotFound if no server knows the rollout, and the CallError of a server.
+        Waits until a server has accepted the rollout, and continues after a broken connection.
+
+        Args:
+            rollout_id: The rollout.
+            attempt: Which attempt; 0 means the newest.
+            after: Only events with higher numbers are yielded.
+            tokens: Whether replies have their token blocks.
+
+        Raises:
+            NotFound: No server knows the rollout.
+            CallError: A server refuses the call.
         """
         await asyncio.sleep(0)  # lets a task of the caller submit the rollout first
         if self._open.failure is not None:
@@ -399,17 +431,27 @@ class Trainer:
     async def annotate(
         self, outcome: RolloutOutcome, annotation: Annotation | None = None, **fields: Unpack[AnnotationFields]
     ) -> tuple[int, bool]:
-        """Store an annotation with a rollout that has ended. Takes an Annotation, or its fields by name.
+        """Store an annotation with a rollout that has ended.
 
             await trainer.annotate(outcome, id=f"step-{step}", trained=True, advantage=0.7, weight_step=str(step))
 
-        The server stores it as an event of the rollout. Returns the number of this event, and whether this call has
-        added it. Storing an equal annotation under the same id again adds nothing. If the connection breaks, the call
-        continues on the next connection.
+        The server stores it as an event of the rollout. Storing an equal annotation under the same id again adds
+        nothing. If the connection breaks, the call continues on the next connection.
 
-        Raises InvalidArgument for an annotation that does not fit the outcome, AlreadyExists if another annotation has
-        the id, Unavailable if the server of the rollout is not attached now or cannot write, NotFound if no server has
-        the rollout, and Unimplemented if its server does not store annotations.
+        Args:
+            outcome: The outcome of the rollout.
+            annotation: The annotation. Its fields can also be given by name.
+            **fields: Fields of Annotation.
+
+        Returns:
+            The number of the event, and whether this call has added it.
+
+        Raises:
+            InvalidArgument: The annotation does not fit the outcome.
+            AlreadyExists: Another annotation has the id.
+            Unavailable: The server of the rollout is not attached now, or cannot write.
+            NotFound: No server has the rollout.
+            Unimplemented: The server does not store annotations.
         """
         if annotation is not None and not isinstance(annotation, Annotation):
             raise TypeError(f"an Annotation or its fields by name is needed, not a {type(annotation).__name__}")

@@ -18,7 +18,7 @@ from osmosis_grpc.network.http.http1 import OneBody
 from osmosis_grpc.network.http.server import HttpServer
 from osmosis_grpc.network.target_policy import is_loopback
 from osmosis_grpc.network.tls import ServerTls
-from osmosis_grpc.policies.token_texts import TokenTexts
+from osmosis_grpc.policies.template_tokenizer import TokenTexts
 from osmosis_grpc.records.reading.list_filter import FilterError
 from osmosis_grpc.records.reading.source_port import NoRollout, Source, SourceError
 from osmosis_grpc.viewer import (

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from osmosis_grpc import __version__
-from osmosis_grpc.policies.token_texts import TokenTexts
+from osmosis_grpc.policies.template_tokenizer import TokenTexts
 from osmosis_grpc.protocol.types import RolloutState
 from osmosis_grpc.protocol.types.outcome import printable
 from osmosis_grpc.records.reading.folder_source import FolderSource

@@ -6,7 +6,7 @@ import copy
 import numpy as np
 import pytest
 
-from osmosis_grpc.agent.tools import execute_tool_calls
+from osmosis_grpc.agent.tool_calls import execute_tool_calls
 from osmosis_grpc.policies.scripted import EchoPolicy, ScriptedPolicy, answer
 from osmosis_grpc.protocol import errors
 from osmosis_grpc.protocol.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted, Unavailable

@@ -7,7 +7,7 @@ import textwrap
 import pytest
 
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.agent.tools import create_tool_result, execute_tool_calls
+from osmosis_grpc.agent.tool_calls import create_tool_result, execute_tool_calls
 from osmosis_grpc.policies import EveryToolMock
 from osmosis_grpc.policies.scripted import ScriptedPolicy
 from osmosis_grpc.protocol.errors import FailedPrecondition
@@ -245,7 +245,7 @@ async def test_what_was_recorded_and_more_was_run(hosting):
 
 
 async def test_an_error_that_a_tool_was_turned_into_is_in_its_event(hosting):
-    from osmosis_grpc.agent.tools import create_tool_error_result
+    from osmosis_grpc.agent.tool_calls import create_tool_error_result
 
     async def executor(call):
         try:

@@ -13,7 +13,7 @@ from osmosis_gateway.mock_trainer import (
     fake_prompt_token_ids,
     fake_token_ids,
 )
-from osmosis_grpc.agent.tools import get_tool_call_info
+from osmosis_grpc.agent.tool_calls import get_tool_call_info
 from tests.waiting import until
 
 USER = {"role": "user", "content": "Hello"}

@@ -9,7 +9,7 @@ import pytest
 from osmosis_gateway.http_bodies import CompletedBody
 from osmosis_gateway.relay import LegacyAgentLost, Relay
 from osmosis_grpc.agent import RolloutContext
-from osmosis_grpc.agent.call_origins import CallOrigins
+from osmosis_grpc.agent.tool_runs import CallOrigins
 from osmosis_grpc.protocol.errors import RolloutEndedError, Unavailable
 from osmosis_grpc.protocol.types import ChatResponse, RolloutRequest
 from tests.waiting import turns

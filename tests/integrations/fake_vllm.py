@@ -3,7 +3,7 @@
 import grpc
 
 from osmosis_grpc.integrations.vllm_grpc import vllm_messages_pb2 as pb
-from osmosis_grpc.integrations.vllm_grpc.methods import METHODS
+from osmosis_grpc.integrations.vllm_grpc.messages import METHODS
 from tests.integrations.fake_engine import CONTEXT, Refused, serving
 
 REASONS = {"stop": pb.FinishInfo.STOP, "length": pb.FinishInfo.LENGTH, "abort": pb.FinishInfo.ABORTED}

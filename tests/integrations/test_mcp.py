@@ -13,8 +13,8 @@ import pytest
 
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.validator import validate_agent_loop
+from osmosis_grpc.integrations._mcp_connection import without_secrets
 from osmosis_grpc.integrations.mcp import mcp_tools, text_of
-from osmosis_grpc.integrations.mcp_connection import without_secrets
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.protocol.errors import Internal, ToolExecutionError
 from osmosis_grpc.protocol.types import OutcomeStatus

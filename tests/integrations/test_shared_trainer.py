@@ -6,8 +6,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from osmosis_grpc.integrations.one_row import one_row
-from osmosis_grpc.integrations.shared_trainer import SharedTrainers
+from osmosis_grpc.integrations._one_row import one_row
+from osmosis_grpc.integrations._shared_trainer import SharedTrainers
 from osmosis_grpc.policies import EchoPolicy, ScriptedPolicy, ToolCallingMock
 from osmosis_grpc.protocol.errors import InvalidArgument, Unavailable
 from osmosis_grpc.protocol.types import OutcomeStatus

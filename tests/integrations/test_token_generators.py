@@ -261,12 +261,16 @@ async def test_smg_refuses_media_and_an_error_of_the_engine_is_no_reply():
     assert len(engine.received) == 1
 
 
-async def test_the_engine_is_found_out():
-    for service, named in (("smg-vllm", ""), ("smg-sglang", "weights-1")):
-        engine = FakeEngine(lambda prompt: list(REPLY))
-        async with server_of(service, engine) as target, SmgGenerator(target) as generator:
-            await generator.abort("nothing was sent")
-            assert (await generator.generate(smg_request())).weight_version == named
+@pytest.mark.parametrize(("service", "named"), [("smg-vllm", ""), ("smg-sglang", "weights-1")])
+async def test_the_engine_is_found_out(service, named):
+    engine = FakeEngine(lambda prompt: list(REPLY))
+    async with server_of(service, engine) as target, SmgGenerator(target) as generator:
+        await generator.abort("nothing was sent")
+        assert (await generator.generate(smg_request())).weight_version == named
+
+
+async def test_a_server_without_such_an_engine_is_an_error():
+    engine = FakeEngine(lambda prompt: list(REPLY))
     async with server_of("vllm-grpc", engine) as target, SmgGenerator(target) as generator:
         with pytest.raises(Internal, match="neither for vLLM nor for SGLang"):
             await generator.generate(smg_request())

@@ -9,7 +9,7 @@ from collections import Counter
 from typing import Any
 
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.agent.tools import (
+from osmosis_grpc.agent.tool_calls import (
     create_tool_error_result,
     create_tool_result,
     execute_tool_calls,

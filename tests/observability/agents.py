@@ -3,7 +3,7 @@
 import asyncio
 
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.agent.tools import create_tool_result, execute_tool_calls
+from osmosis_grpc.agent.tool_calls import create_tool_result, execute_tool_calls
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.protocol.errors import ToolExecutionError
 from osmosis_grpc.trainer import RolloutRequest

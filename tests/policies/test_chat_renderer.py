@@ -38,12 +38,12 @@ def request(messages, *, after=None, tools=(TOOL,), prefix=None):
     )
 
 
-def test_the_first_prompt_is_the_whole_template():
-    for template in (*APPEND_ONLY, forgetful):
-        tokenizer = ByteTokenizer(template)
-        prompt = ChatRenderer(tokenizer).prompt_ids(request(QUESTION))
-        assert tokenizer.decode(prompt.ids.tolist()) == template(QUESTION, [TOOL], True)
-        assert (prompt.ids.dtype, prompt.known, prompt.drifted) == (np.dtype("<u4"), 0, False)
+@pytest.mark.parametrize("template", [*APPEND_ONLY, forgetful])
+def test_the_first_prompt_is_the_whole_template(template):
+    tokenizer = ByteTokenizer(template)
+    prompt = ChatRenderer(tokenizer).prompt_ids(request(QUESTION))
+    assert tokenizer.decode(prompt.ids.tolist()) == template(QUESTION, [TOOL], True)
+    assert (prompt.ids.dtype, prompt.known, prompt.drifted) == (np.dtype("<u4"), 0, False)
 
 
 @pytest.mark.parametrize("sampled_as", ["encode", "bytes"])
@@ -146,17 +146,17 @@ def test_a_template_that_never_writes_reasoning_is_found_too(caplog):
     assert "leaves out a part of the model's reply" in caplog.text
 
 
+@pytest.mark.parametrize("tools", [(TOOL, OTHER), ()])
 @pytest.mark.parametrize("template", APPEND_ONLY)
-def test_other_tools_or_another_system_message_are_no_continuation(template):
+def test_other_tools_or_another_system_message_are_no_continuation(template, tools):
     tokenizer = ByteTokenizer(template)
     renderer = ChatRenderer(tokenizer)
     sampled = tokenizer.reply("5")
     known = [*renderer.prompt_ids(request(QUESTION)).ids.tolist(), *sampled]
     messages = [*QUESTION, renderer.message(sampled), {"role": "user", "content": "And then?"}]
-    for changed in (request(messages, after=known, tools=(TOOL, OTHER)), request(messages, after=known, tools=())):
-        prompt = renderer.prompt_ids(changed)
-        assert prompt.drifted
-        assert tokenizer.decode(prompt.ids.tolist()) == template(messages, list(changed.tools), True)
+    prompt = renderer.prompt_ids(request(messages, after=known, tools=tools))
+    assert prompt.drifted
+    assert tokenizer.decode(prompt.ids.tolist()) == template(messages, list(tools), True)
     assert not renderer.prompt_ids(request(messages, after=known)).drifted
 
 

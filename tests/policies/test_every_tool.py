@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from osmosis_grpc.policies import EveryToolMock
-from osmosis_grpc.policies.arguments import arguments_for
+from osmosis_grpc.policies.every_tool import arguments_for
 from osmosis_grpc.protocol.types import ChatPurpose, ChatRequest, jsontext
 from osmosis_grpc.protocol.types.messages import copy_message
 

@@ -8,11 +8,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from osmosis_grpc.policies import EchoPolicy, ScriptedPolicy, ToolCallingMock
+from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.protocol.errors import FailedPrecondition
 from osmosis_grpc.protocol.types import ChatRequest, OutcomeStatus, events
 from osmosis_grpc.protocol.types.messages import copy_message
 from osmosis_grpc.testing import collect_rollout, run_rollout
 from osmosis_grpc.testing.calculator import CalculatorAgent
+from tests.trainer.conftest import USER, Talker
 
 
 def user(text):
@@ -223,3 +225,17 @@ async def test_a_script_per_rollout_and_a_script_that_is_a_function():
 async def test_an_echo(content, echo):
     assert (await EchoPolicy()(chat([user("first"), user(content)]))).message["content"] == echo
     assert (await EchoPolicy()(chat([]))).message["content"] == ""
+
+
+def sync(request):
+    return answer(request, "fine")
+
+
+async def awaited(request):
+    return sync(request)
+
+
+@pytest.mark.parametrize("policy", [sync, awaited])
+async def test_run_rollout_takes_sync_and_async_policies(policy):
+    outcome = await run_rollout(Talker(), policy, [USER])
+    assert (outcome.status, outcome.samples["main"].trainable) == ("COMPLETED", True)

@@ -75,9 +75,9 @@ def test_a_call_is_found_by_its_style_and_by_auto(style, text, content, calls):
         '<tool_call>{"name": ' * 200,
     ],
 )
-def test_another_text_stays_text(text):
-    for style in ("auto", *STYLES):
-        assert parsed(text, style) == (text.strip(), [])
+@pytest.mark.parametrize("style", ["auto", *STYLES])
+def test_another_text_stays_text(text, style):
+    assert parsed(text, style) == (text.strip(), [])
 
 
 @pytest.mark.parametrize("mark", ["\u2028", "\x85", "\xa0", "\u3000", "\x1c"], ids=lambda mark: f"{ord(mark):04x}")

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from osmosis_grpc.agent import RolloutAgentLoop, RolloutContext, RolloutResult
-from osmosis_grpc.agent.tools import create_tool_result, execute_tool_calls, get_tool_call_info
+from osmosis_grpc.agent.tool_calls import create_tool_result, execute_tool_calls, get_tool_call_info
 from osmosis_grpc.protocol.errors import CallError
 from osmosis_grpc.protocol.types import RolloutRequest
 from tests.simulation.history import History

@@ -14,7 +14,7 @@ from osmosis_gateway.leases import Leases, LeaseTimes
 from osmosis_gateway.relay import Relay
 from osmosis_grpc import supervise
 from osmosis_grpc.agent.message_keys import History
-from osmosis_grpc.agent.tools import execute_tool_calls
+from osmosis_grpc.agent.tool_calls import execute_tool_calls
 from osmosis_grpc.agent.workflow_runnable import WorkflowRunnable
 from osmosis_grpc.agentic import AgenticRollout, AgenticRolloutConfig
 from osmosis_grpc.cli.daemon_thread import exit_after, run_in_daemon_thread
@@ -22,7 +22,7 @@ from osmosis_grpc.endpoints.endpoints import Endpoints
 from osmosis_grpc.endpoints.open_chats import OpenChats, Waits
 from osmosis_grpc.endpoints.requests import Asked, ModelRequest
 from osmosis_grpc.integrations.mcp import McpTools
-from osmosis_grpc.integrations.ray.server_process import ServerProcess
+from osmosis_grpc.integrations.ray.actor import ServerProcess
 from osmosis_grpc.network.http.http1 import BoundedProtocol
 from osmosis_grpc.network.http.server import HttpServer, http_app
 from osmosis_grpc.policies import GenerateRequest, Sampling

@@ -1,7 +1,7 @@
 """Every declared job is made to raise once, and is seen to run again or to be reported.
 
 The jobs of the trainer and its ledger are in tests/trainer/test_supervised.py. The jobs of the Kubernetes sandbox are
-in tests/tools/kubernetes/test_supervised.py.
+in tests/tools/kubernetes/test_programs.py.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from osmosis_grpc import supervise
 from osmosis_grpc.supervise import OnFailure
 from tests.deployment import deployment
 from tests.supervise import process_jobs, server_jobs, worker_jobs
-from tests.tools.kubernetes import test_supervised as pod_jobs
+from tests.tools.kubernetes import test_programs as pod_jobs
 from tests.trainer import test_supervised as trainer_jobs
 
 for package in (osmosis_grpc, osmosis_gateway):

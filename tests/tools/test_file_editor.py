@@ -1,10 +1,11 @@
 """The five commands of the file editor. Every byte outside of an edit stays."""
 
 import asyncio
+import contextlib
 
 import pytest
 
-from osmosis_grpc.protocol.errors import ToolArgumentError
+from osmosis_grpc.protocol.errors import ToolArgumentError, ToolExecutionError
 from osmosis_grpc.tools.file_editor import file_editor_tool
 from osmosis_grpc.tools.sandbox import LocalSandbox, SandboxFileError
 
@@ -80,12 +81,14 @@ async def test_a_unique_text_is_replaced_and_no_other_byte(box, edit, before, ar
     assert await box.read_file("f") == before
 
 
+@pytest.mark.parametrize(
+    ("old", "problem"), [("a", r"2 times, in the lines \[1, 3\]"), ("z", "not in the file"), ("", "empty")]
+)
 @pytest.mark.row("ARL 41")
-async def test_a_text_that_is_missing_or_there_twice_is_refused(box, edit):
+async def test_a_text_that_is_missing_or_there_twice_is_refused(box, edit, old, problem):
     await box.write_file("f", b"a\nb\na\n")
-    for old, problem in (("a", r"2 times, in the lines \[1, 3\]"), ("z", "not in the file"), ("", "empty")):
-        with pytest.raises(ToolArgumentError, match=f"old_str: .*{problem}"):
-            await edit("str_replace", "f", old_str=old, new_str="x")
+    with pytest.raises(ToolArgumentError, match=f"old_str: .*{problem}"):
+        await edit("str_replace", "f", old_str=old, new_str="x")
     assert await box.read_file("f") == b"a\nb\na\n"
 
 
@@ -159,3 +162,82 @@ async def test_a_long_answer_is_clipped(box):
 async def test_wrong_arguments_name_the_parameter(edit, arguments, problem):
     with pytest.raises(ToolArgumentError, match=problem):
         await edit(path="f", **arguments)
+
+
+@pytest.fixture
+async def bare_box():
+    async with LocalSandbox(method="processes") as made:  # the method with the least protection
+        yield made
+
+
+@pytest.fixture
+def secret(tmp_path):
+    """A file outside, which is neither read nor changed."""
+    path = tmp_path / "secret"
+    path.write_text("canary")
+    yield path
+    assert path.read_text() == "canary"
+    assert [each.name for each in tmp_path.iterdir()] == ["secret"]
+
+
+@pytest.mark.row("ARL 42")
+async def test_no_path_and_no_link_leads_out(bare_box, secret):
+    tool = file_editor_tool(bare_box)
+    await bare_box.run(f"ln -s {secret} link; ln -s {secret.parent} folder; ln -s / root; mkdir a; ln -s .. a/up")
+    paths = [str(secret), f"../../{secret}", "link", "folder/secret", f"root{secret}", "a/up/x", "..", "a/../.."]
+    for path in paths:
+        for arguments in (
+            {"command": "view"},
+            {"command": "create", "file_text": "changed"},
+            {"command": "str_replace", "old_str": "canary", "new_str": "changed"},
+            {"command": "insert", "insert_line": 0, "new_str": "changed"},
+        ):
+            with pytest.raises(SandboxFileError) as got:
+                await tool.run({"path": path, **arguments})
+            assert "canary" not in str(got.value)
+
+
+@pytest.mark.slow
+@pytest.mark.row("ARL 42")
+async def test_no_race_with_a_program_leads_out(bare_box, secret):
+    """A program replaces a folder by a link and back, all the time."""
+    tool = file_editor_tool(bare_box)
+    swap = f"while :; do mkdir -p d; rm -rf d; ln -s {secret.parent} d; rm d; done"
+    task = asyncio.create_task(bare_box.run(swap, seconds=100))
+    for _ in range(300):
+        for arguments in ({"command": "create", "file_text": "changed"}, {"command": "view"}):
+            with contextlib.suppress(ToolExecutionError):
+                assert "canary" not in str(await tool.run({"path": "d/secret", **arguments}))
+    task.cancel()
+    await asyncio.wait({task})
+
+
+@pytest.mark.row("ARL 42")
+async def test_large_and_binary_files_are_refused(bare_box):
+    tool = file_editor_tool(bare_box, max_file_size=10)
+    with pytest.raises(SandboxFileError, match="big would have 11 bytes; at most 10"):
+        await tool.run({"command": "create", "path": "big", "file_text": "x" * 11})
+    await bare_box.write_file("big", b"x" * 11)
+    await bare_box.write_file("binary", b"a\0b")
+    with pytest.raises(SandboxFileError, match="big has more than 10 bytes"):
+        await tool.run({"command": "view", "path": "big"})
+    with pytest.raises(SandboxFileError, match="binary is not a text file"):
+        await tool.run({"command": "view", "path": "binary"})
+    await bare_box.write_file("f", b"0123456789")
+    with pytest.raises(SandboxFileError, match="f would have 12 bytes"):
+        await tool.run({"command": "insert", "path": "f", "insert_line": 1, "new_str": "x"})
+    assert await bare_box.read_file("f") == b"0123456789"
+
+
+@pytest.mark.row("ARL 42")
+async def test_a_reader_sees_the_old_or_the_new_content(bare_box):
+    """A program reads the file all the time, and would see a part of it."""
+    size = 300_000
+    await bare_box.write_file("f", b"a" * size)
+    read = "while [ ! -e stop ]; do tr -d 'a' <f | wc -c; tr -d 'b' <f | wc -c; done | sort -u"
+    task = asyncio.create_task(bare_box.run(read))
+    for n in range(60):
+        await bare_box.write_file("f", (b"b" if n % 2 else b"a") * size)
+    await bare_box.write_file("stop", b"")
+    assert set((await task).stdout.split()) <= {b"0", str(size).encode()}
+    assert [file.path for file in await bare_box.list_files()] == ["f", "stop"]

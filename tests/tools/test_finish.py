@@ -3,8 +3,7 @@
 import pytest
 
 from osmosis_grpc.protocol.errors import ToolArgumentError
-from osmosis_grpc.tools.finish import finish_tool
-from osmosis_grpc.tools.library import MAKERS, make_tool, needs_sandbox
+from osmosis_grpc.tools.library import MAKERS, finish_tool, make_tool, needs_sandbox
 from osmosis_grpc.tools.sandbox import LocalSandbox
 
 

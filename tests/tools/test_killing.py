@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from osmosis_grpc.tools.killing import kill_marked
 from osmosis_grpc.tools.reaper import MARKER
+from osmosis_grpc.tools.workspace import kill_marked
 from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="there is no /proc")

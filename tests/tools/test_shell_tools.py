@@ -75,25 +75,27 @@ async def test_python_code_runs_and_imports_files_of_the_folder(box):
     assert "ZeroDivisionError" in (await python.run({"code": "1/0"}))["stderr"]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "error", "problem"),
+    [
+        ({}, ToolArgumentError, "command: is missing"),
+        ({"command": 5}, ToolArgumentError, "command"),
+        ({"command": "true", "timeout": 0}, ToolArgumentError, "timeout"),
+        ({"command": "true", "shell": "sh"}, ToolArgumentError, "shell: is not a parameter"),
+        ({"command": "true", "working_directory": "../x"}, SandboxError, r"path: \.\./x is outside"),
+        ({"command": "a\0b"}, SandboxError, "null character"),
+    ],
+)
 @pytest.mark.row("ARL 39")
-async def test_wrong_arguments_name_the_parameter(box):
-    bash = bash_tool(box)
-    for arguments, problem in (
-        ({}, "command: is missing"),
-        ({"command": 5}, "command"),
-        ({"command": "true", "timeout": 0}, "timeout"),
-        ({"command": "true", "shell": "sh"}, "shell: is not a parameter"),
-    ):
-        with pytest.raises(ToolArgumentError, match=problem):
-            await bash.run(arguments)
-    with pytest.raises(SandboxError, match=r"path: \.\./x is outside"):
-        await bash.run({"command": "true", "working_directory": "../x"})
-    with pytest.raises(SandboxError, match="null character"):
-        await bash.run({"command": "a\0b"})
-    with pytest.raises(ValueError, match="timeout: 0"):
-        bash_tool(box, timeout=0)
-    with pytest.raises(ValueError, match="output_bytes: -1"):
-        bash_tool(box, output_bytes=-1)
+async def test_wrong_arguments_name_the_parameter(box, arguments, error, problem):
+    with pytest.raises(error, match=problem):
+        await bash_tool(box).run(arguments)
+
+
+@pytest.mark.parametrize("option", ["timeout", "output_bytes"])
+def test_a_bad_option_is_refused_when_the_tool_is_made(box, option):
+    with pytest.raises(ValueError, match=f"{option}: -1"):
+        bash_tool(box, **{option: -1})
 
 
 @pytest.mark.parametrize("name", ["bash_executor", "python_executor", "file_editor", "search"])

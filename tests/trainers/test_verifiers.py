@@ -68,7 +68,7 @@ async def run(server, engine, tmp_path, monkeypatch):
     """Runs a task and returns its trace and the outcome."""
     import verifiers.v1 as vf
 
-    from osmosis_grpc.integrations import shared_trainer, verifiers
+    from osmosis_grpc.integrations import _shared_trainer, verifiers
 
     module = "from osmosis_grpc.integrations.verifiers import OsmosisHarness\n__all__ = ['OsmosisHarness']\n"
     (tmp_path / "osmosis_agent.py").write_text(module)
@@ -76,12 +76,12 @@ async def run(server, engine, tmp_path, monkeypatch):
     url, model, _ = engine
     outcomes = []
 
-    class Watched(shared_trainer.SharedTrainer):
+    class Watched(_shared_trainer.SharedTrainer):
         async def outcome(self, request, policy, *, retries):
             outcomes.append(await super().outcome(request, policy, retries=retries))
             return outcomes[-1]
 
-    monkeypatch.setattr(shared_trainer, "SharedTrainer", Watched)
+    monkeypatch.setattr(_shared_trainer, "SharedTrainer", Watched)
 
     class Data(vf.TaskData):
         answer: str

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from osmosis_grpc.network.server_security import ServerSecurity
-from osmosis_grpc.policies.token_texts import TokenTexts
+from osmosis_grpc.policies.template_tokenizer import TokenTexts
 from osmosis_grpc.protocol.types import Annotation, ChatResponse, SegmentAnnotation, TokenBlock, VersionSpan, events
 from osmosis_grpc.records.reading.folder_source import FolderSource
 from osmosis_grpc.server import AgentServer

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from osmosis_grpc.agent.context import RolloutContext
-from osmosis_grpc.agent.result_check import RunOutcome
+from osmosis_grpc.agent.run_outcome import RunOutcome
 from osmosis_grpc.compat.agentic.base_agent import BaseAgent
 from osmosis_grpc.compat.agentic.config import Count, check
 from osmosis_grpc.compat.agentic.duck_tools import open_stateful

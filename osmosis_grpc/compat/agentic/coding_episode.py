@@ -16,7 +16,7 @@ from osmosis_grpc.protocol.errors import GradingError, InvalidArgument
 from osmosis_grpc.protocol.types import Message
 from osmosis_grpc.protocol.types.outcome import clip
 from osmosis_grpc.supervise import SYSTEM
-from osmosis_grpc.tools.file_editor.text_edits import lines_of
+from osmosis_grpc.tools.file_editor import lines_of
 from osmosis_grpc.tools.sandbox import RunResult, Sandbox, SandboxFileError
 from osmosis_grpc.tools.sandbox.port import LISTED
 

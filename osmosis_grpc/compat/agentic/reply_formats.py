@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from osmosis_grpc.agent.tools import get_tool_call_info
+from osmosis_grpc.agent.tool_calls import get_tool_call_info
 from osmosis_grpc.compat.agentic.react_format import read_reply
 from osmosis_grpc.compat.agentic.reading import Answer, Call, Part, Thought, Unreadable
 from osmosis_grpc.protocol.errors import ToolArgumentError

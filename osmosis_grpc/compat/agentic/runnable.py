@@ -5,9 +5,8 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from osmosis_grpc.agent.context import RolloutContext
-from osmosis_grpc.agent.grader_limit import refuse_grader_timeout
-from osmosis_grpc.agent.request import RolloutRequest
-from osmosis_grpc.agent.result_check import RunOutcome
+from osmosis_grpc.agent.request import RolloutRequest, refuse_grader_timeout
+from osmosis_grpc.agent.run_outcome import RunOutcome
 from osmosis_grpc.compat.agentic.duck_tools import open_stateful
 from osmosis_grpc.compat.agentic.tool_registry import opened_tools
 from osmosis_grpc.compat.agentic.trajectory import StopReason, Trajectory

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from osmosis_grpc.agent.context import RolloutContext
-from osmosis_grpc.agent.tools import (
+from osmosis_grpc.agent.tool_calls import (
     CUT_CALL,
     answer_tool_calls,
     create_tool_error_result,

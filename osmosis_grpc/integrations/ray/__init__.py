@@ -3,6 +3,6 @@
 `osmosis-grpc serve --ray` places them, and ray_targets() says to a trainer where they are.
 """
 
-from osmosis_grpc.integrations.ray.ray_targets import ray_targets
+from osmosis_grpc.integrations.ray.targets import ray_targets
 
 __all__ = ["ray_targets"]

@@ -8,11 +8,11 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from osmosis_grpc.integrations.model_channel import NO_CREDENTIALS, ModelClient
+from osmosis_grpc.integrations._model_server import NO_CREDENTIALS, ModelClient
 from osmosis_grpc.integrations.vllm_grpc import vllm_messages_pb2 as pb
-from osmosis_grpc.integrations.vllm_grpc.methods import call
+from osmosis_grpc.integrations.vllm_grpc.messages import call
 from osmosis_grpc.network.credentials import Credentials
-from osmosis_grpc.policies.weight_names import UNNAMED
+from osmosis_grpc.policies.generation import UNNAMED
 from osmosis_grpc.protocol.errors import InvalidArgument
 
 
@@ -46,9 +46,14 @@ class VllmServer:
 
 
 class VllmControl(ModelClient):
-    """Talks to the Control service of vLLM at HOST:PORT. Used as `async with VllmControl("127.0.0.1:50051") as vllm`.
+    """Talks to the Control service of vLLM. Used as `async with VllmControl("127.0.0.1:50051") as vllm`.
 
-    Every method raises CallError if the call fails. `timeout` is the limit of each call in seconds; None for no limit.
+    Every method raises CallError if the call fails.
+
+    Args:
+        target: HOST:PORT of vLLM.
+        credentials: A token and TLS, for a proxy.
+        timeout: The most seconds of each call; None for no limit.
     """
 
     def __init__(
@@ -58,7 +63,12 @@ class VllmControl(ModelClient):
         self._timeout = timeout
 
     async def pause(self, mode: PauseMode = PauseMode.ABORT, *, clear_cache: bool = True) -> None:
-        """Stop the sampling. With `clear_cache`, the cached prefixes are dropped, which new weights need."""
+        """Stop the sampling.
+
+        Args:
+            mode: What becomes of open requests.
+            clear_cache: Whether the cached prefixes are dropped, which new weights need.
+        """
         await self._call(pb.PauseGenerationRequest(mode=_MODES[mode], clear_cache=clear_cache))
 
     async def resume(self) -> None:
@@ -93,6 +103,10 @@ class VllmControl(ModelClient):
         """Pause, run the body, which loads the weights, name them, and resume.
 
         If the body fails, vLLM stays paused, because its weights may be half old and half new.
+
+        Args:
+            version: The name of the new weights.
+            mode: What becomes of open requests.
         """
         await self.pause(mode)
         yield

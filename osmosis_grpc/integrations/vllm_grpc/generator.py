@@ -11,13 +11,11 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
-from osmosis_grpc.integrations.model_channel import NO_CREDENTIALS, ModelClient
+from osmosis_grpc.integrations._model_server import NO_CREDENTIALS, ModelClient
 from osmosis_grpc.integrations.vllm_grpc import vllm_messages_pb2 as pb
-from osmosis_grpc.integrations.vllm_grpc.generate_messages import from_message, to_message
-from osmosis_grpc.integrations.vllm_grpc.methods import call
+from osmosis_grpc.integrations.vllm_grpc.messages import call, from_message, to_message
 from osmosis_grpc.network.credentials import Credentials
-from osmosis_grpc.policies.generation import Generated, GenerateRequest
-from osmosis_grpc.policies.weight_names import WeightNames
+from osmosis_grpc.policies.generation import Generated, GenerateRequest, WeightNames
 from osmosis_grpc.supervise import SYSTEM, Backoff
 
 SHORT = 10.0
@@ -27,13 +25,18 @@ PAUSES = 0.05, 1.0
 
 
 class VllmGrpcGenerator(ModelClient):
-    """A TokenGenerator for vLLM at HOST:PORT. `async with` closes its connection at the end, as TokenPolicy does.
+    """A TokenGenerator for vLLM. `async with` closes its connection at the end, as TokenPolicy does.
 
-    `model` is a served name; empty for the only model. `lora` is the name of a loaded adapter; empty for none. Each
-    result has the version of the weights at its start. If weights change while a reply is sampled (pause mode KEEP),
-    its last tokens are newer than their version says, and never older. If the server has no versions, or nobody has
-    named its weights, results have no version. A call raises Unavailable if the weights have lost their name, because
-    the server was started again.
+    Each result has the version of the weights at its start. If weights change while a reply is sampled (pause mode
+    KEEP), its last tokens are newer than their version says, and never older. If the server has no versions, or nobody
+    has named its weights, results have no version. A call raises Unavailable if the weights have lost their name,
+    because the server was started again.
+
+    Args:
+        target: HOST:PORT of vLLM.
+        model: A served name; empty for the only model.
+        lora: The name of a loaded adapter; empty for none.
+        credentials: A token and TLS, for a proxy.
     """
 
     def __init__(

@@ -210,9 +210,12 @@ class RolloutOutcome:
         and samples with `train=False`, on which the agent's author does not want to train. Returns no samples for a
         rollout that did not complete, or that was an evaluation. `not_trainable_reason` then has the reason.
 
-        `cut` says what to do with samples that a limit has cut: "train" on them, "mask" all their tokens, or "skip"
-        them. `dropped` says whether to "skip" the segments of replies that the agent dropped, or to "train" on them.
-        Raises InvalidArgument for another choice.
+        Args:
+            cut: What to do with samples that a limit has cut: "train" on them, "mask" all their tokens, or "skip" them.
+            dropped: Whether to "skip" the segments of replies that the agent dropped, or to "train" on them.
+
+        Raises:
+            InvalidArgument: Another choice is given.
         """
         check_choices(cut, dropped)
         if self.evaluation or self.status is not OutcomeStatus.COMPLETED:

@@ -121,8 +121,12 @@ class RaggedTensor(ArrayEquality):
     def of(cls, rows: Sequence[ArrayLike], dtype: str | None = None) -> "RaggedTensor":
         """Return a ragged tensor of arrays or lists, one for each token.
 
-        `dtype` is a key of TENSOR_DTYPES; None for the type of the arrays. It is needed if there are no rows. Raises
-        InvalidArgument for rows that have different types or shapes beyond their lengths, or an unknown type.
+        Args:
+            rows: One array or list for each token.
+            dtype: The type, such as "float32"; None for that of the arrays. It is needed if there are no rows.
+
+        Raises:
+            InvalidArgument: The rows have different types or shapes beyond their lengths, or the type is unknown.
         """
         if dtype is not None and TENSOR_DTYPES.get(dtype) is None:
             raise InvalidArgument("extras", f"a tensor of {dtype} cannot be made")

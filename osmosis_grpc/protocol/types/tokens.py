@@ -38,7 +38,16 @@ class TokenBlock(ArrayEquality):
 
     @classmethod
     def of(cls, ids: ArrayLike, logprobs: ArrayLike | None = None, extras: Extras | None = None) -> "TokenBlock":
-        """Return a checked block of array-like values. Raises InvalidArgument naming the field."""
+        """Return a checked block of array-like values.
+
+        Args:
+            ids: Token ids, shape (n,): integers from 0 to 2**32 - 1.
+            logprobs: Shape (n,): the logprob of each token; NaN for one that is not known.
+            extras: Further values by name, with one row for each token.
+
+        Raises:
+            InvalidArgument: A value is wrong; the text names the field.
+        """
         given = _flat(ids, "ids")
         if given.size and (given.dtype.kind not in "iu" or int(given.min()) < 0 or int(given.max()) > 0xFFFFFFFF):
             raise InvalidArgument("ids", f"{_wrong_id(given)}; token ids are integers from 0 to 2**32 - 1")

@@ -23,10 +23,13 @@ _KNOWN = {"role", "content", "reasoning_content", "reasoning", "tool_calls", "to
 def atif_trajectory(rollout: RecordedRollout, *, tokens: bool = True) -> dict[str, Any]:
     """Return the ATIF trajectory of a rollout as JSON.
 
-    With `tokens`, each step of a reply has its token ids and logprobs, if the messages of the sample are the replies of
-    its chats. Otherwise the tokens are in the trajectory's extra.osmosis.unmatched_replies.
+    Args:
+        rollout: The rollout.
+        tokens: Whether each step of a reply has its token ids and logprobs. If the messages of the sample are not the
+            replies of its chats, the tokens are in the trajectory's extra.osmosis.unmatched_replies.
 
-    Raises InvalidArgument for a rollout without a message, because a trajectory has at least one step.
+    Raises:
+        InvalidArgument: The rollout has no message. A trajectory has at least one step.
     """
     outcome = rollout.outcome
     names = [name for name, sample in outcome.samples.items() if sample.messages]

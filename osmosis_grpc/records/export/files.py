@@ -140,15 +140,22 @@ def _open(to: Format, destination: Destination, options: ExportOptions, stack: E
 
 
 class Export:
-    """Writes rollouts in one format, one after the other. Used with `with`: the output is complete at its end."""
+    """Writes rollouts in one format, one after the other. Used with `with`: the output is complete at its end.
+
+    Args:
+        output: A file, a folder for parquet, verl-batch and atif, or "-" for stdout. ATIF in a file whose name ends
+            with .jsonl, or on stdout, has a line for each rollout.
+        to: The format.
+        options: What the format needs.
+        overwrite: Whether an output that exists is replaced.
+
+    Raises:
+        InvalidArgument: An argument is wrong; the text names it.
+    """
 
     def __init__(
         self, output: str | Path, to: Format, options: ExportOptions | None = None, *, overwrite: bool = False
     ) -> None:
-        """Raise InvalidArgument. `output` is a file, a folder for parquet, verl-batch and atif, or "-" for stdout.
-
-        ATIF in a file whose name ends with .jsonl, or on stdout, has a line for each rollout.
-        """
         check_choice("to", to, get_args(Format))
         lines = str(output) == STDOUT or str(output).endswith(".jsonl")
         folder = to in ("parquet", "verl-batch") or (to == "atif" and not lines)
@@ -191,10 +198,18 @@ def export(
     *,
     overwrite: bool = False,
 ) -> ExportCounts:
-    """Write outcomes to a file or a folder, and return what it wrote. See Export.
+    """Write outcomes to a file or a folder, and return what it wrote. The output appears only when it is complete.
 
-    The output appears only when it is complete. Raises InvalidArgument for an outcome that the format cannot express,
-    and for an output that exists; `overwrite` replaces it. Raises MissingExtraError for Parquet without pyarrow.
+    Args:
+        rollouts: The outcomes, or groups, or what was recorded of rollouts.
+        output: As in Export.
+        to: As in Export.
+        options: As in Export.
+        overwrite: As in Export.
+
+    Raises:
+        InvalidArgument: The format cannot express an outcome, or the output exists.
+        MissingExtraError: Parquet needs pyarrow.
     """
     with Export(output, to, options, overwrite=overwrite) as made:
         for rollout in recorded(rollouts):

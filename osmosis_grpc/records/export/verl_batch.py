@@ -52,10 +52,15 @@ def padded_batch(
 ) -> PaddedBatch:
     """Return the padded batch of the trainable segments of outcomes, in their order.
 
-    `config` has both lengths. `pad_id` is the tokenizer's pad_token_id. `inputs_of` returns the dataset's columns of an
-    outcome; by default uid (the group's id, else the rollout's) and raw_prompt (the messages before the first reply).
+    Args:
+        outcomes: The outcomes, or groups.
+        config: Has both lengths.
+        pad_id: The tokenizer's pad_token_id.
+        inputs_of: Returns the dataset's columns of an outcome; by default uid (the group's id, else the rollout's) and
+            raw_prompt (the messages before the first reply).
 
-    Raises InvalidArgument if verl cannot train on an outcome, or if there is no row; see VerlConfig.
+    Raises:
+        InvalidArgument: verl cannot train on an outcome, or there is no row; see VerlConfig.
     """
     made = VerlRows(config)
     rows = list(made.all(outcomes))

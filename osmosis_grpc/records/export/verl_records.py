@@ -99,8 +99,15 @@ def verl_records(
 ) -> Iterator[VerlRecord]:
     """Yield a record for each trainable segment of outcomes, in their order.
 
-    `global_steps` is the step of the trainer. `inputs_of` returns the dataset's columns of an outcome; see
-    padded_batch(). Raises InvalidArgument if verl cannot train on an outcome, if there is none, and for a uid with "_".
+    Args:
+        outcomes: The outcomes, or groups.
+        config: Lengths and choices.
+        global_steps: The step of the trainer.
+        partition: The partition of the TransferQueue.
+        inputs_of: Returns the dataset's columns of an outcome; see padded_batch().
+
+    Raises:
+        InvalidArgument: verl cannot train on an outcome, there is none, or a uid has "_".
     """
     made = VerlRecords(config or VerlConfig(), global_steps, partition, inputs_of)
     outcome = None

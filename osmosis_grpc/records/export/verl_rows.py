@@ -117,7 +117,12 @@ class VerlRow:
 def agent_loop_outputs(outcome: RolloutOutcome, config: VerlConfig | None = None) -> list[dict[str, Any]]:
     """Return the arguments of one verl AgentLoopOutput for each trainable segment of an outcome, in order.
 
-    Raises InvalidArgument naming the rollout and the reason if verl cannot train on the outcome; see VerlConfig.
+    Args:
+        outcome: The outcome.
+        config: Lengths and choices.
+
+    Raises:
+        InvalidArgument: verl cannot train on the outcome. The text names the rollout and the reason.
     """
     return [row.fields() for row in VerlRows(config or VerlConfig()).of(outcome)]
 

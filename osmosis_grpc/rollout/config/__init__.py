@@ -1,19 +1,6 @@
 """The Osmosis SDK's osmosis_ai.rollout.config."""
 
-from osmosis_grpc.settings.settings import (
-    RolloutClientSettings,
-    RolloutServerSettings,
-    RolloutSettings,
-    configure,
-    get_settings,
-    reset_settings,
-)
+from osmosis_grpc.rollout.config import settings
+from osmosis_grpc.rollout.config.settings import *  # noqa: F403
 
-__all__ = [
-    "RolloutClientSettings",
-    "RolloutServerSettings",
-    "RolloutSettings",
-    "configure",
-    "get_settings",
-    "reset_settings",
-]
+__all__ = settings.__all__

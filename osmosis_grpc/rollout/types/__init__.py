@@ -2,7 +2,7 @@
 
 from osmosis_grpc.agent.error_categories import GraderStatus, RolloutErrorCategory
 from osmosis_grpc.agent.grader import RolloutSample
-from osmosis_grpc.agent.workflow_config import AgentWorkflowConfig, BaseConfig, ConcurrencyConfig, GraderConfig
+from osmosis_grpc.agent.workflow import AgentWorkflowConfig, BaseConfig, ConcurrencyConfig, GraderConfig
 
 __all__ = [
     "AgentWorkflowConfig",

@@ -57,7 +57,12 @@ class KubernetesCluster:
         self._streams: Any = None
 
     def sandbox(self, rollout: str = "", *, require: Collection[Protection | str] = ()) -> KubernetesSandbox:
-        """Return a sandbox, not started. Each has a pod of its own, and the pod is annotated with the rollout."""
+        """Return a sandbox, not started. Each has a pod of its own.
+
+        Args:
+            rollout: The rollout, for an annotation of the pod.
+            require: The protections without which the sandbox does not start (SandboxRefused).
+        """
         return KubernetesSandbox(self, rollout, require)
 
     async def __aenter__(self) -> Self:
@@ -107,10 +112,15 @@ class KubernetesCluster:
     # Calls.
 
     async def call(self, what: str, ask: Callable[[], Awaitable[Any]], *, accept: int | None = None) -> Any:
-        """Return the result of a call of the API; None for the status `accept`.
+        """Return the result of a call of the API. Retries after 429, 5xx, a conflict, a failed connection or a timeout.
 
-        Retries after 429, 5xx, a conflict, a failed connection or a timeout. Raises SandboxLost with a message that
-        begins with `what`.
+        Args:
+            what: The beginning of the error's text.
+            ask: Makes the call.
+            accept: A status for which the result is None.
+
+        Raises:
+            SandboxLost: The last try failed.
         """
         backoff, attempt = Backoff(*PAUSES, system=SYSTEM), 0
         while True:
@@ -146,7 +156,12 @@ class KubernetesCluster:
     # Pods.
 
     async def create(self, name: str, rollout: str) -> None:
-        """Create a pod, and return when it runs. Raises SandboxError. The caller deletes the pod, in either case."""
+        """Create a pod, and return when it runs. Raises SandboxError. The caller deletes the pod, in either case.
+
+        Args:
+            name: The name of the pod.
+            rollout: The rollout, for an annotation of the pod.
+        """
         self._open.add(name)
         manifest = pod_manifest(self.config, name, self.process, rollout)
         # The name is random, so a pod that exists is that of an earlier try whose answer was lost.
@@ -200,7 +215,12 @@ class KubernetesCluster:
 
     @contextlib.asynccontextmanager
     async def stream(self, name: str, argv: list[str]) -> Any:
-        """Open the stream of a command in a pod. Raises SandboxError if the command was not started."""
+        """Open the stream of a command in a pod. Raises SandboxError if the command was not started.
+
+        Args:
+            name: The name of the pod.
+            argv: The words of the command.
+        """
 
         async def connect() -> Any:
             request = await self._streams.connect_get_namespaced_pod_exec(

@@ -34,7 +34,15 @@ class SandboxLimits:
                 raise ValueError(f"{field.name}: {value!r} is not a positive integer")
 
     def check_folder(self, files: int, size: int) -> None:
-        """Raise SandboxError for a folder with more files or bytes than the limits."""
+        """Check the size of a folder.
+
+        Args:
+            files: The number of its files and folders.
+            size: The bytes of its files.
+
+        Raises:
+            SandboxError: It is larger than the limits.
+        """
         if files > self.folder_files or size > self.folder_bytes:
             limits = f"folder_bytes={self.folder_bytes} or folder_files={self.folder_files}"
             raise SandboxError(f"the working folder is larger than {limits}")

@@ -51,10 +51,17 @@ _warned: set[Isolation] = set()
 class LocalSandbox:
     """Runs programs on this machine with the best isolation that it has. Used as `async with LocalSandbox() as box`.
 
-    `require` has the protections without which the sandbox does not start (SandboxRefused). `environment` is added to
-    PATH, HOME, TMPDIR and LANG; no variable of the server is. `read_only` has more folders that programs can read.
-    `method` is "bubblewrap", "namespaces" or "processes"; the default is the first of them that works. See `Sandbox`
-    for the methods, and docs/sandbox.md for what each isolation does not do. Raises ValueError for a bad option.
+    See `Sandbox` for the methods, and docs/sandbox.md for what each isolation does not do.
+
+    Args:
+        require: The protections without which the sandbox does not start (SandboxRefused).
+        limits: What programs may use.
+        environment: Added to PATH, HOME, TMPDIR and LANG. No variable of the server is.
+        read_only: More folders that programs can read.
+        method: "bubblewrap", "namespaces" or "processes"; by default the first of them that works.
+
+    Raises:
+        ValueError: An option is bad.
     """
 
     def __init__(
@@ -198,10 +205,14 @@ class LocalSandbox:
                 raise
 
     async def save(self, path: Path, note: bytes = b"") -> int:
-        """Save the working folder and a note as a file, which outlives the sandbox. Return the bytes of the file.
+        """Save the working folder as a file, which outlives the sandbox. Return the bytes of the file.
 
-        restore() of another sandbox makes the folder of it again, and `read_note` of folder_archive.py returns the
-        note. Raises SandboxError as snapshot() does.
+        restore() of another sandbox makes the folder of it again, and read_note() returns the note. Raises SandboxError
+        as snapshot() does.
+
+        Args:
+            path: The file.
+            note: Kept with the folder.
         """
         async with self._without_programs() as space:
             return await self._saved(space, path, note)

@@ -52,7 +52,15 @@ class Isolation:
         return f"{text}; not in force: {', '.join(missing)}{reason}" if missing else text
 
     def require(self, required: Collection[Protection], *, named: bool = False) -> None:
-        """Raise SandboxRefused if a required protection is not in force. `named`: the caller has named the method."""
+        """Check the isolation.
+
+        Args:
+            required: The protections that have to be in force.
+            named: Whether the caller has named the method, for the advice in the error.
+
+        Raises:
+            SandboxRefused: A required protection is not in force.
+        """
         missing = frozenset(required) - self.protections
         if missing:
             raise SandboxRefused(self, missing, named=named)
@@ -162,31 +170,59 @@ class Sandbox(Protocol):
         cwd: str = ".",
         output_bytes: int = OUTPUT_BYTES,
     ) -> RunResult:
-        """Run a program to its end; a text runs in a shell. No process of it is left afterwards.
+        """Run a program to its end. No process of it is left afterwards, also if the caller is cancelled.
 
         Several programs can run at once; the end of one does not disturb the others. They share folder and limits.
         A program begins after a snapshot that is being made.
-        `environment` is added to the sandbox's own variables. The program is killed after `seconds`, or if the caller
-        is cancelled. Raises SandboxLost if no program can be started, and SandboxFileError for a bad `cwd`.
+
+        Args:
+            command: The words of a command, or a text that runs in a shell.
+            stdin: Its standard input.
+            seconds: The program is killed after this time.
+            environment: Added to the sandbox's own variables.
+            cwd: The folder in which it runs.
+            output_bytes: The most bytes of standard output, and of standard error. The newest ones are kept.
+
+        Raises:
+            SandboxLost: No program can be started.
+            SandboxFileError: `cwd` is bad.
         """
 
     async def read_file(self, path: str, *, most_bytes: int = FILE_BYTES) -> bytes:
-        """Return the content of a file. Raises SandboxFileError, also for more than `most_bytes` bytes."""
+        """Return the content of a file.
+
+        Args:
+            path: The file.
+            most_bytes: The most bytes that it may have.
+
+        Raises:
+            SandboxFileError: It cannot be read, or has more bytes.
+        """
 
     async def write_file(self, path: str, data: bytes, *, most_bytes: int = FILE_BYTES) -> None:
         """Write a file as a whole, and make its folders. A reader sees the old or the new content.
 
-        The permissions of an old file stay. Raises SandboxFileError, also for more than `most_bytes` bytes.
+        Args:
+            path: The file. The permissions of an old file stay.
+            data: The content.
+            most_bytes: The most bytes that it may have.
+
+        Raises:
+            SandboxFileError: It cannot be written, or has more bytes.
         """
 
     async def remove_file(self, path: str) -> None:
         """Remove a file. Raises SandboxFileError, also if there is no such file."""
 
     async def list_files(self, path: str = ".", *, depth: int = 1) -> list[FileInfo]:
-        """Return the files and folders of a folder, sorted by path; `depth` 2 has those of its folders, too.
+        """Return the files and folders of a folder, sorted by path. At most LISTED are returned, and no links.
 
-        Links and special files are left out. At most LISTED are returned. Raises SandboxFileError if there is no such
-        folder; for a file, returns the file itself.
+        Args:
+            path: The folder; of a file, the file itself is returned.
+            depth: 2 has the content of its folders, too, and so on.
+
+        Raises:
+            SandboxFileError: There is no such folder.
         """
 
     async def snapshot(self) -> "Snapshot":

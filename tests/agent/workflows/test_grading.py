@@ -126,17 +126,17 @@ async def test_a_removed_sample_needs_no_reward_and_is_not_trained_on():
     assert first == {"metrics": {"steps": 3}, "extra_fields": {"object": "<class 'object'>"}}
 
 
+@pytest.mark.parametrize("grader", [None, Ones])
 @pytest.mark.row("SDK 61")
-async def test_a_workflow_without_a_sample_fails():
+async def test_a_workflow_without_a_sample_fails(grader):
     class Silent(AgentWorkflow):
         async def run(self, ctx):
             pass
 
-    for grader in (None, Ones):
-        outcome = await run_graded(grader, Silent)
-        assert (outcome.status, outcome.failure.reason) == ("FAILED", FailureReason.AGENT_RESULT_INVALID)
-        assert outcome.failure.message.startswith("the workflow has no sample: none of its agents got a reply")
-        assert error_category(outcome) is RolloutErrorCategory.VALIDATION_ERROR
+    outcome = await run_graded(grader, Silent)
+    assert (outcome.status, outcome.failure.reason) == ("FAILED", FailureReason.AGENT_RESULT_INVALID)
+    assert outcome.failure.message.startswith("the workflow has no sample: none of its agents got a reply")
+    assert error_category(outcome) is RolloutErrorCategory.VALIDATION_ERROR
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,10 @@
 import pytest
 from pydantic import ConfigDict
 
-from osmosis_grpc.agent.config_values import config_class
-from osmosis_grpc.agent.discovery import FoundWorkflow
 from osmosis_grpc.agent.loader import LoadError, load_object
-from osmosis_grpc.agent.workflow_sources import ConfigSources, configured
-from osmosis_grpc.agent.workflow_toml import WorkflowToml, WorkflowTomlError
+from osmosis_grpc.agent.workflow import config_class
+from osmosis_grpc.agent.workflow_files import FoundWorkflow
+from osmosis_grpc.agent.workflow_sources import ConfigSources, WorkflowToml, WorkflowTomlError, configured
 from osmosis_grpc.cli.agent_sources import SourceOptions
 from osmosis_grpc.policies import EchoPolicy
 from osmosis_grpc.protocol.errors import InvalidArgument
@@ -112,16 +111,19 @@ def test_a_wrong_value_of_the_environment_names_the_variable(toml, monkeypatch):
     assert (made[0].config.max_iterations, made[0].grader) == (3, Ones)
 
 
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("grpc_prot = 1", "[server] has the unknown key grpc_prot; is grpc_port meant?"),
+        ("grpc_port = 'many'", "[server] grpc_port: 'many' is not a whole number"),
+    ],
+)
 @pytest.mark.row("SDK 19")
-def test_the_commands_that_serve_nothing_check_the_table_of_the_server(toml):
-    for text, problem in {
-        "[server]\ngrpc_prot = 1\n": "[server] has the unknown key grpc_prot; is grpc_port meant?",
-        "[server]\ngrpc_port = 'many'\n": "[server] grpc_port: 'many' is not a whole number",
-    }.items():
-        path = toml(text)
-        with pytest.raises(LoadError, match=r"run\.toml: ") as raised:
-            SourceOptions(config=str(path)).sources()
-        assert problem in str(raised.value)
+def test_the_commands_that_serve_nothing_check_the_table_of_the_server(toml, line, problem):
+    path = toml(f"[server]\n{line}\n")
+    with pytest.raises(LoadError, match=r"run\.toml: ") as raised:
+        SourceOptions(config=str(path)).sources()
+    assert problem in str(raised.value)
 
 
 @pytest.mark.row("SDK 18")

@@ -10,7 +10,7 @@ import os
 from typing import Any
 
 from osmosis_grpc.agent import RolloutAgentLoop, RolloutContext, RolloutResult
-from osmosis_grpc.agent.tools import create_tool_result, execute_tool_calls, get_tool_call_info
+from osmosis_grpc.agent.tool_calls import create_tool_result, execute_tool_calls, get_tool_call_info
 from osmosis_grpc.protocol.types import RolloutRequest
 from tests.faults.kill_loop.history import VARIABLE, History
 

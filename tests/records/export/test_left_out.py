@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
-from osmosis_grpc.integrations.one_row import one_row
+from osmosis_grpc.integrations._one_row import one_row
 from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.protocol.types import Tensor, VersionSpan
 from osmosis_grpc.protocol.types.trainable import Selection, select

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from osmosis_grpc.protocol.errors import ToolExecutionError
 from osmosis_grpc.tools import bash_tool, search_tool
 from osmosis_grpc.tools.program_caches import PYTEST, WRITES_NOTHING
 from osmosis_grpc.tools.sandbox import (
+    Isolation,
     LocalSandbox,
     Protection,
     SandboxError,
@@ -111,11 +113,11 @@ async def test_only_a_file_is_read_and_replaced(isolated, made, problem):
         await isolated.write_file("file", b"x" * 101, most_bytes=100)
 
 
-async def test_a_folder_that_is_a_link_leads_nowhere(isolated, tmp_path):
+@pytest.mark.parametrize("path", ["out/x", "here/x"])
+async def test_a_folder_that_is_a_link_leads_nowhere(isolated, tmp_path, path):
     await isolated.run(f"ln -s {tmp_path} out; ln -s . here")
-    for path in ("out/x", "here/x"):
-        with pytest.raises(SandboxFileError, match="symbolic link"):
-            await isolated.write_file(path, b"x")
+    with pytest.raises(SandboxFileError, match="symbolic link"):
+        await isolated.write_file(path, b"x")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -346,3 +348,36 @@ async def test_the_processes_of_a_closed_sandbox_are_gone(method, number):
         await box.run("true")
     assert (await task).exit_code == 137
     assert processes_with(f"sleep\x00{number}") == []
+
+
+SOME = Isolation("process", frozenset({Protection.LIMITS}), "bubblewrap is not installed")
+
+
+def test_the_text_of_an_isolation_says_what_is_in_force_and_what_is_not():
+    assert str(SOME) == ("process: limits; not in force: files, network, processes, user (bubblewrap is not installed)")
+    assert str(Isolation("all", frozenset(Protection))) == "all: files, limits, network, processes, user"
+
+
+def test_a_protection_that_is_not_in_force_is_refused_by_name():
+    SOME.require([Protection.LIMITS])
+    with pytest.raises(SandboxRefused, match=r"require: this machine cannot give network, user .*not installed") as got:
+        SOME.require([Protection.USER, Protection.NETWORK, Protection.LIMITS])
+    assert got.value.missing == {Protection.USER, Protection.NETWORK}
+    assert isinstance(got.value, ToolExecutionError)
+
+
+def test_an_isolation_without_a_reason_has_no_empty_parentheses():
+    some = Isolation("processes", frozenset({Protection.LIMITS}))
+    assert str(some) == "processes: limits; not in force: files, network, processes, user"
+
+
+@pytest.mark.parametrize(
+    ("require", "error"),
+    [
+        ("network", r"^require: 'network' is a text; give a list, such as \['network'\]$"),
+        (["netwrok"], r"^require: 'netwrok' is not one of user, network, processes, files, limits$"),
+    ],
+)
+def test_a_wrong_protection_is_refused_by_name(require, error):
+    with pytest.raises(ValueError, match=error):
+        LocalSandbox(require=require)

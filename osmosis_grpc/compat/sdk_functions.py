@@ -1,0 +1,137 @@
+"""Functions that the Osmosis SDK has for authors: a registry of agent loops, readers of messages, a printed validation.
+
+Servers do not read registries, because a server is given the loops that it hosts. The readers of messages accept every
+message that a model server sends; osmosis_grpc.protocol.types.messages checks which messages can be sent.
+"""
+
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from osmosis_grpc.agent.loop import AgentNameError, RolloutAgentLoop, name_problem
+from osmosis_grpc.agent.validator import ValidationResult, validate_agent_loop
+from osmosis_grpc.protocol.errors import AgentLoopNotFoundError
+
+
+class AgentLoopRegistry:
+    """Holds agent loops by name. Several threads can use it at once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loops: dict[str, RolloutAgentLoop] = {}
+
+    def register(self, loop: RolloutAgentLoop) -> None:
+        """Register an instance under its present name.
+
+        Raises ValueError if the name is registered already, and TypeError for an object that is not an agent loop or
+        has no usable name.
+        """
+        if isinstance(loop, type) and issubclass(loop, RolloutAgentLoop):
+            raise TypeError(f"register takes an instance: {loop.__name__}(), not the class")
+        if not isinstance(loop, RolloutAgentLoop):
+            raise TypeError(f"register takes an instance of a RolloutAgentLoop, not a {type(loop).__name__}")
+        problem = name_problem(getattr(loop, "name", None))
+        if problem:
+            raise AgentNameError(problem[0], f"{type(loop).__name__}: {problem[1]}")
+        with self._lock:
+            if loop.name in self._loops:
+                raise ValueError(f"an agent loop named {loop.name!r} is registered already; unregister that one first")
+            self._loops[loop.name] = loop
+
+    def unregister(self, name: str) -> bool:
+        """Remove a name. Return False if the name is not registered."""
+        with self._lock:
+            return self._loops.pop(name, None) is not None
+
+    def get(self, name: str) -> RolloutAgentLoop | None:
+        """Return the loop with this name; None if there is none."""
+        with self._lock:
+            return self._loops.get(name)
+
+    def list_names(self) -> list[str]:
+        """Return all names in the order of their registration."""
+        with self._lock:
+            return list(self._loops)
+
+    def clear(self) -> None:
+        """Remove all names."""
+        with self._lock:
+            self._loops.clear()
+
+
+_shared = AgentLoopRegistry()
+register_agent_loop = _shared.register
+unregister_agent_loop = _shared.unregister
+list_agent_loops = _shared.list_names
+
+
+def get_agent_loop(name: str) -> RolloutAgentLoop:
+    """Return the process's loop with this name. Raises AgentLoopNotFoundError, which lists the known names."""
+    loop = _shared.get(name)
+    if loop is None:
+        raise AgentLoopNotFoundError(name, _shared.list_names())
+    return loop
+
+
+def parse_tool_calls(assistant_message: Mapping[str, Any]) -> list[Any]:
+    """Return the tool calls of a reply; an empty list if they are not a list."""
+    calls = assistant_message.get("tool_calls")
+    return list(calls) if isinstance(calls, list) else []
+
+
+def normalize_stop(stop: Any) -> list[str] | None:
+    """Return stop sequences as a list. `stop` is one text or a list. Return None for any other value."""
+    if isinstance(stop, str):
+        return [stop]
+    return [str(text) for text in stop] if isinstance(stop, list) else None
+
+
+def get_message_content(message: Mapping[str, Any]) -> str:
+    """Return a message's text; an empty text if the content is not a text but, for example, a list of parts."""
+    content = message.get("content")
+    return content if isinstance(content, str) else ""
+
+
+def get_message_role(message: Mapping[str, Any]) -> str:
+    """Return a message's role; "unknown" if it has none."""
+    role = message.get("role")
+    return role if isinstance(role, str) else "unknown"
+
+
+def is_assistant_message(message: Mapping[str, Any]) -> bool:
+    """Return whether the message is the model's."""
+    return get_message_role(message) == "assistant"
+
+
+def is_tool_message(message: Mapping[str, Any]) -> bool:
+    """Return whether the message is a tool's result."""
+    return get_message_role(message) == "tool"
+
+
+def is_user_message(message: Mapping[str, Any]) -> bool:
+    """Return whether the message is the user's."""
+    return get_message_role(message) == "user"
+
+
+def count_messages_by_role(messages: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Return the number of messages by role."""
+    return dict(Counter(map(get_message_role, messages)))
+
+
+def validate_and_report(agent_loop: Any, *, verbose: bool = False) -> ValidationResult:
+    """Check an agent loop, print the result, and return it. Errors go to stderr.
+
+    Args:
+        agent_loop: The agent loop, or its class.
+        verbose: Whether to print warnings, too.
+    """
+    result = validate_agent_loop(agent_loop)
+    counts = f"{result.tool_count} tools, {len(result.errors)} errors, {len(result.warnings)} warnings"
+    lines = [f"agent loop {result.agent_name or 'without a name'}: {counts}"]
+    for finding in (*result.errors, *(result.warnings if verbose else ())):
+        place = f" ({finding.file}:{finding.line})" if finding.file else ""
+        lines.append(f"  {finding.severity} {finding.code}: {finding.message}{place}; {finding.hint}")
+    (sys.stdout if result.valid else sys.stderr).write("\n".join(lines) + "\n")
+    return result

@@ -1,0 +1,112 @@
+"""Says where the agent servers of `serve --ray` are. A Trainer asks again and again."""
+
+import importlib
+from typing import Any
+
+from osmosis_grpc.protocol.errors import MissingExtraError
+from osmosis_grpc.supervise import SYSTEM
+
+NAMESPACE = "osmosis"
+
+
+def imported(what: str) -> Any:
+    """Return the module `ray`. Raises MissingExtraError, in which `what` needs Ray."""
+    try:
+        return importlib.import_module("ray")
+    except ImportError:
+        raise MissingExtraError(what, "ray") from None
+
+
+def connect(ray: Any, *, start: bool) -> bool:
+    """Connect this process to the running cluster, unless it is connected.
+
+    The variable RAY_ADDRESS names the cluster. Without the variable it is the cluster that runs on this machine. If
+    there is none, `start` starts one on this machine. Returns whether it was started. Raises ConnectionError.
+    """
+    if ray.is_initialized():
+        return False
+    try:
+        ray.init(address="auto", namespace=NAMESPACE, logging_level="warning")
+    except ConnectionError:
+        if not start:
+            raise
+        ray.init(address="local", namespace=NAMESPACE, logging_level="warning", include_dashboard=False)
+        return True
+    return False
+
+
+def actor_name(name: str, number: int) -> str:
+    """Return the name of the actor of one agent server."""
+    return f"{name}-server-{number}"
+
+
+def number_of(actor: str, name: str) -> int | None:
+    """Return the number of the agent server of an actor; None if the actor is another one."""
+    number = actor.removeprefix(f"{name}-server-")
+    return int(number) if number != actor and number.isdecimal() else None
+
+
+DEFAULT_NAME = "osmosis"
+ANSWERS = 1.0
+"""A server that does not answer within this many seconds keeps its last address, as long as its node lives."""
+
+
+class RayTargets:
+    """Returns the HOST:PORT of each server when it is called."""
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = f"ray_targets({name!r})"
+        self._name = name
+        self._ray = imported("ray_targets()")
+        self._known: dict[int, tuple[str, str]] = {}
+        """The node and the address of each server, by its number."""
+
+    async def __call__(self) -> list[str]:
+        """Return the addresses. Raises ConnectionError if there is no cluster."""
+        return await SYSTEM.run(self.now)
+
+    def now(self) -> list[str]:
+        """Return the addresses, as __call__() does. It blocks."""
+        ray = self._ray
+        connect(ray, start=False)
+        actors = ray.util.list_named_actors(all_namespaces=True)
+        numbers = {
+            number: row["name"]
+            for row in actors
+            if row["namespace"] == NAMESPACE and (number := number_of(row["name"], self._name)) is not None
+        }
+        self._known |= self._answers(numbers)
+        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        self._known = {
+            number: (node, address)
+            for number, (node, address) in self._known.items()
+            if number in numbers and node in alive
+        }
+        return [self._known[number][1] for number in sorted(self._known)]
+
+    def _answers(self, numbers: dict[int, str]) -> dict[int, tuple[str, str]]:
+        ray, asked = self._ray, {}
+        for number, actor in numbers.items():
+            try:
+                asked[ray.get_actor(actor, namespace=NAMESPACE).where.remote()] = number
+            except ValueError:  # it has ended meanwhile
+                continue
+        done, _ = ray.wait(list(asked), num_returns=len(asked), timeout=ANSWERS) if asked else ([], [])
+        answers = {}
+        for one in done:
+            try:
+                answers[asked[one]] = ray.get(one)
+            except ray.exceptions.RayError:  # its process or its node has ended, and Ray starts it again
+                continue
+        return answers
+
+
+def ray_targets(name: str = DEFAULT_NAME) -> Any:
+    """Return a source of servers for a Trainer: the agent servers of `serve --ray --ray-name NAME`.
+
+        async with Trainer(ray_targets(), policy) as trainer:
+
+    The trainer connects to the cluster that the variable RAY_ADDRESS names, or that runs on this machine, unless the
+    process is already connected to one. A server whose node has died is no longer named. Raises MissingExtraError.
+    """
+    return RayTargets(name)

@@ -1,0 +1,146 @@
+"""What chat templates read: messages in the form that they expect, and a clock that stands still during a rollout.
+
+Templates write the arguments of tool calls as JSON, so they get objects instead of OpenAI's texts. They get an empty
+text for a missing content, a text for parts that are all texts, and {"type": "image"} for an image.
+
+Templates read the clock with `strftime_now`. Without a fixed time, the prompts of a rollout would differ after
+midnight, and its sample would get a new segment there. A macro with this name replaces the function, because
+transformers does not let callers pass functions to templates.
+"""
+
+import json
+import re
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from functools import lru_cache
+from typing import Any
+
+from osmosis_grpc.policies.media import MODALITIES
+from osmosis_grpc.protocol.types import ChatRequest, Message
+from osmosis_grpc.supervise import SYSTEM
+
+
+def template_messages(messages: Iterable[Message]) -> list[Message]:
+    """Return copies of messages for a template. Does not change the messages."""
+    return [_message(message) for message in messages]
+
+
+def with_text_arguments(messages: Iterable[Message]) -> list[Message]:
+    """Return copies of template_messages() whose calls have their arguments as texts, as DeepSeek's templates need."""
+    return [_with_texts(message) for message in messages]
+
+
+def _with_texts(message: Message) -> Message:
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return message
+    return {**message, "tool_calls": [_text_call(call) for call in calls]}
+
+
+def _text_call(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), dict):
+        return call
+    return {**call, "function": {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}}
+
+
+def _message(message: Message) -> Message:
+    made = {**message, "content": _content(message.get("content"))}
+    calls = message.get("tool_calls")
+    if isinstance(calls, list):
+        made["tool_calls"] = [_call(call) for call in calls]
+    elif "tool_calls" in made:
+        del made["tool_calls"]
+    return made
+
+
+def _content(content: Any) -> Any:
+    if content is None:
+        return ""
+    if not isinstance(content, list):
+        return content
+    if all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in content):
+        return "".join(part["text"] for part in content)
+    return [_part(part) for part in content]
+
+
+def _part(part: Any) -> Any:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    return {"type": MODALITIES[kind].value} if kind in MODALITIES else part
+
+
+def _call(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    arguments = function.get("arguments") if isinstance(function, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(arguments, str):
+        return call
+    try:
+        parsed = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return call  # the template writes the text
+    return {**call, "function": {**function, "arguments": parsed}} if isinstance(parsed, dict) else call
+
+
+MOST = 16_384
+"""The number of rollouts whose time is kept. The least recently used one is forgotten first."""
+DAYS = 7
+"""If another process rendered the first prompt, its time is looked for on this many earlier days. No rollout lasts
+longer."""
+NAME = "strftime_now"
+_MACRO = "{% macro strftime_now(format) %}{{ osmosis_times[format] }}{% endmacro %}\n"
+"""The newline is not rendered. It makes the template begin on a line of its own."""
+_CALL = re.compile(rf"\b{NAME}\s*\(")
+_WITH_TEXT = re.compile(rf"""\b{NAME}\s*\(\s*(?:'([^'\\]*)'|"([^"\\]*)")\s*\)""")
+
+
+class TemplateTimes:
+    """The time of the first prompt of each rollout."""
+
+    def __init__(self) -> None:
+        self._times: OrderedDict[tuple[str, int], datetime] = OrderedDict()
+
+    def of(self, request: ChatRequest, *, continues: bool) -> list[datetime]:
+        """Return the possible times of a chat's rollout.
+
+        If the rollout is known, this is its time. If it is not, and the chat continues another one, these are the
+        current time of today and of earlier days: the template may have written any of these days. Pass the one that it
+        wrote to keep().
+        """
+        key = request.rollout_id, request.attempt
+        if key in self._times:
+            self._times.move_to_end(key)
+            return [self._times[key]]
+        now = datetime.fromtimestamp(SYSTEM.time())
+        return [now - timedelta(days=days) for days in range(DAYS + 1 if continues else 1)]
+
+    def keep(self, request: ChatRequest, time: datetime) -> None:
+        """Keep the time of a rollout."""
+        self._times[request.rollout_id, request.attempt] = time
+        if len(self._times) > MOST:
+            self._times.popitem(last=False)
+
+
+def clocked_template(tokenizer: Any, params: Mapping[str, Any], tools: Any) -> str:
+    """Return the source of the chat template if it writes the time; otherwise an empty text.
+
+    `params` are the variables of the template. The text is also empty if they have a clock of their own, or if the
+    template computes the format of a time.
+    """
+    chosen = getattr(tokenizer, "get_chat_template", None)
+    source = params.get("chat_template", getattr(tokenizer, "chat_template", None))
+    if isinstance(source, Mapping) and callable(chosen):
+        source = chosen(None, tools)
+    return source if isinstance(source, str) and NAME not in params and _formats(source) else ""
+
+
+def at_time(source: str, time: datetime) -> dict[str, Any]:
+    """Return the arguments of apply_chat_template() with which a template writes a time."""
+    return {"chat_template": _MACRO + source, "osmosis_times": {each: time.strftime(each) for each in _formats(source)}}
+
+
+@lru_cache(maxsize=16)
+def _formats(source: str) -> frozenset[str]:
+    """Return the formats in which a template writes the time. There are none if it computes any of them."""
+    found = _WITH_TEXT.findall(source)
+    return frozenset(map("".join, found)) if len(found) == len(_CALL.findall(source)) else frozenset()
