@@ -7,7 +7,7 @@ The numbers and types of the fields are vLLM's. The names of a package and of it
 file has a package of its own: stubs that were made from vLLM's files can be loaded in the same process. Fields that
 are not needed here are left out, and both sides ignore fields that they do not know.
 
-osmosis_grpc/integrations/vllm_grpc/methods.py has the methods. scripts/generate.py makes the stubs.
+osmosis_grpc/integrations/vllm_grpc/messages.py has the methods. scripts/generate.py makes the stubs.
 """
 
 import builtins

@@ -7,7 +7,7 @@ Every refused call carries a google.rpc.ErrorInfo with the domain
 `osmosis.rollout` and a reason in upper snake case. Switch on the reason;
 the message is for people. The reasons:
 
-  INVALID_ARGUMENT     INVALID_FIELD, MALFORMED_FRAME
+  INVALID_ARGUMENT     INVALID_FIELD, MALFORMED_FRAME, CONTEXT_LENGTH_EXCEEDED
   NOT_FOUND            NOT_FOUND, ROLLOUT_UNKNOWN
   ALREADY_EXISTS       ALREADY_EXISTS, SPEC_DIFFERS, CHAT_DIFFERS
   ABORTED              ABORTED, ATTEMPT_SUPERSEDED, ATTACHMENT_REPLACED
