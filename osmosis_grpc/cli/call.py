@@ -10,8 +10,8 @@ from pathlib import Path
 from google.protobuf.message import Message
 from google.rpc import code_pb2
 
-from osmosis_grpc.cli.server_choice import chosen_server
-from osmosis_grpc.cli.source_options import SourceOptions
+from osmosis_grpc.cli.options import SourceOptions
+from osmosis_grpc.cli.source import chosen_server
 from osmosis_grpc.network.connection_errors import explained
 from osmosis_grpc.network.method_calls import replies
 from osmosis_grpc.protocol.errors import CallError, DeadlineExceeded, InvalidArgument, Unavailable

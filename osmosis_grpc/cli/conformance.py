@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from osmosis_grpc.cli.conformance_options import ConformanceOptions
-from osmosis_grpc.cli.server_choice import chosen_server
-from osmosis_grpc.cli.source_options import SourceOptions
+from osmosis_grpc.cli.options import SourceOptions
+from osmosis_grpc.cli.source import chosen_server
 from osmosis_grpc.network.channel_options import client_options
 from osmosis_grpc.network.credentials import Credentials, channel
 from osmosis_grpc.protocol.errors import MissingExtraError

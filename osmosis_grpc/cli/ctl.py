@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
+from osmosis_grpc.cli.options import SourceOptions
 from osmosis_grpc.cli.screen import Line, Screen, wrapped
-from osmosis_grpc.cli.server_choice import chosen_server
-from osmosis_grpc.cli.source_options import SourceOptions
+from osmosis_grpc.cli.source import chosen_server
 from osmosis_grpc.protocol.types import CancelResult
 from osmosis_grpc.protocol.types.server_info import DrainResult, ServerInfo
 from osmosis_grpc.records.reading.chosen_server import ChosenServer

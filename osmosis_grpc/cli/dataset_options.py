@@ -11,8 +11,8 @@ from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.loader import load_agents
 from osmosis_grpc.agent.runnable import Runnable, as_runnable
 from osmosis_grpc.agent.source_version import AgentVersion
+from osmosis_grpc.cli.command_options import RunOptions
 from osmosis_grpc.cli.daemon_thread import run_in_daemon_thread
-from osmosis_grpc.cli.run_options import RunOptions
 from osmosis_grpc.policies import Policy
 from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.protocol.types.outcome import printable

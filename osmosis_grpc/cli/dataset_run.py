@@ -7,13 +7,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from osmosis_grpc.cli.command_options import RunOptions
 from osmosis_grpc.cli.daemon_thread import Interruptible
 from osmosis_grpc.cli.dataset_options import Choices, Prepared
 from osmosis_grpc.cli.interactive import Session, SteppedPolicy
-from osmosis_grpc.cli.program import program
 from osmosis_grpc.cli.run_display import Display, failed_lines, figures, row_lines, shown
-from osmosis_grpc.cli.run_options import RunOptions
-from osmosis_grpc.cli.screen import Screen, say_wrapped
+from osmosis_grpc.cli.screen import Screen, program, say_wrapped
 from osmosis_grpc.cli.transcript import transcript
 from osmosis_grpc.protocol.errors import CallError
 from osmosis_grpc.protocol.types import RolloutOutcome
@@ -173,7 +172,7 @@ class DatasetRun:
         self._out.write("summary", run=str(self._folder.path), seconds=round(seconds, 3), show=show, **self._record())
         done, state = summary.passed, "COMPLETED"
         if self._scores:
-            from osmosis_grpc.cli.score_text import score_lines  # imports gRPC, too
+            from osmosis_grpc.cli.compare import score_lines  # imports gRPC, too
 
             done, state = summary.passed - summary.unscored, "scored"
             screen = Screen.of(self._out)

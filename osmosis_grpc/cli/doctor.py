@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from osmosis_grpc.cli.machine_checks import Check, checks
 from osmosis_grpc.cli.screen import wrapped
-from osmosis_grpc.cli.usual_folder import state_folder, usual_folder
+from osmosis_grpc.cli.source import state_folder, usual_folder
 from osmosis_grpc.protocol.errors import LedgerError
 from osmosis_grpc.protocol.types.outcome import printable
 from osmosis_grpc.serve.json_output import Records, records, say_error

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from osmosis_grpc.agent.loader import LoadError
+from osmosis_grpc.cli.command_options import RunOptions
 from osmosis_grpc.cli.dataset_options import Choices, Prepared, about, inputs, prepare, stored
 from osmosis_grpc.cli.dataset_run import DatasetRun, Results
 from osmosis_grpc.cli.interactive import check_terminal
-from osmosis_grpc.cli.run_options import RunOptions
 from osmosis_grpc.protocol.types.outcome import printable
 from osmosis_grpc.records.evaluate import DatasetError, ModelError, RunError, RunFolder
 from osmosis_grpc.records.evaluate.errors import EvalFunctionError

@@ -9,10 +9,10 @@ import sys
 import time
 from typing import cast, get_args
 
-from osmosis_grpc.cli.export_options import ExportChoices
+from osmosis_grpc.cli.command_options import ExportChoices
 from osmosis_grpc.cli.list import chosen_filter
+from osmosis_grpc.cli.options import SourceOptions
 from osmosis_grpc.cli.source import Source, open_source
-from osmosis_grpc.cli.source_options import SourceOptions
 from osmosis_grpc.protocol.errors import InvalidArgument, MissingExtraError
 from osmosis_grpc.protocol.types import RolloutFilter, RolloutInfo
 from osmosis_grpc.protocol.types.cuts import Cut, Dropped
@@ -76,7 +76,7 @@ def run_export(to: str, output: str | None, choices: ExportChoices, options: Sou
     with records(flags["json"]) as out:
         source = open_source("export", options)
         try:
-            made = Export(output, cast(Format, to), _options(choices), overwrite=flags["overwrite"])
+            made = Export(output, cast("Format", to), _options(choices), overwrite=flags["overwrite"])
             left = asyncio.run(_exported(source, where, choices, made))
         except (InvalidArgument, _Refused) as error:
             cause = error if isinstance(error, InvalidArgument) else error.__cause__
@@ -99,10 +99,10 @@ def _options(choices: ExportChoices) -> ExportOptions:
     verl = VerlConfig(
         prompt_length=choices.prompt_length,
         response_length=choices.response_length,
-        too_long=cast(TooLong, choices.too_long),
+        too_long=cast("TooLong", choices.too_long),
         untrainable="skip" if choices.skip_untrainable else "raise",
-        cut=cast(Cut, choices.cut),
-        dropped=cast(Dropped, choices.dropped),
+        cut=cast("Cut", choices.cut),
+        dropped=cast("Dropped", choices.dropped),
         extras=tuple(choices.extra or ()),
         components=not choices.no_reward_components,
     )

@@ -14,14 +14,13 @@ from typing import Any
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.loader import LoadError, load_agents
 from osmosis_grpc.agent.runnable import Runnable, as_runnable
-from osmosis_grpc.cli.agent_sources import SourceOptions as AgentSources
+from osmosis_grpc.cli.command_options import RunOptions
 from osmosis_grpc.cli.daemon_thread import Interruptible, run_in_daemon_thread
 from osmosis_grpc.cli.dataset_options import model_of
 from osmosis_grpc.cli.dataset_run import INTERRUPTED, STOPPING
-from osmosis_grpc.cli.program import program
-from osmosis_grpc.cli.run_options import RunOptions
+from osmosis_grpc.cli.options import AgentSources, SourceOptions
+from osmosis_grpc.cli.screen import program
 from osmosis_grpc.cli.source import Source, open_source
-from osmosis_grpc.cli.source_options import SourceOptions
 from osmosis_grpc.engine.recorded_chats import ForkedChats
 from osmosis_grpc.protocol.errors import CallError, OsmosisRolloutError
 from osmosis_grpc.protocol.types import Fork, OutcomeStatus, RolloutOutcome, RolloutRequest
@@ -175,7 +174,7 @@ def _on_server(options: ForkOptions, source: SourceOptions, original: _Original,
             f"-m MODULE:ATTR names agent loop {original.agent_loop!r}, which then runs here; or --server names the "
             "running server that has the rollout, and runs the fork there",
         )
-    from osmosis_grpc.cli.server_choice import chosen_server
+    from osmosis_grpc.cli.source import chosen_server
     from osmosis_grpc.trainer import Trainer
 
     server, model = chosen_server("fork", source), model_of(options.model)

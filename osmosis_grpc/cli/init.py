@@ -6,7 +6,7 @@ import shlex
 from importlib.resources import files
 from pathlib import Path
 
-from osmosis_grpc.cli.program import program
+from osmosis_grpc.cli.screen import program
 from osmosis_grpc.protocol.types.outcome import printable
 from osmosis_grpc.serve.json_output import records
 from osmosis_grpc.serve.startup import usage_error

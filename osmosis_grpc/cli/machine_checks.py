@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from osmosis_grpc.cli.environment import sets_options
+from osmosis_grpc.cli.source import sets_options
 from osmosis_grpc.protocol.errors import DISTRIBUTION, install
 from osmosis_grpc.settings.server_options import ServerOptions
 from osmosis_grpc.storage.lock_file import holder_of, is_held

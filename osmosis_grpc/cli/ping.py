@@ -9,9 +9,9 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from osmosis_grpc.cli.ctl import protocol_range
+from osmosis_grpc.cli.options import SourceOptions
 from osmosis_grpc.cli.screen import Line, Screen
-from osmosis_grpc.cli.server_choice import chosen_server
-from osmosis_grpc.cli.source_options import SourceOptions
+from osmosis_grpc.cli.source import chosen_server
 from osmosis_grpc.network.client_calls import error_of
 from osmosis_grpc.protocol.types.server_info import ServerInfo
 from osmosis_grpc.protocol.wire.control import PROTOCOL

@@ -14,7 +14,7 @@ from typing import Any
 
 from osmosis_grpc.cli.daemon_thread import exit_after
 from osmosis_grpc.cli.screen import Screen, columns, wrapped
-from osmosis_grpc.cli.usual_folder import run_folder, state_folder
+from osmosis_grpc.cli.source import run_folder, state_folder
 from osmosis_grpc.protocol.errors import MissingExtraError
 from osmosis_grpc.protocol.types.outcome import printable
 from osmosis_grpc.records.query import VIEWS, VIEWS_VERSION, Interrupted, QueryDatabase, QueryError

@@ -9,10 +9,9 @@ from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.loader import LoadError, load_agents
 from osmosis_grpc.agent.runnable import Runnable
 from osmosis_grpc.agent.validator import one_line
-from osmosis_grpc.cli.agent_sources import SourceOptions as AgentSources
 from osmosis_grpc.cli.daemon_thread import run_in_daemon_thread
+from osmosis_grpc.cli.options import AgentSources, SourceOptions
 from osmosis_grpc.cli.source import Source, open_source
-from osmosis_grpc.cli.source_options import SourceOptions
 from osmosis_grpc.protocol.errors import OsmosisRolloutError
 from osmosis_grpc.protocol.types import RolloutInfo
 from osmosis_grpc.protocol.types.outcome import printable

@@ -14,12 +14,11 @@ from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.loader import LoadError, load_agents
 from osmosis_grpc.agent.runnable import Runnable
 from osmosis_grpc.agent.validator import one_line
-from osmosis_grpc.cli.agent_sources import SourceOptions as AgentSources
 from osmosis_grpc.cli.daemon_thread import Interruptible
 from osmosis_grpc.cli.list import chosen_filter
+from osmosis_grpc.cli.options import AgentSources, SourceOptions
 from osmosis_grpc.cli.replay import recorded_of
 from osmosis_grpc.cli.source import Source, open_source
-from osmosis_grpc.cli.source_options import SourceOptions
 from osmosis_grpc.protocol.errors import OsmosisRolloutError
 from osmosis_grpc.protocol.types import RolloutFilter, RolloutInfo
 from osmosis_grpc.protocol.types.outcome import printable

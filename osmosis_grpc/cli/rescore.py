@@ -1,24 +1,48 @@
-"""The rescore command: scores recorded rollouts with eval functions or a grader. Each score is an annotation.
-
-The rewards that a rollout has stay as they are. A score has the id of its function or grader and of the source, so a
-second run of the command adds nothing.
-"""
+"""A grader that scores recorded rollouts, for the rescore command."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import hashlib
+import json
+import statistics
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from osmosis_grpc.agent.loader import LoadError
-from osmosis_grpc.cli.recorded_grader import RecordedGrader
-from osmosis_grpc.cli.score_text import score_lines
+from osmosis_grpc.agent.grader import Grader
+from osmosis_grpc.agent.grading import grade_recorded
+from osmosis_grpc.agent.loader import LoadError, load_grader
+from osmosis_grpc.agent.source_version import AgentVersion
+from osmosis_grpc.agent.workflow_config import GraderConfig
+from osmosis_grpc.agent.workflow_sources import parsed
+from osmosis_grpc.agent.workflow_validator import validate_grader
+from osmosis_grpc.cli.compare import score_lines
+from osmosis_grpc.cli.options import SourceOptions
 from osmosis_grpc.cli.screen import Screen
 from osmosis_grpc.cli.source import Source, open_source
-from osmosis_grpc.cli.source_options import SourceOptions
-from osmosis_grpc.protocol.types import OutcomeStatus, RolloutFilter, RolloutInfo, RolloutState, events
+from osmosis_grpc.integrations.recorded_samples import recorded_samples
+from osmosis_grpc.protocol.types import (
+    Annotation,
+    OutcomeStatus,
+    RolloutFilter,
+    RolloutInfo,
+    RolloutOutcome,
+    RolloutRequest,
+    RolloutState,
+    TrajectoryEvent,
+    events,
+)
+from osmosis_grpc.protocol.types.annotation import MAX_ID_CHARS
 from osmosis_grpc.protocol.types.outcome import printable
 from osmosis_grpc.records.evaluate import RunError, RunFolder
 from osmosis_grpc.records.evaluate.errors import EvalFunctionError
-from osmosis_grpc.records.evaluate.eval_functions import EvalFunction, Scored, Scorer, load_eval_functions
+from osmosis_grpc.records.evaluate.eval_functions import (
+    MOST_NAME_CHARS,
+    EvalFunction,
+    Scored,
+    Scorer,
+    load_eval_functions,
+    score_id,
+)
 from osmosis_grpc.records.reading.annotator import Annotator, open_annotator
 from osmosis_grpc.records.reading.history import History
 from osmosis_grpc.records.reading.phrases import counted
@@ -27,7 +51,87 @@ from osmosis_grpc.serve.json_output import Records, records
 from osmosis_grpc.serve.startup import usage_error
 from osmosis_grpc.trainer.score_stats import Scores
 
+DIGITS = 8
 PAGE = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Regraded:
+    """The result of a grader for one rollout."""
+
+    score: float | None
+    """The mean of the rewards; None if all samples are removed, and after an error."""
+    added: tuple[Annotation, ...] = ()
+    """The rewards that the rollout does not have yet."""
+    known: int = 0
+    """The number of rewards that the rollout has already."""
+    error: str = ""
+
+
+class RecordedGrader:
+    """A grader, and the ids of its annotations. Another source or another value of the configuration is another grader.
+
+    `name` is MODULE:CLASS, and `values` are KEY=VALUE texts. Raises LoadError.
+    """
+
+    def __init__(self, name: str, values: Sequence[str], *, author: str, timeout: float) -> None:
+        self.name = name
+        self._grader: type[Grader[Any]]
+        self._config: GraderConfig | None
+        self._grader, self._config = load_grader(name, values)
+        for finding in validate_grader(self._grader, self._config):
+            raise LoadError(f"{name}: {finding.message}; {finding.hint}")
+        self._author, self._timeout = author, timeout
+        self._id = score_id(name, AgentVersion.of(self._grader).digest)
+        if values:
+            text = json.dumps(parsed(values, "--grader-config")[0], sort_keys=True)
+            self._id += f"+{_digest(text)}"
+
+    async def grade(
+        self,
+        request: RolloutRequest,
+        outcome: RolloutOutcome,
+        events: Iterable[TrajectoryEvent],
+        rewards: Mapping[str, float],
+    ) -> Regraded:
+        """Grade a rollout, unless `rewards`, the rewards of its annotations by id, has all rewards of this grader."""
+        ids = {sample: self._annotation_id(sample, outcome) for sample in outcome.samples}
+        known = {sample: rewards[name] for sample, name in ids.items() if name in rewards}
+        if ids and len(known) == len(ids):
+            return Regraded(statistics.fmean(known.values()), known=len(known))
+        samples = recorded_samples(outcome, events)
+        try:
+            async with asyncio.timeout(self._timeout):
+                graded = await grade_recorded(self._grader, request, samples, config=self._config)
+        except TimeoutError:
+            return Regraded(None, error=f"it took longer than {self._timeout:g} s")
+        if graded.failure is not None:
+            place = f" at {graded.failure.file}:{graded.failure.line}" if graded.failure.file else ""
+            return Regraded(None, error=graded.failure.message + place)
+        new = {sample: reward for sample, reward in graded.rewards.items() if sample not in known}
+        notes = (
+            Annotation(
+                id=ids[sample],
+                author=self._author,
+                reward=reward,
+                sample=sample if len(ids) > 1 else "",
+                labels=(self.name[:MOST_NAME_CHARS],),
+            )
+            for sample, reward in new.items()
+        )
+        found = [*known.values(), *new.values()]
+        return Regraded(statistics.fmean(found) if found else None, tuple(notes), len(known))
+
+    def _annotation_id(self, sample: str, outcome: RolloutOutcome) -> str:
+        """Return the id of the annotation for a sample. The only sample of a rollout has the id of the rollout."""
+        if len(outcome.samples) == 1:
+            return self._id
+        named = f"{self._id}/{sample}"
+        return named if len(named) <= MAX_ID_CHARS else f"{self._id}/{_digest(sample)}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

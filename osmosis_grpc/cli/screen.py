@@ -146,3 +146,10 @@ def _columns(char: str) -> int:
     if unicodedata.combining(char):
         return 0
     return 2 if unicodedata.east_asian_width(char) in "WF" else 1
+
+
+def program() -> str:
+    """Return the command with which the user can run this program from the current folder."""
+    if shutil.which("osmosis-grpc"):
+        return "osmosis-grpc"
+    return os.path.relpath(sys.argv[0]) if os.access(sys.argv[0], os.X_OK) else "python -m osmosis_grpc"

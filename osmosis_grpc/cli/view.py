@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+from osmosis_grpc.cli.options import SourceOptions
 from osmosis_grpc.cli.source import RUNS, Source, open_source
-from osmosis_grpc.cli.source_options import SourceOptions
 from osmosis_grpc.policies.token_texts import TokenTexts
 from osmosis_grpc.protocol.errors import MissingExtraError, missing_extra
 from osmosis_grpc.protocol.types.outcome import printable

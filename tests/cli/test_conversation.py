@@ -2,7 +2,7 @@
 
 import pytest
 
-from osmosis_grpc.cli.conversation import Conversation, View
+from osmosis_grpc.cli.transcript import Conversation, View
 from osmosis_grpc.records.reading.message_text import ToolEnd, reasoning_of, text_of
 
 

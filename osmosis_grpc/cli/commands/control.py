@@ -2,9 +2,7 @@
 
 import typer
 
-from osmosis_grpc.cli.commands.shared import Json
-from osmosis_grpc.cli.option_groups import argument, option
-from osmosis_grpc.cli.source_options import SourceOptions, with_server
+from osmosis_grpc.cli.options import Json, SourceOptions, argument, option, with_server
 
 commands = typer.Typer()
 

@@ -2,10 +2,8 @@
 
 import typer
 
-from osmosis_grpc.cli.commands.shared import Json
-from osmosis_grpc.cli.option_groups import argument, option
-from osmosis_grpc.cli.run_options import RunOptions, with_run_options
-from osmosis_grpc.cli.source_options import SourceOptions, with_journal
+from osmosis_grpc.cli.command_options import RunOptions, with_run_options
+from osmosis_grpc.cli.options import Json, SourceOptions, argument, option, with_journal
 
 commands = typer.Typer()
 

@@ -4,11 +4,18 @@ from dataclasses import replace
 
 import typer
 
-from osmosis_grpc.cli.commands.shared import Attempt, Json
-from osmosis_grpc.cli.export_options import ExportChoices, with_choices
-from osmosis_grpc.cli.filter_options import FilterOptions, with_filters
-from osmosis_grpc.cli.option_groups import argument, option
-from osmosis_grpc.cli.source_options import SourceOptions, with_source, with_view_server
+from osmosis_grpc.cli.command_options import ExportChoices, with_choices
+from osmosis_grpc.cli.options import (
+    Attempt,
+    FilterOptions,
+    Json,
+    SourceOptions,
+    argument,
+    option,
+    with_filters,
+    with_source,
+    with_view_server,
+)
 
 commands = typer.Typer()
 
@@ -51,8 +58,7 @@ def show(
 
     Exit codes: 0 shown, 1 shown and the rollout failed, 2 there is nothing to show.
     """
-    from osmosis_grpc.cli.rollout_text import Wanted
-    from osmosis_grpc.cli.show import run_show
+    from osmosis_grpc.cli.show import Wanted, run_show
 
     wanted = Wanted(turn=turn, sample=sample, tokens=tokens, reasoning=reasoning)
     raise typer.Exit(run_show(rollout, attempt, wanted, source, json=json))

@@ -2,11 +2,16 @@
 
 import typer
 
-from osmosis_grpc.cli.agent_sources import SourceOptions as AgentSources
-from osmosis_grpc.cli.agent_sources import with_agents
-from osmosis_grpc.cli.commands.shared import Attempt, Json
-from osmosis_grpc.cli.option_groups import argument, option
-from osmosis_grpc.cli.source_options import SourceOptions, with_source
+from osmosis_grpc.cli.options import (
+    AgentSources,
+    Attempt,
+    Json,
+    SourceOptions,
+    argument,
+    option,
+    with_agents,
+    with_source,
+)
 
 commands = typer.Typer()
 
@@ -88,8 +93,8 @@ def fork(
 
     Exit codes: 0 COMPLETED, 1 the fork ended in another way, 2 it could not start, 130 Ctrl-C.
     """
+    from osmosis_grpc.cli.command_options import RunOptions
     from osmosis_grpc.cli.fork import ForkOptions, run_fork_command
-    from osmosis_grpc.cli.run_options import RunOptions
 
     options = ForkOptions(
         rollout=rollout,
