@@ -17,7 +17,7 @@ from osmosis_grpc.network.method_calls import replies
 from osmosis_grpc.protocol.errors import CallError, DeadlineExceeded, InvalidArgument, Unavailable
 from osmosis_grpc.protocol.types.outcome import printable
 from osmosis_grpc.protocol.wire.methods import METHODS, Method, as_json
-from osmosis_grpc.records.reading.chosen_server import ChosenServer
+from osmosis_grpc.records.reading.server_source import ChosenServer
 from osmosis_grpc.serve.json_output import Records, escaped, records, say_error
 from osmosis_grpc.serve.startup import usage_error
 

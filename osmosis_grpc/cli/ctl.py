@@ -11,8 +11,8 @@ from osmosis_grpc.cli.screen import Line, Screen, wrapped
 from osmosis_grpc.cli.source import chosen_server
 from osmosis_grpc.protocol.types import CancelResult
 from osmosis_grpc.protocol.types.server_info import DrainResult, ServerInfo
-from osmosis_grpc.records.reading.chosen_server import ChosenServer
 from osmosis_grpc.records.reading.record_values import plain
+from osmosis_grpc.records.reading.server_source import ChosenServer
 from osmosis_grpc.records.reading.source_port import SourceError
 from osmosis_grpc.serve.json_output import Records, records, say_error
 from osmosis_grpc.serve.startup import usage_error

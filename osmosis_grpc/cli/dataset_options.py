@@ -29,12 +29,11 @@ from osmosis_grpc.records.evaluate import (
     open_model,
 )
 from osmosis_grpc.records.evaluate.columns import parse_map
-from osmosis_grpc.records.evaluate.dataset import Chosen, every
+from osmosis_grpc.records.evaluate.dataset import Chosen, RowChoice, every
 from osmosis_grpc.records.evaluate.eval_functions import EvalFunction, load_eval_functions
 from osmosis_grpc.records.evaluate.inputs import Inputs, agent_inputs, digest_of, function_inputs
 from osmosis_grpc.records.evaluate.models import Model, check_url
-from osmosis_grpc.records.evaluate.price import Price
-from osmosis_grpc.records.evaluate.row_choice import RowChoice
+from osmosis_grpc.records.evaluate.results import Price
 from osmosis_grpc.records.reading.phrases import counted
 from osmosis_grpc.serve.startup import usage_error
 

@@ -28,7 +28,7 @@ from osmosis_grpc.protocol.types.outcome import printable
 from osmosis_grpc.records.evaluate import ModelError, RunError, RunFolder
 from osmosis_grpc.records.evaluate.models import Model
 from osmosis_grpc.records.local_host import ONE, LocalHost
-from osmosis_grpc.records.reading.fork_origin import origin
+from osmosis_grpc.records.reading.list_filter import origin
 from osmosis_grpc.records.reading.phrases import counted, reward_text
 from osmosis_grpc.records.reading.record_values import plain
 from osmosis_grpc.records.reading.source_port import SourceError

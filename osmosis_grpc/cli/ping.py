@@ -15,8 +15,8 @@ from osmosis_grpc.cli.source import chosen_server
 from osmosis_grpc.network.client_calls import error_of
 from osmosis_grpc.protocol.types.server_info import ServerInfo
 from osmosis_grpc.protocol.wire.control import PROTOCOL
-from osmosis_grpc.records.reading.chosen_server import ChosenServer
 from osmosis_grpc.records.reading.record_values import plain
+from osmosis_grpc.records.reading.server_source import ChosenServer
 from osmosis_grpc.records.reading.source_port import SourceError
 from osmosis_grpc.serve.json_output import records
 from osmosis_grpc.serve.startup import usage_error

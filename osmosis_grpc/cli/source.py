@@ -20,7 +20,7 @@ from osmosis_grpc.settings.server_options import ServerOptions
 
 if TYPE_CHECKING:
     from osmosis_grpc.network.credentials import Credentials
-    from osmosis_grpc.records.reading.chosen_server import ChosenServer
+    from osmosis_grpc.records.reading.server_source import ChosenServer
 
 __all__ = [
     "Events",
@@ -98,7 +98,7 @@ def usual_folder(command: str) -> Path | None:
 
 def chosen_server(command: str, options: SourceOptions, why: str = "") -> "ChosenServer":
     """Return the server of the options. A wrong option ends the command with exit code 2."""
-    from osmosis_grpc.records.reading.chosen_server import ChosenServer
+    from osmosis_grpc.records.reading.server_source import ChosenServer
 
     try:
         target = host_port(options.server or SERVER)

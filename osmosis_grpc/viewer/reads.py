@@ -18,8 +18,8 @@ import anyio
 from osmosis_grpc.protocol.types import RolloutInfo, TrajectoryEvent
 from osmosis_grpc.records.reading.folder_source import FolderSource
 from osmosis_grpc.records.reading.history import History
+from osmosis_grpc.records.reading.journal_folder import Seen
 from osmosis_grpc.records.reading.list_filter import ListOptions, rollout_filter
-from osmosis_grpc.records.reading.seen_rollouts import Seen
 from osmosis_grpc.records.reading.source_port import Source
 from osmosis_grpc.viewer.calls import Calls, Key, read_all
 from osmosis_grpc.viewer.pace import aside, counted, spending

@@ -12,9 +12,8 @@ from osmosis_grpc.network.credentials import Credentials
 from osmosis_grpc.network.server_security import ServerSecurity
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.protocol.types import Group
-from osmosis_grpc.records.reading.chosen_server import ChosenServer
 from osmosis_grpc.records.reading.folder_source import FolderSource
-from osmosis_grpc.records.reading.server_source import ServerSource
+from osmosis_grpc.records.reading.server_source import ChosenServer, ServerSource
 from osmosis_grpc.rollout import RolloutAgentLoop, tool
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.trainer import RolloutClient

@@ -4,7 +4,7 @@ import re
 
 from osmosis_grpc.protocol.types import RolloutFilter
 from osmosis_grpc.records.reading.folder_source import FolderSource
-from osmosis_grpc.viewer.text_search import MOST_HITS, search
+from osmosis_grpc.viewer.search import MOST_HITS, search
 from tests.viewer.conftest import MARKUP, TURNS
 
 

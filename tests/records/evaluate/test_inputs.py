@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from osmosis_grpc.cli.command_options import RunOptions
 from osmosis_grpc.cli.dataset_options import Choices, inputs, prepare
 from osmosis_grpc.records.evaluate import ModelError
+from osmosis_grpc.records.evaluate.dataset import RowChoice
 from osmosis_grpc.records.evaluate.inputs import changes
-from osmosis_grpc.records.evaluate.row_choice import RowChoice
 
 
 def test_a_change_of_the_inputs_is_named():

@@ -13,7 +13,7 @@ from osmosis_grpc.protocol.errors import FailedPrecondition, Unavailable
 from osmosis_grpc.protocol.types import RolloutFilter, events
 from osmosis_grpc.records.evaluate import Dataset, RecordedReplies, Run, RunConfig, RunError, RunFolder
 from osmosis_grpc.records.evaluate.eval_functions import EvalFunction, Scorer
-from osmosis_grpc.records.evaluate.price import Price
+from osmosis_grpc.records.evaluate.results import Price
 from osmosis_grpc.rollout import RolloutAgentLoop
 from osmosis_grpc.storage import Reader
 
