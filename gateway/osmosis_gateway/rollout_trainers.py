@@ -1,4 +1,4 @@
-"""The trainer of a rollout of /rollout: it streams its replies, and gets the result as callbacks or by polls."""
+"""Reads the reply of an HTTP trainer, which is a stream of server-sent events or an object."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,17 +6,19 @@ from typing import Any
 
 from osmosis_gateway import http_bodies
 from osmosis_gateway.contracts import Terms, check_sendable
-from osmosis_gateway.event_streams import error_of, read_stream
 from osmosis_gateway.leases import Leases
 from osmosis_gateway.outgoing_calls import Base, Calls, Problem, redacted
 from osmosis_gateway.rollout_results import completion_body, grader_body
 from osmosis_grpc.network.target_policy import Address
+from osmosis_grpc.policies import event_streams
 from osmosis_grpc.protocol.errors import (
     CallError,
     FailedPrecondition,
     Internal,
     InvalidArgument,
+    OsmosisServerError,
     OsmosisValidationError,
+    ReplyUnreadable,
     Unimplemented,
 )
 from osmosis_grpc.protocol.types import (
@@ -32,6 +34,29 @@ from osmosis_grpc.settings.settings import RolloutClientSettings
 
 MODEL = "osmosis-rollout"
 _OWN = ("messages", "model", "stream", "stream_options", "tools")
+
+
+def error_of(raw: bytes) -> OsmosisServerError | None:
+    """Return the error of an answer that is a stream without a whole reply. Return None for every other answer.
+
+    Such an answer is worth another try.
+    """
+    problem = event_streams.stream_problem(raw) if event_streams.is_stream(raw) else ""
+    return OsmosisServerError(f"the trainer's stream {problem}") if problem else None
+
+
+def read_stream(raw: bytes) -> dict[str, Any]:
+    """Return the reply of a stream in the form of a reply that is not streamed. Raises ReplyUnreadable.
+
+    An answer that is no stream is returned as it is.
+    """
+    try:
+        if not event_streams.is_stream(raw):
+            whole: dict[str, Any] = jsontext.parse_object(raw.decode(), "body")
+            return whole
+        return event_streams.read_stream(raw)
+    except (KeyError, TypeError, ValueError, AttributeError, InvalidArgument) as error:
+        raise ReplyUnreadable(f"the trainer's stream cannot be read: {type(error).__name__}: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)

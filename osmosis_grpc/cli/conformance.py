@@ -37,8 +37,8 @@ def run_conformance(options: ConformanceOptions, source: SourceOptions, *, json:
 def _run(options: ConformanceOptions, source: SourceOptions, out: Records) -> int:
     from osmosis_grpc.testing.conformance.cases import load
     from osmosis_grpc.testing.conformance.runner import chosen_cases, known_failures
-    from osmosis_grpc.testing.conformance.server_kinds import KINDS as SERVER
-    from osmosis_grpc.testing.conformance.trainer_kinds import KINDS as TRAINER
+    from osmosis_grpc.testing.conformance.server_session import KINDS as SERVER
+    from osmosis_grpc.testing.conformance.trainer_session import KINDS as TRAINER
 
     side = "trainer" if options.trainer is not None else "server"
     if side == "server" and source.server is None and not options.list_:
@@ -78,7 +78,7 @@ async def _tested(
     options: ConformanceOptions, source: SourceOptions, out: Records, chosen: Any, known: dict[str, str]
 ) -> int:
     from osmosis_grpc.testing.conformance import report, server_session
-    from osmosis_grpc.testing.conformance.results import Result, Unusable
+    from osmosis_grpc.testing.conformance.report import Result, Unusable
 
     began = time.monotonic()
 

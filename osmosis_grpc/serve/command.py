@@ -48,7 +48,7 @@ def run(line: Line) -> None:
         security, credentials = _checked(line, settings)
     options, number = settings.server, None if place is None else place.index
     if options.command:
-        from osmosis_grpc.serve.process_memory import close_memory
+        from osmosis_grpc.settings.environment import close_memory
 
         close_memory()
     if options.ray:
@@ -120,11 +120,10 @@ def _supervise(line: Line, settings: "RolloutSettings", beyond: list[int]) -> in
     """Run the workers, and return the exit code. This process imports neither gRPC nor the code of agents."""
     from osmosis_grpc.serve.json_output import records
     from osmosis_grpc.serve.predecessor import wait_for_predecessor
-    from osmosis_grpc.serve.process_memory import close_memory
     from osmosis_grpc.serve.workers.plan import plan
     from osmosis_grpc.serve.workers.supervisor import run_workers
     from osmosis_grpc.settings import logs
-    from osmosis_grpc.settings.environment import environment, forget_secrets
+    from osmosis_grpc.settings.environment import close_memory, environment, forget_secrets
 
     options = settings.server
     if options.command:

@@ -6,8 +6,8 @@ import pytest
 
 from osmosis_grpc.testing.conformance import patterns, server_steps, trainer_steps
 from osmosis_grpc.testing.conformance.cases import load
-from osmosis_grpc.testing.conformance.server_kinds import KINDS as SERVER
-from osmosis_grpc.testing.conformance.trainer_kinds import KINDS as TRAINER
+from osmosis_grpc.testing.conformance.server_session import KINDS as SERVER
+from osmosis_grpc.testing.conformance.trainer_session import KINDS as TRAINER
 from tests.conformance.mutants import faults
 from tests.docs.pages import Reader, blocks_of
 from tests.processes import ROOT

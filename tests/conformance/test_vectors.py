@@ -7,11 +7,10 @@ from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import services_pb2
 from osmosis_grpc.protocol.stream.stream_machine import StreamMachine
 from osmosis_grpc.protocol.types import ChatPurpose, ChatResponse, TokenBlock, jsontext
 from osmosis_grpc.protocol.types.segment_assembly import Assembler
-from osmosis_grpc.testing.conformance.cases import load
+from osmosis_grpc.testing.conformance.cases import load, pairs, vector
 from osmosis_grpc.testing.conformance.patterns import differences, json_equal
 from osmosis_grpc.testing.conformance.protobuf_data import code_name
-from osmosis_grpc.testing.conformance.server_kinds import KINDS
-from osmosis_grpc.testing.conformance.vectors import pairs, vector
+from osmosis_grpc.testing.conformance.server_session import KINDS
 
 
 @pytest.mark.parametrize(("one", "other", "equal"), list(pairs({"vector": "json_equality"})))

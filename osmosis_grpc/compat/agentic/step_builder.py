@@ -4,8 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from osmosis_grpc.compat.agentic.reading import Answer, Call, Part, Thought, Unreadable
-from osmosis_grpc.compat.agentic.reply_formats import FORMATS, OBSERVATION
+from osmosis_grpc.compat.agentic.reply_formats import FORMATS, OBSERVATION, Answer, Call, Part, Thought, Unreadable
 from osmosis_grpc.compat.agentic.tool_calls import ERROR_TYPES
 from osmosis_grpc.compat.agentic.trajectory import StepType, Trajectory, TrajectoryStep
 from osmosis_grpc.protocol.types import Message

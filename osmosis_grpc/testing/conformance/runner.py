@@ -11,7 +11,7 @@ from osmosis_grpc.supervise import OnFailure, child, job
 from osmosis_grpc.testing.conformance.cases import Case
 from osmosis_grpc.testing.conformance.links import Failed, OutOfTime
 from osmosis_grpc.testing.conformance.protobuf_data import CaseError
-from osmosis_grpc.testing.conformance.results import Result, Skipped, Unusable, Verdict
+from osmosis_grpc.testing.conformance.report import Result, Skipped, Unusable, Verdict
 from osmosis_grpc.testing.conformance.trace import Trace
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from osmosis_grpc.testing.conformance.link_steps import GENERIC, method_of, run_
 from osmosis_grpc.testing.conformance.links import Failed
 from osmosis_grpc.testing.conformance.patterns import differences
 from osmosis_grpc.testing.conformance.protobuf_data import CaseError, check_fields, code_number
-from osmosis_grpc.testing.conformance.results import Skipped
+from osmosis_grpc.testing.conformance.report import Skipped
 from osmosis_grpc.testing.conformance.run import Step
 from osmosis_grpc.testing.conformance.server_run import ServerRun
 

@@ -3,7 +3,7 @@
 import pytest
 
 from osmosis_grpc.agentic import AnthropicFunction, policy_of
-from osmosis_grpc.compat.agentic.llm_retries import LLMError
+from osmosis_grpc.compat.agentic.llm_calls import LLMError
 from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.testing import run_rollout
 from osmosis_grpc.testing.calculator import CalculatorAgent

@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 
 from osmosis_grpc.agentic import AgenticRollout, AgenticRolloutConfig, OpenAIFunction, policy_of
-from osmosis_grpc.compat.agentic.llm_retries import LLMError, Retries
+from osmosis_grpc.compat.agentic.llm_calls import LLMError, Retries
 from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.testing import run_rollout
 from osmosis_grpc.testing.calculator import CalculatorAgent
