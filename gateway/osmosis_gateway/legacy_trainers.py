@@ -6,7 +6,7 @@ The trainer of a rollout of /v1/rollout/init is an HttpTrainer. For a rollout of
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from osmosis_gateway import http_bodies
+from osmosis_gateway import chat_bodies, http_bodies
 from osmosis_gateway.contracts import Terms
 from osmosis_gateway.leases import Leases
 from osmosis_gateway.outgoing_calls import Base, Calls, redacted
@@ -102,9 +102,9 @@ class HttpTrainer:
     trace: TraceContext | None
 
     async def chat(self, request: ChatRequest, /) -> ChatResponse:
-        raw = await self._post(http_bodies.CHAT_PATH, http_bodies.chat_body(request), self.settings.max_retries)
+        raw = await self._post(chat_bodies.CHAT_PATH, chat_bodies.chat_body(request), self.settings.max_retries)
         try:
-            return http_bodies.read_reply(raw)
+            return chat_bodies.read_reply(raw)
         except Internal as error:
             raise Internal(redacted(str(error), self.api_key)) from None
 

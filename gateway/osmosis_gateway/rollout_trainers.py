@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from osmosis_gateway import http_bodies
+from osmosis_gateway import chat_bodies
 from osmosis_gateway.contracts import Terms, check_sendable
 from osmosis_gateway.leases import Leases
 from osmosis_gateway.outgoing_calls import Base, Calls, Problem, redacted
@@ -142,7 +142,7 @@ class RolloutTrainer:
             chat_body(request), self._settings.max_retries, "/chat/completions", headers=headers, problem=self._problem
         )
         try:
-            return http_bodies.reply_of(read_stream(raw), len(raw))
+            return chat_bodies.reply_of(read_stream(raw), len(raw))
         except Internal as error:
             raise Internal(redacted(str(error), self._chats.key)) from None
 
