@@ -18,8 +18,7 @@ from osmosis_grpc.protocol.errors import CallError, DeadlineExceeded, InvalidArg
 from osmosis_grpc.protocol.types.outcome import printable
 from osmosis_grpc.protocol.wire.methods import METHODS, Method, as_json
 from osmosis_grpc.records.reading.server_source import ChosenServer
-from osmosis_grpc.serve.json_output import Records, escaped, records, say_error
-from osmosis_grpc.serve.startup import usage_error
+from osmosis_grpc.serve.json_output import Records, escaped, records, say_error, usage_error
 
 CALL_TIMEOUT = 30.0
 """Seconds that a call without --timeout may take, unless it is a stream."""

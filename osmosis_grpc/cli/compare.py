@@ -8,8 +8,7 @@ from osmosis_grpc.records.evaluate import RunError, RunFolder
 from osmosis_grpc.records.evaluate.comparison import Comparison, RowPair, compare, differences
 from osmosis_grpc.records.evaluate.run_folder import SCHEMA_VERSION
 from osmosis_grpc.records.reading.phrases import counted
-from osmosis_grpc.serve.json_output import records
-from osmosis_grpc.serve.startup import usage_error
+from osmosis_grpc.serve.json_output import records, usage_error
 from osmosis_grpc.trainer.score_stats import Estimate, ScoreSummary, shown_k
 
 MOST_ROWS = 10

@@ -15,8 +15,7 @@ from osmosis_grpc.network.credentials import Credentials, channel
 from osmosis_grpc.protocol.errors import MissingExtraError
 from osmosis_grpc.protocol.types.outcome import printable
 from osmosis_grpc.records.reading.source_port import SourceError
-from osmosis_grpc.serve.json_output import Records, records, say_error
-from osmosis_grpc.serve.startup import usage_error
+from osmosis_grpc.serve.json_output import Records, records, say_error, usage_error
 
 
 def run_conformance(options: ConformanceOptions, source: SourceOptions, *, json: bool) -> int:

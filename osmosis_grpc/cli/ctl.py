@@ -14,8 +14,7 @@ from osmosis_grpc.protocol.types.server_info import DrainResult, ServerInfo
 from osmosis_grpc.records.reading.record_values import plain
 from osmosis_grpc.records.reading.server_source import ChosenServer
 from osmosis_grpc.records.reading.source_port import SourceError
-from osmosis_grpc.serve.json_output import Records, records, say_error
-from osmosis_grpc.serve.startup import usage_error
+from osmosis_grpc.serve.json_output import Records, records, say_error, usage_error
 from osmosis_grpc.trainer.rollout_client import RolloutClient
 
 POLL = 0.25

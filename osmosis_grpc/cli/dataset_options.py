@@ -35,7 +35,7 @@ from osmosis_grpc.records.evaluate.inputs import Inputs, agent_inputs, digest_of
 from osmosis_grpc.records.evaluate.models import Model, check_url
 from osmosis_grpc.records.evaluate.results import Price
 from osmosis_grpc.records.reading.phrases import counted
-from osmosis_grpc.serve.startup import usage_error
+from osmosis_grpc.serve.json_output import usage_error
 
 T = TypeVar("T")
 

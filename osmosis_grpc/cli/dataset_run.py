@@ -21,8 +21,7 @@ from osmosis_grpc.records.evaluate import DatasetError, RowResult, Run, RunError
 from osmosis_grpc.records.evaluate.eval_functions import OWN_REWARD, Scorer
 from osmosis_grpc.records.evaluate.run_folder import SCHEMA_VERSION
 from osmosis_grpc.records.reading.phrases import counted
-from osmosis_grpc.serve.json_output import Records, say_error
-from osmosis_grpc.serve.startup import usage_error
+from osmosis_grpc.serve.json_output import Records, say_error, usage_error
 from osmosis_grpc.storage import JournalError
 
 if TYPE_CHECKING:

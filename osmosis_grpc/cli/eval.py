@@ -17,8 +17,7 @@ from osmosis_grpc.records.evaluate import DatasetError, ModelError, RunError, Ru
 from osmosis_grpc.records.evaluate.errors import EvalFunctionError
 from osmosis_grpc.records.evaluate.inputs import Inputs, changes
 from osmosis_grpc.records.reading.phrases import counted
-from osmosis_grpc.serve.json_output import records, say_error
-from osmosis_grpc.serve.startup import usage_error
+from osmosis_grpc.serve.json_output import records, say_error, usage_error
 
 
 def run_dataset(run: RunOptions, choices: Choices, given: frozenset[str]) -> int:

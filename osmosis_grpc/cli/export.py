@@ -22,8 +22,7 @@ from osmosis_grpc.records.export.verl_rows import TooLong
 from osmosis_grpc.records.reading.list_filter import ListOptions
 from osmosis_grpc.records.reading.phrases import counted
 from osmosis_grpc.records.reading.source_port import DamagedRollout, SourceError
-from osmosis_grpc.serve.json_output import Records, records, say_error
-from osmosis_grpc.serve.startup import usage_error
+from osmosis_grpc.serve.json_output import Records, records, say_error, usage_error
 
 PAGE = 200
 PROGRESS = 5.0

@@ -32,8 +32,7 @@ from osmosis_grpc.records.reading.list_filter import origin
 from osmosis_grpc.records.reading.phrases import counted, reward_text
 from osmosis_grpc.records.reading.record_values import plain
 from osmosis_grpc.records.reading.source_port import SourceError
-from osmosis_grpc.serve.json_output import Records, records, say_error
-from osmosis_grpc.serve.startup import usage_error
+from osmosis_grpc.serve.json_output import Records, records, say_error, usage_error
 from osmosis_grpc.storage import JournalError
 from osmosis_grpc.storage.keep_all import KEPT
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from osmosis_grpc.cli.screen import program
 from osmosis_grpc.protocol.types.outcome import printable
-from osmosis_grpc.serve.json_output import records
-from osmosis_grpc.serve.startup import usage_error
+from osmosis_grpc.serve.json_output import records, usage_error
 
 TEMPLATES = {"minimal": "server", "tools": "server", "openai": "server,openai"}
 """The templates, and the extras of osmosis-grpc that each needs."""

@@ -14,8 +14,7 @@ from osmosis_grpc.protocol.types import RolloutFilter, RolloutInfo
 from osmosis_grpc.protocol.types.outcome import printable
 from osmosis_grpc.records.reading.list_filter import FilterError, ListOptions, list_record, rollout_filter
 from osmosis_grpc.records.reading.phrases import span
-from osmosis_grpc.serve.json_output import Records
-from osmosis_grpc.serve.startup import usage_error
+from osmosis_grpc.serve.json_output import Records, usage_error
 
 PAGE = 500
 """A page has at most this many rollouts."""

@@ -162,7 +162,7 @@ class AgentSources:
     def sources(self) -> "ConfigSources":
         """Return the sources that the options and the environment name. Raises LoadError."""
         from osmosis_grpc.agent.loader import LoadError
-        from osmosis_grpc.serve.agents import config_sources
+        from osmosis_grpc.serve.options import config_sources
         from osmosis_grpc.settings.settings import RolloutServerSettings, check_tables, problems
 
         given = {"config_file": Path(self.config)} if self.config else {}

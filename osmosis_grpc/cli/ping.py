@@ -18,8 +18,7 @@ from osmosis_grpc.protocol.wire.control import PROTOCOL
 from osmosis_grpc.records.reading.record_values import plain
 from osmosis_grpc.records.reading.server_source import ChosenServer
 from osmosis_grpc.records.reading.source_port import SourceError
-from osmosis_grpc.serve.json_output import records
-from osmosis_grpc.serve.startup import usage_error
+from osmosis_grpc.serve.json_output import records, usage_error
 from osmosis_grpc.trainer.rollout_client import RolloutClient
 
 CALLS = 5

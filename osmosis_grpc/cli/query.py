@@ -22,8 +22,7 @@ from osmosis_grpc.records.query.database import Answer
 from osmosis_grpc.records.reading.journal_folder import doctor_hint
 from osmosis_grpc.records.reading.record_values import plain
 from osmosis_grpc.records.reading.source_port import SourceError
-from osmosis_grpc.serve.json_output import Records, records, say_error
-from osmosis_grpc.serve.startup import usage_error
+from osmosis_grpc.serve.json_output import Records, records, say_error, usage_error
 from osmosis_grpc.storage.journal.schema import FILE
 
 RUNS = ".osmosis/runs"

@@ -17,8 +17,7 @@ from osmosis_grpc.protocol.types import RolloutInfo
 from osmosis_grpc.protocol.types.outcome import printable
 from osmosis_grpc.records.reading.phrases import reward_text
 from osmosis_grpc.records.reading.source_port import SourceError
-from osmosis_grpc.serve.json_output import Records, records, say_error
-from osmosis_grpc.serve.startup import usage_error
+from osmosis_grpc.serve.json_output import Records, records, say_error, usage_error
 from osmosis_grpc.testing.replay import Comparison, Difference, Recorded, Row, compare
 
 

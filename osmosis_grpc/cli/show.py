@@ -16,8 +16,7 @@ from osmosis_grpc.records.reading.event_text import failure_text, one_line
 from osmosis_grpc.records.reading.history import MAIN, Chat, History, ToolCall, by_tool, history_of
 from osmosis_grpc.records.reading.phrases import counted, pinned_text, reward_text, split_text
 from osmosis_grpc.records.reading.rollout_record import rollout_record, turn_record
-from osmosis_grpc.serve.json_output import Records
-from osmosis_grpc.serve.startup import usage_error
+from osmosis_grpc.serve.json_output import Records, usage_error
 
 MOST_LINES = 12
 """The most lines of one text in a conversation. --turn shows all lines of a turn."""

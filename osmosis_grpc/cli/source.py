@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from osmosis_grpc.cli.options import SourceOptions
 from osmosis_grpc.records.reading.source_port import Events, Source, SourceError, stopped_text
-from osmosis_grpc.serve.json_output import Records, records, say_error
-from osmosis_grpc.serve.startup import usage_error
+from osmosis_grpc.serve.json_output import Records, records, say_error, usage_error
+from osmosis_grpc.settings.line import OptionError
 from osmosis_grpc.settings.option import PREFIX, host_port
 from osmosis_grpc.settings.server_options import ServerOptions
 
@@ -37,6 +37,8 @@ __all__ = [
 
 MEMORY = ":memory:"
 """The name of a journal in memory."""
+CREDENTIALS = ("token", "token_file", "tls", "ca", "cert", "key")
+"""The options of SourceOptions for the connection to a server, which are also settings of a client."""
 SERVER = "127.0.0.1:50051"
 """The server that commands ask if no option names another one."""
 NAMES = {"view": ("--follow", "--server-token")}
@@ -103,19 +105,27 @@ def chosen_server(command: str, options: SourceOptions, why: str = "") -> "Chose
     try:
         target = host_port(options.server or SERVER)
         credentials = _credentials(options)
-        credentials.check_target(target)
-        return ChosenServer(target, credentials, why, NAMES.get(command, ("--server", "--token")))
+    except OptionError as error:
+        usage_error(command, error.named({f"client_{name}": f"--{name.replace('_', '-')}" for name in CREDENTIALS}))
     except ValueError as error:
-        usage_error(command, str(error).replace("--target-", "--").replace("pass insecure=True", "pass --insecure"))
+        usage_error(command, str(error))
+    try:
+        credentials.check_target(target)
+    except ValueError:
+        usage_error(
+            command,
+            f"{target} is not loopback, and the token would travel there in plain text: speak TLS with it, "
+            "or pass --insecure",
+        )
+    return ChosenServer(target, credentials, why, NAMES.get(command, ("--server", "--token")))
 
 
 def _credentials(options: SourceOptions) -> "Credentials":
     """Return the credentials of the options, or else of the variables OSMOSIS_ROLLOUT_CLIENT_*. Raises ValueError."""
     from osmosis_grpc.network.credentials import Credentials
-    from osmosis_grpc.serve.security_options import credentials_from_options
+    from osmosis_grpc.serve.options import credentials_to_show
 
-    names = ("token", "token_file", "tls", "ca", "cert", "key")
-    given = {name: value for name in names if (value := getattr(options, name))}
+    given = {name: value for name in CREDENTIALS if (value := getattr(options, name))}
     if not given and not sets_options():
         return Credentials(insecure=options.insecure)
     from pydantic import ValidationError
@@ -126,14 +136,14 @@ def _credentials(options: SourceOptions) -> "Credentials":
         known = RolloutClientSettings(**given)
     except ValidationError as error:
         raise ValueError(problems(error)) from None
-    return credentials_from_options(
+    return credentials_to_show(
         known.secret("token"),
         known.ca,
         known.cert,
         known.key,
         tls=known.tls,
         insecure=options.insecure,
-        names=("--token", "-"),
+        names=("--token", "--ca", "--cert", "--key"),
     )
 
 

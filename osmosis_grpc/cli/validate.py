@@ -20,8 +20,7 @@ from osmosis_grpc.cli.screen import say_wrapped
 from osmosis_grpc.cli.transcript import transcript
 from osmosis_grpc.protocol.types.outcome import printable
 from osmosis_grpc.records.reading.phrases import counted
-from osmosis_grpc.serve.json_output import Records, records, say_error
-from osmosis_grpc.serve.startup import usage_error
+from osmosis_grpc.serve.json_output import Records, records, say_error, usage_error
 
 if TYPE_CHECKING:
     from osmosis_grpc.cli.trial import Trial

@@ -20,8 +20,7 @@ from osmosis_grpc.protocol.errors import MissingExtraError, missing_extra
 from osmosis_grpc.protocol.types.outcome import printable
 from osmosis_grpc.records.reading.list_filter import FilterError, ListOptions, pairs_of, rollout_filter
 from osmosis_grpc.records.reading.source_port import SourceError
-from osmosis_grpc.serve.json_output import Records, records, say_error
-from osmosis_grpc.serve.startup import usage_error
+from osmosis_grpc.serve.json_output import Records, records, say_error, usage_error
 
 PORT = 7700
 """The usual port. If another program uses it, the system chooses one."""

@@ -52,7 +52,7 @@ def replay(
         raise typer.Exit(run_replay(rollout, module or [], agents, until_turn, attempt, source, json=json))
     from osmosis_grpc.cli.replay_all import ReplayAllOptions, run_replay_all
     from osmosis_grpc.records.reading.list_filter import ListOptions
-    from osmosis_grpc.serve.startup import usage_error
+    from osmosis_grpc.serve.json_output import usage_error
 
     if rollout is not None or until_turn is not None or attempt is not None:
         usage_error("replay", "--all replays every rollout; leave out ROLLOUT, --attempt and --until-turn")

@@ -12,7 +12,7 @@ from osmosis_grpc.cli.options import AgentSources
 from osmosis_grpc.policies import EchoPolicy
 from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.rollout import AgentWorkflow, AgentWorkflowConfig, Grader, GraderConfig
-from osmosis_grpc.serve.agents import config_sources
+from osmosis_grpc.serve.options import config_sources
 from osmosis_grpc.settings.line import Line
 from osmosis_grpc.settings.settings import command_settings
 from osmosis_grpc.testing import run_rollout
