@@ -3,9 +3,10 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
+from osmosis_grpc.cli.command_options import CancelOptions
 from osmosis_grpc.cli.options import SourceOptions
 from osmosis_grpc.cli.screen import Line, Screen, wrapped
 from osmosis_grpc.cli.source import chosen_server
@@ -24,19 +25,6 @@ MIB = 1024 * 1024
 Asked = Callable[[RolloutClient, Records], Awaitable[int]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CancelOptions:
-    """The rollouts to cancel: some ids, a group, the ids with a prefix, or all of the caller."""
-
-    rollouts: tuple[str, ...] = ()
-    group: str = ""
-    prefix: str = ""
-    everything: bool = False
-    attempt: int = 0
-    """0 means any attempt."""
-    reason: str = ""
-
-
 def run_cancel(given: CancelOptions, options: SourceOptions, *, json: bool) -> int:
     """Cancel rollouts, and return the exit code."""
     chosen = [bool(given.rollouts), bool(given.group), bool(given.prefix), given.everything]
@@ -50,7 +38,7 @@ def run_cancel(given: CancelOptions, options: SourceOptions, *, json: bool) -> i
     async def cancel(client: RolloutClient, out: Records) -> int:
         found: list[CancelResult] = []
         for rollout_id in given.rollouts:
-            found += await client.cancel(rollout_id, attempt=given.attempt, reason=given.reason)
+            found += await client.cancel(rollout_id, attempt=given.attempt or 0, reason=given.reason)
         if not given.rollouts:
             found += await client.cancel(
                 group_id=given.group, prefix=given.prefix, everything=given.everything, reason=given.reason

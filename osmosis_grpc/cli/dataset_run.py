@@ -7,9 +7,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from osmosis_grpc.cli.command_options import RunOptions
+from osmosis_grpc.cli.command_options import Choices, RunOptions
 from osmosis_grpc.cli.daemon_thread import Interruptible
-from osmosis_grpc.cli.dataset_options import Choices, Prepared
+from osmosis_grpc.cli.dataset_options import Prepared
 from osmosis_grpc.cli.interactive import Session, SteppedPolicy
 from osmosis_grpc.cli.run_display import Display, failed_lines, figures, row_lines, shown
 from osmosis_grpc.cli.screen import Screen, program, say_wrapped

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from osmosis_grpc.agent.loader import LoadError
-from osmosis_grpc.cli.command_options import RunOptions
-from osmosis_grpc.cli.dataset_options import Choices, Prepared, about, inputs, prepare, stored
+from osmosis_grpc.cli.command_options import Choices, RunOptions
+from osmosis_grpc.cli.dataset_options import Prepared, about, inputs, prepare, stored
 from osmosis_grpc.cli.dataset_run import DatasetRun, Results
 from osmosis_grpc.cli.interactive import check_terminal
 from osmosis_grpc.protocol.types.outcome import printable

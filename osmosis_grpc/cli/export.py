@@ -12,7 +12,7 @@ from typing import cast, get_args
 from osmosis_grpc.cli.command_options import ExportChoices
 from osmosis_grpc.cli.list import chosen_filter
 from osmosis_grpc.cli.options import SourceOptions
-from osmosis_grpc.cli.source import Source, open_source
+from osmosis_grpc.cli.source import Source, nothing_in, open_source
 from osmosis_grpc.protocol.errors import InvalidArgument, MissingExtraError
 from osmosis_grpc.protocol.types import RolloutFilter, RolloutInfo
 from osmosis_grpc.protocol.types.cuts import Cut, Dropped
@@ -178,7 +178,7 @@ def _why_nothing(counts: ExportCounts, left: int, where: RolloutFilter, place: s
         return f"nothing to write: {read}. Without the option that skips, the command says why"
     if left:
         return f"{counted(left, 'rollout')} in {place} without an outcome, and no other one"
-    return f"{'no rollout matches' if where != RolloutFilter() else 'there are no rollouts yet'} in {place}"
+    return nothing_in(place, where)
 
 
 def _refused(error: InvalidArgument) -> int:

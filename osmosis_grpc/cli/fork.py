@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.agent.loader import LoadError, load_agents
+from osmosis_grpc.agent.loader import LoadError
 from osmosis_grpc.agent.runnable import Runnable, as_runnable
-from osmosis_grpc.cli.command_options import RunOptions
+from osmosis_grpc.cli.command_options import ForkOptions
 from osmosis_grpc.cli.daemon_thread import Interruptible, run_in_daemon_thread
 from osmosis_grpc.cli.dataset_options import model_of
 from osmosis_grpc.cli.dataset_run import INTERRUPTED, STOPPING
 from osmosis_grpc.cli.options import AgentSources, SourceOptions
+from osmosis_grpc.cli.recorded import load_loops, loop_of
 from osmosis_grpc.cli.screen import program
 from osmosis_grpc.cli.source import Source, open_source
 from osmosis_grpc.engine.recorded_chats import ForkedChats
@@ -39,21 +40,6 @@ from osmosis_grpc.storage.keep_all import KEPT
 MAIN = "main"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForkOptions:
-    """The options of the command."""
-
-    rollout: str
-    at_chat: int
-    sample: str
-    attempt: int | None
-    modules: tuple[str, ...]
-    model: RunOptions
-    """Only the options of the model, of the folder and of the timeout are used."""
-    agents: AgentSources
-    json: bool
-
-
 @dataclass(frozen=True, slots=True)
 class _Original:
     """What is recorded of the rollout to fork."""
@@ -70,14 +56,14 @@ class _Original:
         return replace(ids, fork=self.fork)
 
 
-def run_fork_command(options: ForkOptions, source: SourceOptions) -> int:
+def run_fork_command(options: ForkOptions, agents: AgentSources, source: SourceOptions, *, json: bool) -> int:
     """Run the fork, print its end, and return the exit code: 0, 1, 2 or 130."""
-    with records(options.json) as out:
+    with records(json) as out:
         try:
             found = open_source("fork", source)
             original = run_in_daemon_thread(lambda: _original(options, found))
-            if options.modules:
-                return _Here(options, original, out).run()
+            if options.module:
+                return _Here(options, agents, original, out).run()
             return _on_server(options, source, original, out)
         except (SourceError, ModelError, RunError, LoadError, JournalError, OSError) as error:
             usage_error("fork", printable(str(error)))
@@ -106,25 +92,23 @@ async def _original(options: ForkOptions, source: Source) -> _Original:
 class _Here:
     """A fork that runs in this process."""
 
-    def __init__(self, options: ForkOptions, original: _Original, out: Records) -> None:
+    def __init__(self, options: ForkOptions, agents: AgentSources, original: _Original, out: Records) -> None:
         self._options = options
         self._original = original
         self._out = out
-        self._agent_loop = _agent_loop(options, original)
-        self._model = model_of(options.model)
+        self._agent_loop = _agent_loop(options, agents, original)
+        self._model = model_of(options)
         params = original.request.completion_params
         run_in_daemon_thread(lambda: self._model.probe(params))
-        self._folder = RunFolder.create(
-            Path(options.model.save_dir) if options.model.save_dir else None, self._about(self._model)
-        )
+        self._folder = RunFolder.create(Path(options.save_dir) if options.save_dir else None, self._about(self._model))
 
     def _about(self, model: Model) -> dict[str, Any]:
         return {
             "command": "fork",
-            "module": list(self._options.modules),
+            "module": list(self._options.module),
             "agent_loop": self._original.agent_loop,
             "forked_from": origin(self._original.fork),
-            "model": self._options.model.model,
+            "model": self._options.model,
             "base_url": model.url,
         }
 
@@ -132,7 +116,7 @@ class _Here:
         """Run the fork, and return the exit code."""
         request, path = self._original.forked(), self._folder.path
         _say_start(self._out, request)
-        config = replace(ONE, agent_timeout=self._options.model.timeout, record_ttl=KEPT)
+        config = replace(ONE, agent_timeout=self._options.timeout, record_ttl=KEPT)
 
         async def work() -> RolloutOutcome:
             async with LocalHost(self._agent_loop, self._model.policy, config, folder=path) as host:
@@ -150,19 +134,17 @@ class _Here:
         return _say_end(self._out, request, outcome, f"--state-dir {folder}", str(path))
 
 
-def _agent_loop(options: ForkOptions, original: _Original) -> RolloutAgentLoop | Runnable:
-    """Return the agent loop of the original. A wrong one ends the command with exit code 2. Raises LoadError."""
-    loops = {loop.name: loop for loop in load_agents(list(options.modules), options.agents.sources())}
+def _agent_loop(options: ForkOptions, agents: AgentSources, original: _Original) -> RolloutAgentLoop | Runnable:
+    """Return the agent loop of the original. A wrong one ends the command with exit code 2."""
     name = original.agent_loop
-    if name not in loops:
-        usage_error("fork", f"the rollout ran agent loop {name!r}; -m names {', '.join(sorted(loops)) or 'none'}")
-    if not as_runnable(loops[name]).replayable:
+    agent_loop = loop_of("fork", load_loops("fork", options.module, agents), name)
+    if not as_runnable(agent_loop).replayable:
         usage_error(
             "fork",
             f"agent loop {name!r} is not replayable; set replayable = True in its class if it asks the same chats when "
             "it gets the same replies; CodingAgent(snapshots=True) is replayable",
         )
-    return loops[name]
+    return agent_loop
 
 
 def _on_server(options: ForkOptions, source: SourceOptions, original: _Original, out: Records) -> int:
@@ -176,7 +158,7 @@ def _on_server(options: ForkOptions, source: SourceOptions, original: _Original,
     from osmosis_grpc.cli.source import chosen_server
     from osmosis_grpc.trainer import Trainer
 
-    server, model = chosen_server("fork", source), model_of(options.model)
+    server, model = chosen_server("fork", source), model_of(options)
     run_in_daemon_thread(lambda: model.probe(original.request.completion_params))
     request = original.forked()
     if not request.agent_loop:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from osmosis_grpc.cli.options import SourceOptions
 from osmosis_grpc.cli.screen import Screen, wrapped
-from osmosis_grpc.cli.source import Source, read_source, stopped_text
+from osmosis_grpc.cli.source import Source, nothing_in, read_source, stopped_text
 from osmosis_grpc.protocol.types import RolloutFilter, RolloutInfo
 from osmosis_grpc.protocol.types.outcome import printable
 from osmosis_grpc.records.reading.list_filter import FilterError, ListOptions, list_record, rollout_filter
@@ -41,8 +41,7 @@ def run_list(given: ListOptions, options: SourceOptions, *, json: bool) -> int:
             more = bool(token)
         out.write("listed", rollouts=len(shown), more=more, as_of=as_of)
         if not shown:
-            none = "no rollout matches" if where != RolloutFilter() else "there are no rollouts yet"
-            out.say(f"{none} in {source.where}")
+            out.say(nothing_in(source.where, where))
             return 0
         screen = Screen.of(out)
         for line in table(shown, time.time() if as_of is None else as_of, screen.width):

@@ -45,8 +45,13 @@ def argument(metavar: str, help: str, default: Any = None, **more: Any) -> Any: 
 
 
 def choice(usage: str, help: str, default: Any = None, **more: Any) -> Any:  # noqa: A002
-    """Return a field of a dataclass that is an option. See option(). With a tuple as default, it can be repeated."""
-    declared = option(usage, help, None if default == () else default, **more)
+    """Return a field of a dataclass that is an option, or an argument if `usage` has no flag. See option().
+
+    With a tuple as default, it can be repeated.
+    """
+    declare = option if usage.startswith("-") else argument
+    declared = declare(usage, help, None if default == () else default, **more)
+    default = dataclasses.MISSING if default is ... else default
     return dataclasses.field(default=default, metadata={"option": declared})
 
 

@@ -8,10 +8,10 @@ import signal
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from osmosis_grpc.cli.command_options import QueryOptions
 from osmosis_grpc.cli.daemon_thread import exit_after
 from osmosis_grpc.cli.screen import Screen, columns, wrapped
 from osmosis_grpc.cli.source import run_folder, state_folder
@@ -37,21 +37,6 @@ PIPE_WIDTH = 200
 """The width of a table in a pipe. Rows that are wider than the table may be are printed one value a line."""
 GRACE = 5.0
 """A call of one function cannot be interrupted. The process ends this many seconds after the time for the query."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueryOptions:
-    """The options of the command line, as they are given."""
-
-    sql: str | None = None
-    file: str | None = None
-    state_dir: str | None = None
-    run: str | None = None
-    server: str | None = None
-    csv: bool = False
-    limit: int | None = None
-    """0 means all."""
-    timeout: float = 60.0
 
 
 def run_query(given: QueryOptions, *, json: bool) -> int:

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import json
 import statistics
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,8 +15,10 @@ from osmosis_grpc.agent.source_version import AgentVersion
 from osmosis_grpc.agent.workflow_config import GraderConfig
 from osmosis_grpc.agent.workflow_sources import parsed
 from osmosis_grpc.agent.workflow_validator import validate_grader
+from osmosis_grpc.cli.command_options import RescoreOptions
 from osmosis_grpc.cli.compare import score_lines
 from osmosis_grpc.cli.options import SourceOptions
+from osmosis_grpc.cli.recorded import selected
 from osmosis_grpc.cli.screen import Screen
 from osmosis_grpc.cli.source import Source, open_source
 from osmosis_grpc.integrations.recorded_samples import recorded_samples
@@ -51,7 +53,6 @@ from osmosis_grpc.serve.json_output import Records, records, usage_error
 from osmosis_grpc.trainer.score_stats import Scores
 
 DIGITS = 8
-PAGE = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,24 +134,7 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RescoreOptions:
-    """The options of the command."""
-
-    run: str | None
-    eval_fn: tuple[str, ...]
-    grader: str | None
-    grader_config: tuple[str, ...]
-    author: str
-    agent: str
-    group: str
-    concurrency: int
-    timeout: float
-    quiet: bool
-    json: bool
-
-
-def run_rescore(options: RescoreOptions, source: SourceOptions) -> int:
+def run_rescore(options: RescoreOptions, source: SourceOptions, *, json: bool) -> int:
     """Score the rollouts, print the scores, and return the exit code."""
     if not options.eval_fn and options.grader is None:
         usage_error(
@@ -160,15 +144,16 @@ def run_rescore(options: RescoreOptions, source: SourceOptions) -> int:
         usage_error("rescore", "--grader-config goes with --grader MODULE:CLASS")
     if options.run is not None and (source.server is not None or source.state_dir is not None):
         usage_error("rescore", "RUN, --state-dir and --server exclude each other; name one of them")
-    with records(options.json, drops_text=True) as out:
+    with records(json, drops_text=True) as out:
         try:
             if options.run is not None:
                 source = replace(source, state_dir=str(RunFolder.open(options.run).path))
             functions = load_eval_functions(options.eval_fn)
             grader = None
             if options.grader is not None:
-                given = options.author, options.timeout
-                grader = RecordedGrader(options.grader, options.grader_config, author=given[0], timeout=given[1])
+                grader = RecordedGrader(
+                    options.grader, options.grader_config, author=options.author, timeout=options.timeout
+                )
             return asyncio.run(_Rescore(options, functions, grader, open_source("rescore", source), out).run())
         except (RunError, LoadError, EvalFunctionError, SourceError) as error:
             usage_error("rescore", printable(str(error)))
@@ -204,31 +189,22 @@ class _Rescore:
     async def run(self) -> int:
         """Score all rollouts that completed."""
         async with self._source, open_annotator(self._source) as annotator:
-            waiting = [info async for info in self._completed()]
-            if not waiting:
+            where = RolloutFilter(
+                states=[RolloutState.COMPLETED], agent_loop=self._options.agent, group_id=self._options.group
+            )
+            found = [info async for info in selected(self._source, where)]
+            if not found:
                 raise SourceError(f"{self._source.where} has no rollout that completed")
-            waiting.reverse()
+            waiting = iter(found)
 
             async def work() -> None:
-                while waiting:
-                    await self._rescore(annotator, waiting.pop())
+                for info in waiting:
+                    await self._rescore(annotator, info)
 
             await asyncio.gather(*(work() for _ in range(self._options.concurrency)))
         self._scorer.close()
         self._end()
         return int(self._failed > 0)
-
-    async def _completed(self) -> AsyncIterator[RolloutInfo]:
-        """Yield the newest attempts that completed, in the order of acceptance."""
-        where = RolloutFilter(
-            states=[RolloutState.COMPLETED], agent_loop=self._options.agent, group_id=self._options.group
-        )
-        token, more = "", True
-        while more:
-            page, token = await self._source.page(where, token, limit=PAGE)
-            for info in page:
-                yield info
-            more = bool(token)
 
     async def _rescore(self, annotator: Annotator, info: RolloutInfo) -> None:
         """Score one rollout, and annotate it with the scores that it does not have."""
@@ -278,14 +254,11 @@ class _Rescore:
             self._rewards.add(row, own, completed=True)
         for name, each in self._scores.items():
             each.add(row, scores.get(name), completed=True)
-        self._write(info, own, scores, errors)
+        self._out.write(
+            "rollout", rollout_id=info.rollout_id, attempt=info.attempt, reward=own, scores=scores, errors=errors
+        )
         if not all(function.annotation_id in known for function in self._functions):
             self._say(info, own, scores, errors)
-
-    def _write(self, info: RolloutInfo, reward: float | None, scores: dict[str, float], errors: dict[str, str]) -> None:
-        self._out.write(
-            "rollout", rollout_id=info.rollout_id, attempt=info.attempt, reward=reward, scores=scores, errors=errors
-        )
 
     def _say(self, info: RolloutInfo, reward: float | None, scores: dict[str, float], errors: dict[str, str]) -> None:
         """Print the scores of a rollout that did not have all of them."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from osmosis_grpc.cli.options import SourceOptions
+from osmosis_grpc.protocol.types import RolloutFilter
 from osmosis_grpc.records.reading.source_port import Events, Source, SourceError, stopped_text
 from osmosis_grpc.serve.json_output import Records, records, say_error, usage_error
 from osmosis_grpc.settings.line import OptionError
@@ -179,6 +180,11 @@ def open_source(command: str, options: SourceOptions) -> Source:
     if given:
         return ServerSource(server)
     return ServerSource(server, lambda: say_error(f"{command}: {why}the command reads {server}"))
+
+
+def nothing_in(place: str, where: RolloutFilter) -> str:
+    """Return the text about a source without rollouts that a filter selects."""
+    return f"{'no rollout matches' if where != RolloutFilter() else 'there are no rollouts yet'} in {place}"
 
 
 def read_source(

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from osmosis_grpc.cli.command_options import RunOptions
-from osmosis_grpc.cli.dataset_options import Choices, inputs, prepare
+from osmosis_grpc.cli.command_options import Choices, RunOptions
+from osmosis_grpc.cli.dataset_options import inputs, prepare
 from osmosis_grpc.records.evaluate import ModelError
 from osmosis_grpc.records.evaluate.dataset import RowChoice
 from osmosis_grpc.records.evaluate.inputs import changes
