@@ -286,8 +286,8 @@ async def _view(
 ) -> str:
     """Serve the viewer over the state folder and return the address. Raises OptionError."""
     from osmosis_grpc.viewer.app import serve_viewer
+    from osmosis_grpc.viewer.live import AGENTS_SHARE
     from osmosis_grpc.viewer.metrics import metrics_of
-    from osmosis_grpc.viewer.pace import AGENTS_SHARE
 
     state = options.state_folder
     assert state is not None  # the command has checked it

@@ -35,9 +35,8 @@ from osmosis_grpc.viewer import (
     trajectory,
 )
 from osmosis_grpc.viewer.guard import ViewGuard
-from osmosis_grpc.viewer.live import Feeds
+from osmosis_grpc.viewer.live import SHARE, Feeds
 from osmosis_grpc.viewer.metrics import Metrics
-from osmosis_grpc.viewer.pace import SHARE
 from osmosis_grpc.viewer.pages import Pages
 from osmosis_grpc.viewer.reads import Reads
 

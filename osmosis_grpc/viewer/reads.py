@@ -1,7 +1,7 @@
 """Reads rollouts for the pages, off the event loop and not more often than needed.
 
 A state folder is read on other threads. A server is asked for at most one list a second, whatever number of pages is
-open: a list that is younger is shown again. pace.py counts what the reads cost.
+open: a list that is younger is shown again. live.py counts what the reads cost.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from osmosis_grpc.records.reading.journal_folder import Seen
 from osmosis_grpc.records.reading.list_filter import ListOptions, rollout_filter
 from osmosis_grpc.records.reading.source_port import Source
 from osmosis_grpc.viewer.calls import Calls, Key, read_all
-from osmosis_grpc.viewer.pace import aside, counted, spending
+from osmosis_grpc.viewer.live import aside, counted, spending
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)

@@ -17,7 +17,7 @@ from osmosis_grpc.records.reading.server_source import ChosenServer, ServerSourc
 from osmosis_grpc.rollout import RolloutAgentLoop, tool
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.trainer import RolloutClient
-from osmosis_grpc.viewer import pace, reads
+from osmosis_grpc.viewer import live, reads
 from osmosis_grpc.viewer.app import serve_viewer
 from tests.callback_trainer import CallbackTrainer
 
@@ -163,7 +163,7 @@ async def viewer(viewed):
 def hasty(monkeypatch):
     """Viewers ask for lists, and look for changes, without the pauses between."""
     for name in ("PAUSE", "CALM"):
-        monkeypatch.setattr(pace, name, 0.02)
+        monkeypatch.setattr(live, name, 0.02)
     monkeypatch.setattr(reads, "LASTS", 0.01)
 
 

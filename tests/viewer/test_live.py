@@ -8,7 +8,7 @@ import pytest
 from osmosis_grpc.protocol.types import Activity, RolloutInfo, RolloutState
 from osmosis_grpc.records.reading.list_filter import ListOptions
 from osmosis_grpc.records.reading.source_port import Source, SourceError
-from osmosis_grpc.viewer import pace
+from osmosis_grpc.viewer import live
 from osmosis_grpc.viewer.live import Feed, Feeds
 from osmosis_grpc.viewer.reads import Reads
 from tests.waiting import until
@@ -30,7 +30,7 @@ class Shown:
 
     async def _look(self):
         self.looks += 1
-        with pace.spending(iter((100.0, 100.0 + self.cost)).__next__):
+        with live.spending(iter((100.0, 100.0 + self.cost)).__next__):
             if self.problem:
                 raise SourceError(self.problem)
             return self.found
@@ -54,7 +54,7 @@ def pauses(monkeypatch):
         found.append((round(cost, 1), pages, share))
         return 0.0
 
-    monkeypatch.setattr(pace, "pause", pause)
+    monkeypatch.setattr(live, "pause", pause)
     return found
 
 
@@ -68,18 +68,18 @@ def feeds():
     [(0.0, 1, 1.0), (0.01, 1, 1.0), (0.1, 1, 5.0), (0.1, 4, 20.0), (0.01, 4, 2.0), (3.0, 1, 150.0)],
 )
 def test_all_looks_take_at_most_the_share_of_the_time(cost, pages, seconds):
-    found = pace.pause(cost, pages, SHARE)
+    found = live.pause(cost, pages, SHARE)
     assert found == pytest.approx(seconds)
     assert pages * cost / found <= SHARE + 1e-9
-    assert pace.pause(cost, pages, SHARE, calm=True) == max(found, pace.CALM)
+    assert live.pause(cost, pages, SHARE, calm=True) == max(found, live.CALM)
 
 
 async def test_the_cost_of_a_block_has_inner_blocks_and_work_on_other_threads():
-    with pace.counted() as outer:
-        with pace.counted() as inner, pace.spending(iter((5.0, 7.0)).__next__):
+    with live.counted() as outer:
+        with live.counted() as inner, live.spending(iter((5.0, 7.0)).__next__):
             pass
         assert (inner.seconds, outer.seconds) == (2.0, 2.0)
-        assert await pace.aside(lambda: sum(range(100_000))) == 4_999_950_000
+        assert await live.aside(lambda: sum(range(100_000))) == 4_999_950_000
     assert outer.seconds > inner.seconds == 2.0
 
 
