@@ -1,4 +1,4 @@
-"""Reads the reply of an HTTP trainer, which is a stream of server-sent events or an object."""
+"""The trainer of a rollout of /rollout: it streams its replies, and gets the result as callbacks, or asks for it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -76,9 +76,10 @@ class Channel:
         path: str | None = None,
         *,
         headers: dict[str, str] | None = None,
-        problem: Problem | None = None,
+        answer: bool = False,
+        problem: Problem = lambda raw: None,
     ) -> bytes:
-        """Post a body to the URL, or to a path below it. Return the answer if there is a `problem` to look for.
+        """Post a body to the URL, or to a path below it. Return the answer if `answer` is set.
 
         Raises what Calls.post() raises.
         """
@@ -92,8 +93,8 @@ class Channel:
             retries=retries,
             headers={name: value for name, value in sent.items() if value},
             address=self.address,
-            answer=problem is not None,
-            problem=problem or (lambda raw: None),
+            answer=answer,
+            problem=problem,
         )
 
 
@@ -139,7 +140,12 @@ class RolloutTrainer:
             check_sendable(request.sample, "sample", "x-sample-id")
             headers |= {"x-rollout-id": request.rollout_id, "x-sample-id": request.sample}
         raw = await self._chats.post(
-            chat_body(request), self._settings.max_retries, "/chat/completions", headers=headers, problem=self._problem
+            chat_body(request),
+            self._settings.max_retries,
+            "/chat/completions",
+            headers=headers,
+            answer=True,
+            problem=self._problem,
         )
         try:
             return chat_bodies.reply_of(read_stream(raw), len(raw))

@@ -1,4 +1,8 @@
-"""A grader that scores recorded rollouts, for the rescore command."""
+"""The rescore command: scores recorded rollouts with eval functions or a grader. Each score is an annotation.
+
+The rewards that a rollout has stay as they are. A score has the id of its function or grader and of the source, so a
+second run of the command adds nothing.
+"""
 
 import asyncio
 import hashlib

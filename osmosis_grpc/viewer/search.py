@@ -1,4 +1,4 @@
-"""Finds text in the messages of rollouts: of prompts, replies, tool calls and their results."""
+"""The page of the search: finds texts in the messages of all rollouts."""
 
 import time
 from collections.abc import Iterator, Sequence

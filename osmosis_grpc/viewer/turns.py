@@ -1,4 +1,4 @@
-"""Bars: where a stretch of an axis lies in a picture of WIDTH units."""
+"""Makes the turns of a rollout for its page: a row for each turn with its bar, and the body of one turn."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The price of replies: what the model server or litellm reports, or an estimate from the prices of tokens."""
+"""The result of a row with its price, and the summary of a run, as values and as JSON. docs/test.md describes them."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field

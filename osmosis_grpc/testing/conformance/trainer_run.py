@@ -1,4 +1,4 @@
-"""Starts a trainer under test and reads the JSON objects that it prints."""
+"""One case against a trainer: its process, and what its steps share."""
 
 import asyncio
 import contextlib
