@@ -307,7 +307,6 @@ def result_body(outcome: RolloutOutcome) -> dict[str, Any]:
 
 
 def _failure(failure: Failure) -> dict[str, Any]:
-    """Return the reason of a failure, and its place in the agent's code."""
     reason = {"reason": str(failure.reason)} if failure.reason else {}
     frames = [asdict(frame) for frame in failure.frames]
     return reason | ({"file": failure.file, "line": failure.line, "frames": frames} if failure.file else {})

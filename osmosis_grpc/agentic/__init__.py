@@ -18,9 +18,15 @@ from osmosis_grpc.compat.agentic.llm import (
 from osmosis_grpc.compat.agentic.llm_calls import LLMError, Retries
 from osmosis_grpc.compat.agentic.rollout import AgenticRollout
 from osmosis_grpc.compat.agentic.runnable import agent_runnable
-from osmosis_grpc.compat.agentic.statistics import Statistics, statistics_of
-from osmosis_grpc.compat.agentic.tool_registry import list_tools, register_tool
-from osmosis_grpc.compat.agentic.trajectory import StepType, StopReason, Trajectory, TrajectoryStep
+from osmosis_grpc.compat.agentic.tools import list_tools, register_tool
+from osmosis_grpc.compat.agentic.trajectory import (
+    Statistics,
+    StepType,
+    StopReason,
+    Trajectory,
+    TrajectoryStep,
+    statistics_of,
+)
 from osmosis_grpc.compat.agentic.trajectory_client import TrajectoryClient
 from osmosis_grpc.compat.agentic.view import TrajectoryView, trajectory_of
 from osmosis_grpc.tools.base_tool import BaseTool, ToolRegistry

@@ -95,7 +95,6 @@ def _lines(found: Comparison, width: int) -> Iterator[Line]:
 
 
 def _without(found: Comparison) -> tuple[tuple[Sequence[int], str], ...]:
-    """Return the rows without a score in A, and those without one in B."""
     return (found.only[1], "A"), (found.only[0], "B")
 
 

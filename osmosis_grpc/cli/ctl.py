@@ -143,7 +143,6 @@ def protocol_range(info: ServerInfo) -> str:
 
 
 def _rows(values: Any) -> list[str]:
-    """Return a row for each field of a dataclass."""
     names = [field.name for field in fields(values)]
     widest = max(map(len, names))
     return [f"{name.ljust(widest)}  {_value(name, getattr(values, name))}" for name in names]

@@ -121,7 +121,6 @@ class DatasetRun:
             self._failed.append(result)
 
     def _ended(self, display: Display, result: RowResult, outcome: RolloutOutcome | None) -> None:
-        """Show a new result."""
         self._count(result)
         self._out.write("row", **result.record())
         lines = row_lines(result, self._options.dataset or "")
@@ -140,7 +139,6 @@ class DatasetRun:
 
     @cached_property
     def _results(self) -> Results:
-        """All results at the end of the run."""
         return self._folder.newest_results()
 
     @cached_property
@@ -156,7 +154,6 @@ class DatasetRun:
         return {name: each.summary() for name, each in scores.items()}
 
     def _record(self) -> dict[str, Any]:
-        """Return the summary as JSON."""
         record = self._summary.record()
         if self._scores:
             rows = {row for row, _ in self._results}

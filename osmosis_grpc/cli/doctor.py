@@ -109,7 +109,6 @@ def _report(found: "Examined", out: Records) -> None:
 
 
 def _say(line: str, out: Records) -> None:
-    """Print a line of a section."""
     for piece in wrapped(line, WIDTH - 2, more=4):
         out.say(f"  {piece}")
 

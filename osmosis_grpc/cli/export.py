@@ -182,7 +182,6 @@ def _why_nothing(counts: ExportCounts, left: int, where: RolloutFilter, place: s
 
 
 def _refused(error: InvalidArgument) -> int:
-    """Print an error about a rollout or an option, and return the exit code."""
     field, problem = error.violations[0]
     for name, option in _OPTIONS.items():
         problem = problem.replace(f"pass {name}", f"use {option}").replace(f"Pass {name}", f"Use {option}")

@@ -193,7 +193,6 @@ def _say_start(out: Records, request: RolloutRequest) -> None:
 
 
 def _say_end(out: Records, request: RolloutRequest, outcome: RolloutOutcome, where: str, run: str | None) -> int:
-    """Print the outcome and the command that shows it. Return the exit code."""
     completed, metrics = outcome.status is OutcomeStatus.COMPLETED, outcome.metrics
     show = f"{program()} show {shlex.quote(request.rollout_id)} {where}"
     out.write(

@@ -54,7 +54,6 @@ def run_init(target: str, template: str, *, force: bool, json: bool) -> int:
 
 
 def _texts(template: str, name: str) -> dict[str, str]:
-    """Return the texts of a project's files by their names."""
     found = {}
     root = files("osmosis_grpc.cli") / "templates"
     for part in ("shared", template):

@@ -85,7 +85,6 @@ def _ports(server: "RolloutServerSettings") -> Iterator[tuple[str, int]]:
 
 
 def _server(folder: Path) -> Iterator[Check]:
-    """Yield the process that uses the state folder."""
     from osmosis_grpc.storage.journal.schema import LOCK
 
     lock = folder / LOCK  # it has the id of the process

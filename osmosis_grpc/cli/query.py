@@ -79,7 +79,6 @@ def _quiet_when_the_reader_is_gone() -> Iterator[None]:
 
 
 def _sql(given: QueryOptions) -> str | None:
-    """Return the text of the query; None if there is none."""
     if given.sql is not None and given.file is not None:
         usage_error("query", "SQL and --file exclude each other; name one of them")
     if given.sql == "-":
@@ -207,7 +206,6 @@ def _print_values(names: Sequence[str], rows: Iterable[tuple[Any, ...]], screen:
 
 
 def _print_views(out: Records) -> None:
-    """Print the views with their columns."""
     for view in VIEWS.values():
         out.write(
             "view",

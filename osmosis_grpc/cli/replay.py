@@ -79,7 +79,6 @@ async def recorded_of(source: Source, info: RolloutInfo) -> Recorded:
 
 
 def _say_chat(out: Records, row: Row) -> None:
-    """Print a chat as a record or as text."""
     out.write(
         "chat",
         sample=row.sample,

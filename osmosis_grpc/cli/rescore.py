@@ -265,7 +265,6 @@ class _Rescore:
             self._say(info, own, scores, errors)
 
     def _say(self, info: RolloutInfo, reward: float | None, scores: dict[str, float], errors: dict[str, str]) -> None:
-        """Print the scores of a rollout that did not have all of them."""
         if self._options.quiet and not errors:
             return
         own = "no reward" if reward is None else f"reward {reward:g}"

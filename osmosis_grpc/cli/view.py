@@ -173,7 +173,6 @@ def _chosen(options: ViewOptions, source: SourceOptions, stack: ExitStack) -> So
 
 
 def _words(source: SourceOptions) -> str:
-    """Return the options with which other commands read the same source."""
     given = {"--server": source.server, "--state-dir": source.state_dir, "--run": source.run}
     return " ".join(f"{name} {shlex.quote(value)}" for name, value in given.items() if value is not None)
 

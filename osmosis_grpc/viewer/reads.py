@@ -227,7 +227,6 @@ class Shared(Generic[K, T]):
 
 
 async def _moment(source: Source) -> tuple[float, bool]:
-    """Return the time for which a source shows rollouts, and whether no server runs."""
     as_of = await source.as_of()
     return (time.time(), False) if as_of is None else (as_of, True)
 

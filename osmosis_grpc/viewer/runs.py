@@ -163,7 +163,6 @@ def compare_runs(folder: Path, names: Sequence[str], score: str) -> Compared:
 
 
 def _lines(name: str, found: Sequence[Comparison | None]) -> list[Line]:
-    """Return the means of a score, then its pass@k."""
     first = next(each for each in found if each is not None)
     others = [None if each is None else Value(each.after, each.difference) for each in found]
     lines = [Line(name, (Value(first.before), *others))]
@@ -229,5 +228,4 @@ def _sign(found: Estimate) -> str:
 
 
 def _interval(found: Estimate) -> str:
-    """Return the interval of 95 %; empty without one."""
     return "" if found.ci95 is None else f"{found.ci95[0]:.3g} to {found.ci95[1]:.3g}"

@@ -103,7 +103,6 @@ def _messages(kind: Any) -> Iterator[tuple[ChatName, Any]]:
 
 
 def _texts(value: Any, key: str = "") -> Iterator[str]:
-    """Yield all texts in a message, other than its role and the types of its parts."""
     if isinstance(value, str):
         if key not in ("role", "type"):
             yield value

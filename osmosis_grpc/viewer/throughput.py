@@ -133,7 +133,6 @@ def _points(rows: Sequence[RolloutInfo], now: float) -> tuple[float, tuple[Point
 
 
 def _means(edges: Any, start: Any, end: Any) -> Any:
-    """Return the mean number of open spans between each two edges."""
     before = [np.clip(edge, start, np.maximum(start, end)).sum() for edge in edges]
     return np.diff(before) / np.diff(edges)
 

@@ -19,7 +19,6 @@ commands = typer.Typer()
 
 
 def _given(context: typer.Context) -> frozenset[str]:
-    """Return the names of the options that are on the command line."""
     sources = {name: context.get_parameter_source(name) for name in context.params}
     return frozenset(name for name, found in sources.items() if found is not None and found.name == "COMMANDLINE")
 

@@ -18,10 +18,9 @@ from osmosis_grpc.compat.agentic.reply_formats import (
     parameters_of,
 )
 from osmosis_grpc.compat.agentic.runnable import agent_runnable
-from osmosis_grpc.compat.agentic.step_builder import StepBuilder
-from osmosis_grpc.compat.agentic.tool_calls import run_calls
-from osmosis_grpc.compat.agentic.tool_registry import MakeSandbox, Toolbox, as_tools, opened_tools
+from osmosis_grpc.compat.agentic.tools import MakeSandbox, Toolbox, as_tools, opened_tools, run_calls
 from osmosis_grpc.compat.agentic.trajectory import COMPLETED, StepType, StopReason, Trajectory, TrajectoryStep
+from osmosis_grpc.compat.agentic.view import StepBuilder
 from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.tools.sandbox import LocalSandbox
 

@@ -13,8 +13,7 @@ from osmosis_grpc.compat.agentic.episode import Episode, Progress
 from osmosis_grpc.compat.agentic.llm import LLMFunction
 from osmosis_grpc.compat.agentic.local_engine import run_one
 from osmosis_grpc.compat.agentic.reply_formats import FORMATS, Answer, Call, Unreadable, parameters_of
-from osmosis_grpc.compat.agentic.tool_calls import ToolResult, run_calls
-from osmosis_grpc.compat.agentic.tool_registry import open_stateful
+from osmosis_grpc.compat.agentic.tools import ToolResult, open_stateful, run_calls
 from osmosis_grpc.compat.agentic.trajectory import StopReason, Trajectory
 from osmosis_grpc.compat.agentic.view import BEGAN, STOP_REASON
 from osmosis_grpc.protocol.types import Message

@@ -13,7 +13,7 @@ from osmosis_grpc.compat.agentic.config import check
 from osmosis_grpc.compat.agentic.episode import Episode, Report, RunCalls
 from osmosis_grpc.compat.agentic.reply_formats import FORMATS, Call, Unreadable
 from osmosis_grpc.compat.agentic.snapshots import Snapshots
-from osmosis_grpc.compat.agentic.tool_calls import ToolResult
+from osmosis_grpc.compat.agentic.tools import ToolResult
 from osmosis_grpc.protocol.errors import GradingError, InvalidArgument
 from osmosis_grpc.protocol.types import Message
 from osmosis_grpc.protocol.types.outcome import clip

@@ -8,9 +8,9 @@ from osmosis_grpc.agent.context import RolloutContext
 from osmosis_grpc.agent.results import CompletionsResult
 from osmosis_grpc.agent.reward_decorator import reward_of
 from osmosis_grpc.compat.agentic.reply_formats import Call, Unreadable
-from osmosis_grpc.compat.agentic.step_builder import StepBuilder
-from osmosis_grpc.compat.agentic.tool_calls import ToolResult
+from osmosis_grpc.compat.agentic.tools import ToolResult
 from osmosis_grpc.compat.agentic.trajectory import Trajectory
+from osmosis_grpc.compat.agentic.view import StepBuilder
 from osmosis_grpc.protocol.types import Message
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from osmosis_grpc.compat.agentic.files import TrajectoryFile, TrajectorySaveErro
 from osmosis_grpc.compat.agentic.interactions import make_interactions
 from osmosis_grpc.compat.agentic.llm import LLMFunction
 from osmosis_grpc.compat.agentic.local_engine import LocalEngine, StepStream, check_request
-from osmosis_grpc.compat.agentic.tool_registry import MakeSandbox, as_tools
+from osmosis_grpc.compat.agentic.tools import MakeSandbox, as_tools
 from osmosis_grpc.compat.agentic.trajectory import StopReason, Trajectory
 from osmosis_grpc.protocol.errors import InvalidArgument, OsmosisRolloutError
 from osmosis_grpc.protocol.types.outcome import with_type

@@ -8,7 +8,7 @@ from osmosis_grpc.agent.context import RolloutContext
 from osmosis_grpc.agent.grader_limit import refuse_grader_timeout
 from osmosis_grpc.agent.request import RolloutRequest
 from osmosis_grpc.agent.result_check import RunOutcome
-from osmosis_grpc.compat.agentic.tool_registry import open_stateful, opened_tools
+from osmosis_grpc.compat.agentic.tools import open_stateful, opened_tools
 from osmosis_grpc.compat.agentic.trajectory import StopReason, Trajectory
 from osmosis_grpc.compat.agentic.view import BEGAN, OWN_STEPS, STOP_REASON
 from osmosis_grpc.protocol.errors import InvalidArgument

@@ -309,7 +309,6 @@ def _limits(config: RunConfig) -> EngineConfig:
 
 
 def _own_score(result: RowResult) -> RowResult:
-    """Return the result with the rollout's reward as its score."""
     if result.reward is None:
         return replace(result, scores={}, score_errors={OWN_REWARD: "the rollout has no reward"})
     return replace(result, scores={OWN_REWARD: result.reward}, score_errors={})

@@ -113,7 +113,6 @@ def _trajectories(rollout: RecordedRollout, tokens: bool) -> Iterator[dict[str, 
 
 
 def _open(to: Format, destination: Destination, options: ExportOptions, stack: ExitStack) -> Sink:
-    """Return the sink of a format. `stack` completes it."""
     verl = options.verl
     if to == "parquet":
         return stack.enter_context(ParquetExport(destination.working, verl.selection()))

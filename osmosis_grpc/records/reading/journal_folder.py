@@ -132,7 +132,6 @@ def _read(reader: Reader, row: RolloutRow, folder: Path) -> _Known:
 
 
 def _go_on(reader: Reader, unfinished: dict[int, _Known]) -> None:
-    """Add the new events of unfinished rollouts to their progress."""
     read = {sequence: each.read_to for sequence, each in unfinished.items() if each.read_to}
     for sequence, trail in reader.open_trails(list(unfinished), read).items():
         known = unfinished[sequence]

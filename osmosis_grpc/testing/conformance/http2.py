@@ -86,7 +86,6 @@ def _frame(given: Mapping[str, Any], encoder: Any) -> bytes:
 
 
 async def _end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, decoder: Any) -> str:
-    """Read until a call or the connection ends."""
     try:
         async with asyncio.timeout(WAIT):
             while True:

@@ -104,7 +104,6 @@ async def _finish(run: ServerRun, value: Any, step: Step) -> None:
 
 
 async def _segments(run: ServerRun, value: Any, _step: Step) -> None:
-    """Compare the segments of the newest outcome, with the tokens that it leaves out."""
     run.expect("segments", value, run.segments(run.outcome))
 
 
@@ -193,7 +192,6 @@ async def _flood(run: ServerRun, value: Any, step: Step) -> None:
 
 
 async def _equal(run: ServerRun, value: Any, _step: Step) -> None:
-    """Expect that saved values are equal."""
     first, *others = value
     for other in others:
         if any(differences(first, other, run.saved)):
