@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from osmosis_grpc.cli.command_options import Choices, RunOptions
-from osmosis_grpc.cli.daemon_thread import Interruptible
+from osmosis_grpc.cli.daemon_thread import STOPPING, run_in_daemon_thread
 from osmosis_grpc.cli.dataset_options import Prepared
 from osmosis_grpc.cli.interactive import Session, SteppedPolicy
 from osmosis_grpc.cli.run_display import Display, failed_lines, figures, row_lines, shown
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 
 MOST_FAILURES = 10
 """With --quiet, the summary names at most this many rows that failed."""
-INTERRUPTED = 130
-STOPPING = 5.0
-"""After Ctrl-C, the journal is closed for at most this many seconds."""
 Results = dict[tuple[int, int], RowResult]
 """The results by row and run of the row."""
 
@@ -80,12 +77,10 @@ class DatasetRun:
         plain = options.plain or stepped
         show: dict[str, Any] = {"json": self._choices.json, "debug": options.debug, "unit": self._unit}
         with shown(self._out, self._total, plain=plain, quiet=options.quiet, **show) as display:
-            running = Interruptible(lambda: self._rows(display))
             try:
-                running.run()
+                run_in_daemon_thread(lambda: self._rows(display), stopping=STOPPING)
             except KeyboardInterrupt:
                 interrupted = True
-                running.stop(STOPPING)
             except (DatasetError, JournalError, CallError, RunError, OSError) as error:  # the files changed, or a disk
                 problem = printable(str(error))
         try:
@@ -99,7 +94,7 @@ class DatasetRun:
         if problem:
             usage_error(self._choices.command, problem)
         if interrupted:
-            return INTERRUPTED
+            return 130
         return int(not stepped and bool(self._summary.failed or self._summary.unscored))
 
     async def _rows(self, display: Display) -> None:

@@ -15,9 +15,8 @@ from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.loader import LoadError
 from osmosis_grpc.agent.runnable import Runnable, as_runnable
 from osmosis_grpc.cli.command_options import ForkOptions
-from osmosis_grpc.cli.daemon_thread import Interruptible, run_in_daemon_thread
+from osmosis_grpc.cli.daemon_thread import STOPPING, run_in_daemon_thread
 from osmosis_grpc.cli.dataset_options import model_of
-from osmosis_grpc.cli.dataset_run import INTERRUPTED, STOPPING
 from osmosis_grpc.cli.options import AgentSources, SourceOptions
 from osmosis_grpc.cli.recorded import load_loops, loop_of
 from osmosis_grpc.cli.screen import program
@@ -129,7 +128,7 @@ class _Here:
         finally:
             self._folder.end(state, {} if outcome is None else {"status": str(outcome.status)})
         if outcome is None:
-            return INTERRUPTED
+            return 130
         folder = shlex.quote(str(path))
         return _say_end(self._out, request, outcome, f"--state-dir {folder}", str(path))
 
@@ -171,17 +170,15 @@ def _on_server(options: ForkOptions, source: SourceOptions, original: _Original,
 
     outcome = _outcome(work)
     if outcome is None:
-        return INTERRUPTED
+        return 130
     return _say_end(out, request, outcome, f"--server {server.target}", None)
 
 
 def _outcome(work: Callable[[], Awaitable[RolloutOutcome]]) -> RolloutOutcome | None:
     """Return the outcome of the fork; None after Ctrl-C. A refusal ends the command with exit code 2."""
-    running = Interruptible(work)
     try:
-        return running.run()
+        return run_in_daemon_thread(work, stopping=STOPPING)
     except KeyboardInterrupt:
-        running.stop(STOPPING)
         return None
     except (CallError, OsmosisRolloutError) as error:
         usage_error("fork", printable(str(error)))

@@ -12,7 +12,7 @@ from typing import Any
 
 from osmosis_grpc.agent.validator import one_line
 from osmosis_grpc.cli.command_options import ReplayOptions
-from osmosis_grpc.cli.daemon_thread import Interruptible, run_in_daemon_thread
+from osmosis_grpc.cli.daemon_thread import STOPPING, run_in_daemon_thread
 from osmosis_grpc.cli.list import chosen_filter
 from osmosis_grpc.cli.options import AgentSources, SourceOptions
 from osmosis_grpc.cli.recorded import Loops, load_loops, loop_of, selected
@@ -28,8 +28,6 @@ from osmosis_grpc.testing.replay import Comparison, Difference, Recorded, Row, c
 
 PROGRESS = 5.0
 """Progress is printed after this many seconds."""
-STOPPING = 5.0
-"""After Ctrl-C, the command waits at most this many seconds for the running agents."""
 
 
 def run_replay(options: ReplayOptions, agents: AgentSources, source: SourceOptions, *, json: bool) -> int:
@@ -143,11 +141,9 @@ def _run_all(options: ReplayOptions, agents: AgentSources, source: SourceOptions
     where = chosen_filter("replay", ListOptions(states=options.state, **named))
     with records(json) as out:
         run = _ReplayAll(options, open_source("replay", source), load_loops("replay", options.module, agents), out)
-        running = Interruptible(lambda: run.run(where))
         try:
-            running.run()
+            run_in_daemon_thread(lambda: run.run(where), stopping=STOPPING)
         except KeyboardInterrupt:
-            running.stop(STOPPING)
             run.say_end("interrupted: ")
             return 130
         except SourceError as error:
