@@ -9,13 +9,11 @@ from typing import Any
 from osmosis_grpc.cli.command_options import CancelOptions
 from osmosis_grpc.cli.options import SourceOptions
 from osmosis_grpc.cli.screen import Line, Screen, wrapped
-from osmosis_grpc.cli.source import chosen_server
+from osmosis_grpc.cli.source import chosen_server, run_reading
 from osmosis_grpc.protocol.types import CancelResult
 from osmosis_grpc.protocol.types.server_info import DrainResult, ServerInfo
 from osmosis_grpc.records.reading.record_values import plain
-from osmosis_grpc.records.reading.server_source import ChosenServer
-from osmosis_grpc.records.reading.source_port import SourceError
-from osmosis_grpc.serve.json_output import Records, records, say_error, usage_error
+from osmosis_grpc.serve.json_output import Records, say_error, usage_error
 from osmosis_grpc.trainer.rollout_client import RolloutClient
 
 POLL = 0.25
@@ -158,17 +156,11 @@ def _value(name: str, value: Any) -> str:
 
 def _run(name: str, options: SourceOptions, ask: Asked, *, json: bool) -> int:
     """Ask the server of the options, and return the exit code. A failed call ends the command with exit code 2."""
-    command = f"ctl {name}"
 
-    async def asked(server: ChosenServer, out: Records) -> int:
+    async def asked(out: Records) -> int:
+        server = chosen_server(f"ctl {name}", options)
         async with server.client() as client:
             with server.explained():
                 return await ask(client, out)
 
-    with records(json) as out:
-        try:
-            return asyncio.run(asked(chosen_server(command, options), out))
-        except SourceError as error:
-            usage_error(command, str(error))
-        except KeyboardInterrupt:
-            return 130
+    return run_reading(f"ctl {name}", asked, json=json)

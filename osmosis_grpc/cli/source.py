@@ -7,9 +7,9 @@ used, because a command that reads a folder needs none.
 import asyncio
 import os
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from osmosis_grpc.cli.options import SourceOptions
 from osmosis_grpc.protocol.types import RolloutFilter
@@ -30,6 +30,7 @@ __all__ = [
     "open_source",
     "read_source",
     "run_folder",
+    "run_reading",
     "sets_options",
     "state_folder",
     "stopped_text",
@@ -190,7 +191,7 @@ def nothing_in(place: str, where: RolloutFilter) -> str:
 def read_source(
     command: str, options: SourceOptions, read: Callable[[Source, Records], Awaitable[int]], *, json: bool
 ) -> int:
-    """Run a command that reads a source, and return its exit code. An error of the source ends it with exit code 2.
+    """Run a command that reads a source, and return its exit code. See run_reading().
 
     Args:
         command: The name of the command, for its errors.
@@ -203,9 +204,14 @@ def read_source(
         async with open_source(command, options) as source:
             return await read(source, out)
 
+    return run_reading(command, run, json=json)
+
+
+def run_reading(command: str, work: Callable[[Records], Coroutine[Any, Any, int]], *, json: bool) -> int:
+    """Run the work of a command, and return its exit code. An error of a source ends it with exit code 2."""
     with records(json) as out:
         try:
-            return asyncio.run(run(out))
+            return asyncio.run(work(out))
         except SourceError as error:
             usage_error(command, str(error))
         except KeyboardInterrupt:
