@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 from google.rpc import status_pb2
 
 from osmosis_grpc.supervise import OnFailure, child, job
+from osmosis_grpc.testing.conformance.calls import Trace
 from osmosis_grpc.testing.conformance.patterns import differences
 from osmosis_grpc.testing.conformance.protobuf_data import (
     CaseError,
@@ -22,7 +23,6 @@ from osmosis_grpc.testing.conformance.protobuf_data import (
     status_data,
     to_data,
 )
-from osmosis_grpc.testing.conformance.trace import Trace
 from osmosis_grpc.testing.raw import RawStream
 
 WAIT = 8.0

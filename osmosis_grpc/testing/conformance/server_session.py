@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from osmosis_grpc.testing.conformance import http2
-from osmosis_grpc.testing.conformance.calls import Calls, Metadata
+from osmosis_grpc.testing.conformance.calls import Calls, Metadata, Trace
 from osmosis_grpc.testing.conformance.cases import SHORT_SILENCE, Case, Kind, check_pairs, pairs, put
 from osmosis_grpc.testing.conformance.link_steps import check_steps
 from osmosis_grpc.testing.conformance.links import Failed
@@ -19,7 +19,6 @@ from osmosis_grpc.testing.conformance.runner import run_cases
 from osmosis_grpc.testing.conformance.server_links import FEATURES, TrainerListener
 from osmosis_grpc.testing.conformance.server_run import AGENT, ServerRun, ServerUnderTest
 from osmosis_grpc.testing.conformance.server_steps import VERBS, call, frames
-from osmosis_grpc.testing.conformance.trace import Trace
 
 REACH = 10.0
 """Seconds in which the server answers the first call, and in which a server that dials out comes."""

@@ -12,13 +12,13 @@ from typing import Any
 
 from osmosis_grpc.network.free_ports import check_free
 from osmosis_grpc.supervise import OnFailure, child, job
+from osmosis_grpc.testing.conformance.calls import Trace
 from osmosis_grpc.testing.conformance.cases import Case
 from osmosis_grpc.testing.conformance.links import Failed, Link, OutOfTime
 from osmosis_grpc.testing.conformance.patterns import differences
 from osmosis_grpc.testing.conformance.protobuf_data import Data
 from osmosis_grpc.testing.conformance.report import Skipped
 from osmosis_grpc.testing.conformance.run import Run
-from osmosis_grpc.testing.conformance.trace import Trace
 from osmosis_grpc.testing.conformance.trainer_links import AcceptLink, AttachLink, CallbackLink, PlayedServer
 
 READ = job("testing.conformance.output", OnFailure.RAISE)

@@ -6,12 +6,12 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from osmosis_grpc.testing.conformance.calls import Trace
 from osmosis_grpc.testing.conformance.cases import Case, Kind, check_pairs, pairs, put
 from osmosis_grpc.testing.conformance.link_steps import check_steps, run_steps
 from osmosis_grpc.testing.conformance.links import Failed
 from osmosis_grpc.testing.conformance.report import Result, Skipped, Unusable
 from osmosis_grpc.testing.conformance.runner import run_cases
-from osmosis_grpc.testing.conformance.trace import Trace
 from osmosis_grpc.testing.conformance.trainer_run import START, EndedAtOnce, TrainerRun
 from osmosis_grpc.testing.conformance.trainer_steps import VERBS, frames
 
