@@ -50,11 +50,13 @@ def usage_errors(
 
     `text` is the text of an OptionError for an exception that is none.
     """
+    from osmosis_grpc.settings.settings import option_names
+
     try:
         yield
     except kind as error:
         problem = error if isinstance(error, OptionError) else OptionError(text, error=error)
-        usage_error(command, problem.named(line.names(settings)))
+        usage_error(command, problem.named(option_names(line, settings)))
 
 
 @contextlib.contextmanager

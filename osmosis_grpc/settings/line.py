@@ -1,13 +1,10 @@
 """The values that a command line gives to the declared options, and what is wrong with options."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from osmosis_grpc.settings.client_options import CLIENT
 from osmosis_grpc.settings.option import Option
 from osmosis_grpc.settings.server_options import SERVER
-
-if TYPE_CHECKING:
-    from osmosis_grpc.settings.settings import RolloutSettings
 
 OPTIONS = {option.variable: option for option in (*SERVER, *CLIENT)}
 """Environment variable to option, for the options of all commands."""
@@ -32,7 +29,7 @@ class OptionError(ValueError):
         self.text, self.values = text, values
 
     def named(self, names: dict[str, str]) -> str:
-        """Return the text with the names of options. See Line.names()."""
+        """Return the text with the names of options. See settings.option_names()."""
         return self.text.format(**names | self.values)
 
     def __str__(self) -> str:
@@ -61,15 +58,3 @@ class Line:
     def has(self, part: str, name: str) -> bool:
         """Return whether the line gives an option."""
         return name in self.given[part]
-
-    def names(self, settings: "RolloutSettings | None") -> dict[str, str]:
-        """Return the name of each option, by its field in OptionError.
-
-        It is the variable, or the place in a file, for a value that the settings have from there. Else it is the flag.
-        """
-        names = {}
-        for variable, option in OPTIONS.items():
-            elsewhere = settings is not None and option.name in getattr(settings, option.part).model_fields_set
-            from_line = not elsewhere or self.has(option.part, option.name)
-            names[field_of(option)] = option.flag if option.flag and from_line else self.in_file.get(variable, variable)
-        return names

@@ -223,6 +223,19 @@ def check_tables(path: Path) -> None:
             raise ValueError(problems(error, in_file=_places(path, part, values))) from None
 
 
+def option_names(line: Line, settings: RolloutSettings | None) -> dict[str, str]:
+    """Return the name of each option, by its field in an OptionError.
+
+    It is the variable, or the place in a file, for a value that the settings have from there. Else it is the flag.
+    """
+    names = {}
+    for variable, option in OPTIONS.items():
+        elsewhere = settings is not None and option.name in getattr(settings, option.part).model_fields_set
+        from_line = not elsewhere or line.has(option.part, option.name)
+        names[field_of(option)] = option.flag if option.flag and from_line else line.in_file.get(variable, variable)
+    return names
+
+
 def shown_secrets(line: Line) -> list[tuple[str, str]]:
     """Return the flags of each secret on a command line: its own, and the flag of the file that can have it instead."""
     return [
