@@ -50,6 +50,13 @@ with_run_options = with_options(RunOptions, "run")
 class ExportChoices:
     """What to export, and how. Each field is an option of the command line."""
 
+    to: str = choice(
+        "--to FORMAT", "messages, atif, parquet, verl, verl-batch or verl-records.", ..., show_default=False
+    )
+    output: str | None = choice(
+        "-o, --output PATH", "A file or folder, or - for stdout. Default: named after the format."
+    )
+    overwrite: bool = choice("--overwrite", "Replace an earlier export.", False)
     state: list[str] | None = choice("--state STATE", "Only these states, such as completed; may be repeated.")
     agent: str = choice("--agent NAME", "Only this agent loop.", "")
     group: str = choice("--group ID", "Only this group.", "")

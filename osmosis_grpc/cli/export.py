@@ -53,16 +53,17 @@ class _Refused(Exception):
     """A rollout or an option is refused. The cause is an InvalidArgument, which a source takes for its own."""
 
 
-def run_export(to: str, output: str | None, choices: ExportChoices, options: SourceOptions, **flags: bool) -> int:
-    """Export the selected rollouts, and return the exit code. `flags` are `overwrite` and `json`."""
+def run_export(choices: ExportChoices, options: SourceOptions, *, json: bool) -> int:
+    """Export the selected rollouts, and return the exit code."""
+    to = choices.to
     if to not in OUTPUTS:
         usage_error("export", f"--to: {to!r} is not a format; the formats are {', '.join(OUTPUTS)}")
     for name, known in (("too_long", TooLong), ("cut", Cut), ("dropped", Dropped)):
         value = getattr(choices, name)
         if value not in get_args(known):
             usage_error("export", f"--{name.replace('_', '-')}: {value!r} is not one of {', '.join(get_args(known))}")
-    output = output or OUTPUTS[to]
-    if output == "-" and flags["json"]:
+    output = choices.output or OUTPUTS[to]
+    if output == "-" and json:
         usage_error("export", "--json writes records to stdout, and so does --output -; leave one of them out")
     given = ListOptions(
         states=tuple(choices.state or ()),
@@ -72,10 +73,10 @@ def run_export(to: str, output: str | None, choices: ExportChoices, options: Sou
         max_reward=choices.max_reward,
     )
     where = chosen_filter("export", given)
-    with records(flags["json"]) as out:
+    with records(json) as out:
         source = open_source("export", options)
         try:
-            made = Export(output, cast("Format", to), _options(choices), overwrite=flags["overwrite"])
+            made = Export(output, cast("Format", to), _options(choices), overwrite=choices.overwrite)
             left = asyncio.run(_exported(source, where, choices, made))
         except (InvalidArgument, _Refused) as error:
             cause = error if isinstance(error, InvalidArgument) else error.__cause__

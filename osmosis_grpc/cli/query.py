@@ -14,7 +14,7 @@ from typing import Any
 from osmosis_grpc.cli.command_options import QueryOptions
 from osmosis_grpc.cli.daemon_thread import exit_after
 from osmosis_grpc.cli.screen import Screen, columns, wrapped
-from osmosis_grpc.cli.source import run_folder, state_folder
+from osmosis_grpc.cli.source import RUNS, run_folder, state_folder
 from osmosis_grpc.protocol.errors import MissingExtraError
 from osmosis_grpc.protocol.types.outcome import printable
 from osmosis_grpc.records.query import VIEWS, VIEWS_VERSION, Interrupted, QueryDatabase, QueryError
@@ -25,8 +25,6 @@ from osmosis_grpc.records.reading.source_port import SourceError
 from osmosis_grpc.serve.json_output import Records, records, say_error, usage_error
 from osmosis_grpc.storage.journal.schema import FILE
 
-RUNS = ".osmosis/runs"
-"""Where test and eval keep their runs."""
 TABLE_ROWS = 100
 """A table has at most this many rows, unless --limit names another number."""
 MEASURED = 1000
@@ -101,7 +99,7 @@ def _sql(given: QueryOptions) -> str | None:
 def _folder(given: QueryOptions) -> Path:
     if given.run is None:
         folder = state_folder("query", given.state_dir)
-        if given.state_dir is None and not (folder / FILE).exists() and next(Path(RUNS).glob(f"*/{FILE}"), None):
+        if given.state_dir is None and not (folder / FILE).exists() and any(RUNS.glob(f"*/{FILE}")):
             usage_error("query", f"there is no journal in {folder}; --run last asks the newest run in {RUNS}")
         return folder
     if given.state_dir is not None:

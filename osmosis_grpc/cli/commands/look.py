@@ -126,19 +126,7 @@ def query(*, options: QueryOptions, json: Json = False) -> None:
 @commands.command(short_help="Write rollouts for verl, or as Parquet, ATIF or messages.")
 @with_choices
 @with_source
-def export(
-    to: str = option(
-        "--to FORMAT", "messages, atif, parquet, verl, verl-batch or verl-records.", ..., show_default=False
-    ),
-    output: str | None = option(
-        "-o, --output PATH", "A file or folder, or - for stdout. Default: named after the format."
-    ),
-    overwrite: bool = option("--overwrite", "Replace an earlier export.", False),
-    json: Json = False,
-    *,
-    choices: ExportChoices,
-    source: SourceOptions,
-) -> None:
+def export(*, choices: ExportChoices, json: Json = False, source: SourceOptions) -> None:
     """Write recorded rollouts for verl, or as Parquet, ATIF v1.7 or OpenAI messages.
 
     A server may be using the folder. The output appears when it is complete. For verl and Parquet, a rollout that
@@ -148,7 +136,7 @@ def export(
     """
     from osmosis_grpc.cli.export import run_export
 
-    raise typer.Exit(run_export(to, output, choices, source, overwrite=overwrite, json=json))
+    raise typer.Exit(run_export(choices, source, json=json))
 
 
 @commands.command()

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
-from xml.sax.saxutils import escape, quoteattr
+from xml.etree import ElementTree
 
 from osmosis_grpc.testing.conformance.cases import Case
 
@@ -147,32 +147,22 @@ def as_junit(results: Sequence[Result], seconds: float, under_test: str) -> str:
     """Return the report as JUnit XML."""
     bad = sum(result.bad for result in results)
     left_out = sum(result.verdict in (Verdict.SKIPPED, Verdict.KNOWN) for result in results)
-    lines = [
-        '<?xml version="1.0" encoding="utf-8"?>',
-        f'<testsuite name="conformance" tests="{len(results)}" failures="{bad}" skipped="{left_out}"'
-        f' time="{seconds:.3f}" hostname={_attribute(under_test)}>',
-    ]
+    counts = {"tests": str(len(results)), "failures": str(bad), "skipped": str(left_out), "time": f"{seconds:.3f}"}
+    suite = ElementTree.Element("testsuite", {"name": "conformance", **counts, "hostname": _clean(under_test)})
     for result in results:
-        lines.append(
-            f'<testcase classname="conformance.{result.case.side}.{result.mode}" name={_attribute(result.case.name)}'
-            f' time="{result.seconds:.3f}">'
+        classname = f"conformance.{result.case.side}.{result.mode}"
+        case = ElementTree.SubElement(
+            suite, "testcase", classname=classname, name=_clean(result.case.name), time=f"{result.seconds:.3f}"
         )
         if result.bad:
-            text = "\n".join([result.case.attacks, *_quotes(result), result.reason, *result.trace])
-            lines.append(f"<failure message={_attribute(result.reason.splitlines()[0])}>{_text(text)}</failure>")
+            quotes = [f"{name}: {sentence}" for name, listed in result.case.shows.items() for sentence in listed]
+            failure = ElementTree.SubElement(case, "failure", message=_clean(result.reason.splitlines()[0]))
+            failure.text = _clean("\n".join([result.case.attacks, *quotes, result.reason, *result.trace]))
         elif result.verdict is not Verdict.PASSED:
-            lines.append(f"<skipped message={_attribute(result.reason or result.verdict.value)}/>")
-        lines.append("</testcase>")
-    return "\n".join([*lines, "</testsuite>", ""])
+            ElementTree.SubElement(case, "skipped", message=_clean(result.reason or result.verdict.value))
+    ElementTree.indent(suite)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(suite, encoding="unicode") + "\n"
 
 
-def _quotes(result: Result) -> list[str]:
-    return [f"{name}: {sentence}" for name, listed in result.case.shows.items() for sentence in listed]
-
-
-def _attribute(text: str) -> str:
-    return quoteattr(_NOT_XML.sub("?", text))
-
-
-def _text(text: str) -> str:
-    return escape(_NOT_XML.sub("?", text))
+def _clean(text: str) -> str:
+    return _NOT_XML.sub("?", text)
