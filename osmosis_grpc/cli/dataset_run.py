@@ -127,11 +127,6 @@ class DatasetRun:
     def _quoted(self) -> str:
         return shlex.quote(str(self._folder.path))
 
-    @property
-    def _first_failed(self) -> str | None:
-        """The id of the first rollout that failed. A row that was refused has no rollout in the journal."""
-        return next((result.rollout_id for result in self._failed if result.token_usage), None)
-
     @cached_property
     def _results(self) -> Results:
         return self._folder.newest_results()
@@ -158,7 +153,9 @@ class DatasetRun:
 
     def _say_summary(self, seconds: float) -> None:
         """Write the record and the lines of the summary. The very last line is the command to use next."""
-        failed, folder, summary = self._first_failed, self._quoted, self._summary
+        folder, summary = self._quoted, self._summary
+        # A row that was refused has no rollout in the journal.
+        failed = next((result.rollout_id for result in self._failed if result.token_usage), None)
         show = f"{program()} show {failed} --state-dir {folder}" if failed else None
         self._out.write("summary", run=str(self._folder.path), seconds=round(seconds, 3), show=show, **self._record())
         done, state = summary.passed, "COMPLETED"

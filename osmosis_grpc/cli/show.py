@@ -119,7 +119,7 @@ class RolloutText:
         yield from self._wrapped(
             f"rollout {info.rollout_id}, attempt {info.attempt}, agent loop {info.agent_loop}{version}", "head"
         )
-        parts = [f"accepted {_date(info.accept_time)}"]
+        parts = [time.strftime("accepted %Y-%m-%d %H:%M:%SZ", time.gmtime(info.accept_time))]
         if info.end_time is not None:
             parts.append(f"ended {info.end_time - info.accept_time:.2f} s later")
         if info.group is not None:
@@ -301,10 +301,6 @@ def _turn_name(sample: str, number: int) -> str:
 
 def _share(part: float, whole: float) -> str:
     return f" ({100 * part / whole:.0f} %)" if whole > 0 else ""
-
-
-def _date(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(seconds))
 
 
 def run_show(rollout: str, attempt: int | None, wanted: Wanted, options: SourceOptions, *, json: bool) -> int:

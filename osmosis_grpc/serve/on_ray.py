@@ -111,15 +111,12 @@ def _show(servers: RayServers, options: "RolloutServerSettings", stop: threading
             out.write("ready" if shown is None else "moved", servers=addresses, ray_name=options.ray_name)
             out.say(f"{len(addresses)} of {servers.count} agent servers: {', '.join(addresses)}")
             if shown is None:
-                out.say(f"a trainer finds them with ray_targets({options.ray_name!r}){_or_file(options.targets_file)}")
+                file = "" if options.targets_file is None else f", or with the path {options.targets_file}"
+                out.say(f"a trainer finds them with ray_targets({options.ray_name!r}){file}")
             if options.targets_file is not None:
                 write_targets(options.targets_file, addresses)
             shown = addresses
         stop.wait(LOOK_EVERY)
-
-
-def _or_file(path: Path | None) -> str:
-    return "" if path is None else f", or with the path {path}"
 
 
 def write_targets(path: Path, addresses: Sequence[str]) -> None:

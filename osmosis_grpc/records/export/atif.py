@@ -179,7 +179,8 @@ def _call(call: Any, unnamed: str) -> dict[str, Any]:
 def _observe(steps: list[dict[str, Any]], message: Message) -> None:
     """Add a tool message to the newest step with its call, else to the newest step of the agent."""
     call_id = message.get("tool_call_id")
-    owner = next((step for step in reversed(steps) if call_id in _call_ids(step)), None)
+    calls = ((call, step) for step in reversed(steps) for call in step.get("tool_calls", ()))
+    owner = next((step for call, step in calls if call["tool_call_id"] == call_id), None)
     content, extra = content_parts(message.get("content"))
     extra |= {key: value for key, value in message.items() if key not in _KNOWN}
     result: dict[str, Any] = {"content": content}
@@ -194,10 +195,6 @@ def _observe(steps: list[dict[str, Any]], message: Message) -> None:
         owner = {"step_id": len(steps) + 1, "source": "system", "message": ""}
         steps.append(owner)
     owner.setdefault("observation", {"results": []})["results"].append(result)
-
-
-def _call_ids(step: Mapping[str, Any]) -> set[Any]:
-    return {call["tool_call_id"] for call in step.get("tool_calls", ())}
 
 
 def _add_tokens(steps: list[dict[str, Any]], sample: Sample) -> dict[str, Any]:
