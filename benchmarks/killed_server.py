@@ -28,7 +28,7 @@ from benchmarks.figures import Broken, progress, run
 from benchmarks.processes import environment_with, ready_record
 from benchmarks.sandboxed import DONE, PROGRAM, SHORT, llm
 from osmosis_grpc.agentic import Trajectory, TrajectoryClient, load_trajectories, policy_of
-from osmosis_grpc.compat.agentic.saving import TrajectoryFile
+from osmosis_grpc.compat.agentic.files import TrajectoryFile
 from osmosis_grpc.protocol.types import RolloutOutcome
 from osmosis_grpc.supervise import OnFailure, child, job
 from osmosis_grpc.trainer import RolloutClient, Trainer

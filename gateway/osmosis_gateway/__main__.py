@@ -18,9 +18,15 @@ import typer
 
 from osmosis_grpc.network.bearer_tokens import check_token
 from osmosis_grpc.serve import entrypoint
-from osmosis_grpc.serve.startup import read_settings, server_security, usage_errors, warn_about_settings
+from osmosis_grpc.serve.options import (
+    credentials_to_show,
+    naming,
+    security_for_callers,
+    usage_errors,
+    warn_about_settings,
+)
 from osmosis_grpc.settings.command import add_command
-from osmosis_grpc.settings.line import Line
+from osmosis_grpc.settings.line import Line, OptionError
 
 if TYPE_CHECKING:
     from osmosis_grpc.network.credentials import Credentials
@@ -35,40 +41,41 @@ def run(line: Line) -> None:
     """Serve the legacy HTTP contract in front of a gRPC agent server."""
     from osmosis_grpc.settings import logs
     from osmosis_grpc.settings.environment import forget_secrets
+    from osmosis_grpc.settings.settings import command_settings
 
-    settings = read_settings(NAME, line)
+    with usage_errors(NAME, line):
+        settings = command_settings(line)
     forget_secrets()
-    ports_taken = "; -p and --callback-port choose other ports"
+    ports_taken = "{error}; {http_port} and {callback_port} choose other ports"
     with (
         logs.configured(settings.server.log_level),
         usage_errors(NAME, line, settings),
         usage_errors(NAME, line, settings, OSError, ports_taken),
     ):
         warn_about_settings(line)
-        security, credentials = _checked(settings)
+        security, credentials = _checked(line, settings)
         code = asyncio.run(_run(settings, security, credentials))
     if code:
         raise typer.Exit(code)
 
 
-def _checked(settings: "RolloutSettings") -> "tuple[ServerSecurity, Credentials]":
-    """Return the security for callers and the credentials for the agent server. Raises ValueError naming the option."""
-    from osmosis_grpc.serve.security_options import credentials_from_options
-
+def _checked(line: Line, settings: "RolloutSettings") -> "tuple[ServerSecurity, Credentials]":
+    """Return the security for callers and the credentials for the agent server. Raises OptionError."""
     options, client = settings.server, settings.client
     if not client.target:
-        raise ValueError("name the agent server with --target HOST:PORT")
-    security = server_security(options)
-    credentials = credentials_from_options(
+        raise OptionError("name the agent server with {client_target} HOST:PORT")
+    security = security_for_callers(options, line)
+    credentials = credentials_to_show(
         client.secret("token"),
         client.ca,
         client.cert,
         client.key,
         tls=client.tls,
         insecure=options.insecure,
-        names=("--target-token", "--target"),
+        names=("{client_token}", "{client_ca}", "{client_cert}", "{client_key}"),
     )
-    credentials.check_target(client.target)
+    with naming("{client_target}: {problem}"):
+        credentials.check_target(client.target)
     return security, credentials
 
 

@@ -11,8 +11,7 @@ import uvicorn
 from fastapi import FastAPI
 
 import osmosis_grpc.endpoints  # noqa: F401 # serves the base URLs of rollouts
-from osmosis_gateway.http_server import tokens_of
-from osmosis_gateway.in_process import InProcessRollouts, NotStarted
+from osmosis_gateway.http_server import InProcessRollouts, NotStarted, tokens_of
 from osmosis_gateway.leases import Leases
 from osmosis_gateway.legacy_trainers import HttpTrainers
 from osmosis_gateway.outgoing_calls import Calls

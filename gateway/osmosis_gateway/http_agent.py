@@ -13,8 +13,9 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
-from osmosis_gateway import http_bodies
-from osmosis_gateway.http_bodies import ChatBody, CompletedBody
+from osmosis_gateway import chat_bodies, http_bodies
+from osmosis_gateway.chat_bodies import ChatBody
+from osmosis_gateway.http_bodies import CompletedBody
 from osmosis_gateway.outgoing_calls import Base, Calls
 from osmosis_gateway.relay import Relay, count_tool_messages
 from osmosis_gateway.routes import body_of, invalid, responses
@@ -215,7 +216,7 @@ class HttpAgent:
         bounds = Bounds()
 
         @app.post(
-            http_bodies.CHAT_PATH,
+            chat_bodies.CHAT_PATH,
             responses=responses(401, 408, 410, 413, 415, 424) | invalid(),
             openapi_extra=body_of(ChatBody),
         )
@@ -223,7 +224,7 @@ class HttpAgent:
             """Return a model reply. The call waits until the run of the rollout has begun."""
             relay = self._relay(request)
             body, _ = await read_json(request, bounds, repair=True)
-            rollout_id, messages, params = http_bodies.read_chat(body)
+            rollout_id, messages, params = chat_bodies.read_chat(body)
             if relay is None:
                 raise RolloutEndedError(f"rollout {rollout_id} has ended")
             try:
@@ -232,7 +233,7 @@ class HttpAgent:
                 raise InvalidArgument("", str(error)) from None
             except CallError as error:  # the engine has retried already; after a 424 the legacy agent does not retry
                 return JSONResponse({"detail": str(error)}, 424)
-            return JSONResponse(http_bodies.reply_body(rollout_id, result, int(time.time())))
+            return JSONResponse(chat_bodies.reply_body(rollout_id, result, int(time.time())))
 
         @app.post(http_bodies.COMPLETED_PATH, responses=responses(400, 401, 408), openapi_extra=body_of(CompletedBody))
         async def completed(request: Request) -> JSONResponse:

@@ -1,10 +1,9 @@
-"""The HTTP contract of Osmosis SDK 0.2.14: converts each JSON body to a value and back.
+"""The HTTP contract of Osmosis SDK 0.2.14: converts each JSON body to a value and back. chat_bodies.py has the chats.
 
 Nulls at the top level of a body are left out. Nulls within messages are kept. This module checks only the fields that
 the contract and the engine need. It passes on all other fields unchanged.
 """
 
-import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -12,21 +11,16 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, JsonValue, ValidationError, WithJsonSchema
 
-from osmosis_grpc.agent import CompletionsResult
 from osmosis_grpc.agent.workflow_runnable import NATIVE_KEY
-from osmosis_grpc.protocol.errors import InvalidArgument, ReplyUnreadable
+from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.protocol.types import (
     Callback,
     Capacity,
-    ChatRequest,
-    ChatResponse,
     Failure,
-    Ids,
     InitRequest,
     OutcomeStatus,
     RolloutOutcome,
     RolloutRequest,
-    TokenBlock,
     ToolDict,
     TraceContext,
     jsontext,
@@ -43,18 +37,11 @@ from osmosis_grpc.protocol.types.requests import (
     spec_digest,
 )
 
-log = logging.getLogger(__name__)
-
 Model = TypeVar("Model", bound=BaseModel)
-Kind = TypeVar("Kind")
 
-CHAT_PATH = "/v1/chat/completions"
 COMPLETED_PATH = "/v1/rollout/completed"
 INIT_PATH = "/v1/rollout/init"
 
-_CHAT_DEFAULTS: dict[str, Any] = {"model": "default", "temperature": 1.0, "top_p": 1.0, "max_tokens": 512}
-_OWN = ("rollout_id", "messages", "stream", "tools")  # the keys of a chat's body that are not sampling parameters
-_REPLY = {"id", "object", "created", "model", "choices", "usage", "token_ids", "logprobs", "prompt_token_ids"}
 _COUNTERS = (
     "total_latency_ms",
     "llm_latency_ms",
@@ -69,7 +56,7 @@ _COUNTERS = (
 MAX_URL_CHARS = 4096
 
 _ID_PATTERN = r"^(?!\.{1,2}$)(?=.*\S)[^/\\\u0000-\u001f\u007f-\u009f\u2028\u2029]+$"
-_Id = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS, json_schema_extra={"pattern": _ID_PATTERN})]
+Id = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS, json_schema_extra={"pattern": _ID_PATTERN})]
 _ADVICE_TEXT = re.compile("-?[0-9]{1,9}")
 
 
@@ -108,7 +95,7 @@ LaxFlag = Annotated[
 """A bool, also as a text or as 0 and 1."""
 _Reward = Annotated[float, BeforeValidator(lambda value: float(value) if isinstance(value, bool) else value)]
 """A number. A bool counts as 1 or 0, as in the rewards of Python agents."""
-_MESSAGE: dict[str, JsonValue] = {
+MESSAGE: dict[str, JsonValue] = {
     "type": "object",
     "required": ["role"],
     "properties": {"role": {"type": "string", "minLength": 1, "maxLength": MAX_ROLE_CHARS}},
@@ -127,14 +114,14 @@ class Body(BaseModel):
 class InitBody(Body):
     """Starts a rollout."""
 
-    rollout_id: _Id = Field(description="One visible path segment, unique per rollout.")
+    rollout_id: Id = Field(description="One visible path segment, unique per rollout.")
     server_url: str = Field(
         max_length=MAX_URL_CHARS,
         pattern=r"^[Hh][Tt][Tt][Pp][Ss]?://",
         description="The trainer's base URL: chats and the result go there.",
     )
     messages: Messages = Field(
-        json_schema_extra={"items": _MESSAGE}, description="The conversation to start from, in OpenAI's format."
+        json_schema_extra={"items": MESSAGE}, description="The conversation to start from, in OpenAI's format."
     )
     completion_params: dict[str, Any] = Field(description="Sampling parameters, under OpenAI's names.")
     tool_server_url: str | None = Field(default=None, max_length=MAX_URL_CHARS, description="Handed to the agent.")
@@ -278,7 +265,7 @@ def init_body(request: RolloutRequest, rollout_id: str, server_url: str, api_key
     metadata = dict(request.metadata)
     if request.label is not None:
         metadata.setdefault("ground_truth", request.label)
-    return _without_nulls(
+    return without_nulls(
         {
             "rollout_id": rollout_id,
             "server_url": server_url,
@@ -294,98 +281,6 @@ def init_body(request: RolloutRequest, rollout_id: str, server_url: str, api_key
     )
 
 
-def chat_body(request: ChatRequest) -> dict[str, Any]:
-    """Return the body of a chat. The body has tools only if they differ from the rollout's tools."""
-    params = {name: value for name, value in request.params.items() if name not in _OWN}
-    if isinstance(params.get("stop"), str):
-        params["stop"] = [params["stop"]]
-    defaults = dict(_CHAT_DEFAULTS)
-    if params.get("max_completion_tokens") is not None:
-        del defaults["max_tokens"]
-    tools = list(request.tools) if request.tools_overridden and request.tools is not None else None
-    return _without_nulls(
-        defaults
-        | {"logprobs": True}
-        | _without_nulls(params)
-        | {"rollout_id": request.rollout_id, "messages": list(request.messages), "tools": tools}
-    )
-
-
-def read_chat(body: Any) -> tuple[str, list[dict[str, Any]], dict[str, Any]]:
-    """Read the chat of a legacy agent: rollout id, messages, sampling parameters. Raises InvalidArgument."""
-    given = validated(ChatBody, body)
-    for name in ("sample", "purpose", "self"):
-        if name in body:
-            raise InvalidArgument(name, "is not a sampling parameter")
-    params = {name: value for name, value in body.items() if name not in (*_OWN, "model", "logprobs")}
-    return given.rollout_id, given.messages, _without_nulls(params)
-
-
-class ChatBody(Body):
-    """Asks for a model reply. Further keys are sampling parameters."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
-
-    rollout_id: _Id
-    messages: Messages = Field(json_schema_extra={"items": _MESSAGE})
-
-
-def read_reply(raw: bytes) -> ChatResponse:
-    """Read a trainer's reply. Raises ReplyUnreadable."""
-    try:
-        return reply_of(jsontext.parse(raw.decode(), "body"), len(raw))
-    except (ValueError, InvalidArgument) as error:
-        raise ReplyUnreadable(f"the trainer's reply cannot be read: {type(error).__name__}: {error}") from None
-
-
-def reply_of(body: Any, size: int) -> ChatResponse:
-    """Return the reply in the body of an answer of `size` bytes. Raises ReplyUnreadable."""
-    try:
-        choice = body["choices"][0]
-        block, prompt = _tokens(body)
-        response = ChatResponse(
-            message={"role": "assistant"} | _message(choice["message"]),
-            finish_reason=_a(str, choice.get("finish_reason") or "stop"),
-            usage=_usage(body.get("usage")),
-            tokens=block,
-            prompt_ids=prompt,
-            extra={key: body[key] for key in body.keys() - _REPLY},
-            size=size,
-        )
-        response.check()
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError, InvalidArgument) as error:
-        raise ReplyUnreadable(f"the trainer's reply cannot be read: {type(error).__name__}: {error}") from None
-    return response
-
-
-def _tokens(body: Mapping[str, Any]) -> tuple[TokenBlock | None, Ids | None]:
-    """Return the tokens of the reply and the tokens of the prompt. Each is None if it is missing or unreadable.
-
-    The contract does not require tokens. Without tokens the sample is not trainable.
-    """
-    ids, logprobs, prompt = body.get("token_ids"), body.get("logprobs"), body.get("prompt_token_ids")
-    try:
-        block = TokenBlock.of(ids, logprobs if isinstance(logprobs, list) else None) if ids else None
-        return block, TokenBlock.of(prompt).ids if prompt else None
-    except InvalidArgument as error:
-        log.warning("a trainer's tokens cannot be read and are left out: %s", error)
-        return None, None
-
-
-def reply_body(rollout_id: str, result: CompletionsResult, created: int) -> dict[str, Any]:
-    """Return the body of a reply to a legacy agent."""
-    usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0} | _without_nulls(result.usage or {})
-    choice = {"index": 0, "message": result.message, "finish_reason": result.finish_reason or "stop"}
-    return {
-        "id": rollout_id,
-        "object": "chat.completion",
-        "created": created,
-        "model": "default",
-        "choices": [choice],
-        "usage": usage,
-    }
-
-
 def result_body(outcome: RolloutOutcome) -> dict[str, Any]:
     """Return the body of a rollout's result.
 
@@ -397,7 +292,7 @@ def result_body(outcome: RolloutOutcome) -> dict[str, Any]:
     failure = outcome.failure
     extra = {name: value for name, value in outcome.extra_fields.items() if name != NATIVE_KEY}
     reported = {"failure": _failure(failure)} if failure and (failure.reason or failure.file) else {}
-    return _without_nulls(
+    return without_nulls(
         {
             "rollout_id": outcome.rollout_id,
             "status": "COMPLETED" if completed else "ERROR",
@@ -412,7 +307,6 @@ def result_body(outcome: RolloutOutcome) -> dict[str, Any]:
 
 
 def _failure(failure: Failure) -> dict[str, Any]:
-    """Return the reason of a failure, and its place in the agent's code."""
     reason = {"reason": str(failure.reason)} if failure.reason else {}
     frames = [asdict(frame) for frame in failure.frames]
     return reason | ({"file": failure.file, "line": failure.line, "frames": frames} if failure.file else {})
@@ -421,9 +315,9 @@ def _failure(failure: Failure) -> dict[str, Any]:
 class CompletedBody(Body):
     """The body with which a legacy agent server reports the result of a rollout."""
 
-    rollout_id: _Id
+    rollout_id: Id
     status: str = Field(pattern="^(COMPLETED|ERROR)$")
-    final_messages: Messages = Field(default_factory=list, json_schema_extra={"items": _MESSAGE})
+    final_messages: Messages = Field(default_factory=list, json_schema_extra={"items": MESSAGE})
     finish_reason: str | None = None
     error_message: str | None = None
     reward: _Reward | None = None
@@ -465,39 +359,6 @@ def _path(location: Sequence[str | int]) -> str:
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".")
 
 
-def _without_nulls(body: Mapping[str, Any]) -> dict[str, Any]:
+def without_nulls(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a body without the keys whose value is null."""
     return {key: value for key, value in body.items() if value is not None}
-
-
-def _a(kind: type[Kind], value: Any) -> Kind:
-    if not isinstance(value, kind):
-        raise TypeError(f"a {type(value).__name__} is not a {kind.__name__}")
-    return value
-
-
-def _message(message: Any) -> dict[str, Any]:
-    calls = _a(dict, message).get("tool_calls")
-    if calls is not None and not all(isinstance(call, dict) for call in _a(list, calls)):
-        raise TypeError("tool_calls are not objects")
-    return _a(dict, message)
-
-
-def _usage(reported: Any) -> dict[str, Any] | None:
-    """Return the token counts of a reply. Counts that are whole numbers become ints.
-
-    Other counts are left out with a warning. A reply without usage is better than a rollout that fails.
-    """
-    if reported is None:
-        return None
-    if not isinstance(reported, dict):
-        log.warning("a trainer's usage is a %s and no object; it is left out", type(reported).__name__)
-        return None
-    counts = _without_nulls(reported)
-    for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
-        value = counts.get(name, 0)
-        if isinstance(value, float) and value.is_integer():
-            counts[name] = value = int(value)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            log.warning("a trainer's usage has %s %.40r, which is no count; it is left out", name, value)
-            del counts[name]
-    return counts or None

@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from osmosis_gateway import http_bodies
+from osmosis_gateway import chat_bodies, http_bodies
 from osmosis_gateway.outgoing_calls import Base, Calls
 from osmosis_grpc.agent import CompletionsResult
 from osmosis_grpc.agent.model_client import with_positional
@@ -91,8 +91,8 @@ class OsmosisLLMClient:
             tools=None if tools is None else tool_dicts(tools),
         )
         began = time.monotonic()
-        raw = await self._post(http_bodies.CHAT_PATH, http_bodies.chat_body(request), self._settings.max_retries)
-        response = http_bodies.read_reply(raw)
+        raw = await self._post(chat_bodies.CHAT_PATH, chat_bodies.chat_body(request), self._settings.max_retries)
+        response = chat_bodies.read_reply(raw)
         self._count(response.usage or {}, (time.monotonic() - began) * 1000)
         block: Any = response.tokens
         return CompletionsResult(

@@ -1,22 +1,24 @@
-"""The trainer of a rollout of /rollout: it streams its replies, and gets the result as callbacks or by polls."""
+"""The trainer of a rollout of /rollout: it streams its replies, and gets the result as callbacks, or asks for it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from osmosis_gateway import http_bodies
+from osmosis_gateway import chat_bodies
 from osmosis_gateway.contracts import Terms, check_sendable
-from osmosis_gateway.event_streams import error_of, read_stream
 from osmosis_gateway.leases import Leases
 from osmosis_gateway.outgoing_calls import Base, Calls, Problem, redacted
 from osmosis_gateway.rollout_results import completion_body, grader_body
 from osmosis_grpc.network.target_policy import Address
+from osmosis_grpc.policies import event_streams
 from osmosis_grpc.protocol.errors import (
     CallError,
     FailedPrecondition,
     Internal,
     InvalidArgument,
+    OsmosisServerError,
     OsmosisValidationError,
+    ReplyUnreadable,
     Unimplemented,
 )
 from osmosis_grpc.protocol.types import (
@@ -32,6 +34,29 @@ from osmosis_grpc.settings.settings import RolloutClientSettings
 
 MODEL = "osmosis-rollout"
 _OWN = ("messages", "model", "stream", "stream_options", "tools")
+
+
+def error_of(raw: bytes) -> OsmosisServerError | None:
+    """Return the error of an answer that is a stream without a whole reply. Return None for every other answer.
+
+    Such an answer is worth another try.
+    """
+    problem = event_streams.stream_problem(raw) if event_streams.is_stream(raw) else ""
+    return OsmosisServerError(f"the trainer's stream {problem}") if problem else None
+
+
+def read_stream(raw: bytes) -> dict[str, Any]:
+    """Return the reply of a stream in the form of a reply that is not streamed. Raises ReplyUnreadable.
+
+    An answer that is no stream is returned as it is.
+    """
+    try:
+        if not event_streams.is_stream(raw):
+            whole: dict[str, Any] = jsontext.parse_object(raw.decode(), "body")
+            return whole
+        return event_streams.read_stream(raw)
+    except (KeyError, TypeError, ValueError, AttributeError, InvalidArgument) as error:
+        raise ReplyUnreadable(f"the trainer's stream cannot be read: {type(error).__name__}: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +76,10 @@ class Channel:
         path: str | None = None,
         *,
         headers: dict[str, str] | None = None,
-        problem: Problem | None = None,
+        answer: bool = False,
+        problem: Problem = lambda raw: None,
     ) -> bytes:
-        """Post a body to the URL, or to a path below it. Return the answer if there is a `problem` to look for.
+        """Post a body to the URL, or to a path below it. Return the answer if `answer` is set.
 
         Raises what Calls.post() raises.
         """
@@ -67,8 +93,8 @@ class Channel:
             retries=retries,
             headers={name: value for name, value in sent.items() if value},
             address=self.address,
-            answer=problem is not None,
-            problem=problem or (lambda raw: None),
+            answer=answer,
+            problem=problem,
         )
 
 
@@ -114,10 +140,15 @@ class RolloutTrainer:
             check_sendable(request.sample, "sample", "x-sample-id")
             headers |= {"x-rollout-id": request.rollout_id, "x-sample-id": request.sample}
         raw = await self._chats.post(
-            chat_body(request), self._settings.max_retries, "/chat/completions", headers=headers, problem=self._problem
+            chat_body(request),
+            self._settings.max_retries,
+            "/chat/completions",
+            headers=headers,
+            answer=True,
+            problem=self._problem,
         )
         try:
-            return http_bodies.reply_of(read_stream(raw), len(raw))
+            return chat_bodies.reply_of(read_stream(raw), len(raw))
         except Internal as error:
             raise Internal(redacted(str(error), self._chats.key)) from None
 

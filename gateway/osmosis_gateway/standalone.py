@@ -16,9 +16,10 @@ from typing import Any
 from osmosis_gateway import http_bodies
 from osmosis_gateway.http_server import tokens_of
 from osmosis_gateway.leases import Leases
-from osmosis_gateway.legacy_trainers import HttpTrainers, Trainer
+from osmosis_gateway.legacy_trainers import HttpTrainer, HttpTrainers
 from osmosis_gateway.outgoing_calls import Calls
 from osmosis_gateway.rollout_routes import add_rollout_routes
+from osmosis_gateway.rollout_trainers import RolloutTrainer
 from osmosis_gateway.routes import HttpAccess, add_routes
 from osmosis_grpc.network.connection_limit import default_connections
 from osmosis_grpc.network.credentials import Credentials
@@ -129,7 +130,7 @@ class RemoteRollouts:
         await trainer.complete(outcome)
         self._tools.pop(outcome.rollout_id, None)
 
-    async def _trainer(self, state: bytes) -> Trainer:
+    async def _trainer(self, state: bytes) -> HttpTrainer | RolloutTrainer:
         """Return the trainer that a callback's state names, after checking its address again.
 
         Raises InvalidArgument for a state that this gateway did not make. Raises Unavailable if the address is refused,

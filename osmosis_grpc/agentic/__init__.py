@@ -2,21 +2,31 @@
 
 from osmosis_grpc.compat.agentic.agent_registry import clear_registry, get_agent_class, list_agents, register_agent
 from osmosis_grpc.compat.agentic.base_agent import BaseAgent
-from osmosis_grpc.compat.agentic.claude_client import ClaudeAPIClient
+from osmosis_grpc.compat.agentic.built_in_agent import ReActAgent, ToolAgent
 from osmosis_grpc.compat.agentic.coding_agent import CodingAgent
 from osmosis_grpc.compat.agentic.config import AgenticRolloutConfig
-from osmosis_grpc.compat.agentic.files import dump_trajectories, load_trajectories
+from osmosis_grpc.compat.agentic.files import TrajectorySaveError, dump_trajectories, load_trajectories
 from osmosis_grpc.compat.agentic.interactions import CheckAnswer, Interaction, Reaction, register_interaction
-from osmosis_grpc.compat.agentic.llm import AnthropicFunction, LLMConfig, LLMFunction, OpenAIFunction, policy_of
-from osmosis_grpc.compat.agentic.llm_retries import LLMError, Retries
-from osmosis_grpc.compat.agentic.react_agent import ReActAgent
+from osmosis_grpc.compat.agentic.llm import (
+    AnthropicFunction,
+    ClaudeAPIClient,
+    LLMConfig,
+    LLMFunction,
+    OpenAIFunction,
+    policy_of,
+)
+from osmosis_grpc.compat.agentic.llm_calls import LLMError, Retries
 from osmosis_grpc.compat.agentic.rollout import AgenticRollout
 from osmosis_grpc.compat.agentic.runnable import agent_runnable
-from osmosis_grpc.compat.agentic.saving import TrajectorySaveError
-from osmosis_grpc.compat.agentic.statistics import Statistics, statistics_of
-from osmosis_grpc.compat.agentic.tool_agent import ToolAgent
-from osmosis_grpc.compat.agentic.tool_registry import list_tools, register_tool
-from osmosis_grpc.compat.agentic.trajectory import StepType, StopReason, Trajectory, TrajectoryStep
+from osmosis_grpc.compat.agentic.tools import list_tools, register_tool
+from osmosis_grpc.compat.agentic.trajectory import (
+    Statistics,
+    StepType,
+    StopReason,
+    Trajectory,
+    TrajectoryStep,
+    statistics_of,
+)
 from osmosis_grpc.compat.agentic.trajectory_client import TrajectoryClient
 from osmosis_grpc.compat.agentic.view import TrajectoryView, trajectory_of
 from osmosis_grpc.tools.base_tool import BaseTool, ToolRegistry

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from osmosis_grpc.cli.usual_folder import state_folder
+from osmosis_grpc.cli.source import state_folder
 from osmosis_grpc.protocol.errors import LedgerError
 from osmosis_grpc.protocol.types.outcome import printable
 from osmosis_grpc.serve.json_output import records, say_error

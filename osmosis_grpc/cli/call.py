@@ -10,16 +10,15 @@ from pathlib import Path
 from google.protobuf.message import Message
 from google.rpc import code_pb2
 
-from osmosis_grpc.cli.server_choice import chosen_server
-from osmosis_grpc.cli.source_options import SourceOptions
+from osmosis_grpc.cli.options import SourceOptions
+from osmosis_grpc.cli.source import chosen_server
 from osmosis_grpc.network.connection_errors import explained
 from osmosis_grpc.network.method_calls import replies
 from osmosis_grpc.protocol.errors import CallError, DeadlineExceeded, InvalidArgument, Unavailable
 from osmosis_grpc.protocol.types.outcome import printable
 from osmosis_grpc.protocol.wire.methods import METHODS, Method, as_json
-from osmosis_grpc.records.reading.chosen_server import ChosenServer
-from osmosis_grpc.serve.json_output import Records, escaped, records, say_error
-from osmosis_grpc.serve.startup import usage_error
+from osmosis_grpc.records.reading.server_source import ChosenServer
+from osmosis_grpc.serve.json_output import Records, escaped, records, say_error, usage_error
 
 CALL_TIMEOUT = 30.0
 """Seconds that a call without --timeout may take, unless it is a stream."""

@@ -1,20 +1,42 @@
-"""The compare command: prints how the scores of two runs over the same dataset differ."""
+"""The compare command: prints how the scores of two runs over the same dataset differ. Formats scores for people."""
 
 from collections.abc import Iterator, Sequence
 
-from osmosis_grpc.cli.score_text import estimate_text
 from osmosis_grpc.cli.screen import Line, Screen, wrapped
 from osmosis_grpc.protocol.types.outcome import printable
 from osmosis_grpc.records.evaluate import RunError, RunFolder
 from osmosis_grpc.records.evaluate.comparison import Comparison, RowPair, compare, differences
 from osmosis_grpc.records.evaluate.run_folder import SCHEMA_VERSION
 from osmosis_grpc.records.reading.phrases import counted
-from osmosis_grpc.serve.json_output import records
-from osmosis_grpc.serve.startup import usage_error
-from osmosis_grpc.trainer.score_stats import shown_k
+from osmosis_grpc.serve.json_output import records, usage_error
+from osmosis_grpc.trainer.score_stats import Estimate, ScoreSummary, shown_k
 
 MOST_ROWS = 10
 """At most this many rows that got better, or worse, are printed."""
+
+
+def score_lines(name: str, found: ScoreSummary, total: int, width: int) -> Iterator[Line]:
+    """Yield the lines about the scores of one eval function. `total` is the number of rollouts."""
+    if found.mean is None:
+        parts = ["no score"]
+    else:
+        std = [] if found.std is None else [f"std {found.std:.3g}"]
+        parts = [f"mean {estimate_text(found.mean)}", *std, f"{found.scored} of {total} scored"]
+    failed = [f"{found.failed} failed"] if found.failed else []
+    for piece in wrapped(f"{name}: {', '.join([*parts, *failed])}", width):
+        yield Line.of(piece, "head")
+    passes = ", ".join(f"pass@{k} {estimate_text(found.pass_at_k[k])}" for k in shown_k(found.pass_at_k))
+    if passes:
+        for piece in wrapped(passes, width - 2):
+            yield Line.of(piece, indent=2)
+
+
+def estimate_text(found: Estimate) -> str:
+    """Return a mean with its confidence interval, such as 0.667 (0.21 to 1)."""
+    if found.ci95 is None:
+        return f"{found.mean:.3g}"
+    low, high = found.ci95
+    return f"{found.mean:.3g} ({low:.3g} to {high:.3g})"
 
 
 def run_compare(first: str, second: str, *, json: bool) -> int:
@@ -73,7 +95,6 @@ def _lines(found: Comparison, width: int) -> Iterator[Line]:
 
 
 def _without(found: Comparison) -> tuple[tuple[Sequence[int], str], ...]:
-    """Return the rows without a score in A, and those without one in B."""
     return (found.only[1], "A"), (found.only[0], "B")
 
 

@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from osmosis_grpc.cli.conformance_options import ConformanceOptions
-from osmosis_grpc.cli.server_choice import chosen_server
-from osmosis_grpc.cli.source_options import SourceOptions
+from osmosis_grpc.cli.options import SourceOptions
+from osmosis_grpc.cli.source import chosen_server
 from osmosis_grpc.network.channel_options import client_options
 from osmosis_grpc.network.credentials import Credentials, channel
 from osmosis_grpc.protocol.errors import MissingExtraError
 from osmosis_grpc.protocol.types.outcome import printable
 from osmosis_grpc.records.reading.source_port import SourceError
-from osmosis_grpc.serve.json_output import Records, records, say_error
-from osmosis_grpc.serve.startup import usage_error
+from osmosis_grpc.serve.json_output import Records, records, say_error, usage_error
 
 
 def run_conformance(options: ConformanceOptions, source: SourceOptions, *, json: bool) -> int:
@@ -37,8 +36,8 @@ def run_conformance(options: ConformanceOptions, source: SourceOptions, *, json:
 def _run(options: ConformanceOptions, source: SourceOptions, out: Records) -> int:
     from osmosis_grpc.testing.conformance.cases import load
     from osmosis_grpc.testing.conformance.runner import chosen_cases, known_failures
-    from osmosis_grpc.testing.conformance.server_kinds import KINDS as SERVER
-    from osmosis_grpc.testing.conformance.trainer_kinds import KINDS as TRAINER
+    from osmosis_grpc.testing.conformance.server_session import KINDS as SERVER
+    from osmosis_grpc.testing.conformance.trainer_session import KINDS as TRAINER
 
     side = "trainer" if options.trainer is not None else "server"
     if side == "server" and source.server is None and not options.list_:
@@ -78,7 +77,7 @@ async def _tested(
     options: ConformanceOptions, source: SourceOptions, out: Records, chosen: Any, known: dict[str, str]
 ) -> int:
     from osmosis_grpc.testing.conformance import report, server_session
-    from osmosis_grpc.testing.conformance.results import Result, Unusable
+    from osmosis_grpc.testing.conformance.report import Result, Unusable
 
     began = time.monotonic()
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from osmosis_grpc.cli.option_groups import choice, with_options
+from osmosis_grpc.cli.options import choice, with_options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

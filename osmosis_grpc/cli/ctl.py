@@ -3,19 +3,17 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
+from osmosis_grpc.cli.command_options import CancelOptions
+from osmosis_grpc.cli.options import SourceOptions
 from osmosis_grpc.cli.screen import Line, Screen, wrapped
-from osmosis_grpc.cli.server_choice import chosen_server
-from osmosis_grpc.cli.source_options import SourceOptions
+from osmosis_grpc.cli.source import chosen_server, run_reading
 from osmosis_grpc.protocol.types import CancelResult
 from osmosis_grpc.protocol.types.server_info import DrainResult, ServerInfo
-from osmosis_grpc.records.reading.chosen_server import ChosenServer
 from osmosis_grpc.records.reading.record_values import plain
-from osmosis_grpc.records.reading.source_port import SourceError
-from osmosis_grpc.serve.json_output import Records, records, say_error
-from osmosis_grpc.serve.startup import usage_error
+from osmosis_grpc.serve.json_output import Records, say_error, usage_error
 from osmosis_grpc.trainer.rollout_client import RolloutClient
 
 POLL = 0.25
@@ -23,19 +21,6 @@ POLL = 0.25
 MIB = 1024 * 1024
 
 Asked = Callable[[RolloutClient, Records], Awaitable[int]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CancelOptions:
-    """The rollouts to cancel: some ids, a group, the ids with a prefix, or all of the caller."""
-
-    rollouts: tuple[str, ...] = ()
-    group: str = ""
-    prefix: str = ""
-    everything: bool = False
-    attempt: int = 0
-    """0 means any attempt."""
-    reason: str = ""
 
 
 def run_cancel(given: CancelOptions, options: SourceOptions, *, json: bool) -> int:
@@ -51,7 +36,7 @@ def run_cancel(given: CancelOptions, options: SourceOptions, *, json: bool) -> i
     async def cancel(client: RolloutClient, out: Records) -> int:
         found: list[CancelResult] = []
         for rollout_id in given.rollouts:
-            found += await client.cancel(rollout_id, attempt=given.attempt, reason=given.reason)
+            found += await client.cancel(rollout_id, attempt=given.attempt or 0, reason=given.reason)
         if not given.rollouts:
             found += await client.cancel(
                 group_id=given.group, prefix=given.prefix, everything=given.everything, reason=given.reason
@@ -156,7 +141,6 @@ def protocol_range(info: ServerInfo) -> str:
 
 
 def _rows(values: Any) -> list[str]:
-    """Return a row for each field of a dataclass."""
     names = [field.name for field in fields(values)]
     widest = max(map(len, names))
     return [f"{name.ljust(widest)}  {_value(name, getattr(values, name))}" for name in names]
@@ -172,17 +156,11 @@ def _value(name: str, value: Any) -> str:
 
 def _run(name: str, options: SourceOptions, ask: Asked, *, json: bool) -> int:
     """Ask the server of the options, and return the exit code. A failed call ends the command with exit code 2."""
-    command = f"ctl {name}"
 
-    async def asked(server: ChosenServer, out: Records) -> int:
+    async def asked(out: Records) -> int:
+        server = chosen_server(f"ctl {name}", options)
         async with server.client() as client:
             with server.explained():
                 return await ask(client, out)
 
-    with records(json) as out:
-        try:
-            return asyncio.run(asked(chosen_server(command, options), out))
-        except SourceError as error:
-            usage_error(command, str(error))
-        except KeyboardInterrupt:
-            return 130
+    return run_reading(f"ctl {name}", asked, json=json)

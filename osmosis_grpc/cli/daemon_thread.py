@@ -7,61 +7,61 @@ import os
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from osmosis_grpc.supervise import OnFailure, job, result_of, thread
 
 DAEMON_THREAD = job("cli.run_in_daemon_thread", OnFailure.REPORT, "thread")
 EXIT_AFTER = job("cli.exit_after", OnFailure.REPORT, "thread")
 
+STOPPING = 5.0
+"""After Ctrl-C, commands wait at most this many seconds for running agents, and until a journal is closed."""
+
 T = TypeVar("T")
 
 
-class Interruptible(Generic[T]):
-    """Runs a coroutine in a daemon thread, which an agent cannot keep alive, and can stop it before its end."""
+def run_in_daemon_thread(main: Callable[[], Awaitable[T]], limit: float | None = None, *, stopping: float = 0.0) -> T:
+    """Return the result of a coroutine that runs in a daemon thread, which an agent cannot keep alive.
 
-    def __init__(self, main: Callable[[], Awaitable[T]]) -> None:
-        self._main = main
-        self._future: concurrent.futures.Future[T] = concurrent.futures.Future()
-        self._cancel: Callable[[], object] = lambda: None
+    Args:
+        main: Makes the coroutine.
+        limit: How long it may take, in seconds.
+        stopping: After Ctrl-C, the coroutine is cancelled, and gets this many seconds to end.
 
-    def run(self, limit: float | None = None) -> T:
-        """Return the result of the coroutine, or raise its exception.
+    Raises:
+        concurrent.futures.TimeoutError: It takes longer than `limit`.
+    """
+    future: concurrent.futures.Future[T] = concurrent.futures.Future()
+    cancel: list[Callable[[], object]] = []
 
-        Raises concurrent.futures.TimeoutError if it takes longer than `limit` seconds.
-        """
-        running = thread(DAEMON_THREAD, self._run, self._failed)
-        result = result_of(self._future, limit)
-        running.join(1.0)
-        return result
-
-    def stop(self, limit: float) -> None:
-        """Cancel the coroutine after an interrupt of run(), and wait at most `limit` seconds for its end."""
-        self._cancel()
-        with contextlib.suppress(Exception, asyncio.CancelledError, KeyboardInterrupt):
-            self._future.result(limit)
-
-    def _run(self) -> bool:
-        asyncio.run(self._announce())
-        return False
-
-    async def _announce(self) -> None:
+    async def announced() -> None:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
-        self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
+        cancel.append(lambda: loop.call_soon_threadsafe(task.cancel))
         try:
-            self._future.set_result(await self._main())
+            future.set_result(await main())
         except BaseException as error:
-            self._future.set_exception(error)
+            future.set_exception(error)
 
-    def _failed(self, error: BaseException) -> None:
-        if not self._future.done():
-            self._future.set_exception(error)
+    def step() -> bool:
+        asyncio.run(announced())
+        return False
 
+    def failed(error: BaseException) -> None:
+        if not future.done():
+            future.set_exception(error)
 
-def run_in_daemon_thread(main: Callable[[], Awaitable[T]], limit: float | None = None) -> T:
-    """Run a coroutine in a daemon thread. See Interruptible.run."""
-    return Interruptible(main).run(limit)
+    running = thread(DAEMON_THREAD, step, failed)
+    try:
+        result = result_of(future, limit)
+    except KeyboardInterrupt:
+        with contextlib.suppress(Exception, asyncio.CancelledError, KeyboardInterrupt):
+            if stopping:
+                cancel[0]()
+                future.result(stopping)
+        raise
+    running.join(1.0)
+    return result
 
 
 @contextlib.contextmanager

@@ -11,8 +11,8 @@ from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.loader import load_agents
 from osmosis_grpc.agent.runnable import Runnable, as_runnable
 from osmosis_grpc.agent.source_version import AgentVersion
+from osmosis_grpc.cli.command_options import Choices, ForkOptions, RunOptions
 from osmosis_grpc.cli.daemon_thread import run_in_daemon_thread
-from osmosis_grpc.cli.run_options import RunOptions
 from osmosis_grpc.policies import Policy
 from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.protocol.types.outcome import printable
@@ -29,14 +29,13 @@ from osmosis_grpc.records.evaluate import (
     open_model,
 )
 from osmosis_grpc.records.evaluate.columns import parse_map
-from osmosis_grpc.records.evaluate.dataset import Chosen, every
+from osmosis_grpc.records.evaluate.dataset import Chosen, RowChoice, every
 from osmosis_grpc.records.evaluate.eval_functions import EvalFunction, load_eval_functions
 from osmosis_grpc.records.evaluate.inputs import Inputs, agent_inputs, digest_of, function_inputs
 from osmosis_grpc.records.evaluate.models import Model, check_url
-from osmosis_grpc.records.evaluate.price import Price
-from osmosis_grpc.records.evaluate.row_choice import RowChoice
+from osmosis_grpc.records.evaluate.results import Price
 from osmosis_grpc.records.reading.phrases import counted
-from osmosis_grpc.serve.startup import usage_error
+from osmosis_grpc.serve.json_output import usage_error
 
 T = TypeVar("T")
 
@@ -45,24 +44,6 @@ TOKEN_MODELS = ("vllm-grpc:", "smg:")
 """The beginnings of the names of models that osmosis_grpc.cli.token_models opens."""
 LONGEST = 604_800.0
 """The most seconds of a row in a session."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choices:
-    """The options that only one of the commands has."""
-
-    command: str
-    json: bool = False
-    row: int | None = None
-    interactive: bool = False
-    eval_fn: tuple[str, ...] = ()
-    n: int = 1
-    """How often each row runs."""
-    pass_threshold: float = 1.0
-    rows: str | None = None
-    resume: str | None = None
-    fresh: bool = False
-    retry_failed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +186,7 @@ def _rows(options: RunOptions, choices: Choices) -> Rows:
     return Rows(options.offset, options.limit)
 
 
-def model_of(options: RunOptions) -> Model:
+def model_of(options: RunOptions | ForkOptions) -> Model:
     """Return the model that the options name. Raises ModelError, and MissingExtraError without its library."""
     if not options.model.startswith(TOKEN_MODELS):
         if options.tokenizer:

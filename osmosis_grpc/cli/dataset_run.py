@@ -7,13 +7,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from osmosis_grpc.cli.daemon_thread import Interruptible
-from osmosis_grpc.cli.dataset_options import Choices, Prepared
+from osmosis_grpc.cli.command_options import Choices, RunOptions
+from osmosis_grpc.cli.daemon_thread import STOPPING, run_in_daemon_thread
+from osmosis_grpc.cli.dataset_options import Prepared
 from osmosis_grpc.cli.interactive import Session, SteppedPolicy
-from osmosis_grpc.cli.program import program
 from osmosis_grpc.cli.run_display import Display, failed_lines, figures, row_lines, shown
-from osmosis_grpc.cli.run_options import RunOptions
-from osmosis_grpc.cli.screen import Screen, say_wrapped
+from osmosis_grpc.cli.screen import Screen, program, say_wrapped
 from osmosis_grpc.cli.transcript import transcript
 from osmosis_grpc.protocol.errors import CallError
 from osmosis_grpc.protocol.types import RolloutOutcome
@@ -22,8 +21,7 @@ from osmosis_grpc.records.evaluate import DatasetError, RowResult, Run, RunError
 from osmosis_grpc.records.evaluate.eval_functions import OWN_REWARD, Scorer
 from osmosis_grpc.records.evaluate.run_folder import SCHEMA_VERSION
 from osmosis_grpc.records.reading.phrases import counted
-from osmosis_grpc.serve.json_output import Records, say_error
-from osmosis_grpc.serve.startup import usage_error
+from osmosis_grpc.serve.json_output import Records, say_error, usage_error
 from osmosis_grpc.storage import JournalError
 
 if TYPE_CHECKING:
@@ -31,9 +29,6 @@ if TYPE_CHECKING:
 
 MOST_FAILURES = 10
 """With --quiet, the summary names at most this many rows that failed."""
-INTERRUPTED = 130
-STOPPING = 5.0
-"""After Ctrl-C, the journal is closed for at most this many seconds."""
 Results = dict[tuple[int, int], RowResult]
 """The results by row and run of the row."""
 
@@ -82,12 +77,10 @@ class DatasetRun:
         plain = options.plain or stepped
         show: dict[str, Any] = {"json": self._choices.json, "debug": options.debug, "unit": self._unit}
         with shown(self._out, self._total, plain=plain, quiet=options.quiet, **show) as display:
-            running = Interruptible(lambda: self._rows(display))
             try:
-                running.run()
+                run_in_daemon_thread(lambda: self._rows(display), stopping=STOPPING)
             except KeyboardInterrupt:
                 interrupted = True
-                running.stop(STOPPING)
             except (DatasetError, JournalError, CallError, RunError, OSError) as error:  # the files changed, or a disk
                 problem = printable(str(error))
         try:
@@ -101,7 +94,7 @@ class DatasetRun:
         if problem:
             usage_error(self._choices.command, problem)
         if interrupted:
-            return INTERRUPTED
+            return 130
         return int(not stepped and bool(self._summary.failed or self._summary.unscored))
 
     async def _rows(self, display: Display) -> None:
@@ -123,7 +116,6 @@ class DatasetRun:
             self._failed.append(result)
 
     def _ended(self, display: Display, result: RowResult, outcome: RolloutOutcome | None) -> None:
-        """Show a new result."""
         self._count(result)
         self._out.write("row", **result.record())
         lines = row_lines(result, self._options.dataset or "")
@@ -135,14 +127,8 @@ class DatasetRun:
     def _quoted(self) -> str:
         return shlex.quote(str(self._folder.path))
 
-    @property
-    def _first_failed(self) -> str | None:
-        """The id of the first rollout that failed. A row that was refused has no rollout in the journal."""
-        return next((result.rollout_id for result in self._failed if result.token_usage), None)
-
     @cached_property
     def _results(self) -> Results:
-        """All results at the end of the run."""
         return self._folder.newest_results()
 
     @cached_property
@@ -158,7 +144,6 @@ class DatasetRun:
         return {name: each.summary() for name, each in scores.items()}
 
     def _record(self) -> dict[str, Any]:
-        """Return the summary as JSON."""
         record = self._summary.record()
         if self._scores:
             rows = {row for row, _ in self._results}
@@ -168,12 +153,14 @@ class DatasetRun:
 
     def _say_summary(self, seconds: float) -> None:
         """Write the record and the lines of the summary. The very last line is the command to use next."""
-        failed, folder, summary = self._first_failed, self._quoted, self._summary
+        folder, summary = self._quoted, self._summary
+        # A row that was refused has no rollout in the journal.
+        failed = next((result.rollout_id for result in self._failed if result.token_usage), None)
         show = f"{program()} show {failed} --state-dir {folder}" if failed else None
         self._out.write("summary", run=str(self._folder.path), seconds=round(seconds, 3), show=show, **self._record())
         done, state = summary.passed, "COMPLETED"
         if self._scores:
-            from osmosis_grpc.cli.score_text import score_lines  # imports gRPC, too
+            from osmosis_grpc.cli.compare import score_lines  # imports gRPC, too
 
             done, state = summary.passed - summary.unscored, "scored"
             screen = Screen.of(self._out)

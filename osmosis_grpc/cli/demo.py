@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from osmosis_grpc.cli.program import program
+from osmosis_grpc.cli.screen import program
 from osmosis_grpc.cli.trial import ANSWER, FINAL, QUESTION
 from osmosis_grpc.protocol.errors import CallError
 from osmosis_grpc.protocol.types import RolloutOutcome

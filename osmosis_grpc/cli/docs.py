@@ -8,8 +8,7 @@ from typing import NamedTuple
 import osmosis_grpc
 from osmosis_grpc.cli.screen import Screen
 from osmosis_grpc.protocol.types.outcome import printable
-from osmosis_grpc.serve.json_output import records
-from osmosis_grpc.serve.startup import usage_error
+from osmosis_grpc.serve.json_output import records, usage_error
 
 PACKAGE = Path(osmosis_grpc.__file__).parent
 FOLDERS = PACKAGE / "docs", PACKAGE.parent / "docs"

@@ -8,17 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from osmosis_grpc.agent.loader import LoadError
-from osmosis_grpc.cli.dataset_options import Choices, Prepared, about, inputs, prepare, stored
+from osmosis_grpc.cli.command_options import Choices, RunOptions
+from osmosis_grpc.cli.dataset_options import Prepared, about, inputs, prepare, stored
 from osmosis_grpc.cli.dataset_run import DatasetRun, Results
 from osmosis_grpc.cli.interactive import check_terminal
-from osmosis_grpc.cli.run_options import RunOptions
 from osmosis_grpc.protocol.types.outcome import printable
 from osmosis_grpc.records.evaluate import DatasetError, ModelError, RunError, RunFolder
 from osmosis_grpc.records.evaluate.errors import EvalFunctionError
 from osmosis_grpc.records.evaluate.inputs import Inputs, changes
 from osmosis_grpc.records.reading.phrases import counted
-from osmosis_grpc.serve.json_output import records, say_error
-from osmosis_grpc.serve.startup import usage_error
+from osmosis_grpc.serve.json_output import records, say_error, usage_error
 
 
 def run_dataset(run: RunOptions, choices: Choices, given: frozenset[str]) -> int:

@@ -3,13 +3,12 @@
 import time
 from contextlib import aclosing
 
+from osmosis_grpc.cli.options import SourceOptions
 from osmosis_grpc.cli.screen import Screen
 from osmosis_grpc.cli.source import Source, read_source, stopped_text
-from osmosis_grpc.cli.source_options import SourceOptions
 from osmosis_grpc.protocol.types import OutcomeStatus, TrajectoryEvent, events
 from osmosis_grpc.records.reading.event_text import event_record, name_of, one_line
-from osmosis_grpc.serve.json_output import Records, say_error
-from osmosis_grpc.serve.startup import usage_error
+from osmosis_grpc.serve.json_output import Records, say_error, usage_error
 
 KINDS: dict[type, str] = {events.Delivered: "note", events.ChatFailed: "error", events.ToolCalled: "call"}
 """The kind of an event to the kind of its line."""

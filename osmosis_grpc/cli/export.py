@@ -9,10 +9,10 @@ import sys
 import time
 from typing import cast, get_args
 
-from osmosis_grpc.cli.export_options import ExportChoices
+from osmosis_grpc.cli.command_options import ExportChoices
 from osmosis_grpc.cli.list import chosen_filter
-from osmosis_grpc.cli.source import Source, open_source
-from osmosis_grpc.cli.source_options import SourceOptions
+from osmosis_grpc.cli.options import SourceOptions
+from osmosis_grpc.cli.source import Source, nothing_in, open_source
 from osmosis_grpc.protocol.errors import InvalidArgument, MissingExtraError
 from osmosis_grpc.protocol.types import RolloutFilter, RolloutInfo
 from osmosis_grpc.protocol.types.cuts import Cut, Dropped
@@ -22,8 +22,7 @@ from osmosis_grpc.records.export.verl_rows import TooLong
 from osmosis_grpc.records.reading.list_filter import ListOptions
 from osmosis_grpc.records.reading.phrases import counted
 from osmosis_grpc.records.reading.source_port import DamagedRollout, SourceError
-from osmosis_grpc.serve.json_output import Records, records, say_error
-from osmosis_grpc.serve.startup import usage_error
+from osmosis_grpc.serve.json_output import Records, records, say_error, usage_error
 
 PAGE = 200
 PROGRESS = 5.0
@@ -54,16 +53,17 @@ class _Refused(Exception):
     """A rollout or an option is refused. The cause is an InvalidArgument, which a source takes for its own."""
 
 
-def run_export(to: str, output: str | None, choices: ExportChoices, options: SourceOptions, **flags: bool) -> int:
-    """Export the selected rollouts, and return the exit code. `flags` are `overwrite` and `json`."""
+def run_export(choices: ExportChoices, options: SourceOptions, *, json: bool) -> int:
+    """Export the selected rollouts, and return the exit code."""
+    to = choices.to
     if to not in OUTPUTS:
         usage_error("export", f"--to: {to!r} is not a format; the formats are {', '.join(OUTPUTS)}")
     for name, known in (("too_long", TooLong), ("cut", Cut), ("dropped", Dropped)):
         value = getattr(choices, name)
         if value not in get_args(known):
             usage_error("export", f"--{name.replace('_', '-')}: {value!r} is not one of {', '.join(get_args(known))}")
-    output = output or OUTPUTS[to]
-    if output == "-" and flags["json"]:
+    output = choices.output or OUTPUTS[to]
+    if output == "-" and json:
         usage_error("export", "--json writes records to stdout, and so does --output -; leave one of them out")
     given = ListOptions(
         states=tuple(choices.state or ()),
@@ -73,10 +73,10 @@ def run_export(to: str, output: str | None, choices: ExportChoices, options: Sou
         max_reward=choices.max_reward,
     )
     where = chosen_filter("export", given)
-    with records(flags["json"]) as out:
+    with records(json) as out:
         source = open_source("export", options)
         try:
-            made = Export(output, cast(Format, to), _options(choices), overwrite=flags["overwrite"])
+            made = Export(output, cast("Format", to), _options(choices), overwrite=choices.overwrite)
             left = asyncio.run(_exported(source, where, choices, made))
         except (InvalidArgument, _Refused) as error:
             cause = error if isinstance(error, InvalidArgument) else error.__cause__
@@ -99,10 +99,10 @@ def _options(choices: ExportChoices) -> ExportOptions:
     verl = VerlConfig(
         prompt_length=choices.prompt_length,
         response_length=choices.response_length,
-        too_long=cast(TooLong, choices.too_long),
+        too_long=cast("TooLong", choices.too_long),
         untrainable="skip" if choices.skip_untrainable else "raise",
-        cut=cast(Cut, choices.cut),
-        dropped=cast(Dropped, choices.dropped),
+        cut=cast("Cut", choices.cut),
+        dropped=cast("Dropped", choices.dropped),
         extras=tuple(choices.extra or ()),
         components=not choices.no_reward_components,
     )
@@ -179,11 +179,10 @@ def _why_nothing(counts: ExportCounts, left: int, where: RolloutFilter, place: s
         return f"nothing to write: {read}. Without the option that skips, the command says why"
     if left:
         return f"{counted(left, 'rollout')} in {place} without an outcome, and no other one"
-    return f"{'no rollout matches' if where != RolloutFilter() else 'there are no rollouts yet'} in {place}"
+    return nothing_in(place, where)
 
 
 def _refused(error: InvalidArgument) -> int:
-    """Print an error about a rollout or an option, and return the exit code."""
     field, problem = error.violations[0]
     for name, option in _OPTIONS.items():
         problem = problem.replace(f"pass {name}", f"use {option}").replace(f"Pass {name}", f"Use {option}")

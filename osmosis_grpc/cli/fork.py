@@ -12,16 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.agent.loader import LoadError, load_agents
+from osmosis_grpc.agent.loader import LoadError
 from osmosis_grpc.agent.runnable import Runnable, as_runnable
-from osmosis_grpc.cli.agent_sources import SourceOptions as AgentSources
-from osmosis_grpc.cli.daemon_thread import Interruptible, run_in_daemon_thread
+from osmosis_grpc.cli.command_options import ForkOptions
+from osmosis_grpc.cli.daemon_thread import STOPPING, run_in_daemon_thread
 from osmosis_grpc.cli.dataset_options import model_of
-from osmosis_grpc.cli.dataset_run import INTERRUPTED, STOPPING
-from osmosis_grpc.cli.program import program
-from osmosis_grpc.cli.run_options import RunOptions
+from osmosis_grpc.cli.options import AgentSources, SourceOptions
+from osmosis_grpc.cli.recorded import load_loops, loop_of
+from osmosis_grpc.cli.screen import program
 from osmosis_grpc.cli.source import Source, open_source
-from osmosis_grpc.cli.source_options import SourceOptions
 from osmosis_grpc.engine.recorded_chats import ForkedChats
 from osmosis_grpc.protocol.errors import CallError, OsmosisRolloutError
 from osmosis_grpc.protocol.types import Fork, OutcomeStatus, RolloutOutcome, RolloutRequest
@@ -29,31 +28,15 @@ from osmosis_grpc.protocol.types.outcome import printable
 from osmosis_grpc.records.evaluate import ModelError, RunError, RunFolder
 from osmosis_grpc.records.evaluate.models import Model
 from osmosis_grpc.records.local_host import ONE, LocalHost
-from osmosis_grpc.records.reading.fork_origin import origin
+from osmosis_grpc.records.reading.list_filter import origin
 from osmosis_grpc.records.reading.phrases import counted, reward_text
 from osmosis_grpc.records.reading.record_values import plain
 from osmosis_grpc.records.reading.source_port import SourceError
-from osmosis_grpc.serve.json_output import Records, records, say_error
-from osmosis_grpc.serve.startup import usage_error
+from osmosis_grpc.serve.json_output import Records, records, say_error, usage_error
 from osmosis_grpc.storage import JournalError
 from osmosis_grpc.storage.keep_all import KEPT
 
 MAIN = "main"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForkOptions:
-    """The options of the command."""
-
-    rollout: str
-    at_chat: int
-    sample: str
-    attempt: int | None
-    modules: tuple[str, ...]
-    model: RunOptions
-    """Only the options of the model, of the folder and of the timeout are used."""
-    agents: AgentSources
-    json: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +55,14 @@ class _Original:
         return replace(ids, fork=self.fork)
 
 
-def run_fork_command(options: ForkOptions, source: SourceOptions) -> int:
+def run_fork_command(options: ForkOptions, agents: AgentSources, source: SourceOptions, *, json: bool) -> int:
     """Run the fork, print its end, and return the exit code: 0, 1, 2 or 130."""
-    with records(options.json) as out:
+    with records(json) as out:
         try:
             found = open_source("fork", source)
             original = run_in_daemon_thread(lambda: _original(options, found))
-            if options.modules:
-                return _Here(options, original, out).run()
+            if options.module:
+                return _Here(options, agents, original, out).run()
             return _on_server(options, source, original, out)
         except (SourceError, ModelError, RunError, LoadError, JournalError, OSError) as error:
             usage_error("fork", printable(str(error)))
@@ -108,25 +91,23 @@ async def _original(options: ForkOptions, source: Source) -> _Original:
 class _Here:
     """A fork that runs in this process."""
 
-    def __init__(self, options: ForkOptions, original: _Original, out: Records) -> None:
+    def __init__(self, options: ForkOptions, agents: AgentSources, original: _Original, out: Records) -> None:
         self._options = options
         self._original = original
         self._out = out
-        self._agent_loop = _agent_loop(options, original)
-        self._model = model_of(options.model)
+        self._agent_loop = _agent_loop(options, agents, original)
+        self._model = model_of(options)
         params = original.request.completion_params
         run_in_daemon_thread(lambda: self._model.probe(params))
-        self._folder = RunFolder.create(
-            Path(options.model.save_dir) if options.model.save_dir else None, self._about(self._model)
-        )
+        self._folder = RunFolder.create(Path(options.save_dir) if options.save_dir else None, self._about(self._model))
 
     def _about(self, model: Model) -> dict[str, Any]:
         return {
             "command": "fork",
-            "module": list(self._options.modules),
+            "module": list(self._options.module),
             "agent_loop": self._original.agent_loop,
             "forked_from": origin(self._original.fork),
-            "model": self._options.model.model,
+            "model": self._options.model,
             "base_url": model.url,
         }
 
@@ -134,7 +115,7 @@ class _Here:
         """Run the fork, and return the exit code."""
         request, path = self._original.forked(), self._folder.path
         _say_start(self._out, request)
-        config = replace(ONE, agent_timeout=self._options.model.timeout, record_ttl=KEPT)
+        config = replace(ONE, agent_timeout=self._options.timeout, record_ttl=KEPT)
 
         async def work() -> RolloutOutcome:
             async with LocalHost(self._agent_loop, self._model.policy, config, folder=path) as host:
@@ -147,24 +128,22 @@ class _Here:
         finally:
             self._folder.end(state, {} if outcome is None else {"status": str(outcome.status)})
         if outcome is None:
-            return INTERRUPTED
+            return 130
         folder = shlex.quote(str(path))
         return _say_end(self._out, request, outcome, f"--state-dir {folder}", str(path))
 
 
-def _agent_loop(options: ForkOptions, original: _Original) -> RolloutAgentLoop | Runnable:
-    """Return the agent loop of the original. A wrong one ends the command with exit code 2. Raises LoadError."""
-    loops = {loop.name: loop for loop in load_agents(list(options.modules), options.agents.sources())}
+def _agent_loop(options: ForkOptions, agents: AgentSources, original: _Original) -> RolloutAgentLoop | Runnable:
+    """Return the agent loop of the original. A wrong one ends the command with exit code 2."""
     name = original.agent_loop
-    if name not in loops:
-        usage_error("fork", f"the rollout ran agent loop {name!r}; -m names {', '.join(sorted(loops)) or 'none'}")
-    if not as_runnable(loops[name]).replayable:
+    agent_loop = loop_of("fork", load_loops("fork", options.module, agents), name)
+    if not as_runnable(agent_loop).replayable:
         usage_error(
             "fork",
             f"agent loop {name!r} is not replayable; set replayable = True in its class if it asks the same chats when "
             "it gets the same replies; CodingAgent(snapshots=True) is replayable",
         )
-    return loops[name]
+    return agent_loop
 
 
 def _on_server(options: ForkOptions, source: SourceOptions, original: _Original, out: Records) -> int:
@@ -175,10 +154,10 @@ def _on_server(options: ForkOptions, source: SourceOptions, original: _Original,
             f"-m MODULE:ATTR names agent loop {original.agent_loop!r}, which then runs here; or --server names the "
             "running server that has the rollout, and runs the fork there",
         )
-    from osmosis_grpc.cli.server_choice import chosen_server
+    from osmosis_grpc.cli.source import chosen_server
     from osmosis_grpc.trainer import Trainer
 
-    server, model = chosen_server("fork", source), model_of(options.model)
+    server, model = chosen_server("fork", source), model_of(options)
     run_in_daemon_thread(lambda: model.probe(original.request.completion_params))
     request = original.forked()
     if not request.agent_loop:
@@ -191,17 +170,15 @@ def _on_server(options: ForkOptions, source: SourceOptions, original: _Original,
 
     outcome = _outcome(work)
     if outcome is None:
-        return INTERRUPTED
+        return 130
     return _say_end(out, request, outcome, f"--server {server.target}", None)
 
 
 def _outcome(work: Callable[[], Awaitable[RolloutOutcome]]) -> RolloutOutcome | None:
     """Return the outcome of the fork; None after Ctrl-C. A refusal ends the command with exit code 2."""
-    running = Interruptible(work)
     try:
-        return running.run()
+        return run_in_daemon_thread(work, stopping=STOPPING)
     except KeyboardInterrupt:
-        running.stop(STOPPING)
         return None
     except (CallError, OsmosisRolloutError) as error:
         usage_error("fork", printable(str(error)))
@@ -213,7 +190,6 @@ def _say_start(out: Records, request: RolloutRequest) -> None:
 
 
 def _say_end(out: Records, request: RolloutRequest, outcome: RolloutOutcome, where: str, run: str | None) -> int:
-    """Print the outcome and the command that shows it. Return the exit code."""
     completed, metrics = outcome.status is OutcomeStatus.COMPLETED, outcome.metrics
     show = f"{program()} show {shlex.quote(request.rollout_id)} {where}"
     out.write(

@@ -6,10 +6,9 @@ import shlex
 from importlib.resources import files
 from pathlib import Path
 
-from osmosis_grpc.cli.program import program
+from osmosis_grpc.cli.screen import program
 from osmosis_grpc.protocol.types.outcome import printable
-from osmosis_grpc.serve.json_output import records
-from osmosis_grpc.serve.startup import usage_error
+from osmosis_grpc.serve.json_output import records, usage_error
 
 TEMPLATES = {"minimal": "server", "tools": "server", "openai": "server,openai"}
 """The templates, and the extras of osmosis-grpc that each needs."""
@@ -55,7 +54,6 @@ def run_init(target: str, template: str, *, force: bool, json: bool) -> int:
 
 
 def _texts(template: str, name: str) -> dict[str, str]:
-    """Return the texts of a project's files by their names."""
     found = {}
     root = files("osmosis_grpc.cli") / "templates"
     for part in ("shared", template):

@@ -9,17 +9,16 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from osmosis_grpc.cli.ctl import protocol_range
+from osmosis_grpc.cli.options import SourceOptions
 from osmosis_grpc.cli.screen import Line, Screen
-from osmosis_grpc.cli.server_choice import chosen_server
-from osmosis_grpc.cli.source_options import SourceOptions
+from osmosis_grpc.cli.source import chosen_server, run_reading
 from osmosis_grpc.network.client_calls import error_of
 from osmosis_grpc.protocol.types.server_info import ServerInfo
 from osmosis_grpc.protocol.wire.control import PROTOCOL
-from osmosis_grpc.records.reading.chosen_server import ChosenServer
 from osmosis_grpc.records.reading.record_values import plain
+from osmosis_grpc.records.reading.server_source import ChosenServer
 from osmosis_grpc.records.reading.source_port import SourceError
-from osmosis_grpc.serve.json_output import records
-from osmosis_grpc.serve.startup import usage_error
+from osmosis_grpc.serve.json_output import Records, usage_error
 from osmosis_grpc.trainer.rollout_client import RolloutClient
 
 CALLS = 5
@@ -52,16 +51,12 @@ class Pinged:
 
 def run_ping(target: str | None, timeout: float, options: SourceOptions, *, json: bool) -> int:
     """Ask a server, print its answers, and return the exit code."""
-    with records(json) as out:
-        if target is not None and options.server not in (None, target):
-            usage_error("ping", "HOST:PORT and --server exclude each other; name one of them")
-        server = chosen_server("ping", replace(options, server=target or options.server))
-        try:
-            found = asyncio.run(_ping(server, timeout))
-        except SourceError as error:
-            usage_error("ping", str(error))
-        except KeyboardInterrupt:
-            return 130
+    if target is not None and options.server not in (None, target):
+        usage_error("ping", "HOST:PORT and --server exclude each other; name one of them")
+    server = chosen_server("ping", replace(options, server=target or options.server))
+
+    async def ask(out: Records) -> int:
+        found = await _ping(server, timeout)
         info = found.info
         out.write(
             "ping",
@@ -78,6 +73,8 @@ def run_ping(target: str | None, timeout: float, options: SourceOptions, *, json
         for line in _lines(found):
             screen.say(line)
         return int(bool(found.problem))
+
+    return run_reading("ping", ask, json=json)
 
 
 async def _ping(server: ChosenServer, timeout: float) -> Pinged:

@@ -8,13 +8,13 @@ import signal
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from osmosis_grpc.cli.command_options import QueryOptions
 from osmosis_grpc.cli.daemon_thread import exit_after
 from osmosis_grpc.cli.screen import Screen, columns, wrapped
-from osmosis_grpc.cli.usual_folder import run_folder, state_folder
+from osmosis_grpc.cli.source import RUNS, run_folder, state_folder
 from osmosis_grpc.protocol.errors import MissingExtraError
 from osmosis_grpc.protocol.types.outcome import printable
 from osmosis_grpc.records.query import VIEWS, VIEWS_VERSION, Interrupted, QueryDatabase, QueryError
@@ -22,12 +22,9 @@ from osmosis_grpc.records.query.database import Answer
 from osmosis_grpc.records.reading.journal_folder import doctor_hint
 from osmosis_grpc.records.reading.record_values import plain
 from osmosis_grpc.records.reading.source_port import SourceError
-from osmosis_grpc.serve.json_output import Records, records, say_error
-from osmosis_grpc.serve.startup import usage_error
+from osmosis_grpc.serve.json_output import Records, records, say_error, usage_error
 from osmosis_grpc.storage.journal.schema import FILE
 
-RUNS = ".osmosis/runs"
-"""Where test and eval keep their runs."""
 TABLE_ROWS = 100
 """A table has at most this many rows, unless --limit names another number."""
 MEASURED = 1000
@@ -38,21 +35,6 @@ PIPE_WIDTH = 200
 """The width of a table in a pipe. Rows that are wider than the table may be are printed one value a line."""
 GRACE = 5.0
 """A call of one function cannot be interrupted. The process ends this many seconds after the time for the query."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueryOptions:
-    """The options of the command line, as they are given."""
-
-    sql: str | None = None
-    file: str | None = None
-    state_dir: str | None = None
-    run: str | None = None
-    server: str | None = None
-    csv: bool = False
-    limit: int | None = None
-    """0 means all."""
-    timeout: float = 60.0
 
 
 def run_query(given: QueryOptions, *, json: bool) -> int:
@@ -95,7 +77,6 @@ def _quiet_when_the_reader_is_gone() -> Iterator[None]:
 
 
 def _sql(given: QueryOptions) -> str | None:
-    """Return the text of the query; None if there is none."""
     if given.sql is not None and given.file is not None:
         usage_error("query", "SQL and --file exclude each other; name one of them")
     if given.sql == "-":
@@ -118,7 +99,7 @@ def _sql(given: QueryOptions) -> str | None:
 def _folder(given: QueryOptions) -> Path:
     if given.run is None:
         folder = state_folder("query", given.state_dir)
-        if given.state_dir is None and not (folder / FILE).exists() and next(Path(RUNS).glob(f"*/{FILE}"), None):
+        if given.state_dir is None and not (folder / FILE).exists() and any(RUNS.glob(f"*/{FILE}")):
             usage_error("query", f"there is no journal in {folder}; --run last asks the newest run in {RUNS}")
         return folder
     if given.state_dir is not None:
@@ -223,7 +204,6 @@ def _print_values(names: Sequence[str], rows: Iterable[tuple[Any, ...]], screen:
 
 
 def _print_views(out: Records) -> None:
-    """Print the views with their columns."""
     for view in VIEWS.values():
         out.write(
             "view",

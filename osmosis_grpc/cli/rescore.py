@@ -5,49 +5,140 @@ second run of the command adds nothing.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+import hashlib
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from osmosis_grpc.agent.loader import LoadError
-from osmosis_grpc.cli.recorded_grader import RecordedGrader
-from osmosis_grpc.cli.score_text import score_lines
+from osmosis_grpc.agent.grader import Grader
+from osmosis_grpc.agent.grading import grade_recorded
+from osmosis_grpc.agent.loader import LoadError, load_grader
+from osmosis_grpc.agent.source_version import AgentVersion
+from osmosis_grpc.agent.workflow import GraderConfig
+from osmosis_grpc.agent.workflow_sources import parsed
+from osmosis_grpc.agent.workflow_validator import validate_grader
+from osmosis_grpc.cli.command_options import RescoreOptions
+from osmosis_grpc.cli.compare import score_lines
+from osmosis_grpc.cli.options import SourceOptions
+from osmosis_grpc.cli.recorded import selected
 from osmosis_grpc.cli.screen import Screen
 from osmosis_grpc.cli.source import Source, open_source
-from osmosis_grpc.cli.source_options import SourceOptions
-from osmosis_grpc.protocol.types import OutcomeStatus, RolloutFilter, RolloutInfo, RolloutState, events
+from osmosis_grpc.integrations._strands_messages import recorded_samples
+from osmosis_grpc.protocol.types import (
+    Annotation,
+    OutcomeStatus,
+    RolloutFilter,
+    RolloutInfo,
+    RolloutOutcome,
+    RolloutRequest,
+    RolloutState,
+    TrajectoryEvent,
+    events,
+)
+from osmosis_grpc.protocol.types.annotation import MAX_ID_CHARS
 from osmosis_grpc.protocol.types.outcome import printable
 from osmosis_grpc.records.evaluate import RunError, RunFolder
 from osmosis_grpc.records.evaluate.errors import EvalFunctionError
-from osmosis_grpc.records.evaluate.eval_functions import EvalFunction, Scored, Scorer, load_eval_functions
+from osmosis_grpc.records.evaluate.eval_functions import (
+    MOST_NAME_CHARS,
+    EvalFunction,
+    Scored,
+    Scorer,
+    load_eval_functions,
+    score_id,
+)
 from osmosis_grpc.records.reading.annotator import Annotator, open_annotator
 from osmosis_grpc.records.reading.history import History
 from osmosis_grpc.records.reading.phrases import counted
 from osmosis_grpc.records.reading.source_port import SourceError
-from osmosis_grpc.serve.json_output import Records, records
-from osmosis_grpc.serve.startup import usage_error
+from osmosis_grpc.serve.json_output import Records, records, usage_error
 from osmosis_grpc.trainer.score_stats import Scores
 
-PAGE = 100
+DIGITS = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RescoreOptions:
-    """The options of the command."""
+@dataclass(frozen=True, slots=True)
+class Regraded:
+    """The result of a grader for one rollout."""
 
-    run: str | None
-    eval_fn: tuple[str, ...]
-    grader: str | None
-    grader_config: tuple[str, ...]
-    author: str
-    agent: str
-    group: str
-    concurrency: int
-    timeout: float
-    quiet: bool
-    json: bool
+    score: float | None
+    """The mean of the rewards; None if all samples are removed, and after an error."""
+    added: tuple[Annotation, ...] = ()
+    """The rewards that the rollout does not have yet."""
+    known: int = 0
+    """The number of rewards that the rollout has already."""
+    error: str = ""
 
 
-def run_rescore(options: RescoreOptions, source: SourceOptions) -> int:
+class RecordedGrader:
+    """A grader, and the ids of its annotations. Another source or another value of the configuration is another grader.
+
+    `name` is MODULE:CLASS, and `values` are KEY=VALUE texts. Raises LoadError.
+    """
+
+    def __init__(self, name: str, values: Sequence[str], *, author: str, timeout: float) -> None:
+        self.name = name
+        self._grader: type[Grader[Any]]
+        self._config: GraderConfig | None
+        self._grader, self._config = load_grader(name, values)
+        for finding in validate_grader(self._grader, self._config):
+            raise LoadError(f"{name}: {finding.message}; {finding.hint}")
+        self._author, self._timeout = author, timeout
+        self._id = score_id(name, AgentVersion.of(self._grader).digest)
+        if values:
+            text = json.dumps(parsed(values, "--grader-config")[0], sort_keys=True)
+            self._id += f"+{_digest(text)}"
+
+    async def grade(
+        self,
+        request: RolloutRequest,
+        outcome: RolloutOutcome,
+        events: Iterable[TrajectoryEvent],
+        rewards: Mapping[str, float],
+    ) -> Regraded:
+        """Grade a rollout, unless `rewards`, the rewards of its annotations by id, has all rewards of this grader."""
+        ids = {sample: self._annotation_id(sample, outcome) for sample in outcome.samples}
+        known = {sample: rewards[name] for sample, name in ids.items() if name in rewards}
+        if ids and len(known) == len(ids):
+            return Regraded(statistics.fmean(known.values()), known=len(known))
+        samples = recorded_samples(outcome, events)
+        try:
+            async with asyncio.timeout(self._timeout):
+                graded = await grade_recorded(self._grader, request, samples, config=self._config)
+        except TimeoutError:
+            return Regraded(None, error=f"it took longer than {self._timeout:g} s")
+        if graded.failure is not None:
+            place = f" at {graded.failure.file}:{graded.failure.line}" if graded.failure.file else ""
+            return Regraded(None, error=graded.failure.message + place)
+        new = {sample: reward for sample, reward in graded.rewards.items() if sample not in known}
+        notes = (
+            Annotation(
+                id=ids[sample],
+                author=self._author,
+                reward=reward,
+                sample=sample if len(ids) > 1 else "",
+                labels=(self.name[:MOST_NAME_CHARS],),
+            )
+            for sample, reward in new.items()
+        )
+        found = [*known.values(), *new.values()]
+        return Regraded(statistics.fmean(found) if found else None, tuple(notes), len(known))
+
+    def _annotation_id(self, sample: str, outcome: RolloutOutcome) -> str:
+        """Return the id of the annotation for a sample. The only sample of a rollout has the id of the rollout."""
+        if len(outcome.samples) == 1:
+            return self._id
+        named = f"{self._id}/{sample}"
+        return named if len(named) <= MAX_ID_CHARS else f"{self._id}/{_digest(sample)}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
+
+
+def run_rescore(options: RescoreOptions, source: SourceOptions, *, json: bool) -> int:
     """Score the rollouts, print the scores, and return the exit code."""
     if not options.eval_fn and options.grader is None:
         usage_error(
@@ -57,15 +148,16 @@ def run_rescore(options: RescoreOptions, source: SourceOptions) -> int:
         usage_error("rescore", "--grader-config goes with --grader MODULE:CLASS")
     if options.run is not None and (source.server is not None or source.state_dir is not None):
         usage_error("rescore", "RUN, --state-dir and --server exclude each other; name one of them")
-    with records(options.json, drops_text=True) as out:
+    with records(json, drops_text=True) as out:
         try:
             if options.run is not None:
                 source = replace(source, state_dir=str(RunFolder.open(options.run).path))
             functions = load_eval_functions(options.eval_fn)
             grader = None
             if options.grader is not None:
-                given = options.author, options.timeout
-                grader = RecordedGrader(options.grader, options.grader_config, author=given[0], timeout=given[1])
+                grader = RecordedGrader(
+                    options.grader, options.grader_config, author=options.author, timeout=options.timeout
+                )
             return asyncio.run(_Rescore(options, functions, grader, open_source("rescore", source), out).run())
         except (RunError, LoadError, EvalFunctionError, SourceError) as error:
             usage_error("rescore", printable(str(error)))
@@ -101,31 +193,22 @@ class _Rescore:
     async def run(self) -> int:
         """Score all rollouts that completed."""
         async with self._source, open_annotator(self._source) as annotator:
-            waiting = [info async for info in self._completed()]
-            if not waiting:
+            where = RolloutFilter(
+                states=[RolloutState.COMPLETED], agent_loop=self._options.agent, group_id=self._options.group
+            )
+            found = [info async for info in selected(self._source, where)]
+            if not found:
                 raise SourceError(f"{self._source.where} has no rollout that completed")
-            waiting.reverse()
+            waiting = iter(found)
 
             async def work() -> None:
-                while waiting:
-                    await self._rescore(annotator, waiting.pop())
+                for info in waiting:
+                    await self._rescore(annotator, info)
 
             await asyncio.gather(*(work() for _ in range(self._options.concurrency)))
         self._scorer.close()
         self._end()
         return int(self._failed > 0)
-
-    async def _completed(self) -> AsyncIterator[RolloutInfo]:
-        """Yield the newest attempts that completed, in the order of acceptance."""
-        where = RolloutFilter(
-            states=[RolloutState.COMPLETED], agent_loop=self._options.agent, group_id=self._options.group
-        )
-        token, more = "", True
-        while more:
-            page, token = await self._source.page(where, token, limit=PAGE)
-            for info in page:
-                yield info
-            more = bool(token)
 
     async def _rescore(self, annotator: Annotator, info: RolloutInfo) -> None:
         """Score one rollout, and annotate it with the scores that it does not have."""
@@ -175,17 +258,13 @@ class _Rescore:
             self._rewards.add(row, own, completed=True)
         for name, each in self._scores.items():
             each.add(row, scores.get(name), completed=True)
-        self._write(info, own, scores, errors)
+        self._out.write(
+            "rollout", rollout_id=info.rollout_id, attempt=info.attempt, reward=own, scores=scores, errors=errors
+        )
         if not all(function.annotation_id in known for function in self._functions):
             self._say(info, own, scores, errors)
 
-    def _write(self, info: RolloutInfo, reward: float | None, scores: dict[str, float], errors: dict[str, str]) -> None:
-        self._out.write(
-            "rollout", rollout_id=info.rollout_id, attempt=info.attempt, reward=reward, scores=scores, errors=errors
-        )
-
     def _say(self, info: RolloutInfo, reward: float | None, scores: dict[str, float], errors: dict[str, str]) -> None:
-        """Print the scores of a rollout that did not have all of them."""
         if self._options.quiet and not errors:
             return
         own = "no reward" if reward is None else f"reward {reward:g}"

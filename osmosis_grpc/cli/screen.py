@@ -65,7 +65,9 @@ class Screen:
         """
         terminal = sys.stdout.isatty()
         plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM", "dumb") == "dumb"
-        return cls(out, min(max(available_width(), NARROWEST), WIDEST), terminal and not plain)
+        sized = terminal or "COLUMNS" in os.environ
+        width = shutil.get_terminal_size((WIDTH, 24)).columns if sized else WIDTH
+        return cls(out, min(max(width, NARROWEST), WIDEST), terminal and not plain)
 
     def say(self, line: str, kind: str = "") -> None:
         """Print one line. Control characters in it are escaped."""
@@ -79,13 +81,6 @@ class Screen:
         if _end_of_piece(text, 0, self.width) == len(text):
             return text
         return text[: _end_of_piece(text, 0, self.width - 4)] + " ..."
-
-
-def available_width() -> int:
-    """Return the columns of the terminal. A pipe has WIDTH columns, unless COLUMNS is set."""
-    if sys.stdout.isatty() or "COLUMNS" in os.environ:
-        return shutil.get_terminal_size((WIDTH, 24)).columns
-    return WIDTH
 
 
 def say_wrapped(out: Records, text: str) -> None:
@@ -146,3 +141,10 @@ def _columns(char: str) -> int:
     if unicodedata.combining(char):
         return 0
     return 2 if unicodedata.east_asian_width(char) in "WF" else 1
+
+
+def program() -> str:
+    """Return the command with which the user can run this program from the current folder."""
+    if shutil.which("osmosis-grpc"):
+        return "osmosis-grpc"
+    return os.path.relpath(sys.argv[0]) if os.access(sys.argv[0], os.X_OK) else "python -m osmosis_grpc"

@@ -1,19 +1,150 @@
-"""Formats a rollout's conversations for a terminal. conversation.py formats the messages of one conversation."""
+"""Formats a rollout's conversations for a terminal."""
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from osmosis_grpc.agent.tool_runs import ToolRun
-from osmosis_grpc.cli.conversation import Conversation
 from osmosis_grpc.cli.screen import Line, wrapped
 from osmosis_grpc.protocol.types import ChatRequest, Message, RolloutOutcome, Sample
 from osmosis_grpc.protocol.types.outcome import printable
-from osmosis_grpc.records.reading.message_text import ToolEnd
+from osmosis_grpc.records.reading.message_text import CallName, ToolEnd, mapping, mappings, reasoning_of, text_of
 from osmosis_grpc.records.reading.phrases import counted, reward_text
 
+INDENT = 8
+"""The most columns by which a line of a conversation is indented."""
 Chats = Sequence[tuple[ChatRequest, Message]]
 Messages = Sequence[Mapping[str, Any]]
 Numbers = Mapping[int, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """How much of a conversation is shown."""
+
+    messages: int | None = 30
+    """The most messages; None for all."""
+    lines: int | None = 8
+    """The most lines of one text; None for all."""
+    width: int = 200
+    """Lines are wrapped at this many columns."""
+    reasoning: bool | None = None
+    """Whether the reasoning of replies is shown. False shows its size, and None nothing."""
+    hints: bool = False
+    """Whether the lines about what is left out name the options that show it."""
+
+
+NOT_KNOWN = ToolEnd()
+
+
+@dataclass(slots=True)
+class Conversation:
+    """One conversation and what is known about it."""
+
+    messages: Sequence[Mapping[str, Any]]
+    numbers: Mapping[int, int] | None = None
+    """The index of a reply to the number of its chat. With None, replies are counted from 1."""
+    tools: Mapping[CallName, ToolEnd] = field(default_factory=dict)
+    """The chat and the id of a call to its end."""
+    notes: Mapping[int, str] = field(default_factory=dict)
+    """The number of a chat to a remark, such as its latency."""
+    view: View = View()
+    _paired: list[int] = field(default_factory=list)
+    _number: int = 0
+    _at: int = 0
+    _hinted: bool = False
+
+    def lines(self) -> Iterator[Line]:
+        """Yield the lines."""
+        counted = itertools.count(1)
+        for at, message in enumerate(self.messages):
+            if at == self.view.messages:
+                yield Line.of(f"... {len(self.messages) - at} more messages", "note")
+                return
+            number = 0
+            if message.get("role") == "assistant":
+                number = next(counted) if self.numbers is None else self.numbers.get(at, 0)
+            self._number, self._at = number or self._number, at
+            yield from self._message(message, number)
+
+    def _message(self, message: Mapping[str, Any], number: int) -> Iterator[Line]:
+        """Yield the lines of one message and of the results of its calls."""
+        role = message.get("role")
+        if role == "tool":
+            if id(message) not in self._paired:
+                yield from self._text(f"tool ({message.get('tool_call_id')})", message.get("content"))
+            return
+        label, note = str(role), self.notes.get(number, "")
+        if role == "assistant" and number:
+            label = f"{number} assistant"
+        thought, content = reasoning_of(message)
+        if thought and self.view.reasoning is not None:
+            yield from self._reasoning(f"{number} reasoning" if number else "reasoning", thought)
+        noted = f"{label} ({note})" if note else label
+        if content or not message.get("tool_calls"):
+            yield from self._text(noted, content, "turn" if role == "assistant" else "")
+            noted = label
+        for call in mappings(message.get("tool_calls")):
+            function = mapping(call.get("function"))
+            text = f"{noted} calls {function.get('name')} {function.get('arguments')}"
+            yield from self._limited(list(self._wrapped(text, "call")))
+            noted = label
+            yield from (line.indented(4) for line in self._result(str(call.get("id"))))
+
+    def _result(self, call_id: str) -> Iterator[Line]:
+        """Yield the lines of a call's result: of the conversation's, or else of the tool's own end."""
+        end = self.tools.get((self._number, call_id)) or self.tools.get((0, call_id)) or NOT_KNOWN
+        found = self._answer(call_id)
+        if found is not None:
+            self._paired.append(id(found))
+        result = found if found is not None else end.message
+        took = "" if end.latency is None else f" ({end.latency * 1000:.1f} ms)"
+        if result is not None:
+            yield from self._text(f"result{took}", result.get("content"), "error" if end.error else "")
+        elif end.error:
+            yield from self._text(f"error{took}", end.error, "error")
+        else:
+            yield Line.of(end.missing, "note")
+
+    def _answer(self, call_id: str) -> Mapping[str, Any] | None:
+        """Return the tool message that answers a call of the present reply. Later replies can use the id again."""
+        for message in self.messages[self._at + 1 :]:
+            if any(str(call.get("id")) == call_id for call in mappings(message.get("tool_calls"))):
+                return None
+            answers = message.get("role") == "tool" and str(message.get("tool_call_id")) == call_id
+            if answers and id(message) not in self._paired:
+                return message
+        return None
+
+    def _reasoning(self, label: str, thought: str) -> Iterator[Line]:
+        if self.view.reasoning:
+            yield from self._text(label, thought, "reasoning")
+            return
+        lines = len(thought.splitlines())
+        size = f"{lines} line{'' if lines == 1 else 's'}, {len(thought)} characters"
+        hint = " (--reasoning shows it)" if self.view.hints and not self._hinted else ""
+        self._hinted = True
+        yield from self._wrapped(f"{label}: {size}{hint}", "reasoning")
+
+    def _text(self, label: str, content: Any, kind: str = "") -> Iterator[Line]:
+        first, *more = text_of(content).splitlines() or [""]
+        found = list(self._wrapped(f"{label}: {first}", kind))
+        for line in more:
+            found += [each.indented(2) for each in self._wrapped(line, kind if kind in ("reasoning", "error") else "")]
+        yield from self._limited(found)
+
+    def _limited(self, found: Sequence[Line]) -> Iterator[Line]:
+        most = len(found) if self.view.lines is None else self.view.lines
+        yield from found[:most]
+        if len(found) > most:
+            hint = f" (--turn {self._number or 1} shows them)" if self.view.hints else ""
+            for line in self._wrapped(f"... {len(found) - most} more lines{hint}", "note"):
+                yield line.indented(2)
+
+    def _wrapped(self, text: str, kind: str) -> Iterator[Line]:
+        for piece in wrapped(text, self.view.width - INDENT):
+            yield Line.of(piece, kind)
 
 
 def transcript(outcome: RolloutOutcome, runs: Sequence[ToolRun], chats: Chats = ()) -> Iterator[str]:

@@ -171,7 +171,6 @@ def try_out(agent_loop: Any, timeout: float) -> Trial:
 
 
 async def _rollout(watched: _Watched, trial: Trial, timeout: float, seen: list[Watchdog]) -> RolloutOutcome:
-    """Return the outcome of one rollout."""
     # The watchdog surely sees a block that lasts twice as long as its limit.
     config = replace(ONE, blocked_after=BLOCKED / 2)
     request = RolloutRequest(

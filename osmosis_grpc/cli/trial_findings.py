@@ -65,7 +65,6 @@ def findings_of(trial: Trial, agent_loop: Any) -> list[Finding]:
 
 
 def _end(trial: Trial) -> Iterator[_Row]:
-    """Yield the findings about the end of run."""
     outcome, result = trial.outcome, trial.result
     if trial.endless:
         text = f"it asked for more than {MOST_CHATS} chats, and max_turns is {DEFAULT_MAX_TURNS}"
@@ -148,7 +147,6 @@ def _usual_mistake(error: BaseException) -> str:
 
 
 def _chats(trial: Trial) -> Iterator[_Row]:
-    """Yield the findings about the chats."""
     asked: dict[str, list[Any]] = {}
     rewritten: list[str] = []
     unknown: dict[str, None] = {}
@@ -174,7 +172,6 @@ def _chats(trial: Trial) -> Iterator[_Row]:
 
 
 def _tools(trial: Trial) -> Iterator[_Row]:
-    """Yield the findings about the tools."""
     reported: dict[int, BaseException] = {}
     failed_calls: set[str] = set()
     for run in trial.runs:
@@ -199,7 +196,6 @@ def _tools(trial: Trial) -> Iterator[_Row]:
 
 
 def _call(trial: Trial, run: ToolRun) -> tuple[str, str]:
-    """Return the name and the arguments of a call, as far as they are known."""
     call = next((call for key, call in trial.called.items() if key.endswith(f"/{run.call_id}")), None)
     names = {name for name, _ in trial.called.values()}
     only = next(iter(trial.called.values())) if len(names) == 1 else ("", "")

@@ -15,13 +15,12 @@ from osmosis_grpc.agent.workflow import AgentWorkflow
 from osmosis_grpc.agent.workflow_files import FoundWorkflow
 from osmosis_grpc.agent.workflow_sources import ConfigSources
 from osmosis_grpc.agent.workflow_validator import validate_agent
-from osmosis_grpc.cli.agent_sources import SourceOptions
+from osmosis_grpc.cli.options import AgentSources
 from osmosis_grpc.cli.screen import say_wrapped
 from osmosis_grpc.cli.transcript import transcript
 from osmosis_grpc.protocol.types.outcome import printable
 from osmosis_grpc.records.reading.phrases import counted
-from osmosis_grpc.serve.json_output import Records, records, say_error
-from osmosis_grpc.serve.startup import usage_error
+from osmosis_grpc.serve.json_output import Records, records, say_error, usage_error
 
 if TYPE_CHECKING:
     from osmosis_grpc.cli.trial import Trial
@@ -31,7 +30,7 @@ LONGEST = 86_400.0
 
 
 def validate_all(
-    unnamed: list[str], specs: list[str], given: SourceOptions, *, run: bool, timeout: float, json: bool
+    unnamed: list[str], specs: list[str], given: AgentSources, *, run: bool, timeout: float, json: bool
 ) -> int:
     """Check the agent loops that `specs` name, print the findings, and return the exit code."""
     if unnamed or not specs:

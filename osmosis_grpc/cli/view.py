@@ -8,51 +8,32 @@ import tempfile
 import time
 import webbrowser
 from contextlib import AsyncExitStack, ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+from osmosis_grpc.cli.command_options import ViewOptions
+from osmosis_grpc.cli.options import SourceOptions
 from osmosis_grpc.cli.source import RUNS, Source, open_source
-from osmosis_grpc.cli.source_options import SourceOptions
 from osmosis_grpc.policies.template_tokenizer import TokenTexts
 from osmosis_grpc.protocol.errors import MissingExtraError, missing_extra
 from osmosis_grpc.protocol.types.outcome import printable
 from osmosis_grpc.records.reading.list_filter import FilterError, ListOptions, pairs_of, rollout_filter
 from osmosis_grpc.records.reading.source_port import SourceError
-from osmosis_grpc.serve.json_output import Records, records, say_error
-from osmosis_grpc.serve.startup import usage_error
+from osmosis_grpc.serve.json_output import Records, records, say_error, usage_error
 
 PORT = 7700
 """The usual port. If another program uses it, the system chooses one."""
 EVERY = ListOptions(limit=0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ViewOptions:
-    """The options of this command only."""
+def run_view(options: ViewOptions, listed: ListOptions, source: SourceOptions, *, json: bool) -> int:
+    """Serve the viewer until Ctrl-C, and return the exit code.
 
-    folder: str | None
-    demo: bool
-    rollout: str | None
-    """The rollout to begin with. None for the table."""
-    host: str
-    port: int | None
-    token: str | None
-    token_file: str | None
-    metrics: str | None
-    """Where the server has its page /metrics."""
-    tokenizer: str | None
-    """The folder of a model, or a file tokenizer.json. Without one, tokens are shown as ids."""
-    open: bool
-    listed: ListOptions
-    """The filters of the first table, or of the export."""
-    export: str | None
-    single_file: bool
-
-
-def run_view(options: ViewOptions, source: SourceOptions, *, json: bool) -> int:
-    """Serve the viewer until Ctrl-C, and return the exit code."""
+    `listed` has the filters of the first table, or of the export.
+    """
+    source = replace(source, server=options.follow, run=options.run, token_file=options.server_token_file)
     with records(json) as out, ExitStack() as stack:
         try:
             app: Any = importlib.import_module("osmosis_grpc.viewer.app")
@@ -66,9 +47,9 @@ def run_view(options: ViewOptions, source: SourceOptions, *, json: bool) -> int:
         opened = open_source("view", chosen)
         try:
             if options.export is not None:
-                return asyncio.run(_export(opened, options.export, options, out))
+                return asyncio.run(_export(opened, options.export, listed, out, single_file=options.single_file))
             shown_with = {"words": _words(chosen), "texts": texts, "metrics": _metrics(options, chosen)}
-            return asyncio.run(_view(app, opened, options, token, shown_with, out))
+            return asyncio.run(_view(app, opened, options, listed, token, shown_with, out))
         except FilterError as error:
             usage_error("view", f"--{error.option}: {error}")
         except (SourceError, ValueError) as error:
@@ -80,25 +61,31 @@ def run_view(options: ViewOptions, source: SourceOptions, *, json: bool) -> int:
             return 130
 
 
-async def _export(source: Source, target: str, options: ViewOptions, out: Records) -> int:
+async def _export(source: Source, target: str, listed: ListOptions, out: Records, *, single_file: bool) -> int:
     """Write the pages to files, and return the exit code. Raises SourceError, FilterError and OSError."""
     export: Any = importlib.import_module("osmosis_grpc.viewer.export")
-    write = export.write_file if options.single_file else export.write_folder
+    write = export.write_file if single_file else export.write_folder
     async with source:
         try:
-            done = await write(source, Path(target), options.listed, say_error)
+            done = await write(source, Path(target), listed, say_error)
         except export.ExportError as error:
             say_error(f"view: --export {target}: {printable(str(error))}")
             return 1
     out.write("exported", path=target, rollouts=done.rollouts, files=done.files, bytes=done.bytes)
     out.say(f"{done.rollouts} rollouts, {done.bytes / 1e6:.1f} MB, in {printable(target)}")
-    if not options.single_file:
+    if not single_file:
         out.say(f"To look at them: python -m http.server --directory {shlex.quote(target)}")
     return 0
 
 
 async def _view(
-    app: Any, source: Source, options: ViewOptions, token: str, shown_with: dict[str, Any], out: Records
+    app: Any,
+    source: Source,
+    options: ViewOptions,
+    listed: ListOptions,
+    token: str,
+    shown_with: dict[str, Any],
+    out: Records,
 ) -> int:
     """Serve until a signal comes. Raises SourceError with advice if the source cannot be read."""
     stop = asyncio.Event()
@@ -108,7 +95,7 @@ async def _view(
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(source)
         if options.rollout is None:
-            await source.page(rollout_filter(options.listed, time.time()), limit=1)
+            await source.page(rollout_filter(listed, time.time()), limit=1)
         else:
             await source.get(options.rollout)
         try:
@@ -118,12 +105,12 @@ async def _view(
             if options.port is not None:
                 raise
             http = await stack.enter_async_context(app.serve_viewer(source, port=0, **given))
-        address = _address(http.address, options.rollout, listed=options.listed)
+        address = _address(http.address, options.rollout, listed=listed)
         out.write("ready", url=address, source=source.where)
-        shown = _address(http.address, options.rollout, "...", options.listed) if token else address
+        shown = _address(http.address, options.rollout, "...", listed) if token else address
         out.say(f"{source.where}\n{shown}\nCtrl-C stops the viewer.")
         if options.open:
-            await asyncio.to_thread(webbrowser.open, _address(http.address, options.rollout, token, options.listed))
+            await asyncio.to_thread(webbrowser.open, _address(http.address, options.rollout, token, listed))
         await stop.wait()
     return 0
 
@@ -186,7 +173,6 @@ def _chosen(options: ViewOptions, source: SourceOptions, stack: ExitStack) -> So
 
 
 def _words(source: SourceOptions) -> str:
-    """Return the options with which other commands read the same source."""
     given = {"--server": source.server, "--state-dir": source.state_dir, "--run": source.run}
     return " ".join(f"{name} {shlex.quote(value)}" for name, value in given.items() if value is not None)
 

@@ -7,9 +7,16 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from osmosis_grpc.serve.startup import read_settings, server_security, usage_errors, warn_about_settings
+from osmosis_grpc.serve.options import (
+    config_sources,
+    credentials_to_show,
+    naming,
+    security_for_callers,
+    usage_errors,
+    warn_about_settings,
+)
 from osmosis_grpc.settings.command import add_command
-from osmosis_grpc.settings.line import Line
+from osmosis_grpc.settings.line import Line, OptionError
 from osmosis_grpc.settings.server_options import sampling_parameter
 
 if TYPE_CHECKING:
@@ -29,7 +36,14 @@ def run(line: Line) -> None:
     from osmosis_grpc.serve.json_output import records, send_errors
     from osmosis_grpc.serve.workers import VARIABLE
     from osmosis_grpc.settings import logs
-    from osmosis_grpc.settings.environment import forget_secrets, otel_content, prepare_grpc, take_variable
+    from osmosis_grpc.settings.environment import (
+        close_memory,
+        forget_secrets,
+        otel_content,
+        prepare_grpc,
+        take_variable,
+    )
+    from osmosis_grpc.settings.settings import command_settings
 
     prepare_grpc()
     descriptor = take_variable(VARIABLE)
@@ -39,7 +53,8 @@ def run(line: Line) -> None:
 
         place = place_of(descriptor)
         send_errors(place.send_error)
-    settings = read_settings("serve", line)
+    with usage_errors("serve", line):
+        settings = command_settings(line)
     if place is not None:
         settings = place.settings(settings)
     elif not settings.server.ray and ((beyond := _beyond(settings.server)) or settings.server.workers > 1):
@@ -48,8 +63,6 @@ def run(line: Line) -> None:
         security, credentials = _checked(line, settings)
     options, number = settings.server, None if place is None else place.index
     if options.command or options.program:
-        from osmosis_grpc.serve.process_memory import close_memory
-
         close_memory()
     if options.ray:
         from osmosis_grpc.serve.on_ray import run_on_ray
@@ -73,7 +86,7 @@ def run(line: Line) -> None:
 
         import anyio
 
-        from osmosis_grpc.serve.process import NotStarted, run_process
+        from osmosis_grpc.serve.process import run_process
         from osmosis_grpc.server import ServerConfig
 
         config = ServerConfig(
@@ -93,7 +106,7 @@ def run(line: Line) -> None:
             otel=options.otel,
             otel_content=options.otel and otel_content(),
         )
-        with usage_errors("serve", line, settings, NotStarted):
+        with usage_errors("serve", line, settings):
             code = anyio.run(run_process, loops, config, settings, security, credentials, out, place)
     raise typer.Exit(code)
 
@@ -120,11 +133,10 @@ def _supervise(line: Line, settings: "RolloutSettings", beyond: list[int]) -> in
     """Run the workers, and return the exit code. This process imports neither gRPC nor the code of agents."""
     from osmosis_grpc.serve.json_output import records
     from osmosis_grpc.serve.predecessor import wait_for_predecessor
-    from osmosis_grpc.serve.process_memory import close_memory
     from osmosis_grpc.serve.workers.plan import plan
     from osmosis_grpc.serve.workers.supervisor import run_workers
     from osmosis_grpc.settings import logs
-    from osmosis_grpc.settings.environment import environment, forget_secrets
+    from osmosis_grpc.settings.environment import close_memory, environment, forget_secrets
 
     options = settings.server
     if options.command:
@@ -140,85 +152,89 @@ def _supervise(line: Line, settings: "RolloutSettings", beyond: list[int]) -> in
 
 
 def _checked(line: Line, settings: "RolloutSettings") -> "tuple[ServerSecurity, Credentials]":
-    """Return the security for callers and the credentials for trainers. Raises ValueError naming the option."""
+    """Return the security for callers and the credentials for trainers. Raises OptionError."""
     from osmosis_grpc.network.target_policy import TargetPolicy, is_loopback
-    from osmosis_grpc.serve.security_options import credentials_from_options, naming
     from osmosis_grpc.settings.option import split_host_port
     from osmosis_grpc.settings.server_options import commands_of
 
     options = settings.server
     if not (options.module or options.legacy_agent or options.command or options.program):
-        raise ValueError(
+        raise OptionError(
             "there is nothing to host: name an agent loop with -m/--module MODULE:ATTR, a --program or a --command"
         )
     commands = len(commands_of(options.command))
     if options.command_name and len(options.command_name) != commands:
         names = len(options.command_name)
-        raise ValueError(f"--command-name: name each --command, in their order; there are {names} for {commands}")
+        raise OptionError(
+            "{command_name}: name each {command}, in their order; there are {names} for {commands}",
+            names=names,
+            commands=commands,
+        )
     for switch, name in (("no_journal", "state_dir"), ("no_http", "http_port")):
         same_place = line.has("server", switch) == line.has("server", name)
         if getattr(options, switch) and name in options.model_fields_set and (same_place or line.has("server", name)):
-            raise ValueError(f"--{switch.replace('_', '-')} does not go with --{name.replace('_', '-')}")
-    with naming("--allow-target: "):
+            raise OptionError(f"{{{switch}}} does not go with {{{name}}}")
+    with naming("{allow_target}: {problem}"):
         TargetPolicy(loopback=True, allow=options.allow_target)
-    security = server_security(options, admin=options.secrets("admin_token"))
-    options.secret("legacy_agent_token")  # raises ValueError for a bad file, before the server starts
-    credentials = credentials_from_options(
+    security = security_for_callers(options, line, admin=options.secrets("admin_token"))
+    options.secret("legacy_agent_token")  # raises OptionError for a bad file, before the server starts
+    credentials = credentials_to_show(
         options.secret("connect_token"),
         options.trainer_ca,
         options.trainer_cert,
         options.trainer_key,
         tls=options.connect_tls,
         insecure=options.insecure,
-        names=("--connect-token", "--trainer"),
+        names=("{connect_token}", "{trainer_ca}", "{trainer_cert}", "{trainer_key}"),
     )
-    with naming("--connect ", ": --connect-tls, or --insecure"):
+    with naming("{connect} {problem}: {connect_tls}, or {insecure}"):
         for target in options.connect:
             credentials.check_target(target)
     if options.legacy_agent and not options.insecure and not is_loopback(split_host_port(options.legacy_listen)[0]):
-        raise ValueError(
-            f"--legacy-listen {options.legacy_listen} is not loopback, and keys would travel in plain text there: "
-            "--insecure says that this is meant"
+        raise OptionError(
+            "{legacy_listen} {value} is not loopback, and keys would travel in plain text there: {insecure} says that "
+            "this is meant",
+            value=options.legacy_listen,
         )
     for name in ("ray_servers", "ray_resources", "ray_name", "targets_file"):
         if name in options.model_fields_set and not options.ray:
-            raise ValueError(f"--{name.replace('_', '-')} goes with --ray")
+            raise OptionError(f"{{{name}}} goes with {{ray}}")
     for name in ("reload", "view", "connect"):
         if options.ray and getattr(options, name):
-            raise ValueError(f"--{name} does not go with --ray")
+            raise OptionError(f"{{{name}}} does not go with {{ray}}")
     if options.ray and options.workers > 1:
-        raise ValueError(
-            "--workers does not go with --ray, where each server is one process: leave it out; --ray-servers N "
-            "places N servers, also several on one node"
+        raise OptionError(
+            "{workers} does not go with {ray}, where each server is one process: leave it out; {ray_servers} places "
+            "several servers, also on one node"
         )
     _check_view(options, security)
     return security, credentials
 
 
 def _check_view(options: "RolloutServerSettings", security: "ServerSecurity") -> None:
-    """Raise ValueError if the viewer cannot be served. Its pages show the rollouts of all callers."""
+    """Raise OptionError if the viewer cannot be served. Its pages show the rollouts of all callers."""
     from osmosis_grpc.network.target_policy import is_loopback
     from osmosis_grpc.protocol.errors import missing_extra
 
     if not options.view:
         if "view_port" in options.model_fields_set:
-            raise ValueError("--view-port goes with --view")
+            raise OptionError("{view_port} goes with {view}")
         return
     if options.no_journal or options.state_dir == ":memory:":
-        raise ValueError("--view reads the journal, so it does not go with --no-journal or --state-dir :memory:")
+        raise OptionError("{view} reads the journal, so it does not go with {no_journal} or {state_dir} :memory:")
     if not security.admin_tokens and (security.authenticates or not is_loopback(options.host)):
-        raise ValueError("--view shows the rollouts of all callers, so it needs a token: --admin-token-file FILE")
+        raise OptionError("{view} shows the rollouts of all callers, so it needs a token: {admin_token_file} FILE")
     try:
         import osmosis_grpc.viewer.app  # noqa: F401
     except ModuleNotFoundError as error:
-        raise ValueError(f"--view: {missing_extra('it', 'server,view')} (there is no {error.name})") from None
+        missing = missing_extra("it", "server,view")
+        raise OptionError("{view}: {missing} (there is no {name})", missing=missing, name=error.name) from None
 
 
 def _load(line: Line, settings: "RolloutSettings") -> "list[RolloutAgentLoop | Runnable]":
     """Load and check the agents. A problem ends the command with exit code 2, and a finding with exit code 1."""
     from osmosis_grpc.agent.loader import LoadError, as_agents, load_configured
     from osmosis_grpc.agent.workflow_validator import validate_agent
-    from osmosis_grpc.serve.agents import config_sources
     from osmosis_grpc.serve.json_output import say_error
 
     options = settings.server

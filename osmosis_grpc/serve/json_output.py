@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 import typer
 
@@ -51,6 +51,12 @@ def say_error(text: str) -> None:
         _send_error[0](text)
     else:
         typer.echo(harmless(text), err=True)
+
+
+def usage_error(command: str, problem: str) -> NoReturn:
+    """Print a problem of the command line and end with exit code 2."""
+    say_error(f"{command}: {problem}")
+    raise typer.Exit(2)
 
 
 def send_errors(send: Callable[[str], None]) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from osmosis_grpc.integrations.ray.servers import RayPlan, RayProblem, RayServers
 from osmosis_grpc.network.server_security import ServerSecurity
 from osmosis_grpc.serve.json_output import Records, say_error
+from osmosis_grpc.settings.line import OptionError
 from osmosis_grpc.settings.option import PREFIX
 from osmosis_grpc.settings.server_options import SERVER
 
@@ -26,7 +27,7 @@ OF_RAY = tuple(option for option in SERVER if option.group == "Ray" and option.n
 
 
 def run_on_ray(options: "RolloutServerSettings", security: ServerSecurity, out: Records, *, host_given: bool) -> int:
-    """Run the servers until a signal. Return the exit code. Raises ValueError naming the option, MissingExtraError."""
+    """Run the servers until a signal. Return the exit code. Raises OptionError and MissingExtraError."""
     in_memory = options.no_journal or options.state_dir == ":memory:"
     plan = RayPlan(
         name=options.ray_name,
@@ -38,7 +39,8 @@ def run_on_ray(options: "RolloutServerSettings", security: ServerSecurity, out: 
         environment={name: value for name, value in os.environ.items() if name.startswith(PREFIX)},
     )
     if options.targets_file is not None and not options.targets_file.parent.is_dir():
-        raise ValueError(f"--targets-file {options.targets_file}: there is no folder {options.targets_file.parent}")
+        file = options.targets_file
+        raise OptionError("{targets_file} {file}: there is no folder {folder}", file=file, folder=file.parent)
     try:
         servers = RayServers(plan)
         if not host_given:
@@ -46,7 +48,7 @@ def run_on_ray(options: "RolloutServerSettings", security: ServerSecurity, out: 
                 _check_host(security, host)
         servers.reserve()
     except RayProblem as error:
-        raise ValueError(str(error)) from None
+        raise OptionError("{error}", error=error) from None
     stop = threading.Event()
     signals: list[int] = []
 
@@ -78,7 +80,8 @@ def _check_host(security: ServerSecurity, host: str) -> None:
     try:
         security.check_host(host)
     except ValueError as error:
-        raise ValueError(f"--ray: the servers listen on the addresses of their nodes: {error}") from None
+        text = "{ray}: the servers listen on the addresses of their nodes: {error}"
+        raise OptionError(text, error=error) from None
 
 
 def resources_of(texts: Sequence[str]) -> dict[str, float]:
@@ -108,15 +111,12 @@ def _show(servers: RayServers, options: "RolloutServerSettings", stop: threading
             out.write("ready" if shown is None else "moved", servers=addresses, ray_name=options.ray_name)
             out.say(f"{len(addresses)} of {servers.count} agent servers: {', '.join(addresses)}")
             if shown is None:
-                out.say(f"a trainer finds them with ray_targets({options.ray_name!r}){_or_file(options.targets_file)}")
+                file = "" if options.targets_file is None else f", or with the path {options.targets_file}"
+                out.say(f"a trainer finds them with ray_targets({options.ray_name!r}){file}")
             if options.targets_file is not None:
                 write_targets(options.targets_file, addresses)
             shown = addresses
         stop.wait(LOOK_EVERY)
-
-
-def _or_file(path: Path | None) -> str:
-    return "" if path is None else f", or with the path {path}"
 
 
 def write_targets(path: Path, addresses: Sequence[str]) -> None:

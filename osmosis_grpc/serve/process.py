@@ -30,6 +30,7 @@ from osmosis_grpc.serve.workers.worker import Worker
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.server.tracelog import DebugLog, TraceLog, new_folder
 from osmosis_grpc.server.workers.config import WorkersConfig
+from osmosis_grpc.settings.line import OptionError
 from osmosis_grpc.settings.option import split_host_port
 from osmosis_grpc.settings.server_options import commands_of, split_legacy_agent
 from osmosis_grpc.storage import JournalError
@@ -51,10 +52,6 @@ EXIT_AFTER_LIMIT = 4.5
 """This many seconds after the drain limit, the process ends even if agents still run."""
 
 
-class NotStarted(Exception):
-    """The process cannot start. The message has the reason and names the options to change."""
-
-
 async def run_process(
     loops: Sequence[RolloutAgentLoop | Runnable],
     config: ServerConfig,
@@ -67,7 +64,7 @@ async def run_process(
     """Serve until a signal or a failure. Return the exit code.
 
     `security` says how callers authenticate. `credentials` are sent to the trainers that this server dials. `place` is
-    set in a worker of a server with several. Raises NotStarted.
+    set in a worker of a server with several. Raises OptionError.
     """
     options = settings.server
     worker = Worker(place, options, out) if place is not None else None
@@ -90,9 +87,10 @@ async def run_process(
         hosted = [*loops, *legacy, *programs]
         names = sorted(loop.name for loop in hosted)
         if len(set(names)) < len(names):
-            raise NotStarted(
-                f"two agent loops have the same name: {', '.join(names)}; give a legacy agent another one with "
-                "--legacy-agent NAME=URL, and a program with --command-name"
+            raise OptionError(
+                "two agent loops have the same name: {names}; give a legacy agent another one with {legacy_agent} "
+                "NAME=URL, and a program with {command_name}",
+                names=", ".join(names),
             )
         workers = worker.config if worker is not None else None
         server = await _grpc(stack, hosted, config, options, security, credentials, workers)
@@ -152,19 +150,19 @@ async def run_process(
 
 
 def _trace(stack: AsyncExitStack) -> None:
-    """Begin to make traces. Raises NotStarted naming what is missing."""
+    """Begin to make traces. Raises OptionError."""
     from osmosis_grpc.serve.otel import tracing
 
     try:
         stack.enter_context(tracing())
     except MissingExtraError as error:
-        raise NotStarted(str(error)) from None
+        raise OptionError("{error}", error=error) from None
     except ValueError as error:
-        raise NotStarted(f"--otel: {error}") from None
+        raise OptionError("{otel}: {error}", error=error) from None
 
 
 async def _legacy(stack: AsyncExitStack, text: str, settings: "RolloutSettings") -> Any:
-    """Start an HttpAgent in front of a legacy agent and return it. Raises NotStarted naming the option."""
+    """Start an HttpAgent in front of a legacy agent and return it. Raises OptionError."""
     from osmosis_gateway.http_agent import HttpAgent
 
     name, url = split_legacy_agent(text)
@@ -178,15 +176,16 @@ async def _legacy(stack: AsyncExitStack, text: str, settings: "RolloutSettings")
         )
         return await stack.enter_async_context(loop)
     except CallError as error:
-        raise NotStarted(f"--legacy-agent {url}: {error}; start it first, or give its name: NAME={url}") from None
+        text = "{legacy_agent} {url}: {error}; start it first, or give its name: NAME={url}"
+        raise OptionError(text, url=url, error=error) from None
     except OSError as error:
-        raise NotStarted(f"--legacy-listen: {error}") from None
+        raise OptionError("{legacy_listen}: {error}", error=error) from None
 
 
 async def _programs(stack: AsyncExitStack, options: "RolloutServerSettings") -> tuple[list[Any], list[Supervisor]]:
     """Return the agents of --command and --program, and the supervisors of what serves their base URLs.
 
-    Raises NotStarted.
+    Raises OptionError.
     """
     commands = commands_of(options.command)
     if not (commands or options.program):
@@ -199,7 +198,7 @@ async def _programs(stack: AsyncExitStack, options: "RolloutServerSettings") -> 
     try:
         programs = [load_program(name) for name in options.program]
     except ValueError as error:
-        raise NotStarted(f"--program: {error}") from None
+        raise OptionError("{program}: {error}", error=error) from None
     reward = tuple(shlex.split(options.reward or ""))
     context = options.program_context
     programs = [replace(program, reward=reward or program.reward, context=context) for program in programs]
@@ -215,7 +214,7 @@ async def _programs(stack: AsyncExitStack, options: "RolloutServerSettings") -> 
     try:
         agents_of_programs, http = await stack.enter_async_context(agents)
     except (ValueError, OSError) as error:
-        raise NotStarted(f"{'--program' if programs else '--command'}: {error}") from None
+        raise OptionError("{option}: {error}", option="--program" if programs else "--command", error=error) from None
     return agents_of_programs, [http.supervisor]
 
 
@@ -228,7 +227,7 @@ async def _grpc(
     credentials: Credentials,
     workers: WorkersConfig | None,
 ) -> AgentServer:
-    """Start the agent server and return it. Raises NotStarted naming the option."""
+    """Start the agent server and return it. Raises OptionError."""
     state = options.state_folder
     try:
         if state is not None and not state.exists():
@@ -254,16 +253,17 @@ async def _grpc(
         await stack.enter_async_context(rollout_log.summaries(server.engine.capacity, server.supervisor))
         return await stack.enter_async_context(server)
     except (JournalError, Unavailable) as error:  # the journal cannot be opened or read
-        raise NotStarted(f"{error}; --state-dir chooses another folder, --no-journal keeps no journal") from None
+        text = "{error}; {state_dir} chooses another folder, {no_journal} keeps no journal"
+        raise OptionError(text, error=error) from None
     except OSError as error:
-        raise NotStarted(f"{error}; --grpc-port chooses another port") from None
+        raise OptionError("{error}; {grpc_port} chooses another port", error=error) from None
 
 
 async def _http(stack: AsyncExitStack, server: AgentServer, settings: "RolloutSettings", *, is_first: bool) -> Any:
     """Start the HTTP server and return it; None with --no-http. A worker that is not the first serves worker 0 only.
 
     If the default port is taken, the server logs a warning and serves gRPC only. If the user gave the port and it is
-    taken, this function raises NotStarted.
+    taken, this function raises OptionError.
     """
     options = settings.server
     if options.no_http and (is_first or options.metrics_port is None):
@@ -276,31 +276,32 @@ async def _http(stack: AsyncExitStack, server: AgentServer, settings: "RolloutSe
         )
     except OSError as error:
         if "http_port" in options.model_fields_set:
-            raise NotStarted(f"{error}; -p chooses another port, --no-http serves gRPC only") from None
+            text = "{error}; {http_port} chooses another port, {no_http} serves gRPC only"
+            raise OptionError(text, error=error) from None
         log.warning("no HTTP: %s; -p chooses another port, --no-http silences this", error)
         return None
 
 
 async def _metrics(stack: AsyncExitStack, server: AgentServer, host: str, port: int) -> str:
-    """Serve /metrics on a separate port and return the address. Raises NotStarted naming the option."""
+    """Serve /metrics on a separate port and return the address. Raises OptionError."""
     from osmosis_gateway.http_server import serve_metrics
 
     try:
         http = await stack.enter_async_context(serve_metrics(server, host=host, port=port))
     except MissingExtraError as error:
-        raise NotStarted(f"--metrics-port: {error}") from None
+        raise OptionError("{metrics_port}: {error}", error=error) from None
     except OSError as error:
-        raise NotStarted(f"{error}; --metrics-port chooses another port") from None
+        raise OptionError("{error}; {metrics_port} chooses another port", error=error) from None
     return str(http.address)
 
 
 async def _view(
     stack: AsyncExitStack, server: AgentServer, options: "RolloutServerSettings", security: ServerSecurity
 ) -> str:
-    """Serve the viewer over the state folder and return the address. Raises NotStarted naming the option."""
+    """Serve the viewer over the state folder and return the address. Raises OptionError."""
     from osmosis_grpc.viewer.app import serve_viewer
+    from osmosis_grpc.viewer.live import AGENTS_SHARE
     from osmosis_grpc.viewer.metrics import metrics_of
-    from osmosis_grpc.viewer.pace import AGENTS_SHARE
 
     state = options.state_folder
     assert state is not None  # the command has checked it
@@ -319,7 +320,7 @@ async def _view(
             return str((await stack.enter_async_context(viewer)).address)
         except OSError as error:
             problem = error
-    raise NotStarted(f"{problem}; --view-port chooses another port")
+    raise OptionError("{problem}; {view_port} chooses another port", problem=problem)
 
 
 def _stop_on_signals(limit: float, servers: Sequence[AgentServer]) -> asyncio.Event:

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import logging
 import os
 import re
 import sys
@@ -10,6 +11,9 @@ from pathlib import Path
 
 from osmosis_grpc.settings.line import OPTIONS
 from osmosis_grpc.settings.option import Secret
+
+log = logging.getLogger(__name__)
+_PR_SET_DUMPABLE = 4
 
 
 def forget_secrets() -> None:
@@ -107,3 +111,20 @@ def prepare_grpc() -> None:
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     if "GRPC_TRACE" not in os.environ:
         os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+
+def close_memory() -> None:
+    """Make /proc/PID/environ and /proc/PID/mem of this process unreadable for programs of the same user. Linux only.
+
+    Programs that this process starts are not affected. Root can still read both. A debugger cannot attach as the same
+    user, and a crash leaves no core dump.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    try:
+        failed = ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    except (OSError, AttributeError) as error:
+        log.warning("the programs of --command can read the environment of this server: %s", error)
+    else:
+        if failed:
+            log.warning("the programs of --command can read the environment of this server: prctl() is refused")

@@ -1,7 +1,5 @@
-"""The values that a command line gives to the declared options. The settings read these values."""
+"""The values that a command line gives to the declared options, and what is wrong with options."""
 
-import re
-from collections.abc import Callable
 from typing import Any
 
 from osmosis_grpc.settings.client_options import CLIENT
@@ -17,16 +15,41 @@ def options_of(command: str) -> tuple[Option, ...]:
     return tuple(option for option in OPTIONS.values() if command in option.commands)
 
 
+class OptionError(ValueError):
+    """An option that cannot be used. Its text names options by their fields, and gets their names when it is shown.
+
+    Args:
+        text: What is wrong, and what to do. `{grpc_port}` in it is the option of the server with this name, and
+            `{client_target}` an option of the client.
+        values: The other values in the text.
+    """
+
+    def __init__(self, text: str, /, **values: object) -> None:
+        super().__init__(text)
+        self.text, self.values = text, values
+
+    def named(self, names: dict[str, str]) -> str:
+        """Return the text with the names of options. See settings.option_names()."""
+        return self.text.format(**names | self.values)
+
+    def __str__(self) -> str:
+        return self.named({field_of(option): option.flag or option.variable for option in OPTIONS.values()})
+
+
+def field_of(option: Option) -> str:
+    """Return the name of an option in the text of an OptionError."""
+    return option.name if option.part == "server" else f"client_{option.name}"
+
+
 class Line:
     """The values of a command line, by variable. Options that the line does not give are missing."""
 
     def __init__(self, command: str, values: dict[str, Any]) -> None:
-        self._options = [option for option in options_of(command) if option.flags]
         self.given: dict[str, dict[str, Any]] = {"server": {}, "client": {}}
         """Part of the settings to name to value."""
         self.in_file: dict[str, str] = {}
         """The variables of the settings that a file has, and where."""
-        for option in self._options:
+        for option in options_of(command):
             value = values.get(option.variable)
             if value is not None and value != []:
                 value = "\n".join(value) if option.lines else tuple(value) if option.several else value
@@ -35,16 +58,3 @@ class Line:
     def has(self, part: str, name: str) -> bool:
         """Return whether the line gives an option."""
         return name in self.given[part]
-
-    def named(self, text: str, is_set: Callable[[Option], bool]) -> str:
-        """Return a message that names the variables of options that were set by a variable, instead of their flags.
-
-        `is_set` says whether an option has a value other than the default.
-        """
-        variables = {
-            flag: self.in_file.get(option.variable, option.variable)
-            for option in self._options
-            for flag in option.flags
-            if not self.has(option.part, option.name) and is_set(option)
-        }
-        return re.sub(r"(?<![\w-])--?[a-z][a-z-]*", lambda match: variables.get(match[0], match[0]), text)

@@ -174,7 +174,6 @@ def _for_terminal() -> logging.Formatter:
 
 
 def _when(record: logging.LogRecord) -> str:
-    """Return the time at which a record was made, in UTC."""
     return datetime.fromtimestamp(record.created, UTC).isoformat().replace("+00:00", "Z")
 
 

@@ -21,7 +21,7 @@ from pydantic_settings import (
 )
 
 from osmosis_grpc.settings.client_options import ClientOptions
-from osmosis_grpc.settings.line import OPTIONS, Line
+from osmosis_grpc.settings.line import OPTIONS, Line, OptionError, field_of
 from osmosis_grpc.settings.option import PREFIX, Option, Secret
 from osmosis_grpc.settings.server_options import ServerOptions
 
@@ -64,7 +64,7 @@ class _Part(BaseSettings):
     def secrets(self, name: str) -> tuple[str, ...]:
         """Return the texts of a secret: from its option or variable, and from its file, one on each line.
 
-        Raises ValueError naming the file's option.
+        Raises OptionError.
         """
         secret: SecretStr | None = getattr(self, name)
         path: Path | None = getattr(self, f"{name}_file")
@@ -76,15 +76,16 @@ class _Part(BaseSettings):
             _check(kept or [""])
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else str(error)
-            raise ValueError(f"{self.option(f'{name}_file').flag}: {path} cannot be used: {why}") from None
+            file = field_of(self.option(f"{name}_file"))
+            raise OptionError(f"{{{file}}}: {{path}} cannot be used: {{why}}", path=path, why=why) from None
         return (*texts, *kept)
 
     def secret(self, name: str) -> str:
-        """Return a single secret; empty if there is none. Raises ValueError naming the option."""
+        """Return a single secret; empty if there is none. Raises OptionError."""
         secrets = self.secrets(name)
         if len(secrets) > 1:
-            flag = self.option(f"{name}_file").flag
-            raise ValueError(f"{flag}: there is more than one token; give one, in the file or without it")
+            file = field_of(self.option(f"{name}_file"))
+            raise OptionError(f"{{{file}}}: there is more than one token; give one, in the file or without it")
         return secrets[0] if secrets else ""
 
 
@@ -101,7 +102,7 @@ class RolloutServerSettings(ServerOptions, _Part):
 
     @property
     def tokens(self) -> tuple[str, ...]:
-        """Return the accepted tokens, SECRET or NAME=SECRET; none with `local`. Raises ValueError naming the option."""
+        """Return the accepted tokens, SECRET or NAME=SECRET; none with `local`. Raises OptionError."""
         return () if self.local else self.secrets("token")
 
     @property
@@ -152,7 +153,7 @@ def reset_settings() -> None:
 def command_settings(line: Line) -> RolloutSettings:
     """Return the settings of a command from its line, the environment, .env and the TOML file of --config.
 
-    Raises ValueError naming the option, or the file.
+    Raises OptionError.
     """
     server = dict(line.given["server"])
     added = {name: server.pop(name) for name in (*_TOKENS, *_KEY_VALUES) if name in server}
@@ -171,7 +172,9 @@ def command_settings(line: Line) -> RolloutSettings:
         client = _from_file(RolloutClientSettings(**client), known.config_file, line) | client
         return RolloutSettings(server=known, client=RolloutClientSettings(**client))
     except ValidationError as error:
-        raise ValueError(problems(error, line)) from None
+        raise OptionError("{problems}", problems=problems(error, line)) from None
+    except ValueError as error:  # of the file
+        raise OptionError("{error}", error=error) from None
 
 
 _TOKENS = ("token", "admin_token")
@@ -220,9 +223,17 @@ def check_tables(path: Path) -> None:
             raise ValueError(problems(error, in_file=_places(path, part, values))) from None
 
 
-def by_source(text: str, line: Line, settings: RolloutSettings) -> str:
-    """Return a message about options. A flag becomes the variable's name if the value came from the variable."""
-    return line.named(text, lambda option: option.name in getattr(settings, option.part).model_fields_set)
+def option_names(line: Line, settings: RolloutSettings | None) -> dict[str, str]:
+    """Return the name of each option, by its field in an OptionError.
+
+    It is the variable, or the place in a file, for a value that the settings have from there. Else it is the flag.
+    """
+    names = {}
+    for variable, option in OPTIONS.items():
+        elsewhere = settings is not None and option.name in getattr(settings, option.part).model_fields_set
+        from_line = not elsewhere or line.has(option.part, option.name)
+        names[field_of(option)] = option.flag if option.flag and from_line else line.in_file.get(variable, variable)
+    return names
 
 
 def shown_secrets(line: Line) -> list[tuple[str, str]]:

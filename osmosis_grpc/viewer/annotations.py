@@ -4,7 +4,8 @@ They are annotations. A server stores them with the call Annotate. In a folder t
 journal for the moment of the write.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 from urllib.parse import parse_qs
 
 from fastapi import APIRouter, HTTPException, Request
@@ -14,6 +15,7 @@ from osmosis_grpc.network.http.bounded_json import BodyRefused, Bounds, read_wit
 from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.protocol.types import Annotation
 from osmosis_grpc.records.reading.annotator import open_annotator
+from osmosis_grpc.records.reading.history import History
 from osmosis_grpc.records.reading.source_port import Source
 from osmosis_grpc.viewer.pages import Pages
 from osmosis_grpc.viewer.reads import Loaded
@@ -21,6 +23,41 @@ from osmosis_grpc.viewer.reads import Loaded
 MOST_BYTES = 256 * 1024
 """A form has at most this many bytes."""
 FORM = Bounds(size=MOST_BYTES, seconds=10.0)
+
+
+class Fate(NamedTuple):
+    """What the trainer did with a rollout. The newest annotation with a value counts."""
+
+    trained: bool | None
+    weight_step: str
+    dropped: str
+    """Why the trainer dropped it; empty if it did not."""
+    advantage: float | None
+    reward: float | None
+    """The corrected reward of the rollout."""
+    consumed: float | None
+    """When the trainer said so, in Unix seconds."""
+
+
+def fate_of(history: History) -> Fate:
+    """Return what the annotations of a rollout say about its fate."""
+    notes = [event.annotation for event in reversed(history.annotated)]
+
+    def newest(value: Callable[[Annotation], Any], default: Any = None) -> Any:
+        return next((value(note) for note in notes if value(note) not in (None, "")), default)
+
+    def used(note: Annotation) -> float | None:
+        says = note.trained is not None or note.weight_step or note.dropped_reason
+        return note.time if says else None
+
+    return Fate(
+        trained=newest(lambda note: note.trained),
+        weight_step=newest(lambda note: note.weight_step, ""),
+        dropped=newest(lambda note: note.dropped_reason, ""),
+        advantage=newest(lambda note: note.advantage),
+        reward=newest(lambda note: None if note.sample else note.reward),
+        consumed=newest(used),
+    )
 
 
 def remarks_of(loaded: Loaded) -> dict[str, Any]:

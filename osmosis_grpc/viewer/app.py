@@ -23,37 +23,36 @@ from osmosis_grpc.records.reading.list_filter import FilterError
 from osmosis_grpc.records.reading.source_port import NoRollout, Source, SourceError
 from osmosis_grpc.viewer import (
     annotations,
-    curves_page,
-    findings_page,
+    curves,
+    findings,
     group_page,
     rollouts,
-    runs_page,
-    search_page,
+    runs,
+    search,
     server_page,
-    throughput_page,
+    throughput,
     token_page,
     trajectory,
 )
 from osmosis_grpc.viewer.guard import ViewGuard
-from osmosis_grpc.viewer.live import Feeds
+from osmosis_grpc.viewer.live import SHARE, Feeds
 from osmosis_grpc.viewer.metrics import Metrics
-from osmosis_grpc.viewer.pace import SHARE
 from osmosis_grpc.viewer.pages import Pages
 from osmosis_grpc.viewer.reads import Reads
 
 STATIC = Path(__file__).parent / "static"
 PAGES = (
     rollouts,
-    findings_page,
+    findings,
     trajectory,
     server_page,
     group_page,
-    curves_page,
+    curves,
     annotations,
     token_page,
-    throughput_page,
-    search_page,
-    runs_page,
+    throughput,
+    search,
+    runs,
 )
 """The modules of the pages. Each has a function router(pages)."""
 

@@ -110,7 +110,6 @@ def _check_new(target: Path) -> None:
 
 
 def _write(target: Path, text: str) -> None:
-    """Write a file that is whole or not there."""
     new = target.with_name(f".{target.name}.new")
     new.unlink(missing_ok=True)
     with open(new, "x") as file:  # a link of this name is not followed
@@ -313,7 +312,6 @@ class _Rewriter(HTMLParser):
         return False
 
     def _address(self, href: str) -> str | None:
-        """Return the address in the export, or None if there is none."""
         if href.startswith("#"):
             return None if self._single else href
         if href.startswith("data:image/"):
@@ -327,7 +325,6 @@ class _Rewriter(HTMLParser):
 
 
 def _rewritten(page: str, links: Links) -> str:
-    """Return a page of a folder."""
     writer = _Rewriter(links, single=False)
     writer.feed(page)
     writer.close()

@@ -1,14 +1,22 @@
-"""Collects what a person looks for first: failures, slow tools, drifted tokens, and groups without variance."""
+"""The page of findings, which people look for first: failures, slow tools, drifted tokens, and equal groups."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter
 
 from osmosis_grpc.protocol.types import RolloutInfo, RolloutState
+from osmosis_grpc.records.reading.list_filter import ListOptions
 from osmosis_grpc.trainer.score_stats import all_equal
 from osmosis_grpc.viewer.calls import Calls, Drift, Key, ToolTime
+from osmosis_grpc.viewer.pages import Pages, filter_values, options_in
+from osmosis_grpc.viewer.reads import MOST_ROWS, Listed, Shared
 
 STALLED = 60.0
 """An unfinished rollout without an event for so many seconds has stalled."""
+READ = {True: 200, False: 40}
+"""The calls of this many of the newest ended rollouts are read: of a folder, of a server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,3 +123,41 @@ def _equal(rows: Sequence[RolloutInfo]) -> tuple[tuple[Equal, ...], int]:
         if all_equal(rewards) and all(info.end_time is not None for info in members):
             found.append(Equal(name, len(members), rewards[0]))
     return tuple(found), counted
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The values of the page."""
+
+    listed: Listed
+    findings: Findings
+    read: int
+
+
+def router(pages: Pages) -> APIRouter:
+    """Return the routes of the page."""
+    routes = APIRouter()
+    reads = pages.reads
+
+    async def read(options: ListOptions) -> Found:
+        listed = await reads.listed(options)
+        ended = [info for info in listed.rows if info.end_time is not None]
+        calls = await reads.calls(ended[: READ[reads.is_folder]])
+        found = await reads.aside(lambda: findings(listed.rows, calls, listed.now))
+        return Found(listed, found, len(calls))
+
+    def values(options: ListOptions, found: Found) -> dict[str, Any]:
+        shown = {"found": found.findings, "listed": found.listed, "read": found.read}
+        return {**shown, **filter_values(options, MOST_ROWS)}
+
+    pages.follow(
+        routes,
+        "findings",
+        asked=lambda request: options_in(request, MOST_ROWS),
+        read=Shared(read).get,
+        values=values,
+        key=lambda found: (found.listed.rows, len(found.findings.stalled)),
+        ended=lambda found: found.listed.stopped,
+        calm=True,
+    )
+    return routes

@@ -12,9 +12,8 @@ from starlette.requests import Request
 
 from osmosis_grpc.records.reading.list_filter import ListOptions
 from osmosis_grpc.records.reading.source_port import NoRollout
-from osmosis_grpc.viewer.filters import filter_values, options_in
 from osmosis_grpc.viewer.groups import MOST_CELLS, MOST_LANES, Comparison, read_lanes
-from osmosis_grpc.viewer.pages import Pages
+from osmosis_grpc.viewer.pages import Pages, filter_values, options_in
 from osmosis_grpc.viewer.reads import MOST_ROWS, Recent
 
 COMPARISONS = 4

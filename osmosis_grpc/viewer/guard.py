@@ -25,7 +25,7 @@ SAFE = frozenset(("GET", "HEAD"))
 MOST_QUERY = 8192
 """The most bytes of a query. A page repeats its filters in its links."""
 MOST_STREAMS = 64
-"""At most this many pages follow at once. They share the time for their looks (pace.py)."""
+"""At most this many pages follow at once. They share the time for their looks (live.py)."""
 MOST_REQUESTS = 64
 """At most this many other requests are answered at once."""
 MOST_FORMS = 16

@@ -1,30 +1,91 @@
-"""Streams the changes of pages to browsers, as server-sent events.
+"""Streams the changes of pages to browsers, as server-sent events, and paces all pages that follow.
 
-Pages that show the same have one feed. It looks while one of them is open, and renders what has changed once for all of
-them. A stream keeps no queue: a slow browser gets the newest state, and the number of updates that it missed.
+All of them together take at most a share of the time.
 """
 
 import asyncio
 import time
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+import anyio
 from sse_starlette.event import ServerSentEvent
 from sse_starlette.sse import EventSourceResponse
 
 from osmosis_grpc.records.reading.list_filter import FilterError
 from osmosis_grpc.records.reading.source_port import SourceError
-from osmosis_grpc.viewer import pace
 
 T = TypeVar("T")
+PAUSE = 1.0
+"""The least seconds between two looks of a page."""
+CALM = 5.0
+"""The same for a page that people read or point at for long, such as one with charts."""
+SHARE = 0.04
+"""The pages of `view` take at most this share of the time of one processor, and of the server that they follow."""
+AGENTS_SHARE = 0.015
+"""The same for the pages of `serve --view`, which has agents in its process."""
 PING = 15
 """Seconds between two lines that keep a quiet connection open."""
-
 Sent = Iterable[tuple[str, str]]
 Wait = Callable[[float, float, bool], Awaitable[bool]]
 """Waits for the next look; see Feeds._wait."""
+
+
+@dataclass(slots=True)
+class Cost:
+    """What has been done so far for one look."""
+
+    seconds: float = 0.0
+
+
+_COST: ContextVar[Cost | None] = ContextVar("cost", default=None)
+
+
+@contextmanager
+def counted() -> Iterator[Cost]:
+    """Yield the cost of the work in the block, also of its work on other threads. It counts for outer blocks, too."""
+    outer, cost = _COST.get(), Cost()
+    token = _COST.set(cost)
+    try:
+        yield cost
+    finally:
+        _COST.reset(token)
+        if outer is not None:
+            outer.seconds += cost.seconds
+
+
+@contextmanager
+def spending(clock: Callable[[], float] = time.thread_time) -> Iterator[None]:
+    """Add the seconds of the block to the cost, by default the processor time of this thread.
+
+    A block that awaits needs another clock.
+    """
+    began = clock()
+    try:
+        yield
+    finally:
+        cost = _COST.get()
+        if cost is not None:
+            cost.seconds += clock() - began
+
+
+async def aside(compute: Callable[[], T], limiter: anyio.CapacityLimiter | None = None) -> T:
+    """Return the result of a function that takes long. It runs on another thread, and counts for the cost."""
+
+    def run() -> T:
+        with spending():
+            return compute()
+
+    return await anyio.to_thread.run_sync(run, limiter=limiter)
+
+
+def pause(cost: float, pages: int, share: float, *, calm: bool = False) -> float:
+    """Return the seconds from one look to the next, if each of so many pages has looks with this cost."""
+    return max(CALM if calm else PAUSE, cost * pages / share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +101,7 @@ class Update:
 class Feed(Generic[T]):
     """What a page shows. `shown` renders what `look` returns, each time that its `key` changes.
 
-    There is no further look after something that has `ended`. `calm` is that of pace.pause().
+    There is no further look after something that has `ended`. `calm` is that of pause().
     """
 
     look: Callable[[], Awaitable[T]]
@@ -72,12 +133,12 @@ class Feeds:
         opened, seen, missed = time.monotonic(), 0, 0
         while True:
             # The page may be newer than the last update for other pages, so it gets none that is older than a pause.
-            update = await followed.update(seen, opened - pace.PAUSE, self._wait)
+            update = await followed.update(seen, opened - PAUSE, self._wait)
             if update is None:
                 return
             sending = time.monotonic()
             yield update.events
-            late = int((time.monotonic() - sending) / pace.PAUSE)
+            late = int((time.monotonic() - sending) / PAUSE)
             if late:
                 missed += late
                 yield _event("missed", str(missed))
@@ -90,7 +151,7 @@ class Feeds:
         """Wait for the next look after one that began then. Return whether there is one."""
         if self._stopping.is_set():
             return False
-        left = began + pace.pause(cost, len(self._open), self._share, calm=calm) - time.monotonic()
+        left = began + pause(cost, len(self._open), self._share, calm=calm) - time.monotonic()
         try:
             await asyncio.wait_for(self._stopping.wait(), max(0.0, left))
         except TimeoutError:
@@ -123,7 +184,7 @@ class _Followed(Generic[T]):
 
     async def _look(self) -> None:
         began = time.monotonic()
-        with pace.counted() as cost:
+        with counted() as cost:
             try:
                 found = await self._feed.look()
             except (SourceError, FilterError) as error:
@@ -131,7 +192,7 @@ class _Followed(Generic[T]):
                     self._problem = str(error)
                     self._put(_event("problem", self._problem))
             else:
-                with pace.spending():
+                with spending():
                     self._render(found)
         self._began, self._cost = began, cost.seconds
 

@@ -21,7 +21,7 @@ from osmosis_grpc.observability.exposition import render
 from osmosis_grpc.protocol.types.outcome import printable
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.server.attachment import Attachment
-from osmosis_grpc.viewer.pace import aside
+from osmosis_grpc.viewer.live import aside
 
 EVERY = 5.0
 """Seconds for which a page is shown again."""

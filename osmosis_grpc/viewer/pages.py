@@ -3,7 +3,8 @@
 import json
 import shlex
 import time
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Collection, Hashable
+from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +20,7 @@ from osmosis_grpc.policies.template_tokenizer import TokenTexts
 from osmosis_grpc.protocol.types import RolloutState
 from osmosis_grpc.protocol.types.outcome import printable
 from osmosis_grpc.records.reading.folder_source import FolderSource
+from osmosis_grpc.records.reading.list_filter import ListOptions, options_of, pairs_of
 from osmosis_grpc.records.reading.phrases import span
 from osmosis_grpc.viewer.live import Feed, Feeds
 from osmosis_grpc.viewer.metrics import Metrics, MetricsError, Numbers
@@ -229,3 +231,15 @@ def as_json(value: Any) -> str:
         except ValueError:
             return str(value)
     return json.dumps(value, ensure_ascii=False, indent=2, default=str)
+
+
+def options_in(request: Request, limit: int, own: Collection[str] = ()) -> ListOptions:
+    """Return the filters of an address, with this limit if it names none. `own` are no filters. Raises FilterError."""
+    options = options_of(pair for pair in request.query_params.multi_items() if pair[0] not in own)
+    return options if "limit" in request.query_params else replace(options, limit=limit)
+
+
+def filter_values(options: ListOptions, limit: int) -> dict[str, Any]:
+    """Return the filters for a template, and the query that has them. The usual limit is left out."""
+    filters = [pair for pair in pairs_of(options) if pair != ("limit", f"{limit}")]
+    return {"filters": filters, "query": urlencode(filters)}

@@ -1,7 +1,7 @@
 """Reads rollouts for the pages, off the event loop and not more often than needed.
 
 A state folder is read on other threads. A server is asked for at most one list a second, whatever number of pages is
-open: a list that is younger is shown again. pace.py counts what the reads cost.
+open: a list that is younger is shown again. live.py counts what the reads cost.
 """
 
 import asyncio
@@ -18,11 +18,11 @@ import anyio
 from osmosis_grpc.protocol.types import RolloutInfo, TrajectoryEvent
 from osmosis_grpc.records.reading.folder_source import FolderSource
 from osmosis_grpc.records.reading.history import History
+from osmosis_grpc.records.reading.journal_folder import Seen
 from osmosis_grpc.records.reading.list_filter import ListOptions, rollout_filter
-from osmosis_grpc.records.reading.seen_rollouts import Seen
 from osmosis_grpc.records.reading.source_port import Source
 from osmosis_grpc.viewer.calls import Calls, Key, read_all
-from osmosis_grpc.viewer.pace import aside, counted, spending
+from osmosis_grpc.viewer.live import aside, counted, spending
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -227,7 +227,6 @@ class Shared(Generic[K, T]):
 
 
 async def _moment(source: Source) -> tuple[float, bool]:
-    """Return the time for which a source shows rollouts, and whether no server runs."""
     as_of = await source.as_of()
     return (time.time(), False) if as_of is None else (as_of, True)
 

@@ -11,9 +11,8 @@ from starlette.responses import Response
 
 from osmosis_grpc.protocol.types import RolloutInfo, RolloutState
 from osmosis_grpc.records.reading.list_filter import FilterError, ListOptions, pairs_of
-from osmosis_grpc.viewer.filters import options_in
 from osmosis_grpc.viewer.live import Feed
-from osmosis_grpc.viewer.pages import Pages, is_part
+from osmosis_grpc.viewer.pages import Pages, is_part, options_in
 from osmosis_grpc.viewer.reads import Listed
 
 ROWS = 200

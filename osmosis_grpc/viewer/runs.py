@@ -6,11 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import anyio
+from fastapi import APIRouter, HTTPException, Request
+from starlette.responses import Response
+
 from osmosis_grpc.records.evaluate import RunError, RunFolder
 from osmosis_grpc.records.evaluate.comparison import Comparison, compare, differences
 from osmosis_grpc.records.evaluate.results import RowResult
+from osmosis_grpc.records.reading.folder_source import FolderSource
 from osmosis_grpc.trainer.score_stats import Estimate, shown_k
 from osmosis_grpc.viewer.calls import TRUNCATED
+from osmosis_grpc.viewer.pages import Pages
 
 LEAST, MOST = 2, 4
 """So many runs are compared."""
@@ -157,7 +163,6 @@ def compare_runs(folder: Path, names: Sequence[str], score: str) -> Compared:
 
 
 def _lines(name: str, found: Sequence[Comparison | None]) -> list[Line]:
-    """Return the means of a score, then its pass@k."""
     first = next(each for each in found if each is not None)
     others = [None if each is None else Value(each.after, each.difference) for each in found]
     lines = [Line(name, (Value(first.before), *others))]
@@ -178,3 +183,49 @@ def _rows(found: Sequence[Comparison | None], folder: Path, opened: Sequence[Run
     rollouts = {} if here is None else {row: r.rollout_id for (row, run), r in here.newest_results().items() if not run}
     rows = [RowScores(index, tuple(values), rollouts.get(index, "")) for index, values in scores.items()]
     return tuple(sorted(rows, key=lambda row: (-row.spread, row.index)))
+
+
+def router(pages: Pages) -> APIRouter:
+    """Return the routes of the page."""
+    routes = APIRouter()
+    source = pages.reads.source
+    folder = source.folder if isinstance(source, FolderSource) else Path()
+
+    @routes.get("/runs")
+    async def show(request: Request) -> Response:
+        chosen = request.query_params.getlist("run")
+        runs = await anyio.to_thread.run_sync(runs_beside, folder)
+        if not runs:
+            raise HTTPException(404, "the viewer shows no run of test or eval: osmosis-grpc view --run last")
+        return pages.page("runs.html", runs=runs, here=folder.absolute().name, chosen=chosen, most=MOST, at="runs")
+
+    @routes.get("/compare")
+    async def compare(request: Request, score: str = "") -> Response:
+        names = request.query_params.getlist("run")
+        try:
+            found = await anyio.to_thread.run_sync(compare_runs, folder, names, score)
+        except (RunError, OSError) as error:
+            raise HTTPException(400, f"{error}; a comparison has {LEAST} to {MOST} runs of the page Runs") from None
+        return pages.page(
+            "compare.html",
+            found=found,
+            names=names,
+            here=folder.absolute().name,
+            most_rows=MOST_ROWS,
+            sign=_sign,
+            interval=_interval,
+            at="runs",
+        )
+
+    return routes
+
+
+def _sign(found: Estimate) -> str:
+    """Return good or bad for a difference whose interval does not have 0 in it, else an empty text."""
+    if found.ci95 is None or found.ci95[0] <= 0 <= found.ci95[1]:
+        return ""
+    return "good" if found.mean > 0 else "bad"
+
+
+def _interval(found: Estimate) -> str:
+    return "" if found.ci95 is None else f"{found.ci95[0]:.3g} to {found.ci95[1]:.3g}"

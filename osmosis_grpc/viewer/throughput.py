@@ -2,13 +2,21 @@
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
 
 from osmosis_grpc.protocol.types import RolloutInfo
+from osmosis_grpc.protocol.types.rollout_info import Capacity
+from osmosis_grpc.records.reading.list_filter import ListOptions
+from osmosis_grpc.records.reading.server_source import ServerSource
 from osmosis_grpc.viewer.calls import Calls, Key
+from osmosis_grpc.viewer.metrics import Numbers
+from osmosis_grpc.viewer.pages import Pages, filter_values, options_in
+from osmosis_grpc.viewer.reads import Shared
 
 MOST_POINTS = 120
 """A series has at most this many points, whatever time it covers."""
@@ -19,6 +27,8 @@ STEPS = (
     *(60, 120, 300, 600, 900, 1800, 3600, 7200, 21600, 86400),
 )
 """Round times in seconds. Beyond the last, a round time is a whole number of days."""
+TIMED = {True: 200, False: 20}
+"""The calls of this many of the newest ended rollouts are read: of a folder, of a server."""
 
 
 def round_step(seconds: float, most: int) -> float:
@@ -123,6 +133,61 @@ def _points(rows: Sequence[RolloutInfo], now: float) -> tuple[float, tuple[Point
 
 
 def _means(edges: Any, start: Any, end: Any) -> Any:
-    """Return the mean number of open spans between each two edges."""
     before = [np.clip(edge, start, np.maximum(start, end)).sum() for edge in edges]
     return np.diff(before) / np.diff(edges)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The values of the page."""
+
+    values: Throughput
+    capacity: Capacity | None
+    now: float
+    stopped: bool
+    cut: bool
+    numbers: Numbers | None
+    problem: str
+
+
+def router(pages: Pages) -> APIRouter:
+    """Return the routes of the page."""
+    routes = APIRouter()
+    reads = pages.reads
+    source = reads.source
+
+    async def read(options: ListOptions) -> Found:
+        listed = await reads.newest(options)
+        rows = listed.rows
+        settled = [info for info in rows if info.end_time is not None and not info.undelivered]
+        calls = await reads.calls(settled[: TIMED[reads.is_folder]])
+        server = source if isinstance(source, ServerSource) else None
+        capacity = (await reads.run(lambda _: server.server_info())).capacity if server is not None else None
+        values = await reads.aside(lambda: throughput(rows, calls, listed.now))
+        numbers, problem = await pages.numbers()
+        return Found(values, capacity, listed.now, listed.stopped, listed.cut, numbers, problem)
+
+    shared = Shared(read)
+
+    def values(options: ListOptions, found: Found) -> dict[str, Any]:
+        shown = {"found": found, "values": found.values, "capacity": found.capacity, "numbers": found.numbers}
+        return {**shown, **filter_values(options, 0)}
+
+    @routes.get("/throughput.json")
+    async def data(request: Request) -> Response:
+        found = await shared.get(options_in(request, 0))
+        capacity = None if found.capacity is None else asdict(found.capacity)
+        numbers = None if found.numbers is None else asdict(found.numbers)
+        return JSONResponse({"now": found.now, "capacity": capacity, "metrics": numbers, **asdict(found.values)})
+
+    pages.follow(
+        routes,
+        "throughput",
+        asked=lambda request: options_in(request, 0),
+        read=shared.get,
+        values=values,
+        key=lambda found: (found.now, found.values.rollouts, found.values.ended),
+        ended=lambda found: found.stopped,
+        calm=True,
+    )
+    return routes

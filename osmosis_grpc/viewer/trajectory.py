@@ -16,8 +16,7 @@ from osmosis_grpc.records.reading.history import MAIN, ChatName
 from osmosis_grpc.records.reading.message_text import mapping
 from osmosis_grpc.records.reading.rollout_record import rollout_record, turn_record
 from osmosis_grpc.viewer import turns
-from osmosis_grpc.viewer.annotations import remarks_of
-from osmosis_grpc.viewer.fate import fate_of
+from osmosis_grpc.viewer.annotations import fate_of, remarks_of
 from osmosis_grpc.viewer.images import image as find_image
 from osmosis_grpc.viewer.images import parts_of
 from osmosis_grpc.viewer.live import Feed

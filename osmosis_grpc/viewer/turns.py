@@ -1,4 +1,4 @@
-"""Makes the turns of a rollout for its page: a row for each turn, and the body of one turn."""
+"""Makes the turns of a rollout for its page: a row for each turn with its bar, and the body of one turn."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,12 +8,38 @@ from typing import Any, NamedTuple
 from osmosis_grpc.protocol.types import Message, Sample, events
 from osmosis_grpc.records.reading.history import MAIN, Chat, ChatName, History, ToolCall, by_tool, sampled
 from osmosis_grpc.records.reading.message_text import mapping, mappings, reasoning_of, text_of
-from osmosis_grpc.viewer.bars import WIDTH, Axis, Bar
 from osmosis_grpc.viewer.images import Part, parts_of
 from osmosis_grpc.viewer.reads import Loaded
 
+WIDTH = 1000
 SLIVER = 14
 """A part of a bar has at least this many units: 2 px of the bar of a turn, which has 9rem."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A part of a bar. `seconds` is its length on the axis."""
+
+    kind: str
+    left: float
+    width: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """An axis from `begin` to `end`. A bar on it has at least `least` units, so that it can be seen."""
+
+    begin: float
+    end: float
+    least: float
+
+    def bar(self, kind: str, start: float, end: float) -> Bar:
+        """Return the bar from `start` to `end`, as far as the axis has it."""
+        scale = WIDTH / max(1e-9, self.end - self.begin)
+        left = min(max(0.0, (start - self.begin) * scale), WIDTH - self.least)
+        width = min(max(self.least, (end - start) * scale), WIDTH - left)
+        return Bar(kind, round(left, 1), round(width, 1), max(0.0, end - start))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import socket
 import pytest
 import trustme
 
-from osmosis_grpc.cli.machine_checks import checks
+from osmosis_grpc.cli.doctor import checks
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.testing.calculator import CalculatorAgent
 

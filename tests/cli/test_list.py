@@ -8,7 +8,7 @@ from contextlib import closing
 
 import pytest
 
-from osmosis_grpc.cli.list_table import table
+from osmosis_grpc.cli.list import table
 from osmosis_grpc.protocol.types import Activity, RolloutInfo, RolloutState
 from osmosis_grpc.storage import SqliteJournal
 from osmosis_grpc.storage.journal import open_trails

@@ -14,7 +14,8 @@ import sys
 
 import pytest
 
-from osmosis_grpc.cli.query import QueryOptions, run_query
+from osmosis_grpc.cli.command_options import QueryOptions
+from osmosis_grpc.cli.query import run_query
 from osmosis_grpc.protocol.types import (
     Annotation,
     Callback,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from osmosis_grpc.cli.recorded_grader import RecordedGrader
+from osmosis_grpc.cli.rescore import RecordedGrader
 from osmosis_grpc.policies import EchoPolicy
 from osmosis_grpc.protocol.types import RolloutRequest
 from osmosis_grpc.testing import collect_rollout

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import typer
 
+from osmosis_grpc.cli.options import SourceOptions
 from osmosis_grpc.cli.source import open_source
-from osmosis_grpc.cli.source_options import SourceOptions
 from osmosis_grpc.protocol.types import RolloutFilter, RolloutState, events
 from osmosis_grpc.protocol.types.rollout_filter import EVERY
 from osmosis_grpc.records.evaluate.run_folder import RunFolder
@@ -235,7 +235,7 @@ async def test_a_server_that_is_away_and_a_folder_without_a_journal(tmp_path):
 
 async def test_the_message_about_the_usual_server_says_that_there_is_no_journal(tmp_path, monkeypatch):
     monkeypatch.setenv("OSMOSIS_ROLLOUT_SERVER_STATE_DIR", str(tmp_path))
-    monkeypatch.setattr("osmosis_grpc.cli.server_choice.SERVER", f"127.0.0.1:{quiet_port()}")
+    monkeypatch.setattr("osmosis_grpc.cli.source.SERVER", f"127.0.0.1:{quiet_port()}")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SourceError, match=rf"^there is no journal in {tmp_path}, and the server 127\.0\.0\.1"):
         await open_source("show", SourceOptions()).__aenter__()
@@ -249,7 +249,7 @@ async def test_the_message_about_the_usual_server_says_that_there_is_no_journal(
 async def test_a_command_without_a_source_says_that_it_reads_the_server(looked_at, tmp_path, monkeypatch, capsys):
     server = looked_at.options("server")[1]
     monkeypatch.setenv("OSMOSIS_ROLLOUT_SERVER_STATE_DIR", str(tmp_path))
-    monkeypatch.setattr("osmosis_grpc.cli.server_choice.SERVER", server)
+    monkeypatch.setattr("osmosis_grpc.cli.source.SERVER", server)
     async with open_source("list", SourceOptions()) as source:
         assert await source.get("good")
     said = capsys.readouterr()

@@ -9,8 +9,8 @@ import signal
 import pytest
 from typer import Exit
 
-from osmosis_grpc.cli.dataset_options import Choices, prepare
-from osmosis_grpc.cli.run_options import RunOptions
+from osmosis_grpc.cli.command_options import Choices, RunOptions
+from osmosis_grpc.cli.dataset_options import prepare
 from osmosis_grpc.records.evaluate import RunError, RunFolder
 from osmosis_grpc.storage import Reader
 from tests.model_server import KEY, model_server, reply

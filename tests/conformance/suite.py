@@ -9,11 +9,11 @@ from collections.abc import Sequence
 import grpc
 
 from osmosis_grpc.testing.conformance.cases import load
-from osmosis_grpc.testing.conformance.results import Result
+from osmosis_grpc.testing.conformance.report import Result
 from osmosis_grpc.testing.conformance.runner import chosen_cases
-from osmosis_grpc.testing.conformance.server_kinds import KINDS as SERVER_KINDS
+from osmosis_grpc.testing.conformance.server_session import KINDS as SERVER_KINDS
 from osmosis_grpc.testing.conformance.server_session import ServerOptions, server_under_test, test_server
-from osmosis_grpc.testing.conformance.trainer_kinds import KINDS as TRAINER_KINDS
+from osmosis_grpc.testing.conformance.trainer_session import KINDS as TRAINER_KINDS
 from osmosis_grpc.testing.conformance.trainer_session import test_trainer
 from tests.processes import ROOT
 

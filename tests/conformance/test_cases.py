@@ -7,15 +7,14 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from osmosis_grpc.testing.conformance import report
-from osmosis_grpc.testing.conformance.cases import load, read
+from osmosis_grpc.testing.conformance.cases import filled, load, read
 from osmosis_grpc.testing.conformance.links import Failed
 from osmosis_grpc.testing.conformance.patterns import differences
 from osmosis_grpc.testing.conformance.protobuf_data import CaseError
-from osmosis_grpc.testing.conformance.results import Skipped
+from osmosis_grpc.testing.conformance.report import Skipped
 from osmosis_grpc.testing.conformance.runner import chosen_cases, known_failures, run_cases
-from osmosis_grpc.testing.conformance.server_kinds import KINDS as SERVER
-from osmosis_grpc.testing.conformance.trainer_kinds import KINDS as TRAINER
-from osmosis_grpc.testing.conformance.variables import filled
+from osmosis_grpc.testing.conformance.server_session import KINDS as SERVER
+from osmosis_grpc.testing.conformance.trainer_session import KINDS as TRAINER
 
 
 def test_all_cases_can_be_read():

@@ -7,8 +7,7 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 
-from osmosis_gateway.http_server import serve_http, tokens_of
-from osmosis_gateway.in_process import InProcessRollouts
+from osmosis_gateway.http_server import InProcessRollouts, serve_http, tokens_of
 from osmosis_gateway.leases import Leases
 from osmosis_gateway.legacy_trainers import HttpTrainers
 from osmosis_gateway.outgoing_calls import Calls

@@ -12,7 +12,8 @@ from osmosis_grpc.network.callback_credentials import is_for, narrowed
 from osmosis_grpc.network.credentials import Credentials
 from osmosis_grpc.network.server_security import ServerSecurity
 from osmosis_grpc.network.tls import ClientTls
-from osmosis_grpc.serve.security_options import check_trace, credentials_from_options, server_security_from_options
+from osmosis_grpc.serve.options import check_trace, credentials_to_show, security_for_callers
+from osmosis_grpc.settings.line import OptionError
 from osmosis_grpc.settings.settings import RolloutServerSettings
 from osmosis_grpc.trainer import RolloutClient, Trainer
 from tests.callback_trainer import CallbackTrainer
@@ -142,32 +143,52 @@ async def test_where_a_trainer_may_listen(transport):
         pass
 
 
-def test_options_that_do_not_go_together_are_named(tmp_path, files):
-    pem, key, none = files.folder / "server.pem", files.folder / "server.key", tmp_path / "none"
-    other = files.folder / "client.key"
-    for options, text in (
-        (([], pem, None, None), "--tls-cert and --tls-key"),
-        (([], None, None, pem), "--tls-client-ca needs"),
-        (([], none, key, None), "none cannot be read"),
-        (([], key, pem, None), "not a certificate and its key"),
-        (([], pem, other, None), "not a certificate and its key"),
-        (([], pem, key, key), "has no certificate"),
-        ((["a "], None, None, None), "--token"),
-    ):
-        with pytest.raises(ValueError, match=text):
-            server_security_from_options(*options, insecure=False)
-    for options, text in (
-        (("", None, pem, None), "--x-cert and --x-key"),
-        (("", none, None, None), "--x-ca.*none cannot be read"),
-        (("a ", None, None, None), "--x-token"),
-    ):
-        with pytest.raises(ValueError, match=text):
-            credentials_from_options(*options, tls=False, insecure=False, names=("--x-token", "--x"))
+OF_TLS = "{tls_cert}, {tls_key}, {tls_client_ca}: {problem}"
 
 
-def test_tracers_that_print_tokens():
-    for tracers in ("all", "http", "api", "timer,http", "*", "tcp", "new_one"):
-        with pytest.raises(ValueError, match="GRPC_TRACE"):
-            check_trace(tracers)
-    for tracers in ("", "timer", "connectivity_state, subchannel", "timer,-http"):
+@pytest.mark.parametrize(
+    ("given", "text", "problem"),
+    [
+        ({"tls_cert": "server.pem"}, "{tls_cert} and {tls_key} go together", ""),
+        ({"tls_client_ca": "server.pem"}, "{tls_client_ca} needs {tls_cert} and {tls_key}", ""),
+        ({"tls_cert": "none", "tls_key": "server.key"}, OF_TLS, "none cannot be read"),
+        ({"tls_cert": "server.key", "tls_key": "server.pem"}, OF_TLS, "not a certificate and its key"),
+        ({"tls_cert": "server.pem", "tls_key": "client.key"}, OF_TLS, "not a certificate and its key"),
+        ({"tls_cert": "server.pem", "tls_key": "server.key", "tls_client_ca": "server.key"}, OF_TLS, "no certificate"),
+        ({"token": "lab= a"}, "{token}: {problem}", "printable ASCII"),
+    ],
+)
+def test_security_options_that_cannot_be_used_are_named(files, given, text, problem):
+    paths = {name: files.folder / value if name.startswith("tls") else value for name, value in given.items()}
+    with pytest.raises(OptionError) as refused:
+        security_for_callers(RolloutServerSettings(**paths))
+    assert refused.value.text == text
+    assert problem in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (("", None, "server.pem", None), "C and D go together"),
+        (("", "none", None, None), "B, C, D: {problem}"),
+        (("a ", None, None, None), "A: {problem}"),
+    ],
+)
+def test_credentials_that_cannot_be_used_are_named(files, given, text):
+    token, *names = given
+    paths = [None if name is None else files.folder / name for name in names]
+    with pytest.raises(OptionError) as refused:
+        credentials_to_show(token, *paths, tls=False, insecure=False, names=("A", "B", "C", "D"))
+    assert refused.value.text == text
+
+
+@pytest.mark.parametrize("tracers", ["all", "http", "api", "timer,http", "*", "tcp", "new_one"])
+def test_tracers_that_print_tokens_are_refused(tracers):
+    with pytest.raises(OptionError) as refused:
         check_trace(tracers)
+    assert refused.value.values == {"names": tracers.removeprefix("timer,")}
+
+
+@pytest.mark.parametrize("tracers", ["", "timer", "connectivity_state, subchannel", "timer,-http"])
+def test_other_tracers_are_allowed(tracers):
+    check_trace(tracers)

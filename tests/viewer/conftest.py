@@ -12,13 +12,12 @@ from osmosis_grpc.network.credentials import Credentials
 from osmosis_grpc.network.server_security import ServerSecurity
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.protocol.types import Group
-from osmosis_grpc.records.reading.chosen_server import ChosenServer
 from osmosis_grpc.records.reading.folder_source import FolderSource
-from osmosis_grpc.records.reading.server_source import ServerSource
+from osmosis_grpc.records.reading.server_source import ChosenServer, ServerSource
 from osmosis_grpc.rollout import RolloutAgentLoop, tool
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.trainer import RolloutClient
-from osmosis_grpc.viewer import pace, reads
+from osmosis_grpc.viewer import live, reads
 from osmosis_grpc.viewer.app import serve_viewer
 from tests.callback_trainer import CallbackTrainer
 
@@ -164,7 +163,7 @@ async def viewer(viewed):
 def hasty(monkeypatch):
     """Viewers ask for lists, and look for changes, without the pauses between."""
     for name in ("PAUSE", "CALM"):
-        monkeypatch.setattr(pace, name, 0.02)
+        monkeypatch.setattr(live, name, 0.02)
     monkeypatch.setattr(reads, "LASTS", 0.01)
 
 

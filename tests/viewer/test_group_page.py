@@ -11,7 +11,7 @@ from osmosis_grpc.records.reading.folder_source import FolderSource
 from osmosis_grpc.rollout import RolloutAgentLoop, tool
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.trainer import RolloutClient
-from osmosis_grpc.viewer.fate import Fate
+from osmosis_grpc.viewer.annotations import Fate
 from osmosis_grpc.viewer.groups import Comparison, Lane
 from tests.callback_trainer import CallbackTrainer
 from tests.viewer.conftest import browsing

@@ -5,9 +5,13 @@ from contextlib import aclosing
 
 import pytest
 
-from osmosis_grpc.records.reading.source_port import SourceError
-from osmosis_grpc.viewer import pace
+from osmosis_grpc.protocol.types import Activity, RolloutInfo, RolloutState
+from osmosis_grpc.records.reading.list_filter import ListOptions
+from osmosis_grpc.records.reading.source_port import Source, SourceError
+from osmosis_grpc.viewer import live
 from osmosis_grpc.viewer.live import Feed, Feeds
+from osmosis_grpc.viewer.reads import Reads
+from tests.waiting import until
 
 SHARE = 0.02
 
@@ -26,7 +30,7 @@ class Shown:
 
     async def _look(self):
         self.looks += 1
-        with pace.spending(iter((100.0, 100.0 + self.cost)).__next__):
+        with live.spending(iter((100.0, 100.0 + self.cost)).__next__):
             if self.problem:
                 raise SourceError(self.problem)
             return self.found
@@ -50,7 +54,7 @@ def pauses(monkeypatch):
         found.append((round(cost, 1), pages, share))
         return 0.0
 
-    monkeypatch.setattr(pace, "pause", pause)
+    monkeypatch.setattr(live, "pause", pause)
     return found
 
 
@@ -64,18 +68,18 @@ def feeds():
     [(0.0, 1, 1.0), (0.01, 1, 1.0), (0.1, 1, 5.0), (0.1, 4, 20.0), (0.01, 4, 2.0), (3.0, 1, 150.0)],
 )
 def test_all_looks_take_at_most_the_share_of_the_time(cost, pages, seconds):
-    found = pace.pause(cost, pages, SHARE)
+    found = live.pause(cost, pages, SHARE)
     assert found == pytest.approx(seconds)
     assert pages * cost / found <= SHARE + 1e-9
-    assert pace.pause(cost, pages, SHARE, calm=True) == max(found, pace.CALM)
+    assert live.pause(cost, pages, SHARE, calm=True) == max(found, live.CALM)
 
 
 async def test_the_cost_of_a_block_has_inner_blocks_and_work_on_other_threads():
-    with pace.counted() as outer:
-        with pace.counted() as inner, pace.spending(iter((5.0, 7.0)).__next__):
+    with live.counted() as outer:
+        with live.counted() as inner, live.spending(iter((5.0, 7.0)).__next__):
             pass
         assert (inner.seconds, outer.seconds) == (2.0, 2.0)
-        assert await pace.aside(lambda: sum(range(100_000))) == 4_999_950_000
+        assert await live.aside(lambda: sum(range(100_000))) == 4_999_950_000
     assert outer.seconds > inner.seconds == 2.0
 
 
@@ -147,3 +151,51 @@ async def test_a_page_ends_with_the_last_state_and_with_the_viewer(pauses):
         await anext(page)
         stopping.set()
         assert [events async for events in page] == []
+
+
+class Counted(Source):
+    """Rollouts without events. The read of `slow` waits until `go` is set."""
+
+    where = "a test"
+
+    def __init__(self):
+        self.go = asyncio.Event()
+        self.reads = []
+
+    async def page(self, where, token="", *, limit=100, newest_first=False):
+        return [], ""
+
+    async def get(self, rollout_id, attempt=0):
+        self.reads.append(rollout_id)
+        if rollout_id == "slow":
+            await self.go.wait()
+        return info_of(rollout_id)
+
+    async def events(self, rollout_id, attempt=0, *, after=0, follow=False):
+        for event in ():
+            yield event
+
+    async def all_events(self):
+        for event in ():
+            yield event
+
+
+def info_of(rollout_id):
+    """A rollout that runs."""
+    activity = Activity("agent", 1.0)
+    return RolloutInfo(
+        rollout_id=rollout_id, attempt=1, agent_loop="a", state=RolloutState.RUNNING, activity=activity, accept_time=1.0
+    )
+
+
+async def test_the_read_of_a_rollout_does_not_wait_for_the_read_of_another_one():
+    source = Counted()
+    reads = Reads(source)
+    async with asyncio.TaskGroup() as pages:
+        slow = [pages.create_task(reads.rollout("slow")) for _ in range(3)]
+        await until(lambda: source.reads == ["slow"])
+        assert (await reads.rollout("quick")).info.rollout_id == "quick"
+        assert (await reads.listed(ListOptions())).rows == ()
+        source.go.set()
+    assert {page.result().info.rollout_id for page in slow} == {"slow"}
+    assert source.reads == ["slow", "quick"]

@@ -2,9 +2,7 @@
 
 import typer
 
-from osmosis_grpc.cli.agent_sources import SourceOptions, with_agents
-from osmosis_grpc.cli.commands.shared import Json
-from osmosis_grpc.cli.option_groups import argument, option
+from osmosis_grpc.cli.options import AgentSources, Json, argument, option, with_agents
 
 commands = typer.Typer()
 
@@ -36,7 +34,7 @@ def validate(
     module: list[str] | None = option("-m, --module MODULE:ATTR", "What to check; may be repeated.  [required]"),
     run: bool = option("--run", "Also run a rollout of each, with a mock model that calls every tool.", False),
     timeout: float = option("--timeout SECONDS", "How long such a rollout may take.", AGENT_TIMEOUT),
-    agents: SourceOptions,
+    agents: AgentSources,
     json: Json = False,
     verbose: bool = option("-v, --verbose", "", False, hidden=True),
 ) -> None:

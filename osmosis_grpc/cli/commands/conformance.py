@@ -2,9 +2,8 @@
 
 import typer
 
-from osmosis_grpc.cli.commands.shared import Json
 from osmosis_grpc.cli.conformance_options import ConformanceOptions, with_conformance
-from osmosis_grpc.cli.source_options import SourceOptions, with_server
+from osmosis_grpc.cli.options import Json, SourceOptions, with_server
 
 commands = typer.Typer()
 

@@ -2,9 +2,8 @@
 
 import typer
 
-from osmosis_grpc.cli.commands.shared import Json
-from osmosis_grpc.cli.option_groups import argument, option
-from osmosis_grpc.cli.source_options import SourceOptions, with_server
+from osmosis_grpc.cli.command_options import CancelOptions, with_cancel
+from osmosis_grpc.cli.options import Json, SourceOptions, argument, option, with_server
 
 commands = typer.Typer()
 
@@ -67,33 +66,16 @@ def top() -> None:
 
 @ctl.command()
 @with_server
-def cancel(
-    rollouts: list[str] | None = argument("ROLLOUT", "Ids of rollouts."),
-    group: str = option("--group ID", "All unfinished rollouts of this group.", ""),
-    prefix: str = option("--prefix TEXT", "All unfinished rollouts whose ids begin with this text.", ""),
-    everything: bool = option("--all", "All unfinished rollouts of the token's owner.", False),
-    attempt: int | None = option("--attempt N", "The highest attempt to cancel. Default: any.", min=1),
-    reason: str = option("--reason TEXT", "The server records it.", ""),
-    json: Json = False,
-    *,
-    source: SourceOptions,
-) -> None:
+@with_cancel
+def cancel(*, options: CancelOptions, json: Json = False, source: SourceOptions) -> None:
     """Cancel rollouts. They end CANCELLED, and their slots are free.
 
     Exit codes: 0 they are cancelled or had ended, 1 the server does not know one of them, 2 a wrong option, or the
     server cannot be reached.
     """
-    from osmosis_grpc.cli.ctl import CancelOptions, run_cancel
+    from osmosis_grpc.cli.ctl import run_cancel
 
-    given = CancelOptions(
-        rollouts=tuple(rollouts or ()),
-        group=group,
-        prefix=prefix,
-        everything=everything,
-        attempt=attempt or 0,
-        reason=reason,
-    )
-    raise typer.Exit(run_cancel(given, source, json=json))
+    raise typer.Exit(run_cancel(options, source, json=json))
 
 
 @ctl.command(short_help="Let a server finish its work and accept no new rollouts.")

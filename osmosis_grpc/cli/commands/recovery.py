@@ -2,11 +2,8 @@
 
 import typer
 
-from osmosis_grpc.cli.agent_sources import SourceOptions as AgentSources
-from osmosis_grpc.cli.agent_sources import with_agents
-from osmosis_grpc.cli.commands.shared import Attempt, Json
-from osmosis_grpc.cli.option_groups import argument, option
-from osmosis_grpc.cli.source_options import SourceOptions, with_source
+from osmosis_grpc.cli.command_options import ForkOptions, ReplayOptions, with_fork, with_replay
+from osmosis_grpc.cli.options import AgentSources, Json, SourceOptions, argument, option, with_agents, with_source
 
 commands = typer.Typer()
 
@@ -14,25 +11,8 @@ commands = typer.Typer()
 @commands.command(short_help="Run recorded rollouts' agents again, and compare.")
 @with_source
 @with_agents
-def replay(
-    rollout: str | None = argument("[ROLLOUT]", "The rollout's id."),
-    module: list[str] | None = option("-m, --module MODULE:ATTR", "Its agent loop; may be repeated.  [required]"),
-    until_turn: int | None = option("--until-turn N", "Stop after N chats.", min=1),
-    attempt: Attempt = None,
-    all_: bool = option("--all", "Every rollout, instead of ROLLOUT.", False),
-    state: list[str] | None = option("--state STATE", "With --all: only these states, such as failed; repeatable."),
-    agent: str = option("--agent NAME", "With --all: only this agent loop.", ""),
-    group: str = option("--group ID", "With --all: only this group.", ""),
-    since: str | None = option("--since TIME", "With --all: accepted in the last 10m, 2h, 1d."),
-    before: str | None = option("--before TIME", "With --all: accepted longer ago than 10m, 2h, 1d."),
-    limit: int = option("--limit N", "With --all: the N newest; 0 replays all.", 0, min=0),
-    concurrency: int = option("--concurrency N", "With --all: the rollouts at once.", 4, min=1, max=1000),
-    timeout: float = option("--timeout SECONDS", "With --all: of one rollout.", 1800.0, min=0.1, max=604_800),
-    json: Json = False,
-    *,
-    agents: AgentSources,
-    source: SourceOptions,
-) -> None:
+@with_replay
+def replay(*, options: ReplayOptions, json: Json = False, agents: AgentSources, source: SourceOptions) -> None:
     """Run recorded rollouts' agents again on the recorded replies, and compare what they ask, byte for byte.
 
     It asks no model and does not change the journal; a server may be using it. The agents' tools run again, with all
@@ -41,45 +21,16 @@ def replay(
 
     Exit codes: 0 no difference, 1 a difference, 2 there is nothing to replay, 130 Ctrl-C.
     """
-    if not all_:
-        from osmosis_grpc.cli.replay import run_replay
+    from osmosis_grpc.cli.replay import run_replay
 
-        raise typer.Exit(run_replay(rollout, module or [], agents, until_turn, attempt, source, json=json))
-    from osmosis_grpc.cli.replay_all import ReplayAllOptions, run_replay_all
-    from osmosis_grpc.records.reading.list_filter import ListOptions
-    from osmosis_grpc.serve.startup import usage_error
-
-    if rollout is not None or until_turn is not None or attempt is not None:
-        usage_error("replay", "--all replays every rollout; leave out ROLLOUT, --attempt and --until-turn")
-    chosen = ListOptions(states=tuple(state or ()), agent=agent, group=group, since=since, before=before, limit=limit)
-    options = ReplayAllOptions(
-        modules=tuple(module or ()), agents=agents, chosen=chosen, concurrency=concurrency, timeout=timeout, json=json
-    )
-    raise typer.Exit(run_replay_all(options, source))
+    raise typer.Exit(run_replay(options, agents, source, json=json))
 
 
 @commands.command(short_help="Run a recorded rollout again from one of its chats on.")
 @with_source
 @with_agents
-def fork(
-    rollout: str = argument("ROLLOUT", "The rollout to fork from.", ...),
-    at_chat: int = option("--at-chat N", "The last chat whose recorded reply is used.", ..., min=1),
-    sample: str = option("--sample NAME", "The sample of this chat.", "main"),
-    attempt: Attempt = None,
-    module: list[str] | None = option("-m, --module MODULE:ATTR", "Run its agent loop here; may be repeated."),
-    model: str = option("--model NAME", "What replies from there on, as in test --model.", "gpt-5-mini"),
-    tokenizer: str | None = option("--tokenizer FOLDER", "tokenizer.json and chat template, for a model over gRPC."),
-    base_url: str | None = option("--base-url URL", "An OpenAI-compatible server. Default: OPENAI_BASE_URL"),
-    api_key: str | None = option(
-        "--api-key KEY", "Its key. Others see a command line: prefer the variable OPENAI_API_KEY."
-    ),
-    timeout: float = option("--timeout SECONDS", "The most time, with -m.", 1800.0, min=0.1, max=604_800),
-    save_dir: str | None = option("--save-dir DIR", "The run's folder, with -m. Default: ./.osmosis/runs/TIME-ID"),
-    json: Json = False,
-    *,
-    agents: AgentSources,
-    source: SourceOptions,
-) -> None:
+@with_fork
+def fork(*, options: ForkOptions, json: Json = False, agents: AgentSources, source: SourceOptions) -> None:
     """Run a recorded rollout again: its agent gets the recorded replies up to a chat, and live ones from there.
 
     With -m, the agent loop runs in this process, and the fork is written into the folder of a run. Without -m, --server
@@ -88,22 +39,9 @@ def fork(
 
     Exit codes: 0 COMPLETED, 1 the fork ended in another way, 2 it could not start, 130 Ctrl-C.
     """
-    from osmosis_grpc.cli.fork import ForkOptions, run_fork_command
-    from osmosis_grpc.cli.run_options import RunOptions
+    from osmosis_grpc.cli.fork import run_fork_command
 
-    options = ForkOptions(
-        rollout=rollout,
-        at_chat=at_chat,
-        sample=sample,
-        attempt=attempt,
-        modules=tuple(module or ()),
-        model=RunOptions(
-            model=model, tokenizer=tokenizer, base_url=base_url, api_key=api_key, timeout=timeout, save_dir=save_dir
-        ),
-        agents=agents,
-        json=json,
-    )
-    raise typer.Exit(run_fork_command(options, source))
+    raise typer.Exit(run_fork_command(options, agents, source, json=json))
 
 
 @commands.command(short_help="Check this machine, a journal or a ledger.")

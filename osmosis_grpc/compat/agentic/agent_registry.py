@@ -81,8 +81,7 @@ def make_agent(name: str, of_the_config: Mapping[str, Any], options: Mapping[str
 
 
 def _built_in() -> dict[str, type]:
+    from osmosis_grpc.compat.agentic.built_in_agent import ReActAgent, ToolAgent
     from osmosis_grpc.compat.agentic.coding_agent import CodingAgent
-    from osmosis_grpc.compat.agentic.react_agent import ReActAgent
-    from osmosis_grpc.compat.agentic.tool_agent import ToolAgent
 
     return {"react": ReActAgent, "tool": ToolAgent, "coding": CodingAgent}

@@ -7,15 +7,20 @@ from typing import Any, ClassVar
 from osmosis_grpc.agent.context import get_rollout_context
 from osmosis_grpc.agent.runnable import Runnable
 from osmosis_grpc.compat.agentic.config import Count, Temperature, check
-from osmosis_grpc.compat.agentic.duck_tools import as_tools
 from osmosis_grpc.compat.agentic.llm import LLMFunction
-from osmosis_grpc.compat.agentic.reading import Answer, Call, Part, Unreadable
-from osmosis_grpc.compat.agentic.reply_formats import FORMATS, ReplyFormat, parameters_of
+from osmosis_grpc.compat.agentic.reply_formats import (
+    FORMATS,
+    Answer,
+    Call,
+    Part,
+    ReplyFormat,
+    Unreadable,
+    parameters_of,
+)
 from osmosis_grpc.compat.agentic.runnable import agent_runnable
-from osmosis_grpc.compat.agentic.step_builder import StepBuilder
-from osmosis_grpc.compat.agentic.tool_calls import run_calls
-from osmosis_grpc.compat.agentic.tool_registry import MakeSandbox, Toolbox, opened_tools
+from osmosis_grpc.compat.agentic.tools import MakeSandbox, Toolbox, as_tools, opened_tools, run_calls
 from osmosis_grpc.compat.agentic.trajectory import COMPLETED, StepType, StopReason, Trajectory, TrajectoryStep
+from osmosis_grpc.compat.agentic.view import StepBuilder
 from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.tools.sandbox import LocalSandbox
 

@@ -9,14 +9,11 @@ from osmosis_grpc.agent.context import RolloutContext
 from osmosis_grpc.agent.run_outcome import RunOutcome
 from osmosis_grpc.compat.agentic.base_agent import BaseAgent
 from osmosis_grpc.compat.agentic.config import Count, check
-from osmosis_grpc.compat.agentic.duck_tools import open_stateful
-from osmosis_grpc.compat.agentic.episode import Episode
+from osmosis_grpc.compat.agentic.episode import Episode, Progress
 from osmosis_grpc.compat.agentic.llm import LLMFunction
 from osmosis_grpc.compat.agentic.local_engine import run_one
-from osmosis_grpc.compat.agentic.progress import Progress
-from osmosis_grpc.compat.agentic.reading import Answer, Call, Unreadable
-from osmosis_grpc.compat.agentic.reply_formats import parameters_of
-from osmosis_grpc.compat.agentic.tool_calls import ToolResult, run_calls
+from osmosis_grpc.compat.agentic.reply_formats import FORMATS, Answer, Call, Unreadable, parameters_of
+from osmosis_grpc.compat.agentic.tools import ToolResult, open_stateful, run_calls
 from osmosis_grpc.compat.agentic.trajectory import StopReason, Trajectory
 from osmosis_grpc.compat.agentic.view import BEGAN, STOP_REASON
 from osmosis_grpc.protocol.types import Message
@@ -169,3 +166,22 @@ class BuiltInAgent(BaseAgent):
 def _openai_call(call: Call | Unreadable) -> dict[str, Any]:
     arguments: Any = call.arguments if isinstance(call, Call) else "{"  # what cannot be read is reported by the runner
     return {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+
+
+class ReActAgent(BuiltInAgent):
+    """Works with any model that writes text. Several actions of a reply run at once, at most `max_parallel_calls`.
+
+    The rollout ends after `max_parse_errors` replies in a row without an action and without an answer. `system_prompt`
+    stands before the prompt that describes the tools. ToolAgent has the same arguments.
+    """
+
+    agent_type = "react"
+    replayable = True
+
+
+class ToolAgent(BuiltInAgent):
+    """Needs a model that calls tools. It ends with the first reply that calls none."""
+
+    agent_type = "tool"
+    reply_format = FORMATS["native"]
+    replayable = True

@@ -1,12 +1,20 @@
-"""What an agent notes about one rollout, besides its events."""
+"""One rollout of an agent: what the agent notes about it, and what is counted and rewarded."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from osmosis_grpc.compat.agentic.reading import Call, Unreadable
-from osmosis_grpc.compat.agentic.tool_calls import ToolResult
+from osmosis_grpc.agent.context import RolloutContext
+from osmosis_grpc.agent.results import CompletionsResult
+from osmosis_grpc.agent.reward_decorator import reward_of
+from osmosis_grpc.compat.agentic.reply_formats import Call, Unreadable
+from osmosis_grpc.compat.agentic.tools import ToolResult
+from osmosis_grpc.compat.agentic.trajectory import Trajectory
+from osmosis_grpc.compat.agentic.view import StepBuilder
 from osmosis_grpc.protocol.types import Message
+
+if TYPE_CHECKING:
+    from osmosis_grpc.compat.agentic.base_agent import BaseAgent
 
 RunCalls = Callable[[], Awaitable[list[ToolResult]]]
 
@@ -40,3 +48,64 @@ class Episode:
     async def end(self) -> Report:
         """Return the report. Called after the last reply, while the sandbox is still open."""
         return Report()
+
+
+class Progress:
+    """The steps of one rollout so far, for the methods of the agent that need them, and the rewards."""
+
+    def __init__(self, agent: "BaseAgent", context: RolloutContext, parameters: Mapping[str, list[str]]) -> None:
+        self._agent, self._context = agent, context
+        self.parameters = dict(parameters)
+        self.sampled = 0
+        """The sampled tokens so far, as far as the model counted them."""
+        self.reward: float | None = None
+        """The sum of the rewards of steps and interactions; None without any."""
+        self._trajectory = Trajectory(request_id=context.rollout_id)
+        self._builder = StepBuilder(self._trajectory)
+        self._builder.begin(agent.reply_format.name, self.parameters, getattr(agent, "finish_tools", ()))
+        self._asked = 0
+        self._chat = 0
+
+    def answered(self, reply: CompletionsResult, messages: Sequence[Message]) -> None:
+        """Take a reply to `messages`."""
+        usage = reply.usage.get("completion_tokens")
+        self.sampled += usage if isinstance(usage, int) else len(reply.token_ids)
+        self._chat = reply.chat_number
+        before = len(self._trajectory.steps)
+        self._builder.asked(messages[self._asked :], reply.chat_number)
+        self._asked = len(messages) + 1
+        self._builder.answered(reply.message, reply.chat_number, {})
+        self._score(before)
+
+    def returned(self, calls: Sequence[Call | Unreadable], results: Sequence[ToolResult]) -> None:
+        """Take the results of a reply's calls."""
+        before = len(self._trajectory.steps)
+        for call, result in zip(calls, results, strict=True):
+            self._builder.returned(call.call_id, call.name, result.message["content"], result.error)
+        self._score(before)
+
+    def _score(self, before: int) -> None:
+        for step in self._trajectory.steps[before:]:
+            score = self._agent.calculate_step_reward(step, self._trajectory)
+            if score is not None:
+                step.reward_score = reward_of(score)
+                self.add(step.reward_score)
+                chat = step.metadata.get("chat_number")
+                of_chat = [
+                    s.reward_score or 0.0 for s in self._trajectory.steps if s.metadata.get("chat_number") == chat
+                ]
+                self._context.set_reward(sum(of_chat), chat=self._chat)
+
+    def add(self, score: float | None) -> None:
+        """Add to the reward; None adds nothing."""
+        if score is not None:
+            self.reward = (self.reward or 0.0) + reward_of(score)
+
+    async def interact(self, messages: Sequence[Message], answer: str) -> Message | None:
+        """Ask the interactions about a final answer. Return the message with which the rollout goes on; None to end."""
+        for interaction in self._agent.interactions.values():
+            reaction: Any = await interaction.respond([dict(message) for message in messages], answer)
+            self.add(reaction.reward)
+            if reaction.message is not None:
+                return {"role": "user", "content": reaction.message}
+        return None

@@ -7,13 +7,13 @@ object. policy_of() makes the policy that an engine or a Trainer asks.
 import dataclasses
 import functools
 import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from osmosis_grpc.compat.agentic.environment import ANTHROPIC, OPENAI, Provider
-from osmosis_grpc.compat.agentic.llm_replies import reply_of
-from osmosis_grpc.compat.agentic.llm_retries import Retries, RetryingPolicy
+from osmosis_grpc.compat.agentic.config import ANTHROPIC, OPENAI, Provider
+from osmosis_grpc.compat.agentic.llm_calls import Retries, RetryingPolicy, reply_of
 from osmosis_grpc.policies import AnthropicPolicy, OpenAIPolicy
 from osmosis_grpc.policies.threads import ThreadedPolicy, is_async
 from osmosis_grpc.protocol.errors import InvalidArgument
@@ -23,9 +23,9 @@ from osmosis_grpc.supervise import DaemonThreads
 LLMFunction = Callable[..., Any]
 """Called as `function(messages, **kwargs)`. `messages` and `tools` are in OpenAI's format. The other keywords are
 sampling parameters under OpenAI's names."""
-
 THREADS = 64
 """At most this many calls of a sync function run at once. Further calls wait."""
+MODEL = "ANTHROPIC_MODEL"
 
 
 def policy_of(function: LLMFunction, retries: Retries | None = None) -> RetryingPolicy:
@@ -233,3 +233,16 @@ class _ModelPolicy:
             self._kept = self._function.make_policy(config)
             await self._kept.__aenter__()
         return self._kept
+
+
+class ClaudeAPIClient(AnthropicFunction):
+    """An AnthropicFunction whose model can come from the variable ANTHROPIC_MODEL.
+
+    Raises InvalidArgument without a model.
+    """
+
+    def __init__(self, api_key: str | None = None, *, model: str | None = None, **config: Any) -> None:
+        chosen = model or os.environ.get(MODEL)
+        if not chosen:
+            raise InvalidArgument("model", f"is missing; give model, or set {MODEL}")
+        super().__init__(model=chosen, api_key=api_key, **config)

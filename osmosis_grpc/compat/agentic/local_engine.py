@@ -1,10 +1,11 @@
 """Runs rollouts in this process: the engine with an LLM function as its policy, without sockets."""
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import fields
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Self
 
 from osmosis_grpc.compat.agentic.base_agent import BaseAgent
 from osmosis_grpc.compat.agentic.llm import LLMFunction, policy_of
@@ -16,7 +17,7 @@ from osmosis_grpc.protocol.errors import FailedPrecondition, InvalidArgument
 from osmosis_grpc.protocol.types import ChatRequest, ChatResponse, Message, RolloutRequest, TrajectoryEvent
 from osmosis_grpc.protocol.types.outcome import with_type
 from osmosis_grpc.records.local_host import LocalHost
-from osmosis_grpc.supervise import SYSTEM
+from osmosis_grpc.supervise import SYSTEM, OnFailure, child, job
 
 OnStep = Callable[[TrajectoryStep], None]
 MOST_QUEUED = 1_000_000
@@ -26,6 +27,8 @@ KEPT = 10.0
 """The engine keeps an ended rollout for this many seconds."""
 NO_BUDGET = 2**31 - 1
 """The tokens of a rollout without a budget."""
+Save = Callable[[Trajectory], Awaitable[None]]
+STREAM = job("agentic.stream", OnFailure.RAISE)
 
 
 class LocalEngine:
@@ -138,3 +141,60 @@ def messages_of(prompt: Any) -> list[Message]:
             return [dict(row) for row in rows]
     why = 'is not a text, a list of messages, or an object with "messages", "content" or "prompt"'
     raise InvalidArgument("prompt", f"{prompt!r:.60} {why}")
+
+
+class StepStream:
+    """Runs a rollout and yields its steps in their order. When the `async with` is left, a running rollout ends.
+
+    async with rollout.stream("What is 2 + 3?") as stream:
+        async for step in stream:
+            print(step.content)
+    print(stream.trajectory.stop_reason)
+    """
+
+    def __init__(self, engine: LocalEngine, prompt: Any, request_id: str, request: dict[str, Any], save: Save) -> None:
+        self._engine, self._prompt, self._request, self._save = engine, prompt, request, save
+        self.request_id = request_id
+        self.trajectory: Trajectory | None = None
+        """The trajectory, once the last step was yielded."""
+        self._steps: list[TrajectoryStep] = []
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[Trajectory] | None = None
+
+    async def __aenter__(self) -> Self:
+        await self._engine.__aenter__()
+        self._task = child(STREAM, self._run())
+        self._task.add_done_callback(lambda _: self._changed.set())
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self._task is not None and not self._task.done():
+            self.cancel()
+            await asyncio.wait({self._task})
+        await self._engine.__aexit__(*exc)
+
+    async def _run(self) -> Trajectory:
+        trajectory = await self._engine.run(self._prompt, self.request_id, on_step=self._on_step, **self._request)
+        await self._save(trajectory)
+        return trajectory
+
+    def cancel(self) -> None:
+        """End the rollout. The last steps follow, and the trajectory has the stop reason cancelled."""
+        self._engine.cancel(self.request_id)
+
+    def _on_step(self, step: TrajectoryStep) -> None:
+        self._steps.append(step)
+        self._changed.set()
+
+    async def __aiter__(self) -> AsyncIterator[TrajectoryStep]:
+        assert self._task is not None, "use `async with`"
+        index = 0
+        while True:
+            self._changed.clear()
+            while index < len(self._steps):
+                yield self._steps[index]
+                index += 1
+            if self._task.done():
+                self.trajectory = self._task.result()
+                return
+            await self._changed.wait()

@@ -10,15 +10,12 @@ from typing import Any
 
 from osmosis_grpc.compat.agentic.agent_registry import make_agent
 from osmosis_grpc.compat.agentic.base_agent import BaseAgent
-from osmosis_grpc.compat.agentic.config import AgenticRolloutConfig
-from osmosis_grpc.compat.agentic.duck_tools import as_tools
-from osmosis_grpc.compat.agentic.environment import log_level, save_trajectories
+from osmosis_grpc.compat.agentic.config import AgenticRolloutConfig, log_level, save_trajectories
+from osmosis_grpc.compat.agentic.files import TrajectoryFile, TrajectorySaveError, save_path
 from osmosis_grpc.compat.agentic.interactions import make_interactions
 from osmosis_grpc.compat.agentic.llm import LLMFunction
-from osmosis_grpc.compat.agentic.local_engine import LocalEngine, check_request
-from osmosis_grpc.compat.agentic.saving import TrajectoryFile, TrajectorySaveError, save_path
-from osmosis_grpc.compat.agentic.step_stream import StepStream
-from osmosis_grpc.compat.agentic.tool_registry import MakeSandbox
+from osmosis_grpc.compat.agentic.local_engine import LocalEngine, StepStream, check_request
+from osmosis_grpc.compat.agentic.tools import MakeSandbox, as_tools
 from osmosis_grpc.compat.agentic.trajectory import StopReason, Trajectory
 from osmosis_grpc.protocol.errors import InvalidArgument, OsmosisRolloutError
 from osmosis_grpc.protocol.types.outcome import with_type

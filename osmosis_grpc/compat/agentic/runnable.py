@@ -7,8 +7,7 @@ from typing import Any
 from osmosis_grpc.agent.context import RolloutContext
 from osmosis_grpc.agent.request import RolloutRequest, refuse_grader_timeout
 from osmosis_grpc.agent.run_outcome import RunOutcome
-from osmosis_grpc.compat.agentic.duck_tools import open_stateful
-from osmosis_grpc.compat.agentic.tool_registry import opened_tools
+from osmosis_grpc.compat.agentic.tools import open_stateful, opened_tools
 from osmosis_grpc.compat.agentic.trajectory import StopReason, Trajectory
 from osmosis_grpc.compat.agentic.view import BEGAN, OWN_STEPS, STOP_REASON
 from osmosis_grpc.protocol.errors import InvalidArgument

@@ -17,7 +17,7 @@ from typing import Any
 
 from osmosis_grpc.agent.context import RolloutContext
 from osmosis_grpc.compat.agentic.episode import RunCalls
-from osmosis_grpc.compat.agentic.tool_calls import ToolResult, repeat_results
+from osmosis_grpc.compat.agentic.tools import ToolResult, repeat_results
 from osmosis_grpc.protocol.errors import SnapshotGone
 from osmosis_grpc.protocol.types import Fork, Message, jsontext
 from osmosis_grpc.supervise import SYSTEM

@@ -138,7 +138,6 @@ def differences(first: RunFolder, second: RunFolder) -> list[str]:
 
 
 def _scores(results: Iterable[RowResult]) -> dict[str, Mapping[int, float]]:
-    """Return the mean scores of the rows, by name."""
     found: dict[str, Scores] = {}
     for result in results:
         given = dict(result.scores or {})

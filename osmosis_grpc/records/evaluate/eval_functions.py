@@ -190,7 +190,6 @@ class Scorer:
 
 
 def _failure(error: BaseException) -> str:
-    """Return the type, the text and the place of an exception."""
     text = describe(error)
     name = type(error).__name__
     with contextlib.suppress(Exception):
@@ -222,7 +221,6 @@ def _is_eval_function(value: Any) -> bool:
 
 
 def _joined(content: Any) -> str:
-    """Return the texts of a message's parts."""
     if not isinstance(content, list | tuple):
         return str(content)
     return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))

@@ -1,17 +1,51 @@
-"""The result of a row, and the summary of a run, as values and as JSON. docs/test.md describes the JSON."""
+"""The result of a row with its price, and the summary of a run, as values and as JSON. docs/test.md describes them."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from osmosis_grpc.protocol.types import OutcomeStatus, RolloutOutcome
+from osmosis_grpc.protocol.types import ChatResponse, OutcomeStatus, RolloutOutcome
+from osmosis_grpc.protocol.types.jsontext import is_finite
 from osmosis_grpc.protocol.types.outcome import clip
 from osmosis_grpc.records.evaluate.dataset import Row
 
+MILLION = 1_000_000
 REFUSED = "REFUSED"
 """The status of a row whose rollout was not accepted, for example because get_tools raised."""
 MOST_ERROR_BYTES = 4096
 """The most bytes of an error's text in a result. The journal has the whole text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """Dollars for a million tokens."""
+
+    prompt: float
+    reply: float
+
+    @classmethod
+    def of(cls, text: str) -> "Price":
+        """Return the price of a text PROMPT/REPLY. Raises ValueError for another text."""
+        first, slash, second = text.partition("/")
+        try:
+            price = cls(float(first), float(second))
+        except ValueError:
+            slash = ""
+        if not slash or not all(is_finite(each) and each >= 0 for each in (price.prompt, price.reply)):
+            raise ValueError(f"{text!r} is not PROMPT/REPLY in dollars for a million tokens, for example 0.25/2")
+        return price
+
+
+def cost_of(response: ChatResponse, price: Price | None) -> float | None:
+    """Return the price of a reply in dollars; None if it is unknown. The given price wins over a reported one."""
+    usage: Mapping[str, Any] = response.usage or {}
+    if price is not None:
+        counts = [usage.get(name) or 0 for name in ("prompt_tokens", "completion_tokens")]
+        return (counts[0] * price.prompt + counts[1] * price.reply) / MILLION
+    for reported in (response.extra.get("cost"), usage.get("cost")):
+        if isinstance(reported, int | float) and not isinstance(reported, bool) and is_finite(reported):
+            return float(reported)
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,8 +30,7 @@ from osmosis_grpc.protocol.types import (
 from osmosis_grpc.protocol.types.outcome import describe
 from osmosis_grpc.records.evaluate.dataset import Row
 from osmosis_grpc.records.evaluate.eval_functions import OWN_REWARD, Scored, Scorer
-from osmosis_grpc.records.evaluate.price import Price, cost_of
-from osmosis_grpc.records.evaluate.results import REFUSED, RowResult, result_of
+from osmosis_grpc.records.evaluate.results import REFUSED, Price, RowResult, cost_of, result_of
 from osmosis_grpc.records.evaluate.run_folder import RunFolder
 from osmosis_grpc.records.local_host import LocalHost, local_peer
 from osmosis_grpc.storage.keep_all import KEPT
@@ -310,7 +309,6 @@ def _limits(config: RunConfig) -> EngineConfig:
 
 
 def _own_score(result: RowResult) -> RowResult:
-    """Return the result with the rollout's reward as its score."""
     if result.reward is None:
         return replace(result, scores={}, score_errors={OWN_REWARD: "the rollout has no reward"})
     return replace(result, scores={OWN_REWARD: result.reward}, score_errors={})

@@ -12,7 +12,7 @@ none is made up, and none is computed from text.
 from osmosis_grpc.protocol.types.trainable import Row, Skipped
 from osmosis_grpc.records.export.atif import atif_trajectory
 from osmosis_grpc.records.export.files import Export, ExportCounts, ExportOptions, export
-from osmosis_grpc.records.export.messages import message_lines
+from osmosis_grpc.records.export.json_lines import message_lines
 from osmosis_grpc.records.export.recorded import RecordedRollout
 from osmosis_grpc.records.export.verl_batch import PaddedBatch, padded_batch
 from osmosis_grpc.records.export.verl_files import load_batch, load_outputs

@@ -1,23 +1,66 @@
-"""Converts rollouts to ATIF v1.7, the Agent Trajectory Interchange Format.
-
-Source: RFC 0001 of the Harbor framework, and its models (harbor 0.25). The main sample is the trajectory. Every other
-sample is an embedded subagent trajectory. Tool messages are observations of the step that called the tool.
-"""
+"""Converts rollouts to ATIF v1.7, the Agent Trajectory Interchange Format."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.protocol.types import Message, Sample
-from osmosis_grpc.records.export.atif_content import content_parts
-from osmosis_grpc.records.export.recorded import RecordedRollout, facts
-from osmosis_grpc.records.export.replies import Reply, replies
+from osmosis_grpc.records.export.recorded import RecordedRollout, Reply, facts, replies
 
+_IMAGES = {"image/jpeg": (".jpg", ".jpeg"), "image/png": (".png",), "image/gif": (".gif",), "image/webp": (".webp",)}
+"""The media types of ATIF, with the ends of the names of such files."""
+_DATA = re.compile(r"data:([\w/+.-]+)[;,]")
 VERSION = "ATIF-v1.7"
 _SOURCES = {"system": "system", "developer": "system", "user": "user", "assistant": "agent"}
 _KNOWN = {"role", "content", "reasoning_content", "reasoning", "tool_calls", "tool_call_id"}
 """The keys of messages that have a field in ATIF. All other keys are in the step's `extra`."""
+
+
+def content_parts(content: Any) -> tuple[str | list[dict[str, Any]], dict[str, Any]]:
+    """Return the content for ATIF, and what it cannot express, for `extra`.
+
+    A part that is neither a text nor an image of a known type is in `extra` under "content_parts", by its index.
+    """
+    if content is None:
+        return "", {}
+    if isinstance(content, str):
+        return content, {}
+    if not isinstance(content, list):
+        return "", {"content": content}
+    made, left = [], {}
+    for index, part in enumerate(content):
+        converted = _part(part)
+        if converted is None:
+            left[str(index)] = part
+        else:
+            made.append(converted)
+    return made, {"content_parts": left} if left else {}
+
+
+def _part(part: Any) -> dict[str, Any] | None:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    if not isinstance(part, Mapping):
+        return None
+    if part.get("type") in ("text", "input_text", "output_text") and isinstance(part.get("text"), str):
+        return {"type": "text", "text": part["text"]}
+    if part.get("type") in ("image_url", "input_image"):
+        image = part.get("image_url")
+        url = image.get("url") if isinstance(image, Mapping) else image
+        media_type = _media_type(url) if isinstance(url, str) else None
+        if media_type is not None:
+            return {"type": "image", "source": {"media_type": media_type, "path": url}}
+    return None
+
+
+def _media_type(url: str) -> str | None:
+    data = _DATA.match(url)
+    if data:
+        return data[1] if data[1] in _IMAGES else None
+    path = re.split(r"[?#]", url, maxsplit=1)[0].lower()
+    return next((name for name, ends in _IMAGES.items() if path.endswith(ends)), None)
 
 
 def atif_trajectory(rollout: RecordedRollout, *, tokens: bool = True) -> dict[str, Any]:
@@ -139,7 +182,8 @@ def _call(call: Any, unnamed: str) -> dict[str, Any]:
 def _observe(steps: list[dict[str, Any]], message: Message) -> None:
     """Add a tool message to the newest step with its call, else to the newest step of the agent."""
     call_id = message.get("tool_call_id")
-    owner = next((step for step in reversed(steps) if call_id in _call_ids(step)), None)
+    calls = ((call, step) for step in reversed(steps) for call in step.get("tool_calls", ()))
+    owner = next((step for call, step in calls if call["tool_call_id"] == call_id), None)
     content, extra = content_parts(message.get("content"))
     extra |= {key: value for key, value in message.items() if key not in _KNOWN}
     result: dict[str, Any] = {"content": content}
@@ -154,10 +198,6 @@ def _observe(steps: list[dict[str, Any]], message: Message) -> None:
         owner = {"step_id": len(steps) + 1, "source": "system", "message": ""}
         steps.append(owner)
     owner.setdefault("observation", {"results": []})["results"].append(result)
-
-
-def _call_ids(step: Mapping[str, Any]) -> set[Any]:
-    return {call["tool_call_id"] for call in step.get("tool_calls", ())}
 
 
 def _add_tokens(steps: list[dict[str, Any]], sample: Sample) -> dict[str, Any]:

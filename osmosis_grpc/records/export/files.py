@@ -15,8 +15,7 @@ from osmosis_grpc.protocol.types import RolloutOutcome
 from osmosis_grpc.protocol.types.trainable import Outcomes, check_choice
 from osmosis_grpc.records.export.atif import atif_trajectory
 from osmosis_grpc.records.export.destination import Destination
-from osmosis_grpc.records.export.json_lines import json_line
-from osmosis_grpc.records.export.messages import message_lines
+from osmosis_grpc.records.export.json_lines import json_line, message_lines
 from osmosis_grpc.records.export.parquet import ParquetExport
 from osmosis_grpc.records.export.recorded import RecordedRollout, recorded
 from osmosis_grpc.records.export.verl_files import DEFAULT_BATCH, BatchFiles, output_lines, record_lines
@@ -114,7 +113,6 @@ def _trajectories(rollout: RecordedRollout, tokens: bool) -> Iterator[dict[str, 
 
 
 def _open(to: Format, destination: Destination, options: ExportOptions, stack: ExitStack) -> Sink:
-    """Return the sink of a format. `stack` completes it."""
     verl = options.verl
     if to == "parquet":
         return stack.enter_context(ParquetExport(destination.working, verl.selection()))

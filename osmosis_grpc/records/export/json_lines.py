@@ -1,11 +1,13 @@
-"""Lines of JSON with NumPy values."""
+"""Lines of JSON: of values with NumPy arrays, and of rollouts as OpenAI messages."""
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from osmosis_grpc.protocol.errors import InvalidArgument
+from osmosis_grpc.records.export.recorded import RecordedRollout, facts
 
 
 def json_line(value: Any, *, ascii_only: bool = False) -> str:
@@ -29,3 +31,25 @@ def _plain(value: Any) -> Any:
         return dict(value)  # a read-only mapping
     except (TypeError, ValueError):
         raise TypeError(f"{type(value).__name__} is no JSON") from None
+
+
+def message_lines(rollout: RecordedRollout) -> Iterator[dict[str, Any]]:
+    """Yield a line for each sample with messages, in the order of the samples.
+
+    The messages are those of the agent, unchanged. `reward` in the metadata is the sample's, or else the rollout's.
+    """
+    outcome = rollout.outcome
+    for name, sample in outcome.samples.items():
+        if not sample.messages:
+            continue
+        metadata = facts(outcome) | {"sample": name, "reward": outcome.reward_of(name)}
+        if sample.cut:
+            metadata["cut"] = sample.cut
+        if sample.train is False:
+            metadata["train"] = False
+        if rollout.label is not None:
+            metadata["label"] = rollout.label
+        line: dict[str, Any] = {"messages": list(sample.messages)}
+        if rollout.tools:
+            line["tools"] = list(rollout.tools)
+        yield line | {"metadata": metadata}

@@ -144,7 +144,6 @@ class QueryDatabase:
         return self._interrupted or time.monotonic() > self._deadline
 
     def _explained(self, error: Exception, timeout: float) -> Exception:
-        """Return the exception for an error of DuckDB."""
         if self._interrupted:
             return Interrupted()
         if time.monotonic() > self._deadline:
@@ -231,7 +230,6 @@ class _Stream:
 
 
 def _journals(folder: Path) -> list[Path]:
-    """Return the folders of the journals of all workers."""
     others = worker_folders(folder).values()
     return [folder, *(other for other in others if (other / FILE).exists())]
 

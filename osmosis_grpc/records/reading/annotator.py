@@ -42,8 +42,6 @@ async def open_annotator(source: Source) -> AsyncIterator[Annotator]:
 
 
 class _InFolders:
-    """Adds annotations to the journal that has the rollout."""
-
     def __init__(self, source: "FolderSource", annotators: "Mapping[JournalSource, Annotator]") -> None:
         self._source = source
         self._annotators = annotators

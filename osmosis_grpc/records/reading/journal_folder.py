@@ -1,21 +1,30 @@
-"""Reads the folder of a server's journal for commands that look into it. A server may be using it."""
+"""Opens and searches the folder of a server's journal, and remembers the rollouts that lists have read.
+
+A server may be using the folder.
+"""
 
 import contextlib
 import difflib
 import shlex
 import sqlite3
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from osmosis_grpc.protocol.errors import DataLoss, InvalidArgument
-from osmosis_grpc.protocol.types import JournaledRollout
+from osmosis_grpc.protocol.types import JournaledRollout, RolloutInfo
+from osmosis_grpc.records.reading.journal_info import Progress, damaged_info, ended_info, header, settled_header
 from osmosis_grpc.records.reading.source_port import DamagedRollout, NoRollout, SourceError
 from osmosis_grpc.storage import JournalError, Reader
+from osmosis_grpc.storage.journal.rows import RolloutRow
 
 NEAR = 5
 """The message about an unknown id names at most this many known ids."""
 LOOKED_AT = 10_000
 """These known ids come from at most this many of the newest rollouts."""
+MOST = 5_000
+"""About this many rollouts are in memory."""
 
 
 def doctor_hint(folder: Path) -> str:
@@ -64,3 +73,75 @@ def _near(rollout_id: str, known: list[str]) -> str:
     if near:
         return f"similar ids: {', '.join(near)}"
     return f"the newest are: {', '.join(known[:NEAR])}" if known else "there is none at all"
+
+
+@dataclass(slots=True)
+class _Known:
+    """What was read of a rollout. It is valid as long as its row is the same."""
+
+    row: RolloutRow
+    info: RolloutInfo
+    """Of an unfinished rollout, what is known without its events."""
+    damage: str = ""
+    progress: Progress = field(default_factory=Progress)
+    read_from: float = 0.0
+    """All events since this time are in the progress, in Unix seconds. 0 if all events are."""
+    read_to: int = 0
+    """The position of the journal up to which the progress has the events."""
+
+
+class Seen:
+    """The rollouts that were read, by the folder of the journal and the number of the rollout."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Path, int], _Known] = {}
+        self._lock = threading.Lock()
+
+    def infos(self, reader: Reader, rows: Sequence[RolloutRow], folder: Path) -> list[RolloutInfo]:
+        """Return the states of the rollouts with these rows of the journal in a folder."""
+        with self._lock:
+            if len(self._known) + len(rows) > MOST:
+                self._known.clear()
+            found = [self._of(reader, row, folder) for row in rows]
+            unfinished = {each.row.sequence: each for each in found if each.row.end_time is None and not each.damage}
+            _go_on(reader, unfinished)
+            return [_info(each) if each.row.sequence in unfinished else each.info for each in found]
+
+    def _of(self, reader: Reader, row: RolloutRow, folder: Path) -> _Known:
+        known = self._known.get((folder, row.sequence))
+        if known is None or known.row != row:
+            known = _read(reader, row, folder)
+            if not known.damage:
+                self._known[folder, row.sequence] = known
+        return known
+
+
+def _read(reader: Reader, row: RolloutRow, folder: Path) -> _Known:
+    wrong = row.wrong()
+    if row.settled and not wrong:
+        try:
+            return _Known(row, settled_header(row, *reader.origin(row)))
+        except DataLoss:  # the entry says what is damaged
+            pass
+    entry = reader.entry(row, wrong, outcome=False)
+    if entry.end_time is not None:
+        return _Known(row, ended_info(entry), entry.damage)
+    if entry.damage:
+        return _Known(row, damaged_info(entry, doctor_hint(folder)), entry.damage)
+    return _Known(row, header(entry))
+
+
+def _go_on(reader: Reader, unfinished: dict[int, _Known]) -> None:
+    read = {sequence: each.read_to for sequence, each in unfinished.items() if each.read_to}
+    for sequence, trail in reader.open_trails(list(unfinished), read).items():
+        known = unfinished[sequence]
+        if not trail.after:
+            known.progress, known.read_from = Progress(), trail.read_from
+        for event in trail.events:
+            known.progress.add(event)
+        known.read_to = max(known.read_to, trail.read_to)
+
+
+def _info(known: _Known) -> RolloutInfo:
+    info = known.progress.of(known.info)
+    return replace(info, progress_time=max(info.progress_time or 0.0, known.read_from))

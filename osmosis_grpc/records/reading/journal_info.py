@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 from osmosis_grpc.protocol.types import (
     Activity,
@@ -10,6 +11,7 @@ from osmosis_grpc.protocol.types import (
     Group,
     JournaledRollout,
     RolloutInfo,
+    RolloutRequest,
     RolloutState,
     TrajectoryEvent,
     events,
@@ -19,37 +21,14 @@ from osmosis_grpc.storage.journal.rows import RolloutRow
 
 def ended_info(entry: JournaledRollout) -> RolloutInfo:
     """Return the state of an ended rollout in a journal."""
-    return _info(
-        entry,
-        entry.state,
-        Activity("ended" if entry.settled else "delivering", entry.end_time or entry.accept_time),
-        undelivered=not entry.settled,
-    )
+    activity = Activity("ended" if entry.settled else "delivering", entry.end_time or entry.accept_time)
+    return _info_of(entry, entry.state, activity, undelivered=not entry.settled)
 
 
 def settled_header(row: RolloutRow, group: Group | None = None, fork: Fork | None = None) -> RolloutInfo:
     """Return the state of a settled rollout from its sound row. The row does not have its group and its fork."""
-    summary = row.summary
-    return RolloutInfo(
-        rollout_id=row.rollout_id,
-        attempt=row.attempt,
-        agent_loop=row.agent_loop,
-        state=RolloutState(row.state),
-        activity=Activity("ended", row.end_time or row.accept_time),
-        group=group,
-        accept_time=row.accept_time,
-        start_time=row.start_time,
-        end_time=row.end_time,
-        last_event_number=row.last_event_number,
-        reward=summary.reward,
-        failure_reason=summary.failure_reason,
-        failure_summary=summary.failure_summary,
-        chats=summary.chats,
-        response_tokens=summary.response_tokens,
-        prompt_tokens=summary.prompt_tokens,
-        finish_reason=summary.finish_reason,
-        fork=fork,
-    )
+    activity = Activity("ended", row.end_time or row.accept_time)
+    return _info(row, row, RolloutState(row.state), activity, group=group, fork=fork)
 
 
 def unfinished_info(entry: JournaledRollout, trail: Iterable[TrajectoryEvent]) -> RolloutInfo:
@@ -115,13 +94,13 @@ class Progress:
 
 def header(entry: JournaledRollout) -> RolloutInfo:
     """Return what is known of an unfinished rollout without its events."""
-    return _info(entry, RolloutState.QUEUED, Activity("queued", entry.accept_time))
+    return _info_of(entry, RolloutState.QUEUED, Activity("queued", entry.accept_time))
 
 
 def damaged_info(entry: JournaledRollout, hint: str) -> RolloutInfo:
     """Return the state of an unfinished rollout whose rows are damaged. `hint` says what to do."""
     words = f"damaged: {entry.damage}; {hint}"
-    return _info(entry, RolloutState.ACCEPTED, Activity(words, entry.accept_time))
+    return _info_of(entry, RolloutState.ACCEPTED, Activity(words, entry.accept_time))
 
 
 def _tokens(response: ChatResponse) -> int:
@@ -136,23 +115,29 @@ def _prompt_tokens(response: ChatResponse) -> int:
     return len(response.prompt_ids) + response.prompt_prefix if response.prompt_ids is not None else 0
 
 
+def _info_of(entry: JournaledRollout, state: RolloutState, activity: Activity, **more: Any) -> RolloutInfo:
+    request = entry.init.request
+    return _info(entry, request, state, activity, group=request.group, fork=request.fork, outcome=entry.outcome, **more)
+
+
 def _info(
-    entry: JournaledRollout, state: RolloutState, activity: Activity, *, undelivered: bool = False
+    row: JournaledRollout | RolloutRow,
+    names: RolloutRequest | RolloutRow,
+    state: RolloutState,
+    activity: Activity,
+    **more: Any,
 ) -> RolloutInfo:
-    request, summary = entry.init.request, entry.summary
+    summary = row.summary
     return RolloutInfo(
-        rollout_id=request.rollout_id,
-        attempt=request.attempt,
-        agent_loop=entry.agent_loop,
+        rollout_id=names.rollout_id,
+        attempt=names.attempt,
+        agent_loop=row.agent_loop,
         state=state,
         activity=activity,
-        group=request.group,
-        accept_time=entry.accept_time,
-        start_time=entry.start_time,
-        end_time=entry.end_time,
-        last_event_number=entry.last_event_number,
-        undelivered=undelivered,
-        outcome=entry.outcome,
+        accept_time=row.accept_time,
+        start_time=row.start_time,
+        end_time=row.end_time,
+        last_event_number=row.last_event_number,
         reward=summary.reward,
         failure_reason=summary.failure_reason,
         failure_summary=summary.failure_summary,
@@ -160,5 +145,5 @@ def _info(
         response_tokens=summary.response_tokens,
         prompt_tokens=summary.prompt_tokens,
         finish_reason=summary.finish_reason,
-        fork=request.fork,
+        **more,
     )

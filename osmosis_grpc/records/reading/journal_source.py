@@ -17,9 +17,8 @@ from osmosis_grpc.protocol.types import (
     ToolDict,
     TrajectoryEvent,
 )
-from osmosis_grpc.records.reading.journal_folder import find_attempt, opened
+from osmosis_grpc.records.reading.journal_folder import Seen, find_attempt, opened
 from osmosis_grpc.records.reading.journal_info import ended_info, settled_header, unfinished_info
-from osmosis_grpc.records.reading.seen_rollouts import Seen
 from osmosis_grpc.records.reading.source_port import LARGE_PAGE, Events, Source
 from osmosis_grpc.storage import Reader
 from osmosis_grpc.storage.journal.rollout_folders import rollout_folder

@@ -1,7 +1,4 @@
-"""Turns the options of a list into a filter, and its rollouts into records.
-
-The command `list` has the options on its command line, and the viewer has them in the address of its page.
-"""
+"""Turns the options of a list into a filter, and its rollouts into records."""
 
 import difflib
 import math
@@ -10,15 +7,22 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
-from osmosis_grpc.protocol.types import RolloutFilter, RolloutInfo, RolloutState
+from osmosis_grpc.protocol.types import Fork, RolloutFilter, RolloutInfo, RolloutState
 from osmosis_grpc.protocol.types.failure_reasons import FailureReason
-from osmosis_grpc.records.reading.fork_origin import origin
 
 _UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _UNIX = re.compile(r"@\d{1,11}(?:\.\d+)?")
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|)")
 _LONGEST = 100 * 365 * 86_400.0
 """A span of time is at most 100 years, so that each time can be sent to a server."""
+
+
+def origin(fork: Fork | None) -> dict[str, Any] | None:
+    """Return the origin of a fork; None for other rollouts."""
+    if fork is None:
+        return None
+    chat = {"sample": fork.sample, "chat_number": fork.chat_number}
+    return {"rollout_id": fork.rollout_id, "attempt": fork.attempt, **chat}
 
 
 class FilterError(ValueError):

@@ -6,8 +6,8 @@ from dataclasses import asdict
 from typing import Any
 
 from osmosis_grpc.protocol.types import RolloutInfo, Sample
-from osmosis_grpc.records.reading.fork_origin import origin
 from osmosis_grpc.records.reading.history import Chat, History, sampled
+from osmosis_grpc.records.reading.list_filter import origin
 from osmosis_grpc.records.reading.record_values import plain
 
 HEAVY = frozenset({"segments", "tokens", "prompt_ids", "prompt_extras", "chats"})

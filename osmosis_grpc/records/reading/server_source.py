@@ -1,16 +1,115 @@
-"""Answers questions about rollouts from a running server."""
+"""Answers questions about rollouts from a running server that a person names. Its errors give advice."""
 
 import asyncio
+import contextlib
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass
 
-from osmosis_grpc.protocol.errors import Unavailable
+import grpc
+
+from osmosis_grpc.network.channel_options import client_options
+from osmosis_grpc.network.credentials import Credentials, channel
+from osmosis_grpc.protocol.errors import CallError, Hint, NotFound, Unavailable
 from osmosis_grpc.protocol.types import Annotation, RolloutFilter, RolloutInfo
 from osmosis_grpc.protocol.types.server_info import DrainResult, ServerInfo
-from osmosis_grpc.records.reading.chosen_server import LOST_AFTER, ChosenServer
-from osmosis_grpc.records.reading.source_port import Events, Source
+from osmosis_grpc.records.reading.source_port import Events, NoRollout, Source, SourceError
+from osmosis_grpc.settings.option import split_host_port
 from osmosis_grpc.supervise import SYSTEM, Backoff
+from osmosis_grpc.trainer.rollout_client import RolloutClient
+
+TIMEOUT = 10.0
+"""Seconds that a call to a server may take."""
+CONNECT = 1.0
+"""Seconds for the question whether something listens at an address."""
+LOST_AFTER = 120.0
+"""Commands that follow events end if the server was away for this many seconds."""
+_ADVICE = {
+    Hint.SHOW_CREDENTIAL: "{token}-file names the file of its token",
+    Hint.CHECK_CREDENTIAL: "check the token, or the certificate",
+    Hint.USE_TLS: "pass --tls, or --ca with its CA",
+    Hint.SHOW_CERTIFICATE: "if it asks for a client certificate, pass --cert and --key",
+    Hint.NAME_CA: "name its CA with --ca",
+    Hint.LEAVE_OUT_TLS: "leave out --tls, or start it with --tls-cert and --tls-key",
+    Hint.START_SERVER: "start it, or name another with {server}",
+}
+"""The hints of errors for a command line, with its names of --server and --token."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenServer:
+    """A running server, and what to show to it."""
+
+    target: str
+    credentials: Credentials
+    why: str = ""
+    """Begins the message about a server that cannot be reached. It says why the command asks this server."""
+    names: tuple[str, str] = ("--server", "--token")
+    """The options of the command that name the server and its token. --token-file ends with `-file`, likewise."""
+
+    def __str__(self) -> str:
+        return f"the server {self.target}"
+
+    @contextlib.asynccontextmanager
+    async def client(self) -> AsyncIterator[RolloutClient]:
+        """Yield a client of the server. Raises SourceError if the server refuses connections."""
+        await self.check_listens()
+        shown = self.credentials
+        async with RolloutClient(
+            self.target,
+            timeout=TIMEOUT,
+            lost_after=LOST_AFTER,
+            token=shown.token,
+            tls=shown.tls,
+            insecure=shown.insecure,
+        ) as client:
+            yield client
+
+    async def check_listens(self) -> None:
+        """Raise SourceError if the server refuses connections."""
+        if await asyncio.to_thread(refuses, self.target):
+            refused = Unavailable(f"server {self.target} refuses connections", hint=Hint.START_SERVER)
+            raise SourceError(f"{self.why}{self.text_of(refused)}")
+
+    def channel(self) -> grpc.aio.Channel:
+        """Return a channel to the server, which does not retry calls. Needs a running event loop."""
+        return channel(self.target, self.credentials.tls, client_options(grpc__enable_retries=0))
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """Turn the errors of calls into SourceError with the name of the server and advice."""
+        try:
+            yield
+        except NotFound as error:
+            raise NoRollout(f"{error} on {self}; list shows the rollouts that the token may see") from None
+        except CallError as error:
+            how = f"{', '.join(self.names)} and --tls say how to reach it"
+            raise SourceError(f"{self.why}{self.text_of(error)}; {how}") from None
+
+    def text_of(self, error: CallError) -> str:
+        """Return the text of an error with the name of the server, and with the options of the command."""
+        server, token = self.names
+        text = error.with_advice(_ADVICE[error.hint].format(server=server, token=token) if error.hint else "")
+        if text.startswith("server "):
+            return f"the {text}"
+        return text if f"server {self.target}" in text else f"{self}: {text}"
+
+
+def refuses(target: str) -> bool:
+    """Return whether all addresses of HOST:PORT refuse connections, so nothing listens there.
+
+    gRPC tries again for some seconds, because the server may be starting. A person who asks a server wants to know at
+    once. An address without an answer after CONNECT seconds does not refuse: the network may be slow.
+    """
+    try:
+        socket.create_connection(split_host_port(target), CONNECT, all_errors=True).close()
+    except ExceptionGroup as failed:
+        return failed.split(ConnectionRefusedError)[1] is None
+    except (OSError, UnicodeError):  # the name is unknown, or malformed
+        pass
+    return False
 
 
 class ServerSource(Source):

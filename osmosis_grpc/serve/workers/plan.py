@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from osmosis_grpc.network.free_ports import check_free, hold_ports
+from osmosis_grpc.settings.line import OptionError
 from osmosis_grpc.storage import JournalError
 from osmosis_grpc.storage.lock_file import Lock
 from osmosis_grpc.storage.worker_folders import worker_folder, worker_folders
@@ -81,11 +82,11 @@ def _is_unfinished(folder: Path) -> bool:
 
 
 def plan(options: "RolloutServerSettings", leaving: list[int]) -> Plan:
-    """Check the options, and return the plan. Raises ValueError naming the option."""
+    """Check the options, and return the plan. Raises OptionError."""
     if options.reload:
-        raise ValueError("--reload goes with one process: leave out --workers, or --reload")
+        raise OptionError("{reload} goes with one process: leave out {workers}, or {reload}")
     if not options.legacy_listen.endswith(":0"):
-        raise ValueError("--legacy-listen needs the port 0 with --workers, because each worker has its own port")
+        raise OptionError("{legacy_listen} needs the port 0 with {workers}, because each worker has its own port")
     workers = [*range(options.workers), *leaving]
     held = _held(options, workers)
     ports = {worker: int(holder.getsockname()[1]) for worker, holder in zip(workers, held, strict=True)}
@@ -111,24 +112,30 @@ def _lock(made: Plan, worker: int, folder: Path) -> None:
             made.made += reversed(missing)
             made.locks[worker] = Lock(folder / LOCK)
     except JournalError as error:
-        raise ValueError(f"{error}; --state-dir chooses another folder, --no-journal keeps no journal") from None
+        raise OptionError(
+            "{error}; {state_dir} chooses another folder, {no_journal} keeps no journal", error=error
+        ) from None
 
 
 def _held(options: "RolloutServerSettings", workers: list[int]) -> list[socket.socket]:
-    """Return a socket for each worker that holds its port. Raises ValueError if one is not free."""
+    """Return a socket for each worker that holds its port. Raises OptionError if one is not free."""
     first = options.grpc_port
     try:
         if not first:
             return hold_ports(options.host, [0] * len(workers))
         ports = {worker: first + worker for worker in workers}
         if max(ports.values()) > 65535:
-            raise ValueError(f"--grpc-port {first} with --workers {len(workers)} needs ports above 65535")
-        names = {"http_port": "-p", "metrics_port": "--metrics-port", "view_port": "--view-port"}
-        for name, flag in names.items():
+            raise OptionError(
+                "{grpc_port} {first} with {workers} {count} needs ports above 65535", first=first, count=len(workers)
+            )
+        for name in ("http_port", "metrics_port", "view_port"):
             if name in options.model_fields_set and getattr(options, name) in ports.values():
-                raise ValueError(
-                    f"{flag} {getattr(options, name)} is the port of a worker: --grpc-port {first} with --workers "
-                    f"takes the ports {first} to {max(ports.values())}"
+                raise OptionError(
+                    f"{{{name}}} {{port}} is the port of a worker: {{grpc_port}} {{first}} with {{workers}} takes the "
+                    "ports {first} to {last}",
+                    port=getattr(options, name),
+                    first=first,
+                    last=max(ports.values()),
                 )
         for worker, port in ports.items():
             try:
@@ -138,10 +145,11 @@ def _held(options: "RolloutServerSettings", workers: list[int]) -> list[socket.s
                 if worker >= options.workers:
                     folder = worker_folder(Path(options.state_dir), worker)
                     needs += f" to finish the rollouts of an earlier run, which are in {folder}"
-                raise ValueError(f"{error}; {needs}: --grpc-port chooses the first of {len(workers)} ports") from None
+                text = "{error}; {needs}: {grpc_port} chooses the first of {count} ports"
+                raise OptionError(text, error=error, needs=needs, count=len(workers)) from None
         return hold_ports(options.host, [*ports.values()])
     except OSError as error:
-        raise ValueError(f"--host {options.host}: {error}") from None
+        raise OptionError("{host} {value}: {error}", value=options.host, error=error) from None
 
 
 def _await_free(host: str, port: int) -> None:

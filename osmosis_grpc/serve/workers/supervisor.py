@@ -150,7 +150,6 @@ class Workers:
         return {"ports": {worker.index: worker.port for worker in self._workers}}
 
     def _heard(self, worker: WorkerProcess, message: dict[str, Any]) -> None:
-        """Handle a message of a worker."""
         event = message.pop("event")
         if event == "text":
             worker.banner = message["text"]

@@ -1,6 +1,8 @@
-"""Calls a method of a service with a request as data, and returns the answer as data."""
+"""Calls methods of a service with requests as data, and records what a case sends and gets, for the report."""
 
 import asyncio
+import json
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,12 +12,49 @@ from google.rpc import status_pb2
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import error_pb2
 from osmosis_grpc.protocol.wire.methods import METHODS, Method
 from osmosis_grpc.testing.conformance.protobuf_data import CaseError, Data, from_data, status_data, to_data
-from osmosis_grpc.testing.conformance.trace import Trace
 from osmosis_grpc.testing.raw import stream
 
+MOST_LINES = 200
+MOST_CHARS = 1_000
+"""A line of the report has at most so many characters."""
 Metadata = Sequence[tuple[str, str]]
 CALL_LIMIT = 20.0
 """Seconds that a call may take."""
+
+
+class Trace:
+    """The lines of one case. `->` is sent, `<-` is received."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.step = ""
+        """The step that the case is at."""
+        self._began = time.monotonic()
+        self._left_out = 0
+
+    def add(self, arrow: str, what: str, data: Any = None) -> None:
+        """Add a line: an arrow, the name of a call or of a frame, and its data."""
+        if len(self.lines) >= MOST_LINES:
+            self._left_out += 1
+            return
+        text = "" if data is None else " " + json.dumps(_shortened(data), ensure_ascii=False, default=str)
+        line = f"{time.monotonic() - self._began:7.3f} {arrow} {what}{text}"
+        self.lines.append(line if len(line) <= MOST_CHARS else f"{line[: MOST_CHARS - 3]}...")
+
+    def shown(self) -> list[str]:
+        """Return the lines."""
+        return [*self.lines, f"({self._left_out} more lines)"] if self._left_out else self.lines
+
+
+def _shortened(data: Any) -> Any:
+    """Return data whose texts and lists are cut: a case may send megabytes."""
+    if isinstance(data, str):
+        return data if len(data) <= MOST_CHARS else f"{data[:100]}... ({len(data)} characters)"
+    if isinstance(data, Mapping):
+        return {key: _shortened(value) for key, value in data.items()}
+    if isinstance(data, list):
+        return [_shortened(each) for each in data[:20]] + ([f"... ({len(data)} elements)"] if len(data) > 20 else [])
+    return data
 
 
 class Calls:

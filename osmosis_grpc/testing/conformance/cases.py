@@ -1,8 +1,14 @@
-"""Reads the cases: YAML files of the folder `conformance`, which the wheel has, too."""
+"""Reads the cases and their vectors: YAML files of the folder `conformance`, which the wheel has, too.
+
+`${name}` in any text of a case is a variable. A text that is only a variable becomes the variable's value.
+`${repeat TEXT N}` in a text repeats a text, for long values; N is a number or a variable.
+`{$numbered: {count: N, value: V}}` is an object with the keys x0, x1 and so on.
+"""
 
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import Any, NamedTuple
@@ -21,6 +27,8 @@ LIMIT = 25.0
 SHORT_SILENCE = "chat_silence of at most 60 s"
 _NEED = re.compile(rf"(no )?feature \w+|(second_|admin_|no_)?token|plain|one_agent|{SHORT_SILENCE}")
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
+_VARIABLE = re.compile(r"\$\{(\w+)\}")
+_REPEAT = re.compile(r"\$\{repeat (\S+) (\w+)\}")
 
 
 class Kind(NamedTuple):
@@ -149,3 +157,68 @@ def _case(entry: dict[str, Any], side: str, kinds: Mapping[str, Kind], file: str
             raise CaseError(f"{key}: is no list with elements" if key in own else f"{key} is missing")
     kinds[kind].check(own)
     return Case(name=name, attacks=attacks, kind=kind, side=side, file=file, over=over, body=own, **common)
+
+
+def filled(data: Any, values: Mapping[str, Any]) -> Any:
+    """Return `data` with the values of its variables. Raises CaseError for a variable without a value."""
+    if isinstance(data, Mapping):
+        if data.keys() == {"$numbered"}:
+            many = data["$numbered"]
+            return {f"x{number}": filled(many["value"], values) for number in range(many["count"])}
+        return {filled(key, values): filled(value, values) for key, value in data.items()}
+    if isinstance(data, list):
+        return [filled(each, values) for each in data]
+    if not isinstance(data, str) or "${" not in data:
+        return data
+    whole = _VARIABLE.fullmatch(data)
+    if whole:
+        return _value(whole[1], values)
+    text = _REPEAT.sub(lambda match: match[1] * int(match[2] if match[2].isdigit() else _value(match[2], values)), data)
+    return _VARIABLE.sub(lambda match: str(_value(match[1], values)), text)
+
+
+def _value(name: str, values: Mapping[str, Any]) -> Any:
+    if name not in values:
+        raise CaseError(f"there is no variable {name}; there are {', '.join(sorted(values))}")
+    return values[name]
+
+
+@cache
+def vector(name: str) -> Mapping[str, Any]:
+    """Return a file of `conformance/vectors`. Raises CaseError."""
+    path = folder() / "vectors" / f"{name}.yaml"
+    if not path.exists():
+        raise CaseError(f"there is no vector {name}")
+    found: Mapping[str, Any] = parse(path.read_text(encoding="utf-8"), path.name)
+    return found
+
+
+def pairs(body: Mapping[str, Any]) -> Iterator[tuple[Any, Any, bool]]:
+    """Yield (one, other, whether they are equal) of a case: its own lists, and those of the vector that it names."""
+    sources = [body, *([vector(body["vector"])] if "vector" in body else [])]
+    for source in sources:
+        for key, equal in (("equal", True), ("different", False)):
+            for pair in source.get(key, ()):
+                if not isinstance(pair, list) or len(pair) != 2:
+                    raise CaseError(f"{key}: {pair!r} is no pair of values")
+                yield pair[0], pair[1], equal
+
+
+def check_pairs(body: Mapping[str, Any]) -> None:
+    """Check that a case has a field and pairs. Raises CaseError."""
+    if "field" not in body:
+        raise CaseError("field is missing")
+    if not list(pairs(body)):
+        raise CaseError("a case of the kind equality has a `vector`, or a list `equal` or `different`")
+
+
+def put(data: dict[str, Any], path: str, value: Any) -> None:
+    """Put a value at a path such as `spec.messages[0]`. An object at the end of a path without index is merged."""
+    *parents, last = path.replace("[", ".").replace("]", "").split(".")
+    at: Any = data
+    for name in parents:
+        at = at[int(name)] if isinstance(at, list) else at.setdefault(name, {})
+    if isinstance(at, list):
+        at[int(last)] = value
+    else:
+        at[last] = {**at.get(last, {}), **value} if isinstance(value, Mapping) else value

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from osmosis_grpc.protocol.errors import MissingExtraError
+from osmosis_grpc.testing.conformance.calls import Trace
 from osmosis_grpc.testing.conformance.protobuf_data import CaseError
-from osmosis_grpc.testing.conformance.trace import Trace
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 TYPES = {
@@ -86,7 +86,6 @@ def _frame(given: Mapping[str, Any], encoder: Any) -> bytes:
 
 
 async def _end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, decoder: Any) -> str:
-    """Read until a call or the connection ends."""
     try:
         async with asyncio.timeout(WAIT):
             while True:

@@ -10,7 +10,7 @@ from osmosis_grpc.network.free_ports import check_free
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import error_pb2
 from osmosis_grpc.protocol.wire.methods import METHODS
 from osmosis_grpc.testing.conformance.protobuf_data import status_message
-from osmosis_grpc.testing.conformance.results import Unusable
+from osmosis_grpc.testing.conformance.report import Unusable
 from osmosis_grpc.testing.raw import RawStream
 from osmosis_grpc.testing.raw.connections import OPTIONS
 

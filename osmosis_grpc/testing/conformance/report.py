@@ -1,12 +1,72 @@
-"""Reports the results: as text for people, as JSON, and as JUnit XML."""
+"""The results of a run of the suite, one for each case and mode, and reports: as text, as JSON, and as JUnit XML."""
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
-from xml.sax.saxutils import escape, quoteattr
+from xml.etree import ElementTree
 
-from osmosis_grpc.testing.conformance.results import Result, Verdict
+from osmosis_grpc.testing.conformance.cases import Case
+
+
+class Unusable(Exception):
+    """The side under test cannot be tested at all."""
+
+
+class Skipped(Exception):
+    """The side under test lacks what a case needs."""
+
+
+class Verdict(StrEnum):
+    """The verdicts of a case."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+    KNOWN = "known failure"
+    """It failed, and the file of known failures names it."""
+    UNEXPECTED = "passed, but is listed as a known failure"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The result of a case in one mode."""
+
+    case: Case
+    mode: str
+    verdict: Verdict
+    seconds: float = 0.0
+    reason: str = ""
+    """Why it failed or was skipped."""
+    trace: Sequence[str] = field(default=())
+    out_of_time: bool = False
+    """Whether it failed because something did not come in time."""
+
+    @property
+    def name(self) -> str:
+        """The name of the case with its mode."""
+        return f"{self.case.name}@{self.mode}"
+
+    @property
+    def bad(self) -> bool:
+        """Whether the run fails because of it."""
+        return self.verdict in (Verdict.FAILED, Verdict.UNEXPECTED)
+
+    def as_data(self) -> Mapping[str, Any]:
+        """Return the result for the report in JSON."""
+        return {
+            "case": self.case.name,
+            "mode": self.mode,
+            "verdict": self.verdict.value,
+            "seconds": round(self.seconds, 3),
+            "attacks": self.case.attacks,
+            "shows": {name: list(sentences) for name, sentences in self.case.shows.items()},
+            "reason": self.reason,
+            "trace": list(self.trace) if self.bad or self.verdict is Verdict.KNOWN else [],
+        }
+
 
 _MARKS = {
     Verdict.PASSED: "ok  ",
@@ -87,32 +147,22 @@ def as_junit(results: Sequence[Result], seconds: float, under_test: str) -> str:
     """Return the report as JUnit XML."""
     bad = sum(result.bad for result in results)
     left_out = sum(result.verdict in (Verdict.SKIPPED, Verdict.KNOWN) for result in results)
-    lines = [
-        '<?xml version="1.0" encoding="utf-8"?>',
-        f'<testsuite name="conformance" tests="{len(results)}" failures="{bad}" skipped="{left_out}"'
-        f' time="{seconds:.3f}" hostname={_attribute(under_test)}>',
-    ]
+    counts = {"tests": str(len(results)), "failures": str(bad), "skipped": str(left_out), "time": f"{seconds:.3f}"}
+    suite = ElementTree.Element("testsuite", {"name": "conformance", **counts, "hostname": _clean(under_test)})
     for result in results:
-        lines.append(
-            f'<testcase classname="conformance.{result.case.side}.{result.mode}" name={_attribute(result.case.name)}'
-            f' time="{result.seconds:.3f}">'
+        classname = f"conformance.{result.case.side}.{result.mode}"
+        case = ElementTree.SubElement(
+            suite, "testcase", classname=classname, name=_clean(result.case.name), time=f"{result.seconds:.3f}"
         )
         if result.bad:
-            text = "\n".join([result.case.attacks, *_quotes(result), result.reason, *result.trace])
-            lines.append(f"<failure message={_attribute(result.reason.splitlines()[0])}>{_text(text)}</failure>")
+            quotes = [f"{name}: {sentence}" for name, listed in result.case.shows.items() for sentence in listed]
+            failure = ElementTree.SubElement(case, "failure", message=_clean(result.reason.splitlines()[0]))
+            failure.text = _clean("\n".join([result.case.attacks, *quotes, result.reason, *result.trace]))
         elif result.verdict is not Verdict.PASSED:
-            lines.append(f"<skipped message={_attribute(result.reason or result.verdict.value)}/>")
-        lines.append("</testcase>")
-    return "\n".join([*lines, "</testsuite>", ""])
+            ElementTree.SubElement(case, "skipped", message=_clean(result.reason or result.verdict.value))
+    ElementTree.indent(suite)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(suite, encoding="unicode") + "\n"
 
 
-def _quotes(result: Result) -> list[str]:
-    return [f"{name}: {sentence}" for name, listed in result.case.shows.items() for sentence in listed]
-
-
-def _attribute(text: str) -> str:
-    return quoteattr(_NOT_XML.sub("?", text))
-
-
-def _text(text: str) -> str:
-    return escape(_NOT_XML.sub("?", text))
+def _clean(text: str) -> str:
+    return _NOT_XML.sub("?", text)

@@ -5,12 +5,11 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
-from osmosis_grpc.testing.conformance.cases import Case
+from osmosis_grpc.testing.conformance.calls import Trace
+from osmosis_grpc.testing.conformance.cases import Case, filled
 from osmosis_grpc.testing.conformance.links import Failed, Link
 from osmosis_grpc.testing.conformance.patterns import differences
 from osmosis_grpc.testing.conformance.protobuf_data import CaseError, Data
-from osmosis_grpc.testing.conformance.trace import Trace
-from osmosis_grpc.testing.conformance.variables import filled
 
 Step = Mapping[str, Any]
 

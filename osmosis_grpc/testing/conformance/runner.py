@@ -8,11 +8,11 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 from osmosis_grpc.supervise import OnFailure, child, job
+from osmosis_grpc.testing.conformance.calls import Trace
 from osmosis_grpc.testing.conformance.cases import Case
 from osmosis_grpc.testing.conformance.links import Failed, OutOfTime
 from osmosis_grpc.testing.conformance.protobuf_data import CaseError
-from osmosis_grpc.testing.conformance.results import Result, Skipped, Unusable, Verdict
-from osmosis_grpc.testing.conformance.trace import Trace
+from osmosis_grpc.testing.conformance.report import Result, Skipped, Unusable, Verdict
 
 log = logging.getLogger(__name__)
 RUN = job("testing.conformance.case", OnFailure.RAISE)

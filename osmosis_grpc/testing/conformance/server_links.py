@@ -10,12 +10,10 @@ from typing import Any
 import grpc
 
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import attach_pb2, chat_pb2, error_pb2, outcome_pb2, services_pb2
-from osmosis_grpc.testing.conformance.call_link import CallLink
-from osmosis_grpc.testing.conformance.calls import Calls
-from osmosis_grpc.testing.conformance.links import DialledLink, Failed, ServedLink
+from osmosis_grpc.testing.conformance.calls import Calls, Trace
+from osmosis_grpc.testing.conformance.links import CallLink, DialledLink, Failed, ServedLink
 from osmosis_grpc.testing.conformance.listener import Listener, refuse
 from osmosis_grpc.testing.conformance.protobuf_data import CaseError, from_data
-from osmosis_grpc.testing.conformance.trace import Trace
 from osmosis_grpc.testing.raw import RawStream
 from osmosis_grpc.testing.raw.connections import ATTACH
 

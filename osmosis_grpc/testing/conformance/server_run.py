@@ -9,13 +9,12 @@ from typing import Any
 
 import grpc
 
-from osmosis_grpc.testing.conformance.calls import Calls, Metadata
+from osmosis_grpc.testing.conformance.calls import Calls, Metadata, Trace
 from osmosis_grpc.testing.conformance.cases import Case
 from osmosis_grpc.testing.conformance.links import Failed, Link
 from osmosis_grpc.testing.conformance.protobuf_data import CaseError, Data, to_data
 from osmosis_grpc.testing.conformance.run import Run
 from osmosis_grpc.testing.conformance.server_links import AcceptLink, AttachLink, CallbackLink, TrainerListener
-from osmosis_grpc.testing.conformance.trace import Trace
 
 AGENT = "conformance"
 """The agent loop that the server under test hosts."""

@@ -9,7 +9,7 @@ from osmosis_grpc.testing.conformance.link_steps import GENERIC, method_of, run_
 from osmosis_grpc.testing.conformance.links import Failed
 from osmosis_grpc.testing.conformance.patterns import differences
 from osmosis_grpc.testing.conformance.protobuf_data import CaseError, check_fields, code_number
-from osmosis_grpc.testing.conformance.results import Skipped
+from osmosis_grpc.testing.conformance.report import Skipped
 from osmosis_grpc.testing.conformance.run import Step
 from osmosis_grpc.testing.conformance.server_run import ServerRun
 
@@ -104,7 +104,6 @@ async def _finish(run: ServerRun, value: Any, step: Step) -> None:
 
 
 async def _segments(run: ServerRun, value: Any, _step: Step) -> None:
-    """Compare the segments of the newest outcome, with the tokens that it leaves out."""
     run.expect("segments", value, run.segments(run.outcome))
 
 
@@ -193,7 +192,6 @@ async def _flood(run: ServerRun, value: Any, step: Step) -> None:
 
 
 async def _equal(run: ServerRun, value: Any, _step: Step) -> None:
-    """Expect that saved values are equal."""
     first, *others = value
     for other in others:
         if any(differences(first, other, run.saved)):

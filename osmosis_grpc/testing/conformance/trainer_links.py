@@ -9,12 +9,10 @@ from typing import Any
 import grpc
 
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import attach_pb2, control_pb2, error_pb2, services_pb2
-from osmosis_grpc.testing.conformance.call_link import CallLink
-from osmosis_grpc.testing.conformance.calls import Calls
-from osmosis_grpc.testing.conformance.links import DialledLink, OutOfTime, ServedLink
+from osmosis_grpc.testing.conformance.calls import Calls, Trace
+from osmosis_grpc.testing.conformance.links import CallLink, DialledLink, OutOfTime, ServedLink
 from osmosis_grpc.testing.conformance.listener import Listener, refuse
 from osmosis_grpc.testing.conformance.protobuf_data import CaseError, from_data, status_message, to_data
-from osmosis_grpc.testing.conformance.trace import Trace
 from osmosis_grpc.testing.raw.connections import ACCEPT, OPTIONS, OWN_CONNECTION
 
 START = 20.0

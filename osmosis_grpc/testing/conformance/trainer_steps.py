@@ -8,7 +8,7 @@ from typing import Any
 from osmosis_grpc.testing.conformance.link_steps import GENERIC, method_of, run_steps
 from osmosis_grpc.testing.conformance.links import Failed, OutOfTime
 from osmosis_grpc.testing.conformance.protobuf_data import CaseError, to_data
-from osmosis_grpc.testing.conformance.results import Skipped
+from osmosis_grpc.testing.conformance.report import Skipped
 from osmosis_grpc.testing.conformance.run import Step
 from osmosis_grpc.testing.conformance.trainer_links import CallbackLink
 from osmosis_grpc.testing.conformance.trainer_run import START, TOOLS, TrainerRun

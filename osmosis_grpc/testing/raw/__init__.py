@@ -6,10 +6,9 @@ frames.
 """
 
 from osmosis_grpc.testing.raw import server_frames, trainer_frames
-from osmosis_grpc.testing.raw.agent_server import RawAgentServer, listen_as_agent_server
 from osmosis_grpc.testing.raw.connections import RawListener
+from osmosis_grpc.testing.raw.peers import RawAgentServer, RawTrainer, listen_as_agent_server, listen_as_trainer
 from osmosis_grpc.testing.raw.stream import RawStream, detail_of, field_of
-from osmosis_grpc.testing.raw.trainer import RawTrainer, listen_as_trainer
 
 __all__ = [
     "RawAgentServer",

@@ -7,11 +7,11 @@ from osmosis_grpc.agent.loader import LoadError, load_object
 from osmosis_grpc.agent.workflow import config_class
 from osmosis_grpc.agent.workflow_files import FoundWorkflow
 from osmosis_grpc.agent.workflow_sources import ConfigSources, WorkflowToml, WorkflowTomlError, configured
-from osmosis_grpc.cli.agent_sources import SourceOptions
+from osmosis_grpc.cli.options import AgentSources
 from osmosis_grpc.policies import EchoPolicy
 from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.rollout import AgentWorkflow, AgentWorkflowConfig, Grader, GraderConfig
-from osmosis_grpc.serve.agents import config_sources
+from osmosis_grpc.serve.options import config_sources
 from osmosis_grpc.settings.line import Line
 from osmosis_grpc.settings.settings import command_settings
 from osmosis_grpc.testing import run_rollout
@@ -101,13 +101,13 @@ def test_a_wrong_value_of_the_environment_names_the_variable(toml, monkeypatch):
     for given in ([], ["label=x"]):
         line = Line("serve", {"OSMOSIS_ROLLOUT_SERVER_WORKFLOW_CONFIG": given})
         served = config_sources(command_settings(line).server, line)
-        for sources in (served, SourceOptions(workflow_config=given).sources()):
+        for sources in (served, AgentSources(workflow_config=given).sources()):
             with pytest.raises(ValueError, match=f"^{variable}: max_iterations: Input should be a valid integer"):
                 configured([found], sources, load_object)
             assert sources.grader_class_place == "OSMOSIS_ROLLOUT_SERVER_GRADER"
     with pytest.raises(ValueError, match=r"^--workflow-config: max_iterations: "):
-        configured([found], SourceOptions(workflow_config=["max_iterations=few"]).sources(), load_object)
-    made = configured([found], SourceOptions(workflow_config=["max_iterations=3"], grader=SPEC).sources(), load_object)
+        configured([found], AgentSources(workflow_config=["max_iterations=few"]).sources(), load_object)
+    made = configured([found], AgentSources(workflow_config=["max_iterations=3"], grader=SPEC).sources(), load_object)
     assert (made[0].config.max_iterations, made[0].grader) == (3, Ones)
 
 
@@ -122,7 +122,7 @@ def test_a_wrong_value_of_the_environment_names_the_variable(toml, monkeypatch):
 def test_the_commands_that_serve_nothing_check_the_table_of_the_server(toml, line, problem):
     path = toml(f"[server]\n{line}\n")
     with pytest.raises(LoadError, match=r"run\.toml: ") as raised:
-        SourceOptions(config=str(path)).sources()
+        AgentSources(config=str(path)).sources()
     assert problem in str(raised.value)
 
 

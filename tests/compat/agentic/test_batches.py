@@ -22,7 +22,7 @@ from osmosis_grpc.agentic import (
     load_trajectories,
     statistics_of,
 )
-from osmosis_grpc.compat.agentic.saving import TrajectoryFile
+from osmosis_grpc.compat.agentic.files import TrajectoryFile
 from osmosis_grpc.protocol.errors import InvalidArgument
 from tests.compat.agentic.scripted import Script, calls
 from tests.waiting import until
@@ -169,7 +169,7 @@ WRITER = """
 import sys
 from pathlib import Path
 from osmosis_grpc.agentic import Trajectory
-from osmosis_grpc.compat.agentic.saving import TrajectoryFile
+from osmosis_grpc.compat.agentic.files import TrajectoryFile
 file, name = TrajectoryFile(Path(sys.argv[1])), sys.argv[2]
 for number in range(100_000):
     file.append([Trajectory(request_id=f"{name}-{number}", error="x" * 300_000)])

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from osmosis_grpc.agentic import AgenticRollout, AgenticRolloutConfig
-from osmosis_grpc.compat.agentic.coding_episode import patch_of
+from osmosis_grpc.compat.agentic.coding_agent import patch_of
 from osmosis_grpc.policies import ScriptedPolicy
 from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.trainer import Trainer

@@ -5,8 +5,8 @@ import logging
 import pytest
 
 from osmosis_grpc.agentic import AgenticRollout, AgenticRolloutConfig, AnthropicFunction, OpenAIFunction
-from osmosis_grpc.compat.agentic import environment
-from osmosis_grpc.compat.agentic.llm_retries import LLMError
+from osmosis_grpc.compat.agentic import config
+from osmosis_grpc.compat.agentic.llm_calls import LLMError
 from tests.compat.agentic.model_servers import serving
 from tests.model_server import reply
 
@@ -59,17 +59,17 @@ async def test_a_missing_key_is_an_error_that_names_the_variable(monkeypatch, ki
 @pytest.mark.row("ARL 14")
 def test_agentic_save_trajectories(monkeypatch, text, value):
     monkeypatch.setenv("AGENTIC_SAVE_TRAJECTORIES", text)
-    assert environment.save_trajectories() is value
-    assert environment.save_trajectories(not value) is (not value)
+    assert config.save_trajectories() is value
+    assert config.save_trajectories(not value) is (not value)
 
 
 @pytest.mark.row("ARL 14")
 def test_agentic_log_level(monkeypatch):
     monkeypatch.setenv("AGENTIC_LOG_LEVEL", "debug")
-    assert environment.log_level() == logging.DEBUG
-    assert environment.log_level("ERROR") == logging.ERROR
+    assert config.log_level() == logging.DEBUG
+    assert config.log_level("ERROR") == logging.ERROR
     monkeypatch.delenv("AGENTIC_LOG_LEVEL")
-    assert environment.log_level() is None
+    assert config.log_level() is None
 
 
 @pytest.mark.row("ARL 14")
@@ -86,6 +86,6 @@ def test_a_wrong_value_names_its_variable(monkeypatch):
     monkeypatch.setenv("AGENTIC_LOG_LEVEL", "loud")
     monkeypatch.setenv("AGENTIC_SAVE_TRAJECTORIES", "perhaps")
     with pytest.raises(ValueError, match="AGENTIC_LOG_LEVEL: 'loud' is none of DEBUG"):
-        environment.log_level()
+        config.log_level()
     with pytest.raises(ValueError, match="AGENTIC_SAVE_TRAJECTORIES: 'perhaps' is neither true nor false"):
-        environment.save_trajectories()
+        config.save_trajectories()

@@ -112,7 +112,7 @@ async def test_a_tool_whose_reward_fails_fails_the_trajectory():
 READ = """
 import os, sys
 from pathlib import Path
-from osmosis_grpc.compat.agentic.coding_episode import read_folder
+from osmosis_grpc.compat.agentic.coding_agent import read_folder
 from osmosis_grpc.protocol.errors import InvalidArgument
 
 folder = Path(sys.argv[1])

@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from osmosis_grpc.agentic import policy_of
-from osmosis_grpc.compat.agentic.llm_retries import LLMError, Retries
+from osmosis_grpc.compat.agentic.llm_calls import LLMError, Retries
 from osmosis_grpc.protocol.errors import Internal
 from osmosis_grpc.protocol.types import ChatRequest, OutcomeStatus
 from osmosis_grpc.server import AgentServer

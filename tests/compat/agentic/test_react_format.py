@@ -7,8 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from osmosis_grpc.compat.agentic.react_format import read_reply
-from osmosis_grpc.compat.agentic.reading import Answer, Call, Thought, Unreadable
+from osmosis_grpc.compat.agentic.reply_formats import Answer, Call, Thought, Unreadable, read_reply
 
 PARAMETERS = {"calc": ["expression", "precision"], "search": ["query"]}
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from osmosis_grpc.agentic import OpenAIFunction, policy_of
-from osmosis_grpc.compat.agentic.llm_retries import LLMError, Retries, call_error
+from osmosis_grpc.compat.agentic.llm_calls import LLMError, Retries, call_error
 from osmosis_grpc.protocol.errors import DeadlineExceeded, Internal, ResourceExhausted, Unavailable
 from osmosis_grpc.protocol.types import ChatRequest
 from tests.compat.agentic.model_servers import serving

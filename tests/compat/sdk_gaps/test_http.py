@@ -9,7 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from osmosis_gateway import app as app_module
-from osmosis_gateway.http_bodies import read_reply
+from osmosis_gateway.chat_bodies import read_reply
 from osmosis_gateway.http_server import serve_http
 from osmosis_grpc.policies import EchoPolicy
 from osmosis_grpc.rollout import OsmosisLLMClient, RolloutAgentLoop, RolloutMetrics, create_app, serve_agent_loop

@@ -9,7 +9,7 @@ from osmosis_grpc.protocol.errors import FailedPrecondition, MissingExtraError
 from osmosis_grpc.protocol.types import ChatRequest, ChatResponse
 from osmosis_grpc.records.evaluate import ModelError, open_model
 from osmosis_grpc.records.evaluate.models import entered
-from osmosis_grpc.records.evaluate.price import Price, cost_of
+from osmosis_grpc.records.evaluate.results import Price, cost_of
 from tests.model_server import KEY, model_server, reply
 
 HI = [{"role": "user", "content": "Hi"}]

@@ -20,7 +20,7 @@ from osmosis_grpc.records.evaluate import (
     RunFolder,
     Summary,
 )
-from osmosis_grpc.records.evaluate.price import Price
+from osmosis_grpc.records.evaluate.results import Price
 from osmosis_grpc.rollout import RolloutAgentLoop
 from osmosis_grpc.storage import Reader
 from osmosis_grpc.testing.calculator import CalculatorAgent

@@ -5,14 +5,36 @@ import re
 import pytest
 from playwright.sync_api import expect
 
+from osmosis_grpc.cli.view_demo import DRIFTING
 from tests.processes import run
-from tests.viewer.browser.conftest import CANARY, apart
+from tests.viewer.browser.conftest import CANARY, REBOUND, apart
 from tests.viewer.browser.live import run as run_rollouts
 from tests.viewer.browser.readable import check_readable
+from tests.viewer.conftest import MARKUP
 
 pytestmark = pytest.mark.browser
-
 PATHS = ("", "server", "throughput", "curves", "search?text=sum", "throughput.json", "rollout?id=secretive")
+HOSTILE = f"id{MARKUP}"
+PAGES = {
+    "rollouts": "?q=o",
+    "nothing found": "?q=nothing-has-this-name",
+    "rollout": "rollout?id=good#turn=1",
+    "failed rollout": "rollout?id=bad#failed",
+    "long rollout": "rollout?id=long",
+    "turn": "turn?id=good&turn=1",
+    "tokens": "rollout/tokens?id=good",
+    "group": f"group?id=g{MARKUP}",
+    "curves": "curves",
+    "throughput": "throughput",
+    "search": "search?text=sunny",
+    "folder": "server",
+}
+REFUSED = {"no rollout": ("rollout?id=none", 404), "wrong filter": ("?state=none", 400)}
+SHOWN = {"rollout": "details.turn[open] .call", "failed rollout": "details.turn[open] .call"}
+"""What a page loads after its begin."""
+MOST_WINDOW = 40 * 1024
+
+
 PATHS += ("rollout.json?id=secretive", "turn?id=secretive&turn=1", "turn.json?id=secretive&turn=1")
 PATHS += ("messages.json?id=secretive", "rollout/turns?id=secretive", "rollout/tokens?id=secretive")
 PATHS += ("rollout/tokens.json?id=secretive",)
@@ -107,3 +129,68 @@ def test_the_server_shows_its_limits_and_no_secret_and_can_drain(browse, followe
     expect(page.locator("main")).to_contain_text("DRAINING")
     undone = run("-m", "osmosis_grpc", "ctl", "drain", "--undo", "--server", address, "--token", CANARY)
     assert undone.returncode == 0, undone.stderr
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_readable_in_light_and_dark_and_on_a_phone(browse, viewed, name):
+    page = browse(viewed + PAGES[name])
+    if name in SHOWN:
+        page.locator(SHOWN[name]).first.wait_for()
+    page.evaluate("document.querySelectorAll('#content details:not(.turn)').forEach((each) => { each.open = true; })")
+    check_readable(page)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_page_that_says_what_is_wrong_is_readable(browse, viewed, name):
+    path, status = REFUSED[name]
+    check_readable(browse(viewed + path, status=status))
+
+
+def test_the_keys_are_shown_in_a_dialog_that_is_readable(browse, viewed):
+    page = browse(viewed)
+    page.keyboard.press("?")
+    page.locator("#help").wait_for()
+    check_readable(page)
+    page.keyboard.press("Escape")
+    page.locator("#help").wait_for(state="hidden")
+
+
+def test_a_name_that_is_bound_to_this_machine_later_is_refused(chromium, viewed):
+    with chromium.new_context() as context:
+        page = context.new_page()
+        answer = page.goto(viewed.replace("127.0.0.1", REBOUND))
+        assert answer.status == 403
+        assert "good" not in page.content()
+
+
+def test_32768_tokens_are_shown_by_windows(browse, large):
+    page = browse(f"{large}rollout/tokens?id=long-3")
+    expect(page.locator("main")).to_contain_text("32,768 sampled")
+    expect(page.locator("#tokens [role=gridcell]").first).to_be_visible()
+    assert page.evaluate("document.querySelectorAll('*').length") < 10_000
+    page.locator("#tokens").focus()
+    page.keyboard.press("End")
+    expect(page.locator("#chosen-token")).to_contain_text(re.compile(r"3[2-9],?\d{3}"))
+    windows = [answer for answer in page.answers if "tokens.bin" in answer.url]
+    assert 1 <= len(windows) <= 6
+    assert max(len(answer.body()) for answer in windows) <= MOST_WINDOW
+
+
+def test_the_next_drift_is_one_key_away_and_has_its_index(browse, demo):
+    page = browse(f"{demo}rollout/tokens?id={DRIFTING}")
+    expect(page.locator("#tokens [role=gridcell]").first).to_be_visible()
+    page.keyboard.press("d")
+    expect(page.locator("#chosen-token")).to_contain_text("the first token that differs, index 4 of its segment")
+    expect(page.locator("#tokens .chosen.drift")).to_be_in_viewport()
+    check_readable(page)
+
+
+def test_a_tokenizer_gives_the_texts_and_without_one_there_are_ids(browse, demo, large):
+    page = browse(f"{demo}rollout/tokens?id={DRIFTING}")
+    reply = page.locator("#tokens .reply b")
+    expect(reply.first).to_have_text(")")  # the id 10
+    page.locator("#ids").check()
+    expect(reply.first).to_have_text("10")
+    without = browse(f"{large}rollout/tokens?id=long-3")
+    expect(without.locator("#tokens .reply b").first).to_have_text(re.compile(r"\d+"))
+    expect(without.locator("#ids")).to_have_count(0)

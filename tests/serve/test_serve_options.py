@@ -1,17 +1,61 @@
-"""`serve --view` as a process: the pages of its rollouts, who may see them, and wrong options."""
+"""Options of `serve` in real processes: budgets, the logs of handshakes, and the viewer."""
 
+import os
+import re
 import socket
+import subprocess
+import urllib.request
 
 import httpx
 import pytest
+import trustme
 
 from osmosis_grpc.network.credentials import Credentials
 from osmosis_grpc.policies.scripted import EchoPolicy
-from osmosis_grpc.trainer import Trainer
+from osmosis_grpc.protocol.errors import ResourceExhausted
+from osmosis_grpc.protocol.types import Callback
+from osmosis_grpc.trainer import RolloutClient, Trainer
 from tests.processes import run, serving
 
+CALCULATOR = ("-m", "osmosis_grpc.testing.calculator:agent_loop")
+PLAIN_HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 MODULE = ("-m", "osmosis_grpc.testing.calculator:agent_loop")
 VIEW = (*MODULE, "--view", "--view-port", "0", "--state-dir", "state")
+
+
+async def test_the_budgets_are_those_of_the_options(tmp_path):
+    budgets = ("--disk-budget", "0.5", "--memory-budget", "16")
+    with serving(*CALCULATOR, *budgets, "--metrics-port", "0", "--state-dir", str(tmp_path)) as (_, ready):
+        with urllib.request.urlopen(f"http://{ready['metrics']}/metrics") as page:
+            (shown,) = re.findall(r"(?m)^osmosis_journal_budget_bytes (.*)$", page.read().decode())
+        assert float(shown) == 0.5 * 1024**3
+        async with RolloutClient(ready["grpc"]) as client:
+            large = [{"role": "user", "content": "x" * 12_000_000}]
+            callback = Callback(target="127.0.0.1:9", credential="c" * 32)
+            await client.init(rollout_id="first", messages=large, callback=callback)
+            with pytest.raises(ResourceExhausted, match=f"memory_budget of {16 * 1024**2} bytes is full"):
+                await client.init(rollout_id="second", messages=large, callback=callback)
+
+
+@pytest.mark.parametrize("verbosity", [None, "INFO"])
+def test_failed_handshakes_do_not_fill_the_log(tmp_path, verbosity):
+    made = trustme.CA().issue_cert("127.0.0.1")
+    cert, key = tmp_path / "server.pem", tmp_path / "server.key"
+    made.cert_chain_pems[0].write_to_path(cert)
+    made.private_key_pem.write_to_path(key)
+    env = {name: value for name, value in os.environ.items() if not name.startswith("GRPC_")}
+    env |= {} if verbosity is None else {"GRPC_VERBOSITY": verbosity}
+    arguments = (*CALCULATOR, "--no-journal", "--tls-cert", str(cert), "--tls-key", str(key))
+    with serving(*arguments, env=env, stderr=subprocess.PIPE) as (process, ready):
+        host, _, port = ready["grpc"].rpartition(":")
+        for _ in range(5):
+            with socket.create_connection((host, int(port)), timeout=20) as plain:
+                plain.sendall(PLAIN_HTTP2)
+                while plain.recv(1024):  # until the server closes the connection
+                    pass
+        process.terminate()
+        _, logged = process.communicate(timeout=50)
+    assert logged.count("Handshake failed") == (5 if verbosity else 0)
 
 
 async def test_the_pages_show_the_rollouts_of_the_server_to_who_has_an_admin_token(tmp_path):

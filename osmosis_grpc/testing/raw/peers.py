@@ -1,4 +1,4 @@
-"""A scripted trainer: it dials an agent server, or agent servers dial it."""
+"""Scripted peers: an agent server that dials a trainer, and a trainer that dials an agent server. Both also listen."""
 
 import itertools
 from typing import Any
@@ -13,11 +13,53 @@ from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import (
     rollout_pb2,
     services_pb2,
 )
+from osmosis_grpc.testing.raw import server_frames, trainer_frames
 from osmosis_grpc.testing.raw.connections import ACCEPT, ATTACH, RawDialler, RawListener
 from osmosis_grpc.testing.raw.stream import RawStream
-from osmosis_grpc.testing.raw.trainer_frames import chat_reply, hello, init, recorded, reply
 
 _NUMBERS = itertools.count(1)
+
+
+class RawAgentServer(RawDialler):
+    """An agent server with a journal id of its own. It opens streams to one trainer."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address, ACCEPT, services_pb2.AcceptRequest, services_pb2.AcceptResponse)
+        self.journal_id = f"journal-{next(_NUMBERS)}"
+
+    async def attach(self, **fields: Any) -> attach_pb2.TrainerHello:
+        """Open a stream, send a hello, and return the trainer's hello. `fields` are fields of ServerHello."""
+        stream = self.open()
+        await stream.send(self.hello(**fields))
+        answer: attach_pb2.TrainerHello = await stream.next("hello")
+        return answer
+
+    def hello(self, **fields: Any) -> attach_pb2.ServerFrame:
+        """Return this agent server's hello."""
+        return server_frames.hello(**({"journal_id": self.journal_id} | fields))
+
+    async def accept(self) -> rollout_pb2.InitRequest:
+        """Return the next Init and accept its rollout."""
+        request: rollout_pb2.InitRequest = await self.stream.next("init")
+        await self.send(server_frames.accepted(request))
+        return request
+
+    async def ask(self, request: rollout_pb2.InitRequest, number: int = 1, **fields: Any) -> attach_pb2.ChatReply:
+        """Send a chat and return the answer."""
+        await self.send(server_frames.chat(request, number, **fields))
+        answer: attach_pb2.ChatReply = await self.stream.next("chat_reply")
+        return answer
+
+    async def complete(self, request: rollout_pb2.InitRequest, **fields: Any) -> attach_pb2.CompleteReply:
+        """Report the end of a rollout and return the answer."""
+        await self.send(server_frames.complete(request, **fields))
+        answer: attach_pb2.CompleteReply = await self.stream.next("complete_reply")
+        return answer
+
+
+def listen_as_agent_server() -> RawListener:
+    """Return a listener for trainers that dial an agent server."""
+    return RawListener(ATTACH, services_pb2.AttachRequest, services_pb2.AttachResponse)
 
 
 class RawTrainer(RawDialler):
@@ -42,11 +84,11 @@ class RawTrainer(RawDialler):
 
     def hello(self, **fields: Any) -> attach_pb2.TrainerFrame:
         """Return this trainer's hello."""
-        return hello(**({"attachment_id": self.attachment_id} | fields))
+        return trainer_frames.hello(**({"attachment_id": self.attachment_id} | fields))
 
     async def start(self, rollout_id: str, **fields: Any) -> rollout_pb2.InitResponse:
         """Start a rollout and return the answer. Raise AssertionError when it is refused."""
-        await self.send(init(rollout_id, **fields))
+        await self.send(trainer_frames.init(rollout_id, **fields))
         answer: attach_pb2.InitReply = await self.stream.next("init_reply")
         assert (answer.rollout_id, answer.WhichOneof("result")) == (rollout_id, "response"), answer
         return answer.response
@@ -63,12 +105,12 @@ class RawTrainer(RawDialler):
         known = self.tokens.get((chat.rollout_id, chat.sample, parent_chat), [])
         prompt = [*known, chat.chat_number]
         self.tokens[chat.rollout_id, chat.sample, chat.chat_number] = [*prompt, 1000 + chat.chat_number]
-        response = reply(text)
+        response = trainer_frames.reply(text)
         response.tokens.ids.append(1000 + chat.chat_number)
         response.tokens.logprobs.append(-0.5)
         response.prompt_prefix = len(known) if delta else 0
         response.prompt.ids.extend(prompt[response.prompt_prefix :])
-        await self.send(chat_reply(chat, response=response))
+        await self.send(trainer_frames.chat_reply(chat, response=response))
 
     async def outcome(self) -> outcome_pb2.RolloutOutcome:
         """Return the next outcome, and send no answer to it."""
@@ -78,7 +120,7 @@ class RawTrainer(RawDialler):
     async def settled(self) -> outcome_pb2.RolloutOutcome:
         """Return the next outcome and answer it with RECORDED."""
         outcome = await self.outcome()
-        await self.send(recorded(outcome))
+        await self.send(trainer_frames.recorded(outcome))
         return outcome
 
     async def finish(self) -> outcome_pb2.RolloutOutcome:

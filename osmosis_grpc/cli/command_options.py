@@ -1,0 +1,250 @@
+"""The options of single commands that have many of them. Imports only typer."""
+
+from dataclasses import dataclass, fields
+
+from osmosis_grpc.cli.options import AgentSources, choice, with_options
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions(AgentSources):
+    """The agent, the dataset, the model, and how the rows run. Each field is an option of the command line."""
+
+    module: str | None = choice("-m, --module, --agent MODULE:ATTR", "Agent loop or workflow.  [required]")
+    dataset: str | None = choice("-d, --dataset FILE", ".json, .jsonl, .csv or .parquet.  [required]")
+    model: str = choice(
+        "--model NAME",
+        "mock:echo, mock:tools, mock:script=FILE, litellm:NAME, vllm-grpc:HOST:PORT, smg:HOST:PORT, or a name "
+        "of the server at --base-url.",
+        "gpt-5-mini",
+    )
+    tokenizer: str | None = choice("--tokenizer FOLDER", "tokenizer.json and chat template, for a model over gRPC.")
+    base_url: str | None = choice("--base-url URL", "An OpenAI-compatible server. Default: OPENAI_BASE_URL")
+    api_key: str | None = choice(
+        "--api-key KEY", "Its key. Others see a command line: prefer the variable OPENAI_API_KEY."
+    )
+    max_turns: int = choice("--max-turns N", "The most turns of a row.", 10, min=1)
+    temperature: float | None = choice("--temperature T", "The sampling temperature.")
+    max_tokens: int | None = choice("--max-tokens N", "The most tokens of a reply.")
+    pin_sampling: bool = choice(
+        "--pin-sampling", "Use --temperature and --max-tokens even if the agent passes its own.", False
+    )
+    limit: int | None = choice("--limit N", "Run at most N rows.", min=1)
+    offset: int = choice("--offset N", "Skip the first N rows.", 0, min=0)
+    columns: list[str] | None = choice("--map COLUMN=FIELD", "What a column is, as question=user_prompt; repeatable.")
+    concurrency: int = choice("--concurrency, --batch-size N", "The rollouts at once.", 4, min=1, max=10_000)
+    timeout: float = choice("--timeout SECONDS", "The most time of a rollout.", 1800.0, min=0.1, max=604_800)
+    price: str | None = choice("--price P/R", "Dollars for a million prompt and reply tokens, as 0.25/2.")
+    output: str | None = choice("-o, --output FILE", "Write the results as JSON.")
+    save_dir: str | None = choice("--save-dir DIR", "The run's folder. Default: ./.osmosis/runs/TIME-ID")
+    replay: str | None = choice("--replay RUN", "Reply from a run's folder, or from the `last` run. No model.")
+    quiet: bool = choice("-q, --quiet", "Only the summary, and at most 10 failed rows.", False)
+    plain: bool = choice("--plain", "A line for each rollout, also on a terminal.", False)
+    debug: bool = choice("--debug", "Show each rollout's conversation and the log.", False)
+
+
+with_run_options = with_options(RunOptions, "run")
+"""Gives a command the options of RunOptions. The function gets them as its parameter `run`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportChoices:
+    """What to export, and how. Each field is an option of the command line."""
+
+    to: str = choice(
+        "--to FORMAT", "messages, atif, parquet, verl, verl-batch or verl-records.", ..., show_default=False
+    )
+    output: str | None = choice(
+        "-o, --output PATH", "A file or folder, or - for stdout. Default: named after the format."
+    )
+    overwrite: bool = choice("--overwrite", "Replace an earlier export.", False)
+    state: list[str] | None = choice("--state STATE", "Only these states, such as completed; may be repeated.")
+    agent: str = choice("--agent NAME", "Only this agent loop.", "")
+    group: str = choice("--group ID", "Only this group.", "")
+    min_reward: float | None = choice("--min-reward X", "Only rewards of at least this.")
+    max_reward: float | None = choice("--max-reward X", "Only rewards of at most this.")
+    limit: int = choice("--limit N", "At most the N oldest; 0 exports all.", 0, min=0)
+    skip_untrainable: bool = choice(
+        "--skip-untrainable", "Leave out and count samples that cannot be trained on, and damaged rollouts.", False
+    )
+    prompt_length: int | None = choice("--prompt-length N", "verl's rollout.prompt_length.", min=1)
+    response_length: int | None = choice("--response-length N", "verl's rollout.response_length.", min=1)
+    too_long: str = choice("--too-long CHOICE", "raise, skip, or truncate for longer segments (verl).", "raise")
+    cut: str = choice("--cut CHOICE", "train, mask, or skip for samples that a limit has cut (verl, parquet).", "train")
+    dropped: str = choice(
+        "--dropped CHOICE", "skip or train for replies that the agent dropped (verl, parquet).", "skip"
+    )
+    no_reward_components: bool = choice("--no-reward-components", "Leave out the named parts of rewards (verl).", False)
+    extra: list[str] | None = choice(
+        "--extra NAME", "Take this extra along, such as routed_experts (verl); repeatable."
+    )
+    pad_id: int | None = choice("--pad-id ID", "The tokenizer's pad_token_id (verl-batch).", min=0)
+    batch_size: int = choice("--batch-size N", "Rows of a padded batch (verl-batch).", 256, min=1)
+    global_steps: int | None = choice("--global-steps N", "The trainer's step (verl-records).", min=0)
+    no_tokens: bool = choice("--no-tokens", "No token ids and logprobs (atif).", False)
+
+
+with_choices = with_options(ExportChoices, "choices")
+"""Gives a command the options of ExportChoices. The function gets them as its parameter `choices`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """The options that only one of the commands test and eval has."""
+
+    command: str = ""
+    json: bool = False
+    row: int | None = choice("--row N", "Run only row N, from 0. With -i, begin there.", min=0)
+    interactive: bool = choice("-i, --interactive", "Stop before each chat, and ask what to do.", False)
+    eval_fn: tuple[str, ...] = choice(
+        "--eval-fn MODULE:FUNCTION", "A function that scores; repeatable. Default: the agent's reward.", ()
+    )
+    n: int = choice("--n N", "Run each row N times, for pass@k.", 1, min=1, max=1000)
+    pass_threshold: float = choice("--pass-threshold X", "A score of at least X passes.", 1.0)
+    rows: str | None = choice("--rows LIST", "Only these rows, from 0, as 3,7,10-20.")
+    resume: str | None = choice("--resume RUN", "Continue a run, or the `last` one, with its options.")
+    fresh: bool = choice("--fresh", "Begin again. The old results are moved to RUN.archive-TIME.", False)
+    retry_failed: bool = choice("--retry-failed", "Also run again what failed in the earlier run.", False)
+
+
+_OF_TEST = ("row", "interactive")
+_OF_BOTH = ("command", "json")
+with_test_choices = with_options(
+    Choices, "choices", without=tuple(each.name for each in fields(Choices) if each.name not in _OF_TEST)
+)
+"""Gives a command the options of test as its parameter `choices`."""
+with_eval_choices = with_options(Choices, "choices", without=(*_OF_BOTH, *_OF_TEST))
+"""Gives a command the options of eval, likewise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RescoreOptions:
+    """What rescore scores, and with what."""
+
+    run: str | None = choice("[RUN]", "The folder of a run of eval or test, or `last`.")
+    eval_fn: tuple[str, ...] = choice("--eval-fn MODULE:FUNCTION", "A function that scores; repeatable.", ())
+    grader: str | None = choice("--grader MODULE:CLASS", "A grader that scores.")
+    grader_config: tuple[str, ...] = choice(
+        "--grader-config KEY=VALUE", "A value of the grader's configuration; repeatable.", ()
+    )
+    author: str = choice("--author NAME", "The author of the annotations.", "rescore")
+    agent: str = choice("--agent NAME", "Only this agent loop.", "")
+    group: str = choice("--group ID", "Only this group.", "")
+    concurrency: int = choice("--concurrency N", "The rollouts at once.", 4, min=1, max=1000)
+    timeout: float = choice("--timeout SECONDS", "The most time of a score.", 1800.0, min=0.1, max=604_800)
+    quiet: bool = choice("-q, --quiet", "Only failed scores and the summary.", False)
+
+
+with_rescore = with_options(RescoreOptions, "options")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayOptions:
+    """Which rollouts replay runs again, and with which agent loops."""
+
+    rollout: str | None = choice("[ROLLOUT]", "The rollout's id.")
+    module: tuple[str, ...] = choice("-m, --module MODULE:ATTR", "Its agent loop; may be repeated.  [required]", ())
+    until_turn: int | None = choice("--until-turn N", "Stop after N chats.", min=1)
+    attempt: int | None = choice("--attempt N", "Which attempt. Default: the newest.", min=1)
+    all: bool = choice("--all", "Every rollout, instead of ROLLOUT.", False)
+    state: tuple[str, ...] = choice("--state STATE", "With --all: only these states, such as failed; repeatable.", ())
+    agent: str = choice("--agent NAME", "With --all: only this agent loop.", "")
+    group: str = choice("--group ID", "With --all: only this group.", "")
+    since: str | None = choice("--since TIME", "With --all: accepted in the last 10m, 2h, 1d.")
+    before: str | None = choice("--before TIME", "With --all: accepted longer ago than 10m, 2h, 1d.")
+    limit: int = choice("--limit N", "With --all: the N newest; 0 replays all.", 0, min=0)
+    concurrency: int = choice("--concurrency N", "With --all: the rollouts at once.", 4, min=1, max=1000)
+    timeout: float = choice("--timeout SECONDS", "With --all: of one rollout.", 1800.0, min=0.1, max=604_800)
+
+
+with_replay = with_options(ReplayOptions, "options")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkOptions:
+    """Where a fork begins, what runs it, and which model replies."""
+
+    rollout: str = choice("ROLLOUT", "The rollout to fork from.", ...)
+    at_chat: int = choice("--at-chat N", "The last chat whose recorded reply is used.", ..., min=1)
+    sample: str = choice("--sample NAME", "The sample of this chat.", "main")
+    attempt: int | None = choice("--attempt N", "Which attempt. Default: the newest.", min=1)
+    module: tuple[str, ...] = choice("-m, --module MODULE:ATTR", "Run its agent loop here; may be repeated.", ())
+    model: str = choice("--model NAME", "What replies from there on, as in test --model.", "gpt-5-mini")
+    tokenizer: str | None = choice("--tokenizer FOLDER", "tokenizer.json and chat template, for a model over gRPC.")
+    base_url: str | None = choice("--base-url URL", "An OpenAI-compatible server. Default: OPENAI_BASE_URL")
+    api_key: str | None = choice(
+        "--api-key KEY", "Its key. Others see a command line: prefer the variable OPENAI_API_KEY."
+    )
+    timeout: float = choice("--timeout SECONDS", "The most time, with -m.", 1800.0, min=0.1, max=604_800)
+    save_dir: str | None = choice("--save-dir DIR", "The run's folder, with -m. Default: ./.osmosis/runs/TIME-ID")
+
+
+with_fork = with_options(ForkOptions, "options")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewOptions:
+    """What view shows first, and where it listens."""
+
+    folder: str | None = choice(
+        "[STATE_DIR]",
+        "A state folder, or the folder of a run of test or eval; a server may be using it. "
+        "Default: ./.osmosis/state, else the newest run, else the server 127.0.0.1:50051.",
+    )
+    follow: str | None = choice("--follow, --server HOST:PORT", "Ask this running server instead.", show_default=False)
+    run: str | None = choice("--run RUN", "The folder of a run of test or eval instead, or last.")
+    demo: bool = choice("--demo", "Run twelve rollouts with a mock model, and show them.", False)
+    rollout: str | None = choice("--rollout ROLLOUT", "Begin with this rollout; a failed one at the turn to look at.")
+    host: str = choice("--host HOST", "Listen on this host. Other machines need a token.", "127.0.0.1")
+    port: int | None = choice("--port PORT", "Default: 7700 if it is free.", min=0, max=65535, show_default=False)
+    token: str | None = choice("--token SECRET", "What browsers have to show. Prefer the file.")
+    token_file: str | None = choice("--token-file FILE", "File that holds --token.")
+    server_token_file: str | None = choice("--server-token-file FILE", "File with the token to show to the server.")
+    metrics: str | None = choice(
+        "--metrics HOST:PORT", "With --follow: also read the page /metrics of the server there.", show_default=False
+    )
+    tokenizer: str | None = choice(
+        "--tokenizer FOLDER", "Show tokens as text: the folder of a model with tokenizer.json."
+    )
+    open: bool = choice("--open", "Open the page in a browser.", False)
+    export: str | None = choice("--export OUT", "Write the pages to this new folder, and end.", show_default=False)
+    single_file: bool = choice("--single-file", "With --export: write one HTML file of at most 20 MB.", False)
+    limit: int = choice("--limit N", "Show or export at most N; 0 exports all.", 0, min=0)
+
+
+with_view = with_options(ViewOptions, "options")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryOptions:
+    """A query, the folder that it asks, and how the rows are printed."""
+
+    sql: str | None = choice("SQL", "One SELECT; - reads it from stdin. Without it, list the views.")
+    file: str | None = choice("--file FILE", "Read the SELECT from a file.")
+    state_dir: str | None = choice(
+        "--state-dir DIR", "The folder of the journal; a server may be using it. Default: ./.osmosis/state"
+    )
+    run: str | None = choice("--run RUN", "The folder of a run of test or eval instead, or last.")
+    server: str | None = choice("--server", "", hidden=True)
+    csv: bool = choice("--csv", "Print CSV with a header.", False)
+    limit: int | None = choice(
+        "--limit N", "Print at most N rows; 0 prints all. Default: 100 in a table, else all.", min=0
+    )
+    timeout: float = choice("--timeout SECONDS", "Give up after this many seconds.", 60.0, min=0.001)
+
+
+with_query = with_options(QueryOptions, "options")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelOptions:
+    """The rollouts to cancel: some ids, a group, the ids with a prefix, or all of the caller."""
+
+    rollouts: tuple[str, ...] = choice("ROLLOUT", "Ids of rollouts.", ())
+    group: str = choice("--group ID", "All unfinished rollouts of this group.", "")
+    prefix: str = choice("--prefix TEXT", "All unfinished rollouts whose ids begin with this text.", "")
+    everything: bool = choice("--all", "All unfinished rollouts of the token's owner.", False)
+    attempt: int | None = choice("--attempt N", "The highest attempt to cancel. Default: any.", min=1)
+    reason: str = choice("--reason TEXT", "The server records it.", "")
+
+
+with_cancel = with_options(CancelOptions, "options")
