@@ -7,7 +7,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import annotation_pb2, message_pb2, outcome_pb2
 from osmosis_grpc.protocol.errors import CallError, Internal, LedgerError, Superseded
@@ -22,10 +22,11 @@ from osmosis_grpc.protocol.types import (
 )
 from osmosis_grpc.protocol.types.outcome import describe
 from osmosis_grpc.protocol.wire.message import tools_from_wire
-from osmosis_grpc.storage.ledger import Ledger
-from osmosis_grpc.supervise import Backoff, Job, Supervisor
-from osmosis_grpc.trainer.chats.chat_cache import ChatCache
+from osmosis_grpc.supervise import Backoff, Job
 from osmosis_grpc.trainer.chats.policy_errors import ChatKey, PolicyFailure
+
+if TYPE_CHECKING:
+    from osmosis_grpc.trainer.scheduler import Scheduler
 
 LOST_PAUSES = 0.25, 10.0
 """The first and the longest pause, in seconds, before a lost rollout runs again."""
@@ -143,57 +144,6 @@ def job_failed(job: Job, error: BaseException) -> Internal:
     return Internal(f"{job.name} failed: {type(error).__name__}: {describe(error)}")
 
 
-class Owner(Protocol):
-    """What a link needs of the scheduler: the link reports, and the scheduler decides."""
-
-    cache: ChatCache
-    ledger: Ledger | None
-    supervisor: Supervisor
-    rollouts: dict[str, Rollout]
-    """The newest attempt of each unfinished rollout, by id."""
-    process_id: str
-    """The id of the trainer's process."""
-
-    def changed(self) -> None:
-        """Send waiting rollouts, because a server may have a free slot."""
-
-    def lost(self, rollout: Rollout, why: str) -> None:
-        """Run a lost rollout again after a pause, with a higher attempt. End it after too many losses."""
-
-    def restart(self, rollout: Rollout, why: str) -> None:
-        """Run a rollout again at once, with a higher attempt. A cancelled rollout ends instead."""
-
-    def put_back(self, rollout: Rollout, after: float) -> None:
-        """Queue a rollout again after `after` seconds, as the same attempt."""
-
-    def init_refused(self, rollout: Rollout, server: "AgentServerLink", error: CallError) -> None:
-        """Queue a refused rollout again if the error is retryable or another server may take it, or end it."""
-
-    def refused(self, rollout: Rollout, error: CallError | LedgerError) -> None:
-        """End a rollout with an error."""
-
-    def superseded(self, rollout_id: str, attempt: int, newest: int = 0) -> None:
-        """End an attempt that another attempt has replaced. `newest` is the other attempt; 0 if it is unknown."""
-
-    def entered(self, rollout: Rollout) -> None:
-        """End the lower attempts of a rollout at their servers, because the ledger has the newest attempt."""
-
-    def cancel_leaving(self, rollout: Rollout) -> None:
-        """Cancel the lower attempts of a rollout at their servers, unless the ledger lacks the newest attempt."""
-
-    def cancel_later(self, server: "AgentServerLink", rollout_id: str) -> None:
-        """Repeat the cancels of a rollout's attempts in `leaving` after a pause, because the server refused one."""
-
-    def later(self, after: float, call: Callable[[], None], rollout: Rollout) -> None:
-        """Call a function after `after` seconds, unless the trainer is closed before. An error ends the rollout."""
-
-    def completed(self, report: "Report") -> None:
-        """Record an outcome and answer its server, now or later."""
-
-    def unusable(self, server: "AgentServerLink | None", rollout_id: str, attempt: int, problem: BaseException) -> None:
-        """End a rollout whose only outcome cannot be read."""
-
-
 @dataclass(frozen=True, slots=True)
 class ServerIdentity:
     """The identity that a server reports."""
@@ -212,7 +162,7 @@ class AgentServerLink(ABC):
     sends them again after a break.
     """
 
-    def __init__(self, name: str, owner: Owner, *, server_key: str = "") -> None:
+    def __init__(self, name: str, owner: "Scheduler", *, server_key: str = "") -> None:
         self.name = name
         """The server's target, or the address from which the server dialled in."""
         self.credential = ""

@@ -11,19 +11,22 @@ What the ledger cannot write now is tried again later. Without a ledger, each st
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from osmosis_grpc.engine.failpoints import reach
 from osmosis_grpc.protocol.errors import LedgerError
 from osmosis_grpc.supervise import OnFailure, job
-from osmosis_grpc.trainer.agent_server_state import AgentServerLink, Owner, Rollout, job_failed
+from osmosis_grpc.trainer.agent_server_state import AgentServerLink, Rollout, job_failed
 from osmosis_grpc.trainer.chats.attempt_cache import UNWRITTEN_RETRY
 from osmosis_grpc.trainer.chats.ledger_codec import init_bytes
+
+if TYPE_CHECKING:
+    from osmosis_grpc.trainer.scheduler import Scheduler
 
 ASSIGNED = job("trainer.assigned", OnFailure.REPORT, "callback")
 
 
-def assign(owner: Owner, rollout: Rollout, server: AgentServerLink) -> None:
+def assign(owner: "Scheduler", rollout: Rollout, server: AgentServerLink) -> None:
     """Assign a rollout to a server, and send its Init after the commit."""
     rollout.opened = False
     server.adopt(rollout)
@@ -40,7 +43,7 @@ def assign(owner: Owner, rollout: Rollout, server: AgentServerLink) -> None:
         if error is None:
             reach("ledger.init.committed")
             rollout.begun = True
-            owner.entered(rollout)
+            owner.entered(key)
             server.send_init(rollout)
             return
         server.release(rollout)
@@ -59,11 +62,11 @@ def assign(owner: Owner, rollout: Rollout, server: AgentServerLink) -> None:
     owner.ledger.record_assignment(*key, init_bytes(rollout.request), server.server_key, rollout.affinity_key, then)
 
 
-def enter(owner: Owner, rollout: Rollout) -> None:
+def enter(owner: "Scheduler", rollout: Rollout) -> None:
     """Enter a higher attempt before any server gets it, because it can wait long for the slot of the lower one."""
     key, ledger = rollout.key, owner.ledger
     if ledger is None or not rollout.begun:
-        owner.cancel_leaving(rollout)
+        owner.cancel_leaving(key[0])
         return
 
     def again() -> None:
@@ -73,15 +76,14 @@ def enter(owner: Owner, rollout: Rollout) -> None:
 
     def committed(_: Any, error: LedgerError | None) -> None:
         if error is None:  # also if the rollout has ended meanwhile: its lower attempts wait for this commit
-            owner.cache.entered(*key)
-            owner.cancel_leaving(rollout)
+            owner.entered(key)
         else:
             owner.later(UNWRITTEN_RETRY, again, rollout)
 
     ledger.record_assignment(*key, init_bytes(rollout.request), "", rollout.affinity_key, committed)
 
 
-def drop(owner: Owner, rollout: Rollout, dropped: Callable[[], None]) -> None:
+def drop(owner: "Scheduler", rollout: Rollout, dropped: Callable[[], None]) -> None:
     """Drop a rollout that ends without an outcome of its server, and then call `dropped`."""
     ledger = owner.ledger if rollout.in_ledger else None
     if ledger is None:

@@ -6,20 +6,24 @@ server, the bytes of the outcomes that wait for events are limited, because a se
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from osmosis_grpc.protocol.errors import CallError, Internal, InvalidArgument, Unavailable
 from osmosis_grpc.protocol.types import OutcomeStatus, Receipt, RolloutOutcome, TrajectoryEvent, events
 from osmosis_grpc.protocol.wire.outcome import FAILURE
 from osmosis_grpc.storage.ledger import ChatRow
-from osmosis_grpc.supervise import Job, OnFailure, Supervisor, job
-from osmosis_grpc.trainer.agent_server_state import AgentServerLink, Report, Rollout, RolloutKey, job_failed
-from osmosis_grpc.trainer.chats.chat_cache import ChatCache
+from osmosis_grpc.supervise import Job, OnFailure, job
+from osmosis_grpc.trainer.agent_server_state import AgentServerLink, Report, RolloutKey, job_failed
 from osmosis_grpc.trainer.chats.ledger_codec import all_chats
 
+if TYPE_CHECKING:
+    from osmosis_grpc.trainer.scheduler import Scheduler
+
+TAKE = job("trainer.take_outcome", OnFailure.REPORT, "callback")
 READ = job("trainer.read_events", OnFailure.REPORT)
 OVERDUE = job("trainer.overdue_outcome", OnFailure.REPORT, "timer")
 
@@ -42,47 +46,46 @@ ReadingKey = tuple[AgentServerLink, str, int, str]
 
 
 class OutcomeRecorder:
-    """Records the outcomes of all servers.
+    """Records the outcomes of all servers of a trainer."""
 
-    `rollouts` maps ids to unfinished rollouts. `on_recorded` is called with each rollout whose outcome is recorded.
-    `refused` is called with each rollout whose outcome cannot be used.
-    """
-
-    def __init__(
-        self,
-        cache: ChatCache,
-        rollouts: Mapping[str, Rollout],
-        on_recorded: Callable[[Rollout, RolloutOutcome], None],
-        refused: Callable[[Rollout, CallError], None],
-        supervisor: Supervisor,
-    ) -> None:
-        self._cache = cache
-        self._rollouts = rollouts
-        self._on_recorded = on_recorded
-        self._refused = refused
-        self._supervisor = supervisor
+    def __init__(self, owner: "Scheduler") -> None:
+        self._owner = owner
+        self._cache = owner.cache
+        self._rollouts = owner.rollouts
+        self._supervisor = owner.supervisor
         self._reading: dict[ReadingKey, asyncio.Task[None]] = {}
         self._overdue: dict[RolloutKey, asyncio.TimerHandle] = {}
         """One timer for each rollout with an outcome that cannot be recorded yet."""
         self._waiting_bytes: Counter[AgentServerLink] = Counter()
 
-    def record(self, report: Report) -> None:
+    def take(self, report: Report) -> None:
         """Record an outcome and answer its server. If needed, read the rollout's events first.
 
-        Raises Aborted for a lower attempt. Raises Unavailable if no caller waits for the rollout, or if too many of the
-        server's outcomes wait for events.
+        The answer is Aborted for a lower attempt, and Unavailable if no caller waits for the rollout, or if too many of
+        the server's outcomes wait for events.
         """
+        self._supervisor.call(TAKE, self._take, report, report=partial(self._fail, report, TAKE))
+
+    def _take(self, report: Report) -> None:
         outcome = report.outcome
         rollout = self._rollouts.get(outcome.rollout_id)
-        if rollout.ending if rollout is not None else not self._cache.knows(outcome.rollout_id):
-            raise _unclaimed(outcome)
-        cache = self._cache.rollout(outcome.rollout_id, outcome.attempt, self._cache.now())
-        if cache.result_id is None and rollout is None:
-            raise _unclaimed(outcome)
-        if cache.result_id is None and cache.lacks(outcome):
-            self._read(report)
-        else:
-            self._record(report)
+        # An earlier process of this trainer may have begun a higher attempt and lost it with its end. Then the server
+        # has ended the newest attempt as superseded.
+        if rollout is not None and not rollout.ending and _is_superseded(outcome, rollout.key):
+            self._owner.lost(rollout, "its server has ended it for a higher attempt of an earlier process")
+            rollout = self._rollouts.get(outcome.rollout_id)
+        try:
+            if rollout.ending if rollout is not None else not self._cache.knows(outcome.rollout_id):
+                raise _unclaimed(outcome)
+            cache = self._cache.rollout(outcome.rollout_id, outcome.attempt, self._cache.now())
+            if cache.result_id is None and rollout is None:
+                raise _unclaimed(outcome)
+            if cache.result_id is None and cache.lacks(outcome):
+                self._read(report)
+            else:
+                self._record(report)
+        except CallError as error:
+            report.reply(error)
 
     def close(self) -> None:
         """Read no more events."""
@@ -92,12 +95,6 @@ class OutcomeRecorder:
             timer.cancel()
 
     def _record(self, report: Report, chats: Sequence[ChatRow] = ()) -> None:
-        def done(receipt: Receipt | CallError, recorded: RolloutOutcome | None) -> None:
-            rollout = self._rollouts.get(report.outcome.rollout_id)
-            if recorded is not None and rollout is not None:
-                self._on_recorded(rollout, recorded)
-            report.reply(receipt)
-
         rollout = self._rollouts.get(report.outcome.rollout_id)
         if rollout is not None and rollout.request.evaluation and not report.outcome.evaluation:
             # An older server does not return `evaluation`. The ledger keeps `raw`, so `raw` gets `evaluation`, too.
@@ -108,7 +105,20 @@ class OutcomeRecorder:
             report.outcome = replace(report.outcome, failure=failure)
             report.raw.failure.CopyFrom(FAILURE.to_wire(failure))
         abandoned = rollout is not None and rollout.abandoned and not rollout.waiters
-        self._cache.record(report.outcome, report.raw, done, abandoned=abandoned, chats=chats)
+        recorded = partial(self._recorded, report)
+        self._cache.record(report.outcome, report.raw, recorded, abandoned=abandoned, chats=chats)
+
+    def _recorded(self, report: Report, receipt: Receipt | CallError, outcome: RolloutOutcome | None) -> None:
+        """Give a recorded outcome to its callers, and answer the server."""
+        rollout = self._rollouts.get(report.outcome.rollout_id)
+        if outcome is not None and rollout is not None:
+            if rollout.server is not None:
+                self._owner.placement.recent_servers.add(outcome.rollout_id, rollout.server)
+            if not rollout.done.done():
+                rollout.done.set_result(outcome)
+            self._owner.forget(rollout)
+            self._owner.changed()
+        report.reply(receipt)
 
     def _read(self, report: Report) -> None:
         server, outcome = report.server, report.outcome
@@ -128,7 +138,7 @@ class OutcomeRecorder:
                 del self._waiting_bytes[server]
 
         self._waiting_bytes[server] += size
-        fail = partial(self.fail, report, READ)
+        fail = partial(self._fail, report, READ)
         self._reading[key] = self._supervisor.start(READ, partial(self._recover, server, report), fail)
         self._reading[key].add_done_callback(read)
         self._limit(server, report)
@@ -156,22 +166,22 @@ class OutcomeRecorder:
             for (_, *of, _), task in list(self._reading.items()):
                 if tuple(of) == key:
                     task.cancel()
-            self._refused(rollout, Internal(f"the outcome of rollout {key[0]} from server {server.name}: {problem}"))
+            self._owner.refused(rollout, Internal(f"the outcome of rollout {key[0]} from server {server.name}: {problem}"))
             report.reply(InvalidArgument("outcome", problem))
 
         def fail(error: BaseException) -> None:
             end()
-            self._refused(rollout, job_failed(OVERDUE, error))
+            self._owner.refused(rollout, job_failed(OVERDUE, error))
 
         self._overdue[key] = self._supervisor.call_later(OVERDUE, READING_LIMIT, overdue, report=fail)
         rollout.done.add_done_callback(lambda _: end())
 
-    def fail(self, report: Report, failed: Job, error: BaseException) -> None:
+    def _fail(self, report: Report, failed: Job, error: BaseException) -> None:
         """End a rollout, because this trainer failed to record its outcome. The server keeps the outcome."""
         problem = job_failed(failed, error)
         rollout = self._rollouts.get(report.outcome.rollout_id)
         if rollout is not None and rollout.key == (report.outcome.rollout_id, report.outcome.attempt):
-            self._refused(rollout, problem)
+            self._owner.refused(rollout, problem)
         report.reply(problem)
 
     async def _recover(self, server: AgentServerLink, report: Report) -> None:
@@ -193,3 +203,8 @@ class OutcomeRecorder:
 
 def _unclaimed(outcome: RolloutOutcome) -> Unavailable:
     return Unavailable(f"no caller waits for rollout {outcome.rollout_id}", retry_after=UNCLAIMED_RETRY)
+
+
+def _is_superseded(outcome: RolloutOutcome, key: RolloutKey) -> bool:
+    ended = outcome.status is OutcomeStatus.CANCELLED and outcome.finish_reason == "superseded"
+    return ended and (outcome.rollout_id, outcome.attempt) == key

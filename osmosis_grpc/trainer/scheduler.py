@@ -36,8 +36,6 @@ from osmosis_grpc.supervise import Backoff, OnFailure, Supervisor, job
 from osmosis_grpc.trainer.agent_server_state import (
     LOST_PAUSES,
     AgentServerLink,
-    Owner,
-    Report,
     Rollout,
     RolloutKey,
     job_failed,
@@ -53,7 +51,6 @@ from osmosis_grpc.trainer.unreachable_warnings import warn_draining
 
 log = logging.getLogger(__name__)
 
-TAKE = job("trainer.take_outcome", OnFailure.REPORT, "callback")
 SEND_AGAIN = job("trainer.send_again", OnFailure.REPORT, "timer")
 
 CANCEL_RETRY = 5.0
@@ -66,7 +63,7 @@ After that, it waits at most this many seconds for the ledger.
 """
 
 
-class Scheduler(Owner):
+class Scheduler:
     """The unfinished rollouts of a trainer."""
 
     def __init__(
@@ -78,10 +75,11 @@ class Scheduler(Owner):
         self.ledger = ledger
         self.held = UnconfirmedOutcomes(ledger)
         self.rollouts: dict[str, Rollout] = {}
+        """The newest attempt of each unfinished rollout, by id."""
         self.servers = Servers(
             supervisor, config=config, lost=self._lost, stuck=self._stuck, none_attached=self._none_attached
         )
-        self._outcomes = OutcomeRecorder(cache, self.rollouts, self._recorded, self.refused, supervisor)
+        self.outcomes = OutcomeRecorder(self)
         self.placement = Placement(self.servers, self.rollouts)
         self._max_attempts = config.max_attempts
         self._queue = RolloutQueue()
@@ -98,6 +96,7 @@ class Scheduler(Owner):
             rollout.server.release(rollout)
 
     def refused(self, rollout: Rollout, error: CallError | LedgerError) -> None:
+        """End a rollout with an error."""
         if isinstance(error, Aborted) and error.attempt > rollout.request.attempt:
             error = rollout.superseded(error.attempt)
         self._end_without_outcome(rollout, partial(rollout.done.set_exception, error))
@@ -118,7 +117,7 @@ class Scheduler(Owner):
         def dropped() -> None:
             if not rollout.done.done():
                 self.cache.entered(*rollout.key, dropped=True)
-                self.cancel_leaving(rollout)
+                self.cancel_leaving(rollout.request.rollout_id)
                 self.forget(rollout)
                 end()
 
@@ -166,12 +165,14 @@ class Scheduler(Owner):
             rollout.done.set_exception(rollout.superseded(attempt))
 
     def superseded(self, rollout_id: str, attempt: int, newest: int = 0) -> None:
+        """End an attempt that another attempt has replaced. `newest` is the other attempt; 0 if it is unknown."""
         rollout = self.rollouts.get(rollout_id)
         if rollout is not None and rollout.request.attempt == attempt:
             self.refused(rollout, rollout.superseded(newest))
             self.changed()
 
     def lost(self, rollout: Rollout, why: str) -> None:
+        """Run a lost rollout again after a pause, with a higher attempt. End it after too many losses."""
         rollout.losses.append(f"attempt {rollout.request.attempt}: {why}")
         losses = len(rollout.losses)
         if losses < self._max_attempts or rollout.cancelled:
@@ -184,6 +185,7 @@ class Scheduler(Owner):
         self.changed()
 
     def restart(self, rollout: Rollout, why: str, after: float = 0.0) -> None:
+        """Run a rollout again after `after` seconds, with a higher attempt. A cancelled rollout ends instead."""
         if rollout.server is not None:
             rollout.server.release(rollout)
             rollout.server = None
@@ -205,16 +207,19 @@ class Scheduler(Owner):
             self._queue.add(rollout, first=True)
         self._loop.call_soon(self.changed)
 
-    def entered(self, rollout: Rollout) -> None:
-        self.cache.entered(*rollout.key)
-        self.cancel_leaving(rollout)
+    def entered(self, key: RolloutKey) -> None:
+        """End the lower attempts of a rollout at their servers, because the ledger has its newest attempt."""
+        self.cache.entered(*key)
+        self.cancel_leaving(key[0])
 
-    def cancel_leaving(self, rollout: Rollout) -> None:
+    def cancel_leaving(self, rollout_id: str) -> None:
+        """Cancel the lower attempts of a rollout at their servers, unless the ledger lacks the newest attempt."""
         for server in self.servers:
             if server.leaving and server.attached:
-                server.cancel_leaving(rollout.request.rollout_id)
+                server.cancel_leaving(rollout_id)
 
     def cancel_later(self, server: AgentServerLink, rollout_id: str) -> None:
+        """Repeat the cancels of a rollout's attempts in `leaving` after a pause, because the server refused one."""
         def again() -> None:
             if server.attached:  # the next connection repeats all cancels
                 server.cancel_leaving(rollout_id)
@@ -222,6 +227,7 @@ class Scheduler(Owner):
         self._timer(CANCEL_RETRY, again, lambda error: None)  # without it, the next connection repeats the cancel
 
     def put_back(self, rollout: Rollout, after: float) -> None:
+        """Queue a rollout again after `after` seconds, as the same attempt."""
         rollout.server = None
         if rollout.cancelled:
             self.end_here(rollout)
@@ -229,6 +235,7 @@ class Scheduler(Owner):
             self._send_later(rollout, after)
 
     def init_refused(self, rollout: Rollout, server: AgentServerLink, error: CallError) -> None:
+        """Queue a refused rollout again if the error is retryable or another server may take it, or end it."""
         server.release(rollout)
         no_original = rollout.request.fork is not None and isinstance(error, NotFound) and error.kind == "rollout"
         if no_original:
@@ -250,6 +257,7 @@ class Scheduler(Owner):
         self.later(after, again, rollout)
 
     def later(self, after: float, call: Callable[[], None], rollout: Rollout) -> None:
+        """Call a function after `after` seconds, unless the trainer is closed before. An error ends the rollout."""
         def fail(error: BaseException) -> None:
             problem = job_failed(SEND_AGAIN, error)
             if not rollout.ending:
@@ -280,6 +288,7 @@ class Scheduler(Owner):
             warn_draining(names, waiting)
 
     def changed(self) -> None:
+        """Send waiting rollouts, because a server may have a free slot."""
         wait = self.servers.first_answers_missing
         if not wait:
             self._queue.send(self._sent)
@@ -306,23 +315,8 @@ class Scheduler(Owner):
             self.supervisor.failed(SEND_AGAIN, error, lambda _: self.refused(rollout, problem))
         return True
 
-    # Calls of the servers.
-
-    def completed(self, report: Report) -> None:
-        def take() -> None:
-            rollout = self.rollouts.get(report.outcome.rollout_id)
-            # An earlier process of this trainer may have begun a higher attempt and lost it with its end. Then the
-            # server has ended the newest attempt as superseded.
-            if rollout is not None and not rollout.ending and _is_superseded(report.outcome, rollout.key):
-                self.lost(rollout, "its server has ended it for a higher attempt of an earlier process")
-            try:
-                self._outcomes.record(report)
-            except CallError as error:
-                report.reply(error)
-
-        self.supervisor.call(TAKE, take, report=partial(self._outcomes.fail, report, TAKE))
-
     def unusable(self, server: AgentServerLink | None, rollout_id: str, attempt: int, problem: BaseException) -> None:
+        """End a rollout whose only outcome cannot be read."""
         rollout = self.rollouts.get(rollout_id)
         if rollout is not None and server in (None, rollout.server) and attempt in (0, rollout.request.attempt):
             name = f"server {rollout.server.name}" if rollout.server is not None else "its server"
@@ -330,14 +324,6 @@ class Scheduler(Owner):
                 rollout, Internal(f"the outcome of rollout {rollout_id} from {name} cannot be used: {problem}")
             )
             self.changed()
-
-    def _recorded(self, rollout: Rollout, outcome: RolloutOutcome) -> None:
-        if rollout.server is not None:
-            self.placement.recent_servers.add(outcome.rollout_id, rollout.server)
-        if not rollout.done.done():
-            rollout.done.set_result(outcome)
-        self.forget(rollout)
-        self.changed()
 
     def remove(self, server: AgentServerLink, why: str) -> None:
         """Forget a server that is no longer named. Its rollouts run elsewhere at once, with a higher attempt."""
@@ -381,11 +367,6 @@ class Scheduler(Owner):
         """Raise Unavailable from every waiting call, and start nothing more."""
         for timer in self._returning:
             timer.cancel()
-        self._outcomes.close()
+        self.outcomes.close()
         self.end_all(Unavailable("the trainer was closed"))
         self.cache.close()
-
-
-def _is_superseded(outcome: RolloutOutcome, key: RolloutKey) -> bool:
-    ended = outcome.status is OutcomeStatus.CANCELLED and outcome.finish_reason == "superseded"
-    return ended and (outcome.rollout_id, outcome.attempt) == key

@@ -23,7 +23,8 @@ from osmosis_grpc.protocol.wire.features import BLOBS, FEATURES, GOODBYE, featur
 from osmosis_grpc.protocol.wire.outcome import outcome_from_wire
 from osmosis_grpc.protocol.wire.rollout import init_to_wire
 from osmosis_grpc.supervise.throttled_log import Throttled
-from osmosis_grpc.trainer.agent_server_state import AgentServerLink, Owner, Report, Rollout, RolloutKey, ServerIdentity
+from osmosis_grpc.trainer.agent_server_state import AgentServerLink, Report, Rollout, RolloutKey, ServerIdentity
+from osmosis_grpc.trainer.scheduler import Scheduler
 from osmosis_grpc.trainer.transports.attach.event_subscriptions import Subscription, Subscriptions
 from osmosis_grpc.trainer.transports.attach.open_chats import OpenChats
 from osmosis_grpc.trainer.transports.attach.open_requests import OpenRequests
@@ -37,7 +38,7 @@ REFS = 1000
 class AttachedServer(AgentServerLink):
     """The link to one agent server. Each connection is a new stream."""
 
-    def __init__(self, name: str, owner: Owner, *, server_key: str = "", delta: bool = True) -> None:
+    def __init__(self, name: str, owner: Scheduler, *, server_key: str = "", delta: bool = True) -> None:
         super().__init__(name, owner, server_key=server_key)
         self.attachment_id = self.kept_attachment_id or owner.supervisor.system.new_secret()
         self._delta = delta
@@ -229,7 +230,7 @@ class AttachedServer(AgentServerLink):
             self._answer_outcome(raw, error)
             self.owner.unusable(self, raw.rollout_id, raw.attempt, error)
             return
-        self.owner.completed(Report(self, outcome, raw, partial(self._answer_outcome, raw)))
+        self.owner.outcomes.take(Report(self, outcome, raw, partial(self._answer_outcome, raw)))
 
     def _on_window(self, message: pb.ServerWindow) -> None:
         self.window = message.max_open_rollouts

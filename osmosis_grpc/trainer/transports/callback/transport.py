@@ -111,7 +111,7 @@ class CallbackTransport(Transport[CalledServer], Receiver):
 
         rollout = self._scheduler.rollouts.get(outcome.rollout_id)
         server = rollout.server if rollout is not None else None
-        self._scheduler.completed(Report(server, outcome, raw, reply))
+        self._scheduler.outcomes.take(Report(server, outcome, raw, reply))
         return await future
 
     def unreadable(self, rollout_id: str, problem: InvalidArgument) -> None:
