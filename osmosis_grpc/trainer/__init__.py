@@ -80,7 +80,8 @@ if TYPE_CHECKING:
     from osmosis_grpc.trainer.server_availability import Server
     from osmosis_grpc.trainer.staleness import version_lag
     from osmosis_grpc.trainer.sync import SyncTrainer
-    from osmosis_grpc.trainer.trainer import Trainer, TransportName
+    from osmosis_grpc.trainer.trainer import Trainer
+    from osmosis_grpc.trainer.trainer_lifecycle import TransportName
 
 __all__ = [
     "Aborted",
@@ -156,7 +157,7 @@ _MODULES = {
     "Server": "trainer.server_availability",
     "SyncTrainer": "trainer.sync",
     "Trainer": "trainer.trainer",
-    "TransportName": "trainer.trainer",
+    "TransportName": "trainer.trainer_lifecycle",
     "version_lag": "trainer.staleness",
 }
 
