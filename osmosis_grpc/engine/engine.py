@@ -198,13 +198,7 @@ class Engine:
         )
 
     def _ended(self, record: Record) -> None:
-        """Deliver the outcome of a rollout whose end is committed, and tell the other parts about the end."""
-        assert record.run.termination is not None
-        record.count(False)
-        if record.run.termination.deliver:
-            self.outbox.put(record)
-        elif not record.delivery.settled:
-            self.outbox.give_up(record)
+        """Tell the other parts about the end of a rollout, which is committed."""
         self.context.table.ended(record)
         self.recovery.passed(record.rollout_id, record.attempt)
         self.shutdown.changed.set()

@@ -312,8 +312,8 @@ class Runner:
             raise
 
     def _ended(self, record: Record, *, free: bool) -> None:
-        """Make a committed end visible. If this method raises, it is called once more."""
-        assert record.delivery.report is not None
+        """Make a committed end visible, and deliver it. If this method raises, it is called once more."""
+        assert record.delivery.report is not None and record.run.termination is not None  # noqa: PT018
         if record.delivery.ended is None:
             failpoints.reach("result.committed")
             outcome = record.delivery.report.outcome
@@ -331,6 +331,11 @@ class Runner:
                 self._context.system.monotonic(),
             )
             notify_ended(self._context.runnables.get(record.agent_loop), record)
+        record.count(False)
+        if record.run.termination.deliver:
+            self._outbox.put(record)
+        elif not record.delivery.settled:
+            self._outbox.give_up(record)
         self._context.on_ended(record)
         if free:
             self.free_slot(record)

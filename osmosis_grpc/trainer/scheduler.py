@@ -31,7 +31,7 @@ from functools import partial
 from osmosis_grpc.protocol.errors import Aborted, CallError, Internal, LedgerError, NotFound, Unavailable, Unimplemented
 from osmosis_grpc.protocol.types import OutcomeStatus, RolloutOutcome
 from osmosis_grpc.protocol.wire.features import FORK
-from osmosis_grpc.storage.ledger import Ledger
+from osmosis_grpc.storage.ledger import SqliteLedger
 from osmosis_grpc.supervise import Backoff, OnFailure, Supervisor, job
 from osmosis_grpc.trainer.agent_server_state import (
     LOST_PAUSES,
@@ -56,18 +56,12 @@ SEND_AGAIN = job("trainer.send_again", OnFailure.REPORT, "timer")
 CANCEL_RETRY = 5.0
 """A cancel that a server refused is repeated after this many seconds."""
 
-SETTLING = 5.0
-"""settle() waits at most this many seconds for the outcomes of abandoned rollouts.
-
-After that, it waits at most this many seconds for the ledger.
-"""
-
 
 class Scheduler:
     """The unfinished rollouts of a trainer."""
 
     def __init__(
-        self, cache: ChatCache, supervisor: Supervisor, *, config: TrainerConfig, ledger: Ledger | None = None
+        self, cache: ChatCache, supervisor: Supervisor, *, config: TrainerConfig, ledger: SqliteLedger | None = None
     ) -> None:
         self.cache = cache
         self.supervisor = supervisor

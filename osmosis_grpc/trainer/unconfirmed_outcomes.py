@@ -10,7 +10,7 @@ from osmosis_grpc.protocol.errors import AlreadyExists, LedgerError
 from osmosis_grpc.protocol.types import RolloutOutcome, RolloutRequest
 from osmosis_grpc.protocol.types.outcome import clip, describe
 from osmosis_grpc.storage.data_loss import data_loss
-from osmosis_grpc.storage.ledger import Ledger, LedgerRollout
+from osmosis_grpc.storage.ledger import LedgerRollout, SqliteLedger
 from osmosis_grpc.trainer.chats.attempt_cache import AttemptCache
 from osmosis_grpc.trainer.chats.chat_cache import LedgerReceipt
 from osmosis_grpc.trainer.chats.ledger_codec import init_bytes, learn, outcome_of, tools_of
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 class UnconfirmedOutcomes:
     """The unconfirmed outcomes of a ledger. Each is assembled again from its chats. Empty without a ledger."""
 
-    def __init__(self, ledger: Ledger | None) -> None:
+    def __init__(self, ledger: SqliteLedger | None) -> None:
         self._attempts = ledger.unconfirmed if ledger is not None else {}
         self.left: dict[str, None] = dict.fromkeys(self._attempts)
         """Rollouts of an earlier process that no caller has asked for, oldest first."""
@@ -41,7 +41,7 @@ class UnconfirmedOutcomes:
 
     def _fetched(
         self,
-        ledger: Ledger,
+        ledger: SqliteLedger,
         future: "asyncio.Future[RolloutOutcome]",
         rollout_id: str,
         request: RolloutRequest | None,
@@ -65,7 +65,7 @@ class UnconfirmedOutcomes:
             future.set_exception(problem)
 
 
-def _outcome(ledger: Ledger, kept: LedgerRollout, request: RolloutRequest | None) -> RolloutOutcome:
+def _outcome(ledger: SqliteLedger, kept: LedgerRollout, request: RolloutRequest | None) -> RolloutOutcome:
     """Return the outcome. If the record is damaged, the outcome is FAILED (DATA_LOSS). Raises AlreadyExists."""
     damage = kept.damage
     if not damage:
