@@ -9,7 +9,7 @@ import itertools
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from osmosis_grpc.agent.call_origins import CallOrigins
 from osmosis_grpc.agent.ports import RolloutFolders
@@ -46,23 +46,10 @@ from osmosis_grpc.protocol.types.requests import check_id, check_policy_name, ow
 from osmosis_grpc.protocol.types.tool_dicts import tool_dicts
 from osmosis_grpc.supervise.system import System
 
+if TYPE_CHECKING:
+    from osmosis_grpc.engine.runner import Runner
+
 log = logging.getLogger(__name__)
-
-
-class RunControl(Protocol):
-    """What a session asks of the runner."""
-
-    def supersede(self, record: Record) -> None:
-        """End a rollout because the trainer has a higher attempt of it."""
-
-    def diverge(self, record: Record, why: str) -> None:
-        """End a rollout whose agent runs again and asks a different question than in its earlier run."""
-
-    def begin_grading(self, record: Record) -> None:
-        """End the time limit of the agent, and begin that of the grader."""
-
-    def free_slot(self, record: Record) -> None:
-        """Give the slot of a rollout to another one. Idempotent."""
 
 
 class _Running:
@@ -89,7 +76,7 @@ class RolloutSession:
 
     __slots__ = ("_chats", "_context", "_pinned", "_record", "_runner", "calls", "samples")
 
-    def __init__(self, record: Record, context: EngineContext, runner: RunControl) -> None:
+    def __init__(self, record: Record, context: EngineContext, runner: "Runner") -> None:
         self._record = record
         self._context = context
         self._runner = runner

@@ -5,9 +5,12 @@ import queue
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from osmosis_grpc.supervise.jobs import Job
+
+if TYPE_CHECKING:
+    from osmosis_grpc.supervise.supervisor import Supervisor
 
 Item = TypeVar("Item")
 Taken = TypeVar("Taken", contravariant=True)
@@ -24,18 +27,6 @@ class StartedThread(Protocol):
 
     def join(self, timeout: float | None = None) -> None:
         """Wait until the thread has ended, or for `timeout` seconds."""
-
-
-class Owner(Protocol):
-    """The methods of a Supervisor that a Consumer uses."""
-
-    def thread(
-        self, job: Job, step: Callable[[], bool], report: Callable[[BaseException], None] | None = None
-    ) -> StartedThread:
-        """See Supervisor.thread."""
-
-    def failed(self, job: Job, error: BaseException, report: Callable[[BaseException], None] | None = None) -> None:
-        """See Supervisor.failed."""
 
 
 class Consuming(Protocol[Taken]):
@@ -74,7 +65,7 @@ class Consumer(Protocol[Item]):
 class ThreadConsumer(Consumer[Item]):
     """Consumes the items on a thread of its own, all that wait at once."""
 
-    def __init__(self, owner: Owner, job: Job, consuming: Consuming[Item]) -> None:
+    def __init__(self, owner: "Supervisor", job: Job, consuming: Consuming[Item]) -> None:
         self._loop = asyncio.get_running_loop()
         self._consuming = consuming
         self._queue: queue.SimpleQueue[Item | None] = queue.SimpleQueue()

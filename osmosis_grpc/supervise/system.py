@@ -11,10 +11,13 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from osmosis_grpc.supervise.consumer import Consumer, Consuming, Owner, StartedThread, ThreadConsumer
+from osmosis_grpc.supervise.consumer import Consumer, Consuming, StartedThread, ThreadConsumer
 from osmosis_grpc.supervise.jobs import Job
+
+if TYPE_CHECKING:
+    from osmosis_grpc.supervise.supervisor import Supervisor
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -51,7 +54,7 @@ class System:
         made.start()
         return made
 
-    def consumer(self, owner: Owner, job: Job, consuming: Consuming[Any]) -> Consumer[Any]:
+    def consumer(self, owner: "Supervisor", job: Job, consuming: Consuming[Any]) -> Consumer[Any]:
         """Return a queue whose items `consuming` takes, on a thread of its own. `owner` handles its errors."""
         return ThreadConsumer(owner, job, consuming)
 
