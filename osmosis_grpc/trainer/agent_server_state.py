@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import annotation_pb2, message_pb2, outcome_pb2
-from osmosis_grpc.protocol.errors import CallError, Internal, LedgerError, Superseded
+from osmosis_grpc.protocol.errors import CallError, Internal, Superseded
 from osmosis_grpc.protocol.types import (
     CancelResult,
     OutcomeStatus,

@@ -166,7 +166,9 @@ class OutcomeRecorder:
             for (_, *of, _), task in list(self._reading.items()):
                 if tuple(of) == key:
                     task.cancel()
-            self._owner.refused(rollout, Internal(f"the outcome of rollout {key[0]} from server {server.name}: {problem}"))
+            self._owner.refused(
+                rollout, Internal(f"the outcome of rollout {key[0]} from server {server.name}: {problem}")
+            )
             report.reply(InvalidArgument("outcome", problem))
 
         def fail(error: BaseException) -> None:

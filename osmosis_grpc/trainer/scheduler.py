@@ -33,13 +33,7 @@ from osmosis_grpc.protocol.types import OutcomeStatus, RolloutOutcome
 from osmosis_grpc.protocol.wire.features import FORK
 from osmosis_grpc.storage.ledger import SqliteLedger
 from osmosis_grpc.supervise import Backoff, OnFailure, Supervisor, job
-from osmosis_grpc.trainer.agent_server_state import (
-    LOST_PAUSES,
-    AgentServerLink,
-    Rollout,
-    RolloutKey,
-    job_failed,
-)
+from osmosis_grpc.trainer.agent_server_state import LOST_PAUSES, AgentServerLink, Rollout, RolloutKey, job_failed
 from osmosis_grpc.trainer.chats.chat_cache import ChatCache
 from osmosis_grpc.trainer.config import TrainerConfig
 from osmosis_grpc.trainer.ledger_entries import assign, drop, enter
@@ -214,6 +208,7 @@ class Scheduler:
 
     def cancel_later(self, server: AgentServerLink, rollout_id: str) -> None:
         """Repeat the cancels of a rollout's attempts in `leaving` after a pause, because the server refused one."""
+
         def again() -> None:
             if server.attached:  # the next connection repeats all cancels
                 server.cancel_leaving(rollout_id)
@@ -252,6 +247,7 @@ class Scheduler:
 
     def later(self, after: float, call: Callable[[], None], rollout: Rollout) -> None:
         """Call a function after `after` seconds, unless the trainer is closed before. An error ends the rollout."""
+
         def fail(error: BaseException) -> None:
             problem = job_failed(SEND_AGAIN, error)
             if not rollout.ending:

@@ -1,6 +1,5 @@
 """How a trainer is opened, paused, watched and closed. Trainer adds the rollouts."""
 
-import asyncio
 from collections.abc import Awaitable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict

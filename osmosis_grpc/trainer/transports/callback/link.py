@@ -31,13 +31,7 @@ from osmosis_grpc.protocol.wire.event import event_from_wire
 from osmosis_grpc.protocol.wire.features import BLOBS, features_from_wire
 from osmosis_grpc.protocol.wire.rollout import init_to_wire
 from osmosis_grpc.supervise import OnFailure, job
-from osmosis_grpc.trainer.agent_server_state import (
-    AgentServerLink,
-    Rollout,
-    RolloutKey,
-    ServerIdentity,
-    job_failed,
-)
+from osmosis_grpc.trainer.agent_server_state import AgentServerLink, Rollout, RolloutKey, ServerIdentity, job_failed
 from osmosis_grpc.trainer.config import TrainerConfig
 from osmosis_grpc.trainer.scheduler import Scheduler
 from osmosis_grpc.trainer.transports.calls import Answer, Calls, NoAnswer, raise_if_cancelled
