@@ -17,7 +17,7 @@ from osmosis_gateway.rollout_routes import add_rollout_routes
 from osmosis_gateway.routes import HttpAccess, add_metrics, add_routes
 from osmosis_gateway.workers import KIND, SiblingGuard, WorkerCalls, WorkerRoutes
 from osmosis_grpc.network.bearer_tokens import Tokens
-from osmosis_grpc.network.connection_limit import default_connections
+from osmosis_grpc.network.channel_options import default_connections
 from osmosis_grpc.network.http.server import HttpServer, http_app
 from osmosis_grpc.network.target_policy import is_loopback
 from osmosis_grpc.network.tls import client_context

@@ -26,9 +26,9 @@ from osmosis_grpc.agent.tools import (
     tool_text,
 )
 from osmosis_grpc.protocol.types import ChatPurpose, ChatRef, Message, events, jsontext
-from osmosis_grpc.protocol.types.cuts import CUTS
 from osmosis_grpc.protocol.types.json_values import loggable
-from osmosis_grpc.protocol.types.tool_dicts import dump_model
+from osmosis_grpc.protocol.types.messages import dump_model
+from osmosis_grpc.protocol.types.samples import CUTS
 
 if TYPE_CHECKING:
     from osmosis_grpc.agent.grader import RolloutSample

@@ -3,7 +3,7 @@
 from typing import Any
 
 from osmosis_grpc.agent.results import CompletionsResult
-from osmosis_grpc.protocol.types.cuts import CUTS
+from osmosis_grpc.protocol.types.samples import CUTS
 
 
 def finish_reason_of(result: CompletionsResult) -> str:

@@ -11,7 +11,7 @@ from osmosis_grpc.records.evaluate.run_folder import SCHEMA_VERSION
 from osmosis_grpc.records.reading.phrases import counted
 from osmosis_grpc.serve.json_output import records
 from osmosis_grpc.serve.startup import usage_error
-from osmosis_grpc.trainer.score_stats import shown_k
+from osmosis_grpc.trainer.evaluate import shown_k
 
 MOST_ROWS = 10
 """At most this many rows that got better, or worse, are printed."""

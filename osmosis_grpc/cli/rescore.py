@@ -25,7 +25,7 @@ from osmosis_grpc.records.reading.phrases import counted
 from osmosis_grpc.records.reading.source_port import SourceError
 from osmosis_grpc.serve.json_output import Records, records
 from osmosis_grpc.serve.startup import usage_error
-from osmosis_grpc.trainer.score_stats import Scores
+from osmosis_grpc.trainer.evaluate import Scores
 
 PAGE = 100
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from osmosis_grpc.cli.screen import Line, wrapped
-from osmosis_grpc.trainer.score_stats import Estimate, ScoreSummary, shown_k
+from osmosis_grpc.trainer.evaluate import Estimate, ScoreSummary, shown_k
 
 
 def score_lines(name: str, found: ScoreSummary, total: int, width: int) -> Iterator[Line]:

@@ -12,7 +12,7 @@ from osmosis_grpc.endpoints.byte_budget import ByteBudget
 from osmosis_grpc.endpoints.open_chats import OpenChats, OpenRequest, Waits, Wanted
 from osmosis_grpc.endpoints.requests import Asked
 from osmosis_grpc.endpoints.rollout_keys import RolloutKeys
-from osmosis_grpc.network.http.http1 import Connection
+from osmosis_grpc.network.http.connections import Connection
 from osmosis_grpc.protocol.errors import CallError, NotFound, ResourceExhausted, RolloutEndedError
 
 OPEN_BYTES = 64 * 1024 * 1024

@@ -11,7 +11,7 @@ from osmosis_grpc.endpoints.requests import ModelRequest, objects, refuse, refus
 from osmosis_grpc.endpoints.sent_events import event
 from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.protocol.types import Message
-from osmosis_grpc.protocol.types.cuts import CUTS
+from osmosis_grpc.protocol.types.samples import CUTS
 
 _OWN = frozenset(
     {"input", "instructions", "model", "stream", "stream_options", "tools", "tool_choice", "text", "max_output_tokens"}

@@ -35,9 +35,9 @@ from osmosis_grpc.protocol.errors import (
     Unavailable,
 )
 from osmosis_grpc.protocol.types import InitRequest, events
+from osmosis_grpc.protocol.types.messages import tool_dicts
 from osmosis_grpc.protocol.types.outcome import clip, describe
 from osmosis_grpc.protocol.types.requests import differing_fields
-from osmosis_grpc.protocol.types.tool_dicts import tool_dicts
 from osmosis_grpc.supervise import OnFailure, job
 
 ACCEPT = job("engine.accept", OnFailure.REPORT, "callback")

@@ -9,15 +9,14 @@ import itertools
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from osmosis_grpc.agent.call_origins import CallOrigins
 from osmosis_grpc.agent.ports import RolloutFolders
 from osmosis_grpc.engine.chat_calls import ChatCalls
 from osmosis_grpc.engine.context import EngineContext
 from osmosis_grpc.engine.record import Record, Run
-from osmosis_grpc.engine.recorded_chats import Diverged, Reply
-from osmosis_grpc.engine.resolve_references import assembler_from_journal
+from osmosis_grpc.engine.recorded_chats import Diverged, Reply, assembler_from_journal
 from osmosis_grpc.engine.sample import RunningSample, form_of, insert
 from osmosis_grpc.engine.samples import Samples
 from osmosis_grpc.protocol.errors import (
@@ -39,17 +38,29 @@ from osmosis_grpc.protocol.types import (
     events,
     jsontext,
 )
-from osmosis_grpc.protocol.types.call_ids import with_call_ids
-from osmosis_grpc.protocol.types.messages import copy_messages
+from osmosis_grpc.protocol.types.chat import with_call_ids
+from osmosis_grpc.protocol.types.messages import copy_messages, tool_dicts
 from osmosis_grpc.protocol.types.outcome import clip
 from osmosis_grpc.protocol.types.requests import check_id, check_policy_name, own_params, pinned_params, with_params
-from osmosis_grpc.protocol.types.tool_dicts import tool_dicts
 from osmosis_grpc.supervise.system import System
 
-if TYPE_CHECKING:
-    from osmosis_grpc.engine.runner import Runner
-
 log = logging.getLogger(__name__)
+
+
+class RunControl(Protocol):
+    """What a session asks of the runner."""
+
+    def supersede(self, record: Record) -> None:
+        """End a rollout because the trainer has a higher attempt of it."""
+
+    def diverge(self, record: Record, why: str) -> None:
+        """End a rollout whose agent runs again and asks a different question than in its earlier run."""
+
+    def begin_grading(self, record: Record) -> None:
+        """End the time limit of the agent, and begin that of the grader."""
+
+    def free_slot(self, record: Record) -> None:
+        """Give the slot of a rollout to another one. Idempotent."""
 
 
 class _Running:
@@ -76,7 +87,7 @@ class RolloutSession:
 
     __slots__ = ("_chats", "_context", "_pinned", "_record", "_runner", "calls", "samples")
 
-    def __init__(self, record: Record, context: EngineContext, runner: "Runner") -> None:
+    def __init__(self, record: Record, context: EngineContext, runner: RunControl) -> None:
         self._record = record
         self._context = context
         self._runner = runner

@@ -20,7 +20,6 @@ from osmosis_grpc.engine.context import EngineContext
 from osmosis_grpc.engine.eventlog import Then
 from osmosis_grpc.engine.find_earlier_run import SUMMED
 from osmosis_grpc.engine.journal_port import Journal
-from osmosis_grpc.engine.loop_watchdog import Watchdog
 from osmosis_grpc.engine.outbox import Outbox
 from osmosis_grpc.engine.record import Peer, Record, Tenant
 from osmosis_grpc.engine.recorded_chats import ForkedChats
@@ -28,8 +27,8 @@ from osmosis_grpc.engine.recovery import Recovery
 from osmosis_grpc.engine.rollout_queries import Rollouts
 from osmosis_grpc.engine.runner import Runner
 from osmosis_grpc.engine.shutdown import Shutdown
-from osmosis_grpc.engine.stalled_rollouts import warn_of_stalls
 from osmosis_grpc.engine.termination import Termination
+from osmosis_grpc.engine.watchdog import Watchdog, warn_of_stalls
 from osmosis_grpc.protocol.types import CancelResult, Capacity, InitRequest, OutcomeStatus
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 

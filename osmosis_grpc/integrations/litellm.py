@@ -31,7 +31,7 @@ from osmosis_grpc.protocol.errors import (
     OsmosisValidationError,
     UnknownChat,
 )
-from osmosis_grpc.protocol.types.tool_dicts import dump_model
+from osmosis_grpc.protocol.types.messages import dump_model
 
 PROVIDER = "osmosis"
 """The part of a model's name before the slash. After the slash: `policy`, or `policy/NAME` for a policy with a name."""

@@ -1,13 +1,14 @@
 """The client's side of a call. It converts a failed call's status to an exception: each code has its own class."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import grpc
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 from google.rpc import status_pb2
 
 from osmosis_grpc.protocol.errors import CallError
+from osmosis_grpc.protocol.wire.methods import Method
 from osmosis_grpc.protocol.wire.status import from_code
 
 DETAILS_KEY = "grpc-status-details-bin"
@@ -42,3 +43,25 @@ def error_of(error: grpc.aio.AioRpcError, *, hide: str = "") -> CallError:
             if status.code == code:
                 return from_code(code, status.message, status.details)
     return from_code(code, error.details() or error.code().name)
+
+
+async def replies(
+    channel: grpc.aio.Channel, method: Method, request: Message, *, timeout: float | None, metadata: Metadata = ()
+) -> AsyncGenerator[Message, None]:
+    """Yield the responses to one request: one, or those of a stream. Raises CallError."""
+    kind = channel.unary_stream if method.streams_responses else channel.unary_unary
+    call: Any = kind(
+        method.path,
+        request_serializer=method.request.SerializeToString,
+        response_deserializer=method.response.FromString,
+    )(request, timeout=timeout, metadata=tuple(metadata) or None)
+    try:
+        if method.streams_responses:
+            async for response in call:
+                yield response
+        else:
+            yield await call
+    except grpc.aio.AioRpcError as error:
+        raise error_of(error) from None
+    finally:
+        call.cancel()

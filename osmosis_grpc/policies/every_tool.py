@@ -11,7 +11,7 @@ from typing import Any
 from osmosis_grpc.policies.arguments import arguments_for, mapping
 from osmosis_grpc.policies.scripted import Reply, answer
 from osmosis_grpc.protocol.types import ChatPurpose, ChatRequest, ChatResponse, Message
-from osmosis_grpc.protocol.types.call_ids import call_prefix
+from osmosis_grpc.protocol.types.chat import call_prefix
 
 MOST_CHATS = 8
 """The mock calls tools only in this many chats of a sample. Then it answers, even if the history lacks the calls."""

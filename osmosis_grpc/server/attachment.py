@@ -47,11 +47,9 @@ from osmosis_grpc.protocol.errors import Aborted, Internal, InvalidArgument, Rep
 from osmosis_grpc.protocol.types import AbandonReason, ChatRequest, ChatResponse, Receipt, RolloutOutcome
 from osmosis_grpc.protocol.wire.attach import chat_frame, complete_frame, refused, server_frame, unknown_kind, window_of
 from osmosis_grpc.protocol.wire.chat import RECEIPTS, chat_bytes, reply_from_wire
-from osmosis_grpc.protocol.wire.features import ABANDON_CHAT, BLOBS, features_from_wire
+from osmosis_grpc.protocol.wire.control import ABANDON_CHAT, BLOBS, features_from_wire
 from osmosis_grpc.protocol.wire.rollout import wants_delta
-from osmosis_grpc.server.attached_inits import AttachedInits
-from osmosis_grpc.server.event_subscriptions import Subscriptions
-from osmosis_grpc.server.journaled_requests import JournaledRequests
+from osmosis_grpc.server.attached_requests import AttachedInits, JournaledRequests, Subscriptions
 from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.supervise.throttled_log import Throttled
 

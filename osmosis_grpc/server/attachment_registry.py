@@ -9,7 +9,7 @@ from typing import Any
 
 from osmosis_grpc import __version__
 from osmosis_grpc.engine import Engine, Peer
-from osmosis_grpc.engine.fair_shares import Shares
+from osmosis_grpc.engine.admission import Shares
 from osmosis_grpc.network.call_metrics import CallSink
 from osmosis_grpc.network.channel_options import MAX_MESSAGE_BYTES, MAX_REPLY_BYTES, MIN_PING_INTERVAL
 from osmosis_grpc.network.credentials import Credentials
@@ -22,8 +22,7 @@ from osmosis_grpc.protocol.errors import CallError, ResourceExhausted, Unauthent
 from osmosis_grpc.protocol.types.outcome import clip, describe
 from osmosis_grpc.protocol.types.server_info import ServerLimits, Worker
 from osmosis_grpc.protocol.wire.attach import check_trainer_hello, server_frame
-from osmosis_grpc.protocol.wire.control import LIMITS, PROTOCOL, WORKER
-from osmosis_grpc.protocol.wire.features import FEATURES
+from osmosis_grpc.protocol.wire.control import FEATURES, LIMITS, PROTOCOL, WORKER
 from osmosis_grpc.server.attachment import Attachment
 from osmosis_grpc.supervise import OnFailure, job
 
@@ -33,7 +32,7 @@ DIAL = job("server.dial", OnFailure.RESTART)
 GRACE = job("server.trainer_grace", OnFailure.RESTART)
 
 MAX_ATTACHMENTS = 1024
-"""The largest number of attachments. All owners share it (see engine/fair_shares.py)."""
+"""The largest number of attachments. All owners share it (see engine/admission.py)."""
 ACCEPT = "/osmosis.rollout.v1.TrainerService/Accept"
 _HEARTBEAT = server_frame("heartbeat", pb.Heartbeat())
 

@@ -35,7 +35,7 @@ from osmosis_grpc.protocol.types import (
     TraceContext,
 )
 from osmosis_grpc.protocol.wire.chat import RECEIPTS, chat_bytes, reply_from_wire
-from osmosis_grpc.protocol.wire.features import ABANDON_CHAT, BLOBS
+from osmosis_grpc.protocol.wire.control import ABANDON_CHAT, BLOBS
 from osmosis_grpc.protocol.wire.outcome import fit, outcome_to_wire
 from osmosis_grpc.supervise import SYSTEM, System
 

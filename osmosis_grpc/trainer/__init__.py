@@ -77,8 +77,8 @@ if TYPE_CHECKING:
     from osmosis_grpc.trainer.config import TrainerConfig
     from osmosis_grpc.trainer.evaluate import Evaluation
     from osmosis_grpc.trainer.groups import GroupCounts, OutcomeGroup
+    from osmosis_grpc.trainer.metrics import version_lag
     from osmosis_grpc.trainer.server_availability import Server
-    from osmosis_grpc.trainer.staleness import version_lag
     from osmosis_grpc.trainer.sync import SyncTrainer
     from osmosis_grpc.trainer.trainer import Trainer
     from osmosis_grpc.trainer.trainer_lifecycle import TransportName

@@ -23,7 +23,7 @@ from osmosis_grpc.protocol.types import (
 from osmosis_grpc.protocol.types.outcome import describe
 from osmosis_grpc.protocol.wire.message import tools_from_wire
 from osmosis_grpc.supervise import Backoff, Job
-from osmosis_grpc.trainer.chats.policy_errors import ChatKey, PolicyFailure
+from osmosis_grpc.trainer.chats.policies import ChatKey, PolicyFailure
 
 if TYPE_CHECKING:
     from osmosis_grpc.trainer.scheduler import Scheduler

@@ -30,18 +30,17 @@ from functools import partial
 
 from osmosis_grpc.protocol.errors import Aborted, CallError, Internal, LedgerError, NotFound, Unavailable, Unimplemented
 from osmosis_grpc.protocol.types import OutcomeStatus, RolloutOutcome
-from osmosis_grpc.protocol.wire.features import FORK
+from osmosis_grpc.protocol.wire.control import FORK
 from osmosis_grpc.storage.ledger import SqliteLedger
 from osmosis_grpc.supervise import Backoff, OnFailure, Supervisor, job
 from osmosis_grpc.trainer.agent_server_state import LOST_PAUSES, AgentServerLink, Rollout, RolloutKey, job_failed
 from osmosis_grpc.trainer.chats.chat_cache import ChatCache
 from osmosis_grpc.trainer.config import TrainerConfig
-from osmosis_grpc.trainer.ledger_entries import assign, drop, enter
+from osmosis_grpc.trainer.ledger_entries import UnconfirmedOutcomes, assign, drop, enter
+from osmosis_grpc.trainer.log_warnings import warn_draining
 from osmosis_grpc.trainer.outcome_recorder import OutcomeRecorder
 from osmosis_grpc.trainer.placement import Placement, RolloutQueue
 from osmosis_grpc.trainer.server_availability import LOST, Servers
-from osmosis_grpc.trainer.unconfirmed_outcomes import UnconfirmedOutcomes
-from osmosis_grpc.trainer.unreachable_warnings import warn_draining
 
 log = logging.getLogger(__name__)
 

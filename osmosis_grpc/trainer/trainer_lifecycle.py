@@ -14,11 +14,11 @@ from osmosis_grpc.protocol.errors import TrainerFailed
 from osmosis_grpc.storage.ledger import SqliteLedger
 from osmosis_grpc.supervise import SYSTEM, ForkGuard, Supervisor, System
 from osmosis_grpc.trainer.chats.chat_cache import SWEEP, ChatCache
-from osmosis_grpc.trainer.chats.policy_table import Policies, PolicyTable
+from osmosis_grpc.trainer.chats.policies import Policies, PolicyTable
 from osmosis_grpc.trainer.chats.sampler import entered, version_text
-from osmosis_grpc.trainer.collector import TrainerMetrics
 from osmosis_grpc.trainer.config import TrainerConfig
 from osmosis_grpc.trainer.groups import GroupCounts
+from osmosis_grpc.trainer.metrics import TrainerMetrics
 from osmosis_grpc.trainer.scheduler import Scheduler
 from osmosis_grpc.trainer.server_availability import Server
 from osmosis_grpc.trainer.submissions import Submissions

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from osmosis_grpc.protocol.types import RolloutInfo, RolloutState
-from osmosis_grpc.trainer.score_stats import all_equal
+from osmosis_grpc.trainer.evaluate import all_equal
 from osmosis_grpc.viewer.calls import Calls, Drift, Key, ToolTime
 
 STALLED = 60.0

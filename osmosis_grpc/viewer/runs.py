@@ -9,7 +9,7 @@ from typing import Any
 from osmosis_grpc.records.evaluate import RunError, RunFolder
 from osmosis_grpc.records.evaluate.comparison import Comparison, compare, differences
 from osmosis_grpc.records.evaluate.results import RowResult
-from osmosis_grpc.trainer.score_stats import Estimate, shown_k
+from osmosis_grpc.trainer.evaluate import Estimate, shown_k
 from osmosis_grpc.viewer.calls import TRUNCATED
 
 LEAST, MOST = 2, 4

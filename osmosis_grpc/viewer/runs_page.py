@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from osmosis_grpc.records.evaluate import RunError
 from osmosis_grpc.records.reading.folder_source import FolderSource
-from osmosis_grpc.trainer.score_stats import Estimate
+from osmosis_grpc.trainer.evaluate import Estimate
 from osmosis_grpc.viewer.pages import Pages
 from osmosis_grpc.viewer.runs import LEAST, MOST, MOST_ROWS, compare_runs, runs_beside
 

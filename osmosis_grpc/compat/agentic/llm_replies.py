@@ -8,8 +8,7 @@ from osmosis_grpc.policies.model_http import BAD_BODY
 from osmosis_grpc.policies.openai import read_completion
 from osmosis_grpc.protocol.errors import Internal
 from osmosis_grpc.protocol.types import ChatResponse
-from osmosis_grpc.protocol.types.messages import copy_message
-from osmosis_grpc.protocol.types.tool_dicts import dump_model
+from osmosis_grpc.protocol.types.messages import copy_message, dump_model
 
 MESSAGE_KEYS = frozenset({"content", "tool_calls"})
 ADVICE = "return the reply's text, an assistant message, or the reply of the openai or anthropic package"

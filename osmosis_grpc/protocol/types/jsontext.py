@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, NoReturn
 
 from osmosis_grpc.protocol.errors import InvalidArgument
-from osmosis_grpc.protocol.types.arrays import np
+from osmosis_grpc.protocol.types.tensors import np
 
 MAX_DEPTH = 256
 """Levels of lists and objects within one value."""

@@ -21,11 +21,10 @@ import numpy as np
 
 from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.protocol.types.chat import ChatPurpose, ChatResponse
-from osmosis_grpc.protocol.types.extras import Extras
+from osmosis_grpc.protocol.types.extras import Extras, cut, join
 from osmosis_grpc.protocol.types.growing_segment import NO_IDS, NO_LOGPROBS, GrowingSegment
 from osmosis_grpc.protocol.types.jsontext import NOTHING
 from osmosis_grpc.protocol.types.samples import Segment, SplitReason
-from osmosis_grpc.protocol.types.segment_extras import cut, join
 from osmosis_grpc.protocol.types.tokens import Ids, Logprobs, TokenBlock, VersionSpan
 
 

@@ -9,11 +9,10 @@ import struct
 from dataclasses import dataclass, field
 
 from osmosis_grpc.protocol.errors import InvalidArgument
-from osmosis_grpc.protocol.types.arrays import Array, ArrayLike, Float32Array, UInt32Array, np
 from osmosis_grpc.protocol.types.extras import Extras, check_extras
 from osmosis_grpc.protocol.types.fast_init import fast_init
 from osmosis_grpc.protocol.types.jsontext import NOTHING
-from osmosis_grpc.protocol.types.tensors import ArrayEquality
+from osmosis_grpc.protocol.types.tensors import Array, ArrayEquality, ArrayLike, Float32Array, UInt32Array, np
 
 Ids = UInt32Array
 Logprobs = Float32Array

@@ -1,8 +1,8 @@
 """The trainer's ledger. Each call becomes statements of the next commit.
 
-A trainer continues after a restart with what the ledger has. It stores attachment ids, rollouts with their Init and attempt, and answered chats. It stores an outcome until
-the confirmation, and the ids of a confirmed outcome for some time after that. Messages are stored in wire form,
-without credentials and callback states.
+A trainer continues after a restart with what the ledger has: attachment ids, rollouts with their Init and attempt, and
+answered chats. It keeps an outcome until the confirmation, and the ids of a confirmed outcome for some time after that.
+Messages are stored in wire form, without credentials and callback states.
 """
 
 import asyncio
@@ -15,11 +15,10 @@ from typing import Any, Literal
 from osmosis_grpc.protocol.errors import LedgerError
 from osmosis_grpc.protocol.types import RolloutOutcome
 from osmosis_grpc.storage.ledger.ledger_port import ChatRow, LedgerRollout, Then
-from osmosis_grpc.storage.ledger.rows import Found, end_sum, read_rollout, restore
-from osmosis_grpc.storage.ledger.schema import LEDGER
+from osmosis_grpc.storage.ledger.rows import LEDGER, Found, end_sum, read_rollout, restore
 from osmosis_grpc.storage.ledger.writer import Statement, Writer
-from osmosis_grpc.storage.sqlite.checksum import row_sum, with_sum
 from osmosis_grpc.storage.sqlite.database import LockedFile, explained
+from osmosis_grpc.storage.sqlite.file_schema import row_sum, with_sum
 from osmosis_grpc.supervise import Supervisor
 
 _ASSIGN = """

@@ -11,8 +11,8 @@ from osmosis_grpc.trainer.chats.chat_cache import ChatCache
 from osmosis_grpc.trainer.outcome_recorder import OutcomeRecorder
 from osmosis_grpc.trainer.scheduler import Scheduler
 from osmosis_grpc.trainer.submissions import Submissions
-from osmosis_grpc.trainer.transports.attach.event_subscriptions import Subscription, Subscriptions
 from osmosis_grpc.trainer.transports.attach.link import AttachedServer
+from osmosis_grpc.trainer.transports.attach.open_requests import Subscription, Subscriptions
 from tests.simulation.ablations.ablation import nothing, without
 
 

@@ -18,16 +18,14 @@ from osmosis_grpc.protocol.errors import Aborted, CallError, InvalidArgument
 from osmosis_grpc.protocol.types import CancelResult, InitRequest, Receipt, TrajectoryEvent
 from osmosis_grpc.protocol.wire.attach import refusal, refused, trainer_frame, unknown_kind, window_of
 from osmosis_grpc.protocol.wire.chat import RECEIPTS
-from osmosis_grpc.protocol.wire.control import CANCEL_RESULT, PROTOCOL
-from osmosis_grpc.protocol.wire.features import BLOBS, FEATURES, GOODBYE, features_from_wire
+from osmosis_grpc.protocol.wire.control import BLOBS, CANCEL_RESULT, FEATURES, GOODBYE, PROTOCOL, features_from_wire
 from osmosis_grpc.protocol.wire.outcome import outcome_from_wire
 from osmosis_grpc.protocol.wire.rollout import init_to_wire
 from osmosis_grpc.supervise.throttled_log import Throttled
 from osmosis_grpc.trainer.agent_server_state import AgentServerLink, Report, Rollout, RolloutKey, ServerIdentity
 from osmosis_grpc.trainer.scheduler import Scheduler
-from osmosis_grpc.trainer.transports.attach.event_subscriptions import Subscription, Subscriptions
 from osmosis_grpc.trainer.transports.attach.open_chats import OpenChats
-from osmosis_grpc.trainer.transports.attach.open_requests import OpenRequests
+from osmosis_grpc.trainer.transports.attach.open_requests import OpenRequests, Subscription, Subscriptions
 
 log = logging.getLogger(__name__)
 

@@ -5,21 +5,18 @@ from typing import Any, Protocol
 
 import grpc
 
-from osmosis_grpc.network.bearer_tokens import bearer
+from osmosis_grpc.network.bearer_tokens import CallbackKeys, bearer
 from osmosis_grpc.network.call_metrics import CallSink
-from osmosis_grpc.network.callback_credentials import CallbackKeys
 from osmosis_grpc.network.channel_options import MIN_PING_INTERVAL
 from osmosis_grpc.network.handlers import Registrar, metadata_value
-from osmosis_grpc.network.listen import start
-from osmosis_grpc.network.network import GRPC, Network
+from osmosis_grpc.network.network import GRPC, Network, start
 from osmosis_grpc.network.server_security import CallbackAuthenticator, ServerSecurity, check_for_rollout
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import chat_pb2 as pb
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import outcome_pb2, services_pb2_grpc
 from osmosis_grpc.protocol.errors import InvalidArgument, Unimplemented
 from osmosis_grpc.protocol.types import Callback, CallbackTls, ChatRequest, Receipt, RolloutOutcome
 from osmosis_grpc.protocol.wire.chat import RECEIPTS, chat_from_wire
-from osmosis_grpc.protocol.wire.control import PROTOCOL
-from osmosis_grpc.protocol.wire.features import FEATURES
+from osmosis_grpc.protocol.wire.control import FEATURES, PROTOCOL
 from osmosis_grpc.protocol.wire.outcome import outcome_from_wire
 
 

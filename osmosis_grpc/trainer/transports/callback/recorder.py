@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from osmosis_grpc import supervise
-from osmosis_grpc.network.callback_credentials import CallbackKeys
+from osmosis_grpc.network.bearer_tokens import CallbackKeys
 from osmosis_grpc.network.server_security import ServerSecurity
 from osmosis_grpc.policies import Policy
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import chat_pb2, outcome_pb2
@@ -18,9 +18,9 @@ from osmosis_grpc.protocol.errors import InvalidArgument, Unavailable
 from osmosis_grpc.protocol.types import Callback, ChatRequest, Receipt, RolloutOutcome
 from osmosis_grpc.supervise import SYSTEM, OnFailure, Supervisor, System, job
 from osmosis_grpc.trainer.chats.chat_cache import SWEEP, ChatCache
-from osmosis_grpc.trainer.chats.policy_table import PolicyTable
+from osmosis_grpc.trainer.chats.policies import PolicyTable
 from osmosis_grpc.trainer.chats.sampler import entered
-from osmosis_grpc.trainer.collector import TrainerMetrics
+from osmosis_grpc.trainer.metrics import TrainerMetrics
 from osmosis_grpc.trainer.transports.callback.listener import CallbackListener, Receiver
 
 RECORD = job("trainer.recorder", OnFailure.RAISE)

@@ -7,11 +7,11 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
-from osmosis_grpc.network.callback_credentials import CallbackKeys
+from osmosis_grpc.network.bearer_tokens import CallbackKeys
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import chat_pb2, outcome_pb2
 from osmosis_grpc.protocol.errors import Aborted, CallError, InvalidArgument
 from osmosis_grpc.protocol.types import AbandonReason, Callback, ChatRequest, Receipt, RolloutOutcome
-from osmosis_grpc.protocol.wire.features import OUTCOME_BY_REFERENCE
+from osmosis_grpc.protocol.wire.control import OUTCOME_BY_REFERENCE
 from osmosis_grpc.trainer.agent_server_state import Report
 from osmosis_grpc.trainer.target_sources import Target
 from osmosis_grpc.trainer.transports.callback.link import CalledServer
