@@ -7,10 +7,10 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import annotation_pb2, message_pb2, outcome_pb2
-from osmosis_grpc.protocol.errors import CallError, Internal, Superseded
+from osmosis_grpc.protocol.errors import CallError, Internal, LedgerError, Superseded
 from osmosis_grpc.protocol.types import (
     CancelResult,
     OutcomeStatus,
@@ -22,11 +22,10 @@ from osmosis_grpc.protocol.types import (
 )
 from osmosis_grpc.protocol.types.outcome import describe
 from osmosis_grpc.protocol.wire.message import tools_from_wire
-from osmosis_grpc.supervise import Backoff, Job
+from osmosis_grpc.storage.ledger import SqliteLedger
+from osmosis_grpc.supervise import Backoff, Job, Supervisor
+from osmosis_grpc.trainer.chats.chat_cache import ChatCache
 from osmosis_grpc.trainer.chats.policies import ChatKey, PolicyFailure
-
-if TYPE_CHECKING:
-    from osmosis_grpc.trainer.scheduler import Scheduler
 
 LOST_PAUSES = 0.25, 10.0
 """The first and the longest pause, in seconds, before a lost rollout runs again."""
@@ -132,16 +131,70 @@ class Report:
 
     server: "AgentServerLink | None"
     """The server that runs the rollout; None when no server has the rollout."""
-    outcome: RolloutOutcome
     raw: outcome_pb2.RolloutOutcome
     """The message as received."""
     reply: Callable[[Receipt | CallError], None]
     """Answers the server."""
 
+    @property
+    def key(self) -> RolloutKey:
+        """The rollout's id and attempt."""
+        return self.raw.rollout_id, self.raw.attempt or 1
+
 
 def job_failed(job: Job, error: BaseException) -> Internal:
     """Return the error for the callers of a rollout after a background job has failed."""
     return Internal(f"{job.name} failed: {type(error).__name__}: {describe(error)}")
+
+
+class Owner(Protocol):
+    """What a link and the recorder of outcomes need of the scheduler: they report, and the scheduler decides."""
+
+    cache: ChatCache
+    ledger: SqliteLedger | None
+    supervisor: Supervisor
+    rollouts: dict[str, Rollout]
+    """The newest attempt of each unfinished rollout, by id."""
+    process_id: str
+    """The id of the trainer's process."""
+    take_outcome: Callable[[Report], None]
+    """Records an outcome and answers its server, now or later."""
+
+    def changed(self) -> None:
+        """Send waiting rollouts, because a server may have a free slot."""
+
+    def forget(self, rollout: Rollout) -> None:
+        """Remove a rollout that has ended or that no caller waits for."""
+
+    def lost(self, rollout: Rollout, why: str) -> None:
+        """Run a lost rollout again after a pause, with a higher attempt. End it after too many losses."""
+
+    def restart(self, rollout: Rollout, why: str) -> None:
+        """Run a rollout again at once, with a higher attempt. A cancelled rollout ends instead."""
+
+    def put_back(self, rollout: Rollout, after: float) -> None:
+        """Queue a rollout again after `after` seconds, as the same attempt."""
+
+    def init_refused(self, rollout: Rollout, server: "AgentServerLink", error: CallError) -> None:
+        """Queue a refused rollout again if the error is retryable or another server may take it, or end it."""
+
+    def refused(self, rollout: Rollout, error: CallError | LedgerError) -> None:
+        """End a rollout with an error."""
+
+    def superseded(self, rollout_id: str, attempt: int, newest: int = 0) -> None:
+        """End an attempt that another attempt has replaced. `newest` is the other attempt; 0 if it is unknown."""
+
+    def entered(self, key: RolloutKey) -> None:
+        """End the lower attempts of a rollout at their servers, because the ledger has its newest attempt."""
+
+    def cancel_leaving(self, rollout_id: str) -> None:
+        """Cancel the lower attempts of a rollout at their servers, unless the ledger lacks the newest attempt."""
+
+    def cancel_later(self, server: "AgentServerLink", rollout_id: str) -> None:
+        """Repeat the cancels of a rollout's attempts in `leaving` after a pause, because the server refused one."""
+
+    def later(self, after: float, call: Callable[[], None], rollout: Rollout) -> None:
+        """Call a function after `after` seconds, unless the trainer is closed before. An error ends the rollout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +215,7 @@ class AgentServerLink(ABC):
     sends them again after a break.
     """
 
-    def __init__(self, name: str, owner: "Scheduler", *, server_key: str = "") -> None:
+    def __init__(self, name: str, owner: Owner, *, server_key: str = "") -> None:
         self.name = name
         """The server's target, or the address from which the server dialled in."""
         self.credential = ""

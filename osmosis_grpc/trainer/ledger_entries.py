@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from osmosis_grpc.engine.failpoints import reach
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import rollout_pb2
@@ -24,20 +24,17 @@ from osmosis_grpc.protocol.types.outcome import clip, describe
 from osmosis_grpc.storage.data_loss import data_loss
 from osmosis_grpc.storage.ledger import LedgerRollout, SqliteLedger
 from osmosis_grpc.supervise import OnFailure, job
-from osmosis_grpc.trainer.agent_server_state import AgentServerLink, Rollout, job_failed
+from osmosis_grpc.trainer.agent_server_state import AgentServerLink, Owner, Rollout, job_failed
 from osmosis_grpc.trainer.chats.attempt_cache import UNWRITTEN_RETRY, AttemptCache
 from osmosis_grpc.trainer.chats.chat_cache import LedgerReceipt
 from osmosis_grpc.trainer.chats.ledger_codec import init_bytes, learn, outcome_of, tools_of
-
-if TYPE_CHECKING:
-    from osmosis_grpc.trainer.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 
 ASSIGNED = job("trainer.assigned", OnFailure.REPORT, "callback")
 
 
-def assign(owner: "Scheduler", rollout: Rollout, server: AgentServerLink) -> None:
+def assign(owner: Owner, rollout: Rollout, server: AgentServerLink) -> None:
     """Assign a rollout to a server, and send its Init after the commit."""
     rollout.opened = False
     server.adopt(rollout)
@@ -73,7 +70,7 @@ def assign(owner: "Scheduler", rollout: Rollout, server: AgentServerLink) -> Non
     owner.ledger.record_assignment(*key, init_bytes(rollout.request), server.server_key, rollout.affinity_key, then)
 
 
-def enter(owner: "Scheduler", rollout: Rollout) -> None:
+def enter(owner: Owner, rollout: Rollout) -> None:
     """Enter a higher attempt before any server gets it, because it can wait long for the slot of the lower one."""
     key, ledger = rollout.key, owner.ledger
     if ledger is None or not rollout.begun:
@@ -94,7 +91,7 @@ def enter(owner: "Scheduler", rollout: Rollout) -> None:
     ledger.record_assignment(*key, init_bytes(rollout.request), "", rollout.affinity_key, committed)
 
 
-def drop(owner: "Scheduler", rollout: Rollout, dropped: Callable[[], None]) -> None:
+def drop(owner: Owner, rollout: Rollout, dropped: Callable[[], None]) -> None:
     """Drop a rollout that ends without an outcome of its server, and then call `dropped`."""
     ledger = owner.ledger if rollout.in_ledger else None
     if ledger is None:

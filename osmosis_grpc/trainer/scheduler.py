@@ -28,12 +28,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from osmosis_grpc.protocol.errors import Aborted, CallError, Internal, LedgerError, NotFound, Unavailable, Unimplemented
+from osmosis_grpc.protocol.errors import Aborted, CallError, LedgerError, NotFound, Unavailable, Unimplemented
 from osmosis_grpc.protocol.types import OutcomeStatus, RolloutOutcome
 from osmosis_grpc.protocol.wire.control import FORK
 from osmosis_grpc.storage.ledger import SqliteLedger
 from osmosis_grpc.supervise import Backoff, OnFailure, Supervisor, job
-from osmosis_grpc.trainer.agent_server_state import LOST_PAUSES, AgentServerLink, Rollout, RolloutKey, job_failed
+from osmosis_grpc.trainer.agent_server_state import LOST_PAUSES, AgentServerLink, Owner, Rollout, RolloutKey, job_failed
 from osmosis_grpc.trainer.chats.chat_cache import ChatCache
 from osmosis_grpc.trainer.config import TrainerConfig
 from osmosis_grpc.trainer.ledger_entries import UnconfirmedOutcomes, assign, drop, enter
@@ -50,7 +50,7 @@ CANCEL_RETRY = 5.0
 """A cancel that a server refused is repeated after this many seconds."""
 
 
-class Scheduler:
+class Scheduler(Owner):
     """The unfinished rollouts of a trainer."""
 
     def __init__(
@@ -62,12 +62,12 @@ class Scheduler:
         self.ledger = ledger
         self.held = UnconfirmedOutcomes(ledger)
         self.rollouts: dict[str, Rollout] = {}
-        """The newest attempt of each unfinished rollout, by id."""
         self.servers = Servers(
             supervisor, config=config, lost=self._lost, stuck=self._stuck, none_attached=self._none_attached
         )
-        self.outcomes = OutcomeRecorder(self)
-        self.placement = Placement(self.servers, self.rollouts)
+        self._outcomes = OutcomeRecorder(self)
+        self.take_outcome = self._outcomes.take
+        self.placement = Placement(self.servers, self.rollouts, self._outcomes.recent_servers)
         self._max_attempts = config.max_attempts
         self._queue = RolloutQueue()
         self._loop = asyncio.get_running_loop()
@@ -76,14 +76,12 @@ class Scheduler:
         """Runs while rollouts wait for the first answers of new servers."""
 
     def forget(self, rollout: Rollout) -> None:
-        """Remove a rollout that has ended or that no caller waits for."""
         if self.rollouts.get(rollout.request.rollout_id) is rollout:
             del self.rollouts[rollout.request.rollout_id]
         if rollout.server is not None:
             rollout.server.release(rollout)
 
     def refused(self, rollout: Rollout, error: CallError | LedgerError) -> None:
-        """End a rollout with an error."""
         if isinstance(error, Aborted) and error.attempt > rollout.request.attempt:
             error = rollout.superseded(error.attempt)
         self._end_without_outcome(rollout, partial(rollout.done.set_exception, error))
@@ -152,14 +150,12 @@ class Scheduler:
             rollout.done.set_exception(rollout.superseded(attempt))
 
     def superseded(self, rollout_id: str, attempt: int, newest: int = 0) -> None:
-        """End an attempt that another attempt has replaced. `newest` is the other attempt; 0 if it is unknown."""
         rollout = self.rollouts.get(rollout_id)
         if rollout is not None and rollout.request.attempt == attempt:
             self.refused(rollout, rollout.superseded(newest))
             self.changed()
 
     def lost(self, rollout: Rollout, why: str) -> None:
-        """Run a lost rollout again after a pause, with a higher attempt. End it after too many losses."""
         rollout.losses.append(f"attempt {rollout.request.attempt}: {why}")
         losses = len(rollout.losses)
         if losses < self._max_attempts or rollout.cancelled:
@@ -172,7 +168,6 @@ class Scheduler:
         self.changed()
 
     def restart(self, rollout: Rollout, why: str, after: float = 0.0) -> None:
-        """Run a rollout again after `after` seconds, with a higher attempt. A cancelled rollout ends instead."""
         if rollout.server is not None:
             rollout.server.release(rollout)
             rollout.server = None
@@ -195,18 +190,15 @@ class Scheduler:
         self._loop.call_soon(self.changed)
 
     def entered(self, key: RolloutKey) -> None:
-        """End the lower attempts of a rollout at their servers, because the ledger has its newest attempt."""
         self.cache.entered(*key)
         self.cancel_leaving(key[0])
 
     def cancel_leaving(self, rollout_id: str) -> None:
-        """Cancel the lower attempts of a rollout at their servers, unless the ledger lacks the newest attempt."""
         for server in self.servers:
             if server.leaving and server.attached:
                 server.cancel_leaving(rollout_id)
 
     def cancel_later(self, server: AgentServerLink, rollout_id: str) -> None:
-        """Repeat the cancels of a rollout's attempts in `leaving` after a pause, because the server refused one."""
 
         def again() -> None:
             if server.attached:  # the next connection repeats all cancels
@@ -215,7 +207,6 @@ class Scheduler:
         self._timer(CANCEL_RETRY, again, lambda error: None)  # without it, the next connection repeats the cancel
 
     def put_back(self, rollout: Rollout, after: float) -> None:
-        """Queue a rollout again after `after` seconds, as the same attempt."""
         rollout.server = None
         if rollout.cancelled:
             self.end_here(rollout)
@@ -223,7 +214,6 @@ class Scheduler:
             self._send_later(rollout, after)
 
     def init_refused(self, rollout: Rollout, server: AgentServerLink, error: CallError) -> None:
-        """Queue a refused rollout again if the error is retryable or another server may take it, or end it."""
         server.release(rollout)
         no_original = rollout.request.fork is not None and isinstance(error, NotFound) and error.kind == "rollout"
         if no_original:
@@ -245,7 +235,6 @@ class Scheduler:
         self.later(after, again, rollout)
 
     def later(self, after: float, call: Callable[[], None], rollout: Rollout) -> None:
-        """Call a function after `after` seconds, unless the trainer is closed before. An error ends the rollout."""
 
         def fail(error: BaseException) -> None:
             problem = job_failed(SEND_AGAIN, error)
@@ -277,7 +266,6 @@ class Scheduler:
             warn_draining(names, waiting)
 
     def changed(self) -> None:
-        """Send waiting rollouts, because a server may have a free slot."""
         wait = self.servers.first_answers_missing
         if not wait:
             self._queue.send(self._sent)
@@ -303,16 +291,6 @@ class Scheduler:
             problem = job_failed(SEND_AGAIN, error)
             self.supervisor.failed(SEND_AGAIN, error, lambda _: self.refused(rollout, problem))
         return True
-
-    def unusable(self, server: AgentServerLink | None, rollout_id: str, attempt: int, problem: BaseException) -> None:
-        """End a rollout whose only outcome cannot be read."""
-        rollout = self.rollouts.get(rollout_id)
-        if rollout is not None and server in (None, rollout.server) and attempt in (0, rollout.request.attempt):
-            name = f"server {rollout.server.name}" if rollout.server is not None else "its server"
-            self.refused(
-                rollout, Internal(f"the outcome of rollout {rollout_id} from {name} cannot be used: {problem}")
-            )
-            self.changed()
 
     def remove(self, server: AgentServerLink, why: str) -> None:
         """Forget a server that is no longer named. Its rollouts run elsewhere at once, with a higher attempt."""
@@ -356,6 +334,6 @@ class Scheduler:
         """Raise Unavailable from every waiting call, and start nothing more."""
         for timer in self._returning:
             timer.cancel()
-        self.outcomes.close()
+        self._outcomes.close()
         self.end_all(Unavailable("the trainer was closed"))
         self.cache.close()

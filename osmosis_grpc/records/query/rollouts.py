@@ -19,7 +19,8 @@ from osmosis_grpc.protocol.types import (
 )
 from osmosis_grpc.protocol.wire.event import kind_number
 from osmosis_grpc.records.reading.journal_info import settled_header, unfinished_info
-from osmosis_grpc.storage.journal.reader import OpenTrail, Reader
+from osmosis_grpc.storage.journal.open_trails import OpenTrail
+from osmosis_grpc.storage.journal.reader import Reader
 from osmosis_grpc.storage.journal.rows import RolloutRow
 
 PAGE = 200

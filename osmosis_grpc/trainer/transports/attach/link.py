@@ -14,16 +14,14 @@ from osmosis_grpc import __version__
 from osmosis_grpc.network.frame_stream import FrameStream
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import annotation_pb2, control_pb2, outcome_pb2, rollout_pb2
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import attach_pb2 as pb
-from osmosis_grpc.protocol.errors import Aborted, CallError, InvalidArgument
+from osmosis_grpc.protocol.errors import Aborted, CallError
 from osmosis_grpc.protocol.types import CancelResult, InitRequest, Receipt, TrajectoryEvent
 from osmosis_grpc.protocol.wire.attach import refusal, refused, trainer_frame, unknown_kind, window_of
 from osmosis_grpc.protocol.wire.chat import RECEIPTS
 from osmosis_grpc.protocol.wire.control import BLOBS, CANCEL_RESULT, FEATURES, GOODBYE, PROTOCOL, features_from_wire
-from osmosis_grpc.protocol.wire.outcome import outcome_from_wire
 from osmosis_grpc.protocol.wire.rollout import init_to_wire
 from osmosis_grpc.supervise.throttled_log import Throttled
-from osmosis_grpc.trainer.agent_server_state import AgentServerLink, Report, Rollout, RolloutKey, ServerIdentity
-from osmosis_grpc.trainer.scheduler import Scheduler
+from osmosis_grpc.trainer.agent_server_state import AgentServerLink, Owner, Report, Rollout, RolloutKey, ServerIdentity
 from osmosis_grpc.trainer.transports.attach.open_chats import OpenChats
 from osmosis_grpc.trainer.transports.attach.open_requests import OpenRequests, Subscription, Subscriptions
 
@@ -36,7 +34,7 @@ REFS = 1000
 class AttachedServer(AgentServerLink):
     """The link to one agent server. Each connection is a new stream."""
 
-    def __init__(self, name: str, owner: Scheduler, *, server_key: str = "", delta: bool = True) -> None:
+    def __init__(self, name: str, owner: Owner, *, server_key: str = "", delta: bool = True) -> None:
         super().__init__(name, owner, server_key=server_key)
         self.attachment_id = self.kept_attachment_id or owner.supervisor.system.new_secret()
         self._delta = delta
@@ -222,13 +220,7 @@ class AttachedServer(AgentServerLink):
         raw = message.outcome
         if self.leaving:
             self.has_ended(raw.rollout_id, raw.attempt)
-        try:
-            outcome = outcome_from_wire(raw, "outcome")
-        except InvalidArgument as error:
-            self._answer_outcome(raw, error)
-            self.owner.unusable(self, raw.rollout_id, raw.attempt, error)
-            return
-        self.owner.outcomes.take(Report(self, outcome, raw, partial(self._answer_outcome, raw)))
+        self.owner.take_outcome(Report(self, raw, partial(self._answer_outcome, raw)))
 
     def _on_window(self, message: pb.ServerWindow) -> None:
         self.window = message.max_open_rollouts

@@ -30,9 +30,15 @@ from osmosis_grpc.protocol.wire.control import BLOBS, CANCEL_RESULT, features_fr
 from osmosis_grpc.protocol.wire.event import event_from_wire
 from osmosis_grpc.protocol.wire.rollout import init_to_wire
 from osmosis_grpc.supervise import OnFailure, job
-from osmosis_grpc.trainer.agent_server_state import AgentServerLink, Rollout, RolloutKey, ServerIdentity, job_failed
+from osmosis_grpc.trainer.agent_server_state import (
+    AgentServerLink,
+    Owner,
+    Rollout,
+    RolloutKey,
+    ServerIdentity,
+    job_failed,
+)
 from osmosis_grpc.trainer.config import TrainerConfig
-from osmosis_grpc.trainer.scheduler import Scheduler
 from osmosis_grpc.trainer.transports.calls import Answer, Calls, NoAnswer, raise_if_cancelled
 
 log = logging.getLogger(__name__)
@@ -60,7 +66,7 @@ class CalledServer(AgentServerLink):
     def __init__(
         self,
         target: str,
-        owner: Scheduler,
+        owner: Owner,
         *,
         server_key: str,
         credentials: Credentials,

@@ -13,11 +13,10 @@ from osmosis_grpc.network.network import GRPC, Network, start
 from osmosis_grpc.network.server_security import CallbackAuthenticator, ServerSecurity, check_for_rollout
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import chat_pb2 as pb
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import outcome_pb2, services_pb2_grpc
-from osmosis_grpc.protocol.errors import InvalidArgument, Unimplemented
-from osmosis_grpc.protocol.types import Callback, CallbackTls, ChatRequest, Receipt, RolloutOutcome
+from osmosis_grpc.protocol.errors import Unimplemented
+from osmosis_grpc.protocol.types import Callback, CallbackTls, ChatRequest, Receipt
 from osmosis_grpc.protocol.wire.chat import RECEIPTS, chat_from_wire
 from osmosis_grpc.protocol.wire.control import FEATURES, PROTOCOL
-from osmosis_grpc.protocol.wire.outcome import outcome_from_wire
 
 
 class Receiver(Protocol):
@@ -29,13 +28,8 @@ class Receiver(Protocol):
     def abandon(self, request: pb.AbandonChatRequest) -> None:
         """Stop the sampling of a chat whose reply is no longer wanted."""
 
-    async def complete(
-        self, outcome: RolloutOutcome, raw: outcome_pb2.RolloutOutcome, state: bytes, credential: str
-    ) -> Receipt:
-        """Record an outcome. `raw` is the message as received. `state` is the state in the rollout's callback."""
-
-    def unreadable(self, rollout_id: str, problem: InvalidArgument) -> None:
-        """Handle an outcome that cannot be read. The server does not send it again."""
+    async def complete(self, raw: outcome_pb2.RolloutOutcome, state: bytes, credential: str) -> Receipt:
+        """Record an outcome, as it was received. `state` is the state in the rollout's callback."""
 
 
 class CallbackListener(services_pb2_grpc.TrainerServiceServicer):
@@ -134,12 +128,7 @@ class CallbackListener(services_pb2_grpc.TrainerServiceServicer):
     async def Complete(self, request: outcome_pb2.CompleteRequest, context: Any) -> outcome_pb2.CompleteResponse:
         credential = bearer(metadata_value(context, "authorization"))
         check_for_rollout(credential, request.outcome.rollout_id)
-        try:
-            outcome = outcome_from_wire(request.outcome, "outcome")
-        except InvalidArgument as error:
-            self._receiver.unreadable(request.outcome.rollout_id, error)
-            raise
-        receipt = await self._receiver.complete(outcome, request.outcome, request.state, credential)
+        receipt = await self._receiver.complete(request.outcome, request.state, credential)
         return outcome_pb2.CompleteResponse(receipt=RECEIPTS.numbers[receipt])
 
     async def AbandonChat(self, request: pb.AbandonChatRequest, context: Any) -> pb.AbandonChatResponse:
