@@ -1,4 +1,4 @@
-"""Decides which rollouts run, which wait, and which are refused."""
+"""Decides which rollouts run, which wait, and which are refused, and how owners share what is limited."""
 
 import heapq
 from collections import Counter

@@ -1,4 +1,7 @@
-"""The recorded chats of a rollout. When the agent runs again, it gets the recorded replies."""
+"""The recorded chats of a rollout. When the agent runs again, it gets the recorded replies.
+
+An outcome that refers to chats gets their messages and tokens from the record, too.
+"""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The channel options of all channels and servers of this project."""
+"""The options of all channels and servers of this project, and how many connections a server accepts at once."""
 
 from collections.abc import Sequence
 from importlib import resources

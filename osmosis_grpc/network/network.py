@@ -1,4 +1,7 @@
-"""The network of an agent server or a trainer. It makes servers and channels. The simulator has its own network."""
+"""The network of an agent server or a trainer. It makes servers and channels, and binds servers to addresses.
+
+The simulator has its own network.
+"""
 
 import asyncio
 import socket

@@ -1,4 +1,7 @@
-"""Converts readings for Prometheus. Only this file imports prometheus_client, which the extra `server` installs."""
+"""Converts readings for Prometheus, and merges the pages of several workers.
+
+Only this file imports prometheus_client, which the extra `server` installs.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate

@@ -1,4 +1,4 @@
-"""Counted values and their families, in plain Python.
+"""Counted values and their families, in plain Python, and the metrics of every process.
 
 The hot path adds to the values, and a scrape reads them. Only exposition.py depends on Prometheus.
 """

@@ -1,4 +1,4 @@
-"""All metrics of an agent server: process, calls, engine and journal."""
+"""All metrics of an agent server: process, calls, engine, rollouts and journal."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator

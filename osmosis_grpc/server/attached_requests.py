@@ -1,4 +1,7 @@
-"""Requests of an attachment whose answers wait for the journal: cancels and annotations."""
+"""Requests of an attachment: Inits with their window, cancels, annotations, and subscriptions to events.
+
+Answers to cancels and annotations wait for the journal. A subscription reads the log as fast as the stream sends.
+"""
 
 import asyncio
 from collections import Counter

@@ -25,7 +25,7 @@ stream, and the engine finds the rollout that it has started already. So an erro
 
 What may live here: this state, and handlers that pass a frame on. Nothing here awaits, so no handler sees the stream
 change. Rules about the order and the size of frames are in protocol/stream, and those about rollouts in the engine.
-Requests that wait for the journal are in journaled_requests.py, and Inits with their window in attached_inits.py.
+Inits with their window, requests that wait for the journal, and subscriptions are in attached_requests.py.
 """
 
 import asyncio

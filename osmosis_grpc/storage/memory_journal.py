@@ -1,4 +1,4 @@
-"""A Journal in memory. Its content is lost when the process ends."""
+"""A Journal in memory, whose content is lost when the process ends, and the limits of a journal that drops nothing."""
 
 import asyncio
 import sys

@@ -1,4 +1,7 @@
-"""The state folders of a server with several workers: the folder itself for worker 0, and workers/K for worker K."""
+"""The folders below a state folder: those of the other workers, and those with the files of rollouts.
+
+The state folder itself belongs to worker 0, and workers/K to worker K. The folders of deleted rollouts are deleted.
+"""
 
 import contextlib
 import os

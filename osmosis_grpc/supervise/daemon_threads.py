@@ -1,4 +1,7 @@
-"""A pool of daemon threads for functions that block. A function that never returns does not keep the process alive."""
+"""A pool of daemon threads for functions that block, and waits of the main thread that every signal ends.
+
+A function that never returns does not keep the process alive.
+"""
 
 import asyncio
 import concurrent.futures

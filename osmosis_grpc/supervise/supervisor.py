@@ -1,4 +1,4 @@
-"""Starts background work, handles its failures, and ends it."""
+"""Starts background work, handles its failures, and ends it. Work that can wait is done in short portions."""
 
 import asyncio
 import contextlib

@@ -158,7 +158,7 @@ _MODULES = {
     "SyncTrainer": "trainer.sync",
     "Trainer": "trainer.trainer",
     "TransportName": "trainer.trainer_lifecycle",
-    "version_lag": "trainer.staleness",
+    "version_lag": "trainer.metrics",
 }
 
 

@@ -1,4 +1,4 @@
-"""Rollouts that measure the policy: Trainer.evaluate()."""
+"""Rollouts that measure the policy: Trainer.evaluate(), and the statistics of scores."""
 
 import functools
 import math

@@ -1,4 +1,4 @@
-"""Enters the attempts of rollouts in the ledger, and drops them from it.
+"""Enters the attempts of rollouts in the ledger, drops them from it, and reads unconfirmed outcomes.
 
 Three rules hold, whenever the process is killed:
 

@@ -1,4 +1,8 @@
-"""Logs a warning for a server that cannot be reached, or if all servers drain. Repeats it every few seconds."""
+"""Warnings of a trainer that repeat: of servers that cannot be reached or drain, and of outcomes.
+
+A warning is logged for the first outcome from an earlier run and for the first untrainable rollout, and then totals.
+Without logging configuration, Python's handler of last resort writes them to stderr.
+"""
 
 import logging
 from collections.abc import Callable, Collection

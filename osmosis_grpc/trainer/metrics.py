@@ -1,4 +1,4 @@
-"""Counts what a trainer does, as a flat dict for W&B, TensorBoard or MLflow.
+"""Counts what a trainer does, as a flat dict for W&B, TensorBoard or MLflow, and as families for Prometheus.
 
 Metrics is called with outcomes and policy replies; it knows no transport and starts no task.
 """

@@ -1,8 +1,9 @@
-"""A listening socket that limits its connections, in all and for each address, before anything is read from them.
+"""HTTP/1.1 connections with limits that uvicorn does not have: their number, request heads, body lengths, unread bodies.
 
-When a limit is reached, the oldest connection without a request in work is closed, so that idle connections keep no
-caller out. A new connection is refused only when every connection of the limit answers a request. In all, the address
-with the most connections loses first.
+A listening socket limits its connections, in all and for each address, before anything is read from them. When a limit
+is reached, the oldest connection without a request in work is closed, so that idle connections keep no caller out. A
+new connection is refused only when every connection of the limit answers a request. In all, the address with the most
+connections loses first.
 """
 
 import asyncio

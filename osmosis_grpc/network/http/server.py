@@ -1,4 +1,4 @@
-"""Runs uvicorn on the current event loop, with the bounds of http1.py and limited_socket.py."""
+"""Runs uvicorn on the current event loop, with the bounds of connections.py."""
 
 import asyncio
 import contextlib

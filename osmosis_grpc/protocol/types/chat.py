@@ -1,4 +1,8 @@
-"""A chat: the request for one model reply, and the reply."""
+"""A chat: the request for one model reply, and the reply.
+
+The ids of tool calls distinguish equal conversations of one rollout, for example of two sub-agents. For a call without
+an id, the trainer and the agent server make the same one, so both have the same history.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,8 @@
-"""Extras: values for each token, by name. LAYOUTS has the names with a fixed meaning, as in tokens.proto."""
+"""Extras: values for each token, by name. LAYOUTS has the names with a fixed meaning, as in tokens.proto.
+
+The extras of a segment are those of its prompts and replies, joined. An extra is complete in a row of tokens if each of
+them has a row of it, and if all rows have the same type and shape.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Messages: plain dicts in OpenAI's chat format, and the rules for them.
+"""Messages and tools: plain dicts in OpenAI's formats, and the rules for them.
 
 Agent loops append messages to their lists, and model servers return messages. A message stays unchanged, with unknown
 keys, nulls and vendor fields. Its role is checked, because every model server must know the role. Only trainers of the

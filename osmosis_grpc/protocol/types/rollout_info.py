@@ -1,4 +1,4 @@
-"""The state of rollouts on a server."""
+"""The state of rollouts on a server, and the filter of a list of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Samples and segments: the data for training."""
+"""Samples and segments: the data for training. Also what cuts replies and rollouts, see Sample.cut."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

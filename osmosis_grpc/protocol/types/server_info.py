@@ -1,4 +1,4 @@
-"""Information about an agent server, as RolloutClient.info() and drain() return it."""
+"""Information about an agent server and its workers, as RolloutClient.info() and drain() return it."""
 
 import re
 from collections.abc import Mapping, Sequence

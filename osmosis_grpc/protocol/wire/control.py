@@ -1,4 +1,4 @@
-"""control.proto: cancels, lists, event streams, and the information about a server."""
+"""control.proto: cancels, lists, event streams, features, and the information about a server."""
 
 import math
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""Merges the pages of several workers into one list, in the order of acceptance."""
+"""Merges the answers of several workers: pages into one list, in the order of acceptance, and event streams."""
 
 import asyncio
 import heapq

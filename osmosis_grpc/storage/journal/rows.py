@@ -1,4 +1,4 @@
-"""Makes the rows of rollouts and events, and detects damaged rows."""
+"""Makes the rows of rollouts and events, reads entries from them, and detects damaged rows."""
 
 from array import array
 from contextlib import suppress

@@ -1,4 +1,7 @@
-"""The half of the SQLite journal that reads: open rollouts from memory, the others from the file."""
+"""The half of the SQLite journal that reads: open rollouts from memory, the others from the file.
+
+It reads on the event loop or on another thread. Errors of reading become Unavailable.
+"""
 
 import functools
 import json

@@ -1,6 +1,7 @@
-"""Reads and checks the ledger's rows, and repairs damaged ones when the ledger is opened.
+"""The ledger's tables. Reads and checks the rows, and repairs damaged ones when the ledger is opened.
 
-A damaged rollout that cannot continue gets the outcome FAILED (DATA_LOSS). All other rollouts continue.
+A damaged rollout that cannot continue gets the outcome FAILED (DATA_LOSS). All other rollouts continue. Later rows reuse
+the pages of deleted rows, and the file does not shrink.
 """
 
 import logging

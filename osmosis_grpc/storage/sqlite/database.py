@@ -2,6 +2,9 @@
 
 Before the release of 0.1.0, no file is converted to another version. What SQLite can read of a damaged file is copied
 to a new file (recovery.py).
+
+It also notices when somebody removes, replaces or truncates a file that this process writes. SQLite goes on writing to
+a removed file, and everything that it writes is lost when the process ends.
 """
 
 import os

@@ -1,7 +1,11 @@
-"""Replaces a damaged file with a new file that has the rows which SQLite can still read.
+"""Notices lost commits, and replaces a damaged file with a new one that has the rows which SQLite can still read.
 
 The damaged file stays in the same folder. Rows with a wrong checksum are copied, too, so that readers can report them.
 If SQLite can read nothing, the file is refused, and a backup is the only way back.
+
+SQLite does not read every commit of a damaged write-ahead log (https://sqlite.org/walformat.html). It stops at the
+first frame with a wrong checksum and says nothing, because a crash in the middle of a write leaves such a frame, too.
+But a crash leaves no complete transaction behind it. If there is one, commits are lost.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""Handles what policies raise: the log, the errors for agent servers, and the errors for the trainer's caller.
+"""The policies of a trainer, and what they raise: the log, the errors for agent servers and for the trainer's caller.
 
 A policy refuses a chat with a CallError, such as Unavailable, and the agent gets this error. Any other exception, and a
 result that is not a reply, is a failure of the policy itself. The agent gets Internal. If a rollout or a whole group

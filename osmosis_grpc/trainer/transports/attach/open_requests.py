@@ -1,4 +1,7 @@
-"""Requests that one agent server has not answered yet. They are sent again on the next stream."""
+"""Requests and subscriptions that one agent server has not answered yet. They are sent again on the next stream.
+
+The events of a subscription come in order and without gaps, across breaks.
+"""
 
 import asyncio
 import itertools
