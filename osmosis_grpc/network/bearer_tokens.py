@@ -5,8 +5,8 @@ the HTTP gateway accepts the same tokens.
 
 An agent server shows a callback credential to the trainer that it calls back. A trainer makes a credential for all
 rollouts. From it, its owner can derive a credential for a single rollout. RolloutClient does so before it sends a
-callback, so an agent server never gets the credential for all rollouts. Both kinds are deterministic, so a repeated Init
-has the same callback.
+callback, so an agent server never gets the credential for all rollouts. Both kinds are deterministic, so a repeated
+Init has the same callback.
 """
 
 import hashlib

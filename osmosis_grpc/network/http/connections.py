@@ -1,4 +1,4 @@
-"""HTTP/1.1 connections with limits that uvicorn does not have: their number, request heads, body lengths, unread bodies.
+"""HTTP/1.1 connections with limits that uvicorn lacks: their number, request heads, body lengths, unread bodies.
 
 A listening socket limits its connections, in all and for each address, before anything is read from them. When a limit
 is reached, the oldest connection without a request in work is closed, so that idle connections keep no caller out. A

@@ -10,8 +10,8 @@ a delta. The server uses the tree to find the new messages. The trainer uses the
 
 It also finds the chats whose replies the agent dropped. An agent may ask the same question twice, to retry or to take
 the best of several replies. The reply with which the conversation goes on is kept. The others are dropped, along with
-everything that continues them. Nothing else counts as dropped: if the agent edits a reply, shortens its history, or asks
-several questions after the same history, its earlier replies can be legitimate work.
+everything that continues them. Nothing else counts as dropped: if the agent edits a reply, shortens its history, or
+asks several questions after the same history, its earlier replies can be legitimate work.
 """
 
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""event.proto: a table with one row for each kind of event. Also annotation.proto, because an annotation is an event."""
+"""event.proto: a table with one row for each kind of event. Also annotation.proto: an annotation is an event."""
 
 from collections.abc import Callable
 from dataclasses import replace

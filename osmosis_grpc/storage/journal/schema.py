@@ -1,7 +1,7 @@
 """The journal's tables, their checksums, the statements that write many rows at once, and the query of a list.
 
-The query of a list reads an index that has all columns of the filter. So its time grows with the number of rollouts, but
-not with their size, and it is short for every filter. It reads the rows that it returns, and no other rows.
+The query of a list reads an index that has all columns of the filter. So its time grows with the number of rollouts,
+but not with their size, and it is short for every filter. It reads the rows that it returns, and no other rows.
 """
 
 import sqlite3

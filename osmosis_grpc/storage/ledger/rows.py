@@ -1,7 +1,7 @@
 """The ledger's tables. Reads and checks the rows, and repairs damaged ones when the ledger is opened.
 
-A damaged rollout that cannot continue gets the outcome FAILED (DATA_LOSS). All other rollouts continue. Later rows reuse
-the pages of deleted rows, and the file does not shrink.
+A damaged rollout that cannot continue gets the outcome FAILED (DATA_LOSS). All other rollouts continue. Later rows
+reuse the pages of deleted rows, and the file does not shrink.
 """
 
 import logging

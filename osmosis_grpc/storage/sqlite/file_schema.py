@@ -1,8 +1,8 @@
 """Describes a journal or a ledger file: the version of its schema, its tables, and the checksums of their rows.
 
 Checksums detect a row with a changed value, and a row that has the key of another row. CRC-32 detects every change of
-one or two bits, and every change within 32 adjacent bits. It misses one of 4 billion other changes. BLAKE2b with 64 bits
-takes twice the time (see docs/reliability.md, X9).
+one or two bits, and every change within 32 adjacent bits. It misses one of 4 billion other changes. BLAKE2b with 64
+bits takes twice the time (see docs/reliability.md, X9).
 """
 
 import sqlite3
