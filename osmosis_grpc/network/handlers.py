@@ -10,8 +10,7 @@ from typing import Any, NoReturn
 
 import grpc
 
-from osmosis_grpc.network.call_metrics import Call, CallSink
-from osmosis_grpc.network.client_calls import DETAILS_KEY
+from osmosis_grpc.network.client_calls import DETAILS_KEY, Call, CallSink
 from osmosis_grpc.protocol.errors import CallError, Internal, ResourceExhausted
 from osmosis_grpc.protocol.stream.undecodable import decode_or_mark, decoded
 from osmosis_grpc.protocol.wire.status import to_status

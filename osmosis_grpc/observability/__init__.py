@@ -4,8 +4,8 @@ metric_families.py has families, histograms and the metrics of every process. rp
 gRFC A66. server_metrics.py has the metrics of an agent server; those of rollouts come from a sink of the engine's
 events. exposition.py writes the page for Prometheus, also of several workers.
 
-Traces are spans of OpenTelemetry, and off by default. Only tracing.py, rollout_spans.py and trainer_spans.py import
-OpenTelemetry, and nothing imports them unless traces are on. genai.py has the names.
+Traces are spans of OpenTelemetry, and off by default. Only spans.py imports OpenTelemetry, and nothing imports spans.py
+unless traces are on. genai.py has the names.
 """
 
 from osmosis_grpc.observability.metric_families import Family, Histogram, Reading, Source

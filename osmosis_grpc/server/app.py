@@ -129,7 +129,7 @@ class AgentServer:
             self.metrics = ServerMetrics(self.engine, attached=lambda: len(self.attachments.attached))
             self.callbacks.calls = self.attachments.calls = self.metrics.made
             if config.otel:
-                from osmosis_grpc.observability.rollout_spans import RolloutSpans
+                from osmosis_grpc.observability.spans import RolloutSpans
 
                 RolloutSpans(self.engine, content=config.otel_content)
         except BaseException:

@@ -10,8 +10,8 @@ from typing import Any
 from osmosis_grpc import __version__
 from osmosis_grpc.engine import Engine, Peer
 from osmosis_grpc.engine.admission import Shares
-from osmosis_grpc.network.call_metrics import CallSink
 from osmosis_grpc.network.channel_options import MAX_MESSAGE_BYTES, MAX_REPLY_BYTES, MIN_PING_INTERVAL
+from osmosis_grpc.network.client_calls import CallSink
 from osmosis_grpc.network.credentials import Credentials
 from osmosis_grpc.network.dialled_stream import DialledStream, redial
 from osmosis_grpc.network.frame_stream import Duplex, FrameStream

@@ -16,9 +16,8 @@ from osmosis_grpc.agent.ports import ChatModel, ResultSink
 from osmosis_grpc.engine import Peer
 from osmosis_grpc.engine.find_earlier_run import run_name
 from osmosis_grpc.engine.record import ChatKey
-from osmosis_grpc.network.call_metrics import Asking, CallSink
 from osmosis_grpc.network.channel_options import MAX_MESSAGE_BYTES, callback_options
-from osmosis_grpc.network.client_calls import DETAILS_KEY, call, error_of
+from osmosis_grpc.network.client_calls import DETAILS_KEY, Asking, CallSink, call, error_of
 from osmosis_grpc.network.network import GRPC, Network
 from osmosis_grpc.network.target_policy import Address, TargetPolicy
 from osmosis_grpc.network.tls import ClientTls

@@ -10,6 +10,16 @@ import shutil
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+
+def fsync(path: Path) -> None:
+    """Make the content of a file, or the names in a folder, survive a power cut. Raises OSError."""
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
 WORKERS = "workers"
 """The folder within a state folder that has the folders of the other workers."""
 _NUMBER = re.compile("[1-9][0-9]{0,2}")

@@ -8,9 +8,8 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from osmosis_grpc.supervise.backoff import Backoff
 from osmosis_grpc.supervise.jobs import Job, OnFailure, raise_injected
-from osmosis_grpc.supervise.system import SYSTEM, StartedThread, System
+from osmosis_grpc.supervise.system import SYSTEM, Backoff, StartedThread, System
 from osmosis_grpc.supervise.unsupervised import BACKOFF, run_thread
 
 log = logging.getLogger(__name__)

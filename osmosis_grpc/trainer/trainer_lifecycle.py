@@ -113,7 +113,7 @@ class TrainerLifecycle:
                 await stack.enter_async_context(entered(policy))
             cache = ChatCache(self._policies, ledger, supervisor)
             if self._config.otel:
-                from osmosis_grpc.observability.trainer_spans import TrainerSpans
+                from osmosis_grpc.observability.spans import TrainerSpans
 
                 cache.sampler.spans = TrainerSpans(content=self._config.otel_content)
             scheduler = Scheduler(cache, supervisor, config=self._config, ledger=ledger)

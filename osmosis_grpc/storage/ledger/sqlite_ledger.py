@@ -14,8 +14,7 @@ from typing import Any, Literal
 
 from osmosis_grpc.protocol.errors import LedgerError
 from osmosis_grpc.protocol.types import RolloutOutcome
-from osmosis_grpc.storage.ledger.ledger_port import ChatRow, LedgerRollout, Then
-from osmosis_grpc.storage.ledger.rows import LEDGER, Found, end_sum, read_rollout, restore
+from osmosis_grpc.storage.ledger.rows import LEDGER, ChatRow, Found, LedgerRollout, Then, end_sum, read_rollout, restore
 from osmosis_grpc.storage.ledger.writer import Statement, Writer
 from osmosis_grpc.storage.sqlite.database import LockedFile, explained
 from osmosis_grpc.storage.sqlite.file_schema import row_sum, with_sum

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 
-from osmosis_grpc.storage.fsync import fsync
 from osmosis_grpc.storage.sqlite.file_schema import Row, Schema, Table
+from osmosis_grpc.storage.state_folders import fsync
 
 log = logging.getLogger(__name__)
 

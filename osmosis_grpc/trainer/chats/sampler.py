@@ -19,7 +19,7 @@ from osmosis_grpc.trainer.metrics import Metrics
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
-    from osmosis_grpc.observability.trainer_spans import TrainerSpans
+    from osmosis_grpc.observability.spans import TrainerSpans
 
 SAMPLE = job("trainer.sample", OnFailure.RAISE)
 KEEP = job("trainer.keep_reply", OnFailure.REPORT, "callback")

@@ -6,8 +6,8 @@ from typing import Any, Protocol
 import grpc
 
 from osmosis_grpc.network.bearer_tokens import CallbackKeys, bearer
-from osmosis_grpc.network.call_metrics import CallSink
 from osmosis_grpc.network.channel_options import MIN_PING_INTERVAL
+from osmosis_grpc.network.client_calls import CallSink
 from osmosis_grpc.network.handlers import Registrar, metadata_value
 from osmosis_grpc.network.network import GRPC, Network, start
 from osmosis_grpc.network.server_security import CallbackAuthenticator, ServerSecurity, check_for_rollout
