@@ -31,7 +31,7 @@ def mistake(monkeypatch):
 
 async def test_a_trainer_dials_again_after_a_mistake_in_a_frame_handler(serve, mistake, caplog):
     server = await serve(talker())
-    calls = mistake(trainer_attachment, "outcome_from_wire")
+    calls = mistake(trainer_attachment, "Report")
     async with Trainer([server.address], reply) as trainer:
         outcome = await within(trainer.rollout(rollout_id="r"))
     assert outcome.status is OutcomeStatus.COMPLETED
