@@ -280,7 +280,6 @@ class Acceptance:
             self._runner.decide(record, Termination.trainer_lost("the trainer has left"))
 
     def _refuse(self, record: Record, error: BaseException) -> None:
-        """Refuse a rollout, and delete its record."""
         if not isinstance(error, CallError) or (isinstance(error, InvalidArgument) and not _blames_request(error)):
             text = clip(f"{type(error).__name__}: {describe(error)}")
             error = Internal(f"get_tools of {record.agent_loop} failed: {text}")

@@ -385,7 +385,6 @@ class RolloutSession:
 
 
 def _called(reply: Message) -> tuple[str, ...]:
-    """Return the names of the first 8 tools that a reply calls."""
     calls = reply.get("tool_calls")
     functions = [call.get("function") for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
     return tuple(clip(str(f.get("name")), 256) for f in functions[:8] if isinstance(f, dict))

@@ -210,7 +210,6 @@ class Engine:
                 log.exception("a sink of ended rollouts failed; the rollout has ended nevertheless")
 
     def _delivered(self, record: Record) -> None:
-        """Settle a rollout after the commit of its delivery."""
         record.delivery.settled = True
         self.outbox.delivered(record)
         self.context.table.settled(record)

@@ -227,7 +227,6 @@ def _has_referred_segments(outcome: RolloutOutcome) -> bool:
 def _chats(
     trajectory: Iterable[TrajectoryEvent],
 ) -> tuple[dict[ChatName, events.ChatRequested], dict[ChatName, events.ChatAnswered]]:
-    """Return the questions and the replies of the newest run of the agent."""
     asked: dict[ChatName, events.ChatRequested] = {}
     answered: dict[ChatName, events.ChatAnswered] = {}
     for event in trajectory:
@@ -272,7 +271,6 @@ def _with_tokens(sample: Sample, segments: tuple[Segment, ...]) -> Sample:
 def _assembled(
     sample: str, asked: Mapping[ChatName, events.ChatRequested], answered: Mapping[ChatName, events.ChatAnswered]
 ) -> Assembler:
-    """Return an assembler with the tokens of a sample's chats, in the order of their replies."""
     assembler = Assembler()
     for (name, number), reply in answered.items():
         if name == sample:

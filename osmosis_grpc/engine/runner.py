@@ -155,7 +155,6 @@ class Runner:
         record.run.timers.append(timer)
 
     def _begin(self, record: Record) -> None:
-        """Start a rollout that has got a slot."""
         record.slot = True
         self._context.supervisor.call(START, self._start, record, report=partial(self.fail, record))
 
@@ -203,7 +202,6 @@ class Runner:
             record.run.termination = dataclasses.replace(ended, failure=ended.failure.raised_at(error))
 
     def _timed_out(self, record: Record) -> Termination:
-        """Return the termination of a rollout whose time ran out, with the line that blocked the event loop."""
         task = record.run.task
         return _timed_out(record, self._context.blocked_at(task.get_name()) if task is not None else "")
 
@@ -288,7 +286,6 @@ class Runner:
             self._report(record, bare_outcome(record, record.run.termination, result_id), free)
 
     def _report(self, record: Record, outcome: RolloutOutcome, free: bool) -> None:
-        """Append the end of a rollout to the log."""
         for name, sample in outcome.samples.items():
             for index, segment in enumerate(sample.segments):
                 self._context.log.append(

@@ -251,7 +251,6 @@ class RunningSample:
 
 
 def _common(one: Node, other: Node) -> int:
-    """Return how many messages two conversations have in common at their beginning."""
     while one is not other:
         if one.depth >= other.depth and one.parent is not None:
             one = one.parent

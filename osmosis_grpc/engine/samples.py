@@ -93,7 +93,6 @@ def _graded(sample: Sample, found: Mapping[int, _Parts]) -> Sample:
 
 
 def _split(parts: _Parts) -> tuple[float | None, _Parts]:
-    """Return the reward itself, and the named components."""
     return parts.get(""), {name: value for name, value in parts.items() if name}
 
 

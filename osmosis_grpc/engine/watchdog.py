@@ -77,7 +77,6 @@ class Watchdog:
         return True
 
     def _answer(self, alive: threading.Event, asked: float) -> None:
-        """Answer the thread. The loop calls this method."""
         alive.set()
         self.on_lag(self._monotonic() - asked)
 

@@ -222,7 +222,6 @@ class AgentServer:
             await self.callbacks.close()
 
     async def _serve(self) -> None:
-        """Wait for the end of the gRPC server. Raises RuntimeError if it ends before stop()."""
         await self._server.wait_for_termination()
         if not self._stopped:
             raise RuntimeError("the gRPC server has stopped by itself")
@@ -279,7 +278,6 @@ class AgentServer:
 
 
 def _left(capacity: Capacity) -> dict[str, int]:
-    """Return the unfinished work of a server as fields of a log line."""
     return {"running": capacity.running, "queued": capacity.queued, "undelivered": capacity.undelivered}
 
 

@@ -286,7 +286,6 @@ class Attachment:
                 result.sent = now
 
     def _ask(self) -> None:
-        """Send as many waiting chats as the trainer's window allows."""
         stream = self._stream
         while self._waiting and stream is not None and len(self._open) < self._chat_window:
             chat = self._waiting[0]

@@ -203,7 +203,6 @@ class Attachments:
         return [attachment for attachment in self._attachments.values() if attachment.attached]
 
     def _share(self, owner: str, joining: Attachment | None = None) -> int:
-        """Return the window that one more attachment of an owner gets."""
         attached = Counter(attachment.owner for attachment in self.attached if attachment is not joining)
         attached[owner] += 1
         return self._window(attached, owner)

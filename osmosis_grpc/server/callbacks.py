@@ -167,7 +167,6 @@ class Callbacks:
 
 
 def _peer(chat: ChatModel, complete: ResultSink, callback: Callback, abandon: Abandon | None = None) -> Peer:
-    """Return a Peer. Equal callbacks give equal keys."""
     run = run_name(callback.run_id or callback.target)
     peer = Peer(
         chat,

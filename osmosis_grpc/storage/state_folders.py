@@ -84,7 +84,6 @@ class RolloutFolders:
                 self._delete(sequence)
 
     def _sequences(self) -> list[int]:
-        """Return the numbers of the folders, the oldest first."""
         try:
             return sorted(int(name) for name in os.listdir(self._state / NAME) if name.isdecimal())
         except FileNotFoundError:

@@ -110,7 +110,6 @@ class DaemonThreads:
 
     @property
     def _most(self) -> int:
-        """The most threads that may exist now."""
         return self._count + min(self._lost, self._replaced)
 
     def _grow(self) -> None:

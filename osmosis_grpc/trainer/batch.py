@@ -169,7 +169,6 @@ def _segments(
     untrainable: Untrainable,
     skipped: list[Skipped],
 ) -> Iterator[TrainableSegment]:
-    """Yield the segments of trainable samples that `choices` selects."""
     for index, outcome in enumerate(outcomes):
         found, left_out = choices(outcome, index)
         if not found and untrainable == "raise" and (wrong := [each for each in left_out if not each.chosen]):

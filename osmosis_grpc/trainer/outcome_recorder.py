@@ -151,7 +151,6 @@ class OutcomeRecorder:
         self._limit(server, report)
 
     def _limit(self, server: AgentServerLink, report: Report) -> None:
-        """End the rollout with an error unless its outcome is recorded in time."""
         key = report.key
         rollout = self._rollouts.get(key[0])
         if rollout is None or key in self._overdue:

@@ -227,14 +227,12 @@ class Conversation:
         return Position(node, mark.chat, mark.depth)
 
     def _extend(self, node: Node) -> None:
-        """Append a node to the newest history."""
         self._end = node
         self._line.append(node.message)
         if node.numeric:
             self._numeric.append(node.depth - 1)
 
     def _switch(self, node: Node) -> None:
-        """Make the history that ends at `node` the newest history."""
         nodes = _nodes(node)
         self._end = node
         self._line = [each.message for each in nodes]
@@ -268,7 +266,6 @@ def path(node: Node) -> list[Message]:
 
 
 def _nodes(node: Node) -> list[Node]:
-    """Return the nodes from the first message to `node`."""
     nodes = []
     while node.parent is not None:
         nodes.append(node)

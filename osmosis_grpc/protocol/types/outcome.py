@@ -260,7 +260,6 @@ class RolloutOutcome:
 
 
 def _chosen(sample: Sample, cut: Cut, dropped: Dropped) -> tuple[Segment, ...]:
-    """Return the segments to train on."""
     if sample.cut and cut == "skip":
         return ()
     found = sample.segments

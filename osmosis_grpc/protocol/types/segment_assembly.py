@@ -257,7 +257,6 @@ class Assembler:
 
 
 def _reason(parent_chat: int, before: _End | None, drift: int | None) -> SplitReason:
-    """Return why a chat begins a segment."""
     if before is None:
         return SplitReason.NO_TOKENS if parent_chat else SplitReason.HISTORY_CHANGED
     if drift is not None:

@@ -81,7 +81,6 @@ class VersionSpan:
 
 
 def _flat(values: ArrayLike, name: str, dtype: str | None = None) -> Array:
-    """Return a one-dimensional array of numbers. Raises InvalidArgument."""
     try:
         with np.errstate(over="ignore"):
             array: Array = np.asarray(values, dtype=dtype, order="C")
@@ -93,7 +92,6 @@ def _flat(values: ArrayLike, name: str, dtype: str | None = None) -> Array:
 
 
 def _wrong_id(ids: Array) -> str:
-    """Return the index and the value of the first value that is not a token id."""
     if ids.dtype.kind not in "iu":
         return f"the ids are of the type {ids.dtype}"
     index = int(((ids < 0) | (ids > 0xFFFFFFFF)).argmax())

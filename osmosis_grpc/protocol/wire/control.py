@@ -72,7 +72,6 @@ def parse_page_token(token: str) -> int:
 
 
 def _states_from_wire(states: Sequence[int], path: str) -> tuple[RolloutState, ...]:
-    """Return the states to list. Raises InvalidArgument for an unknown state."""
     known = [STATES.names.get(state) for state in states]
     if None in known:
         raise InvalidArgument(path, "has an unknown state")

@@ -116,7 +116,6 @@ def kind_number(kind: type[events.EventKind]) -> int:
 
 
 def _answered(kind: events.ChatAnswered) -> pb.ChatAnsweredEvent:
-    """Return an answered chat as a message, without blobs."""
     if type(kind.response.message.get("content")) is list:  # the received bytes may have blobs
         kind = replace(kind, response=replace(kind.response, wire=b""))
     return pb.ChatAnsweredEvent.FromString(_answered_bytes(kind))

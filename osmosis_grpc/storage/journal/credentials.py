@@ -88,7 +88,6 @@ def has_secrets(init: InitRequest) -> bool:
 
 
 def _signed(text: str) -> str:
-    """Return a checksum followed by its text."""
     return f"{zlib.crc32(text.encode()):08x} {text}"
 
 

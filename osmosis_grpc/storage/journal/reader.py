@@ -367,7 +367,6 @@ class Reader:
         return self._event(position).read()
 
     def _event(self, position: int) -> EventRow:
-        """Return the event at a position. Raises Damaged."""
         found = self._database.execute(_EVENT, (position,)).fetchone()
         if found is None:
             raise schema.Damaged(f"event {position} is not in the journal")

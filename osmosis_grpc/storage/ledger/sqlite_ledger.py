@@ -188,7 +188,6 @@ class SqliteLedger:
         return [(_ENTER, with_sum(b"rollout.assignment_sum", row)), *_drop_lower(rollout_id, attempt)]
 
     def _chat(self, kept: ChatRow) -> Statement:
-        """Return the statement that adds a chat after all other chats."""
         self._position += 1
         return _CHAT, with_sum(b"chat.checksum", (self._position, *kept))
 

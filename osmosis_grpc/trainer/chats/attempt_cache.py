@@ -228,7 +228,6 @@ class AttemptCache:
         self._write(asked, kept)
 
     def _write(self, asked: PendingChat, chat: ChatRow) -> None:
-        """Commit a reply. After the commit, set the chat done."""
         assert self._ledger is not None
         asked.unwritten = chat
 
