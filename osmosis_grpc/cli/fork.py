@@ -36,7 +36,7 @@ from osmosis_grpc.records.reading.source_port import SourceError
 from osmosis_grpc.serve.json_output import Records, records, say_error
 from osmosis_grpc.serve.startup import usage_error
 from osmosis_grpc.storage import JournalError
-from osmosis_grpc.storage.memory_journal import KEPT
+from osmosis_grpc.storage.journal.schema import KEPT
 
 MAIN = "main"
 

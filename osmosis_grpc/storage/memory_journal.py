@@ -1,4 +1,4 @@
-"""A Journal in memory, whose content is lost when the process ends, and the limits of a journal that drops nothing."""
+"""A Journal in memory. Its content is lost when the process ends."""
 
 import asyncio
 import sys
@@ -12,12 +12,6 @@ from osmosis_grpc.engine.journal_port import Journal, Trajectories
 from osmosis_grpc.protocol.types import JournaledRollout, RolloutFilter, TrajectoryEvent, events
 from osmosis_grpc.protocol.types.rollout_info import EVERY
 from osmosis_grpc.supervise import SYSTEM, System
-
-KEPT = 10 * 365 * 86_400.0
-"""It keeps its rollouts for this many seconds."""
-BUDGET = 2**62
-"""Its disk budget in bytes. A journal over its budget drops rollouts."""
-
 
 T = TypeVar("T")
 

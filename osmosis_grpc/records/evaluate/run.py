@@ -34,7 +34,7 @@ from osmosis_grpc.records.evaluate.price import Price, cost_of
 from osmosis_grpc.records.evaluate.results import REFUSED, RowResult, result_of
 from osmosis_grpc.records.evaluate.run_folder import RunFolder
 from osmosis_grpc.records.local_host import LocalHost, local_peer
-from osmosis_grpc.storage.memory_journal import KEPT
+from osmosis_grpc.storage.journal.schema import KEPT
 from osmosis_grpc.supervise import DaemonThreads
 
 _logger = logging.getLogger(__name__)

@@ -6,11 +6,13 @@ but not with their size, and it is short for every filter. It reads the rows tha
 
 import sqlite3
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from osmosis_grpc.protocol.errors import DataLoss
-from osmosis_grpc.protocol.types import RolloutFilter
 from osmosis_grpc.storage.sqlite.file_schema import Schema, row_sum, with_sum
+
+if TYPE_CHECKING:
+    from osmosis_grpc.protocol.types import RolloutFilter
 
 
 class JournalError(Exception):
@@ -157,6 +159,10 @@ def _clean(database: sqlite3.Connection) -> list[str]:
 
 FACT = "INSERT OR REPLACE INTO facts VALUES (?, ?, ?)"
 
+KEPT = 10 * 365 * 86_400.0
+"""A journal that drops nothing keeps its rollouts for this many seconds."""
+BUDGET = 2**62
+"""The disk budget of a journal that drops nothing, in bytes. A journal over its budget drops rollouts."""
 FILE = "journal.db"
 LOCK = "lock"
 """The file of the folder that the process that writes the journal locks."""
@@ -187,7 +193,7 @@ Conditions = list[tuple[str, tuple[Any, ...]]]
 
 
 def selection(
-    owner: str | None, after: int, where: RolloutFilter, *, newest_first: bool
+    owner: str | None, after: int, where: "RolloutFilter", *, newest_first: bool
 ) -> tuple[str, tuple[Any, ...]]:
     """Return a query, and its values but the last, which is the largest number of rows.
 
@@ -210,7 +216,7 @@ def _part(index: str, which: str, conditions: Conditions) -> tuple[str, list[Any
     return f"SELECT sequence FROM rollouts INDEXED BY {index} WHERE {text}", values  # noqa: S608
 
 
-def _known(owner: str | None, after: int, where: RolloutFilter, *, newest_first: bool) -> Conditions:
+def _known(owner: str | None, after: int, where: "RolloutFilter", *, newest_first: bool) -> Conditions:
     """Return the conditions that are known from the acceptance on."""
     found: Conditions = []
     if after or not newest_first:
@@ -230,7 +236,7 @@ def _known(owner: str | None, after: int, where: RolloutFilter, *, newest_first:
     return found
 
 
-def _of_the_end(where: RolloutFilter) -> Conditions:
+def _of_the_end(where: "RolloutFilter") -> Conditions:
     """Return the conditions that are known from the end on."""
     found: Conditions = []
     if where.states:
