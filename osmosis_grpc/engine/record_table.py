@@ -8,8 +8,8 @@ import math
 from collections.abc import AsyncIterator, Collection
 from typing import Any
 
-from osmosis_grpc.engine.admission import Shares
 from osmosis_grpc.engine.config import EngineConfig
+from osmosis_grpc.engine.fair_shares import Shares
 from osmosis_grpc.engine.journal_port import Journal
 from osmosis_grpc.engine.record import Peer, Record, Tenant
 from osmosis_grpc.protocol.errors import AlreadyExists, ResourceExhausted, Unavailable
@@ -250,7 +250,7 @@ class RecordTable:
     def check_budget(self, owner: str) -> None:
         """Raise ResourceExhausted if live rollouts and undelivered outcomes fill the memory or disk budget.
 
-        An owner with less than an even share is not refused (see engine/admission.py).
+        An owner with less than an even share is not refused (see engine/fair_shares.py).
         """
         self.drop_over_budget()
         budget = self._config.memory_budget

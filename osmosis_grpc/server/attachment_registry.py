@@ -9,7 +9,7 @@ from typing import Any
 
 from osmosis_grpc import __version__
 from osmosis_grpc.engine import Engine, Peer
-from osmosis_grpc.engine.admission import Shares
+from osmosis_grpc.engine.fair_shares import Shares
 from osmosis_grpc.network.channel_options import MAX_MESSAGE_BYTES, MAX_REPLY_BYTES, MIN_PING_INTERVAL
 from osmosis_grpc.network.client_calls import CallSink
 from osmosis_grpc.network.credentials import Credentials
@@ -32,7 +32,7 @@ DIAL = job("server.dial", OnFailure.RESTART)
 GRACE = job("server.trainer_grace", OnFailure.RESTART)
 
 MAX_ATTACHMENTS = 1024
-"""The largest number of attachments. All owners share it (see engine/admission.py)."""
+"""The largest number of attachments. All owners share it (see engine/fair_shares.py)."""
 ACCEPT = "/osmosis.rollout.v1.TrainerService/Accept"
 _HEARTBEAT = server_frame("heartbeat", pb.Heartbeat())
 

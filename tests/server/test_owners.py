@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 import grpc
 import pytest
 
-from osmosis_grpc.engine.admission import Shares
+from osmosis_grpc.engine.fair_shares import Shares
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.protocol.errors import ResourceExhausted
 from osmosis_grpc.server import AgentServer, ServerConfig, ServerSecurity

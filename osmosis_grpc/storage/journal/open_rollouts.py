@@ -4,7 +4,7 @@ from array import array
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from osmosis_grpc.engine.admission import Shares
+from osmosis_grpc.engine.fair_shares import Shares
 from osmosis_grpc.protocol.types import OutcomeSummary, RolloutOutcome
 
 Key = tuple[str, int]
