@@ -80,19 +80,22 @@ class OutcomeRecorder:
         # has ended the newest attempt as superseded.
         if rollout is not None and not rollout.ending and _is_superseded(outcome, rollout.key):
             self._owner.lost(rollout, "its server has ended it for a higher attempt of an earlier process")
-            rollout = self._rollouts.get(outcome.rollout_id)
         try:
-            if rollout.ending if rollout is not None else not self._cache.knows(outcome.rollout_id):
-                raise _unclaimed(outcome)
-            cache = self._cache.rollout(outcome.rollout_id, outcome.attempt, self._cache.now())
-            if cache.result_id is None and rollout is None:
-                raise _unclaimed(outcome)
-            if cache.result_id is None and cache.lacks(outcome):
-                self._read(report, outcome)
-            else:
-                self._record(report, outcome)
+            self._begin(report, outcome)
         except CallError as error:
             report.reply(error)
+
+    def _begin(self, report: Report, outcome: RolloutOutcome) -> None:
+        rollout = self._rollouts.get(outcome.rollout_id)
+        if rollout.ending if rollout is not None else not self._cache.knows(outcome.rollout_id):
+            raise _unclaimed(outcome)
+        cache = self._cache.rollout(outcome.rollout_id, outcome.attempt, self._cache.now())
+        if cache.result_id is None and rollout is None:
+            raise _unclaimed(outcome)
+        if cache.result_id is None and cache.lacks(outcome):
+            self._read(report, outcome)
+        else:
+            self._record(report, outcome)
 
     def close(self) -> None:
         """Read no more events."""

@@ -120,18 +120,15 @@ def _(original: Any) -> Any:
     return send_init
 
 
-@without("old outcomes", OutcomeRecorder, "record", "an outcome of an old attempt is taken for the newest one's")
+@without("old outcomes", OutcomeRecorder, "_begin", "an outcome of an old attempt is taken for the newest one's")
 def _(original: Any) -> Any:
-    def record(self: Any, report: Any) -> None:
+    def begin(self: Any, report: Any, outcome: Any) -> None:
         try:
-            original(self, report)
+            original(self, report, outcome)
         except Aborted:
-            rollout = self._rollouts.get(report.outcome.rollout_id)
-            if rollout is not None:
-                self._on_recorded(rollout, report.outcome)
-            report.reply(Receipt.RECORDED)
+            self._recorded(report, Receipt.RECORDED, outcome)
 
-    return record
+    return begin
 
 
 @without("resuming of subscriptions", Subscription, "message", "after a break a reader begins at the first event again")
