@@ -30,7 +30,12 @@ from osmosis_grpc.protocol.types import ChatResponse, FailureReason, OutcomeStat
 def version_lag(outcome: RolloutOutcome, version: str | int) -> float | None:
     """Return how many versions the oldest sampled token of an outcome is behind `version`.
 
-    Returns None if an outcome has no sampled tokens, or if a version is missing or is not a number.
+    Args:
+        outcome: The outcome.
+        version: The version to compare with, usually that of the next step.
+
+    Returns:
+        The number; None if the outcome has no sampled tokens, or if a version is missing or is not a number.
     """
     current = version_number(str(version))
     segments = [segment for sample in outcome.samples.values() for segment in sample.segments if segment.sampled]

@@ -148,10 +148,17 @@ class TrainerLifecycle:
         return self.scheduler.servers.states()
 
     async def wait_for_server(self, timeout: float = 20.0, *, count: int = 1) -> None:
-        """Wait until `count` agent servers can be reached. Returns at once if they can.
+        """Wait until agent servers can be reached.
 
-        Without this call, the first rollout waits `config.lost_after` seconds. Raises Unavailable after `timeout`
-        seconds, with what is known about each server. Raises the error of servers that refuse for good at once.
+        Without this call, the first rollout waits `config.lost_after` seconds.
+
+        Args:
+            timeout: The most seconds to wait.
+            count: How many servers have to be reachable.
+
+        Raises:
+            Unavailable: The time is over; the text has what is known about each server.
+            CallError: The servers refuse for good. Raised at once.
         """
         await self.scheduler.servers.wait_for(count, timeout)
 

@@ -1,7 +1,6 @@
 """What the tests of an attachment share: agent loops, bystanders, and what was asked and reported."""
 
 import asyncio
-from collections.abc import Sequence
 from contextlib import asynccontextmanager
 from typing import Any, ClassVar
 
@@ -54,23 +53,6 @@ class Wide(RolloutAgentLoop):
         chats = (ctx.chat(ctx.request.messages, sample=f"s{n}") for n in range(ctx.request.metadata["turns"]))
         await asyncio.gather(*chats)
         return ctx.complete([])
-
-
-class Waiter(RolloutAgentLoop):
-    """Runs until a test lets it go, or until it is cancelled."""
-
-    name = "waiter"
-
-    def __init__(self, messages: Sequence[dict[str, str]] = ()) -> None:
-        self.go = asyncio.Event()
-        self._messages = messages
-
-    def get_tools(self, request: Any) -> list[Any]:
-        return []
-
-    async def run(self, ctx: Any) -> Any:
-        await self.go.wait()
-        return ctx.complete(self._messages, reward=1.0)
 
 
 def plays(run: Any, tools: Any = (), name: str = "talk") -> RolloutAgentLoop:

@@ -6,6 +6,7 @@ import itertools
 import grpc
 import pytest
 
+from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.network.target_policy import TargetPolicy
 from osmosis_grpc.policies.scripted import EchoPolicy
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import attach_pb2, error_pb2, outcome_pb2
@@ -16,14 +17,28 @@ from osmosis_grpc.testing.raw.trainer_frames import recorded
 from osmosis_grpc.trainer import RolloutClient
 from tests.callback_trainer import CallbackTrainer
 from tests.ports import quiet_port
-from tests.server.attached import Talk, Waiter
+from tests.server.attached import Talk
 from tests.waiting import until
 
 QUESTION = [{"role": "user", "content": "hello"}]
 
 
+class Waiter(RolloutAgentLoop):
+    name = "waiter"
+
+    def __init__(self):
+        self.go = asyncio.Event()
+
+    def get_tools(self, request):
+        return []
+
+    async def run(self, ctx):
+        await self.go.wait()
+        return ctx.complete(QUESTION, reward=1.0)
+
+
 async def test_all_outcomes_come_with_the_first(serve, stack):
-    waiter = Waiter(QUESTION)
+    waiter = Waiter()
     server = await serve(waiter, outbox_delay=(3600.0, 3600.0))
     client = await stack.enter_async_context(RolloutClient(server.address))
     names = [f"r{number}" for number in range(30)]
