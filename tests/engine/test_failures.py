@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-from types import SimpleNamespace
 
 import pytest
 
@@ -11,16 +10,14 @@ from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.engine import runner
 from osmosis_grpc.engine.config import EngineConfig
 from osmosis_grpc.engine.engine import Engine
-from osmosis_grpc.engine.eventlog import EventLog
-from osmosis_grpc.engine.record import Trail
 from osmosis_grpc.engine.record_table import RecordTable
 from osmosis_grpc.engine.runner import Runner
 from osmosis_grpc.engine.termination import Termination
 from osmosis_grpc.engine.tombstones import Tombstones
 from osmosis_grpc.engine.unreachable_trainers import Destinations
 from osmosis_grpc.protocol.errors import Unavailable
-from osmosis_grpc.protocol.types import OutcomeStatus, TrajectoryEvent, events
-from osmosis_grpc.storage import MemoryJournal, SqliteJournal
+from osmosis_grpc.protocol.types import OutcomeStatus, events
+from osmosis_grpc.storage import SqliteJournal
 from osmosis_grpc.supervise import Supervisor
 from tests.engine.conftest import FAST, Clock, Host
 
@@ -152,20 +149,3 @@ async def test_metrics_that_cannot_be_written(h, once, monkeypatch):
 
     monkeypatch.setattr(runner, "build_outcome", outcome)
     await ends_as_ours(h)
-
-
-def test_one_rollouts_trouble_keeps_no_other_of_its_transaction_waiting(caplog):
-    supervisor = Supervisor("the test")
-    journal, committed = MemoryJournal(), []
-    EventLog(journal, (), 15.0, supervisor)
-    records = [SimpleNamespace(rollout_id=name, trail=Trail()) for name in "ab"]
-
-    def fail(record):
-        raise RuntimeError("trouble")
-
-    event = TrajectoryEvent("x", 1, 1, 0.0, events.Started())
-    journal.on_commit([(records[0], event, fail), (records[1], event, committed.append)], True)
-    assert committed == [records[1]]
-    assert [record.trail.last_event_number for record in records] == [1, 1]
-    assert "trouble" in caplog.text
-    assert supervisor.failures["engine.committed"] == 1

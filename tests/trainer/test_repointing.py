@@ -1,17 +1,14 @@
-"""Callbacks after a restart: of a trainer at another address, of a server between two pings, of rollouts that ended."""
+"""A callback trainer that starts again with its ledger at another address gets what its servers still have for it."""
 
 import asyncio
 
 import grpc
 import pytest
 
-from osmosis_grpc.protocol._gen.osmosis.rollout.v1.services_pb2_grpc import add_RolloutServiceServicer_to_server
 from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.trainer import Trainer, TrainerConfig
 from tests.trainer.conftest import USER, reply, talker
-from tests.trainer.deployment import begun, collect, within
-from tests.trainer.scripts import CALLED_BACK, Folder
-from tests.trainer.test_references import OldServer
+from tests.trainer.deployment import collect, within
 from tests.waiting import until
 
 
@@ -100,47 +97,3 @@ async def test_a_rollout_of_another_trainer_is_left_alone(serve, train, tmp_path
     async with Trainer(server.address, reply, transport="callback", ledger=tmp_path / "ledger") as trainer:
         assert (await within(trainer.rollout(rollout_id="mine", messages=[USER]))).status is OutcomeStatus.COMPLETED
     assert server.engine.rollouts.get("", "theirs").init.callback.target == target
-
-
-@pytest.mark.slow
-def test_a_callback_script_that_runs_twice_with_one_id_gets_the_outcome_of_then(tmp_path):
-    with Folder(tmp_path) as folder:
-        told, stderr = folder.train(CALLED_BACK)
-        assert (told["done"], told["chats"], told["earlier"], stderr) == (32, 32, 0, "")
-        for owner in ("trainer", "server"):
-            told, stderr = folder.train(CALLED_BACK)
-            assert (told["rewards"], told["chats"], told["earlier"]) == ([1.0], 0, 32)
-            assert f"came from an earlier run of the {owner}; use new ids or attempt=2" in stderr
-            folder.server_warns("asked for rollouts that had ended in an earlier run")
-            folder.restart()
-        told, stderr = folder.train(CALLED_BACK, attempt=2)
-        assert (told["chats"], told["earlier"], stderr) == (32, 0, "")
-
-
-class Replaced(OldServer):
-    """Drains at first. Later answers are those of another process, which does not drain."""
-
-    def __init__(self):
-        super().__init__([])
-        self.process, self.pings = "first", 0
-
-    async def GetServerInfo(self, request, context):
-        info = await super().GetServerInfo(request, context)
-        info.process_id, info.draining = self.process, self.process == "first"
-        self.pings += 1
-        return info
-
-
-@pytest.mark.slow  # a ping is due after 5 s
-async def test_a_rollout_that_waits_for_a_draining_server_runs_in_its_next_process(stack):
-    agents, listener = Replaced(), grpc.aio.server()
-    add_RolloutServiceServicer_to_server(agents, listener)
-    port = listener.add_insecure_port("127.0.0.1:0")
-    await listener.start()
-    stack.push_async_callback(listener.stop, None)
-    config = TrainerConfig(longest_pause=0.2)
-    async with Trainer([f"127.0.0.1:{port}"], reply, transport="callback", config=config) as trainer:
-        ended = begun(trainer.rollout(rollout_id="r", messages=[USER]))
-        await until(lambda: agents.pings and "r" in trainer.scheduler.rollouts)
-        agents.process = "second"
-        assert (await ended).status is OutcomeStatus.COMPLETED

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.processes import ROOT
-from tests.protocol.wire.proto_comments import FILES, comments, descriptors
+from tests.protocol.wire.proto_comments import descriptors
 
 BUF = str(Path(sys.executable).with_name("buf"))
 OPTIONS = {
@@ -61,28 +61,3 @@ def test_a_change_that_breaks_the_release_is_refused(tmp_path):
     assert 'changed type from "int32" to "int64"' in breaking(tmp_path).stdout
     path.write_text(text + "\n// A new message.\nmessage Added {}\n")
     assert breaking(tmp_path).stdout == "", "an addition breaks nothing"
-
-
-def test_half_of_each_proto_file_is_prose():
-    for path in FILES:
-        lines = [line.strip() for line in path.read_text().splitlines() if line.strip()]
-        prose = [line for line in lines if line.startswith("//")]
-        assert 2 * len(prose) >= len(lines), f"{path.name}: {len(prose)} of {len(lines)} lines are comments"
-
-
-def test_every_declaration_has_a_comment():
-    known = comments()
-    for file in descriptors():
-        for message in file.message_type:
-            assert known[message.name]
-            for field in message.field:
-                assert known[f"{message.name}.{field.name}"].endswith((".", ":")), f"{message.name}.{field.name}"
-        for service in file.service:
-            assert all(known[f"{service.name}.{method.name}"] for method in service.method)
-
-
-def test_prose_has_none_of_the_words_that_hide_the_subject():
-    hard = ("whoever", "those that", "that which", "stands in", "is told", " be it ", "nobody ")
-    for name, comment in comments().items():
-        found = [word for word in hard if word in comment.lower()]
-        assert not found, f"{name}: {found}"

@@ -1,53 +1,16 @@
-"""How conversations end: the final messages, what was cut, and which replies the agent dropped."""
+"""A conversation that a limit has cut says so, and the finish reason of its last reply reaches the outcome."""
 
-import asyncio
 from dataclasses import replace
 
 import pytest
 
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.policies.scripted import answer
-from osmosis_grpc.protocol.types import ChatPurpose, FailureReason, OutcomeStatus
+from osmosis_grpc.protocol.types import FailureReason, OutcomeStatus
 from osmosis_grpc.rollout import tool
 from osmosis_grpc.testing import run_rollout
-from tests.dropping import CASES, GO, Drops, different, marked
-from tests.engine.test_journal import Until, crashed, keeping
 
-BEGIN = {"role": "user", "content": "Go."}
-END = {"role": "user", "content": "That is all."}
-
-
-class Debate(RolloutAgentLoop):
-    """Has two conversations of its own names, and returns one of them."""
-
-    name = "debate"
-
-    def __init__(self, returned):
-        self.returned = returned
-
-    def get_tools(self, request):
-        return []
-
-    async def run(self, ctx):
-        conversations = {}
-        for sample in ("pro", "contra"):
-            reply = await ctx.chat([BEGIN], sample=sample)
-            conversations[sample] = [BEGIN, reply.message, END]
-        return ctx.complete(conversations[self.returned], reward=1.0)
-
-
-def debated(request):
-    return answer(request, {"role": "assistant", "content": f"I am {request.sample}."})
-
-
-@pytest.mark.parametrize("returned", ["pro", "contra"])
-async def test_the_final_messages_belong_to_the_sample_whose_conversation_they_continue(returned):
-    outcome = await run_rollout(Debate(returned), debated)
-    for name, sample in outcome.samples.items():
-        texts = [message["content"] for message in sample.messages]
-        assert texts == ["Go.", f"I am {name}.", *(["That is all."] if name == returned else [])]
-
-
+GO = {"role": "user", "content": "Go."}
 CALL = {"id": "c", "type": "function", "function": {"name": "write", "arguments": '{"text": ""}'}}
 
 
@@ -191,53 +154,3 @@ async def test_a_rollout_that_ran_out_of_time_is_cut():
     outcome = await run_rollout(Looping(slow), policy("stop"), [GO], agent_timeout=0.2)
     assert (outcome.status, outcome.failure.reason) == (OutcomeStatus.DEADLINE_EXCEEDED, FailureReason.AGENT_TIMEOUT)
     assert outcome.samples["main"].cut == "time"
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-async def test_replies_that_the_agent_left_are_marked(case):
-    outcome = await run_rollout(Drops(), different, metadata={"case": case.__name__})
-    assert marked(outcome.samples["main"]) == CASES[case]
-    assert sum(segment.sampled for segment in outcome.samples["main"].segments) == 3 * outcome.metrics.num_llm_calls
-
-
-class Says(RolloutAgentLoop):
-    """Edits a reply, which nothing marks, and says that it has dropped it."""
-
-    name = "says"
-
-    async def run(self, ctx):
-        reply = await ctx.chat([GO])
-        await ctx.chat([GO, {"role": "assistant", "content": "Another text."}, GO])
-        ctx.drop(reply)
-        return ctx.complete(reward=1.0)
-
-
-async def test_an_agent_can_say_that_it_dropped_a_reply():
-    outcome = await run_rollout(Says(), different)
-    assert marked(outcome.samples["main"]) == ([(2,)], [(1,)])
-
-
-class Together(RolloutAgentLoop):
-    """Asks the same twice at the same time, and then a judge. Nothing says which reply it takes."""
-
-    name = "together"
-    replayable = True
-
-    async def run(self, ctx):
-        await asyncio.gather(*(ctx.chat([GO]) for _ in range(2)))
-        await ctx.chat([GO], purpose=ChatPurpose.JUDGE)
-        return ctx.complete(reward=1.0)
-
-
-@pytest.mark.parametrize("crashes", [1, 2])
-async def test_equal_questions_at_the_same_time_stay_so_after_a_restart(tmp_path, crashes):
-    folder = await crashed(tmp_path / "state", Together(), 3)
-    for _ in range(crashes - 1):
-        async with keeping(folder, Together(), policy=Until(3)) as host:
-            await host.until(lambda: host.trainer.chats)
-            record = host.engine.rollouts.get("me", "r1")
-            await host.until(lambda: record.trail.last_event_number == record.trail.written)
-            folder = host.crash()
-    async with keeping(folder, Together()) as host:
-        outcome = (await host.get()).outcome
-    assert marked(outcome.samples["main"]) == ([(1,), (2,)], [])
