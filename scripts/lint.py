@@ -188,7 +188,7 @@ RULES = (
         "differs between two runs of a seed: use supervisor.system",
         tuple(f"osmosis_grpc/{name}" for name in ("engine", "network", "server", "storage", "supervise", "trainer")),
         (
-            "osmosis_grpc/network/call_metrics.py",  # measures calls of grpc for the metrics; nothing decides by it
+            "osmosis_grpc/network/client_calls.py",  # measures calls of grpc for the metrics; nothing decides by it
             "osmosis_grpc/server/tracelog.py",  # names the folder of a debug log when serve starts
             "osmosis_grpc/supervise/daemon_threads.py",  # runs functions of agents that block, on real threads
             "osmosis_grpc/supervise/system.py",  # is the System

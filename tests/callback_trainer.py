@@ -9,6 +9,7 @@ from osmosis_grpc.policies import Policy
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import outcome_pb2
 from osmosis_grpc.protocol.errors import Internal, InvalidArgument
 from osmosis_grpc.protocol.types import Receipt, RolloutOutcome
+from osmosis_grpc.protocol.wire.outcome import outcome_from_wire
 from osmosis_grpc.trainer.transports.callback.recorder import CallbackRecorder, Record
 
 
@@ -69,11 +70,15 @@ class CallbackTrainer(CallbackRecorder):
         self._closed = True
         self._notify()
 
-    async def complete(
-        self, outcome: RolloutOutcome, raw: outcome_pb2.RolloutOutcome, state: bytes, credential: str
-    ) -> Receipt:
+    async def complete(self, raw: outcome_pb2.RolloutOutcome, state: bytes, credential: str) -> Receipt:
         """See Receiver."""
-        receipt = await super().complete(outcome, raw, state, credential)
+        try:
+            outcome = outcome_from_wire(raw, "outcome")
+        except InvalidArgument as problem:
+            self._unreadable[raw.rollout_id] = problem
+            self._notify()
+            raise
+        receipt = await super().complete(raw, state, credential)
         if self._kept and receipt is Receipt.ALREADY_RECORDED and outcome.rollout_id not in self._new:
             self._again[outcome.rollout_id] = outcome
             self._notify()
@@ -85,11 +90,6 @@ class CallbackTrainer(CallbackRecorder):
         if self._kept:
             self._new[outcome.rollout_id] = outcome
             self._notify()
-
-    def unreadable(self, rollout_id: str, problem: InvalidArgument) -> None:
-        """See Receiver."""
-        self._unreadable[rollout_id] = problem
-        self._notify()
 
     async def _wait(self, found: Callable[[], RolloutOutcome | None]) -> RolloutOutcome | None:
         """Return what is found as soon as it is there; None when the trainer is closed."""

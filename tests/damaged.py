@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from osmosis_grpc.storage.sqlite.checksum import row_sum
+from osmosis_grpc.storage.sqlite.file_schema import row_sum
 
 
 def flip(path: Path, bit: int) -> None:

@@ -23,7 +23,7 @@ from osmosis_grpc.agent.request_model import metadata_limit_that_was_set
 from osmosis_grpc.agent.validator import validate_agent_loop
 from osmosis_grpc.engine import Engine, EngineConfig
 from osmosis_grpc.network.bearer_tokens import Tokens, check_token
-from osmosis_grpc.network.http.http1 import BoundedProtocol
+from osmosis_grpc.network.http.connections import BoundedProtocol
 from osmosis_grpc.network.http.server import http_app
 from osmosis_grpc.network.server_security import ServerSecurity
 from osmosis_grpc.network.target_policy import TargetPolicy, is_loopback

@@ -19,7 +19,7 @@ from osmosis_gateway.workers import KIND, SiblingGuard, WorkerCalls, WorkerRoute
 from osmosis_grpc.engine import Engine, Peer
 from osmosis_grpc.engine.record import Record
 from osmosis_grpc.network.bearer_tokens import Tokens
-from osmosis_grpc.network.connection_limit import default_connections
+from osmosis_grpc.network.channel_options import default_connections
 from osmosis_grpc.network.http.server import HttpServer, http_app
 from osmosis_grpc.network.target_policy import is_loopback
 from osmosis_grpc.network.tls import client_context

@@ -20,9 +20,8 @@ from osmosis_grpc.protocol.types import (
     jsontext,
 )
 from osmosis_grpc.protocol.types.json_values import number_of
-from osmosis_grpc.protocol.types.messages import copy_messages
+from osmosis_grpc.protocol.types.messages import copy_messages, tool_dicts
 from osmosis_grpc.protocol.types.requests import check_header, own_params
-from osmosis_grpc.protocol.types.tool_dicts import tool_dicts
 from osmosis_grpc.settings.settings import RolloutClientSettings, get_settings
 
 

@@ -21,13 +21,13 @@ from osmosis_gateway.outgoing_calls import Calls
 from osmosis_gateway.rollout_routes import add_rollout_routes
 from osmosis_gateway.rollout_trainers import RolloutTrainer
 from osmosis_gateway.routes import HttpAccess, add_routes
-from osmosis_grpc.network.connection_limit import default_connections
+from osmosis_grpc.network.channel_options import default_connections
 from osmosis_grpc.network.credentials import Credentials
 from osmosis_grpc.network.http.server import HttpServer, http_app
 from osmosis_grpc.network.server_security import ServerSecurity
 from osmosis_grpc.network.target_policy import TargetPolicy, is_loopback
 from osmosis_grpc.observability import Reading, Source
-from osmosis_grpc.observability.process_metrics import ProcessMetrics
+from osmosis_grpc.observability.metric_families import ProcessMetrics
 from osmosis_grpc.protocol.errors import CallError, InvalidArgument, Unavailable, Unimplemented
 from osmosis_grpc.protocol.types import InitRequest, ToolDict, TraceContext
 from osmosis_grpc.settings.settings import RolloutSettings, get_settings

@@ -21,9 +21,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from osmosis_grpc.network.bearer_tokens import WRONG
 from osmosis_grpc.network.http.bounded_json import Bounds, parse_body, read_body, refusal
 from osmosis_grpc.protocol.errors import CallError
-from osmosis_grpc.server.workers.config import WorkersConfig
 from osmosis_grpc.server.workers.routing import Workers, possibly_started
-from osmosis_grpc.server.workers.siblings import WorkerAway, patient
+from osmosis_grpc.server.workers.siblings import WorkerAway, WorkersConfig, patient
 from osmosis_grpc.supervise import OnFailure, child, job
 
 FORWARD = job("gateway.forward_to_worker", OnFailure.RAISE)
@@ -294,7 +293,7 @@ async def _metrics(routes: WorkerRoutes, scope: Scope, name: str, body: bytes) -
             return answer
     pages = {worker: bytes(answer.body).decode() for worker, answer in answers.items()}
     away = [worker for worker in routes.routes.all if worker not in pages]
-    from osmosis_grpc.observability.worker_metrics import merged
+    from osmosis_grpc.observability.exposition import merged
 
     page, kind = await asyncio.to_thread(merged, pages, away, wanted)
     return Response(page, headers={"content-type": kind})

@@ -26,9 +26,9 @@ from osmosis_grpc.agent.tool_calls import (
 )
 from osmosis_grpc.agent.tool_schema import tool_schema
 from osmosis_grpc.protocol.types import ChatPurpose, ChatRef, Message, events, jsontext, requests
-from osmosis_grpc.protocol.types.cuts import CUTS
 from osmosis_grpc.protocol.types.json_values import loggable
-from osmosis_grpc.protocol.types.tool_dicts import dump_model
+from osmosis_grpc.protocol.types.messages import dump_model
+from osmosis_grpc.protocol.types.samples import CUTS
 
 MAX_LATENCY_MS = 365 * 24 * 3600 * 1000.0
 """The longest latency of a tool call that can be recorded: a year."""

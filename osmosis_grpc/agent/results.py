@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from osmosis_grpc.protocol.types import ChatResponse, Message, jsontext
-from osmosis_grpc.protocol.types.cuts import CUTS
 from osmosis_grpc.protocol.types.fast_init import fast_init
+from osmosis_grpc.protocol.types.samples import CUTS
 
 T = TypeVar("T", int, float)
 

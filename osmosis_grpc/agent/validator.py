@@ -17,9 +17,9 @@ from osmosis_grpc.agent.runnable import await_tools, must_wait
 from osmosis_grpc.agent.tool_checks import misspelt_keys, result_problem
 from osmosis_grpc.protocol.errors import InvalidArgument, OsmosisRolloutError
 from osmosis_grpc.protocol.types import jsontext
+from osmosis_grpc.protocol.types.messages import plain_tool
 from osmosis_grpc.protocol.types.outcome import clip, describe
 from osmosis_grpc.protocol.types.stack_frames import own_lines
-from osmosis_grpc.protocol.types.tool_dicts import plain_tool
 
 Severity = Literal["error", "warning"]
 Place = tuple[str | None, int | None]

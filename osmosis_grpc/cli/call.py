@@ -12,8 +12,8 @@ from google.rpc import code_pb2
 
 from osmosis_grpc.cli.options import SourceOptions
 from osmosis_grpc.cli.source import chosen_server
+from osmosis_grpc.network.client_calls import replies
 from osmosis_grpc.network.connection_errors import explained
-from osmosis_grpc.network.method_calls import replies
 from osmosis_grpc.protocol.errors import CallError, DeadlineExceeded, InvalidArgument, Unavailable
 from osmosis_grpc.protocol.types.outcome import printable
 from osmosis_grpc.protocol.wire.methods import METHODS, Method, as_json

@@ -220,7 +220,7 @@ async def _rollouts(target: str, demo: _Demo) -> list[RolloutOutcome]:
     from osmosis_grpc.trainer import Credentials, Trainer
 
     # The demo itself reports the end of the server, so this logger's warnings are not needed.
-    logging.getLogger("osmosis_grpc.trainer.unreachable_warnings").setLevel(logging.ERROR)
+    logging.getLogger("osmosis_grpc.trainer.log_warnings").setLevel(logging.ERROR)
     run = secrets.token_hex(2)
     policy = EveryToolMock(FINAL) if demo.agent else ToolCallingMock()
     async with Trainer(target, policy, transport="callback", credentials=Credentials(token=demo.token)) as trainer:

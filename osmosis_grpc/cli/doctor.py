@@ -26,7 +26,7 @@ from osmosis_grpc.protocol.types.outcome import printable
 from osmosis_grpc.serve.json_output import Records, records, say_error
 from osmosis_grpc.settings.server_options import ServerOptions
 from osmosis_grpc.storage.lock_file import holder_of, is_held
-from osmosis_grpc.storage.worker_folders import worker_folders
+from osmosis_grpc.storage.state_folders import worker_folders
 
 if TYPE_CHECKING:
     from osmosis_grpc.settings.settings import RolloutServerSettings
@@ -263,7 +263,7 @@ def _examined(path: Path, kind: Kind) -> "Examined | None":
     from osmosis_grpc.storage import JournalError
     from osmosis_grpc.storage.find_damage import examine
     from osmosis_grpc.storage.journal import schema as journal
-    from osmosis_grpc.storage.ledger.schema import LEDGER
+    from osmosis_grpc.storage.ledger.rows import LEDGER
 
     try:
         return examine(path, journal.JOURNAL if kind == "journal" else LEDGER)

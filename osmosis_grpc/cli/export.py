@@ -15,7 +15,7 @@ from osmosis_grpc.cli.options import SourceOptions
 from osmosis_grpc.cli.source import Source, nothing_in, open_source
 from osmosis_grpc.protocol.errors import InvalidArgument, MissingExtraError
 from osmosis_grpc.protocol.types import RolloutFilter, RolloutInfo
-from osmosis_grpc.protocol.types.cuts import Cut, Dropped
+from osmosis_grpc.protocol.types.samples import Cut, Dropped
 from osmosis_grpc.records.export import Export, ExportCounts, ExportOptions, RecordedRollout, VerlConfig
 from osmosis_grpc.records.export.files import Format
 from osmosis_grpc.records.export.verl_rows import TooLong

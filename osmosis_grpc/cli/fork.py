@@ -34,7 +34,7 @@ from osmosis_grpc.records.reading.record_values import plain
 from osmosis_grpc.records.reading.source_port import SourceError
 from osmosis_grpc.serve.json_output import Records, records, say_error, usage_error
 from osmosis_grpc.storage import JournalError
-from osmosis_grpc.storage.keep_all import KEPT
+from osmosis_grpc.storage.journal.schema import KEPT
 
 MAIN = "main"
 

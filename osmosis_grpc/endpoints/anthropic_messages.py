@@ -20,7 +20,7 @@ from osmosis_grpc.endpoints.requests import (
 from osmosis_grpc.endpoints.sent_events import event
 from osmosis_grpc.protocol.errors import ContextLengthExceeded, InvalidArgument
 from osmosis_grpc.protocol.types import Message
-from osmosis_grpc.protocol.types.cuts import CUTS
+from osmosis_grpc.protocol.types.samples import CUTS
 
 _OWN = frozenset(
     {"messages", "system", "model", "stream", "tools", "tool_choice", "stop_sequences", "output_config"}

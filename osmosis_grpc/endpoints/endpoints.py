@@ -14,7 +14,7 @@ from osmosis_grpc.endpoints.open_chats import OpenChats, OpenRequest, Waits, Wan
 from osmosis_grpc.endpoints.requests import Asked
 from osmosis_grpc.endpoints.rollout_keys import RolloutKeys
 from osmosis_grpc.endpoints.stored_replies import StoredReplies
-from osmosis_grpc.network.http.http1 import Connection
+from osmosis_grpc.network.http.connections import Connection
 from osmosis_grpc.protocol.errors import CallError, NotFound, ResourceExhausted, RolloutEndedError
 
 IGNORED = "ignored in requests"

@@ -20,7 +20,7 @@ from osmosis_grpc.endpoints.requests import (
 from osmosis_grpc.endpoints.sent_events import event
 from osmosis_grpc.protocol.errors import ContextLengthExceeded, InvalidArgument
 from osmosis_grpc.protocol.types import Message
-from osmosis_grpc.protocol.types.cuts import CUTS
+from osmosis_grpc.protocol.types.samples import CUTS
 
 METHODS = {"generateContent": False, "streamGenerateContent": True}
 """The methods of a model that ask for a reply, and whether they stream it."""

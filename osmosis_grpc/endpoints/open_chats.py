@@ -14,8 +14,8 @@ from functools import partial
 from typing import Any
 
 from osmosis_grpc.agent import CompletionsResult
-from osmosis_grpc.network.connection_limit import agent_connections
-from osmosis_grpc.network.http.http1 import Connection
+from osmosis_grpc.network.channel_options import agent_connections
+from osmosis_grpc.network.http.connections import Connection
 from osmosis_grpc.protocol.errors import RolloutEndedError
 from osmosis_grpc.supervise import OnFailure, call_later, child, job
 

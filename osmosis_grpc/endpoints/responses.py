@@ -22,7 +22,7 @@ from osmosis_grpc.endpoints.responses_tools import OUTPUTS, Kinds, call_of_item,
 from osmosis_grpc.endpoints.sent_events import event
 from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.protocol.types import Message
-from osmosis_grpc.protocol.types.cuts import CUTS
+from osmosis_grpc.protocol.types.samples import CUTS
 
 _OWN = frozenset(
     {"input", "instructions", "model", "stream", "stream_options", "tools", "tool_choice", "text", "max_output_tokens"}

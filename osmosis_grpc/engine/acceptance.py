@@ -35,9 +35,9 @@ from osmosis_grpc.protocol.errors import (
     Unavailable,
 )
 from osmosis_grpc.protocol.types import InitRequest, events
+from osmosis_grpc.protocol.types.messages import tool_dicts
 from osmosis_grpc.protocol.types.outcome import clip, describe
 from osmosis_grpc.protocol.types.requests import differing_fields
-from osmosis_grpc.protocol.types.tool_dicts import tool_dicts
 from osmosis_grpc.supervise import OnFailure, job
 
 ACCEPT = job("engine.accept", OnFailure.REPORT, "callback")
@@ -280,7 +280,6 @@ class Acceptance:
             self._runner.decide(record, Termination.trainer_lost("the trainer has left"))
 
     def _refuse(self, record: Record, error: BaseException) -> None:
-        """Refuse a rollout, and delete its record."""
         if not isinstance(error, CallError) or (isinstance(error, InvalidArgument) and not _blames_request(error)):
             text = clip(f"{type(error).__name__}: {describe(error)}")
             error = Internal(f"get_tools of {record.agent_loop} failed: {text}")

@@ -16,8 +16,7 @@ from osmosis_grpc.agent.tool_runs import CallOrigins
 from osmosis_grpc.engine.chat_calls import ChatCalls
 from osmosis_grpc.engine.context import EngineContext
 from osmosis_grpc.engine.record import Record, Run
-from osmosis_grpc.engine.recorded_chats import Diverged, Reply
-from osmosis_grpc.engine.resolve_references import assembler_from_journal
+from osmosis_grpc.engine.recorded_chats import Diverged, Reply, assembler_from_journal
 from osmosis_grpc.engine.sample import RunningSample, form_of, insert
 from osmosis_grpc.engine.samples import Samples
 from osmosis_grpc.protocol.errors import (
@@ -39,11 +38,10 @@ from osmosis_grpc.protocol.types import (
     events,
     jsontext,
 )
-from osmosis_grpc.protocol.types.call_ids import with_call_ids
-from osmosis_grpc.protocol.types.messages import copy_messages
+from osmosis_grpc.protocol.types.chat import with_call_ids
+from osmosis_grpc.protocol.types.messages import copy_messages, tool_dicts
 from osmosis_grpc.protocol.types.outcome import clip
 from osmosis_grpc.protocol.types.requests import check_id, check_policy_name, own_params, pinned_params, with_params
-from osmosis_grpc.protocol.types.tool_dicts import tool_dicts
 from osmosis_grpc.supervise.system import System
 
 log = logging.getLogger(__name__)
@@ -387,7 +385,6 @@ class RolloutSession:
 
 
 def _called(reply: Message) -> tuple[str, ...]:
-    """Return the names of the first 8 tools that a reply calls."""
     calls = reply.get("tool_calls")
     functions = [call.get("function") for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
     return tuple(clip(str(f.get("name")), 256) for f in functions[:8] if isinstance(f, dict))

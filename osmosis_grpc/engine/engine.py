@@ -20,7 +20,6 @@ from osmosis_grpc.engine.context import EngineContext
 from osmosis_grpc.engine.eventlog import Then
 from osmosis_grpc.engine.find_earlier_run import SUMMED
 from osmosis_grpc.engine.journal_port import Journal
-from osmosis_grpc.engine.loop_watchdog import Watchdog
 from osmosis_grpc.engine.outbox import Outbox
 from osmosis_grpc.engine.record import Peer, Record, Tenant
 from osmosis_grpc.engine.recorded_chats import ForkedChats
@@ -28,8 +27,8 @@ from osmosis_grpc.engine.recovery import Recovery
 from osmosis_grpc.engine.rollout_queries import Rollouts
 from osmosis_grpc.engine.runner import Runner
 from osmosis_grpc.engine.shutdown import Shutdown
-from osmosis_grpc.engine.stalled_rollouts import warn_of_stalls
 from osmosis_grpc.engine.termination import Termination
+from osmosis_grpc.engine.watchdog import Watchdog, warn_of_stalls
 from osmosis_grpc.protocol.types import CancelResult, Capacity, InitRequest, OutcomeStatus
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 
@@ -198,13 +197,7 @@ class Engine:
         )
 
     def _ended(self, record: Record) -> None:
-        """Deliver the outcome of a rollout whose end is committed, and tell the other parts about the end."""
-        assert record.run.termination is not None
-        record.count(False)
-        if record.run.termination.deliver:
-            self.outbox.put(record)
-        elif not record.delivery.settled:
-            self.outbox.give_up(record)
+        """Tell the other parts about the end of a rollout, which is committed."""
         self.context.table.ended(record)
         self.recovery.passed(record.rollout_id, record.attempt)
         self.shutdown.changed.set()
@@ -217,7 +210,6 @@ class Engine:
                 log.exception("a sink of ended rollouts failed; the rollout has ended nevertheless")
 
     def _delivered(self, record: Record) -> None:
-        """Settle a rollout after the commit of its delivery."""
         record.delivery.settled = True
         self.outbox.delivered(record)
         self.context.table.settled(record)

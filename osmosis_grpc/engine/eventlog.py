@@ -231,7 +231,6 @@ class EventLog:
 
 
 def _size(kind: EventKind) -> int:
-    """Return approximately how many bytes an event takes in memory."""
     return 400 + _EXTRA.get(type(kind), lambda kind: 0)(kind)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from osmosis_grpc.protocol.types import JournaledRollout, RolloutFilter, TrajectoryEvent
-from osmosis_grpc.protocol.types.rollout_filter import EVERY
+from osmosis_grpc.protocol.types.rollout_info import EVERY
 
 T = TypeVar("T")
 Trajectories = Callable[[str, int], Iterable[TrajectoryEvent]]

@@ -39,7 +39,7 @@ from functools import partial
 from osmosis_grpc.engine import failpoints
 from osmosis_grpc.engine.context import EngineContext
 from osmosis_grpc.engine.record import Peer, Record
-from osmosis_grpc.engine.resolve_references import has_references, resolve_from_journal
+from osmosis_grpc.engine.recorded_chats import has_references, resolve_from_journal
 from osmosis_grpc.protocol.errors import Aborted, CallError, InvalidArgument, ResourceExhausted, Unimplemented
 from osmosis_grpc.protocol.types import Receipt, RolloutOutcome, events
 from osmosis_grpc.protocol.types.outcome import clip, describe

@@ -5,13 +5,12 @@ from dataclasses import replace
 from typing import Any
 
 from osmosis_grpc.engine.record import Record
-from osmosis_grpc.engine.rewards import Graded
-from osmosis_grpc.engine.samples import Samples
+from osmosis_grpc.engine.samples import Graded, Samples
 from osmosis_grpc.engine.termination import Termination
 from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.protocol.types import FailureReason, OutcomeStatus, RolloutMetrics, RolloutOutcome, Sample
-from osmosis_grpc.protocol.types.cuts import ROLLOUT_CUTS
 from osmosis_grpc.protocol.types.json_values import to_json
+from osmosis_grpc.protocol.types.samples import ROLLOUT_CUTS
 
 _COMPLETED = OutcomeStatus.COMPLETED
 _UNTOLD = frozenset({"", "stop", "final_answer"})

@@ -334,7 +334,6 @@ class Record:
         return Activity(stage, self.delivery.end_time or self.accept_time)
 
     def _away(self) -> str:
-        """Return since when the trainer is not connected; empty if it is."""
         since = self.tenant.away_since
         if since is None:
             return ""
@@ -369,7 +368,6 @@ class Record:
         )
 
     def _summary(self) -> OutcomeSummary:
-        """Return the summary of the outcome. Before the end, return the counts so far."""
         delivery = self.delivery
         if delivery.outcome is not None and delivery.summary is None:
             delivery.summary = OutcomeSummary.of(delivery.outcome)

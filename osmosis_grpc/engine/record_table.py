@@ -14,7 +14,7 @@ from osmosis_grpc.engine.journal_port import Journal
 from osmosis_grpc.engine.record import Peer, Record, Tenant
 from osmosis_grpc.protocol.errors import AlreadyExists, ResourceExhausted, Unavailable
 from osmosis_grpc.protocol.types import Group, JournaledRollout, RolloutFilter, RolloutRequest
-from osmosis_grpc.protocol.types.rollout_filter import EVERY
+from osmosis_grpc.protocol.types.rollout_info import EVERY
 from osmosis_grpc.supervise import System
 
 MESSAGE_BYTES = 256

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from osmosis_grpc.engine.context import EngineContext
 from osmosis_grpc.engine.record import Record
-from osmosis_grpc.engine.resolve_references import resolve_from_journal
+from osmosis_grpc.engine.recorded_chats import resolve_from_journal
 from osmosis_grpc.protocol.errors import NotFound, Unavailable
 from osmosis_grpc.protocol.types import RolloutFilter, RolloutInfo, TrajectoryEvent
-from osmosis_grpc.protocol.types.rollout_filter import EVERY
+from osmosis_grpc.protocol.types.rollout_info import EVERY
 
 
 class Rollouts:

@@ -155,7 +155,6 @@ class Runner:
         record.run.timers.append(timer)
 
     def _begin(self, record: Record) -> None:
-        """Start a rollout that has got a slot."""
         record.slot = True
         self._context.supervisor.call(START, self._start, record, report=partial(self.fail, record))
 
@@ -203,7 +202,6 @@ class Runner:
             record.run.termination = dataclasses.replace(ended, failure=ended.failure.raised_at(error))
 
     def _timed_out(self, record: Record) -> Termination:
-        """Return the termination of a rollout whose time ran out, with the line that blocked the event loop."""
         task = record.run.task
         return _timed_out(record, self._context.blocked_at(task.get_name()) if task is not None else "")
 
@@ -288,7 +286,6 @@ class Runner:
             self._report(record, bare_outcome(record, record.run.termination, result_id), free)
 
     def _report(self, record: Record, outcome: RolloutOutcome, free: bool) -> None:
-        """Append the end of a rollout to the log."""
         for name, sample in outcome.samples.items():
             for index, segment in enumerate(sample.segments):
                 self._context.log.append(
@@ -312,8 +309,8 @@ class Runner:
             raise
 
     def _ended(self, record: Record, *, free: bool) -> None:
-        """Make a committed end visible. If this method raises, it is called once more."""
-        assert record.delivery.report is not None
+        """Make a committed end visible, and deliver it. If this method raises, it is called once more."""
+        assert record.delivery.report is not None and record.run.termination is not None  # noqa: PT018
         if record.delivery.ended is None:
             failpoints.reach("result.committed")
             outcome = record.delivery.report.outcome
@@ -331,6 +328,11 @@ class Runner:
                 self._context.system.monotonic(),
             )
             notify_ended(self._context.runnables.get(record.agent_loop), record)
+        record.count(False)
+        if record.run.termination.deliver:
+            self._outbox.put(record)
+        elif not record.delivery.settled:
+            self._outbox.give_up(record)
         self._context.on_ended(record)
         if free:
             self.free_slot(record)

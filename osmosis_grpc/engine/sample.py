@@ -7,12 +7,11 @@ from typing import Any
 from osmosis_grpc.agent.message_keys import same_meaning
 from osmosis_grpc.protocol.errors import InvalidArgument, ReplyUnreadable
 from osmosis_grpc.protocol.types import ChatPurpose, ChatRef, ChatResponse, Ids, Message, PrefixChat, Sample, jsontext
-from osmosis_grpc.protocol.types.conversation_tree import Conversation, Node, Position, path
-from osmosis_grpc.protocol.types.cuts import CUTS, NATURAL
-from osmosis_grpc.protocol.types.dropped_chats import dropped_chats
+from osmosis_grpc.protocol.types.conversation_tree import Conversation, Node, Position, dropped_chats, path
 from osmosis_grpc.protocol.types.json_values import readable
+from osmosis_grpc.protocol.types.messages import dump_model
+from osmosis_grpc.protocol.types.samples import CUTS, NATURAL
 from osmosis_grpc.protocol.types.segment_assembly import Assembler
-from osmosis_grpc.protocol.types.tool_dicts import dump_model
 
 _PLAIN = {dict}
 """The types of the messages that need no conversion."""
@@ -252,7 +251,6 @@ class RunningSample:
 
 
 def _common(one: Node, other: Node) -> int:
-    """Return how many messages two conversations have in common at their beginning."""
     while one is not other:
         if one.depth >= other.depth and one.parent is not None:
             one = one.parent

@@ -6,7 +6,7 @@ import numpy as np
 
 from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.protocol.types import RolloutOutcome
-from osmosis_grpc.protocol.types.cuts import Cut, Dropped
+from osmosis_grpc.protocol.types.samples import Cut, Dropped
 from osmosis_grpc.protocol.types.trainable import select
 
 

@@ -30,7 +30,7 @@ from osmosis_grpc.protocol.errors import (
     OsmosisValidationError,
     UnknownChat,
 )
-from osmosis_grpc.protocol.types.tool_dicts import dump_model
+from osmosis_grpc.protocol.types.messages import dump_model
 
 __all__ = ["register_litellm_provider"]
 

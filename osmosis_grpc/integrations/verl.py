@@ -34,8 +34,8 @@ from osmosis_grpc.policies import (
 )
 from osmosis_grpc.protocol.errors import FailedPrecondition, InvalidArgument, MissingExtraError
 from osmosis_grpc.protocol.types import Group
-from osmosis_grpc.protocol.types.cuts import Cut, Dropped
 from osmosis_grpc.protocol.types.json_values import text_of, to_json
+from osmosis_grpc.protocol.types.samples import Cut, Dropped
 from osmosis_grpc.records.export import VerlConfig, agent_loop_outputs
 from osmosis_grpc.trainer import ChatRequest, ChatResponse, RolloutRequest, TokenBlock, Trainer
 

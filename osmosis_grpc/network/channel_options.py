@@ -1,9 +1,33 @@
-"""The channel options of all channels and servers of this project."""
+"""The options of all channels and servers of this project, and how many connections a server accepts at once."""
 
 from collections.abc import Sequence
 from importlib import resources
 
-from osmosis_grpc.network.connection_limit import MOST
+LEAST, MOST = 16, 4096
+"""The default is never lower and never higher."""
+_SHARE = 4
+"""The default is this part of the files that the process may open, for each port."""
+
+
+def default_connections() -> int:
+    """Return how many connections a server accepts at once, from the limit of open files (RLIMIT_NOFILE)."""
+    return max(LEAST, min(MOST, _files() // _SHARE))
+
+
+def agent_connections() -> int:
+    """Return how many connections of agents a port accepts at once: the same part, without a maximum."""
+    return max(LEAST, _files() // _SHARE)
+
+
+def _files() -> int:
+    most = MOST * _SHARE
+    try:
+        import resource
+    except ModuleNotFoundError:  # not on Unix
+        return most
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return most if files == resource.RLIM_INFINITY else files
+
 
 MIB = 1024 * 1024
 MAX_MESSAGE_BYTES = 64 * MIB

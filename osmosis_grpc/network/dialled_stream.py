@@ -7,9 +7,8 @@ from typing import Any
 
 import grpc
 
-from osmosis_grpc.network.call_metrics import Call, CallSink
 from osmosis_grpc.network.channel_options import client_options
-from osmosis_grpc.network.client_calls import error_of
+from osmosis_grpc.network.client_calls import Call, CallSink, error_of
 from osmosis_grpc.network.credentials import Credentials
 from osmosis_grpc.network.network import GRPC, Network
 from osmosis_grpc.protocol.errors import CallError, Cancelled, Internal, Unavailable

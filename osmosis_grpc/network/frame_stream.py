@@ -204,7 +204,6 @@ class FrameStream:
         await self._batch_taken.wait()
 
     def _received(self, message: Any) -> None:
-        """Pass a message, or the end of the call, to the machine."""
         if message is grpc.aio.EOF:
             self._machine.received_end()
         else:
@@ -298,7 +297,6 @@ class FrameStream:
             await self._done_writing()
 
     async def _watch(self) -> None:
-        """Call tick() at each timer of the machine."""
         machine = self._machine
         while machine.state is not State.ENDED:
             self._state_changed.clear()

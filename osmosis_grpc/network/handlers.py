@@ -1,5 +1,6 @@
 """The server's side of every call. It refuses undecodable bytes, answers exceptions with statuses, adds request ids."""
 
+import asyncio
 import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -9,15 +10,51 @@ from typing import Any, NoReturn
 
 import grpc
 
-from osmosis_grpc.network.call_metrics import Call, CallSink
-from osmosis_grpc.network.client_calls import DETAILS_KEY
-from osmosis_grpc.network.strangers import Strangers
+from osmosis_grpc.network.client_calls import DETAILS_KEY, Call, CallSink
 from osmosis_grpc.protocol.errors import CallError, Internal, ResourceExhausted
 from osmosis_grpc.protocol.stream.undecodable import decode_or_mark, decoded
 from osmosis_grpc.protocol.wire.status import to_status
-from osmosis_grpc.supervise import SYSTEM
+from osmosis_grpc.supervise import SYSTEM, OnFailure, child, job
 
 log = logging.getLogger(__name__)
+
+READ = job("link.read_request_of_stranger", OnFailure.RAISE)
+MOST = 2
+"""At most this many slow requests are read at once, each of at most MAX_MESSAGE_BYTES."""
+PATIENCE = 0.005
+"""Seconds after which a request is slow. A health check is a single packet, which arrives before its call does."""
+
+
+class Strangers:
+    """Reads the requests of strangers. If more than MOST of them are slow, the oldest are refused.
+
+    gRPC does not say how large a request is before it has read it, and in a queue slow requests would hold up all
+    others. So each request is read at once, and slow ones make room for newer ones.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[object, None] = {}
+
+    async def read(self, context: Any) -> Any:
+        """Return the next message of a call. Raises ResourceExhausted."""
+        place = object()
+        self._waiting[place] = None
+        reading = child(READ, context.read())
+        try:
+            while not (await asyncio.wait((reading,), timeout=PATIENCE))[0]:
+                newer = len(self._waiting) - 1 - [*self._waiting].index(place)
+                if newer >= MOST:
+                    raise ResourceExhausted("too many callers without a credential send large or slow requests")
+            return reading.result()
+        finally:
+            del self._waiting[place]
+            reading.add_done_callback(_seen)  # it ends with the call; cancelling it would cost the call its status
+
+
+def _seen(reading: "asyncio.Task[Any]") -> None:
+    if not reading.cancelled():
+        reading.exception()
+
 
 REQUEST_ID_KEY = "x-request-id"
 """The metadata key of a request id: the caller's id, or a new id. The trailers and the log line of an error have it."""

@@ -5,8 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 from urllib.parse import unquote
 
-from osmosis_grpc.network.bearer_tokens import WRONG, Tokens, bearer
-from osmosis_grpc.network.callback_credentials import CallbackKeys, is_for
+from osmosis_grpc.network.bearer_tokens import WRONG, CallbackKeys, Tokens, bearer, is_for
 from osmosis_grpc.network.handlers import metadata_value
 from osmosis_grpc.network.target_policy import is_loopback
 from osmosis_grpc.network.tls import ServerTls

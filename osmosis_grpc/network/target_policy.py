@@ -140,7 +140,6 @@ def _embedded(ip: IPAddress) -> IPAddress:
 
 
 def _ip_of(host: str) -> IPAddress | None:
-    """Return the IP address in the text `host`; None if `host` is a name."""
     try:
         return ipaddress.ip_address(host)
     except ValueError:

@@ -1,11 +1,11 @@
 """Metrics and traces. Metrics: plain Python objects count values, and a scrape reads them.
 
-metric_families.py has families and histograms. rpc_metrics.py counts RPCs according to gRFC A66. rollout_metrics.py is
-a sink of the engine's events. server_metrics.py has the metrics of an agent server. process_metrics.py has the metrics
-of every process. exposition.py writes the page for Prometheus.
+metric_families.py has families, histograms and the metrics of every process. rpc_metrics.py counts RPCs according to
+gRFC A66. server_metrics.py has the metrics of an agent server; those of rollouts come from a sink of the engine's
+events. exposition.py writes the page for Prometheus, also of several workers.
 
-Traces are spans of OpenTelemetry, and off by default. Only tracing.py, rollout_spans.py and trainer_spans.py import
-OpenTelemetry, and nothing imports them unless traces are on. genai.py has the names.
+Traces are spans of OpenTelemetry, and off by default. Only spans.py imports OpenTelemetry, and nothing imports spans.py
+unless traces are on. genai.py has the names.
 """
 
 from osmosis_grpc.observability.metric_families import Family, Histogram, Reading, Source

@@ -1,12 +1,15 @@
-"""Counted values and their families, in plain Python.
+"""Counted values and their families, in plain Python, and the metrics of every process.
 
 The hot path adds to the values, and a scrape reads them. Only exposition.py depends on Prometheus.
 """
 
+import logging
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
+
+from osmosis_grpc import __version__, supervise
 
 OTHER = "other"
 """The label value that all names share if they have no label value of their own."""
@@ -136,3 +139,26 @@ class Names:
     def label(self, name: str) -> str:
         """Return the label value of a name."""
         return name if name in self._known else OTHER
+
+
+BUILD = Family("osmosis_build_info", "gauge", "1. The label names the version of osmosis_grpc.", ("version",))
+FAILURES = Family(
+    "osmosis_supervised_failures_total", "counter", "Failures of background jobs, by the job's name.", ("job",)
+)
+LINES = Family("osmosis_log_lines_dropped_total", "counter", "Log lines dropped: stderr takes them too slowly.")
+
+
+def failures(counts: Mapping[str, int]) -> Reading:
+    """Return the failures of all jobs. `counts` are those of a supervisor's jobs. A job without failures has 0."""
+    alone = supervise.failures
+    names = [*supervise.declared(), *counts.keys() - supervise.declared().keys()]
+    return by_name(FAILURES, {name: float(counts.get(name, 0) + alone[name]) for name in names})
+
+
+class ProcessMetrics:
+    """The metrics of every process of this project."""
+
+    def read(self) -> Iterator[Reading]:
+        """See Source."""
+        yield BUILD, [((__version__,), 1.0)]
+        yield single(LINES, sum(getattr(handler, "dropped", 0) for handler in logging.getLogger().handlers))

@@ -15,7 +15,7 @@ from typing import Any
 
 from osmosis_grpc.policies.scripted import Reply, answer
 from osmosis_grpc.protocol.types import ChatPurpose, ChatRequest, ChatResponse, Message
-from osmosis_grpc.protocol.types.call_ids import call_prefix
+from osmosis_grpc.protocol.types.chat import call_prefix
 
 _DEEPEST = 8
 """The most levels of nested objects and lists. Objects in the deeper half have no optional fields."""

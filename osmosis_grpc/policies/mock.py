@@ -19,7 +19,7 @@ from osmosis_grpc.agent.tool_calls import get_tool_call_info
 from osmosis_grpc.policies.scripted import Reply, answer
 from osmosis_grpc.protocol.errors import ToolArgumentError
 from osmosis_grpc.protocol.types import ChatRequest, ChatResponse, Message
-from osmosis_grpc.protocol.types.call_ids import call_prefix
+from osmosis_grpc.protocol.types.chat import call_prefix
 
 _RUN = re.compile(r"[-+*/().\d\s]+")
 _LONGEST = 1000  # characters of an expression

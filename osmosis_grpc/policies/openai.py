@@ -18,7 +18,7 @@ from osmosis_grpc.policies.model_http import BAD_BODY, HttpPolicy, ModelHttp, ch
 from osmosis_grpc.policies.sampling import SAMPLED, check_only
 from osmosis_grpc.protocol.errors import Unavailable
 from osmosis_grpc.protocol.types import ChatRequest, ChatResponse, Ids, Tensor, TokenBlock, VersionSpan, jsontext
-from osmosis_grpc.protocol.types.cuts import ABORTED
+from osmosis_grpc.protocol.types.samples import ABORTED
 
 ID_PREFIX = "token_id:"
 NEUTRAL = {

@@ -28,8 +28,8 @@ from osmosis_grpc.protocol.errors import (
     InvalidArgument,
 )
 from osmosis_grpc.protocol.types import ChatRequest, ChatResponse, Extras, Ids, Message, TokenBlock, VersionSpan
-from osmosis_grpc.protocol.types.call_ids import call_prefix
-from osmosis_grpc.protocol.types.segment_extras import Part, join, rows
+from osmosis_grpc.protocol.types.chat import call_prefix
+from osmosis_grpc.protocol.types.extras import Part, join, rows
 from osmosis_grpc.supervise import SYSTEM, Backoff, DaemonThreads, OnFailure, Supervisor, job
 
 log = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from osmosis_grpc.protocol.types import (
     TrajectoryEvent,
 )
 from osmosis_grpc.storage import MemoryJournal, SqliteJournal
-from osmosis_grpc.storage.keep_all import BUDGET, KEPT
+from osmosis_grpc.storage.journal.schema import BUDGET, KEPT
 from osmosis_grpc.supervise import Supervisor
 
 ONE = EngineConfig(max_concurrent=1, stop_again_after=(0.2, 0.5))

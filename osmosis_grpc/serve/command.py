@@ -120,7 +120,7 @@ def _beyond(options: "RolloutServerSettings") -> list[int]:
     """Return the workers beyond --workers that have work to finish. Nearly no server has any."""
     from pathlib import Path
 
-    from osmosis_grpc.storage.worker_folders import worker_folders
+    from osmosis_grpc.storage.state_folders import worker_folders
 
     if options.no_journal or not worker_folders(Path(options.state_dir)):
         return []

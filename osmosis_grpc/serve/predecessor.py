@@ -8,7 +8,7 @@ from pathlib import Path
 from osmosis_grpc.serve.json_output import say_error
 from osmosis_grpc.storage.journal.schema import LOCK
 from osmosis_grpc.storage.lock_file import Holder, holder_of, is_held
-from osmosis_grpc.storage.worker_folders import worker_folders
+from osmosis_grpc.storage.state_folders import worker_folders
 
 ORPHANS = 10.0
 """The workers of a killed supervisor end within this many seconds."""

@@ -29,7 +29,7 @@ from osmosis_grpc.serve.rollout_log import RolloutLog
 from osmosis_grpc.serve.workers.worker import Worker
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.server.tracelog import DebugLog, TraceLog, new_folder
-from osmosis_grpc.server.workers.config import WorkersConfig
+from osmosis_grpc.server.workers.siblings import WorkersConfig
 from osmosis_grpc.settings.line import OptionError
 from osmosis_grpc.settings.option import split_host_port
 from osmosis_grpc.settings.server_options import commands_of, split_legacy_agent

@@ -19,24 +19,22 @@ from osmosis_grpc.engine import Engine
 from osmosis_grpc.engine.journal_port import Journal
 from osmosis_grpc.network.credentials import Credentials
 from osmosis_grpc.network.handlers import Registrar
-from osmosis_grpc.network.listen import start
-from osmosis_grpc.network.network import GRPC, Network
+from osmosis_grpc.network.network import GRPC, Network, start
 from osmosis_grpc.network.server_security import ServerSecurity
 from osmosis_grpc.network.target_policy import TargetPolicy, is_loopback
 from osmosis_grpc.observability.server_metrics import ServerMetrics
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import services_pb2, services_pb2_grpc
 from osmosis_grpc.protocol.errors import FailedPrecondition
 from osmosis_grpc.protocol.types import Capacity, ToolDict
+from osmosis_grpc.protocol.types.messages import tool_dicts
 from osmosis_grpc.protocol.types.outcome import describe
-from osmosis_grpc.protocol.types.tool_dicts import tool_dicts
 from osmosis_grpc.server.attachment_registry import Attachments
 from osmosis_grpc.server.callbacks import Callbacks
 from osmosis_grpc.server.config import ServerConfig
 from osmosis_grpc.server.servicer import Access, RolloutServicer
-from osmosis_grpc.server.workers.config import WorkersConfig
 from osmosis_grpc.server.workers.routing import RoutedServicer, Workers
 from osmosis_grpc.server.workers.sibling_server import SiblingServer
-from osmosis_grpc.server.workers.siblings import Siblings
+from osmosis_grpc.server.workers.siblings import Siblings, WorkersConfig
 from osmosis_grpc.storage import MemoryJournal, SqliteJournal
 from osmosis_grpc.supervise import SYSTEM, ForkGuard, OnFailure, Supervisor, System, job
 
@@ -139,7 +137,7 @@ class AgentServer:
             self.metrics = ServerMetrics(self.engine, attached=lambda: len(self.attachments.attached))
             self.callbacks.calls = self.attachments.calls = self.metrics.made
             if config.otel:
-                from osmosis_grpc.observability.rollout_spans import RolloutSpans
+                from osmosis_grpc.observability.spans import RolloutSpans
 
                 RolloutSpans(self.engine, content=config.otel_content)
         except BaseException:
@@ -232,7 +230,6 @@ class AgentServer:
             await self.callbacks.close()
 
     async def _serve(self) -> None:
-        """Wait for the end of the gRPC server. Raises RuntimeError if it ends before stop()."""
         await self._server.wait_for_termination()
         if not self._stopped:
             raise RuntimeError("the gRPC server has stopped by itself")
@@ -292,7 +289,6 @@ class AgentServer:
 
 
 def _left(capacity: Capacity) -> dict[str, int]:
-    """Return the unfinished work of a server as fields of a log line."""
     return {"running": capacity.running, "queued": capacity.queued, "undelivered": capacity.undelivered}
 
 

@@ -25,7 +25,7 @@ stream, and the engine finds the rollout that it has started already. So an erro
 
 What may live here: this state, and handlers that pass a frame on. Nothing here awaits, so no handler sees the stream
 change. Rules about the order and the size of frames are in protocol/stream, and those about rollouts in the engine.
-Requests that wait for the journal are in journaled_requests.py, and Inits with their window in attached_inits.py.
+Inits with their window, requests that wait for the journal, and subscriptions are in attached_requests.py.
 """
 
 import asyncio
@@ -47,11 +47,9 @@ from osmosis_grpc.protocol.errors import Aborted, Internal, InvalidArgument, Rep
 from osmosis_grpc.protocol.types import AbandonReason, ChatRequest, ChatResponse, Receipt, RolloutOutcome
 from osmosis_grpc.protocol.wire.attach import chat_frame, complete_frame, refused, server_frame, unknown_kind, window_of
 from osmosis_grpc.protocol.wire.chat import RECEIPTS, chat_bytes, reply_from_wire
-from osmosis_grpc.protocol.wire.features import ABANDON_CHAT, BLOBS, features_from_wire
+from osmosis_grpc.protocol.wire.control import ABANDON_CHAT, BLOBS, features_from_wire
 from osmosis_grpc.protocol.wire.rollout import wants_delta
-from osmosis_grpc.server.attached_inits import AttachedInits
-from osmosis_grpc.server.event_subscriptions import Subscriptions
-from osmosis_grpc.server.journaled_requests import JournaledRequests
+from osmosis_grpc.server.attached_requests import AttachedInits, JournaledRequests, Subscriptions
 from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.supervise.throttled_log import Throttled
 
@@ -288,7 +286,6 @@ class Attachment:
                 result.sent = now
 
     def _ask(self) -> None:
-        """Send as many waiting chats as the trainer's window allows."""
         stream = self._stream
         while self._waiting and stream is not None and len(self._open) < self._chat_window:
             chat = self._waiting[0]

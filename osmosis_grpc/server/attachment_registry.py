@@ -10,8 +10,8 @@ from typing import Any
 from osmosis_grpc import __version__
 from osmosis_grpc.engine import Engine, Peer
 from osmosis_grpc.engine.fair_shares import Shares
-from osmosis_grpc.network.call_metrics import CallSink
 from osmosis_grpc.network.channel_options import MAX_MESSAGE_BYTES, MAX_REPLY_BYTES, MIN_PING_INTERVAL
+from osmosis_grpc.network.client_calls import CallSink
 from osmosis_grpc.network.credentials import Credentials
 from osmosis_grpc.network.dialled_stream import DialledStream, redial
 from osmosis_grpc.network.frame_stream import Duplex, FrameStream
@@ -22,8 +22,7 @@ from osmosis_grpc.protocol.errors import CallError, ResourceExhausted, Unauthent
 from osmosis_grpc.protocol.types.outcome import clip, describe
 from osmosis_grpc.protocol.types.server_info import ServerLimits, Worker
 from osmosis_grpc.protocol.wire.attach import check_trainer_hello, server_frame
-from osmosis_grpc.protocol.wire.control import LIMITS, PROTOCOL, WORKER
-from osmosis_grpc.protocol.wire.features import FEATURES
+from osmosis_grpc.protocol.wire.control import FEATURES, LIMITS, PROTOCOL, WORKER
 from osmosis_grpc.server.attachment import Attachment
 from osmosis_grpc.supervise import OnFailure, job
 
@@ -204,7 +203,6 @@ class Attachments:
         return [attachment for attachment in self._attachments.values() if attachment.attached]
 
     def _share(self, owner: str, joining: Attachment | None = None) -> int:
-        """Return the window that one more attachment of an owner gets."""
         attached = Counter(attachment.owner for attachment in self.attached if attachment is not joining)
         attached[owner] += 1
         return self._window(attached, owner)

@@ -16,9 +16,8 @@ from osmosis_grpc.agent.ports import ChatModel, ResultSink
 from osmosis_grpc.engine import Peer
 from osmosis_grpc.engine.find_earlier_run import run_name
 from osmosis_grpc.engine.record import ChatKey
-from osmosis_grpc.network.call_metrics import Asking, CallSink
 from osmosis_grpc.network.channel_options import MAX_MESSAGE_BYTES, callback_options
-from osmosis_grpc.network.client_calls import DETAILS_KEY, call, error_of
+from osmosis_grpc.network.client_calls import DETAILS_KEY, Asking, CallSink, call, error_of
 from osmosis_grpc.network.network import GRPC, Network
 from osmosis_grpc.network.target_policy import Address, TargetPolicy
 from osmosis_grpc.network.tls import ClientTls
@@ -35,7 +34,7 @@ from osmosis_grpc.protocol.types import (
     TraceContext,
 )
 from osmosis_grpc.protocol.wire.chat import RECEIPTS, chat_bytes, reply_from_wire
-from osmosis_grpc.protocol.wire.features import ABANDON_CHAT, BLOBS
+from osmosis_grpc.protocol.wire.control import ABANDON_CHAT, BLOBS
 from osmosis_grpc.protocol.wire.outcome import fit, outcome_to_wire
 from osmosis_grpc.supervise import SYSTEM, System
 
@@ -168,7 +167,6 @@ class Callbacks:
 
 
 def _peer(chat: ChatModel, complete: ResultSink, callback: Callback, abandon: Abandon | None = None) -> Peer:
-    """Return a Peer. Equal callbacks give equal keys."""
     run = run_name(callback.run_id or callback.target)
     peer = Peer(
         chat,

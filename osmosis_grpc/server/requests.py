@@ -10,8 +10,7 @@ from osmosis_grpc.protocol._gen.osmosis.rollout.v1.rollout_pb2 import InitRespon
 from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.protocol.types.requests import check_id
 from osmosis_grpc.protocol.wire import control
-from osmosis_grpc.protocol.wire.annotation import annotation_from_wire
-from osmosis_grpc.protocol.wire.event import event_to_wire
+from osmosis_grpc.protocol.wire.event import annotation_from_wire, event_to_wire
 from osmosis_grpc.protocol.wire.message import tool_to_wire
 from osmosis_grpc.protocol.wire.outcome import EARLIER_RUN
 from osmosis_grpc.protocol.wire.rollout import ACTIVITY

@@ -16,7 +16,7 @@ from osmosis_grpc.protocol.types import ToolDict
 from osmosis_grpc.protocol.types.requests import check_id
 from osmosis_grpc.protocol.types.server_info import AgentLoopInfo, ServerInfo
 from osmosis_grpc.protocol.wire import control as wire
-from osmosis_grpc.protocol.wire.features import FEATURES
+from osmosis_grpc.protocol.wire.control import FEATURES
 from osmosis_grpc.protocol.wire.rollout import ROLLOUT, check_size, init_from_wire
 from osmosis_grpc.server import requests
 from osmosis_grpc.server.attachment_registry import Attachments

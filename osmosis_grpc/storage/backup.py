@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from osmosis_grpc.storage.fsync import fsync
 from osmosis_grpc.storage.journal import schema as journal
 from osmosis_grpc.storage.journal.credentials import FOLDER as CREDENTIALS
-from osmosis_grpc.storage.journal.rollout_folders import NAME as ROLLOUTS
-from osmosis_grpc.storage.ledger.schema import LEDGER
+from osmosis_grpc.storage.ledger.rows import LEDGER
 from osmosis_grpc.storage.sqlite.database import look
 from osmosis_grpc.storage.sqlite.file_schema import Schema
-from osmosis_grpc.storage.worker_folders import worker_folder, worker_folders
+from osmosis_grpc.storage.state_folders import NAME as ROLLOUTS
+from osmosis_grpc.storage.state_folders import fsync, worker_folder, worker_folders
 
 LEDGER_FILE = "ledger.db"
 """The name of a ledger's copy."""

@@ -12,8 +12,7 @@ from osmosis_grpc.storage.journal.rows import RolloutRow
 from osmosis_grpc.storage.lock_file import is_held
 from osmosis_grpc.storage.sqlite.database import look, problem_of
 from osmosis_grpc.storage.sqlite.file_schema import Row, Schema, Table
-from osmosis_grpc.storage.sqlite.log_damage import log_damage
-from osmosis_grpc.storage.sqlite.recovery import is_damage, readable_rows
+from osmosis_grpc.storage.sqlite.recovery import is_damage, log_damage, readable_rows
 
 
 class Finding(NamedTuple):

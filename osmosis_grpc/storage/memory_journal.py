@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from osmosis_grpc.engine.journal_port import Journal, Trajectories
 from osmosis_grpc.protocol.types import JournaledRollout, RolloutFilter, TrajectoryEvent, events
-from osmosis_grpc.protocol.types.rollout_filter import EVERY
+from osmosis_grpc.protocol.types.rollout_info import EVERY
 from osmosis_grpc.supervise import SYSTEM, System
 
 T = TypeVar("T")

@@ -4,14 +4,11 @@ A Job is a kind of background work. The file that does the work declares the Job
 not call `create_task`, `ensure_future`, `Thread` or `call_later`. scripts/lint.py checks this rule.
 """
 
-from osmosis_grpc.supervise.backoff import Backoff
-from osmosis_grpc.supervise.consumer import Consumer, Consuming, StartedThread
-from osmosis_grpc.supervise.daemon_threads import DaemonThreads
+from osmosis_grpc.supervise.daemon_threads import DaemonThreads, result_of
 from osmosis_grpc.supervise.fork_guard import ForkGuard, fork_place, forks
-from osmosis_grpc.supervise.interruptible import result_of
 from osmosis_grpc.supervise.jobs import Job, OnFailure, declared, inject, job
 from osmosis_grpc.supervise.supervisor import Supervisor
-from osmosis_grpc.supervise.system import SYSTEM, System
+from osmosis_grpc.supervise.system import SYSTEM, Backoff, Consumer, Consuming, StartedThread, System
 from osmosis_grpc.supervise.unsupervised import call_later, child, failures, future, thread
 
 __all__ = [

@@ -1,6 +1,10 @@
-"""A pool of daemon threads for functions that block. A function that never returns does not keep the process alive."""
+"""A pool of daemon threads for functions that block, and waits of the main thread that every signal ends.
+
+A function that never returns does not keep the process alive.
+"""
 
 import asyncio
+import concurrent.futures
 import contextlib
 import logging
 import time
@@ -106,7 +110,6 @@ class DaemonThreads:
 
     @property
     def _most(self) -> int:
-        """The most threads that may exist now."""
         return self._count + min(self._lost, self._replaced)
 
     def _grow(self) -> None:
@@ -144,3 +147,26 @@ class DaemonThreads:
                 self._threads -= 1
                 return False
         return True
+
+
+_SIGNAL_CHECK = 0.5
+"""A waiting thread wakes up this often (seconds), so that Python calls the handlers of signals."""
+
+
+def result_of(future: "concurrent.futures.Future[T]", timeout: float | None = None) -> T:
+    """Wait for the result of a future. A signal such as Ctrl-C ends the wait within half a second.
+
+    `future.result()` waits on if another thread gets the signal, or if the signal comes just before the wait begins.
+
+    Raises the error of the future, CancelledError, and TimeoutError after `timeout` seconds.
+    """
+    left = float("inf") if timeout is None else timeout
+    while True:
+        try:
+            future.exception(min(left, _SIGNAL_CHECK))  # raises no error of the future itself
+            break
+        except TimeoutError:
+            left -= _SIGNAL_CHECK
+            if left <= 0:
+                raise
+    return future.result()

@@ -10,10 +10,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar, cast
 
-from osmosis_grpc.supervise.backoff import Backoff
-from osmosis_grpc.supervise.consumer import StartedThread
 from osmosis_grpc.supervise.jobs import Job, OnFailure, injected, raise_injected
-from osmosis_grpc.supervise.system import SYSTEM, System
+from osmosis_grpc.supervise.system import SYSTEM, Backoff, StartedThread, System
 
 log = logging.getLogger(__name__)
 

@@ -77,10 +77,11 @@ if TYPE_CHECKING:
     from osmosis_grpc.trainer.config import TrainerConfig
     from osmosis_grpc.trainer.evaluate import Evaluation
     from osmosis_grpc.trainer.groups import GroupCounts, OutcomeGroup
+    from osmosis_grpc.trainer.metrics import version_lag
     from osmosis_grpc.trainer.server_availability import Server
-    from osmosis_grpc.trainer.staleness import version_lag
     from osmosis_grpc.trainer.sync import SyncTrainer
-    from osmosis_grpc.trainer.trainer import Trainer, TransportName
+    from osmosis_grpc.trainer.trainer import Trainer
+    from osmosis_grpc.trainer.trainer_lifecycle import TransportName
 
 __all__ = [
     "Aborted",
@@ -156,8 +157,8 @@ _MODULES = {
     "Server": "trainer.server_availability",
     "SyncTrainer": "trainer.sync",
     "Trainer": "trainer.trainer",
-    "TransportName": "trainer.trainer",
-    "version_lag": "trainer.staleness",
+    "TransportName": "trainer.trainer_lifecycle",
+    "version_lag": "trainer.metrics",
 }
 
 

@@ -22,10 +22,10 @@ from osmosis_grpc.protocol.types import (
 )
 from osmosis_grpc.protocol.types.outcome import describe
 from osmosis_grpc.protocol.wire.message import tools_from_wire
-from osmosis_grpc.storage.ledger import Ledger
+from osmosis_grpc.storage.ledger import SqliteLedger
 from osmosis_grpc.supervise import Backoff, Job, Supervisor
 from osmosis_grpc.trainer.chats.chat_cache import ChatCache
-from osmosis_grpc.trainer.chats.policy_errors import ChatKey, PolicyFailure
+from osmosis_grpc.trainer.chats.policies import ChatKey, PolicyFailure
 
 LOST_PAUSES = 0.25, 10.0
 """The first and the longest pause, in seconds, before a lost rollout runs again."""
@@ -131,11 +131,15 @@ class Report:
 
     server: "AgentServerLink | None"
     """The server that runs the rollout; None when no server has the rollout."""
-    outcome: RolloutOutcome
     raw: outcome_pb2.RolloutOutcome
     """The message as received."""
     reply: Callable[[Receipt | CallError], None]
     """Answers the server."""
+
+    @property
+    def key(self) -> RolloutKey:
+        """The rollout's id and attempt."""
+        return self.raw.rollout_id, self.raw.attempt or 1
 
 
 def job_failed(job: Job, error: BaseException) -> Internal:
@@ -144,18 +148,23 @@ def job_failed(job: Job, error: BaseException) -> Internal:
 
 
 class Owner(Protocol):
-    """What a link needs of the scheduler: the link reports, and the scheduler decides."""
+    """What a link and the recorder of outcomes need of the scheduler: they report, and the scheduler decides."""
 
     cache: ChatCache
-    ledger: Ledger | None
+    ledger: SqliteLedger | None
     supervisor: Supervisor
     rollouts: dict[str, Rollout]
     """The newest attempt of each unfinished rollout, by id."""
     process_id: str
     """The id of the trainer's process."""
+    take_outcome: Callable[[Report], None]
+    """Records an outcome and answers its server, now or later."""
 
     def changed(self) -> None:
         """Send waiting rollouts, because a server may have a free slot."""
+
+    def forget(self, rollout: Rollout) -> None:
+        """Remove a rollout that has ended or that no caller waits for."""
 
     def lost(self, rollout: Rollout, why: str) -> None:
         """Run a lost rollout again after a pause, with a higher attempt. End it after too many losses."""
@@ -175,10 +184,10 @@ class Owner(Protocol):
     def superseded(self, rollout_id: str, attempt: int, newest: int = 0) -> None:
         """End an attempt that another attempt has replaced. `newest` is the other attempt; 0 if it is unknown."""
 
-    def entered(self, rollout: Rollout) -> None:
-        """End the lower attempts of a rollout at their servers, because the ledger has the newest attempt."""
+    def entered(self, key: RolloutKey) -> None:
+        """End the lower attempts of a rollout at their servers, because the ledger has its newest attempt."""
 
-    def cancel_leaving(self, rollout: Rollout) -> None:
+    def cancel_leaving(self, rollout_id: str) -> None:
         """Cancel the lower attempts of a rollout at their servers, unless the ledger lacks the newest attempt."""
 
     def cancel_later(self, server: "AgentServerLink", rollout_id: str) -> None:
@@ -186,12 +195,6 @@ class Owner(Protocol):
 
     def later(self, after: float, call: Callable[[], None], rollout: Rollout) -> None:
         """Call a function after `after` seconds, unless the trainer is closed before. An error ends the rollout."""
-
-    def completed(self, report: "Report") -> None:
-        """Record an outcome and answer its server, now or later."""
-
-    def unusable(self, server: "AgentServerLink | None", rollout_id: str, attempt: int, problem: BaseException) -> None:
-        """End a rollout whose only outcome cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from typing import TypedDict
 
 from osmosis_grpc.protocol.errors import NotFound, Unavailable, Unimplemented
 from osmosis_grpc.protocol.types import Annotation, SegmentAnnotation, TrajectoryEvent
-from osmosis_grpc.protocol.wire.annotation import annotate_request
-from osmosis_grpc.protocol.wire.features import ANNOTATE
+from osmosis_grpc.protocol.wire.control import ANNOTATE
+from osmosis_grpc.protocol.wire.event import annotate_request
 from osmosis_grpc.trainer.agent_server_state import AgentServerLink
 
 MAX_RECENT = 16_384

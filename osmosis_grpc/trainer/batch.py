@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.protocol.types import RolloutOutcome, Segment, Tensor
-from osmosis_grpc.protocol.types.cuts import Cut, Dropped
+from osmosis_grpc.protocol.types.samples import Cut, Dropped
 from osmosis_grpc.protocol.types.tensors import ArrayEquality
 from osmosis_grpc.protocol.types.trainable import (
     Row,
@@ -170,7 +170,6 @@ def _segments(
     untrainable: Untrainable,
     skipped: list[Skipped],
 ) -> Iterator[TrainableSegment]:
-    """Yield the segments of trainable samples that `choices` selects."""
     for index, outcome in enumerate(outcomes):
         found, left_out = choices(outcome, index)
         if not found and untrainable == "raise" and (wrong := [each for each in left_out if not each.chosen]):

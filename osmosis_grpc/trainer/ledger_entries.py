@@ -1,4 +1,4 @@
-"""Enters the attempts of rollouts in the ledger, and drops them from it.
+"""Enters the attempts of rollouts in the ledger, drops them from it, and reads unconfirmed outcomes.
 
 Three rules hold, whenever the process is killed:
 
@@ -9,16 +9,27 @@ Three rules hold, whenever the process is killed:
 What the ledger cannot write now is tried again later. Without a ledger, each step happens at once.
 """
 
+import asyncio
+import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from osmosis_grpc.engine.failpoints import reach
-from osmosis_grpc.protocol.errors import LedgerError
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import rollout_pb2
+from osmosis_grpc.protocol.errors import AlreadyExists, LedgerError
+from osmosis_grpc.protocol.types import RolloutOutcome, RolloutRequest
+from osmosis_grpc.protocol.types.outcome import clip, describe
+from osmosis_grpc.storage.data_loss import data_loss
+from osmosis_grpc.storage.ledger import LedgerRollout, SqliteLedger
 from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.trainer.agent_server_state import AgentServerLink, Owner, Rollout, job_failed
-from osmosis_grpc.trainer.chats.attempt_cache import UNWRITTEN_RETRY
-from osmosis_grpc.trainer.chats.ledger_codec import init_bytes
+from osmosis_grpc.trainer.chats.attempt_cache import UNWRITTEN_RETRY, AttemptCache
+from osmosis_grpc.trainer.chats.chat_cache import LedgerReceipt
+from osmosis_grpc.trainer.chats.ledger_codec import init_bytes, learn, outcome_of, tools_of
+
+log = logging.getLogger(__name__)
 
 ASSIGNED = job("trainer.assigned", OnFailure.REPORT, "callback")
 
@@ -40,7 +51,7 @@ def assign(owner: Owner, rollout: Rollout, server: AgentServerLink) -> None:
         if error is None:
             reach("ledger.init.committed")
             rollout.begun = True
-            owner.entered(rollout)
+            owner.entered(key)
             server.send_init(rollout)
             return
         server.release(rollout)
@@ -63,7 +74,7 @@ def enter(owner: Owner, rollout: Rollout) -> None:
     """Enter a higher attempt before any server gets it, because it can wait long for the slot of the lower one."""
     key, ledger = rollout.key, owner.ledger
     if ledger is None or not rollout.begun:
-        owner.cancel_leaving(rollout)
+        owner.cancel_leaving(key[0])
         return
 
     def again() -> None:
@@ -73,8 +84,7 @@ def enter(owner: Owner, rollout: Rollout) -> None:
 
     def committed(_: Any, error: LedgerError | None) -> None:
         if error is None:  # also if the rollout has ended meanwhile: its lower attempts wait for this commit
-            owner.cache.entered(*key)
-            owner.cancel_leaving(rollout)
+            owner.entered(key)
         else:
             owner.later(UNWRITTEN_RETRY, again, rollout)
 
@@ -99,3 +109,86 @@ def drop(owner: Owner, rollout: Rollout, dropped: Callable[[], None]) -> None:
             owner.later(UNWRITTEN_RETRY, again, rollout)
 
     again()
+
+
+class UnconfirmedOutcomes:
+    """The unconfirmed outcomes of a ledger. Each is assembled again from its chats. Empty without a ledger."""
+
+    def __init__(self, ledger: SqliteLedger | None) -> None:
+        self._attempts = ledger.unconfirmed if ledger is not None else {}
+        self.left: dict[str, None] = dict.fromkeys(self._attempts)
+        """Rollouts of an earlier process that no caller has asked for, oldest first."""
+        self._ledger = ledger
+
+    def holds(self, rollout_id: str, attempt: int) -> bool:
+        """Return whether there is an unconfirmed outcome of this attempt or a higher one."""
+        return self._attempts.get(rollout_id, 0) >= attempt
+
+    def fetch(self, rollout_id: str, request: RolloutRequest | None = None) -> "asyncio.Future[RolloutOutcome]":
+        """Return a future of an outcome. The future raises AlreadyExists for another request, and LedgerError."""
+        future: asyncio.Future[RolloutOutcome] = asyncio.get_running_loop().create_future()
+        self.left.pop(rollout_id, None)
+        assert self._ledger is not None
+        self._ledger.fetch(rollout_id, partial(self._fetched, self._ledger, future, rollout_id, request))
+        return future
+
+    def _fetched(
+        self,
+        ledger: SqliteLedger,
+        future: "asyncio.Future[RolloutOutcome]",
+        rollout_id: str,
+        request: RolloutRequest | None,
+        kept: LedgerRollout | None,
+        error: LedgerError | None,
+    ) -> None:
+        if future.done():
+            return
+        try:
+            if error is not None:
+                raise error
+            if kept is None or kept.outcome is None:
+                raise AlreadyExists(
+                    f"rollout {rollout_id} is over and confirmed; raise `attempt` to run it again",
+                    rollout_id=rollout_id,
+                    attempt=kept.attempt if kept else 0,
+                )
+            receipt = LedgerReceipt(ledger, kept.rollout_id, kept.attempt, kept.result_id)
+            future.set_result(replace(_outcome(ledger, kept, request), confirmation=receipt))
+        except Exception as problem:
+            future.set_exception(problem)
+
+
+def _outcome(ledger: SqliteLedger, kept: LedgerRollout, request: RolloutRequest | None) -> RolloutOutcome:
+    """Return the outcome. If the record is damaged, the outcome is FAILED (DATA_LOSS). Raises AlreadyExists."""
+    damage = kept.damage
+    if not damage:
+        if request is not None and kept.init is not None:
+            sent = rollout_pb2.InitRequest.FromString(kept.init)
+            if init_bytes(replace(request, attempt=sent.attempt)) != kept.init:
+                raise AlreadyExists(
+                    f"rollout {request.rollout_id} was started with another request",
+                    rollout_id=request.rollout_id,
+                    attempt=kept.attempt,
+                )
+        try:
+            return assembled(kept)
+        except Exception as error:
+            damage = clip(describe(error))
+    log.error(
+        "the outcome of rollout %s is damaged in the ledger %s: %s; it has FAILED (DATA_LOSS)",
+        kept.rollout_id,
+        ledger.name,
+        damage,
+    )
+    return data_loss("ledger", kept.rollout_id, kept.attempt, damage, result_id=kept.result_id or "")
+
+
+def assembled(kept: LedgerRollout) -> RolloutOutcome:
+    """Return a recorded outcome with resolved references. Raises LedgerError if a chat is missing."""
+    entry = AttemptCache(kept.attempt)
+    entry.tools = tools_of(kept)
+    learn(entry.samples, kept.chats)
+    outcome = outcome_of(kept)
+    if entry.refers_beyond(outcome):
+        raise LedgerError("a chat that it refers to is missing")
+    return entry.complete(outcome)

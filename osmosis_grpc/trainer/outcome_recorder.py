@@ -6,20 +6,21 @@ server, the bytes of the outcomes that wait for events are limited, because a se
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 
 from osmosis_grpc.protocol.errors import CallError, Internal, InvalidArgument, Unavailable
 from osmosis_grpc.protocol.types import OutcomeStatus, Receipt, RolloutOutcome, TrajectoryEvent, events
-from osmosis_grpc.protocol.wire.outcome import FAILURE
+from osmosis_grpc.protocol.wire.outcome import FAILURE, outcome_from_wire
 from osmosis_grpc.storage.ledger import ChatRow
-from osmosis_grpc.supervise import Job, OnFailure, Supervisor, job
-from osmosis_grpc.trainer.agent_server_state import AgentServerLink, Report, Rollout, RolloutKey, job_failed
-from osmosis_grpc.trainer.chats.chat_cache import ChatCache
+from osmosis_grpc.supervise import Job, OnFailure, job
+from osmosis_grpc.trainer.agent_server_state import AgentServerLink, Owner, Report, RolloutKey, job_failed
+from osmosis_grpc.trainer.annotate import RecentServers
 from osmosis_grpc.trainer.chats.ledger_codec import all_chats
 
+TAKE = job("trainer.take_outcome", OnFailure.REPORT, "callback")
 READ = job("trainer.read_events", OnFailure.REPORT)
 OVERDUE = job("trainer.overdue_outcome", OnFailure.REPORT, "timer")
 
@@ -42,37 +43,49 @@ ReadingKey = tuple[AgentServerLink, str, int, str]
 
 
 class OutcomeRecorder:
-    """Records the outcomes of all servers.
+    """Records the outcomes of all servers of a trainer."""
 
-    `rollouts` maps ids to unfinished rollouts. `on_recorded` is called with each rollout whose outcome is recorded.
-    `refused` is called with each rollout whose outcome cannot be used.
-    """
-
-    def __init__(
-        self,
-        cache: ChatCache,
-        rollouts: Mapping[str, Rollout],
-        on_recorded: Callable[[Rollout, RolloutOutcome], None],
-        refused: Callable[[Rollout, CallError], None],
-        supervisor: Supervisor,
-    ) -> None:
-        self._cache = cache
-        self._rollouts = rollouts
-        self._on_recorded = on_recorded
-        self._refused = refused
-        self._supervisor = supervisor
+    def __init__(self, owner: Owner) -> None:
+        self.recent_servers = RecentServers()
+        self._owner = owner
+        self._cache = owner.cache
+        self._rollouts = owner.rollouts
+        self._supervisor = owner.supervisor
         self._reading: dict[ReadingKey, asyncio.Task[None]] = {}
         self._overdue: dict[RolloutKey, asyncio.TimerHandle] = {}
         """One timer for each rollout with an outcome that cannot be recorded yet."""
         self._waiting_bytes: Counter[AgentServerLink] = Counter()
 
-    def record(self, report: Report) -> None:
+    def take(self, report: Report) -> None:
         """Record an outcome and answer its server. If needed, read the rollout's events first.
 
-        Raises Aborted for a lower attempt. Raises Unavailable if no caller waits for the rollout, or if too many of the
-        server's outcomes wait for events.
+        The answer is Aborted for a lower attempt, and Unavailable if no caller waits for the rollout, or if too many of
+        the server's outcomes wait for events. An outcome that cannot be read ends its rollout.
         """
-        outcome = report.outcome
+        self._supervisor.call(TAKE, self._take, report, report=partial(self._fail, report, TAKE))
+
+    def _take(self, report: Report) -> None:
+        rollout = self._rollouts.get(report.raw.rollout_id)
+        try:
+            outcome = outcome_from_wire(report.raw, "outcome")
+        except InvalidArgument as error:
+            report.reply(error)
+            if rollout is not None and rollout.server is report.server and rollout.key == report.key:
+                server = f"server {rollout.server.name}" if rollout.server is not None else "its server"
+                problem = f"the outcome of rollout {report.key[0]} from {server} cannot be used: {error}"
+                self._owner.refused(rollout, Internal(problem))
+                self._owner.changed()
+            return
+        # An earlier process of this trainer may have begun a higher attempt and lost it with its end. Then the server
+        # has ended the newest attempt as superseded.
+        if rollout is not None and not rollout.ending and _is_superseded(outcome, rollout.key):
+            self._owner.lost(rollout, "its server has ended it for a higher attempt of an earlier process")
+        try:
+            self._begin(report, outcome)
+        except CallError as error:
+            report.reply(error)
+
+    def _begin(self, report: Report, outcome: RolloutOutcome) -> None:
         rollout = self._rollouts.get(outcome.rollout_id)
         if rollout.ending if rollout is not None else not self._cache.knows(outcome.rollout_id):
             raise _unclaimed(outcome)
@@ -80,9 +93,9 @@ class OutcomeRecorder:
         if cache.result_id is None and rollout is None:
             raise _unclaimed(outcome)
         if cache.result_id is None and cache.lacks(outcome):
-            self._read(report)
+            self._read(report, outcome)
         else:
-            self._record(report)
+            self._record(report, outcome)
 
     def close(self) -> None:
         """Read no more events."""
@@ -91,27 +104,34 @@ class OutcomeRecorder:
         for timer in self._overdue.values():
             timer.cancel()
 
-    def _record(self, report: Report, chats: Sequence[ChatRow] = ()) -> None:
-        def done(receipt: Receipt | CallError, recorded: RolloutOutcome | None) -> None:
-            rollout = self._rollouts.get(report.outcome.rollout_id)
-            if recorded is not None and rollout is not None:
-                self._on_recorded(rollout, recorded)
-            report.reply(receipt)
-
-        rollout = self._rollouts.get(report.outcome.rollout_id)
-        if rollout is not None and rollout.request.evaluation and not report.outcome.evaluation:
+    def _record(self, report: Report, outcome: RolloutOutcome, chats: Sequence[ChatRow] = ()) -> None:
+        rollout = self._rollouts.get(outcome.rollout_id)
+        if rollout is not None and rollout.request.evaluation and not outcome.evaluation:
             # An older server does not return `evaluation`. The ledger keeps `raw`, so `raw` gets `evaluation`, too.
-            report.outcome, report.raw.evaluation = replace(report.outcome, evaluation=True), True
-        failed = rollout.failed_by(report.outcome) if rollout is not None else None
-        if failed is not None and report.outcome.status is OutcomeStatus.FAILED:
-            failure = failed.of_rollout(report.outcome.failure)
-            report.outcome = replace(report.outcome, failure=failure)
+            outcome, report.raw.evaluation = replace(outcome, evaluation=True), True
+        failed = rollout.failed_by(outcome) if rollout is not None else None
+        if failed is not None and outcome.status is OutcomeStatus.FAILED:
+            failure = failed.of_rollout(outcome.failure)
+            outcome = replace(outcome, failure=failure)
             report.raw.failure.CopyFrom(FAILURE.to_wire(failure))
         abandoned = rollout is not None and rollout.abandoned and not rollout.waiters
-        self._cache.record(report.outcome, report.raw, done, abandoned=abandoned, chats=chats)
+        recorded = partial(self._recorded, report)
+        self._cache.record(outcome, report.raw, recorded, abandoned=abandoned, chats=chats)
 
-    def _read(self, report: Report) -> None:
-        server, outcome = report.server, report.outcome
+    def _recorded(self, report: Report, receipt: Receipt | CallError, outcome: RolloutOutcome | None) -> None:
+        """Give a recorded outcome to its callers, and answer the server."""
+        rollout = self._rollouts.get(report.key[0])
+        if outcome is not None and rollout is not None:
+            if rollout.server is not None:
+                self.recent_servers.add(outcome.rollout_id, rollout.server)
+            if not rollout.done.done():
+                rollout.done.set_result(outcome)
+            self._owner.forget(rollout)
+            self._owner.changed()
+        report.reply(receipt)
+
+    def _read(self, report: Report, outcome: RolloutOutcome) -> None:
+        server = report.server
         if server is None:
             raise Unavailable("the rollout's events cannot be read: it is at no server", retry_after=READING_RETRY)
         key = (server, outcome.rollout_id, outcome.attempt, outcome.result_id)
@@ -128,14 +148,13 @@ class OutcomeRecorder:
                 del self._waiting_bytes[server]
 
         self._waiting_bytes[server] += size
-        fail = partial(self.fail, report, READ)
-        self._reading[key] = self._supervisor.start(READ, partial(self._recover, server, report), fail)
+        fail = partial(self._fail, report, READ)
+        self._reading[key] = self._supervisor.start(READ, partial(self._recover, server, report, outcome), fail)
         self._reading[key].add_done_callback(read)
         self._limit(server, report)
 
     def _limit(self, server: AgentServerLink, report: Report) -> None:
-        """End the rollout with an error unless its outcome is recorded in time."""
-        key = report.outcome.rollout_id, report.outcome.attempt
+        key = report.key
         rollout = self._rollouts.get(key[0])
         if rollout is None or key in self._overdue:
             return
@@ -156,27 +175,29 @@ class OutcomeRecorder:
             for (_, *of, _), task in list(self._reading.items()):
                 if tuple(of) == key:
                     task.cancel()
-            self._refused(rollout, Internal(f"the outcome of rollout {key[0]} from server {server.name}: {problem}"))
+            self._owner.refused(
+                rollout, Internal(f"the outcome of rollout {key[0]} from server {server.name}: {problem}")
+            )
             report.reply(InvalidArgument("outcome", problem))
 
         def fail(error: BaseException) -> None:
             end()
-            self._refused(rollout, job_failed(OVERDUE, error))
+            self._owner.refused(rollout, job_failed(OVERDUE, error))
 
         self._overdue[key] = self._supervisor.call_later(OVERDUE, READING_LIMIT, overdue, report=fail)
         rollout.done.add_done_callback(lambda _: end())
 
-    def fail(self, report: Report, failed: Job, error: BaseException) -> None:
+    def _fail(self, report: Report, failed: Job, error: BaseException) -> None:
         """End a rollout, because this trainer failed to record its outcome. The server keeps the outcome."""
         problem = job_failed(failed, error)
-        rollout = self._rollouts.get(report.outcome.rollout_id)
-        if rollout is not None and rollout.key == (report.outcome.rollout_id, report.outcome.attempt):
-            self._refused(rollout, problem)
+        rollout = self._rollouts.get(report.key[0])
+        if rollout is not None and rollout.key == report.key:
+            self._owner.refused(rollout, problem)
         report.reply(problem)
 
-    async def _recover(self, server: AgentServerLink, report: Report) -> None:
+    async def _recover(self, server: AgentServerLink, report: Report, outcome: RolloutOutcome) -> None:
         """Read the missing chats from the rollout's events, and then record the outcome."""
-        rollout_id, attempt = report.outcome.rollout_id, report.outcome.attempt
+        rollout_id, attempt = report.key
         try:
             trajectory: list[TrajectoryEvent] = []
             async with aclosing(server.events(rollout_id, attempt, 0, tokens=True)) as stream:
@@ -186,10 +207,15 @@ class OutcomeRecorder:
                         break
             cache = self._cache.rollout(rollout_id, attempt, self._cache.now())
             cache.restore(trajectory)
-            self._record(report, list(all_chats(rollout_id, attempt, cache.samples)))
+            self._record(report, outcome, list(all_chats(rollout_id, attempt, cache.samples)))
         except CallError as error:
             report.reply(Unavailable(f"the events that the outcome refers to cannot be read: {error}"))
 
 
 def _unclaimed(outcome: RolloutOutcome) -> Unavailable:
     return Unavailable(f"no caller waits for rollout {outcome.rollout_id}", retry_after=UNCLAIMED_RETRY)
+
+
+def _is_superseded(outcome: RolloutOutcome, key: RolloutKey) -> bool:
+    ended = outcome.status is OutcomeStatus.CANCELLED and outcome.finish_reason == "superseded"
+    return ended and (outcome.rollout_id, outcome.attempt) == key

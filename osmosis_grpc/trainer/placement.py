@@ -14,8 +14,8 @@ MAX_AFFINITY_KEYS = 16_384
 class Placement:
     """Chooses the server with the most free slots. A group stays on its servers, and a fork goes to its original."""
 
-    def __init__(self, servers: Servers, rollouts: Mapping[str, Rollout]) -> None:
-        self.recent_servers = RecentServers()
+    def __init__(self, servers: Servers, rollouts: Mapping[str, Rollout], recent_servers: RecentServers) -> None:
+        self.recent_servers = recent_servers
         self._servers = servers
         self._rollouts = rollouts
         self._by_affinity_key: OrderedDict[str, set[AgentServerLink]] = OrderedDict()

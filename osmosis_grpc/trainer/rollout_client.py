@@ -8,7 +8,7 @@ from typing import Any, Unpack
 
 import grpc
 
-from osmosis_grpc.network.callback_credentials import narrowed
+from osmosis_grpc.network.bearer_tokens import narrowed
 from osmosis_grpc.network.channel_options import client_options
 from osmosis_grpc.network.client_calls import call, error_of
 from osmosis_grpc.network.connection_errors import explained
@@ -29,18 +29,17 @@ from osmosis_grpc.protocol.types import (
     TrajectoryEvent,
 )
 from osmosis_grpc.protocol.types.annotation import Annotation
-from osmosis_grpc.protocol.types.rollout_filter import EVERY
+from osmosis_grpc.protocol.types.rollout_info import EVERY
 from osmosis_grpc.protocol.types.server_info import DrainResult, ServerInfo
-from osmosis_grpc.protocol.wire.annotation import annotate_request
 from osmosis_grpc.protocol.wire.control import CANCEL_RESULT, DRAIN_RESULT, FILTER, SERVER_INFO
-from osmosis_grpc.protocol.wire.event import event_from_wire
+from osmosis_grpc.protocol.wire.event import annotate_request, event_from_wire
 from osmosis_grpc.protocol.wire.message import tools_from_wire
 from osmosis_grpc.protocol.wire.outcome import EARLIER_RUN
 from osmosis_grpc.protocol.wire.rollout import ROLLOUT, init_to_wire
 from osmosis_grpc.supervise import SYSTEM, Backoff, ForkGuard, System
+from osmosis_grpc.trainer.log_warnings import Unreached
 from osmosis_grpc.trainer.request_check import RolloutFields, check_selection, checked
 from osmosis_grpc.trainer.transports.calls import raise_if_cancelled
-from osmosis_grpc.trainer.unreachable_warnings import Unreached
 
 STREAM_PAUSES = 0.25, 5.0
 """The first and the longest pause, in seconds, before events() connects again."""

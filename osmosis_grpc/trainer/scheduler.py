@@ -28,49 +28,33 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from osmosis_grpc.protocol.errors import Aborted, CallError, Internal, LedgerError, NotFound, Unavailable, Unimplemented
+from osmosis_grpc.protocol.errors import Aborted, CallError, LedgerError, NotFound, Unavailable, Unimplemented
 from osmosis_grpc.protocol.types import OutcomeStatus, RolloutOutcome
-from osmosis_grpc.protocol.wire.features import FORK
-from osmosis_grpc.storage.ledger import Ledger
+from osmosis_grpc.protocol.wire.control import FORK
+from osmosis_grpc.storage.ledger import SqliteLedger
 from osmosis_grpc.supervise import Backoff, OnFailure, Supervisor, job
-from osmosis_grpc.trainer.agent_server_state import (
-    LOST_PAUSES,
-    AgentServerLink,
-    Owner,
-    Report,
-    Rollout,
-    RolloutKey,
-    job_failed,
-)
+from osmosis_grpc.trainer.agent_server_state import LOST_PAUSES, AgentServerLink, Owner, Rollout, RolloutKey, job_failed
 from osmosis_grpc.trainer.chats.chat_cache import ChatCache
 from osmosis_grpc.trainer.config import TrainerConfig
-from osmosis_grpc.trainer.ledger_entries import assign, drop, enter
+from osmosis_grpc.trainer.ledger_entries import UnconfirmedOutcomes, assign, drop, enter
+from osmosis_grpc.trainer.log_warnings import warn_draining
 from osmosis_grpc.trainer.outcome_recorder import OutcomeRecorder
 from osmosis_grpc.trainer.placement import Placement, RolloutQueue
 from osmosis_grpc.trainer.server_availability import LOST, Servers
-from osmosis_grpc.trainer.unconfirmed_outcomes import UnconfirmedOutcomes
-from osmosis_grpc.trainer.unreachable_warnings import warn_draining
 
 log = logging.getLogger(__name__)
 
-TAKE = job("trainer.take_outcome", OnFailure.REPORT, "callback")
 SEND_AGAIN = job("trainer.send_again", OnFailure.REPORT, "timer")
 
 CANCEL_RETRY = 5.0
 """A cancel that a server refused is repeated after this many seconds."""
-
-SETTLING = 5.0
-"""settle() waits at most this many seconds for the outcomes of abandoned rollouts.
-
-After that, it waits at most this many seconds for the ledger.
-"""
 
 
 class Scheduler(Owner):
     """The unfinished rollouts of a trainer."""
 
     def __init__(
-        self, cache: ChatCache, supervisor: Supervisor, *, config: TrainerConfig, ledger: Ledger | None = None
+        self, cache: ChatCache, supervisor: Supervisor, *, config: TrainerConfig, ledger: SqliteLedger | None = None
     ) -> None:
         self.cache = cache
         self.supervisor = supervisor
@@ -81,8 +65,9 @@ class Scheduler(Owner):
         self.servers = Servers(
             supervisor, config=config, lost=self._lost, stuck=self._stuck, none_attached=self._none_attached
         )
-        self._outcomes = OutcomeRecorder(cache, self.rollouts, self._recorded, self.refused, supervisor)
-        self.placement = Placement(self.servers, self.rollouts)
+        self._outcomes = OutcomeRecorder(self)
+        self.take_outcome = self._outcomes.take
+        self.placement = Placement(self.servers, self.rollouts, self._outcomes.recent_servers)
         self._max_attempts = config.max_attempts
         self._queue = RolloutQueue()
         self._loop = asyncio.get_running_loop()
@@ -91,7 +76,6 @@ class Scheduler(Owner):
         """Runs while rollouts wait for the first answers of new servers."""
 
     def forget(self, rollout: Rollout) -> None:
-        """Remove a rollout that has ended or that no caller waits for."""
         if self.rollouts.get(rollout.request.rollout_id) is rollout:
             del self.rollouts[rollout.request.rollout_id]
         if rollout.server is not None:
@@ -118,7 +102,7 @@ class Scheduler(Owner):
         def dropped() -> None:
             if not rollout.done.done():
                 self.cache.entered(*rollout.key, dropped=True)
-                self.cancel_leaving(rollout)
+                self.cancel_leaving(rollout.request.rollout_id)
                 self.forget(rollout)
                 end()
 
@@ -205,16 +189,17 @@ class Scheduler(Owner):
             self._queue.add(rollout, first=True)
         self._loop.call_soon(self.changed)
 
-    def entered(self, rollout: Rollout) -> None:
-        self.cache.entered(*rollout.key)
-        self.cancel_leaving(rollout)
+    def entered(self, key: RolloutKey) -> None:
+        self.cache.entered(*key)
+        self.cancel_leaving(key[0])
 
-    def cancel_leaving(self, rollout: Rollout) -> None:
+    def cancel_leaving(self, rollout_id: str) -> None:
         for server in self.servers:
             if server.leaving and server.attached:
-                server.cancel_leaving(rollout.request.rollout_id)
+                server.cancel_leaving(rollout_id)
 
     def cancel_later(self, server: AgentServerLink, rollout_id: str) -> None:
+
         def again() -> None:
             if server.attached:  # the next connection repeats all cancels
                 server.cancel_leaving(rollout_id)
@@ -250,6 +235,7 @@ class Scheduler(Owner):
         self.later(after, again, rollout)
 
     def later(self, after: float, call: Callable[[], None], rollout: Rollout) -> None:
+
         def fail(error: BaseException) -> None:
             problem = job_failed(SEND_AGAIN, error)
             if not rollout.ending:
@@ -306,39 +292,6 @@ class Scheduler(Owner):
             self.supervisor.failed(SEND_AGAIN, error, lambda _: self.refused(rollout, problem))
         return True
 
-    # Calls of the servers.
-
-    def completed(self, report: Report) -> None:
-        def take() -> None:
-            rollout = self.rollouts.get(report.outcome.rollout_id)
-            # An earlier process of this trainer may have begun a higher attempt and lost it with its end. Then the
-            # server has ended the newest attempt as superseded.
-            if rollout is not None and not rollout.ending and _is_superseded(report.outcome, rollout.key):
-                self.lost(rollout, "its server has ended it for a higher attempt of an earlier process")
-            try:
-                self._outcomes.record(report)
-            except CallError as error:
-                report.reply(error)
-
-        self.supervisor.call(TAKE, take, report=partial(self._outcomes.fail, report, TAKE))
-
-    def unusable(self, server: AgentServerLink | None, rollout_id: str, attempt: int, problem: BaseException) -> None:
-        rollout = self.rollouts.get(rollout_id)
-        if rollout is not None and server in (None, rollout.server) and attempt in (0, rollout.request.attempt):
-            name = f"server {rollout.server.name}" if rollout.server is not None else "its server"
-            self.refused(
-                rollout, Internal(f"the outcome of rollout {rollout_id} from {name} cannot be used: {problem}")
-            )
-            self.changed()
-
-    def _recorded(self, rollout: Rollout, outcome: RolloutOutcome) -> None:
-        if rollout.server is not None:
-            self.placement.recent_servers.add(outcome.rollout_id, rollout.server)
-        if not rollout.done.done():
-            rollout.done.set_result(outcome)
-        self.forget(rollout)
-        self.changed()
-
     def remove(self, server: AgentServerLink, why: str) -> None:
         """Forget a server that is no longer named. Its rollouts run elsewhere at once, with a higher attempt."""
         self.servers.remove(server)
@@ -384,8 +337,3 @@ class Scheduler(Owner):
         self._outcomes.close()
         self.end_all(Unavailable("the trainer was closed"))
         self.cache.close()
-
-
-def _is_superseded(outcome: RolloutOutcome, key: RolloutKey) -> bool:
-    ended = outcome.status is OutcomeStatus.CANCELLED and outcome.finish_reason == "superseded"
-    return ended and (outcome.rollout_id, outcome.attempt) == key

@@ -163,7 +163,6 @@ def sources_of(
 
 
 def _path_of(row: str | Path) -> Path | None:
-    """Return the path of a watched file; None if `row` is HOST:PORT."""
     if isinstance(row, Path):
         return row
     if row.startswith(FILE):
@@ -225,7 +224,6 @@ async def _read(path: Path, credentials: Credentials, system: System) -> list[Ta
 
 
 async def _settled(path: Path, system: System) -> str:
-    """Return the text of a file, after two equal reads."""
     text = None
     while True:
         try:

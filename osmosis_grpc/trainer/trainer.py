@@ -1,50 +1,23 @@
 """Trainer: rollouts on any number of agent servers, over attachments or by callbacks."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Sequence
-from contextlib import AsyncExitStack, aclosing
-from dataclasses import asdict, replace
-from functools import partial
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
 from itertools import chain
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Unpack
+from typing import Unpack
 
-from osmosis_grpc.network.credentials import Credentials
-from osmosis_grpc.network.network import GRPC, Network
-from osmosis_grpc.network.server_security import ServerSecurity
-from osmosis_grpc.protocol.errors import InvalidArgument, TrainerFailed, Unavailable
+from osmosis_grpc.protocol.errors import InvalidArgument, Unavailable
 from osmosis_grpc.protocol.types import Annotation, CancelResult, RolloutOutcome, RolloutRequest, TrajectoryEvent
-from osmosis_grpc.storage.ledger import SqliteLedger
-from osmosis_grpc.supervise import SYSTEM, ForkGuard, Supervisor, System
 from osmosis_grpc.trainer.annotate import AnnotationFields, annotate, events
-from osmosis_grpc.trainer.chats.chat_cache import SWEEP, ChatCache
-from osmosis_grpc.trainer.chats.policy_table import Policies, PolicyTable
-from osmosis_grpc.trainer.chats.sampler import entered, version_text
-from osmosis_grpc.trainer.collector import TrainerMetrics
-from osmosis_grpc.trainer.config import TrainerConfig
 from osmosis_grpc.trainer.evaluate import Evaluation
-from osmosis_grpc.trainer.groups import GroupCounts, GroupRun, OnFailure, OutcomeGroup
+from osmosis_grpc.trainer.groups import GroupRun, OnFailure, OutcomeGroup
 from osmosis_grpc.trainer.request_check import RolloutFields, check_selection, checked
 from osmosis_grpc.trainer.run import Requests, Run, RunOptions, left_over
-from osmosis_grpc.trainer.scheduler import Scheduler
-from osmosis_grpc.trainer.server_availability import Server
-from osmosis_grpc.trainer.submissions import Submissions
-from osmosis_grpc.trainer.target_sources import Named, sources_of
-from osmosis_grpc.trainer.transports.attach.connections import AttachTransport
-from osmosis_grpc.trainer.transports.callback.transport import CallbackTransport
-
-if TYPE_CHECKING:
-    from osmosis_grpc.observability.exposition import PrometheusCollector
-
-TransportName = Literal["attach", "callback"]
-
-TRANSPORTS: dict[str, type[AttachTransport] | type[CallbackTransport]] = {
-    "attach": AttachTransport,
-    "callback": CallbackTransport,
-}
+from osmosis_grpc.trainer.trainer_lifecycle import TrainerLifecycle
 
 
-class Trainer:
+class Trainer(TrainerLifecycle):
     """Runs rollouts on agent servers and answers their chats with a policy. Used with `async with`.
 
     Args:
@@ -72,128 +45,6 @@ class Trainer:
         ValueError: A server, a transport, an address or a mapping of policies cannot be used.
         TypeError: A policy is not callable.
     """
-
-    network: Network = GRPC
-    """The network of the trainer. A subclass can replace it."""
-
-    def __init__(
-        self,
-        servers: Named | Sequence[Named],
-        policy: Policies,
-        *,
-        transport: TransportName = "attach",
-        listen: str = "",
-        ledger: str | Path | None = None,
-        credentials: Credentials | None = None,
-        security: ServerSecurity | None = None,
-        config: TrainerConfig | None = None,
-        system: System = SYSTEM,
-    ) -> None:
-        if transport not in TRANSPORTS:
-            raise ValueError(f"transport: {transport!r} is not one of {', '.join(TRANSPORTS)}")
-        credentials = credentials or Credentials()
-        self._config = config or TrainerConfig()
-        self._sources = partial(
-            sources_of,
-            servers,
-            credentials,
-            network=self.network,
-            system=system,
-            resolve_every=self._config.resolve_every,
-        )
-        self._sources()  # checks the targets
-        self._policies = PolicyTable(policy)
-        self._make_transport = partial(
-            TRANSPORTS[transport],
-            listen=listen,
-            credentials=credentials,
-            security=security or ServerSecurity(),
-            network=self.network,
-            config=self._config,
-        )
-        self._ledger_path = ledger
-        self._system = system
-        self._submissions: Submissions | None = None
-        self._transport: AttachTransport | CallbackTransport
-        self._resources: AsyncExitStack
-        self._guard: ForkGuard
-        self.address = ""
-        """HOST:PORT where the trainer listens, with the bound port. Empty if the trainer does not listen."""
-
-    @property
-    def scheduler(self) -> Scheduler:
-        """The scheduler of an open trainer, for tests. Its names may change. Raises RuntimeError if it is not open."""
-        return self._open.scheduler
-
-    @property
-    def _open(self) -> Submissions:
-        if self._submissions is None:
-            raise RuntimeError("the trainer is not open: use it inside `async with Trainer(...) as trainer:`")
-        self._guard.check()
-        return self._submissions
-
-    async def __aenter__(self) -> "Trainer":
-        self._guard = ForkGuard("this Trainer")
-        async with AsyncExitStack() as stack:
-            stack.callback(self._guard.close)
-            supervisor = Supervisor("the trainer", system=self._system)
-            stack.push_async_callback(supervisor.close)
-            ledger = None
-            if self._ledger_path is not None:
-                ledger = await SqliteLedger.open(self._ledger_path, self._config.ttl, supervisor)
-                stack.push_async_callback(ledger.close)
-            for policy in self._policies:
-                await stack.enter_async_context(entered(policy))
-            cache = ChatCache(self._policies, ledger, supervisor)
-            if self._config.otel:
-                from osmosis_grpc.observability.trainer_spans import TrainerSpans
-
-                cache.sampler.spans = TrainerSpans(content=self._config.otel_content)
-            scheduler = Scheduler(cache, supervisor, config=self._config, ledger=ledger)
-            submissions = self._submissions = Submissions(scheduler)
-            stack.callback(submissions.close)
-            supervisor.add_listener(lambda error: submissions.fail(TrainerFailed(supervisor.failed_job, error)))
-            transport = self._transport = self._make_transport(scheduler, self._sources())
-            transport.listen()
-            self.address = transport.address
-            kept = ledger.take_restored() if ledger is not None else []
-            cache.restore(kept, cache.now())
-            await transport.find_servers()
-            transport.add_servers(kept)
-            submissions.restore(kept)
-            await transport.begin()
-            ttl = self._config.ttl
-            supervisor.every(SWEEP, min(60.0, ttl / 4), lambda: cache.sweep(cache.now() - ttl, keep=scheduler.rollouts))
-            self._resources = stack.pop_all()
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        try:
-            await self._open.settle()
-            await self.scheduler.servers.part()
-            await self._transport.close()
-        finally:
-            await self._resources.aclose()
-
-    @property
-    def servers(self) -> list[Server]:
-        """All agent servers, reachable or not."""
-        return self.scheduler.servers.states()
-
-    async def wait_for_server(self, timeout: float = 20.0, *, count: int = 1) -> None:
-        """Wait until agent servers can be reached.
-
-        Without this call, the first rollout waits `config.lost_after` seconds.
-
-        Args:
-            timeout: The most seconds to wait.
-            count: How many servers have to be reachable.
-
-        Raises:
-            Unavailable: The time is over; the text has what is known about each server.
-            CallError: The servers refuse for good. Raised at once.
-        """
-        await self.scheduler.servers.wait_for(count, timeout)
 
     async def rollout(
         self, /, request: RolloutRequest | None = None, *, affinity_key: str = "", **changes: Unpack[RolloutFields]
@@ -319,11 +170,6 @@ class Trainer:
         async with aclosing(run.groups(requests)) as groups:
             async for group in groups:
                 yield group
-
-    @property
-    def group_counts(self) -> GroupCounts:
-        """Counts of the groups of groups()."""
-        return GroupCounts(**self._open.group_counts)
 
     async def evaluate(
         self, requests: Requests, *, group_size: int = 1, max_in_flight: int = 64, colocate_groups: bool = False
@@ -463,54 +309,3 @@ class Trainer:
             raise Unavailable(f"agent server {reported.name} has the rollout and is not attached now", retry_after=1.0)
         servers = self.scheduler.placement.recent_servers.first(outcome.rollout_id, self.scheduler.servers)
         return await annotate(servers, outcome.rollout_id, outcome.attempt, full)
-
-    def pause(self, *, idle: bool = False) -> Awaitable[None]:
-        """Stop servers from opening chats, for example while weights are swapped. Open chats are still answered.
-
-        The call pauses the trainer at once and returns an awaitable. With `idle`, the awaitable waits until no policy
-        call is in flight. It raises FailedPrecondition when resume() is called before that. asyncio.timeout() can
-        limit the wait. After a timeout the trainer stays paused.
-
-            await trainer.pause(idle=True)
-            load_weights(step)
-            trainer.resume(version=step)
-        """
-        self.scheduler.servers.pause()
-        return self.scheduler.cache.sampler.idle(wait=idle)
-
-    def resume(self, *, version: str | int | None = None) -> None:
-        """Let servers open chats again, and set the policy's version; None keeps the version.
-
-        The next policy calls get the version in ChatRequest.version. Replies without `versions` get this version.
-        resume() can be called without a pause, for example to set the first version. Raises TypeError for a version
-        that is neither text nor a whole number.
-        """
-        if version is not None:
-            self.scheduler.cache.sampler.version = version_text(version)
-        self.scheduler.cache.sampler.resumed()
-        self.scheduler.servers.resume()
-
-    def metrics(self) -> dict[str, float]:
-        """Return counts, means and percentiles by name, for W&B, TensorBoard or MLflow. docs/trainers.md lists them.
-
-        wandb.log(trainer.metrics(), step=step)
-        """
-        groups = {f"groups/{name}": float(count) for name, count in asdict(self.group_counts).items()}
-        return groups | self.scheduler.cache.read_metrics(len(self.scheduler.rollouts))
-
-    @property
-    def source(self) -> TrainerMetrics:
-        """These metrics by family, with histograms and the RPCs, as in collector()."""
-        return TrainerMetrics(self.scheduler.cache.metrics, self.metrics, self.scheduler.supervisor.failures)
-
-    def collector(self) -> "PrometheusCollector":
-        """Return these metrics as a collector for prometheus_client, of the extra `server`.
-
-        It has histograms and the trainer's RPCs, too; docs/observe.md lists all names. Raises MissingExtraError.
-
-            prometheus_client.REGISTRY.register(trainer.collector())
-            prometheus_client.start_http_server(9464, addr="127.0.0.1")
-        """
-        from osmosis_grpc.observability.exposition import PrometheusCollector
-
-        return PrometheusCollector(self.source)

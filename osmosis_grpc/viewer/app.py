@@ -13,8 +13,8 @@ from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 
 from osmosis_grpc.network.bearer_tokens import Tokens
-from osmosis_grpc.network.connection_limit import default_connections
-from osmosis_grpc.network.http.http1 import OneBody
+from osmosis_grpc.network.channel_options import default_connections
+from osmosis_grpc.network.http.connections import OneBody
 from osmosis_grpc.network.http.server import HttpServer
 from osmosis_grpc.network.target_policy import is_loopback
 from osmosis_grpc.network.tls import ServerTls

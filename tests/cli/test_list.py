@@ -11,7 +11,7 @@ import pytest
 from osmosis_grpc.cli.list import table
 from osmosis_grpc.protocol.types import Activity, RolloutInfo, RolloutState
 from osmosis_grpc.storage import SqliteJournal
-from osmosis_grpc.storage.journal import open_trails
+from osmosis_grpc.storage.journal import open_trails as open_trails_file
 from osmosis_grpc.storage.lock_file import Lock, is_held
 from tests.processes import run
 
@@ -191,17 +191,17 @@ def test_an_old_unfinished_rollout_is_read_in_part(looked_at, monkeypatch):
     """Events between the first positions and the newest ones are not read, so its idle time is a lower bound."""
     with closing(sqlite3.connect(f"file:{looked_at.folder}/state/journal.db?mode=ro", uri=True)) as database:
         (sequence,) = database.execute("SELECT sequence FROM rollouts WHERE rollout_id = 'stuck'").fetchone()
-        whole = open_trails.open_trails(database, [sequence])[sequence]
+        whole = open_trails_file.open_trails(database, [sequence])[sequence]
         assert whole.read_from == 0.0
         own = database.execute("SELECT position FROM events WHERE sequence = ? ORDER BY position", (sequence,))
         *_, before_last, _ = (position for (position,) in own.fetchall())
         (newest,) = database.execute("SELECT max(position) FROM events").fetchone()
-        monkeypatch.setattr(open_trails, "NEWEST", newest - before_last)
-        monkeypatch.setattr(open_trails, "FIRST", 0)
-        part = open_trails.open_trails(database, [sequence])[sequence]
-        assert open_trails.open_trails(database, [sequence], {sequence: before_last - 1})[sequence] == part
-        rest = open_trails.open_trails(database, [sequence], {sequence: before_last})[sequence]
-        none = open_trails.open_trails(database, [sequence], {sequence: newest})[sequence]
+        monkeypatch.setattr(open_trails_file, "NEWEST", newest - before_last)
+        monkeypatch.setattr(open_trails_file, "FIRST", 0)
+        part = open_trails_file.open_trails(database, [sequence])[sequence]
+        assert open_trails_file.open_trails(database, [sequence], {sequence: before_last - 1})[sequence] == part
+        rest = open_trails_file.open_trails(database, [sequence], {sequence: before_last})[sequence]
+        none = open_trails_file.open_trails(database, [sequence], {sequence: newest})[sequence]
     assert [event.event_number for event in whole.events] == list(range(1, len(whole.events) + 1))
     assert [event.event_number for event in part.events] == [1, len(whole.events)]
     assert (rest.events, rest.after, rest.read_to) == (whole.events[-1:], before_last, newest)

@@ -10,7 +10,7 @@ import typer
 from osmosis_grpc.cli.options import SourceOptions
 from osmosis_grpc.cli.source import open_source
 from osmosis_grpc.protocol.types import RolloutFilter, RolloutState, events
-from osmosis_grpc.protocol.types.rollout_filter import EVERY
+from osmosis_grpc.protocol.types.rollout_info import EVERY
 from osmosis_grpc.records.evaluate.run_folder import RunFolder
 from osmosis_grpc.records.reading.folder_source import FolderSource
 from osmosis_grpc.records.reading.server_source import ServerSource

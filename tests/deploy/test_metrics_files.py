@@ -14,7 +14,7 @@ from osmosis_grpc.policies import ToolCallingMock
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.trainer import Trainer
-from osmosis_grpc.trainer.collector import TrainerMetrics
+from osmosis_grpc.trainer.metrics import TrainerMetrics
 from tests.processes import ROOT
 
 DEPLOY = ROOT / "deploy"

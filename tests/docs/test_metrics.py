@@ -4,7 +4,7 @@ import re
 import urllib.request
 
 from osmosis_gateway.http_server import serve_metrics
-from osmosis_grpc.observability.process_metrics import FAILURES
+from osmosis_grpc.observability.metric_families import FAILURES
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.trainer import Trainer

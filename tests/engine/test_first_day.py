@@ -324,7 +324,7 @@ def stalls(caplog):
     return [
         record.getMessage()
         for record in caplog.records
-        if record.name == "osmosis_grpc.engine.stalled_rollouts" and "no progress" in record.getMessage()
+        if record.name == "osmosis_grpc.engine.watchdog" and "no progress" in record.getMessage()
     ]
 
 

@@ -13,10 +13,10 @@ from unittest.mock import patch
 
 import pytest
 
-import osmosis_grpc.storage.journal.read_on_thread
+import osmosis_grpc.storage.journal.stored_rollouts
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.engine import Engine, EngineConfig, Peer
-from osmosis_grpc.engine.resolve_references import resolve_references
+from osmosis_grpc.engine.recorded_chats import resolve_references
 from osmosis_grpc.policies.scripted import EchoPolicy, answer
 from osmosis_grpc.protocol.errors import Aborted, AlreadyExists, NotFound, Unavailable
 from osmosis_grpc.protocol.types import (
@@ -860,7 +860,7 @@ def unreadable(store):
     store.reads.set_progress_handler(lambda: 1, 1)
     try:
         with patch.object(
-            osmosis_grpc.storage.journal.read_on_thread, "connect", side_effect=sqlite3.OperationalError("interrupted")
+            osmosis_grpc.storage.journal.stored_rollouts, "connect", side_effect=sqlite3.OperationalError("interrupted")
         ):
             yield
     finally:

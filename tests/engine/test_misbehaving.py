@@ -16,7 +16,7 @@ from osmosis_grpc.agent import RolloutResult
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.protocol.errors import RolloutEndedError, ToolExecutionError, Unavailable
 from osmosis_grpc.protocol.types import OutcomeStatus, Receipt, RolloutState, events, jsontext
-from osmosis_grpc.supervise import backlog
+from osmosis_grpc.supervise import supervisor
 
 USER = {"role": "user", "content": "hello"}
 DEEP = 300
@@ -381,7 +381,7 @@ async def test_a_reply_in_the_moment_of_the_end_is_dropped(hosting):
 
 
 async def test_a_cancel_after_the_result_of_an_agent_does_not_change_it(hosting, monkeypatch):
-    monkeypatch.setattr(backlog, "SHARE", 0.0)
+    monkeypatch.setattr(supervisor, "SHARE", 0.0)
 
     async def run(ctx):
         for _ in range(100):  # the outcome is built after these

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from osmosis_grpc.engine.loop_watchdog import Watchdog
+from osmosis_grpc.engine.watchdog import Watchdog
 from osmosis_grpc.supervise import Supervisor
 
 LIMIT = 0.05

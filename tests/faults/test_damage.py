@@ -20,7 +20,7 @@ from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.storage import JournalError
 from osmosis_grpc.storage.find_damage import examine
 from osmosis_grpc.storage.journal.schema import JOURNAL
-from osmosis_grpc.storage.ledger.schema import LEDGER
+from osmosis_grpc.storage.ledger.rows import LEDGER
 from osmosis_grpc.trainer import (
     ChatRequest,
     ChatResponse,

@@ -12,7 +12,7 @@ import pytest
 from osmosis_gateway import http_bodies
 from osmosis_gateway.routes import HttpAccess
 from osmosis_grpc.network.http.bounded_json import Bounds
-from osmosis_grpc.network.http.http1 import BoundedProtocol
+from osmosis_grpc.network.http.connections import BoundedProtocol
 from osmosis_grpc.protocol.errors import InvalidArgument
 from tests.gateway.conftest import INIT
 

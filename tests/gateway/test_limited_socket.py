@@ -7,7 +7,7 @@ import pytest
 import trustme
 from fastapi import FastAPI, Response
 
-from osmosis_grpc.network.http.limited_socket import network_of
+from osmosis_grpc.network.http.connections import network_of
 from osmosis_grpc.network.http.server import HttpServer
 from osmosis_grpc.network.tls import ServerTls
 

@@ -12,8 +12,7 @@ from osmosis_grpc.network.frame_stream import LONGEST_PAUSE, READ_STEPS, FrameSt
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import attach_pb2 as pb
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import chat_pb2, rollout_pb2, services_pb2
 from osmosis_grpc.protocol.errors import InvalidArgument, ResourceExhausted, Unavailable
-from osmosis_grpc.protocol.stream import received_frames, stream_machine
-from osmosis_grpc.protocol.stream.outgoing_frames import MAX_BATCH_BYTES, MAX_FRAMES, OutgoingFrames
+from osmosis_grpc.protocol.stream import stream_machine, waiting_frames
 from osmosis_grpc.protocol.stream.stream_machine import (
     ANSWER_LIMIT,
     CHECKS,
@@ -25,6 +24,7 @@ from osmosis_grpc.protocol.stream.stream_machine import (
     SILENCE,
 )
 from osmosis_grpc.protocol.stream.undecodable import decode_or_mark
+from osmosis_grpc.protocol.stream.waiting_frames import MAX_BATCH_BYTES, MAX_FRAMES, OutgoingFrames
 from osmosis_grpc.protocol.wire.attach import server_frame, trainer_frame
 from osmosis_grpc.testing import stream_pair
 from tests.network.virtual_time import elapse, virtually
@@ -229,10 +229,10 @@ async def test_answers_go_out_while_a_long_message_is_handled():
     assert len(server.written) > 1, "the first answers do not wait for the last frame"
 
 
-@pytest.mark.parametrize(("ahead", "first"), [(received_frames.READ_AHEAD, True), (1, False)])
+@pytest.mark.parametrize(("ahead", "first"), [(waiting_frames.READ_AHEAD, True), (1, False)])
 @virtually
 async def test_a_reply_overtakes_the_other_frames_of_earlier_messages(ahead, first, monkeypatch):
-    monkeypatch.setattr(received_frames, "READ_AHEAD", ahead)
+    monkeypatch.setattr(waiting_frames, "READ_AHEAD", ahead)
     trainer, server = joined(capacity=100)
     received = Received()
     async with running(server_stream(server), received):

@@ -4,9 +4,9 @@ import pytest
 
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import attach_pb2 as pb
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import chat_pb2, error_pb2, rollout_pb2
-from osmosis_grpc.protocol.stream.outgoing_frames import MAX_FRAMES
-from osmosis_grpc.protocol.stream.received_frames import (
+from osmosis_grpc.protocol.stream.waiting_frames import (
     FIRST_AT_ONCE,
+    MAX_FRAMES,
     MORE_FOR_EACH,
     OTHERS_AT_ONCE,
     READ_AHEAD,

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import attach_pb2 as pb
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import services_pb2
 from osmosis_grpc.protocol.errors import Unavailable
-from osmosis_grpc.protocol.stream import outgoing_frames, stream_machine
-from osmosis_grpc.protocol.stream.outgoing_frames import MAX_FRAMES
+from osmosis_grpc.protocol.stream import stream_machine, waiting_frames
 from osmosis_grpc.protocol.stream.stream_machine import State, StreamMachine
 from osmosis_grpc.protocol.stream.undecodable import decode_or_mark
+from osmosis_grpc.protocol.stream.waiting_frames import MAX_FRAMES
 from osmosis_grpc.protocol.wire.attach import trainer_frame
 
 DECODE = decode_or_mark(services_pb2.AttachRequest.FromString)
@@ -431,7 +431,7 @@ def numbered(number, event):
 @given(STEPS, st.integers(1, 5), st.integers(0, 4000))
 def test_every_frame_arrives_once_and_in_order(steps, batch, pause):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(outgoing_frames, "MAX_FRAMES", batch)
+        patch.setattr(waiting_frames, "MAX_FRAMES", batch)
         patch.setattr(stream_machine, "ANSWER_LIMIT", pause)
         joined = Joined()
         for step in steps:

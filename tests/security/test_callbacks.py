@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.network.callback_credentials import narrowed
+from osmosis_grpc.network.bearer_tokens import narrowed
 from osmosis_grpc.network.server_security import ServerSecurity
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import chat_pb2, outcome_pb2, services_pb2_grpc

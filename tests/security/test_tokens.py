@@ -7,8 +7,7 @@ import pickle
 import pytest
 
 from osmosis_grpc.network import bearer_tokens as module
-from osmosis_grpc.network.bearer_tokens import Tokens
-from osmosis_grpc.network.callback_credentials import is_for, narrowed
+from osmosis_grpc.network.bearer_tokens import Tokens, is_for, narrowed
 from osmosis_grpc.network.credentials import Credentials
 from osmosis_grpc.network.server_security import ServerSecurity
 from osmosis_grpc.network.tls import ClientTls

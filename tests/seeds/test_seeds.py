@@ -12,7 +12,7 @@ import pytest
 
 from osmosis_grpc.policies import EchoPolicy, ToolCallingMock
 from osmosis_grpc.protocol.types import events
-from osmosis_grpc.protocol.types.tool_dicts import tool_dicts
+from osmosis_grpc.protocol.types.messages import tool_dicts
 from osmosis_grpc.rollout import RolloutAgentLoop, RolloutSettings
 from osmosis_grpc.testing import collect_rollout, run_rollout
 

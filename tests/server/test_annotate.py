@@ -9,7 +9,7 @@ from osmosis_grpc.network.client_calls import error_of
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import annotation_pb2 as pb
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import attach_pb2, control_pb2
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1.services_pb2_grpc import RolloutServiceStub
-from osmosis_grpc.server import AgentServer, ServerSecurity, journaled_requests
+from osmosis_grpc.server import AgentServer, ServerSecurity, attached_requests
 from osmosis_grpc.testing.raw import RawTrainer
 from tests.server.attached import Talk, plays
 from tests.storage.disk import Disk
@@ -183,7 +183,7 @@ async def test_equal_annotations_at_once_are_one(tmp_path):
 
 
 async def test_annotations_that_wait_for_the_disk_are_bounded(tmp_path, disk, monkeypatch):
-    monkeypatch.setattr(journaled_requests, "MAX_ANNOTATING", 50)
+    monkeypatch.setattr(attached_requests, "MAX_ANNOTATING", 50)
     async with AgentServer([Talk()], port=0, state_dir=tmp_path) as server, RawTrainer(server.address) as trainer:
         await finished(trainer)
         disk.hold()

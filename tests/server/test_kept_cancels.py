@@ -9,7 +9,7 @@ from google.rpc import code_pb2
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.protocol.errors import Unavailable
 from osmosis_grpc.protocol.types import OutcomeStatus
-from osmosis_grpc.server import AgentServer, journaled_requests
+from osmosis_grpc.server import AgentServer, attached_requests
 from osmosis_grpc.testing.raw import RawTrainer
 from osmosis_grpc.testing.raw.trainer_frames import cancel, init
 from osmosis_grpc.trainer import RolloutClient
@@ -77,7 +77,7 @@ async def test_a_frame_is_not_answered_before_its_commit(tmp_path, disk):
 
 
 async def test_answers_that_wait_for_the_disk_are_bounded(tmp_path, disk, monkeypatch):
-    monkeypatch.setattr(journaled_requests, "MAX_CANCELLING", 50)
+    monkeypatch.setattr(attached_requests, "MAX_CANCELLING", 50)
     async with AgentServer([Talk()], port=0, state_dir=tmp_path) as server, RawTrainer(server.address) as trainer:
         stream = await trainer.attach()
         disk.hold()

@@ -5,7 +5,7 @@ from contextlib import closing
 from pathlib import Path
 
 from osmosis_grpc.protocol.types import events
-from osmosis_grpc.protocol.types.rollout_filter import EVERY
+from osmosis_grpc.protocol.types.rollout_info import EVERY
 from osmosis_grpc.storage import Reader
 from tests.simulation.history import History
 

@@ -11,7 +11,7 @@ from osmosis_grpc.protocol.errors import CallError, LedgerError, TrainerFailed
 from osmosis_grpc.protocol.types.server_info import Worker
 from osmosis_grpc.server.app import AgentServer
 from osmosis_grpc.server.config import ServerConfig
-from osmosis_grpc.server.workers.config import WorkersConfig
+from osmosis_grpc.server.workers.siblings import WorkersConfig
 from osmosis_grpc.storage import JournalError
 from osmosis_grpc.storage.journal.schema import FILE
 from osmosis_grpc.supervise import OnFailure, job

@@ -12,7 +12,7 @@ from osmosis_grpc.protocol.errors import DataLoss
 from osmosis_grpc.protocol.types import events
 from osmosis_grpc.storage import JournalError, SqliteJournal
 from osmosis_grpc.storage.journal import schema
-from osmosis_grpc.storage.sqlite.checksum import event_sum, row_sum
+from osmosis_grpc.storage.sqlite.file_schema import event_sum, row_sum
 from tests.damaged import flip
 from tests.storage.journals import CALLBACK, opened
 

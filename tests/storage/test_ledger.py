@@ -11,7 +11,7 @@ from osmosis_grpc import supervise
 from osmosis_grpc.protocol.errors import LedgerError
 from osmosis_grpc.protocol.types import OutcomeStatus, RolloutOutcome
 from osmosis_grpc.storage.ledger import SqliteLedger
-from osmosis_grpc.storage.ledger.schema import LEDGER
+from osmosis_grpc.storage.ledger.rows import LEDGER
 from osmosis_grpc.storage.ledger.writer import COMMIT
 from tests.processes import run
 

@@ -9,7 +9,7 @@ import pytest
 from osmosis_grpc.protocol.errors import LedgerError
 from osmosis_grpc.storage import SqliteJournal
 from osmosis_grpc.storage.ledger import SqliteLedger
-from osmosis_grpc.storage.sqlite.own_files import FilesLost
+from osmosis_grpc.storage.sqlite.database import FilesLost
 from osmosis_grpc.supervise import Supervisor
 
 PATIENCE = 10.0

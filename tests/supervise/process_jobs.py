@@ -23,7 +23,7 @@ from osmosis_grpc.endpoints.open_chats import OpenChats, Waits
 from osmosis_grpc.endpoints.requests import Asked, ModelRequest
 from osmosis_grpc.integrations.mcp import McpTools
 from osmosis_grpc.integrations.ray.actor import ServerProcess
-from osmosis_grpc.network.http.http1 import BoundedProtocol
+from osmosis_grpc.network.http.connections import BoundedProtocol
 from osmosis_grpc.network.http.server import HttpServer, http_app
 from osmosis_grpc.policies import GenerateRequest, Sampling
 from osmosis_grpc.policies.scripted import EchoPolicy

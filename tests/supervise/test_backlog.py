@@ -3,7 +3,7 @@
 import asyncio
 import contextvars
 
-from osmosis_grpc.supervise.backlog import SHARE, Backlog
+from osmosis_grpc.supervise.supervisor import SHARE, Backlog
 from tests.network.virtual_time import virtually
 
 WHOSE = contextvars.ContextVar("WHOSE")

@@ -97,7 +97,7 @@ def test_reasons_that_agents_make_up_are_one():
     def flat():
         return metrics.read(open_rollouts=0, open_chats=0, version="")
 
-    from osmosis_grpc.trainer.collector import TrainerMetrics
+    from osmosis_grpc.trainer.metrics import TrainerMetrics
 
     page = scrape(TrainerMetrics(metrics, flat, {}))
     counted = {key: value for key, value in page.samples.items() if key[0] == NAME("failures_total")}

@@ -17,7 +17,7 @@ from osmosis_grpc.protocol.errors import AlreadyExists, LedgerError, Unavailable
 from osmosis_grpc.protocol.types import ChatRequest, OutcomeStatus
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.storage.ledger import SqliteLedger
-from osmosis_grpc.storage.ledger.schema import LEDGER
+from osmosis_grpc.storage.ledger.rows import LEDGER
 from osmosis_grpc.trainer import Credentials, RolloutClient, RolloutRequest, ServerSecurity, Trainer, TrainerConfig
 from osmosis_grpc.trainer.chats.chat_cache import ChatCache
 from tests.attach.cutting_proxy import CuttingProxy

@@ -3,7 +3,7 @@
 import pytest
 
 from osmosis_grpc.protocol.types import OutcomeStatus
-from osmosis_grpc.server import attached_inits
+from osmosis_grpc.server import attached_requests
 from osmosis_grpc.trainer import Trainer
 from osmosis_grpc.trainer.transports.attach import link as trainer_attachment
 from tests.trainer.conftest import reply, talker
@@ -31,7 +31,7 @@ def mistake(monkeypatch):
 
 async def test_a_trainer_dials_again_after_a_mistake_in_a_frame_handler(serve, mistake, caplog):
     server = await serve(talker())
-    calls = mistake(trainer_attachment, "outcome_from_wire")
+    calls = mistake(trainer_attachment, "Report")
     async with Trainer([server.address], reply) as trainer:
         outcome = await within(trainer.rollout(rollout_id="r"))
     assert outcome.status is OutcomeStatus.COMPLETED
@@ -41,7 +41,7 @@ async def test_a_trainer_dials_again_after_a_mistake_in_a_frame_handler(serve, m
 
 async def test_a_server_dials_again_after_a_mistake_in_a_frame_handler(serve, mistake, caplog):
     server = await serve(talker())
-    calls = mistake(attached_inits, "check_size")
+    calls = mistake(attached_requests, "check_size")
     async with Trainer([], reply, listen="127.0.0.1:0") as trainer:
         server.attachments.dial(trainer.address)
         outcome = await within(trainer.rollout(rollout_id="r"))

@@ -8,6 +8,7 @@ import pytest
 from osmosis_grpc.protocol.types import RolloutRequest
 from osmosis_grpc.trainer import placement
 from osmosis_grpc.trainer.agent_server_state import Rollout
+from osmosis_grpc.trainer.annotate import RecentServers
 from osmosis_grpc.trainer.placement import Placement
 
 
@@ -46,7 +47,7 @@ def place(places, affinity_key):
 
 async def test_rollouts_of_a_key_go_to_one_server_and_wait_for_it(servers):
     first, second = servers.usable
-    places = Placement(servers, {})
+    places = Placement(servers, {}, RecentServers())
     assert place(places, "a") is first
     first.free = 1
     assert place(places, "a") is first
@@ -58,7 +59,7 @@ async def test_rollouts_of_a_key_go_to_one_server_and_wait_for_it(servers):
 
 async def test_a_lost_server_gets_no_more_rollouts_of_its_keys_when_it_comes_back(servers):
     first, second = servers.usable
-    places = Placement(servers, {})
+    places = Placement(servers, {}, RecentServers())
     assert place(places, "a") is first
     servers.usable = [second]
     places.leave(first)
@@ -69,7 +70,7 @@ async def test_a_lost_server_gets_no_more_rollouts_of_its_keys_when_it_comes_bac
 
 async def test_the_next_rollout_of_a_key_does_not_wait_for_a_server_that_drains(servers):
     first, second = servers.usable
-    places = Placement(servers, {})
+    places = Placement(servers, {}, RecentServers())
     assert place(places, "a") is first
     first.free = first.window = 0
     assert place(places, "a") is second
@@ -78,7 +79,7 @@ async def test_the_next_rollout_of_a_key_does_not_wait_for_a_server_that_drains(
 async def test_the_oldest_key_is_forgotten(servers, monkeypatch):
     monkeypatch.setattr(placement, "MAX_AFFINITY_KEYS", 2)
     first, second = servers.usable
-    places = Placement(servers, {})
+    places = Placement(servers, {}, RecentServers())
     assert [place(places, key) for key in ("a", "b", "a", "c")] == [first] * 4
     first.free = 1
     assert place(places, "a") is first

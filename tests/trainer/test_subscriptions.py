@@ -10,8 +10,8 @@ from osmosis_grpc.protocol.errors import NotFound, OsmosisValidationError, Unava
 from osmosis_grpc.protocol.types import TrajectoryEvent, events
 from osmosis_grpc.protocol.wire.event import event_to_wire
 from osmosis_grpc.trainer import RolloutClient
-from osmosis_grpc.trainer.transports.attach import event_subscriptions as subscriptions
-from osmosis_grpc.trainer.transports.attach.event_subscriptions import Subscription
+from osmosis_grpc.trainer.transports.attach import open_requests as subscriptions
+from osmosis_grpc.trainer.transports.attach.open_requests import Subscription
 from tests.trainer.conftest import PATIENCE, USER, reply, talker
 from tests.waiting import until
 

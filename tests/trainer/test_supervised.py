@@ -15,8 +15,8 @@ from osmosis_grpc.protocol.errors import AlreadyExists, Internal, LedgerError, T
 from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.testing.raw.server_frames import complete, init_reply, referring, status
 from osmosis_grpc.trainer import RolloutClient, RolloutRequest, SyncTrainer, Trainer, TrainerConfig, outcome_recorder
+from osmosis_grpc.trainer import log_warnings as unreachable_file
 from osmosis_grpc.trainer import target_sources as sources_file
-from osmosis_grpc.trainer import unreachable_warnings as unreachable_file
 from osmosis_grpc.trainer.loop_thread import LoopThread
 from osmosis_grpc.trainer.transports.callback.recorder import CallbackRecorder
 from tests.server.workers.cluster import workers

@@ -10,7 +10,7 @@ from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import attach_pb2, control_pb2, outcome_pb2, services_pb2
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1.services_pb2_grpc import RolloutServiceStub
 from osmosis_grpc.protocol.types import OutcomeStatus
-from osmosis_grpc.protocol.wire.features import MAX_FEATURES, features_from_wire
+from osmosis_grpc.protocol.wire.control import MAX_FEATURES, features_from_wire
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.testing.raw import RawAgentServer, RawTrainer
 from osmosis_grpc.testing.raw.server_frames import complete

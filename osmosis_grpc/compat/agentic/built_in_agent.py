@@ -17,7 +17,7 @@ from osmosis_grpc.compat.agentic.tools import ToolResult, open_stateful, run_cal
 from osmosis_grpc.compat.agentic.trajectory import StopReason, Trajectory
 from osmosis_grpc.compat.agentic.view import BEGAN, STOP_REASON
 from osmosis_grpc.protocol.types import Message
-from osmosis_grpc.protocol.types.cuts import CUTS
+from osmosis_grpc.protocol.types.samples import CUTS
 from osmosis_grpc.tools.sandbox import Sandbox
 
 GO_ON = "The reply has no action and no final answer. Give one of them."

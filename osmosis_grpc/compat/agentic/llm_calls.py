@@ -16,10 +16,9 @@ from osmosis_grpc.policies.model_http import BAD_BODY, refused
 from osmosis_grpc.policies.openai import read_completion
 from osmosis_grpc.protocol.errors import CallError, DeadlineExceeded, Internal, OsmosisServerError, Unavailable
 from osmosis_grpc.protocol.types import ChatRequest, ChatResponse
-from osmosis_grpc.protocol.types.messages import copy_message
+from osmosis_grpc.protocol.types.messages import copy_message, dump_model
 from osmosis_grpc.protocol.types.outcome import clip
 from osmosis_grpc.protocol.types.stack_frames import own_frames
-from osmosis_grpc.protocol.types.tool_dicts import dump_model
 from osmosis_grpc.supervise import SYSTEM, Backoff
 
 MESSAGE_KEYS = frozenset({"content", "tool_calls"})

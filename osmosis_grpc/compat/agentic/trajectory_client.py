@@ -13,7 +13,7 @@ from osmosis_grpc.compat.agentic.view import TrajectoryView
 from osmosis_grpc.protocol.errors import FailedPrecondition
 from osmosis_grpc.protocol.types import RolloutInfo, TrajectoryEvent
 from osmosis_grpc.protocol.types.events import Accepted
-from osmosis_grpc.protocol.types.rollout_filter import EVERY, RolloutFilter
+from osmosis_grpc.protocol.types.rollout_info import EVERY, RolloutFilter
 from osmosis_grpc.supervise import SYSTEM
 from osmosis_grpc.testing.replay import Difference, Recorded, compare
 from osmosis_grpc.trainer.rollout_client import RolloutClient

@@ -1,4 +1,4 @@
-"""Runs uvicorn on the current event loop, with the bounds of http1.py and limited_socket.py."""
+"""Runs uvicorn on the current event loop, with the bounds of connections.py."""
 
 import asyncio
 import contextlib
@@ -13,10 +13,17 @@ from fastapi import FastAPI
 
 from osmosis_grpc import __version__
 from osmosis_grpc.network import fork_safety
-from osmosis_grpc.network.connection_limit import agent_connections
+from osmosis_grpc.network.channel_options import agent_connections
 from osmosis_grpc.network.http.bounded_json import internal, refusal
-from osmosis_grpc.network.http.http1 import AWAIT_HEAD, HEAD_SECONDS, BoundedProtocol, OneBody
-from osmosis_grpc.network.http.limited_socket import BACKLOG, IN_ONE_PASS, LimitedSocket
+from osmosis_grpc.network.http.connections import (
+    AWAIT_HEAD,
+    BACKLOG,
+    HEAD_SECONDS,
+    IN_ONE_PASS,
+    BoundedProtocol,
+    LimitedSocket,
+    OneBody,
+)
 from osmosis_grpc.network.tls import ServerTls, server_context
 from osmosis_grpc.protocol.errors import CallError
 from osmosis_grpc.supervise import OnFailure, Supervisor, call_later, job

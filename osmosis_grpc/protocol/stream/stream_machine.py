@@ -29,9 +29,8 @@ from math import inf
 from typing import Any
 
 from osmosis_grpc.protocol.errors import CallError, InvalidArgument, ResourceExhausted, Unavailable
-from osmosis_grpc.protocol.stream.outgoing_frames import MAX_FRAMES, OutgoingFrames
-from osmosis_grpc.protocol.stream.received_frames import ReceivedFrames
 from osmosis_grpc.protocol.stream.undecodable import decoded
+from osmosis_grpc.protocol.stream.waiting_frames import MAX_FRAMES, OutgoingFrames, ReceivedFrames
 
 EVENT_LIMIT = 4 * 1024 * 1024
 """While this many bytes of events, or more, wait to be sent, `events_full` is true."""

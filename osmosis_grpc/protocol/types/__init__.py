@@ -10,7 +10,7 @@ from osmosis_grpc.protocol.types.earlier_run import EarlierRun, EndedBy
 from osmosis_grpc.protocol.types.events import EventKind, TrajectoryEvent
 from osmosis_grpc.protocol.types.extras import Extra, Extras
 from osmosis_grpc.protocol.types.failure_reasons import FailureReason
-from osmosis_grpc.protocol.types.messages import Message
+from osmosis_grpc.protocol.types.messages import Message, ToolDict
 from osmosis_grpc.protocol.types.outcome import (
     Cause,
     Failure,
@@ -29,13 +29,13 @@ from osmosis_grpc.protocol.types.requests import (
     RolloutRequest,
     TraceContext,
 )
-from osmosis_grpc.protocol.types.rollout_filter import RolloutFilter
 from osmosis_grpc.protocol.types.rollout_info import (
     Activity,
     CancelResult,
     Capacity,
     JournaledRollout,
     OutcomeSummary,
+    RolloutFilter,
     RolloutInfo,
 )
 from osmosis_grpc.protocol.types.samples import (
@@ -50,7 +50,6 @@ from osmosis_grpc.protocol.types.samples import (
 from osmosis_grpc.protocol.types.stack_frames import StackFrame
 from osmosis_grpc.protocol.types.tensors import RaggedTensor, Tensor
 from osmosis_grpc.protocol.types.tokens import Ids, Logprobs, TokenBlock, VersionSpan
-from osmosis_grpc.protocol.types.tool_dicts import ToolDict
 
 __all__ = [
     "AbandonReason",

@@ -6,11 +6,10 @@ from typing import Any
 from uuid import uuid4
 
 from osmosis_grpc.protocol.errors import InvalidArgument
-from osmosis_grpc.protocol.types.arrays import ArrayLike, Float32Array, np
 from osmosis_grpc.protocol.types.json_values import number_of
 from osmosis_grpc.protocol.types.jsontext import check_text
 from osmosis_grpc.protocol.types.samples import Sample
-from osmosis_grpc.protocol.types.tensors import ArrayEquality
+from osmosis_grpc.protocol.types.tensors import ArrayEquality, ArrayLike, Float32Array, np
 from osmosis_grpc.protocol.types.tokens import Logprobs, check_logprobs
 
 MAX_ID_CHARS = 256

@@ -8,11 +8,10 @@ from osmosis_grpc.protocol.types.annotation import Annotation
 from osmosis_grpc.protocol.types.chat import ChatPurpose, ChatResponse
 from osmosis_grpc.protocol.types.earlier_run import EndedBy
 from osmosis_grpc.protocol.types.fast_init import fast_init
-from osmosis_grpc.protocol.types.messages import Message
+from osmosis_grpc.protocol.types.messages import Message, ToolDict
 from osmosis_grpc.protocol.types.outcome import Receipt, RolloutOutcome
 from osmosis_grpc.protocol.types.requests import InitRequest
 from osmosis_grpc.protocol.types.samples import ChatRef, SplitReason
-from osmosis_grpc.protocol.types.tool_dicts import ToolDict
 
 
 @fast_init

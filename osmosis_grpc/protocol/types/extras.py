@@ -1,11 +1,17 @@
-"""Extras: values for each token, by name. LAYOUTS has the names with a fixed meaning, as in tokens.proto."""
+"""Extras: values for each token, by name. LAYOUTS has the names with a fixed meaning, as in tokens.proto.
 
-from collections.abc import Mapping
+The extras of a segment are those of its prompts and replies, joined. An extra is complete in a row of tokens if each of
+them has a row of it, and if all rows have the same type and shape.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from osmosis_grpc.protocol.errors import InvalidArgument
-from osmosis_grpc.protocol.types.tensors import RaggedTensor, Tensor
+from osmosis_grpc.protocol.types.jsontext import NOTHING
+from osmosis_grpc.protocol.types.tensors import BoolArray, RaggedTensor, Tensor, np
 
 Extra = Tensor | RaggedTensor
 """Values for each token."""
@@ -75,3 +81,114 @@ def _check_layout(name: str, extra: Extra, path: str) -> None:
         return
     kind = "a ragged tensor" if ragged else "a tensor"
     raise InvalidArgument(path, f"is {layout}, not {kind} of {values.dtype} with the shape {values.shape[:8]}")
+
+
+class Part(NamedTuple):
+    """Consecutive tokens of a segment. Their rows are those from `start` up to, but without, `stop` in `extras`."""
+
+    extras: Extras
+    start: int
+    stop: int
+    mask: int
+    """1 for the tokens of a reply, 0 for the tokens of a prompt."""
+
+
+def bare_parts(runs: Sequence[int]) -> list[Part]:
+    """Return the parts of tokens without extras. `runs` are mask runs, as in Segment."""
+    return [Part(NOTHING, 0, count, number % 2) for number, count in enumerate(runs) if count]
+
+
+def cut(parts: Iterable[Part], start: int, stop: int, *, as_prompt: bool = True) -> list[Part]:
+    """Return the parts of the tokens from `start` up to, but without, `stop`. With `as_prompt`, all have mask 0."""
+    found, at = [], 0
+    for part in parts:
+        count = part.stop - part.start
+        first, last = max(start - at, 0), min(stop - at, count)
+        if first < last:
+            found.append(Part(part.extras, part.start + first, part.start + last, 0 if as_prompt else part.mask))
+        at += count
+    return found
+
+
+def join(parts: Sequence[Part]) -> dict[str, Extra]:
+    """Return the extras that are complete in the tokens of the parts, joined."""
+    names = parts[0].extras if parts else NOTHING
+    return {name: _joined([(part.extras[name], part) for part in parts]) for name in names if _complete(name, parts)}
+
+
+def gather(parts: Sequence[Part]) -> tuple[Mapping[str, Extra], Mapping[str, Extra], tuple[str, ...]]:
+    """Return sampled_extras, token_extras and incomplete_extras of a segment; see Segment.
+
+    An extra that is complete in all tokens is a token extra. One that is complete in the replies only is a sampled
+    extra, also if some prompts have it. If there is no prompt, all extras are sampled extras.
+    """
+    replies = [part for part in parts if part.mask]
+    tokens = join(parts) if len(replies) < len(parts) else {}
+    sampled = {name: extra for name, extra in join(replies).items() if name not in tokens}
+    names = {name for part in parts for name in part.extras}
+    return sampled, tokens, tuple(sorted(names - sampled.keys() - tokens.keys()))
+
+
+def rows(extras: Extras, start: int, stop: int) -> Extras:
+    """Return the rows from `start` up to, but without, `stop`."""
+    return join([Part(extras, start, stop, 0)]) if extras else extras
+
+
+def spread(extra: Extra, mask: BoolArray) -> Extra:
+    """Return an extra with one row for each element of the mask: its own rows in order where the mask is set.
+
+    The other rows are zeros, or empty.
+    """
+    if isinstance(extra, RaggedTensor):
+        lengths = np.zeros(len(mask) + 1, dtype="<u4")
+        lengths[1:][mask] = np.diff(extra.offsets)
+        return RaggedTensor(values=extra.values, offsets=lengths.cumsum(dtype="<u4"))
+    values = extra.numpy()
+    spaced = np.zeros((len(mask), *values.shape[1:]), dtype=values.dtype)
+    spaced[mask] = values
+    return Tensor(dtype=extra.dtype, shape=spaced.shape, data=spaced.tobytes())
+
+
+def _complete(name: str, parts: Sequence[Part]) -> bool:
+    kinds = {_kind(part.extras[name]) if name in part.extras else None for part in parts}
+    return len(kinds) == 1 and None not in kinds
+
+
+def _kind(extra: Extra) -> tuple[Any, ...]:
+    """Return what all rows of an extra share. Rows of different kinds cannot be joined."""
+    values = extra.values if isinstance(extra, RaggedTensor) else extra
+    return type(extra), values.dtype, values.shape[1:]
+
+
+def _joined(pieces: Sequence[tuple[Extra, Part]]) -> Extra:
+    first = pieces[0][0]
+    if len(pieces) == 1 and (pieces[0][1].start, pieces[0][1].stop) == (0, _length(first)):
+        return first
+    if isinstance(first, RaggedTensor):
+        return _join_ragged([(extra, part) for extra, part in pieces if isinstance(extra, RaggedTensor)])
+    return _join_tensors([(extra, part) for extra, part in pieces if isinstance(extra, Tensor)])
+
+
+def _length(extra: Extra) -> int:
+    return len(extra) if isinstance(extra, RaggedTensor) else extra.shape[0]
+
+
+def _join_tensors(pieces: Sequence[tuple[Tensor, Part]]) -> Tensor:
+    first = pieces[0][0]
+    arrays = [tensor.numpy()[part.start : part.stop] for tensor, part in pieces]
+    count = sum(map(len, arrays))
+    data = b"".join([array.tobytes() for array in arrays])
+    return Tensor(dtype=first.dtype, shape=(count, *first.shape[1:]), data=data)
+
+
+def _join_ragged(pieces: Sequence[tuple[RaggedTensor, Part]]) -> RaggedTensor:
+    first = pieces[0][0].values
+    arrays, offsets, end = [], [np.zeros(1, dtype="<u4")], 0
+    for ragged, part in pieces:
+        bounds = ragged.offsets[part.start : part.stop + 1]
+        arrays.append(ragged.values.numpy()[int(bounds[0]) : int(bounds[-1])])
+        offsets.append(bounds[1:] - bounds[0] + np.uint32(end))
+        end += len(arrays[-1])
+    data = b"".join([array.tobytes() for array in arrays])
+    values = Tensor(dtype=first.dtype, shape=(end, *first.shape[1:]), data=data)
+    return RaggedTensor(values=values, offsets=np.concatenate(offsets).astype("<u4", copy=False))

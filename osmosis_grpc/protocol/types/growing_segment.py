@@ -5,10 +5,9 @@ from itertools import chain
 
 import numpy as np
 
-from osmosis_grpc.protocol.types.extras import Extras
+from osmosis_grpc.protocol.types.extras import Extras, Part, bare_parts, cut, gather
 from osmosis_grpc.protocol.types.jsontext import NOTHING
 from osmosis_grpc.protocol.types.samples import Segment, SplitReason
-from osmosis_grpc.protocol.types.segment_extras import Part, bare_parts, cut, gather
 from osmosis_grpc.protocol.types.tokens import Ids, Logprobs, VersionSpan
 
 NO_IDS: Ids = np.empty(0, dtype="<u4")

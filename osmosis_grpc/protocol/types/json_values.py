@@ -176,7 +176,6 @@ class _Walk:
         return made
 
     def _key(self, key: Any) -> str:
-        """Return the text of a key."""
         if key is None or type(key) is bool:
             return _CONSTANTS[key]
         if isinstance(key, tuple | frozenset):

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, NoReturn
 
 from osmosis_grpc.protocol.errors import InvalidArgument
-from osmosis_grpc.protocol.types.arrays import np
+from osmosis_grpc.protocol.types.tensors import np
 
 MAX_DEPTH = 256
 """Levels of lists and objects within one value."""
@@ -201,7 +201,6 @@ def _checked_texts(value: Any, field: str, place: str, *, repair: bool) -> Any:
 
 
 def _depth(text: str) -> int:
-    """Return how many levels a JSON text has."""
     steps = np.frombuffer(_STRINGS.sub("", text).encode().translate(_STEPS), np.int8)
     return int(np.cumsum(steps, dtype=np.int32).max(initial=0))
 

@@ -7,14 +7,13 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from osmosis_grpc.protocol.errors import Boundary, OsmosisRolloutError, OsmosisServerError
-from osmosis_grpc.protocol.types.cuts import Cut, Dropped, check_choices
 from osmosis_grpc.protocol.types.earlier_run import EarlierRun
 from osmosis_grpc.protocol.types.failure_reasons import FailureReason, reason_of
 from osmosis_grpc.protocol.types.fast_init import fast_init
 from osmosis_grpc.protocol.types.jsontext import repaired
 from osmosis_grpc.protocol.types.messages import Message
 from osmosis_grpc.protocol.types.requests import Group
-from osmosis_grpc.protocol.types.samples import Sample, Segment
+from osmosis_grpc.protocol.types.samples import Cut, Dropped, Sample, Segment, check_choices
 from osmosis_grpc.protocol.types.stack_frames import StackFrame, own_frames
 
 MAX_FAILURE_TEXT = 64 * 1024
@@ -264,7 +263,6 @@ class RolloutOutcome:
 
 
 def _chosen(sample: Sample, cut: Cut, dropped: Dropped) -> tuple[Segment, ...]:
-    """Return the segments to train on."""
     if sample.cut and cut == "skip":
         return ()
     found = sample.segments

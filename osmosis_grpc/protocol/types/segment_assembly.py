@@ -21,11 +21,10 @@ import numpy as np
 
 from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.protocol.types.chat import ChatPurpose, ChatResponse
-from osmosis_grpc.protocol.types.extras import Extras
+from osmosis_grpc.protocol.types.extras import Extras, cut, join
 from osmosis_grpc.protocol.types.growing_segment import NO_IDS, NO_LOGPROBS, GrowingSegment
 from osmosis_grpc.protocol.types.jsontext import NOTHING
 from osmosis_grpc.protocol.types.samples import Segment, SplitReason
-from osmosis_grpc.protocol.types.segment_extras import cut, join
 from osmosis_grpc.protocol.types.tokens import Ids, Logprobs, TokenBlock, VersionSpan
 
 
@@ -258,7 +257,6 @@ class Assembler:
 
 
 def _reason(parent_chat: int, before: _End | None, drift: int | None) -> SplitReason:
-    """Return why a chat begins a segment."""
     if before is None:
         return SplitReason.NO_TOKENS if parent_chat else SplitReason.HISTORY_CHANGED
     if drift is not None:

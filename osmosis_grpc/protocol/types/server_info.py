@@ -1,12 +1,14 @@
-"""Information about an agent server, as RolloutClient.info() and drain() return it."""
+"""Information about an agent server and its workers, as RolloutClient.info() and drain() return it."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from osmosis_grpc.protocol.types.jsontext import MAX_DEPTH
+from osmosis_grpc.protocol.types.messages import ToolDict
 from osmosis_grpc.protocol.types.requests import MAX_ID_CHARS
 from osmosis_grpc.protocol.types.rollout_info import Capacity
-from osmosis_grpc.protocol.types.tool_dicts import ToolDict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,3 +89,22 @@ class DrainResult:
     queued: int
     undelivered: int
     """Ended rollouts whose outcome is not delivered."""
+
+
+_POSITION = re.compile("([0-9]{1,3})=([0-9]{1,17})")
+
+
+def parse_positions(token: str) -> dict[int, int]:
+    """Return the position of each worker. A plain number is that of worker 0. Raises ValueError."""
+    found: dict[int, int] = {}
+    for text in token.split("/") if token else ():
+        match = _POSITION.fullmatch(text if "=" in text else f"0={text}")
+        if match is None:
+            raise ValueError(f"{token!r:.100} is not the token of a page")
+        found[int(match[1])] = int(match[2])
+    return found
+
+
+def positions_text(positions: Mapping[int, Any]) -> str:
+    """Return the token for the positions of workers."""
+    return "/".join(f"{worker}={position}" for worker, position in sorted(positions.items()))

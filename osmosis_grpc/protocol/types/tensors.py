@@ -1,14 +1,47 @@
-"""Arrays of numbers as they travel: rectangular ones, and rows of different lengths."""
+"""Arrays of numbers as they travel: rectangular ones, and rows of different lengths.
+
+NumPy is imported at its first use, so that a command that shows no tokens starts faster. Modules that a server or a
+trainer imports may import NumPy itself, so that no event loop waits for the import.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
-from types import MappingProxyType
-from typing import Any
+from types import MappingProxyType, ModuleType
+from typing import TYPE_CHECKING, Any, NewType
 
 from osmosis_grpc.protocol.errors import InvalidArgument
-from osmosis_grpc.protocol.types.arrays import Array, ArrayLike, UInt32Array, np
+
+__all__ = ["Array", "ArrayLike", "BoolArray", "Float32Array", "UInt32Array", "np"]
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import ArrayLike, NDArray
+
+    UInt32Array = NDArray[np.uint32]
+    Float32Array = NDArray[np.float32]
+    BoolArray = NDArray[np.bool_]
+    Array = NDArray[Any]
+else:
+
+    class _NumPy(ModuleType):
+        """Keeps each name of NumPy after its first use."""
+
+        def __getattr__(self, name: str) -> Any:
+            import numpy
+
+            value = getattr(numpy, name)
+            setattr(self, name, value)
+            return value
+
+    np = _NumPy("numpy")
+    ArrayLike = NewType("ArrayLike", object)
+    UInt32Array = NewType("UInt32Array", object)
+    Float32Array = NewType("Float32Array", object)
+    BoolArray = NewType("BoolArray", object)
+    Array = NewType("Array", object)
+
 
 MAX_DIMENSIONS = 16
 """The most dimensions of a tensor."""

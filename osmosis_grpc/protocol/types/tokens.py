@@ -9,11 +9,10 @@ import struct
 from dataclasses import dataclass, field
 
 from osmosis_grpc.protocol.errors import InvalidArgument
-from osmosis_grpc.protocol.types.arrays import Array, ArrayLike, Float32Array, UInt32Array, np
 from osmosis_grpc.protocol.types.extras import Extras, check_extras
 from osmosis_grpc.protocol.types.fast_init import fast_init
 from osmosis_grpc.protocol.types.jsontext import NOTHING
-from osmosis_grpc.protocol.types.tensors import ArrayEquality
+from osmosis_grpc.protocol.types.tensors import Array, ArrayEquality, ArrayLike, Float32Array, UInt32Array, np
 
 Ids = UInt32Array
 Logprobs = Float32Array
@@ -91,7 +90,6 @@ class VersionSpan:
 
 
 def _flat(values: ArrayLike, name: str, dtype: str | None = None) -> Array:
-    """Return a one-dimensional array of numbers. Raises InvalidArgument."""
     try:
         with np.errstate(over="ignore"):
             array: Array = np.asarray(values, dtype=dtype, order="C")
@@ -103,7 +101,6 @@ def _flat(values: ArrayLike, name: str, dtype: str | None = None) -> Array:
 
 
 def _wrong_id(ids: Array) -> str:
-    """Return the index and the value of the first value that is not a token id."""
     if ids.dtype.kind not in "iu":
         return f"the ids are of the type {ids.dtype}"
     index = int(((ids < 0) | (ids > 0xFFFFFFFF)).argmax())

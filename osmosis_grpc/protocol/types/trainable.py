@@ -7,9 +7,9 @@ from typing import Literal, NamedTuple, get_args
 
 from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.protocol.types import OutcomeStatus, RolloutOutcome, Sample, Segment
-from osmosis_grpc.protocol.types.arrays import BoolArray
-from osmosis_grpc.protocol.types.cuts import Cut, Dropped, check_choices
 from osmosis_grpc.protocol.types.outcome import lacks
+from osmosis_grpc.protocol.types.samples import Cut, Dropped, check_choices
+from osmosis_grpc.protocol.types.tensors import BoolArray
 
 Untrainable = Literal["raise", "skip"]
 """What to do with a sample that cannot be trained on: raise InvalidArgument, or leave it out and list it."""

@@ -1,7 +1,7 @@
-"""control.proto: cancels, lists, event streams, and the information about a server."""
+"""control.proto: cancels, lists, event streams, features, and the information about a server."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import control_pb2 as pb
 from osmosis_grpc.protocol.errors import InvalidArgument
@@ -12,6 +12,25 @@ from osmosis_grpc.protocol.wire import times
 from osmosis_grpc.protocol.wire.field_conversion import Codec, Converter, EnumNames
 from osmosis_grpc.protocol.wire.message import TOOLS
 from osmosis_grpc.protocol.wire.rollout import STATES
+
+ABANDON_CHAT = "abandon_chat"
+ANNOTATE = "annotate"
+BLOBS = "blobs"
+FORK = "fork"
+GOODBYE = "goodbye"
+OUTCOME_BY_REFERENCE = "outcome_by_reference"
+
+FEATURES = (ABANDON_CHAT, ANNOTATE, BLOBS, FORK, GOODBYE, OUTCOME_BY_REFERENCE)
+"""The features of our servers and trainers, as they list them."""
+
+MAX_FEATURES = 256
+"""The most names of features that are kept of a peer."""
+
+
+def features_from_wire(names: Iterable[str]) -> frozenset[str]:
+    """Return the features of a peer. Unknown names are kept, because a later version may use them."""
+    return frozenset(list(names)[:MAX_FEATURES])
+
 
 PROTOCOL = (1, 1)
 """The lowest and the highest protocol version of this implementation."""
@@ -53,7 +72,6 @@ def parse_page_token(token: str) -> int:
 
 
 def _states_from_wire(states: Sequence[int], path: str) -> tuple[RolloutState, ...]:
-    """Return the states to list. Raises InvalidArgument for an unknown state."""
     known = [STATES.names.get(state) for state in states]
     if None in known:
         raise InvalidArgument(path, "has an unknown state")

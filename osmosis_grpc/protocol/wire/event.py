@@ -1,17 +1,18 @@
-"""event.proto: a table with one row for each kind of event."""
+"""event.proto: a table with one row for each kind of event. Also annotation.proto: an annotation is an event."""
 
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import annotation_pb2, outcome_pb2
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import event_pb2 as pb
-from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import outcome_pb2
 from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.protocol.types import EndedBy, Fork, Group, events, jsontext
+from osmosis_grpc.protocol.types.annotation import Annotation, SegmentAnnotation
 from osmosis_grpc.protocol.types.events import TrajectoryEvent
+from osmosis_grpc.protocol.types.tensors import np
 from osmosis_grpc.protocol.wire import times
-from osmosis_grpc.protocol.wire.annotation import ANNOTATION
 from osmosis_grpc.protocol.wire.chat import PURPOSES, RECEIPTS, reply_bytes, reply_from_wire, tools_to_wire
 from osmosis_grpc.protocol.wire.field_conversion import JSON_OBJECT, Codec, Converter
 from osmosis_grpc.protocol.wire.message import (
@@ -30,6 +31,28 @@ from osmosis_grpc.protocol.wire.outcome import fit, outcome_from_wire, outcome_t
 from osmosis_grpc.protocol.wire.protobuf_encoding import head, repeated, varint
 from osmosis_grpc.protocol.wire.rollout import init_from_wire, init_to_wire, origin_from_wire
 from osmosis_grpc.protocol.wire.tokens import SPLITS
+
+_VALUES = Codec(lambda values: values.tolist(), lambda values, path: np.array(values, dtype="<f4"))
+
+SEGMENT_ANNOTATION = Converter(
+    SegmentAnnotation, annotation_pb2.SegmentAnnotation, logprobs=_VALUES, entropies=_VALUES, advantages=_VALUES
+)
+ANNOTATION = Converter(Annotation, annotation_pb2.Annotation)
+
+
+def annotation_from_wire(message: annotation_pb2.Annotation, path: str = "annotation") -> Annotation:
+    """Return a checked annotation without its time. Raises InvalidArgument."""
+    annotation = ANNOTATION.from_wire(message, f"{path}.")
+    annotation.check(path)
+    return annotation
+
+
+def annotate_request(rollout_id: str, attempt: int, annotation: Annotation) -> annotation_pb2.AnnotateRequest:
+    """Return the request that stores an annotation. Raises InvalidArgument naming a bad field."""
+    annotation.check()
+    return annotation_pb2.AnnotateRequest(
+        rollout_id=rollout_id, attempt=attempt, annotation=ANNOTATION.to_wire(annotation)
+    )
 
 
 def event_to_wire(event: TrajectoryEvent, *, tokens: bool = True) -> pb.TrajectoryEvent:
@@ -93,7 +116,6 @@ def kind_number(kind: type[events.EventKind]) -> int:
 
 
 def _answered(kind: events.ChatAnswered) -> pb.ChatAnsweredEvent:
-    """Return an answered chat as a message, without blobs."""
     if type(kind.response.message.get("content")) is list:  # the received bytes may have blobs
         kind = replace(kind, response=replace(kind.response, wire=b""))
     return pb.ChatAnsweredEvent.FromString(_answered_bytes(kind))

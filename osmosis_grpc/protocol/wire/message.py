@@ -122,7 +122,6 @@ def messages_from_wire(messages: Sequence[pb.Message], field: str, *, any_role: 
 
 
 def _part_items(parts: Sequence[pb.ContentPart]) -> int:
-    """Return the number of parts and blobs."""
     return len(parts) + sum(len(part.blobs) for part in parts)
 
 

@@ -93,7 +93,6 @@ def init_to_wire(init: InitRequest, *, secrets: bool = True, blobs: bool = False
 
 
 def _fork_from_wire(message: pb.Fork, path: str) -> Fork:
-    """Return a checked fork. Raises InvalidArgument naming the field."""
     chat = message.chat
     fork = Fork(message.rollout_id, chat.chat_number, chat.sample, message.attempt or 1)
     fork.check(path)

@@ -10,8 +10,8 @@ from osmosis_grpc.protocol.wire.status import from_code
 from osmosis_grpc.records.evaluate.errors import RunError
 from osmosis_grpc.records.evaluate.run_folder import RunFolder
 from osmosis_grpc.storage import JournalError, Reader
-from osmosis_grpc.storage.journal.read_on_thread import read_on_thread
 from osmosis_grpc.storage.journal.schema import FILE
+from osmosis_grpc.storage.journal.stored_rollouts import read_on_thread
 from osmosis_grpc.supervise import SYSTEM
 
 COMPARED = ("messages", "tools", "parent_chat", "purpose", "policy")

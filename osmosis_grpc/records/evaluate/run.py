@@ -33,7 +33,7 @@ from osmosis_grpc.records.evaluate.eval_functions import OWN_REWARD, Scored, Sco
 from osmosis_grpc.records.evaluate.results import REFUSED, Price, RowResult, cost_of, result_of
 from osmosis_grpc.records.evaluate.run_folder import RunFolder
 from osmosis_grpc.records.local_host import LocalHost, local_peer
-from osmosis_grpc.storage.keep_all import KEPT
+from osmosis_grpc.storage.journal.schema import KEPT
 from osmosis_grpc.supervise import DaemonThreads
 
 _logger = logging.getLogger(__name__)

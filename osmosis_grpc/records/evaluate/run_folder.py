@@ -15,9 +15,9 @@ from typing import IO, Any
 
 from osmosis_grpc.records.evaluate.errors import RunError
 from osmosis_grpc.records.evaluate.results import RowResult
-from osmosis_grpc.storage.fsync import fsync
 from osmosis_grpc.storage.journal.schema import FILE
 from osmosis_grpc.storage.lock_file import Lock, Locked
+from osmosis_grpc.storage.state_folders import fsync
 
 RUNS = Path(".osmosis/runs")
 """The folder of all runs whose folder has no name of its own."""

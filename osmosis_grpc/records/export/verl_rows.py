@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.protocol.types import RolloutOutcome, Tensor
-from osmosis_grpc.protocol.types.cuts import Cut, Dropped, check_choices
+from osmosis_grpc.protocol.types.samples import Cut, Dropped, check_choices
 from osmosis_grpc.protocol.types.trainable import (
     Outcomes,
     Selection,

@@ -18,7 +18,7 @@ from osmosis_grpc.records.reading.journal_folder import doctor_hint
 from osmosis_grpc.records.reading.source_port import SourceError
 from osmosis_grpc.storage import JournalError
 from osmosis_grpc.storage.journal.schema import FILE
-from osmosis_grpc.storage.worker_folders import worker_folders
+from osmosis_grpc.storage.state_folders import worker_folders
 
 MEMORY = "1GiB"
 """DuckDB may use this much memory; a query that needs more is an error."""

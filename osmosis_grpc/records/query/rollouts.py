@@ -19,8 +19,8 @@ from osmosis_grpc.protocol.types import (
 )
 from osmosis_grpc.protocol.wire.event import kind_number
 from osmosis_grpc.records.reading.journal_info import settled_header, unfinished_info
-from osmosis_grpc.storage.journal.event_reader import EventReader
 from osmosis_grpc.storage.journal.open_trails import OpenTrail
+from osmosis_grpc.storage.journal.reader import Reader
 from osmosis_grpc.storage.journal.rows import RolloutRow
 
 PAGE = 200
@@ -32,7 +32,7 @@ class Journal:
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         """Open the journal until the stack closes. Raises JournalError."""
-        self.reader = EventReader.look(folder)
+        self.reader = Reader.look(folder)
         stack.callback(self.reader.close)
         newest = self.reader.newest_time() if self.reader.in_use(folder) is False else None
         self.now = time.time() if newest is None else newest

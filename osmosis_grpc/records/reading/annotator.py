@@ -59,7 +59,7 @@ async def _in_folder(folder: Path) -> AsyncIterator[Annotator]:
     from osmosis_grpc.engine import Engine, EngineConfig
     from osmosis_grpc.protocol.errors import CallError, NotFound
     from osmosis_grpc.storage import JournalError, SqliteJournal
-    from osmosis_grpc.storage.keep_all import BUDGET, KEPT
+    from osmosis_grpc.storage.journal.schema import BUDGET, KEPT
     from osmosis_grpc.supervise import Supervisor
 
     class InFolder:

@@ -12,13 +12,13 @@ from contextlib import ExitStack, aclosing
 from pathlib import Path
 
 from osmosis_grpc.protocol.types import RolloutFilter, RolloutInfo, RolloutRequest, ToolDict, TrajectoryEvent
-from osmosis_grpc.protocol.types.worker_positions import parse_positions, positions_text
+from osmosis_grpc.protocol.types.server_info import parse_positions, positions_text
 from osmosis_grpc.records.reading.journal_folder import LOOKED_AT, Seen, unknown_rollout
 from osmosis_grpc.records.reading.journal_source import POLL, FolderInfo, JournalSource
 from osmosis_grpc.records.reading.list_filter import FilterError
 from osmosis_grpc.records.reading.source_port import Events, Source
 from osmosis_grpc.storage.journal.schema import FILE
-from osmosis_grpc.storage.worker_folders import worker_folders
+from osmosis_grpc.storage.state_folders import worker_folders
 
 
 class FolderSource(Source):

@@ -21,7 +21,7 @@ from osmosis_grpc.records.reading.journal_folder import Seen, find_attempt, open
 from osmosis_grpc.records.reading.journal_info import ended_info, settled_header, unfinished_info
 from osmosis_grpc.records.reading.source_port import LARGE_PAGE, Events, Source
 from osmosis_grpc.storage import Reader
-from osmosis_grpc.storage.journal.rollout_folders import rollout_folder
+from osmosis_grpc.storage.state_folders import rollout_folder
 
 POLL = 0.2
 """Seconds between two looks at a journal that another process may write."""
@@ -164,7 +164,7 @@ class JournalSource(Source):
 
     async def get(self, rollout_id: str, attempt: int = 0) -> RolloutInfo:
         """See Source."""
-        from osmosis_grpc.engine.resolve_references import resolve_references  # lists do not need it
+        from osmosis_grpc.engine.recorded_chats import resolve_references  # lists do not need it
 
         with self._opened() as reader:
             entry = find_attempt(reader, self.folder, rollout_id, attempt)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from osmosis_grpc.serve.json_output import Records
-from osmosis_grpc.storage.worker_folders import worker_folder
+from osmosis_grpc.storage.state_folders import worker_folder
 from osmosis_grpc.supervise import OnFailure, job, thread
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from osmosis_grpc.serve.json_output import Records
 from osmosis_grpc.serve.workers.place import Place, ToSupervisor, ports_of, share_lock
 from osmosis_grpc.server import AgentServer
-from osmosis_grpc.server.workers.config import WorkersConfig
+from osmosis_grpc.server.workers.siblings import WorkersConfig
 from osmosis_grpc.supervise import OnFailure, job
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from osmosis_grpc.protocol.errors import CallError, DeadlineExceeded
 from osmosis_grpc.protocol.wire import control as wire
 from osmosis_grpc.protocol.wire.methods import METHODS
 from osmosis_grpc.server.servicer import Access, RolloutServicer
-from osmosis_grpc.server.workers.event_streams import merged_events
-from osmosis_grpc.server.workers.pages import merged_page
+from osmosis_grpc.server.workers.merged_answers import merged_events, merged_page
 from osmosis_grpc.server.workers.sibling_server import find, numbered_page
 from osmosis_grpc.server.workers.siblings import FIND, LIST, Siblings, WorkerAway, patient, raise_first, results
 

@@ -15,16 +15,14 @@ from osmosis_grpc.engine import Engine
 from osmosis_grpc.network.bearer_tokens import WRONG
 from osmosis_grpc.network.fork_safety import keep_from_children
 from osmosis_grpc.network.handlers import Registrar, metadata_value
-from osmosis_grpc.network.listen import start
-from osmosis_grpc.network.network import Network
+from osmosis_grpc.network.network import Network, start
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import control_pb2 as pb
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import services_pb2_grpc
 from osmosis_grpc.protocol.errors import Unauthenticated
 from osmosis_grpc.protocol.wire import control as wire
 from osmosis_grpc.protocol.wire.rollout import ROLLOUT
 from osmosis_grpc.server.servicer import RolloutServicer
-from osmosis_grpc.server.workers.config import WorkersConfig
-from osmosis_grpc.server.workers.siblings import FIND, LIST, OWNER_KEY, SECRET_KEY, SERVICE
+from osmosis_grpc.server.workers.siblings import FIND, LIST, OWNER_KEY, SECRET_KEY, SERVICE, WorkersConfig
 
 
 class SiblingAccess:

@@ -5,6 +5,8 @@ Workers call each other's methods of RolloutService, and two that only workers h
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
@@ -18,7 +20,32 @@ from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import control_pb2 as pb
 from osmosis_grpc.protocol.errors import CallError, Unavailable
 from osmosis_grpc.protocol.types.server_info import Worker
 from osmosis_grpc.protocol.wire.methods import METHODS, Method
-from osmosis_grpc.server.workers.config import WorkersConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkersConfig:
+    """What a worker knows about its server."""
+
+    index: int
+    """The number of this worker, from 0."""
+    ports: Mapping[int, int]
+    """The gRPC port of each worker, by its number. It changes when a worker leaves for good."""
+    accepting: int
+    """The workers below this number accept new rollouts."""
+    secret: str = field(repr=False)
+    """The workers show it to each other."""
+    sockets: Path
+    """A folder that only the user of the server can read. Each worker has a socket in it."""
+
+    @property
+    def leaves(self) -> bool:
+        """Whether this worker only finishes what it has."""
+        return self.index >= self.accepting
+
+    def socket(self, worker: int, kind: str = "grpc") -> Path:
+        """Return the path of a worker's socket for calls of its siblings."""
+        return self.sockets / f"{worker}.{kind}"
+
 
 SERVICE = "osmosis.workers.Worker"
 FIND = Method("Find", SERVICE, f"/{SERVICE}/Find", pb.GetRolloutRequest, Int64Value, False, False)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from osmosis_grpc.protocol.types import InitRequest
 from osmosis_grpc.protocol.wire.rollout import callback_from_bytes, callback_to_bytes
-from osmosis_grpc.storage.fsync import fsync
+from osmosis_grpc.storage.state_folders import fsync
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,6 @@ def has_secrets(init: InitRequest) -> bool:
 
 
 def _signed(text: str) -> str:
-    """Return a checksum followed by its text."""
     return f"{zlib.crc32(text.encode()):08x} {text}"
 
 

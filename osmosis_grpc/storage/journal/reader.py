@@ -12,10 +12,9 @@ from typing import Any, Self
 from osmosis_grpc.protocol.types import EventKind, Fork, Group, JournaledRollout, RolloutFilter, TrajectoryEvent
 from osmosis_grpc.protocol.wire.event import ANNOTATED, origin_from_bytes
 from osmosis_grpc.storage.journal import schema
-from osmosis_grpc.storage.journal.entries import entry_of
 from osmosis_grpc.storage.journal.open_trails import OpenTrail, open_trails
-from osmosis_grpc.storage.journal.rows import Dropped, EventRow, RolloutRow, Trail
-from osmosis_grpc.storage.journal.selection import selection
+from osmosis_grpc.storage.journal.rows import Dropped, EventRow, RolloutRow, Trail, entry_of
+from osmosis_grpc.storage.journal.schema import selection
 from osmosis_grpc.storage.lock_file import is_held
 from osmosis_grpc.storage.sqlite.database import look
 
@@ -38,6 +37,8 @@ _OWNED = """SELECT rollout_id, attempt, events.* FROM events JOIN rollouts USING
     WHERE owner = ? AND position > ? AND position <= ? ORDER BY position LIMIT ?"""
 _NEW = """SELECT rollout_id, attempt, events.* FROM events JOIN rollouts USING (sequence)
     WHERE position > ? AND position <= ? AND (? = '' OR rollout_id = ? AND attempt = ?) ORDER BY position LIMIT ?"""
+_OF_KINDS = """SELECT * FROM events WHERE position IN (SELECT value FROM json_each(?))
+    AND (? = 0 OR kind IN (SELECT value FROM json_each(?))) ORDER BY position"""
 _OPEN = """SELECT * FROM events
     WHERE position >= (SELECT min(accepted) FROM rollouts WHERE NOT settled)
     AND sequence IN (SELECT sequence FROM rollouts WHERE NOT settled) ORDER BY position"""
@@ -174,6 +175,23 @@ class Reader:
                 if event.sequence in found:
                     found[event.sequence][1].add(event)
         return list(found.values())
+
+    def events_of(self, row: RolloutRow, kinds: Sequence[int]) -> tuple[list[TrajectoryEvent], bool]:
+        """Return the events of an ended rollout of these kinds, or of all without `kinds`.
+
+        Leaves damaged events out. Return also whether no event is damaged.
+        """
+        positions = json.dumps(array("Q", row.positions or b"").tolist())
+        found: list[TrajectoryEvent] = []
+        sound = True
+        with closing(self._database.execute(_OF_KINDS, (positions, len(kinds), json.dumps(list(kinds))))) as rows:
+            for event in map(EventRow._make, rows):
+                if not event.sound:
+                    sound = False
+                    continue
+                kind = event.read()
+                found.append(TrajectoryEvent(row.rollout_id, row.attempt, event.event_number, event.time, kind))
+        return found, sound
 
     def has_unsettled(self) -> bool:
         """Return whether a rollout is not settled."""
@@ -349,7 +367,6 @@ class Reader:
         return self._event(position).read()
 
     def _event(self, position: int) -> EventRow:
-        """Return the event at a position. Raises Damaged."""
         found = self._database.execute(_EVENT, (position,)).fetchone()
         if found is None:
             raise schema.Damaged(f"event {position} is not in the journal")

@@ -26,14 +26,13 @@ from osmosis_grpc.storage.journal import schema
 from osmosis_grpc.storage.journal.credentials import Secrets, has_secrets
 from osmosis_grpc.storage.journal.open_rollouts import End, Key, OpenRollout
 from osmosis_grpc.storage.journal.prepare import prepare
-from osmosis_grpc.storage.journal.read_on_thread import read_on_thread
 from osmosis_grpc.storage.journal.retention import Retention, deletion
-from osmosis_grpc.storage.journal.rollout_folders import RolloutFolders
 from osmosis_grpc.storage.journal.rows import EVENT_BYTES, Dropped, accept_row, accepted_columns, end_row, settle_row
-from osmosis_grpc.storage.journal.stored_rollouts import VERSION, StoredRollouts
+from osmosis_grpc.storage.journal.stored_rollouts import VERSION, StoredRollouts, read_on_thread
 from osmosis_grpc.storage.journal.writer import Batch, Latest, Row, Token, Writer
-from osmosis_grpc.storage.sqlite.checksum import event_sum, with_sum
 from osmosis_grpc.storage.sqlite.database import LockedFile, connect, explained
+from osmosis_grpc.storage.sqlite.file_schema import event_sum, with_sum
+from osmosis_grpc.storage.state_folders import RolloutFolders
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 
 SWEEP_FOLDERS = job("journal.sweep_folders", OnFailure.RESTART)

@@ -1,4 +1,7 @@
-"""The half of the SQLite journal that reads: open rollouts from memory, the others from the file."""
+"""The half of the SQLite journal that reads: open rollouts from memory, the others from the file.
+
+It reads on the event loop or on another thread. Errors of reading become Unavailable.
+"""
 
 import functools
 import json
@@ -6,22 +9,53 @@ import logging
 import sqlite3
 from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
 from osmosis_grpc.engine.journal_port import Journal, Trajectories
+from osmosis_grpc.protocol.errors import InvalidArgument, Unavailable
 from osmosis_grpc.protocol.types import JournaledRollout, RolloutFilter, TrajectoryEvent
-from osmosis_grpc.protocol.types.rollout_filter import EVERY
+from osmosis_grpc.protocol.types.rollout_info import EVERY
 from osmosis_grpc.storage.journal import schema
 from osmosis_grpc.storage.journal.credentials import Secrets
 from osmosis_grpc.storage.journal.open_rollouts import Key, OpenRollout, OpenRollouts
-from osmosis_grpc.storage.journal.read_on_thread import read_on_thread, unavailable
 from osmosis_grpc.storage.journal.reader import Reader
+from osmosis_grpc.storage.sqlite.database import connect
 from osmosis_grpc.supervise import System
 
 log = logging.getLogger(__name__)
+
+R = TypeVar("R")
+
+
+@contextmanager
+def unavailable() -> Iterator[None]:
+    """Turn an error of reading into Unavailable, which allows the caller to retry."""
+    try:
+        yield
+    except (sqlite3.Error, OSError, InvalidArgument, schema.JournalError) as error:
+        raise Unavailable(f"the journal cannot be read: {error}", retry_after=5.0) from error
+
+
+async def read_on_thread(system: System, path: Path, read: Callable[[Reader], R]) -> R:
+    """Call `read` on another thread, and return its result. Raises Unavailable.
+
+    `read` gets a Reader with a connection of its own.
+    """
+
+    def reading() -> R:
+        with closing(connect(path)) as database:
+            database.execute("PRAGMA query_only = 1")
+            reader = Reader(database)
+            with reader.snapshot():
+                return read(reader)
+
+    with unavailable():
+        return await system.run(reading)
+
 
 CACHED = 256
 """The cache has the results of `find` for at most this many rollouts."""
@@ -30,7 +64,6 @@ CACHED_BYTES = 64 * 1024
 VERSION = "agent version "
 """The names of the facts about agent versions begin with this text."""
 P = ParamSpec("P")
-R = TypeVar("R")
 
 
 def _reads(method: "Callable[Concatenate[StoredRollouts, P], R]") -> "Callable[Concatenate[StoredRollouts, P], R]":

@@ -161,12 +161,10 @@ class Writer(Committer[Batch]):
         self._supervisor.later(self._called, self._pass, (batch, ok))
 
     def _tell(self, tokens: Sequence[Token], ok: bool) -> None:
-        """Report tokens, a few at a time."""
         for start in range(0, len(tokens), REPORTED):
             self._supervisor.later(self._called, self._report, (tokens[start : start + REPORTED], ok))
 
     def _pass(self, batch: Batch, ok: bool) -> None:
-        """Call the barriers of a batch."""
         for then in batch.barriers:
             self._supervisor.call(BARRIER, then, ok, report=partial(_refuse, then))
 
@@ -240,7 +238,6 @@ class Writer(Committer[Batch]):
             log.exception("the journal %s: a step after a commit failed", self.file.path)
 
     def _pages(self) -> tuple[int, int]:
-        """Return the number of pages in use, and the number of free pages."""
         (pages,), (free,) = (self._database.execute(f"PRAGMA {name}_count").fetchone() for name in ("page", "freelist"))
         return pages - free, free
 

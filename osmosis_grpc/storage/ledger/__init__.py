@@ -1,6 +1,6 @@
-"""The trainer's ledger: its port, and the implementation in SQLite."""
+"""The trainer's ledger in SQLite."""
 
-from osmosis_grpc.storage.ledger.ledger_port import ChatRow, Ledger, LedgerRollout
+from osmosis_grpc.storage.ledger.rows import ChatRow, LedgerRollout
 from osmosis_grpc.storage.ledger.sqlite_ledger import SqliteLedger
 
-__all__ = ["ChatRow", "Ledger", "LedgerRollout", "SqliteLedger"]
+__all__ = ["ChatRow", "LedgerRollout", "SqliteLedger"]

@@ -1,22 +1,105 @@
-"""Reads and checks the ledger's rows, and repairs damaged ones when the ledger is opened.
+"""The ledger's tables. Reads and checks the rows, and repairs damaged ones when the ledger is opened.
 
-A damaged rollout that cannot continue gets the outcome FAILED (DATA_LOSS). All other rollouts continue.
+A damaged rollout that cannot continue gets the outcome FAILED (DATA_LOSS). All other rollouts continue. Later rows
+reuse the pages of deleted rows, and the file does not shrink.
 """
 
 import logging
 import sqlite3
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from osmosis_grpc.protocol.errors import LedgerError
 from osmosis_grpc.protocol.wire.outcome import outcome_to_wire
 from osmosis_grpc.storage.data_loss import data_loss
-from osmosis_grpc.storage.ledger.ledger_port import ChatRow, LedgerRollout
-from osmosis_grpc.storage.ledger.schema import LEDGER
-from osmosis_grpc.storage.sqlite.checksum import row_sum, with_sum
+from osmosis_grpc.storage.sqlite.file_schema import Schema, row_sum, with_sum
 
 log = logging.getLogger(__name__)
+
+Then = Callable[[Any, LedgerError | None], None]
+"""A function that is called on the event loop with the value that was read, or with the error."""
+
+
+class ChatRow(NamedTuple):
+    """One row of an answered chat: a ChatRequest and its ChatResponse."""
+
+    rollout_id: str
+    attempt: int
+    sample: str
+    chat_number: int
+    parent_chat: int
+    """The number of the chat whose tokens this chat continues, or 0 if there is no such chat."""
+    offered: str
+    """The digest of the tools that the chat offered."""
+    question: bytes
+    reply: bytes
+
+
+@dataclass(slots=True)
+class LedgerRollout:
+    """One rollout of the ledger."""
+
+    rollout_id: str
+    attempt: int
+    server_key: str = ""
+    """The rollout's server as "target HOST:PORT" or "journal ID". Empty before the rollout is assigned to a server."""
+    affinity_key: str = ""
+    init: bytes | None = None
+    """An InitRequest in wire form. It is None before the rollout is assigned to a server, and after the
+    confirmation."""
+    tools: bytes | None = None
+    """A Tools message in wire form. It is None before the answer to the Init."""
+    result_id: str | None = None
+    outcome: bytes | None = None
+    """A RolloutOutcome as it was received. It is None before the rollout's outcome, and after the confirmation."""
+    confirmed: float | None = None
+    """The time of the confirmation by the wall clock, or None before the confirmation."""
+    chats: list[ChatRow] = field(default_factory=list)
+    damage: str = ""
+    """A description of the damage in the rollout's rows, or empty if there is no damage."""
+
+
+TABLES = """
+CREATE TABLE attachment (
+    server_key TEXT PRIMARY KEY, attachment_id TEXT NOT NULL, journal_id TEXT NOT NULL, seen REAL NOT NULL,
+    checksum INTEGER NOT NULL
+);
+CREATE TABLE rollout (
+    rollout_id TEXT PRIMARY KEY, attempt INTEGER NOT NULL, server_key TEXT NOT NULL, affinity_key TEXT NOT NULL,
+    init BLOB, tools BLOB, result_id TEXT, outcome BLOB, ended REAL,
+    assignment_sum INTEGER NOT NULL, tools_sum INTEGER, end_sum INTEGER -- a checksum for what each statement writes
+);
+CREATE TABLE confirmed (
+    rollout_id TEXT PRIMARY KEY, attempt INTEGER NOT NULL, result_id TEXT NOT NULL, time REAL NOT NULL,
+    checksum INTEGER NOT NULL
+);
+CREATE TABLE chat (
+    position INTEGER PRIMARY KEY,          -- the order of the answers
+    rollout_id TEXT NOT NULL, attempt INTEGER NOT NULL, sample TEXT NOT NULL, number INTEGER NOT NULL,
+    continues INTEGER NOT NULL, offered TEXT NOT NULL, question BLOB NOT NULL, reply BLOB NOT NULL,
+    checksum INTEGER NOT NULL, UNIQUE (rollout_id, attempt, sample, number)
+);
+"""
+LEDGER = Schema(
+    kind="ledger",
+    tables_script=TABLES,
+    error=LedgerError,
+    instead="another file",
+    page_size=4096,
+    shrinks=False,
+    lock_of=lambda path: Path(f"{path}.lock"),
+    pragmas=("wal_autocheckpoint = 4000",),
+    sums={
+        "rollout": {
+            "assignment_sum": ("rollout_id", "attempt", "server_key", "affinity_key", "init"),
+            "tools_sum": ("rollout_id", "attempt", "tools"),
+            "end_sum": ("rollout_id", "attempt", "result_id", "outcome", "ended"),
+        }
+    },
+)
+
 
 _QUARANTINE = """
 UPDATE rollout SET attempt = ?, server_key = '', affinity_key = '', init = NULL, tools = NULL, tools_sum = NULL,

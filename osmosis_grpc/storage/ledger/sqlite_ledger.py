@@ -1,8 +1,8 @@
-"""The Ledger in SQLite. Each call becomes statements of the next commit.
+"""The trainer's ledger. Each call becomes statements of the next commit.
 
-The ledger stores attachment ids, rollouts with their Init and attempt, and answered chats. It stores an outcome until
-the confirmation, and the ids of a confirmed outcome for some time after that. Messages are stored in wire form,
-without credentials and callback states.
+A trainer continues after a restart with what the ledger has: attachment ids, rollouts with their Init and attempt, and
+answered chats. It keeps an outcome until the confirmation, and the ids of a confirmed outcome for some time after that.
+Messages are stored in wire form, without credentials and callback states.
 """
 
 import asyncio
@@ -14,12 +14,10 @@ from typing import Any, Literal
 
 from osmosis_grpc.protocol.errors import LedgerError
 from osmosis_grpc.protocol.types import RolloutOutcome
-from osmosis_grpc.storage.ledger.ledger_port import ChatRow, Ledger, LedgerRollout, Then
-from osmosis_grpc.storage.ledger.rows import Found, end_sum, read_rollout, restore
-from osmosis_grpc.storage.ledger.schema import LEDGER
+from osmosis_grpc.storage.ledger.rows import LEDGER, ChatRow, Found, LedgerRollout, Then, end_sum, read_rollout, restore
 from osmosis_grpc.storage.ledger.writer import Statement, Writer
-from osmosis_grpc.storage.sqlite.checksum import row_sum, with_sum
 from osmosis_grpc.storage.sqlite.database import LockedFile, explained
+from osmosis_grpc.storage.sqlite.file_schema import row_sum, with_sum
 from osmosis_grpc.supervise import Supervisor
 
 _ASSIGN = """
@@ -60,15 +58,20 @@ _CALLBACK_KEYS = {"run": "", "secret": "callbacks"}
 """The server_keys of the attachments whose ids are the callback run and the callback secret."""
 
 
-class SqliteLedger(Ledger):
-    """A ledger file. From open() to close(), the file belongs to one process and one event loop."""
+class SqliteLedger:
+    """A ledger file. From open() to close(), the file belongs to one process and one event loop.
+
+    Writes are committed in the order of the calls. `then` is called after the commit.
+    """
 
     def __init__(self, file: LockedFile, found: Found, supervisor: Supervisor) -> None:
         self.name = str(file.path)
+        """Names the ledger in error messages."""
         self._rollouts, self._attachments = found.rollouts, found.attachments
         self._position = found.last_position
         """The position of the newest chat."""
         self.unconfirmed = {r.rollout_id: r.attempt for r in self._rollouts if r.result_id and r.confirmed is None}
+        """The attempt of each rollout whose outcome is not confirmed, by rollout id. The oldest outcome is first."""
         self._system = supervisor.system
         self.writer = Writer(file, supervisor)
 
@@ -80,12 +83,17 @@ class SqliteLedger(Ledger):
         return cls(file, found, supervisor)
 
     def take_restored(self) -> list[LedgerRollout]:
+        """Return the rollouts of an earlier process. Only unfinished rollouts have their chats.
+
+        Later calls return an empty list.
+        """
         taken, self._rollouts = self._rollouts, []
         return taken
 
     # Attachments.
 
     def attachment(self, server_key: str) -> tuple[str, str]:
+        """Return the attachment id for a server, and the last known journal id of the server."""
         known = self._attachments.get(server_key)
         if known is None:
             known = self._attachments[server_key] = self._system.new_secret(), ""
@@ -93,12 +101,14 @@ class SqliteLedger(Ledger):
         return known
 
     def record_server(self, server_key: str, journal_id: str) -> None:
+        """Record the journal id of a server that was connected."""
         attachment_id, _ = self._attachments[server_key]
         self._attachments[server_key] = attachment_id, journal_id
         row = server_key, attachment_id, journal_id, self._system.time()
         self.writer.write([(_SET_ATTACHMENT, with_sum(b"attachment.checksum", row))])
 
     def callback_id(self, use: Literal["run", "secret"]) -> str:
+        """Return the id of the run that callbacks name, or the secret that makes the credentials of callbacks."""
         server_key = _CALLBACK_KEYS[use]
         attachment_id, _ = self.attachment(server_key)
         self.record_server(server_key, "")  # records the time of this use
@@ -109,12 +119,14 @@ class SqliteLedger(Ledger):
     def record_assignment(
         self, rollout_id: str, attempt: int, init: bytes, server_key: str, affinity_key: str, then: Then
     ) -> None:
+        """Record a rollout before it is sent to a server."""
         self.unconfirmed.pop(rollout_id, None)
         row = rollout_id, attempt, server_key, affinity_key, init
         assign = _ASSIGN, with_sum(b"rollout.assignment_sum", row)
         self.writer.write([assign, *_drop_lower(rollout_id, attempt)], then)
 
     def opened(self, rollout_id: str, attempt: int, tools: bytes) -> None:
+        """Record the tools in the answer to an Init."""
         check = row_sum(b"rollout.tools_sum", (rollout_id, attempt, tools))
         self.writer.write(
             [
@@ -126,6 +138,7 @@ class SqliteLedger(Ledger):
         )
 
     def chat(self, kept: ChatRow, then: Then, *, enter: bool) -> None:
+        """Record an answered chat. `enter` is True for the first record of an attempt."""
         statements = self._enter(kept.rollout_id, kept.attempt) if enter else []
         self.writer.write([*statements, self._chat(kept)], then)
 
@@ -139,6 +152,11 @@ class SqliteLedger(Ledger):
         confirmed: bool,
         chats: Sequence[ChatRow] = (),
     ) -> None:
+        """Record an outcome. `data` is the outcome in wire form.
+
+        `enter` is True for the first record of an attempt. `confirmed` is True for an outcome that no caller waits
+        for. `chats` replace the recorded chats.
+        """
         rollout_id, attempt, result_id = name = outcome.rollout_id, outcome.attempt, outcome.result_id
         statements = self._enter(rollout_id, attempt) if enter else []
         if chats:
@@ -150,6 +168,7 @@ class SqliteLedger(Ledger):
         self.writer.write(statements, then)
 
     async def confirm(self, rollout_id: str, attempt: int, result_id: str) -> None:
+        """Record that an outcome was used, and delete the rollout's chats. Idempotent. Raises LedgerError."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def committed(_: Any, error: LedgerError | None) -> None:
@@ -169,11 +188,11 @@ class SqliteLedger(Ledger):
         return [(_ENTER, with_sum(b"rollout.assignment_sum", row)), *_drop_lower(rollout_id, attempt)]
 
     def _chat(self, kept: ChatRow) -> Statement:
-        """Return the statement that adds a chat after all other chats."""
         self._position += 1
         return _CHAT, with_sum(b"chat.checksum", (self._position, *kept))
 
     def drop(self, rollout_id: str, attempt: int, then: Then) -> None:
+        """Delete a rollout that ended without an outcome, and what lower attempts of it have left."""
         if self.unconfirmed.get(rollout_id, attempt) < attempt:
             del self.unconfirmed[rollout_id]
         self.writer.write(
@@ -188,6 +207,7 @@ class SqliteLedger(Ledger):
         )
 
     def forget(self, rollout_ids: Iterable[str]) -> None:
+        """Delete old rollouts. Keeps outcomes that are not confirmed."""
         statements: list[Statement] = []
         for rollout_id in rollout_ids:
             name = (rollout_id,)
@@ -200,9 +220,11 @@ class SqliteLedger(Ledger):
             self.writer.write(statements)
 
     def fetch(self, rollout_id: str, then: Then) -> None:
+        """Read a rollout, and call `then` with a LedgerRollout and its chats, or with None if there is no rollout."""
         self.writer.read(partial(read_rollout, rollout_id=rollout_id), then)
 
     async def written(self) -> None:
+        """Wait until the ledger has tried to commit every earlier write."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.writer.write((), lambda _, error: None if future.done() else future.set_result(None))
         await future

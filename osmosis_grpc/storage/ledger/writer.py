@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from osmosis_grpc.protocol.errors import LedgerError
-from osmosis_grpc.storage.ledger.ledger_port import Then
+from osmosis_grpc.storage.ledger.rows import Then
 from osmosis_grpc.storage.sqlite.committer import Committer, disk_failed
 from osmosis_grpc.storage.sqlite.database import LockedFile
 from osmosis_grpc.supervise import OnFailure, Supervisor, job

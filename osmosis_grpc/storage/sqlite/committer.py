@@ -170,7 +170,6 @@ class Committer(ABC, Generic[Batch]):
         return changed
 
     def _on_loop(self, call: Callable[..., None], *arguments: Any) -> None:
-        """Call a function on the event loop."""
         self._queue.report(self._called, call, arguments)
 
     def _called(self, call: Callable[..., None], arguments: Sequence[Any]) -> None:

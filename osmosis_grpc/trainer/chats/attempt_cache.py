@@ -51,13 +51,13 @@ from osmosis_grpc.protocol.types import (
     events,
     jsontext,
 )
-from osmosis_grpc.protocol.types.call_ids import with_call_ids
-from osmosis_grpc.protocol.types.cuts import ABORTED
+from osmosis_grpc.protocol.types.chat import with_call_ids
 from osmosis_grpc.protocol.types.outcome import describe
+from osmosis_grpc.protocol.types.samples import ABORTED
 from osmosis_grpc.protocol.wire.chat import reply_bytes
-from osmosis_grpc.storage.ledger import ChatRow, Ledger
+from osmosis_grpc.storage.ledger import ChatRow, SqliteLedger
 from osmosis_grpc.trainer.chats.ledger_codec import kept_chat, question_of
-from osmosis_grpc.trainer.chats.policy_errors import ChatKey, PolicyErrors, key_of
+from osmosis_grpc.trainer.chats.policies import ChatKey, PolicyErrors, key_of
 from osmosis_grpc.trainer.chats.sample import PendingChat, SampleState, tools_digest
 from osmosis_grpc.trainer.chats.sampler import Sampler, versioned
 
@@ -70,7 +70,7 @@ UNWRITTEN_RETRY = 1.0
 class AttemptCache:
     """The chats and the result of one attempt."""
 
-    def __init__(self, attempt: int, ledger: Ledger | None = None) -> None:
+    def __init__(self, attempt: int, ledger: SqliteLedger | None = None) -> None:
         self.attempt = attempt
         self.result_id: str | None = None
         self.ended = False
@@ -228,7 +228,6 @@ class AttemptCache:
         self._write(asked, kept)
 
     def _write(self, asked: PendingChat, chat: ChatRow) -> None:
-        """Commit a reply. After the commit, set the chat done."""
         assert self._ledger is not None
         asked.unwritten = chat
 

@@ -10,12 +10,11 @@ from osmosis_grpc.engine.failpoints import reach
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import outcome_pb2
 from osmosis_grpc.protocol.errors import Aborted, CallError, LedgerError, NotFound, Unavailable
 from osmosis_grpc.protocol.types import ChatRequest, Receipt, RolloutOutcome
-from osmosis_grpc.storage.ledger import ChatRow, Ledger, LedgerRollout
+from osmosis_grpc.storage.ledger import ChatRow, LedgerRollout, SqliteLedger
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.trainer.chats.attempt_cache import UNWRITTEN_RETRY, AttemptCache, reply_of, unwritten
 from osmosis_grpc.trainer.chats.ledger_codec import learn, tools_of
-from osmosis_grpc.trainer.chats.policy_errors import ChatKey, key_of
-from osmosis_grpc.trainer.chats.policy_table import Policies, PolicyTable
+from osmosis_grpc.trainer.chats.policies import ChatKey, Policies, PolicyTable, key_of
 from osmosis_grpc.trainer.chats.sample import PendingChat
 from osmosis_grpc.trainer.chats.sampler import Sampler
 from osmosis_grpc.trainer.metrics import Metrics
@@ -31,7 +30,7 @@ class LedgerReceipt:
 
     __slots__ = ("_key", "_ledger")
 
-    def __init__(self, ledger: Ledger | None, rollout_id: str, attempt: int, result_id: str | None) -> None:
+    def __init__(self, ledger: SqliteLedger | None, rollout_id: str, attempt: int, result_id: str | None) -> None:
         self._ledger = ledger
         self._key = rollout_id, attempt, result_id or ""
 
@@ -53,7 +52,7 @@ class ChatCache:
     """The newest attempt of each rollout of a trainer."""
 
     def __init__(
-        self, policies: Policies | PolicyTable, ledger: Ledger | None = None, supervisor: Supervisor | None = None
+        self, policies: Policies | PolicyTable, ledger: SqliteLedger | None = None, supervisor: Supervisor | None = None
     ) -> None:
         supervisor = supervisor or Supervisor("the chat cache")
         self.now: Callable[[], float] = supervisor.system.monotonic

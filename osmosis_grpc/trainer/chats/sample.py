@@ -24,8 +24,8 @@ from osmosis_grpc.protocol.types import (
     jsontext,
 )
 from osmosis_grpc.protocol.types.conversation_tree import Conversation, Node, Position, path
+from osmosis_grpc.protocol.types.extras import rows
 from osmosis_grpc.protocol.types.segment_assembly import Assembler
-from osmosis_grpc.protocol.types.segment_extras import rows
 
 if TYPE_CHECKING:
     from osmosis_grpc.storage.ledger import ChatRow

@@ -13,14 +13,13 @@ from osmosis_grpc.policies import Policy
 from osmosis_grpc.protocol.errors import FailedPrecondition
 from osmosis_grpc.protocol.types import ChatRequest, ChatResponse, TokenBlock, VersionSpan
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
-from osmosis_grpc.trainer.chats.policy_errors import PolicyErrors
-from osmosis_grpc.trainer.chats.policy_table import PolicyTable
+from osmosis_grpc.trainer.chats.policies import PolicyErrors, PolicyTable
 from osmosis_grpc.trainer.metrics import Metrics
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
-    from osmosis_grpc.observability.trainer_spans import TrainerSpans
+    from osmosis_grpc.observability.spans import TrainerSpans
 
 SAMPLE = job("trainer.sample", OnFailure.RAISE)
 KEEP = job("trainer.keep_reply", OnFailure.REPORT, "callback")

@@ -6,8 +6,7 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from osmosis_grpc.network.call_metrics import Asking, CallSink
-from osmosis_grpc.network.client_calls import DETAILS_KEY, error_of
+from osmosis_grpc.network.client_calls import DETAILS_KEY, Asking, CallSink, error_of
 from osmosis_grpc.network.credentials import Credentials
 from osmosis_grpc.protocol.errors import Unavailable
 

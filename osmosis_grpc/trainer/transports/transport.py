@@ -21,12 +21,12 @@ from osmosis_grpc.network.server_security import ServerSecurity
 from osmosis_grpc.protocol.errors import CallError
 from osmosis_grpc.storage.ledger import LedgerRollout
 from osmosis_grpc.supervise import OnFailure, job
-from osmosis_grpc.trainer import unreachable_warnings
+from osmosis_grpc.trainer import log_warnings
 from osmosis_grpc.trainer.agent_server_state import AgentServerLink
 from osmosis_grpc.trainer.config import TrainerConfig
+from osmosis_grpc.trainer.log_warnings import Unreached
 from osmosis_grpc.trainer.scheduler import Scheduler
 from osmosis_grpc.trainer.target_sources import Target, TargetSource
-from osmosis_grpc.trainer.unreachable_warnings import Unreached
 
 log = logging.getLogger(__name__)
 
@@ -129,7 +129,7 @@ class Transport(ABC, Generic[Link]):
             if server.link.retired:
                 self._start_retiring(server, of_ledger=True)
         start = self._scheduler.supervisor.start
-        self._scheduler.supervisor.every(WARN, unreachable_warnings.EVERY, self._warn)
+        self._scheduler.supervisor.every(WARN, log_warnings.EVERY, self._warn)
         changing = [source for source in self._sources if source.period is not None]
         self._watching += [start(WATCH, partial(source.watch, self._update)) for source in changing]
 

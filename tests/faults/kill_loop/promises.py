@@ -15,7 +15,7 @@ from pathlib import Path
 from osmosis_grpc.engine.recovery import CONVICTED
 from osmosis_grpc.protocol.types import Receipt, events
 from osmosis_grpc.protocol.wire.event import kind_from_bytes, kind_to_bytes
-from osmosis_grpc.storage.worker_folders import worker_folders
+from osmosis_grpc.storage.state_folders import worker_folders
 from tests.faults.kill_loop.history import Line
 
 SHOWN = 12

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from osmosis_grpc.protocol import errors, types
 from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.protocol.types import Cause, Failure, Tensor, TokenBlock
+from osmosis_grpc.protocol.types.messages import tool_dicts
 from osmosis_grpc.protocol.types.outcome import MAX_FAILURE_TEXT, clip
 from osmosis_grpc.protocol.types.requests import check_id, own_params
-from osmosis_grpc.protocol.types.tool_dicts import tool_dicts
 from osmosis_grpc.protocol.types.tool_models import (
     OpenAIFunctionParametersSchema,
     OpenAIFunctionPropertySchema,

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import message_pb2, rollout_pb2
 from osmosis_grpc.protocol.types import InitRequest, RolloutRequest
-from osmosis_grpc.protocol.types.messages import ROLES, copy_message
-from osmosis_grpc.protocol.types.tool_dicts import tool_dicts
+from osmosis_grpc.protocol.types.messages import ROLES, copy_message, tool_dicts
 from osmosis_grpc.protocol.wire.message import (
     message_from_wire,
     message_to_wire,

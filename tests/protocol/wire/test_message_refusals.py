@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import message_pb2 as pb
 from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.protocol.types import jsontext
-from osmosis_grpc.protocol.types.messages import copy_message, copy_messages
-from osmosis_grpc.protocol.types.tool_dicts import tool_dicts
+from osmosis_grpc.protocol.types.messages import copy_message, copy_messages, tool_dicts
 from osmosis_grpc.protocol.wire.message import (
     MAX_ITEMS,
     message_from_wire,

@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from osmosis_grpc.engine.resolve_references import resolve_references
+from osmosis_grpc.engine.recorded_chats import resolve_references
 from osmosis_grpc.policies import EchoPolicy, ToolCallingMock
 from osmosis_grpc.protocol.errors import ResourceExhausted, Unavailable
 from osmosis_grpc.records.evaluate import (

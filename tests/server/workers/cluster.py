@@ -13,8 +13,8 @@ from osmosis_grpc.network.channel_options import client_options
 from osmosis_grpc.network.client_calls import call
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import services_pb2_grpc
 from osmosis_grpc.server import AgentServer, ServerSecurity
-from osmosis_grpc.server.workers.config import WorkersConfig
-from osmosis_grpc.storage.worker_folders import worker_folder
+from osmosis_grpc.server.workers.siblings import WorkersConfig
+from osmosis_grpc.storage.state_folders import worker_folder
 from osmosis_grpc.trainer import RolloutClient
 from tests.ports import quiet_port
 

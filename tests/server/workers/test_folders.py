@@ -14,7 +14,7 @@ from osmosis_grpc.records.reading.list_filter import FilterError
 from osmosis_grpc.records.reading.source_port import SourceError
 from osmosis_grpc.storage.backup import copied_schemas, copy_workers, new_folder
 from osmosis_grpc.storage.find_damage import examine
-from osmosis_grpc.storage.worker_folders import worker_folders
+from osmosis_grpc.storage.state_folders import worker_folders
 from tests.callback_trainer import CallbackTrainer
 from tests.server.workers.cluster import workers
 from tests.server.workers.test_routing import IDS, QUESTION, Waiter

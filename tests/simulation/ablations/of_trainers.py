@@ -11,8 +11,8 @@ from osmosis_grpc.trainer.chats.chat_cache import ChatCache
 from osmosis_grpc.trainer.outcome_recorder import OutcomeRecorder
 from osmosis_grpc.trainer.scheduler import Scheduler
 from osmosis_grpc.trainer.submissions import Submissions
-from osmosis_grpc.trainer.transports.attach.event_subscriptions import Subscription, Subscriptions
 from osmosis_grpc.trainer.transports.attach.link import AttachedServer
+from osmosis_grpc.trainer.transports.attach.open_requests import Subscription, Subscriptions
 from tests.simulation.ablations.ablation import nothing, without
 
 
@@ -120,18 +120,15 @@ def _(original: Any) -> Any:
     return send_init
 
 
-@without("old outcomes", OutcomeRecorder, "record", "an outcome of an old attempt is taken for the newest one's")
+@without("old outcomes", OutcomeRecorder, "_begin", "an outcome of an old attempt is taken for the newest one's")
 def _(original: Any) -> Any:
-    def record(self: Any, report: Any) -> None:
+    def begin(self: Any, report: Any, outcome: Any) -> None:
         try:
-            original(self, report)
+            original(self, report, outcome)
         except Aborted:
-            rollout = self._rollouts.get(report.outcome.rollout_id)
-            if rollout is not None:
-                self._on_recorded(rollout, report.outcome)
-            report.reply(Receipt.RECORDED)
+            self._recorded(report, Receipt.RECORDED, outcome)
 
-    return record
+    return begin
 
 
 @without("resuming of subscriptions", Subscription, "message", "after a break a reader begins at the first event again")

@@ -15,7 +15,7 @@ from osmosis_grpc.network.channel_options import client_options
 from osmosis_grpc.network.dialled_stream import DialledStream
 from osmosis_grpc.network.frame_stream import FrameStream
 from osmosis_grpc.network.handlers import Registrar
-from osmosis_grpc.network.listen import start
+from osmosis_grpc.network.network import start
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import attach_pb2, control_pb2, services_pb2, services_pb2_grpc
 from osmosis_grpc.protocol.errors import (
     CallError,

@@ -14,19 +14,16 @@ from osmosis_grpc import __version__
 from osmosis_grpc.network.frame_stream import FrameStream
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import annotation_pb2, control_pb2, outcome_pb2, rollout_pb2
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import attach_pb2 as pb
-from osmosis_grpc.protocol.errors import Aborted, CallError, InvalidArgument
+from osmosis_grpc.protocol.errors import Aborted, CallError
 from osmosis_grpc.protocol.types import CancelResult, InitRequest, Receipt, TrajectoryEvent
 from osmosis_grpc.protocol.wire.attach import refusal, refused, trainer_frame, unknown_kind, window_of
 from osmosis_grpc.protocol.wire.chat import RECEIPTS
-from osmosis_grpc.protocol.wire.control import CANCEL_RESULT, PROTOCOL
-from osmosis_grpc.protocol.wire.features import BLOBS, FEATURES, GOODBYE, features_from_wire
-from osmosis_grpc.protocol.wire.outcome import outcome_from_wire
+from osmosis_grpc.protocol.wire.control import BLOBS, CANCEL_RESULT, FEATURES, GOODBYE, PROTOCOL, features_from_wire
 from osmosis_grpc.protocol.wire.rollout import init_to_wire
 from osmosis_grpc.supervise.throttled_log import Throttled
 from osmosis_grpc.trainer.agent_server_state import AgentServerLink, Owner, Report, Rollout, RolloutKey, ServerIdentity
-from osmosis_grpc.trainer.transports.attach.event_subscriptions import Subscription, Subscriptions
 from osmosis_grpc.trainer.transports.attach.open_chats import OpenChats
-from osmosis_grpc.trainer.transports.attach.open_requests import OpenRequests
+from osmosis_grpc.trainer.transports.attach.open_requests import OpenRequests, Subscription, Subscriptions
 
 log = logging.getLogger(__name__)
 
@@ -223,13 +220,7 @@ class AttachedServer(AgentServerLink):
         raw = message.outcome
         if self.leaving:
             self.has_ended(raw.rollout_id, raw.attempt)
-        try:
-            outcome = outcome_from_wire(raw, "outcome")
-        except InvalidArgument as error:
-            self._answer_outcome(raw, error)
-            self.owner.unusable(self, raw.rollout_id, raw.attempt, error)
-            return
-        self.owner.completed(Report(self, outcome, raw, partial(self._answer_outcome, raw)))
+        self.owner.take_outcome(Report(self, raw, partial(self._answer_outcome, raw)))
 
     def _on_window(self, message: pb.ServerWindow) -> None:
         self.window = message.max_open_rollouts

@@ -19,7 +19,7 @@ from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.trainer.agent_server_state import RolloutKey
 from osmosis_grpc.trainer.chats.attempt_cache import names
 from osmosis_grpc.trainer.chats.chat_cache import ChatCache
-from osmosis_grpc.trainer.chats.policy_errors import ChatKey
+from osmosis_grpc.trainer.chats.policies import ChatKey
 from osmosis_grpc.trainer.chats.sample import PendingChat
 
 ANSWER = job("trainer.answer_chat", OnFailure.REPORT, "callback")

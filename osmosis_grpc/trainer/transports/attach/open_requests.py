@@ -1,13 +1,21 @@
-"""Requests that one agent server has not answered yet. They are sent again on the next stream."""
+"""Requests and subscriptions that one agent server has not answered yet. They are sent again on the next stream.
+
+The events of a subscription come in order and without gaps, across breaks.
+"""
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import Message
 
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import attach_pb2 as pb
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import control_pb2
+from osmosis_grpc.protocol.errors import CallError
+from osmosis_grpc.protocol.types import TrajectoryEvent
 from osmosis_grpc.protocol.wire.attach import refused
+from osmosis_grpc.protocol.wire.event import event_from_wire
 
 Answer = TypeVar("Answer")
 
@@ -62,3 +70,110 @@ class OpenRequests(Generic[Answer]):
             future.set_result(self._read(reply.response))
         else:
             future.set_exception(refused(reply.status))
+
+
+MAX_WAITING = 4096
+"""When this many events wait for their reader, the subscription is paused."""
+
+
+class Subscription:
+    """A subscription to the events of one rollout with numbers above `after`."""
+
+    def __init__(self, rollout_id: str, attempt: int, after: int, tokens: bool) -> None:
+        self.subscription_id = ""
+        """Each begin() sets a new id. Late events with an earlier id are dropped."""
+        self._rollout_id = rollout_id
+        self._attempt = attempt
+        self._after = after
+        self._tokens = tokens
+        self._waiting: asyncio.Queue[TrajectoryEvent | Exception | None] = asyncio.Queue()
+        """Events. The last entry is the error that ends the subscription, or None."""
+        self._paused = False
+
+    def message(self) -> pb.Subscribe:
+        """Return the Subscribe for the events after the newest one received."""
+        request = control_pb2.StreamEventsRequest(
+            rollout_id=self._rollout_id, attempt=self._attempt, after_event=self._after
+        )
+        return pb.Subscribe(id=self.subscription_id, request=request, tokens=self._tokens)
+
+    def put(self, response: control_pb2.StreamEventsResponse) -> bool:
+        """Add an event. Returns False when the subscription is paused, because its reader is too slow."""
+        if self._paused or not response.HasField("event") or response.event.event_number != self._after + 1:
+            return True  # a heartbeat, or an event from before a break
+        if response.event.WhichOneof("kind") is not None:  # a newer protocol has more kinds
+            self._waiting.put_nowait(event_from_wire(response.event))
+        self._after = response.event.event_number
+        self._attempt = response.event.attempt
+        self._paused = self._waiting.qsize() >= MAX_WAITING
+        return not self._paused
+
+    def ended(self, error: Exception | None) -> None:
+        """End the subscription, with an error or without."""
+        self._waiting.put_nowait(error)
+
+    async def read(self, subscribe: Callable[["Subscription"], None]) -> AsyncGenerator[TrajectoryEvent, None]:
+        """Yield events. `subscribe` resumes a paused subscription. Raises the error that ends the subscription."""
+        while True:
+            if self._paused and self._waiting.empty():
+                self._paused = False
+                subscribe(self)
+            event = await self._waiting.get()
+            if event is None:
+                return
+            if isinstance(event, Exception):
+                raise event
+            yield event
+
+
+class Subscriptions:
+    """The subscriptions at one agent server. `send` sends a frame if there is a stream."""
+
+    def __init__(self, send: Callable[[str, Any], None]) -> None:
+        self._send = send
+        self._open: dict[str, Subscription] = {}
+        self._ids = itertools.count(1)
+
+    def __len__(self) -> int:
+        """Return the number of open subscriptions."""
+        return len(self._open)
+
+    def begin(self, subscription: Subscription) -> None:
+        """Start or resume a subscription."""
+        subscription.subscription_id = f"s{next(self._ids)}"
+        self._open[subscription.subscription_id] = subscription
+        self._send("subscribe", subscription.message())
+
+    def end(self, subscription: Subscription) -> None:
+        """End a subscription."""
+        if self._open.pop(subscription.subscription_id, None) is not None:
+            self._send("unsubscribe", pb.Unsubscribe(id=subscription.subscription_id))
+
+    def resend_all(self) -> None:
+        """Send every subscription on a new stream."""
+        for subscription in self._open.values():
+            self._send("subscribe", subscription.message())
+
+    def close(self, error: Exception) -> None:
+        """End every subscription with this error."""
+        for subscription in self._open.values():
+            subscription.ended(error)
+        self._open.clear()
+
+    def on_event(self, frame: pb.EventFrame) -> None:
+        """Add an event to its subscription."""
+        subscription = self._open.get(frame.id)
+        if subscription is None:
+            return
+        try:
+            if not subscription.put(frame.response):
+                self.end(subscription)
+        except CallError as error:
+            self.end(subscription)
+            subscription.ended(error)
+
+    def on_unsubscribed(self, message: pb.Unsubscribed) -> None:
+        """End a subscription that the server has ended."""
+        subscription = self._open.pop(message.id, None)
+        if subscription is not None:
+            subscription.ended(refused(message.status) if message.HasField("status") else None)

@@ -26,9 +26,8 @@ from osmosis_grpc.protocol.errors import CallError, DeadlineExceeded, NotFound, 
 from osmosis_grpc.protocol.types import Callback, CancelResult, InitRequest, TrajectoryEvent, events
 from osmosis_grpc.protocol.types.jsontext import NOTHING
 from osmosis_grpc.protocol.wire.attach import check_protocol
-from osmosis_grpc.protocol.wire.control import CANCEL_RESULT
+from osmosis_grpc.protocol.wire.control import BLOBS, CANCEL_RESULT, features_from_wire
 from osmosis_grpc.protocol.wire.event import event_from_wire
-from osmosis_grpc.protocol.wire.features import BLOBS, features_from_wire
 from osmosis_grpc.protocol.wire.rollout import init_to_wire
 from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.trainer.agent_server_state import (

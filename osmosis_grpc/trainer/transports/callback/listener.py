@@ -5,22 +5,18 @@ from typing import Any, Protocol
 
 import grpc
 
-from osmosis_grpc.network.bearer_tokens import bearer
-from osmosis_grpc.network.call_metrics import CallSink
-from osmosis_grpc.network.callback_credentials import CallbackKeys
+from osmosis_grpc.network.bearer_tokens import CallbackKeys, bearer
 from osmosis_grpc.network.channel_options import MIN_PING_INTERVAL
+from osmosis_grpc.network.client_calls import CallSink
 from osmosis_grpc.network.handlers import Registrar, metadata_value
-from osmosis_grpc.network.listen import start
-from osmosis_grpc.network.network import GRPC, Network
+from osmosis_grpc.network.network import GRPC, Network, start
 from osmosis_grpc.network.server_security import CallbackAuthenticator, ServerSecurity, check_for_rollout
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import chat_pb2 as pb
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import outcome_pb2, services_pb2_grpc
-from osmosis_grpc.protocol.errors import InvalidArgument, Unimplemented
-from osmosis_grpc.protocol.types import Callback, CallbackTls, ChatRequest, Receipt, RolloutOutcome
+from osmosis_grpc.protocol.errors import Unimplemented
+from osmosis_grpc.protocol.types import Callback, CallbackTls, ChatRequest, Receipt
 from osmosis_grpc.protocol.wire.chat import RECEIPTS, chat_from_wire
-from osmosis_grpc.protocol.wire.control import PROTOCOL
-from osmosis_grpc.protocol.wire.features import FEATURES
-from osmosis_grpc.protocol.wire.outcome import outcome_from_wire
+from osmosis_grpc.protocol.wire.control import FEATURES, PROTOCOL
 
 
 class Receiver(Protocol):
@@ -32,13 +28,8 @@ class Receiver(Protocol):
     def abandon(self, request: pb.AbandonChatRequest) -> None:
         """Stop the sampling of a chat whose reply is no longer wanted."""
 
-    async def complete(
-        self, outcome: RolloutOutcome, raw: outcome_pb2.RolloutOutcome, state: bytes, credential: str
-    ) -> Receipt:
-        """Record an outcome. `raw` is the message as received. `state` is the state in the rollout's callback."""
-
-    def unreadable(self, rollout_id: str, problem: InvalidArgument) -> None:
-        """Handle an outcome that cannot be read. The server does not send it again."""
+    async def complete(self, raw: outcome_pb2.RolloutOutcome, state: bytes, credential: str) -> Receipt:
+        """Record an outcome, as it was received. `state` is the state in the rollout's callback."""
 
 
 class CallbackListener(services_pb2_grpc.TrainerServiceServicer):
@@ -137,12 +128,7 @@ class CallbackListener(services_pb2_grpc.TrainerServiceServicer):
     async def Complete(self, request: outcome_pb2.CompleteRequest, context: Any) -> outcome_pb2.CompleteResponse:
         credential = bearer(metadata_value(context, "authorization"))
         check_for_rollout(credential, request.outcome.rollout_id)
-        try:
-            outcome = outcome_from_wire(request.outcome, "outcome")
-        except InvalidArgument as error:
-            self._receiver.unreadable(request.outcome.rollout_id, error)
-            raise
-        receipt = await self._receiver.complete(outcome, request.outcome, request.state, credential)
+        receipt = await self._receiver.complete(request.outcome, request.state, credential)
         return outcome_pb2.CompleteResponse(receipt=RECEIPTS.numbers[receipt])
 
     async def AbandonChat(self, request: pb.AbandonChatRequest, context: Any) -> pb.AbandonChatResponse:

@@ -10,17 +10,18 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from osmosis_grpc import supervise
-from osmosis_grpc.network.callback_credentials import CallbackKeys
+from osmosis_grpc.network.bearer_tokens import CallbackKeys
 from osmosis_grpc.network.server_security import ServerSecurity
 from osmosis_grpc.policies import Policy
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import chat_pb2, outcome_pb2
-from osmosis_grpc.protocol.errors import InvalidArgument, Unavailable
+from osmosis_grpc.protocol.errors import Unavailable
 from osmosis_grpc.protocol.types import Callback, ChatRequest, Receipt, RolloutOutcome
+from osmosis_grpc.protocol.wire.outcome import outcome_from_wire
 from osmosis_grpc.supervise import SYSTEM, OnFailure, Supervisor, System, job
 from osmosis_grpc.trainer.chats.chat_cache import SWEEP, ChatCache
-from osmosis_grpc.trainer.chats.policy_table import PolicyTable
+from osmosis_grpc.trainer.chats.policies import PolicyTable
 from osmosis_grpc.trainer.chats.sampler import entered
-from osmosis_grpc.trainer.collector import TrainerMetrics
+from osmosis_grpc.trainer.metrics import TrainerMetrics
 from osmosis_grpc.trainer.transports.callback.listener import CallbackListener, Receiver
 
 RECORD = job("trainer.recorder", OnFailure.RAISE)
@@ -105,9 +106,8 @@ class CallbackRecorder(Receiver):
     def abandon(self, request: chat_pb2.AbandonChatRequest) -> None:
         self.cache.abandon(request.rollout_id, request.attempt, request.sample, request.chat_number)
 
-    async def complete(
-        self, outcome: RolloutOutcome, raw: outcome_pb2.RolloutOutcome, state: bytes, credential: str
-    ) -> Receipt:
+    async def complete(self, raw: outcome_pb2.RolloutOutcome, state: bytes, credential: str) -> Receipt:
+        outcome = outcome_from_wire(raw, "outcome")
         if self.cache.rollout(outcome.rollout_id, outcome.attempt, self.cache.now()).result_id is None:
             await self._record_once(outcome, state, credential)
         receipt, recorded = self.cache.complete(outcome, self.cache.now())
@@ -118,9 +118,6 @@ class CallbackRecorder(Receiver):
     def recorded(self, outcome: RolloutOutcome) -> None:
         """Count a recorded outcome. Its samples are assembled from the chats that this recorder answered."""
         self.cache.metrics.ended(outcome, self.cache.sampler.version)
-
-    def unreadable(self, rollout_id: str, problem: InvalidArgument) -> None:
-        """Do nothing. The server does not send the outcome again."""
 
     async def _record_once(self, outcome: RolloutOutcome, state: bytes, credential: str) -> None:
         key = (outcome.rollout_id, outcome.attempt, outcome.result_id)

@@ -7,11 +7,11 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
-from osmosis_grpc.network.callback_credentials import CallbackKeys
+from osmosis_grpc.network.bearer_tokens import CallbackKeys
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import chat_pb2, outcome_pb2
-from osmosis_grpc.protocol.errors import Aborted, CallError, InvalidArgument
-from osmosis_grpc.protocol.types import AbandonReason, Callback, ChatRequest, Receipt, RolloutOutcome
-from osmosis_grpc.protocol.wire.features import OUTCOME_BY_REFERENCE
+from osmosis_grpc.protocol.errors import Aborted, CallError
+from osmosis_grpc.protocol.types import AbandonReason, Callback, ChatRequest, Receipt
+from osmosis_grpc.protocol.wire.control import OUTCOME_BY_REFERENCE
 from osmosis_grpc.trainer.agent_server_state import Report
 from osmosis_grpc.trainer.target_sources import Target
 from osmosis_grpc.trainer.transports.callback.link import CalledServer
@@ -96,9 +96,7 @@ class CallbackTransport(Transport[CalledServer], Receiver):
         if request.reason == AbandonReason.SUPERSEDED:
             self._scheduler.superseded(request.rollout_id, request.attempt)
 
-    async def complete(
-        self, outcome: RolloutOutcome, raw: outcome_pb2.RolloutOutcome, state: bytes, credential: str
-    ) -> Receipt:
+    async def complete(self, raw: outcome_pb2.RolloutOutcome, state: bytes, credential: str) -> Receipt:
         future: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
 
         def reply(receipt: Receipt | CallError) -> None:
@@ -109,10 +107,7 @@ class CallbackTransport(Transport[CalledServer], Receiver):
             else:
                 future.set_result(receipt)
 
-        rollout = self._scheduler.rollouts.get(outcome.rollout_id)
+        rollout = self._scheduler.rollouts.get(raw.rollout_id)
         server = rollout.server if rollout is not None else None
-        self._scheduler.completed(Report(server, outcome, raw, reply))
+        self._scheduler.take_outcome(Report(server, raw, reply))
         return await future
-
-    def unreadable(self, rollout_id: str, problem: InvalidArgument) -> None:
-        self._scheduler.unusable(None, rollout_id, 0, problem)

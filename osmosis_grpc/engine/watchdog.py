@@ -1,4 +1,4 @@
-"""Warns about code that blocks the event loop.
+"""Warns about code that blocks the event loop, and about rollouts that run and make no progress.
 
 A thread regularly asks the loop for an answer. If no answer comes in time, the watchdog finds the line that the loop's
 thread executes.
@@ -8,10 +8,13 @@ import asyncio
 import logging
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from types import FrameType
 
 from osmosis_grpc.agent.tool_calls import TOOL_TASK
+from osmosis_grpc.engine.record import Record
+from osmosis_grpc.protocol.types import RolloutState
 from osmosis_grpc.protocol.types.stack_frames import is_installed, is_own
 from osmosis_grpc.supervise import OnFailure, StartedThread, Supervisor, job
 
@@ -74,7 +77,6 @@ class Watchdog:
         return True
 
     def _answer(self, alive: threading.Event, asked: float) -> None:
-        """Answer the thread. The loop calls this method."""
         alive.set()
         self.on_lag(self._monotonic() - asked)
 
@@ -120,3 +122,37 @@ def _where(frames: list[FrameType]) -> str:
     else:
         frame = frames[0]
     return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
+MOST_LINES = 10
+"""The largest number of stalled rollouts that one sweep names. Further stalled rollouts are only counted."""
+
+
+def warn_of_stalls(records: Iterable[Record], now: float, stalled_after: float) -> None:
+    """Log each rollout that has had no event and no tool call for `stalled_after` seconds. `now` is monotonic.
+
+    Each stall is logged once. If a rollout makes progress and then stalls again, it is logged again.
+    """
+    stalled = [
+        record
+        for record in records
+        if record.state is RolloutState.RUNNING
+        and record.run.termination is None
+        and now - record.run.progress >= stalled_after
+        and record.run.stall != record.run.progress
+    ]
+    for record in stalled:
+        record.run.stall = record.run.progress
+    for record in stalled[:MOST_LINES]:
+        activity = record.activity()
+        log.warning(
+            "rollout %s (agent loop %s, attempt %d) has made no progress for %.0f s; it does: %s, since %s",
+            record.rollout_id,
+            record.agent_loop,
+            record.attempt,
+            now - record.run.progress,
+            activity.description,
+            time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(activity.start_time)),
+        )
+    if len(stalled) > MOST_LINES:
+        log.warning("%d more rollouts have made no progress for as long", len(stalled) - MOST_LINES)

@@ -1,18 +1,142 @@
-"""The spans of an agent server: a sink of the engine's events.
+"""The spans of servers and trainers in OpenTelemetry. Imported only if traces are on; the extra `otel` installs it.
 
-A rollout is the span `invoke_agent`, a child of the span that came with its Init. Its chats and tool calls are children
-of it. Times are those of the events. An event is shown after its commit, so a span may be exported a little later.
+The spans go to the process's tracer provider. The application, or `serve --otel`, gives it an exporter. A rollout is
+one trace: the trainer's span `invoke_agent` and each call of its policy, a child `chat`; the server's span of the
+rollout, with its chats and tools. The Init carries the rollout's trace context to the agent server, whose spans are
+children.
 """
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
-from opentelemetry.trace import Span, SpanKind, Tracer, set_span_in_context
-
+from osmosis_grpc import __version__
 from osmosis_grpc.engine import Engine
 from osmosis_grpc.observability import genai
-from osmosis_grpc.observability.tracing import context_of, end, fail, nanoseconds, tracer
-from osmosis_grpc.protocol.types import InitRequest, RolloutInfo, TrajectoryEvent, events
+from osmosis_grpc.observability.genai import ERROR_TYPE, SCOPE
+from osmosis_grpc.protocol.errors import MissingExtraError
+from osmosis_grpc.protocol.types import (
+    ChatRequest,
+    ChatResponse,
+    InitRequest,
+    RolloutInfo,
+    RolloutOutcome,
+    RolloutRequest,
+    TraceContext,
+    TrajectoryEvent,
+    events,
+)
+from osmosis_grpc.protocol.types.outcome import clip
+
+try:
+    from opentelemetry import trace
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Span, SpanKind, Tracer, set_span_in_context, use_span
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+except ModuleNotFoundError:
+    raise MissingExtraError("OpenTelemetry", "otel") from None
+
+
+_W3C = TraceContextTextMapPropagator()
+
+
+def tracer() -> trace.Tracer:
+    """Return our tracer of the process's tracer provider."""
+    return trace.get_tracer(SCOPE, __version__)
+
+
+def context_of(given: TraceContext | None) -> Context:
+    """Return the context of a trace context; an empty one, which begins a new trace, for None or a malformed one."""
+    if given is None:
+        return Context()
+    return _W3C.extract({"traceparent": given.traceparent, "tracestate": given.tracestate}, Context())
+
+
+def trace_context(span: trace.Span) -> TraceContext | None:
+    """Return the trace context of a span; None without a tracer provider."""
+    carrier: dict[str, str] = {}
+    _W3C.inject(carrier, trace.set_span_in_context(span, Context()))
+    parent = carrier.get("traceparent")
+    return TraceContext(parent, carrier.get("tracestate", "")) if parent else None
+
+
+def nanoseconds(seconds: float) -> int:
+    """Return a time of OpenTelemetry: nanoseconds since 1970."""
+    return int(seconds * 1e9)
+
+
+def fail(span: trace.Span, kind: str, text: str = "") -> None:
+    """Mark a span as failed. `kind` is the type of the error."""
+    span.set_attribute(ERROR_TYPE, kind)
+    span.set_status(trace.Status(trace.StatusCode.ERROR, clip(text) or None))
+
+
+def end(span: trace.Span, attributes: dict[str, Any], at: float | None = None) -> None:
+    """End a span with attributes, at a time in Unix seconds, or now."""
+    span.set_attributes(attributes)
+    span.end(None if at is None else nanoseconds(at))
+
+
+class TrainerSpans:
+    """The open spans of one trainer's rollouts.
+
+    With `content`, the spans of chats have their messages. The spans of rollouts are children of the caller's span.
+    """
+
+    def __init__(self, *, content: bool = False) -> None:
+        self._tracer = tracer()
+        self._content = content
+        self._open: dict[str, Span] = {}
+
+    def begin(self, request: RolloutRequest, done: "asyncio.Future[RolloutOutcome]") -> TraceContext | None:
+        """Begin the span of a rollout, which ends with `done`. Returns the trace context for its Init."""
+        group = request.group.id if request.group is not None else ""
+        name, attributes = genai.invoke_agent(request.agent_loop, request.rollout_id, request.attempt, group)
+        span = self._tracer.start_span(name, None, SpanKind.CLIENT, attributes)
+        self._open[request.rollout_id] = span
+        done.add_done_callback(partial(self._ended, request.rollout_id, span))
+        return trace_context(span)
+
+    def _ended(self, rollout_id: str, span: Span, done: "asyncio.Future[RolloutOutcome]") -> None:
+        if self._open.get(rollout_id) is span:
+            del self._open[rollout_id]
+        error = asyncio.CancelledError() if done.cancelled() else done.exception()
+        if error is not None:
+            fail(span, type(error).__name__)
+            end(span, {})
+            return
+        outcome = done.result()
+        if outcome.failure is not None:
+            fail(span, str(outcome.failure.reason), outcome.failure.message if self._content else "")
+        end(span, genai.ended(outcome) | {genai.ATTEMPT: outcome.attempt})
+
+    @contextmanager
+    def chat(self, request: ChatRequest) -> Iterator[Span]:
+        """Begin the span of a policy call, and make it the current one for the block. answered() ends it."""
+        name, attributes = genai.chat(
+            request.rollout_id, request.attempt, request.sample, request.chat_number, request.params, request.policy
+        )
+        rollout = self._open.get(request.rollout_id)
+        parent = set_span_in_context(rollout) if rollout is not None else None
+        span = self._tracer.start_span(name, parent, SpanKind.INTERNAL, attributes)
+        if self._content:
+            span.set_attribute(genai.INPUT_MESSAGES, genai.content(request.messages))
+        with use_span(span, end_on_exit=False, record_exception=False, set_status_on_exception=False):
+            yield span
+
+    def answered(self, span: Span, reply: object) -> None:
+        """End the span of a policy call with its reply, or with its exception."""
+        if isinstance(reply, ChatResponse):
+            attributes = genai.replied(reply)
+            if self._content:
+                attributes[genai.OUTPUT_MESSAGES] = genai.content([reply.message])
+            end(span, attributes)
+        else:
+            fail(span, type(reply).__name__)
+            end(span, {})
+
 
 _Key = tuple[str, int]
 

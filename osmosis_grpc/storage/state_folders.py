@@ -1,10 +1,43 @@
-"""Folders for the files of rollouts, below a state folder. The sweep deletes the folders of deleted rollouts."""
+"""The folders below a state folder: those of the other workers, and those with the files of rollouts.
+
+The state folder itself belongs to worker 0, and workers/K to worker K. The folders of deleted rollouts are deleted.
+"""
 
 import contextlib
 import os
+import re
 import shutil
 from collections.abc import Callable, Collection
 from pathlib import Path
+
+
+def fsync(path: Path) -> None:
+    """Make the content of a file, or the names in a folder, survive a power cut. Raises OSError."""
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+WORKERS = "workers"
+"""The folder within a state folder that has the folders of the other workers."""
+_NUMBER = re.compile("[1-9][0-9]{0,2}")
+
+
+def worker_folder(state: Path, worker: int) -> Path:
+    """Return the state folder of a worker."""
+    return state / WORKERS / str(worker) if worker else state
+
+
+def worker_folders(state: Path) -> dict[int, Path]:
+    """Return the state folders that are there besides `state` itself, by worker and in their order."""
+    try:
+        found = [int(path.name) for path in (state / WORKERS).iterdir() if _NUMBER.fullmatch(path.name)]
+    except OSError:
+        return {}
+    return {worker: worker_folder(state, worker) for worker in sorted(found)}
+
 
 NAME = "rollouts"
 """The folder below the state folder. Each folder in it has the sequence number of its rollout as its name."""
@@ -51,7 +84,6 @@ class RolloutFolders:
                 self._delete(sequence)
 
     def _sequences(self) -> list[int]:
-        """Return the numbers of the folders, the oldest first."""
         try:
             return sorted(int(name) for name in os.listdir(self._state / NAME) if name.isdecimal())
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Handles what policies raise: the log, the errors for agent servers, and the errors for the trainer's caller.
+"""The policies of a trainer, and what they raise: the log, the errors for agent servers and for the trainer's caller.
 
 A policy refuses a chat with a CallError, such as Unavailable, and the agent gets this error. Any other exception, and a
 result that is not a reply, is a failure of the policy itself. The agent gets Internal. If a rollout or a whole group
@@ -7,14 +7,17 @@ any data.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import NoReturn
 
+from osmosis_grpc.policies import Policy
+from osmosis_grpc.policies.threads import check_policy
 from osmosis_grpc.protocol.errors import CallError, ContextLengthExceeded, Internal, InvalidArgument
 from osmosis_grpc.protocol.types import ChatRequest, Failure, FailureReason
 from osmosis_grpc.protocol.types.outcome import causes_of, clip, log_traceback, printable, with_type
+from osmosis_grpc.protocol.types.requests import check_policy_name
 from osmosis_grpc.supervise.throttled_log import Throttled
 
 log = logging.getLogger(__name__)
@@ -121,3 +124,42 @@ def _place(trace: TracebackType | None) -> object:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     return None if trace is None else (trace.tb_frame.f_code, trace.tb_lineno)
+
+
+Policies = Policy | Mapping[str, Policy]
+"""One policy, for chats that name none; or several by name. The policy with an empty name is for chats that name none.
+"""
+
+
+class PolicyTable:
+    """The policies of one trainer.
+
+    With `any_name`, the policy with the empty name answers every chat. Raises TypeError for a policy that is not
+    callable, and ValueError for an empty mapping and for a name that cannot be used.
+    """
+
+    def __init__(self, policies: Policies, *, any_name: bool = False) -> None:
+        named = dict(policies) if isinstance(policies, Mapping) else {"": policies}
+        if not named:
+            raise ValueError("policy: the mapping is empty; it needs at least one policy")
+        for name, policy in named.items():
+            try:
+                check_policy_name(name, "policy")
+            except InvalidArgument as error:
+                raise ValueError(str(error)) from None
+            check_policy(policy)
+        self._named = named
+        self._any_name = any_name
+
+    def __iter__(self) -> Iterator[Policy]:
+        """Yield each policy once, also if it has several names."""
+        return iter({id(policy): policy for policy in self._named.values()}.values())
+
+    def of(self, name: str) -> Policy:
+        """Return the policy of a chat. Raises InvalidArgument with the field `policy` for an unknown name."""
+        policy = self._named.get("" if self._any_name else name)
+        if policy is None:
+            names = ", ".join(map(repr, sorted(self._named)))
+            only = ", the only one, for chats that name no policy" if names == "''" else ""
+            raise InvalidArgument("policy", f"{name!r} is no policy of this trainer; it has {names}{only}")
+        return policy
