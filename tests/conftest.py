@@ -2,11 +2,14 @@
 
 import asyncio
 import gc
+import itertools
 import os
+import re
 import sys
 import types
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -36,6 +39,27 @@ async def _sleep(seconds: float, *result: Any) -> Any:
 
 uvicorn.server.asyncio = types.SimpleNamespace(**(vars(asyncio) | {"sleep": _sleep}))
 """uvicorn sees ten times a second whether it is to stop; hundreds of HTTP servers end here."""
+
+
+GROUPS = frozenset({"slow", "long", "clients", "adapters", "trainers", "browser", "conformance", "ray"})
+"""Marks that choose the tests of a run."""
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out the files without a test that `-m` chooses: to import all files and their libraries takes long."""
+    chosen = config.option.markexpr
+    words = set(re.findall(r"\w+", chosen)) - {"and", "or", "not"}
+    if not words or not words <= GROUPS or not collection_path.match("test_*.py"):
+        return None
+    text = collection_path.read_text()
+    of_file = re.search(r"^pytestmark = (.*?)$(?!\n +)", text, re.M | re.S)
+    every = set(re.findall(r"mark\.(\w+)", of_file[1])) if of_file else set()
+    some = sorted((set(re.findall(r"mark\.(\w+)", text)) & GROUPS) - every)
+    for count in range(len(some) + 1):
+        for marks in itertools.combinations(some, count):
+            if eval(chosen, {}, {word: word in every.union(marks) for word in words}):
+                return None
+    return True
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
