@@ -6,24 +6,24 @@ in tests/tools/kubernetes/test_programs.py.
 
 import contextlib
 import importlib
-import pkgutil
+import re
 
 import pytest
 
-import osmosis_gateway
-import osmosis_grpc
 from osmosis_grpc import supervise
 from osmosis_grpc.supervise import OnFailure
 from tests.deployment import deployment
+from tests.processes import ROOT
 from tests.supervise import process_jobs, server_jobs, worker_jobs
 from tests.tools.kubernetes import test_programs as pod_jobs
 from tests.trainer import test_supervised as trainer_jobs
 
-for package in (osmosis_grpc, osmosis_gateway):
-    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-        if "_gen" not in module.name and not module.name.endswith("__main__"):
+for package in ("osmosis_grpc", "gateway/osmosis_gateway"):
+    for path in (ROOT / package).rglob("*.py"):
+        if re.search(r"\bjob\($|\bjob\(\"", path.read_text(), re.M):
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removeprefix("gateway.")
             with contextlib.suppress(ImportError):  # a library that is not installed here
-                importlib.import_module(module.name)
+                importlib.import_module(name)
 
 SCENARIOS = server_jobs.SCENARIOS | process_jobs.SCENARIOS | worker_jobs.SCENARIOS
 TOOLS = "test.", "testing.conformance."
