@@ -108,6 +108,8 @@ def forked() -> Iterator[Forked]:
         "osmosis_grpc.settings.settings",
         "osmosis_grpc.settings.logs",
         "osmosis_grpc.agent.tool_decorator",
+        "osmosis_grpc.viewer.app",
+        "osmosis_grpc.cli.view",
         "rich.progress",
     ) as started:
         yield started

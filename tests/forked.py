@@ -93,12 +93,18 @@ class Forked:
     def serving(self, *arguments: str, cwd: Path = ROOT) -> Iterator[str]:
         """Start a server on a free port, without HTTP, and yield its HOST:PORT. It is killed in the end."""
         command = ("-m", "osmosis_grpc.serve", "--grpc-port", "0", "--no-http", "--json", *arguments)
+        with self.ready(*command, cwd=cwd) as (_, ready):
+            yield ready["grpc"]
+
+    @contextlib.contextmanager
+    def ready(self, *command: str, cwd: Path = ROOT) -> Iterator[tuple[Process, dict[str, Any]]]:
+        """Start a command that says when it is ready, and yield its process and its record. It is killed in the end."""
         with tempfile.TemporaryDirectory() as folder:
             out, err = Path(folder, "out"), Path(folder, "err")
             with self.start(*command, cwd=cwd, out=out, err=err) as process:
                 wait_until(lambda: process.has_ended() or (out.exists() and out.read_text().endswith("\n")))
                 assert not process.has_ended(), err.read_text()
-                yield json.loads(out.read_text().splitlines()[0])["grpc"]
+                yield process, json.loads(out.read_text().splitlines()[0])
 
     @contextlib.contextmanager
     def on_terminal(

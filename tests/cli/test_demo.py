@@ -104,6 +104,7 @@ json.dump({"reward": float(task["label"] in text)}, open(os.environ["OSMOSIS_RES
 """
 
 
+@pytest.mark.slow
 def test_the_demo_runs_a_program_of_the_user(forked, tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
     result = forked.run(*DEMO, "--command", f"{sys.executable} program.py", "--json", cwd=tmp_path, env=NO_SETTINGS)
@@ -111,6 +112,7 @@ def test_the_demo_runs_a_program_of_the_user(forked, tmp_path):
     assert {json.loads(line)["reward"] for line in result.stdout.splitlines()} == {1.0}
 
 
+@pytest.mark.slow
 def test_an_agent_that_fails_or_is_not_there_is_said(forked, tmp_path):
     (tmp_path / "mine.py").write_text(AGENT)
     failed = forked.run(*DEMO, "-m", "mine:agent", cwd=tmp_path, env=NO_SETTINGS)

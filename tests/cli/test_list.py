@@ -173,6 +173,7 @@ async def test_an_empty_folder_has_no_rollouts(forked, tmp_path):
     assert (done.returncode, done.stdout) == (0, "there are no rollouts yet in the state folder state\n")
 
 
+@pytest.mark.slow
 def test_a_list_of_a_folder_imports_no_grpc(looked_at):
     done = run("-X", "importtime", "-m", "osmosis_grpc", "list", *looked_at.options("folder"), "--json")
     assert done.returncode == 0

@@ -359,6 +359,7 @@ def test_ctrl_c_ends_a_query_with_130(looked_at):
         assert process.stderr.read() == b""
 
 
+@pytest.mark.slow
 def test_a_query_imports_no_library_that_it_does_not_need(looked_at):
     done = run(
         *("-X", "importtime", "-m", "osmosis_grpc", "query", "--state-dir", str(looked_at.folder / "state")),

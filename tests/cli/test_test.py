@@ -353,21 +353,7 @@ def test_json_has_only_records_on_stdout_although_the_agent_prints(test):
     assert done.stderr.count("the agent prints") == 3
 
 
-def test_help_imports_no_library_that_it_does_not_need(folder):
-    code = """
-import sys
-from typer.testing import CliRunner
-from osmosis_grpc.cli import build
-result = CliRunner().invoke(build(), ["test", "--help"], env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"})
-names = ("grpc", "fastapi", "pyarrow", "litellm", "openai", "aiohttp", "rich.table", "osmosis_grpc.records.evaluate")
-print(result.exit_code, [name for name in names if name in sys.modules], max(map(len, result.stdout.splitlines())))
-"""
-    code, rest = run("-c", code).stdout.split(" ", 1)
-    assert code == "0"
-    assert rest.startswith("[] ")
-    assert int(rest.split()[-1]) <= 80
-
-
+@pytest.mark.slow
 def test_a_run_with_a_mock_imports_no_grpc(folder):
     code = """
 import sys

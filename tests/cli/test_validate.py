@@ -122,8 +122,8 @@ def outside(tmp_path):
 # The output
 
 
-def test_the_output_of_a_good_agent(outside):
-    done = outside.validate("-m", "osmosis_grpc.testing.calculator:agent_loop", "--run")
+def test_the_output_of_a_good_agent(here):
+    done = here.validate("-m", "osmosis_grpc.testing.calculator:agent_loop", "--run")
     assert (done.returncode, done.stderr) == (0, "")
     text = re.sub(r"\d+\.\d+ m?s", "TIME", done.stdout)
     assert text.splitlines() == [

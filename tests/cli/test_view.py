@@ -10,8 +10,6 @@ import urllib.request
 
 import pytest
 
-from tests.processes import ROOT
-
 DIVIDER = """
 from osmosis_grpc.rollout import RolloutAgentLoop, tool
 
@@ -39,18 +37,14 @@ REPLIES = [
 ]
 
 
-def test_view_serves_a_folder_until_a_signal(looked_at):
+def test_view_serves_a_folder_until_a_signal(forked, looked_at):
     folder = looked_at.options("folder")[1]
-    command = [sys.executable, "-m", "osmosis_grpc", "view", folder, "--port", "0", "--json"]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            ready = json.loads(process.stdout.readline())
-            assert ready["event"] == "ready"
-            with urllib.request.urlopen(f"{ready['url']}?state=failed", timeout=20) as page:
-                assert b'data-id="bad 1"' in page.read()
-        finally:
-            process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 0
+    with forked.ready("-m", "osmosis_grpc", "view", folder, "--port", "0", "--json") as (process, ready):
+        assert ready["event"] == "ready"
+        with urllib.request.urlopen(f"{ready['url']}?state=failed", timeout=20) as page:
+            assert b'data-id="bad 1"' in page.read()
+        process.send_signal(signal.SIGINT)
+        assert process.wait() == 0
 
 
 @pytest.mark.slow

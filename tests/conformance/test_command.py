@@ -8,6 +8,8 @@ import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
+import pytest
+
 from osmosis_grpc.network.server_security import ServerSecurity
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.testing.conformance import ConformanceAgent, server_session
@@ -144,6 +146,7 @@ async def test_the_token_of_a_server_is_asked_for():
     assert "--token-file has the token" in done.output
 
 
+@pytest.mark.conformance
 async def test_an_interrupted_run_leaves_no_trainer(tmp_path):
     """Ctrl-C ends the suite, which ends the trainer that it has started."""
     (tmp_path / "trainer.py").write_text(
@@ -163,6 +166,7 @@ async def test_an_interrupted_run_leaves_no_trainer(tmp_path):
     assert not Path("/proc", pid.read_text().strip()).exists()
 
 
+@pytest.mark.conformance
 async def test_a_trainer_that_does_not_start_ends_the_run_with_one_message(tmp_path):
     (tmp_path / "trainer.py").write_text("raise SystemExit('no weights')")
     for trainer, says in (
@@ -175,6 +179,7 @@ async def test_a_trainer_that_does_not_start_ends_the_run_with_one_message(tmp_p
         assert done.output.count("exit code 1") == 1
 
 
+@pytest.mark.conformance
 async def test_a_trainer_that_crashes_in_one_mode_fails_its_cases(tmp_path):
     (tmp_path / "trainer.py").write_text(
         "import sys\nif 'accept' in sys.argv: raise SystemExit('no listener')\n"
@@ -186,6 +191,7 @@ async def test_a_trainer_that_crashes_in_one_mode_fails_its_cases(tmp_path):
     assert done.output.count("its stderr ends with:\n  no listener") == 1
 
 
+@pytest.mark.conformance
 async def test_a_trainer_without_the_mode_is_skipped(tmp_path):
     (tmp_path / "trainer.py").write_text("raise SystemExit(3)")
     done = await command(

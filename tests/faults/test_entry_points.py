@@ -202,6 +202,7 @@ async def test_a_name_is_looked_up_once(canary, monkeypatch):
     assert not canary.seen
 
 
+@pytest.mark.slow
 async def test_proxies_of_the_environment_see_nothing(canary, monkeypatch):
     """A4, gRPC both ways, in a real process; over HTTP: tests/gateway/test_server_url.py."""
     url = f"http://127.0.0.1:{canary.port}"

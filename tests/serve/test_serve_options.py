@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import socket
 import subprocess
 import urllib.request
@@ -23,9 +24,10 @@ MODULE = ("-m", "osmosis_grpc.testing.calculator:agent_loop")
 VIEW = (*MODULE, "--view", "--view-port", "0", "--state-dir", "state")
 
 
-async def test_the_budgets_are_those_of_the_options(tmp_path):
+async def test_the_budgets_are_those_of_the_options(forked, tmp_path):
     budgets = ("--disk-budget", "0.5", "--memory-budget", "16")
-    with serving(*CALCULATOR, *budgets, "--metrics-port", "0", "--state-dir", str(tmp_path)) as (_, ready):
+    command = ("-m", "osmosis_grpc.serve", *CALCULATOR, *budgets, "--grpc-port", "0", "--metrics-port", "0", "--json")
+    with forked.ready(*command, "--no-http", "--state-dir", str(tmp_path)) as (_, ready):
         with urllib.request.urlopen(f"http://{ready['metrics']}/metrics") as page:
             (shown,) = re.findall(r"(?m)^osmosis_journal_budget_bytes (.*)$", page.read().decode())
         assert float(shown) == 0.5 * 1024**3
@@ -37,7 +39,7 @@ async def test_the_budgets_are_those_of_the_options(tmp_path):
                 await client.init(rollout_id="second", messages=large, callback=callback)
 
 
-@pytest.mark.parametrize("verbosity", [None, "INFO"])
+@pytest.mark.parametrize("verbosity", [None, pytest.param("INFO", marks=pytest.mark.slow)])
 def test_failed_handshakes_do_not_fill_the_log(tmp_path, verbosity):
     made = trustme.CA().issue_cert("127.0.0.1")
     cert, key = tmp_path / "server.pem", tmp_path / "server.key"
@@ -58,9 +60,10 @@ def test_failed_handshakes_do_not_fill_the_log(tmp_path, verbosity):
     assert logged.count("Handshake failed") == (5 if verbosity else 0)
 
 
-async def test_the_pages_show_the_rollouts_of_the_server_to_who_has_an_admin_token(tmp_path):
+async def test_the_pages_show_the_rollouts_of_the_server_to_who_has_an_admin_token(forked, tmp_path):
     (tmp_path / "admin").write_text("viewed-by-ada")
-    with serving(*VIEW, "--admin-token-file", "admin", cwd=tmp_path) as (process, ready):
+    command = ("-m", "osmosis_grpc.serve", *VIEW, "--grpc-port", "0", "--no-http", "--json")
+    with forked.ready(*command, "--admin-token-file", "admin", cwd=tmp_path) as (process, ready):
         async with Trainer([ready["grpc"]], EchoPolicy(), credentials=Credentials(token="viewed-by-ada")) as trainer:
             await trainer.rollout(rollout_id="seen", messages=[{"role": "user", "content": "1 + 1"}])
         async with httpx.AsyncClient(base_url=f"http://{ready['view']}", trust_env=False, timeout=20) as browser:
@@ -73,8 +76,8 @@ async def test_the_pages_show_the_rollouts_of_the_server_to_who_has_an_admin_tok
             assert "viewed-by-ada" not in page
             assert "1 + 1" in (await browser.get("/turn?id=seen&turn=1")).text
             assert "IN USE" in (await browser.get("/server")).text
-        process.terminate()
-        assert process.wait(20) == 0
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() == 0
 
 
 @pytest.mark.slow

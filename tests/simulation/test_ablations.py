@@ -34,7 +34,7 @@ def test_a_replacement_has_the_parameters_of_the_function(name):
         assert len(named) == len(wanted) or any(one.kind is Parameter.VAR_KEYWORD for one in own)
 
 
-QUICK = "tombstones", "joining of chats", "result ids"
+QUICK = "joining of chats", "result ids"
 """The slow group has the others."""
 
 

@@ -20,12 +20,12 @@ def _run(seed, folder, rollouts):
         world.close()
 
 
-@pytest.mark.parametrize("seed", [1, 4])
-def test_a_seed_breaks_nothing_and_gives_the_same_history_again(seed, tmp_path):
-    first = run(seed, tmp_path)
-    assert first[1] == []
-    assert first[2] > 50
-    assert run(seed, tmp_path) == first
+def test_seeds_break_nothing_and_a_seed_gives_its_own_history_again(tmp_path):
+    first, other = run(1, tmp_path), run(4, tmp_path)
+    assert (first[1], other[1]) == ([], [])
+    assert min(first[2], other[2]) > 50
+    assert run(1, tmp_path) == first
+    assert other[0] != first[0]
 
 
 FOUND = {
@@ -51,10 +51,6 @@ FOUND = {
 @pytest.mark.parametrize("seed", FOUND)
 def test_a_seed_that_has_found_something_finds_nothing(seed, tmp_path):
     assert run(seed, tmp_path, rollouts=32)[1] == [], FOUND[seed]
-
-
-def test_two_seeds_have_two_histories(tmp_path):
-    assert run(5, tmp_path)[0] != run(6, tmp_path)[0]
 
 
 @pytest.mark.slow

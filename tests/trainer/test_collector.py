@@ -122,7 +122,7 @@ async def test_any_thread_may_collect(serve, attach_to):
     for thread in threads:
         thread.start()
     try:
-        await run_all(trainer, [request(f"raises-{n}" if n % 3 else f"ok-{n}", label="1") for n in range(100)])
+        await run_all(trainer, [request(f"raises-{n}" if n % 3 else f"ok-{n}", label="1") for n in range(40)])
     finally:
         stop.set()
         await asyncio.to_thread(lambda: [thread.join() for thread in threads])

@@ -109,7 +109,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("verbosity", [None, "INFO"])
+@pytest.mark.parametrize("verbosity", [None, pytest.param("INFO", marks=pytest.mark.slow)])
 async def test_a_failed_handshake_has_no_line_of_grpc_core_unless_the_user_asks_for_it(certificates, verbosity):
     clean = {name: value for name, value in os.environ.items() if not name.startswith("GRPC_")}
     env = clean if verbosity is None else clean | {"GRPC_VERBOSITY": verbosity}

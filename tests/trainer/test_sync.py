@@ -2,8 +2,6 @@
 
 import asyncio
 import signal
-import subprocess
-import sys
 import textwrap
 import threading
 import time
@@ -15,8 +13,7 @@ from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.protocol.errors import Unavailable
 from osmosis_grpc.protocol.types import OutcomeStatus, events
 from osmosis_grpc.trainer import RolloutClient, RolloutRequest, SyncTrainer, VersionSpan
-from tests.processes import ROOT
-from tests.waiting import ended
+from tests.waiting import ended, until
 
 COMPLETED = OutcomeStatus.COMPLETED
 QUESTION = [{"role": "user", "content": "What is 1 + 2?"}]
@@ -269,30 +266,23 @@ say("not reached")
         pytest.param("run", "deaf", marks=pytest.mark.slow),
     ],
 )
-async def test_ctrl_c_cancels_closes_and_ends_the_process(target, tmp_path, where, policy):
-    script = tmp_path / "script.py"
+async def test_ctrl_c_cancels_closes_and_ends_the_process(forked, target, tmp_path, where, policy):
+    script, out, err = tmp_path / "script.py", tmp_path / "out", tmp_path / "err"
     script.write_text(textwrap.dedent(SCRIPT))
-    last = b"outcome\n" if where == "body" else b"sampling\n"
-    command = [sys.executable, str(script), where, policy, target]
-    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT)
-    try:
-        while await asyncio.wait_for(process.stdout.readline(), PATIENCE) != last:
-            assert process.returncode is None
+    last = "outcome\n" if where == "body" else "sampling\n"
+    with forked.start(str(script), where, policy, target, out=out, err=err) as process:
+        await until(lambda: process.has_ended() or (out.exists() and out.read_text().endswith(last)))
         if policy != "signalled":
             process.send_signal(signal.SIGINT)
-        out, err = await asyncio.wait_for(process.communicate(), PATIENCE)
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    assert process.returncode == -signal.SIGINT, err.decode()
-    assert b"not reached" not in out
-    lines = err.decode().splitlines()
+        code = await asyncio.to_thread(process.wait)
+    assert code == -signal.SIGINT, err.read_text()
+    assert "not reached" not in out.read_text()
+    lines = err.read_text().splitlines()
     if policy == "deaf":  # it ignores that it is cancelled, and so the loop's thread does not end
         assert "did not end within" in lines.pop(0)
     assert lines[0] == "Traceback (most recent call last):"
     assert lines[-1] == "KeyboardInterrupt"
-    assert err.count(b"Traceback") == 1
+    assert err.read_text().count("Traceback") == 1
     async with RolloutClient(target) as client:
         outcome = await asyncio.wait_for(ended(client, f"{where}-{policy}-{1 if where == 'body' else 0}"), PATIENCE)
     assert outcome.status is OutcomeStatus.CANCELLED
