@@ -6,7 +6,6 @@ import io
 import json
 import os
 import re
-import runpy
 import signal
 import sqlite3
 import subprocess
@@ -32,7 +31,7 @@ from osmosis_grpc.protocol.types import (
 )
 from osmosis_grpc.records.query import VIEWS, VIEWS_VERSION, QueryDatabase, QueryError
 from osmosis_grpc.storage import SqliteJournal
-from tests.processes import ROOT, run
+from tests.processes import run
 
 ENDLESS = "SELECT range FROM range(1000000000000)"
 KNOWN = {
@@ -88,19 +87,6 @@ def test_the_views_are_those_of_their_version():
     known = {name: ids + " ".join(columns.split()) for name, columns in KNOWN.items()}
     found = {name: ", ".join(f"{each.name} {each.type}" for each in view.columns) for name, view in VIEWS.items()}
     assert found == known
-
-
-def test_the_committed_page_has_the_views(monkeypatch, tmp_path, capsys):
-    script = runpy.run_path(str(ROOT / "scripts" / "views.py"))
-    assert script["main"](True) == 0
-    stale = tmp_path / "query.md"
-    stale.write_text(f"above\n{script['BEGIN']}old\n{script['END']}below\n")
-    monkeypatch.setitem(script["main"].__globals__, "PAGE", stale)
-    assert script["main"](True) == 1
-    assert "python scripts/views.py" in capsys.readouterr().err
-    script["main"](False)
-    assert script["main"](True) == 0
-    assert re.fullmatch(r"above\n.*\| `rollout_id` \|.*below\n", stale.read_text(), re.S)
 
 
 QUESTIONS = {

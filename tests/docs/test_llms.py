@@ -1,7 +1,6 @@
 """llms.txt is made from the docs, and leads to all of them."""
 
 import re
-import runpy
 
 from typer.main import get_command
 
@@ -10,16 +9,6 @@ from tests.docs.test_settings import leaves
 from tests.processes import ROOT
 
 PAGE = (ROOT / "llms.txt").read_text()
-
-
-def test_the_committed_page_is_fresh(monkeypatch, tmp_path, capsys):
-    script = runpy.run_path(str(ROOT / "scripts" / "llms.py"))
-    assert script["main"](True) == 0
-    monkeypatch.setitem(script["main"].__globals__, "PAGE", tmp_path / "llms.txt")
-    assert script["main"](True) == 1
-    assert "python scripts/llms.py" in capsys.readouterr().err
-    script["main"](False)
-    assert script["main"](True) == 0
 
 
 def test_it_links_every_page_with_a_sentence():

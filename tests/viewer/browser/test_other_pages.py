@@ -48,12 +48,6 @@ def test_a_group_of_8_rollouts_with_32_turns(browse, large):
     expect(page.locator("table.beside tbody tr").first.locator("td a").first).to_be_visible()
 
 
-def _group(page, name):
-    """The id of a group of the demonstration."""
-    shown = page.locator('.rollouts a[href*="group="]').all_inner_texts()
-    return next(one for one in shown if name in one)
-
-
 def test_a_click_on_a_bin_leads_to_exactly_its_rollouts(browse, many):
     page = browse(f"{many}curves?steps=40")
     assert page.locator("#curves canvas").count() >= 4
