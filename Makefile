@@ -32,7 +32,7 @@ sim: .venv/.dev ## Run seeds of the simulation from SEED on, until ROLLOUTS roll
 	$(BIN)/python -m tests.simulation --seed $(SEED) --rollouts $(ROLLOUTS)
 
 test-slow: .venv/.dev ## Run the slow tests: whole processes, other versions of protobuf and grpcio, big runs
-	$(BIN)/pytest -m "slow and not long" -n 3 --timeout 600
+	$(BIN)/pytest -m "slow and not long and not adapters" -n 3 --timeout 600
 
 check: .venv/.dev ## All linters, type checks, import contracts, generated files, then the fast tests
 	$(MAKE) --jobs 2 lint collect

@@ -42,7 +42,7 @@ def test_many_in_flight_all_end():
     assert shown["lost"] == 0
 
 
-@pytest.mark.parametrize("mode", ["attach", "callback", "http"])
+@pytest.mark.parametrize("mode", ["attach", *LONG[:2]])
 def test_the_added_time_is_measured_in_both_runs(mode):
     shown = figures("added_time", "--mode", mode, "--rollouts", "64", "--turns", "3", "--tokens", "16")
     assert shown["lost"] == 0
@@ -50,7 +50,7 @@ def test_the_added_time_is_measured_in_both_runs(mode):
     assert shown["256_in_flight"]["chats"] > 0
 
 
-@pytest.mark.parametrize("burden", ["stalled", "hostile"])
+@pytest.mark.parametrize("burden", ["stalled", pytest.param("hostile", marks=pytest.mark.long)])
 def test_a_burden_leaves_two_trainers_a_rate(burden):
     few = ("--attachments", "30", "--trainers", "3") if burden == "hostile" else ()
     shown = figures("noisy_neighbours", "--burden", burden, "--alternations", "1", "--seconds", "1", *few)

@@ -132,10 +132,11 @@ def test_the_file_can_name_what_is_served(folder):
     ids=["no file", "type", "no value", "no toml", "table", "key", "grader", "twice", "name"],
 )
 @pytest.mark.row("SDK 19", "SDK 24", "SDK 28")
-def test_what_serve_refuses(folder, options, code, says):
+def test_what_serve_refuses(forked, folder, options, code, says):
     (folder / "bad.toml").write_text("[workflows]\n")
     (folder / "key.toml").write_text("[server]\nprot = 1\n")
-    done = run("-m", "osmosis_grpc", "serve", *options, "--no-journal", "--no-http", "--grpc-port", "0", cwd=folder)
+    command = ("-m", "osmosis_grpc", "serve", *options, "--no-journal", "--no-http", "--grpc-port", "0")
+    done = forked.run(*command, cwd=folder)
     assert done.stderr.startswith(says), done.stderr
     assert done.returncode == code
 

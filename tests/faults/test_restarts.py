@@ -46,9 +46,17 @@ async def start(stack, folder, port, workers):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("transport", ["attach", "callback"])
 @pytest.mark.parametrize(
-    ("workers", "how"), [(1, signal.SIGTERM), (3, signal.SIGTERM), (3, signal.SIGKILL)], ids=lambda value: str(value)
+    ("transport", "workers", "how"),
+    [
+        ("attach", 1, signal.SIGTERM),
+        ("callback", 1, signal.SIGTERM),
+        ("attach", 3, signal.SIGKILL),
+        ("callback", 3, signal.SIGTERM),
+        pytest.param("attach", 3, signal.SIGTERM, marks=pytest.mark.long),
+        pytest.param("callback", 3, signal.SIGKILL, marks=pytest.mark.long),
+    ],
+    ids=str,
 )
 async def test_a_server_starts_while_the_one_before_still_stops(stack, tmp_path, transport, workers, how):
     (tmp_path / "agents.py").write_text(AGENT)

@@ -97,8 +97,8 @@ def test_the_default_port_being_taken_does_not(monkeypatch, tmp_path):
         ((), "-m"),
     ],
 )
-def test_called_wrongly(arguments, text):
-    done = run("-m", "osmosis_grpc.serve", *arguments, "--grpc-port", "0", "--json")
+def test_called_wrongly(forked, arguments, text):
+    done = forked.run("-m", "osmosis_grpc.serve", *arguments, "--grpc-port", "0", "--json")
     assert done.returncode == 2
     assert text in done.stderr
     assert "Traceback" not in done.stderr

@@ -220,8 +220,8 @@ async def test_without_an_agent_server_it_says_so():
         (("--target", "127.0.0.1:1", "--allow-target", "10.0.0.0/99"), "10.0.0.0/99"),
     ],
 )
-def test_called_wrongly(arguments, text):
-    done = run("-m", "osmosis_gateway", *arguments)
+def test_called_wrongly(forked, arguments, text):
+    done = forked.run("-m", "osmosis_gateway", *arguments)
     assert done.returncode == 2
     assert text in done.stderr
     assert "Traceback" not in done.stderr

@@ -17,7 +17,7 @@ from osmosis_grpc.protocol.errors import InvalidArgument, Unauthenticated
 from osmosis_grpc.trainer import Callback, RolloutClient
 from tests.callback_trainer import CallbackTrainer
 from tests.gateway.conftest import RawTrainer
-from tests.processes import ROOT, run, serving
+from tests.processes import ROOT, serving
 from tests.security.conftest import TOKEN
 from tests.waiting import ended
 
@@ -68,10 +68,10 @@ FAST = ("public, with nothing", "a token in plain text", "a trainer's token in p
 @pytest.mark.parametrize(
     "case", [pytest.param(case, marks=() if case in FAST else pytest.mark.slow) for case in REFUSED]
 )
-def test_forbidden_targets_are_refused(case):
+def test_forbidden_targets_are_refused(forked, case):
     arguments, more, text = REFUSED[case]
     command = ("-m", "osmosis_grpc.serve", *CALCULATOR, "--no-http", "--grpc-port", "0", *arguments)
-    result = run(*command, env=environment(**more))
+    result = forked.run(*command, env=environment(**more))
     assert (result.returncode, result.stdout) == (2, "")
     (line,) = result.stderr.splitlines()
     assert line.startswith("serve: ")

@@ -30,13 +30,6 @@ time.sleep(600)
 """
 
 
-def serve_refuses(tmp_path, *arguments):
-    done = run("-m", "osmosis_grpc.serve", "--grpc-port", "0", "--no-http", *arguments, cwd=tmp_path)
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
-    return done.stderr.strip()
-
-
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
@@ -52,9 +45,12 @@ def serve_refuses(tmp_path, *arguments):
         (("--command", "sh", "--command", "sh"), "two agent loops have the same name: sh, sh"),
     ],
 )
-def test_a_command_that_cannot_be_served_is_a_usage_error(tmp_path, arguments, problem):
+def test_a_command_that_cannot_be_served_is_a_usage_error(forked, tmp_path, arguments, problem):
     write(tmp_path, "")
-    assert problem in serve_refuses(tmp_path, *arguments)
+    done = forked.run("-m", "osmosis_grpc.serve", "--grpc-port", "0", "--no-http", *arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert problem in done.stderr
 
 
 NAMES = ("--command-name", "one", "--command-name", "two")

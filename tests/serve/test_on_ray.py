@@ -40,8 +40,8 @@ def test_without_ray_a_trainer_s_source_names_the_extra():
         (("--ray", "--targets-file", "no/such/folder/servers.txt"), "there is no folder no/such/folder"),
     ],
 )
-def test_a_wrong_option_is_named_before_ray_starts(tmp_path, options, problem):
-    done = run(*AGENT, *options, cwd=tmp_path)
+def test_a_wrong_option_is_named_before_ray_starts(forked, tmp_path, options, problem):
+    done = forked.run(*AGENT, *options, cwd=tmp_path)
     assert done.returncode == 2
     assert problem in done.stderr
 

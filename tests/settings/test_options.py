@@ -218,9 +218,9 @@ def test_the_gateways_help_imports_nothing_heavy():
         (("--host", "0.0.0.0"), {}, "--host 0.0.0.0 is not loopback"),
     ],
 )
-def test_what_is_wrong_together_is_named_by_where_it_came_from(tmp_path, arguments, more, named):
+def test_what_is_wrong_together_is_named_by_where_it_came_from(forked, tmp_path, arguments, more, named):
     variables = {f"OSMOSIS_ROLLOUT_SERVER_{name}": text for name, text in more.items()}
-    done = run(
+    done = forked.run(
         "-m",
         "osmosis_grpc.serve",
         "-m",

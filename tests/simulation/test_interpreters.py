@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SEEDS = ("--seed", "1", "--rollouts", "200", "--digest", "--keep-going")
+SEEDS = ("--seed", "1", "--rollouts", "100", "--digest", "--keep-going")
 OTHERS = ("python3.11", "python3.12", "python3.13", "python3.14")
 NAMED = "SIMULATION_PYTHONS"
 """The environment variable with further interpreters, separated by colons."""
