@@ -17,7 +17,7 @@ from osmosis_grpc.protocol.errors import InvalidArgument, Unauthenticated
 from osmosis_grpc.trainer import Callback, RolloutClient
 from tests.callback_trainer import CallbackTrainer
 from tests.gateway.conftest import RawTrainer
-from tests.processes import ROOT, serving
+from tests.processes import ROOT, run, serving
 from tests.security.conftest import TOKEN
 from tests.waiting import ended
 
