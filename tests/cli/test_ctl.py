@@ -6,7 +6,6 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.policies import ToolCallingMock
 from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.server import AgentServer, ServerSecurity
@@ -15,25 +14,17 @@ from tests.callback_trainer import CallbackTrainer
 from tests.cli.in_process import command
 from tests.ports import quiet_port
 from tests.processes import run
+from tests.waiter import Waiter
 
 ADMIN, CALLER = "secret-of-the-administrator", "secret-of-the-caller"
 QUESTION = [{"role": "user", "content": "What is 1 + 2?"}]
 
 
-class Waiter(RolloutAgentLoop):
-    """Runs until the test releases it."""
-
-    name = "waiter"
-
-    def __init__(self):
-        self.go = asyncio.Event()
+class WithTool(Waiter):
+    """Has a tool, and runs until the test releases it."""
 
     def get_tools(self, request):
         return [{"type": "function", "function": {"name": "wait", "description": "d", "parameters": {}}}]
-
-    async def run(self, ctx):
-        await self.go.wait()
-        return ctx.complete([])
 
 
 class Served:
@@ -56,7 +47,7 @@ async def serve():
     async with AsyncExitStack() as stack:
 
         async def started(*tokens, admin=()):
-            agent = Waiter()
+            agent = WithTool()
             security = ServerSecurity(tokens, admin_tokens=admin)
             server = await stack.enter_async_context(AgentServer([agent], port=0, security=security))
             return Served(server, agent, await stack.enter_async_context(CallbackTrainer(ToolCallingMock())))

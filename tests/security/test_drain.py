@@ -5,7 +5,6 @@ import socket
 
 import pytest
 
-from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.policies import ToolCallingMock
 from osmosis_grpc.protocol.errors import FailedPrecondition, PermissionDenied, Unauthenticated, Unavailable
 from osmosis_grpc.protocol.types import Callback
@@ -14,26 +13,10 @@ from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.trainer import RolloutClient, Trainer
 from tests.deployment import health
 from tests.security.conftest import SECOND, TOKEN
+from tests.waiter import Waiter
 
 QUESTION = [{"role": "user", "content": "What is 1 + 2?"}]
 ADMIN = "secret-of-the-administrator"
-
-
-class Waiter(RolloutAgentLoop):
-    """Runs until the test releases it."""
-
-    name = "waiter"
-
-    def __init__(self):
-        self.started, self.go = asyncio.Event(), asyncio.Event()
-
-    def get_tools(self, request):
-        return []
-
-    async def run(self, ctx):
-        self.started.set()
-        await self.go.wait()
-        return ctx.complete([])
 
 
 async def hosting(stack, security, *loops, host="127.0.0.1"):

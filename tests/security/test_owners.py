@@ -7,7 +7,6 @@ import httpx
 import pytest
 
 from osmosis_gateway.http_server import serve_http
-from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.policies import ToolCallingMock
 from osmosis_grpc.protocol.errors import AlreadyExists, InvalidArgument, NotFound
 from osmosis_grpc.protocol.types import Callback, OutcomeStatus
@@ -17,27 +16,12 @@ from osmosis_grpc.testing.raw import RawTrainer
 from osmosis_grpc.trainer import Credentials, RolloutClient, Trainer
 from tests.callback_trainer import CallbackTrainer
 from tests.security.conftest import SECOND, TOKEN
+from tests.waiter import Waiter
 from tests.waiting import ended
 
 QUESTION = [{"role": "user", "content": "What is 1 + 2?"}]
 TOKENS = [f"mine={TOKEN}", "mine=rotated-in", SECOND]
 PATIENCE = 20.0
-
-
-class Waiter(RolloutAgentLoop):
-    """Runs until the test releases it."""
-
-    name = "waiter"
-
-    def __init__(self):
-        self.go = asyncio.Event()
-
-    def get_tools(self, request):
-        return []
-
-    async def run(self, ctx):
-        await self.go.wait()
-        return ctx.complete([])
 
 
 @pytest.fixture

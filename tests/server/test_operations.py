@@ -7,7 +7,6 @@ import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from pydantic import BaseModel, model_serializer
 
-from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.policies import ToolCallingMock
 from osmosis_grpc.protocol.errors import Internal, Unavailable
 from osmosis_grpc.protocol.types import OutcomeStatus, events
@@ -15,25 +14,10 @@ from osmosis_grpc.server import AgentServer
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from osmosis_grpc.trainer import RolloutClient
 from tests.deployment import health
+from tests.waiter import Waiter
 from tests.waiting import ended, until
 
 SERVICE = "osmosis.rollout.v1.RolloutService"
-
-
-class Waiter(RolloutAgentLoop):
-    """Runs until it is let go."""
-
-    name = "waiter"
-
-    def __init__(self):
-        self.go = asyncio.Event()
-
-    def get_tools(self, request):
-        return []
-
-    async def run(self, ctx):
-        await self.go.wait()
-        return ctx.complete([])
 
 
 async def statuses(address):

@@ -39,27 +39,12 @@ from osmosis_grpc.trainer import RolloutClient, Trainer
 from tests.callback_trainer import CallbackTrainer
 from tests.security.conftest import Files
 from tests.server.workers.cluster import SECRET, workers
+from tests.waiter import Waiter
 from tests.waiting import ended, until
 
 QUESTION = [{"role": "user", "content": "What is 1 + 2?"}]
 IDS = [f"r{number}" for number in range(12)]
 LATE = RolloutRequest(rollout_id="late", messages=QUESTION)
-
-
-class Waiter(RolloutAgentLoop):
-    """Runs until the test releases it, or until it is cancelled."""
-
-    name = "waiter"
-
-    def __init__(self):
-        self.go = asyncio.Event()
-
-    def get_tools(self, request):
-        return []
-
-    async def run(self, ctx):
-        await self.go.wait()
-        return ctx.complete([], reward=1.0)
 
 
 class Replayable(RolloutAgentLoop):
