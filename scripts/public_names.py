@@ -155,7 +155,8 @@ def _is_overload(node: Definition) -> bool:
 def _path(module: str) -> Path:
     root = ROOT / "gateway" if module.startswith("osmosis_gateway") else ROOT
     place = root / module.replace(".", "/")
-    return place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+    package = place / "__init__.py"
+    return package if package.exists() else place.with_suffix(".py")
 
 
 def _tree(module: str) -> ast.Module:

@@ -1,5 +1,6 @@
 """Every block of a page runs, in order, in an empty folder."""
 
+import json
 import re
 import subprocess
 from importlib.util import find_spec
