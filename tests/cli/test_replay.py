@@ -21,7 +21,7 @@ from tests.processes import run
 
 AGENTS = """
 import asyncio, os
-from osmosis_grpc.protocol.errors import Internal
+from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.rollout import RolloutAgentLoop
 from osmosis_grpc.rollout.tools import create_tool_result, execute_tool_calls
 from osmosis_grpc.protocol.types import ChatPurpose
@@ -57,7 +57,7 @@ class Refused(RolloutAgentLoop):
     async def run(self, ctx):
         try:
             await ctx.chat(list(ctx.request.messages))
-        except Internal as error:
+        except InvalidArgument as error:
             return ctx.complete(list(ctx.request.messages), reward=0.0, extra_fields={"why": str(error)})
 
 class Waiting(RolloutAgentLoop):

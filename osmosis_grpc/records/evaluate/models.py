@@ -63,7 +63,7 @@ class Model:
                 self.policy = make()
                 try:
                     await self._ask({**limit, **params})
-                except Internal as error:  # perhaps the server refuses a parameter of this variant
+                except (Internal, InvalidArgument) as error:  # perhaps the server refuses a parameter of this variant
                     problem = problem or error
                 except CallError as error:
                     raise ModelError(f"{self.name}: {_advice(error)}") from None
