@@ -61,6 +61,8 @@ def run(line: Line) -> None:
 
 def _checked(line: Line, settings: "RolloutSettings") -> "tuple[ServerSecurity, Credentials]":
     """Return the security for callers and the credentials for the agent server. Raises OptionError."""
+    from osmosis_grpc.network.target_policy import TargetPolicy
+
     options, client = settings.server, settings.client
     if not client.target:
         raise OptionError("name the agent server with {client_target} HOST:PORT")
@@ -76,6 +78,8 @@ def _checked(line: Line, settings: "RolloutSettings") -> "tuple[ServerSecurity, 
     )
     with naming("{client_target}: {problem}"):
         credentials.check_target(client.target)
+    with naming("{allow_target}: {problem}"):
+        TargetPolicy(loopback=True, allow=options.allow_target)
     return security, credentials
 
 

@@ -58,7 +58,7 @@ def test_a_taken_port_that_was_asked_for_stops_the_start(taken):
     done = run("-m", "osmosis_grpc.serve", *CALCULATOR, "--grpc-port", "0", "-p", taken)
     assert done.returncode == 2
     assert f"127.0.0.1:{taken}" in done.stderr
-    assert "-p chooses another port" in done.stderr
+    assert "--http-port chooses another port" in done.stderr
 
 
 @pytest.mark.slow
