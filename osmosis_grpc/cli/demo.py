@@ -11,6 +11,7 @@ import os
 import secrets
 import shlex
 import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -166,19 +167,20 @@ async def _run(demo: _Demo, env: dict[str, str]) -> list[RolloutOutcome]:
     Raises:
         _DemoError: The server ends early or refuses a call, or the rollouts take longer than LIMIT.
     """
-    server = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "osmosis_grpc.serve", *(demo.agent or CALCULATOR), *demo.options),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
+    # asyncio's own subprocesses warn of an unknown child if they are cancelled while they start.
+    server = subprocess.Popen(
+        (sys.executable, "-m", "osmosis_grpc.serve", *(demo.agent or CALCULATOR), *demo.options),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
         cwd=None if demo.agent else demo.folder,
         env=env,
         process_group=0,
     )
-    end = child(WAIT, server.wait())
+    end = child(WAIT, asyncio.to_thread(server.wait))
     tasks: list[asyncio.Task[Any]] = [end]
     try:
         assert server.stdout is not None
-        line = await server.stdout.readline()
+        line = await asyncio.to_thread(server.stdout.readline)
         if not line:
             raise _DemoError(f"the server did not start: {_end(await end)}")
         rollouts = child(TRAIN, _rollouts(str(json.loads(line)["grpc"]), demo))
