@@ -167,15 +167,7 @@ async def _run(demo: _Demo, env: dict[str, str]) -> list[RolloutOutcome]:
     Raises:
         _DemoError: The server ends early or refuses a call, or the rollouts take longer than LIMIT.
     """
-    # asyncio's own subprocesses warn of an unknown child if they are cancelled while they start.
-    server = subprocess.Popen(
-        (sys.executable, "-m", "osmosis_grpc.serve", *(demo.agent or CALCULATOR), *demo.options),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        cwd=None if demo.agent else demo.folder,
-        env=env,
-        process_group=0,
-    )
+    server = _started(demo, env)
     end = child(WAIT, asyncio.to_thread(server.wait))
     tasks: list[asyncio.Task[Any]] = [end]
     try:
@@ -210,6 +202,18 @@ async def _run(demo: _Demo, env: dict[str, str]) -> list[RolloutOutcome]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _started(demo: _Demo, env: dict[str, str]) -> "subprocess.Popen[bytes]":
+    # asyncio's own subprocesses warn of an unknown child if they are cancelled while they start.
+    return subprocess.Popen(
+        (sys.executable, "-m", "osmosis_grpc.serve", *(demo.agent or CALCULATOR), *demo.options),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        cwd=None if demo.agent else demo.folder,
+        env=env,
+        process_group=0,
+    )
 
 
 def _end(code: int) -> str:
