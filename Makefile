@@ -80,8 +80,8 @@ test-trainers: $(TRAINERS:%=.venv-trainers/%/.done) ## Run the tests with TRL, v
 		.venv-trainers/$$name/bin/python -m pytest -m trainers --timeout 300 tests/trainers/test_$$name*.py || exit 1; \
 	done
 
-test-programs: $(PROGRAMS:%=.venv-programs/%/.done) ## Run real coding programs as agents: PROGRAMS="claude-code codex" (needs npm)
-	OSMOSIS_TEST_PROGRAMS="$(PROGRAMS)" $(BIN)/pytest -m programs -n 2 --timeout 300 tests/coding_programs
+test-programs: $(PROGRAMS:%=.venv-programs/%/.done) ## Run real coding programs as agents: PROGRAMS="claude-code codex" (needs npm); MATRIX=1 writes docs/programs.md
+	OSMOSIS_TEST_MATRIX="$(MATRIX)" OSMOSIS_TEST_PROGRAMS="$(PROGRAMS)" $(BIN)/pytest -m programs -n 2 --timeout 300 tests/coding_programs
 
 test-ray: .venv-ray/.ray ## Run the tests with a local Ray cluster, in an environment of their own (430 MB)
 	.venv-ray/bin/python -m pytest -m ray --timeout 300 tests/integrations/ray

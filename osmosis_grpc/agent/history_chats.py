@@ -5,6 +5,7 @@ A history is put into the spelling of the earlier chats first (conversations.py)
 
 import inspect
 import itertools
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,12 +16,14 @@ from osmosis_grpc.agent.conversations import Conversations
 from osmosis_grpc.agent.message_keys import History
 from osmosis_grpc.agent.results import CompletionsResult
 from osmosis_grpc.agent.side_calls import side_call
-from osmosis_grpc.protocol.errors import CallError, InvalidArgument, RolloutEndedError
+from osmosis_grpc.protocol.errors import CallError, ContextLengthExceeded, InvalidArgument, RolloutEndedError
 from osmosis_grpc.protocol.types import ChatRef, Message
 from osmosis_grpc.protocol.types.requests import with_params
 
 POLICY = "policy"
 """The name of the model. `policy/NAME` is the trainer's policy NAME."""
+MOST_REFUSALS = 2
+"""A history that has not fitted into the context so often ends a limited rollout: the program does not shorten it."""
 LEFT_OUT = "sample left out of training"
 """The event that says why a sample is not trained on."""
 _RESERVED = frozenset(inspect.signature(RolloutContext.chat).parameters) - {"params"}
@@ -58,6 +61,8 @@ class HistoryChats:
         self.limit = ""
         """The limit that a chat has met, as a finish reason; empty for none."""
         self._limited = limited
+        self._too_long: Counter[bytes] = Counter()
+        """How often each history did not fit into the context of the model."""
         self._sampled = 0
         """The number of tokens that the policy has sampled."""
         self.conversations = Conversations()
@@ -106,7 +111,7 @@ class HistoryChats:
         begins = policy, place.parent
         name, begun = place.sample or self._unused.pop(begins, ""), self._context.samples
         if self._limited and not self.limit:
-            self.limit = self._met(place.sample)
+            self.limit = self._met(place.sample, history)
         if self.limit:
             self.conversations.refused(place)
             raise RolloutEndedError(f"the rollout has met its limit {self.limit}")
@@ -128,6 +133,8 @@ class HistoryChats:
         except BaseException as error:
             self.conversations.failed(place, name)
             self.failure = error if isinstance(error, CallError) else self.failure
+            if isinstance(error, ContextLengthExceeded):
+                self._too_long[history.digest] += 1
             raise
         self.failure = None
         rewritten = None if written is None else written(result)
@@ -144,8 +151,10 @@ class HistoryChats:
         numbered = (f"{side}-{number}" for number in itertools.count(2))
         return next(name for name in itertools.chain([side], numbered) if name not in begun)
 
-    def _met(self, sample: str) -> str:
+    def _met(self, sample: str, history: History) -> str:
         """Return the limit that the next chat of a sample meets; empty for none."""
+        if self._too_long[history.digest] >= MOST_REFUSALS:
+            return "length"
         request = self._context.request
         if sample in self._begun and self._begun[sample].replies >= request.max_turns:
             return "max_turns"

@@ -12,11 +12,12 @@ from osmosis_grpc.endpoints.endpoints import Endpoints
 from osmosis_grpc.endpoints.programs import load_program, preset_names
 from osmosis_grpc.network.http.server import HttpServer
 from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.protocol.errors import ContextLengthExceeded
 from osmosis_grpc.protocol.types import FailureReason, OutcomeStatus
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.settings.environment import program_environment
 from osmosis_grpc.trainer import Trainer
-from tests.gateway.commands import HELPER, USER, outcome_of
+from tests.gateway.commands import HELPER, USER, hosted, outcome_of
 
 COMPLETED, FAILED = OutcomeStatus.COMPLETED, OutcomeStatus.FAILED
 LOOP = """
@@ -152,6 +153,26 @@ async def test_a_limit_of_the_rollout_ends_the_program_and_the_rollout_completes
     sample = outcome.samples["main"]
     assert sample.cut == cut
     assert [segment.chats for segment in sample.segments] == [tuple(range(1, chats + 1))]
+
+
+async def test_a_program_that_repeats_a_history_without_room_is_ended(tmp_path):
+    asked = []
+
+    async def full(request):
+        asked.append(request.chat_number)
+        raise ContextLengthExceeded(9000, 8000)
+
+    program = """
+import urllib.error
+while True:
+    try:
+        ask([USER])
+    except urllib.error.HTTPError:
+        pass
+"""
+    async with hosted(tmp_path, program, full) as trainer:
+        outcome = await trainer.rollout(rollout_id="r1", messages=[USER])
+    assert (outcome.status, outcome.finish_reason, len(asked)) == (COMPLETED, "length", 2), outcome.failure
 
 
 def test_each_preset_is_read():
