@@ -9,11 +9,11 @@ chat, and the tokens stay in one segment.
 The tree keeps the messages of answered requests only. A request that is refused takes no memory.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from osmosis_grpc.agent.message_keys import History, message_key, text_of
+from osmosis_grpc.agent.message_keys import History, arguments_object, message_key, text_of
 from osmosis_grpc.protocol.errors import ResourceExhausted
 from osmosis_grpc.protocol.types import ChatRef, Message
 
@@ -23,7 +23,7 @@ MAX_UNANSWERED = 256
 """The number of histories without a reply whose samples are remembered."""
 LEAST_QUOTE, MOST_QUOTE = 24, 400
 """The least and the most characters of a line by which a reply is found in a later history."""
-MAX_QUOTES = 16
+MAX_QUOTES = 64
 
 
 @dataclass(slots=True, eq=False)
@@ -69,7 +69,7 @@ class Conversations:
         self._answers: dict[tuple[str, int], _Node] = {}
         """The reply of each chat."""
         self._quotes: dict[ChatRef, str] = {}
-        """The longest line of the newest replies, by which a summary is found again; the newest last."""
+        """The longest line of the newest replies, by which they are found in other histories; the newest last."""
         self._parents: dict[str, str] = {}
         """The sample that has called each sample. A parent comes before its children."""
 
@@ -77,9 +77,9 @@ class Conversations:
         """Return the place of a history. `named` is the sample that the request names.
 
         A history continues samples of `policy` only: a sample has one policy, which answers all of its chats. The
-        parent of a new sample is a guess: the newest chat whose tool calls wait for their results, or else the newest
-        chat whose reply the history quotes, as it does after a program has compacted it. Raises ResourceExhausted if
-        the rollout has too many messages.
+        parent of a new sample is a guess: the newest chat whose reply the history quotes, as the prompt of a sub-agent
+        and a compacted history do, or else the newest chat whose tool calls wait for their results. Raises
+        ResourceExhausted if the rollout has too many messages.
         """
         node = self._root
         spelled, sample, known = list(history.messages), "", 0
@@ -94,7 +94,7 @@ class Conversations:
         if sum(history.sizes[known:]) > self._free:
             raise ResourceExhausted("the messages of this rollout have too many bytes; send fewer or shorter ones")
         sample = sample or self._unanswered.get((history.digest, policy), "") or self._changed(history, policy)
-        parent = None if sample else next(reversed(self._calls.values()), None) or self._summarised(spelled)
+        parent = None if sample else self._quoted(spelled) or next(reversed(self._calls.values()), None)
         calls = self._calls
         if named or sample:
             self._goes_on(named or sample)
@@ -126,7 +126,7 @@ class Conversations:
             node.replies.remove(answer)
         node.replies.append(answer)
         self._answers[sample, chat_number] = answer
-        quote = max(text_of(reply).split("\n"), key=len).strip()
+        quote = max((line.strip() for text in _told(reply) for line in text.split("\n")), key=len, default="")
         if len(quote) >= LEAST_QUOTE:
             self._quotes[ChatRef(sample, chat_number)] = quote[:MOST_QUOTE]
             if len(self._quotes) > MAX_QUOTES:
@@ -137,7 +137,7 @@ class Conversations:
         if reply.get("tool_calls"):
             self._calls[sample] = ChatRef(sample, chat_number)
 
-    def _summarised(self, messages: Sequence[Message]) -> ChatRef | None:
+    def _quoted(self, messages: Sequence[Message]) -> ChatRef | None:
         """Return the newest chat whose reply a message of the user quotes; None if there is none."""
         told = "\n".join(filter(None, (text_of(message) for message in messages if message.get("role") == "user")))
         for chat, quote in reversed(self._quotes.items()):
@@ -188,3 +188,11 @@ class Conversations:
                 break
             node, sample = child, child.samples.get(policy, sample)
         return sample
+
+
+def _told(reply: Message) -> Iterator[str]:
+    """Yield the texts of a reply that another conversation may repeat: its own, and those in its calls."""
+    yield text_of(reply)
+    for call in reply.get("tool_calls") or ():
+        arguments = arguments_object((call.get("function") or {}).get("arguments"))
+        yield from (value for value in arguments.values() if isinstance(value, str))

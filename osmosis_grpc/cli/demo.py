@@ -202,6 +202,8 @@ async def _run(demo: _Demo, env: dict[str, str]) -> list[RolloutOutcome]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if server.stdout is not None:
+            server.stdout.close()
 
 
 def _started(demo: _Demo, env: dict[str, str]) -> "subprocess.Popen[bytes]":

@@ -79,7 +79,8 @@ class ScriptedModel:
         tools = {tool["function"]["name"]: tool["function"] for tool in chat.tools or ()}
         said = json.dumps(chat.messages)
         last = json.dumps(chat.messages[-1:])
-        summarises = chat.messages[-1]["role"] == "user" and ASKS_FOR_SUMMARY.search(last) and TASK not in last
+        told = any(text in last for text in (TASK, SUB_TASK, SUMMARY))
+        summarises = chat.messages[-1]["role"] == "user" and ASKS_FOR_SUMMARY.search(last) and not told
         if not tools or summarises:
             return self.tokenizer.reply(SUMMARY if summarises else _file_listing(said))
         if SUB_TASK in json.dumps([m for m in chat.messages if m["role"] == "user"]):

@@ -1,6 +1,7 @@
 """A program is an agent: it is started for each rollout, asks at the base URL, and writes a result file."""
 
 import asyncio
+import json
 import os
 import shutil
 import sys
@@ -67,6 +68,33 @@ result(rewards={"main": 1, "sample-3": 0.25}, metadata={"words": ["a", "b"]}, fi
     }
     assert [len(sample.messages) for sample in outcome.samples.values()] == [5, 5, 3]
     assert (outcome.reward, outcome.extra_fields, outcome.finish_reason) == (None, {"words": ["a", "b"]}, "done")
+
+
+async def test_a_sub_agent_that_begins_late_is_found_by_its_prompt_and_a_compacted_history_by_its_summary(tmp_path):
+    prompt, summary = "Look into the folder, and say what is there.", "The folder has hello.txt, and no test runs yet."
+
+    def writes(request):
+        said = request.messages[-1]["content"]
+        if said == "plan":
+            function = {"name": "help", "arguments": json.dumps({"prompt": prompt})}
+            call = {"id": "c1", "type": "function", "function": function}
+            return answer(request, {"role": "assistant", "content": None, "tool_calls": [call]})
+        return answer(request, summary if said == "Summarize." else "fine")
+
+    program = f"""
+planner = [{{"role": "user", "content": "plan"}}]
+ask(planner)
+planner.append({{"role": "tool", "tool_call_id": "c1", "content": "it has begun"}})
+ask(planner)
+ask([{{"role": "user", "content": "You are a helper. {prompt}"}}])
+planner.append({{"role": "user", "content": "Summarize."}})
+ask(planner)
+ask([{{"role": "user", "content": "Go on. {summary}"}}])
+"""
+    outcome = await outcome_of(tmp_path, program, writes)
+    assert outcome.status is COMPLETED, outcome.failure
+    parents = {name: sample.parent for name, sample in outcome.samples.items()}
+    assert parents == {"main": None, "sample-2": ChatRef("main", 1), "sample-3": ChatRef("main", 3)}
 
 
 async def test_the_task_is_on_stdin_and_in_a_file_and_the_folder_is_empty(tmp_path):
