@@ -5,7 +5,7 @@ SEED ?= 1
 WORKERS ?= 4
 # The libraries that train. `make test-trainers TRAINERS=trl` takes one of them.
 TRAINERS ?= trl verl verifiers openenv
-# The coding programs. Those in Python have environments of their own.
+# The coding programs, in folders and environments of their own. openhands needs a python3.12 on the path.
 PROGRAMS ?= claude-code codex opencode qwen-code gemini-cli pi mini-swe-agent aider
 # Tests start hundreds of processes, which share compiled files.
 export PYTHONDONTWRITEBYTECODE :=

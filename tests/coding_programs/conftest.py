@@ -37,8 +37,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
                 results.setdefault((match[2], match[1]), set()).add(outcome)
     rows = [f"| program | version | {' | '.join(CASES.values())} |", "|---" * (2 + len(CASES)) + "|"]
     order = list(MARKS)
-    for name, (_, package, version) in versions().items():
+    for name, program in versions().items():
         found = [results.get((name, case), {"skipped"}) for case in CASES]
         marks = [MARKS[max(each, key=order.index)] for each in found]
-        rows.append(f"| {name} | {package} {version} | {' | '.join(marks)} |")
+        rows.append(f"| {name} | {program.package} {program.version} | {' | '.join(marks)} |")
     PAGE.write_text(HEAD.format(python=platform.python_version()) + "\n".join(rows) + "\n")

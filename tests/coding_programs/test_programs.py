@@ -21,13 +21,11 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.programs
 FOLDER = Path(__file__).parents[2] / ".venv-programs"
-COMMANDS = {"claude-code": "claude", "qwen-code": "qwen", "gemini-cli": "gemini", "mini-swe-agent": "mini"}
 PROGRAMS = [
     pytest.param(
-        name,
-        marks=[] if (FOLDER / "bin" / COMMANDS.get(name, name)).exists() else pytest.mark.skip("it is not installed"),
+        name, marks=[] if (FOLDER / "bin" / each.command).exists() else pytest.mark.skip("it is not installed")
     )
-    for name in versions()
+    for name, each in versions().items()
 ]
 WITH_SUB_AGENTS = ("claude-code", "opencode", "qwen-code", "openhands")
 COMPACTING = ("claude-code", "codex", "opencode", "qwen-code", "pi", "openhands")
@@ -141,6 +139,6 @@ def test_the_programs_are_those_that_were_asked_for():
     missing = [
         name
         for name in os.environ.get("OSMOSIS_TEST_PROGRAMS", "").split()
-        if not shutil.which(COMMANDS.get(name, name), path=str(FOLDER / "bin"))
+        if not shutil.which(versions()[name].command, path=str(FOLDER / "bin"))
     ]
     assert missing == []
