@@ -16,6 +16,8 @@ BYTES_A_TOKEN = 4
 """Programs take a token for about four characters. The tokens of the script are bytes."""
 SUMMARY = "The user wants hello.txt with the text fixed, and some of it is already there."
 ASKS_FOR_SUMMARY = re.compile(r"CHECKPOINT|summari[sz]e|(create|write|provide|generate)\b[^.]{0,80}\bsummary", re.I)
+SHELL = re.compile("bash|shell|exec|terminal", re.I)
+"""The names of tools that run a command and return its output."""
 COMMAND_KEYS = ("command", "cmd")
 SUB_AGENTS = ("Agent", "Task", "task", "agent")
 STEPS = ("printf broken > hello.txt", "sed -i s/broken/fixed/ hello.txt", "cat hello.txt")
@@ -80,7 +82,8 @@ class ScriptedModel:
         said = json.dumps(chat.messages)
         last = json.dumps(chat.messages[-1:])
         told = any(text in last for text in (TASK, SUB_TASK, SUMMARY))
-        summarises = chat.messages[-1]["role"] == "user" and ASKS_FOR_SUMMARY.search(last) and not told
+        begins = bool(tools) and chat.chat_number == 1  # as a history that was compacted does
+        summarises = not begins and chat.messages[-1]["role"] == "user" and ASKS_FOR_SUMMARY.search(last) and not told
         if not tools or summarises:
             return self.tokenizer.reply(SUMMARY if summarises else _file_listing(said))
         if SUB_TASK in json.dumps([m for m in chat.messages if m["role"] == "user"]):
@@ -99,7 +102,8 @@ class ScriptedModel:
         return self._call(tools, steps[done])
 
     def _call(self, tools, command):
-        name = next(name for name, tool in tools.items() if _command_key(tool))
+        commands = [name for name, tool in tools.items() if _command_key(tool)]
+        name = next((name for name in commands if SHELL.search(name)), commands[0])
         return self.tokenizer.reply(calls=[(name, _arguments(tools[name], command))])
 
     def _last(self, tools):
