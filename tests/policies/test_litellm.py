@@ -5,7 +5,13 @@ import re
 import pytest
 
 from osmosis_grpc.policies import LiteLLMPolicy
-from osmosis_grpc.protocol.errors import Internal, MissingExtraError, ResourceExhausted, Unauthenticated, Unavailable
+from osmosis_grpc.protocol.errors import (
+    InvalidArgument,
+    MissingExtraError,
+    ResourceExhausted,
+    Unauthenticated,
+    Unavailable,
+)
 from osmosis_grpc.protocol.types import ChatRequest
 from tests.model_server import KEY, model_server, reply
 
@@ -41,7 +47,7 @@ async def test_litellm_asks_the_provider_and_knows_the_price():
 @pytest.mark.adapters
 @pytest.mark.filterwarnings("ignore")  # those of litellm
 @pytest.mark.parametrize(
-    ("status", "kind"), [(401, Unauthenticated), (429, ResourceExhausted), (500, Unavailable), (400, Internal)]
+    ("status", "kind"), [(401, Unauthenticated), (429, ResourceExhausted), (500, Unavailable), (400, InvalidArgument)]
 )
 async def test_an_error_of_litellm_is_an_error_of_its_kind(status, kind):
     with (
