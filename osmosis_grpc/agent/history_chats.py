@@ -61,6 +61,8 @@ class HistoryChats:
         self.limit = ""
         """The limit that a chat has met, as a finish reason; empty for none."""
         self._limited = limited
+        self._side_calls: dict[str, str] = {}
+        """The kinds of the samples that seem to be side calls."""
         self._too_long: Counter[bytes] = Counter()
         """How often each history did not fit into the context of the model."""
         self._sampled = 0
@@ -119,11 +121,10 @@ class HistoryChats:
             if not name or name not in begun:
                 side = "" if name else side_call(place.messages, tools)
                 new = name or self._new_name(side)
-                train = False if side else None
-                name = self._context.add_sample(new, policy=begins[0], parent=begins[1], train=train)
+                name = self._context.add_sample(new, policy=begins[0], parent=begins[1])
                 self._policies[name] = policy
                 if side:
-                    self._context.log_event(LEFT_OUT, sample=name, reason=f"it is a side call: {side}")
+                    self._side_calls[name] = side
             result = await self._context.ask(place.messages, sample=name, tools=tools, params=params, wanted=wanted)
         except ValueError as error:
             self.conversations.refused(place)
@@ -168,9 +169,9 @@ class HistoryChats:
         """At the end of the program, exclude from training what the reward says nothing about.
 
         A reply that no client has read and that nothing continues is dropped. A sample that has only such replies is
-        left out. So is a sample with a model other than the main one: programs ask small models for titles and quotas,
-        and the policy answers these requests, too. The main sample is the longest one with tools or, if none has tools,
-        the longest one.
+        left out. So is a side call, and a sample with a model other than the main one: programs ask small models for
+        titles and quotas, and the policy answers these requests, too. The main sample is the longest one with tools or,
+        if none has tools, the longest one that is no side call.
         """
         for name, begun in self._begun.items():
             unread = [reply for reply in begun.unread if not self.conversations.continued(name, reply.chat_number)]
@@ -180,11 +181,19 @@ class HistoryChats:
             for reply in unread:
                 with suppress(RolloutEndedError):
                     self._context.drop(reply)
-        main = max(self._begun.values(), key=lambda begun: (begun.tools, begun.length), default=_Begun())
+        main = max(
+            self._begun.items(),
+            key=lambda item: (item[1].tools, item[0] not in self._side_calls, item[1].length),
+            default=("", _Begun()),
+        )
         for name, begun in self._begun.items():
             asks_policy = begun.model in ("", POLICY) or _policy(begun.model)
-            if begun.model != main.model and not asks_policy:
-                self._leave_out(name, f"its model is {begun.model!r:.120}, and the main model is {main.model!r:.120}")
+            if name in self._side_calls and name != main[0]:
+                self._leave_out(name, f"it is a side call: {self._side_calls[name]}")
+            elif begun.model != main[1].model and not asks_policy:
+                self._leave_out(
+                    name, f"its model is {begun.model!r:.120}, and the main model is {main[1].model!r:.120}"
+                )
 
     def _leave_out(self, sample: str, why: str) -> None:
         with suppress(RolloutEndedError):

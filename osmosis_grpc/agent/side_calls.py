@@ -1,7 +1,7 @@
 """Recognises the side calls of programs: short requests beside the task, such as the one for a conversation's title.
 
-The reward of a rollout says nothing about them. They get samples with names of their own, which are not trained on, and
-the sample `main` stays free for the task, whoever asks first.
+The reward of a rollout says nothing about them. They get samples with names of their own, and the sample `main` stays
+free for the task, whoever asks first. They are not trained on, unless the program asks for nothing else.
 """
 
 import re
@@ -11,17 +11,23 @@ from typing import Any
 from osmosis_grpc.agent.message_keys import text_of
 from osmosis_grpc.protocol.types import Message
 
-_KINDS = (
-    ("title", r"title generator|(generate|write|create|make)\b.{0,80}\btitle\b|isNewTopic|conversation title"),
-    ("quota", r"\Aquota\Z"),
-    ("topic", r"new (conversation )?topic"),
+_BY_PROGRAM = (
+    ("title", r"title generator|(generate|write|create|make) (a|an|the) (\w+ ){0,4}title\b|isNewTopic"),
     ("next-speaker", r"next_speaker|who should speak next"),
     ("suggestions", r"prompt suggestion|suggest(ed)? (follow-?ups?|replies)"),
-    ("guardrail", r"guardrail|content (policy|safety) (check|classifier)|moderat(e|ion) (the|this|check)"),
-    ("safety", r"command (prefix|injection)|prompt injection"),
+    ("guardrail", r"guardrail|content (policy|safety) (check|classifier)"),
 )
-"""What requests of a kind say in their system prompt or at the beginning of their last message."""
-_PATTERNS = [(name, re.compile(pattern, re.IGNORECASE | re.DOTALL)) for name, pattern in _KINDS]
+"""What the system prompt of a kind says, which the program has written."""
+_BY_MESSAGE = (
+    ("title", r"Generate a (\w+ )?title for this conversation"),
+    ("quota", r"quota\Z"),
+    ("next-speaker", r"Analyze \*only\* the content and structure of your immediately preceding"),
+)
+"""How the last message of a kind begins. It may be the task of a person, so no more than this is looked for."""
+_SYSTEM, _LAST = (
+    [(name, re.compile(pattern, re.IGNORECASE | re.DOTALL)) for name, pattern in kinds]
+    for kinds in (_BY_PROGRAM, _BY_MESSAGE)
+)
 _READ = 4000
 """The characters of a text that are searched."""
 
@@ -30,6 +36,7 @@ def side_call(messages: Sequence[Message], tools: Sequence[Any] | None) -> str:
     """Return the kind of a side call; empty for a request about the task. A request with tools is no side call."""
     if tools or any(message.get("role") in ("assistant", "tool") for message in messages):
         return ""
-    texts = [text_of(message)[:_READ].strip() for message in messages if message.get("role") == "system"]
-    texts += [text_of(message)[:_READ].strip() for message in messages[-1:]]
-    return next((name for name, pattern in _PATTERNS if any(map(pattern.search, texts))), "")
+    system = "\n".join(text_of(message)[:_READ] for message in messages if message.get("role") == "system")
+    last = "".join(text_of(message)[:_READ].strip() for message in messages[-1:])
+    by_program = (name for name, pattern in _SYSTEM if pattern.search(system))
+    return next(by_program, "") or next((name for name, pattern in _LAST if pattern.match(last)), "")

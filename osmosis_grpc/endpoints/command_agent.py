@@ -5,7 +5,6 @@ provider.
 """
 
 import os
-import re
 import shlex
 import shutil
 import signal
@@ -23,7 +22,7 @@ from osmosis_grpc.agent.request import refuse_grader_timeout
 from osmosis_grpc.agent.run_outcome import RunOutcome, invalid_result, outcome_of_program
 from osmosis_grpc.endpoints.app import base_url_app
 from osmosis_grpc.endpoints.endpoints import Endpoint, Endpoints
-from osmosis_grpc.endpoints.programs import Program, context_values, files_of, filled, prompt_of
+from osmosis_grpc.endpoints.programs import Program, context_values, files_of, filled, prompt_of, resolved
 from osmosis_grpc.network.http.server import HttpServer
 from osmosis_grpc.protocol.errors import CallError, ContextLengthExceeded, InvalidArgument
 from osmosis_grpc.protocol.types import Failure, FailureReason, RolloutRequest, ToolDict, jsontext
@@ -39,11 +38,6 @@ RESULT_FILE = "result.json"
 """The most bytes of a result file."""
 MAX_LINE = 300
 """The most characters of the last line of output in the first line of a failure."""
-
-_OF_SHELLS = {"|", "||", "&", "&&", ";", "<", ">", ">>", "2>", "2>&1"}
-"""Words that only a shell understands."""
-_INTERPRETERS = re.compile("python|pypy|[a-z]*sh$")
-"""The names of programs whose options -c and -m take a script or the name of a module."""
 
 
 class CommandAgent:
@@ -90,9 +84,9 @@ class CommandAgent:
         words, path = list(self._program.command), self._environment.get("PATH", "")
         if self._program.install and words and not shutil.which(words[0], path=path):
             raise ValueError(f"there is no program {words[0]!r}; install it: {self._program.install}")
-        self._argv, default = _resolved(words, self._folder, path)
+        self._argv, default = resolved(words, self._folder, path)
         self._setup, self._reward = (
-            _resolved(list(command), self._folder, path)[0] if command else []
+            resolved(list(command), self._folder, path)[0] if command else []
             for command in (self._program.setup, self._program.reward)
         )
         self.name = name or self._program.name or default
@@ -102,6 +96,9 @@ class CommandAgent:
 
     def tools(self, request: RolloutRequest) -> list[ToolDict]:
         refuse_grader_timeout(self.name, request)
+        if self._program.preset:  # an Init that cannot be a task is refused
+            prompt_of(request.messages)
+            files_of(request.metadata)
         return []
 
     async def run(self, context: RolloutContext) -> RunOutcome:
@@ -134,26 +131,31 @@ class CommandAgent:
 
     async def _outcome(self, run: "_Run", ended: Ended) -> RunOutcome:
         """Return the outcome of a program that has ended."""
-        wrote = _has_result(run.space.folder)
-        problem = "" if ended.given_up else _problem(ended, self._limits)
+        own = not (self._program.preset or self._reward)  # what a model runs in its folder could write a reward
+        wrote = own and _has_result(run.space.folder)
+        problem = "" if ended.given_up or run.endpoint.limit else _problem(ended, self._limits)
         if problem and (ended.timed_out or not wrote or self._program.exit_code_counts):
             return _failed(problem, ended.output, run.endpoint.failure)
         run.endpoint.close()  # before the result, which can override what it says about samples
-        printed = ""
-        if self._reward:
-            graded = await run.command(self._reward, b"")
-            if problem := _problem(graded, self._limits):
-                text = clip(f"the reward command failed: {problem}\n{graded.output}")
-                return RunOutcome(failure=Failure("grader", text, False, reason=FailureReason.GRADER_EXCEPTION))
-            printed = graded.output
-        if printed and not _has_result(run.space.folder):
-            outcome = outcome_of_program(_printed(printed), run.context)
-        else:
-            outcome = await _result(run.context, run.space, run.endpoint.api_key)
+        outcome = await (self._graded(run) if self._reward or not own else _result(run))
         full = "length" if isinstance(run.endpoint.failure, ContextLengthExceeded) else ""
         if outcome.failure is None and not outcome.finish_reason:
             outcome = replace(outcome, finish_reason=run.endpoint.limit or full)
         return outcome
+
+    async def _graded(self, run: "_Run") -> RunOutcome:
+        """Return the outcome with the reward of the reward command; without such a command, one without a reward."""
+        if not self._reward:
+            return RunOutcome(messages=None)
+        await SYSTEM.run(_remove_result, run.space.folder)
+        graded = await run.command(self._reward, b"")
+        problem = _problem(graded, self._limits)
+        if not problem and _has_result(run.space.folder):
+            return await _result(run)
+        if not problem and graded.output.strip():
+            return outcome_of_program(_printed(graded.output), run.context)
+        text = f"the reward command failed: {problem or 'it printed no reward'}\n{graded.output}"
+        return RunOutcome(failure=Failure("grader", clip(text), False, reason=FailureReason.GRADER_EXCEPTION))
 
     def accepted(self, request: RolloutRequest, owner: str) -> None:
         """Do nothing: the agent does not know the other rollouts of a group."""
@@ -229,7 +231,7 @@ def _write(folder: Path, files: Mapping[str, str | None]) -> None:
         path = folder / name
         (path if text is None else path.parent).mkdir(parents=True, exist_ok=True, mode=0o700)
         if text is not None:
-            path.write_text(text)
+            path.write_text(text, encoding="utf-8")
 
 
 def _problem(ended: Ended, limits: Limits) -> str:
@@ -294,42 +296,6 @@ async def command_agents(
         yield agents, http
 
 
-def _resolved(words: list[str], folder: Path, path: str) -> tuple[list[str], str]:
-    """Return the absolute command, and the default name of its agent. Raises ValueError."""
-    if not words:
-        raise ValueError("the command is empty")
-    program, arguments = words[0], words[1:]
-    found = str(folder / program) if "/" in program else shutil.which(program, path=path)
-    if found is None or not Path(found).exists():
-        raise ValueError(f"there is no program {program!r}")
-    if not os.access(found, os.X_OK) or Path(found).is_dir():
-        raise ValueError(f"the program {program!r} is not executable")
-    shell = next((word for word in arguments if word in _OF_SHELLS), "")
-    if shell:
-        raise ValueError(f"no shell runs the command, so {shell!r} has no effect; write: sh -c '...'")
-    script = arguments[0] if arguments and _INTERPRETERS.match(Path(program).name) else "-"
-    if not script.startswith("-") and not _exists(folder, script):
-        raise ValueError(f"there is no file {script!r} in {folder}")
-    named = program
-    before = ""
-    for index, word in enumerate(arguments):
-        if before in ("-c", "-m") and _INTERPRETERS.match(Path(program).name):  # a script or a module, not a file
-            named = word if before == "-m" and named == program else named
-        elif _exists(folder, word):
-            arguments[index] = str(folder / word)
-            named = word if named == program else named
-        before = word
-    return [found, *arguments], Path(named).name.removesuffix(".py")
-
-
-def _exists(folder: Path, word: str) -> bool:
-    """Return whether a word names a file or folder. A word that is too long for a name does not."""
-    try:
-        return bool(word) and (folder / word).exists()
-    except OSError:
-        return False
-
-
 def _task(context: RolloutContext) -> bytes:
     request = context.request
     task = {
@@ -344,21 +310,30 @@ def _task(context: RolloutContext) -> bytes:
     return jsontext.render(task).encode()
 
 
-async def _result(context: RolloutContext, space: Workspace, key: str) -> RunOutcome:
+async def _result(run: _Run) -> RunOutcome:
     """Return the outcome for the result file, without the rollout's key. Without a file there is no reward."""
     try:
-        data = await SYSTEM.run(_result_file, space.folder)
+        data = await SYSTEM.run(_result_file, run.space.folder)
         if data is None:
             return RunOutcome(messages=None)
         if not data.strip():
             return invalid_result("the result file is empty")
-        text = data.replace(key.encode(), b"[key]").decode(errors="replace")
+        text = data.replace(run.endpoint.api_key.encode(), b"[key]").decode(errors="replace")
         result = jsontext.parse(text, "the result file", repair=True)
         if not isinstance(result, dict):
             return invalid_result("the result file: is not a JSON object")
     except (InvalidArgument, SandboxError, OSError) as error:
         return invalid_result(str(error))
-    return outcome_of_program(result, context)
+    return outcome_of_program(result, run.context)
+
+
+def _remove_result(folder: Path) -> None:
+    """Remove what is in the place of the result file. Raises OSError."""
+    path = folder / RESULT_FILE
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _has_result(folder: Path) -> bool:

@@ -67,8 +67,9 @@ def read(body: Any) -> ModelRequest:
         system = system.get("parts")
     if system:
         messages.append({"role": "system", "content": _system_text(system)})
+    calls: list[tuple[str, str]] = []
     for path, content in objects(body.get("contents"), "contents"):
-        messages += _messages(content, path, ignored)
+        messages += _messages(content, path, ignored, calls)
     config = typed(body.get("generationConfig") or body.get("generation_config") or {}, dict, "generationConfig")
     ignored += [f"generationConfig.{name}" for name in config if name not in _GENERATION_OWN]
     choice = typed(body.get("toolConfig") or body.get("tool_config") or {}, dict, "toolConfig")
@@ -148,8 +149,14 @@ def _system_text(system: Any) -> str:
     return "\n\n".join(typed(part.get("text") or "", str, f"{at}.text") for at, part in parts)
 
 
-def _messages(content: Mapping[str, Any], path: str, ignored: list[str]) -> Iterator[Message]:
-    """Yield a content in OpenAI's format. Each result of a tool becomes a message of its own, before the rest."""
+def _messages(
+    content: Mapping[str, Any], path: str, ignored: list[str], open_calls: list[tuple[str, str]]
+) -> Iterator[Message]:
+    """Yield a content in OpenAI's format. Each result of a tool becomes a message of its own, before the rest.
+
+    Older clients leave out the ids of calls: `open_calls` has the names and ids of the calls without a result, and a
+    result without an id belongs to the first call with its name.
+    """
     role = "assistant" if content.get("role") == "model" else "user"
     parts: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
@@ -162,10 +169,14 @@ def _messages(content: Mapping[str, Any], path: str, ignored: list[str]) -> Iter
                 "name": typed(call.get("name"), str, f"{at}.functionCall.name"),
                 "arguments": json.dumps(call.get("args") or {}, ensure_ascii=False),
             }
-            calls.append({"id": call.get("id") or f"call_{function['name']}", "type": "function", "function": function})
+            call_id = call.get("id") or f"call {at}"
+            open_calls.append((function["name"], call_id))
+            calls.append({"id": call_id, "type": "function", "function": function})
         elif result := part.get("functionResponse"):
             result = typed(result, dict, f"{at}.functionResponse")
-            call_id = result.get("id") or f"call_{result.get('name')}"
+            named = next((call_id for name, call_id in open_calls if name == result.get("name")), f"call {at}")
+            call_id = result.get("id") or named
+            open_calls[:] = [each for each in open_calls if each[1] != call_id]
             yield {"role": "tool", "tool_call_id": call_id, "content": _result(result.get("response"))}
             results = True
         elif part.get("thought"):

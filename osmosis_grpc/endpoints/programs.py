@@ -18,6 +18,9 @@ folder of the program before and after it. These values are replaced in all of t
     $share      80 % of them as a share of 1,048,576 tokens, which Gemini's program takes for the context
 """
 
+import os
+import re
+import shutil
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +36,12 @@ DEFAULT_CONTEXT = 200_000
 FILES = "files"
 """The key of a request's metadata with files for the program, by their paths below its folder."""
 _KEYS = ("command", "install", "environment", "files", "setup", "reward", "extends")
+
+
+_OF_SHELLS = {"|", "||", "&", "&&", ";", "<", ">", ">>", "2>", "2>&1"}
+"""Words that only a shell understands."""
+_INTERPRETERS = re.compile("python|pypy|[a-z]*sh$")
+"""The names of programs whose options -c and -m take a script or the name of a module."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +119,42 @@ def context_values(tokens: int) -> dict[str, str]:
     }
 
 
+def resolved(words: list[str], folder: Path, path: str) -> tuple[list[str], str]:
+    """Return the absolute command, and the default name of its agent. Raises ValueError."""
+    if not words:
+        raise ValueError("the command is empty")
+    program, arguments = words[0], words[1:]
+    found = str(folder / program) if "/" in program else shutil.which(program, path=path)
+    if found is None or not Path(found).exists():
+        raise ValueError(f"there is no program {program!r}")
+    if not os.access(found, os.X_OK) or Path(found).is_dir():
+        raise ValueError(f"the program {program!r} is not executable")
+    shell = next((word for word in arguments if word in _OF_SHELLS), "")
+    if shell:
+        raise ValueError(f"no shell runs the command, so {shell!r} has no effect; write: sh -c '...'")
+    script = arguments[0] if arguments and _INTERPRETERS.match(Path(program).name) else "-"
+    if not script.startswith("-") and not _exists(folder, script):
+        raise ValueError(f"there is no file {script!r} in {folder}")
+    named = program
+    before = ""
+    for index, word in enumerate(arguments):
+        if before in ("-c", "-m") and _INTERPRETERS.match(Path(program).name):  # a script or a module, not a file
+            named = word if before == "-m" and named == program else named
+        elif _exists(folder, word):
+            arguments[index] = str(folder / word)
+            named = word if named == program else named
+        before = word
+    return [found, *arguments], Path(named).name.removesuffix(".py")
+
+
+def _exists(folder: Path, word: str) -> bool:
+    """Return whether a word names a file or folder. A word that is too long for a name does not."""
+    try:
+        return bool(word) and (folder / word).exists()
+    except OSError:
+        return False
+
+
 def filled(text: str, values: Mapping[str, str]) -> str:
     """Return a text of a program with its values."""
     return Template(text).safe_substitute(values)
@@ -121,28 +166,33 @@ def prompt_of(messages: Sequence[Message]) -> str:
     for index, message in enumerate(messages):
         if message.get("role") not in ("system", "developer", "user"):
             raise InvalidArgument(
-                f"messages[{index}].role", f"is {message.get('role')!r}; a program gets a prompt only"
+                f"spec.messages[{index}].role", f"is {message.get('role')!r}; a program gets a prompt only"
             )
         content = message.get("content")
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or ()
         for at, part in enumerate(parts):
             if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
-                raise InvalidArgument(f"messages[{index}].content[{at}]", "is no text; a program gets a prompt only")
+                raise InvalidArgument(
+                    f"spec.messages[{index}].content[{at}]", "is no text; a program gets a prompt only"
+                )
             texts.append(part["text"])
-    return "\n\n".join(texts)
+    prompt = "\n\n".join(texts)
+    return f"\n{prompt}" if prompt.startswith("-") else prompt  # programs would take it for an option
 
 
 def files_of(metadata: Mapping[str, Any]) -> dict[str, str]:
     """Return the files of a request by their relative paths. Raises InvalidArgument for a path outside the folder."""
     files = metadata.get(FILES) or {}
     if not isinstance(files, Mapping):
-        raise InvalidArgument(f"metadata.{FILES}", f"is a {type(files).__name__}, not an object of paths and texts")
+        raise InvalidArgument(
+            f"spec.metadata.{FILES}", f"is a {type(files).__name__}, not an object of paths and texts"
+        )
     for name, text in files.items():
         place = Path(str(name))
         if place.is_absolute() or ".." in place.parts or not place.parts:
-            raise InvalidArgument(f"metadata.{FILES}", f"{name!r:.200} is no path below the program's folder")
+            raise InvalidArgument(f"spec.metadata.{FILES}", f"{name!r:.200} is no path below the program's folder")
         if not isinstance(text, str):
-            raise InvalidArgument(f"metadata.{FILES}.{name}", f"is a {type(text).__name__}, not a text")
+            raise InvalidArgument(f"spec.metadata.{FILES}.{name}", f"is a {type(text).__name__}, not a text")
     return dict(files)
 
 

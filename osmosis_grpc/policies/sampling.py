@@ -145,9 +145,14 @@ def _texts(name: str, value: Any) -> tuple[str, ...]:
 def _tool_choice(name: str, value: Any) -> None:
     """Check a choice. A required or named tool is a wish: nothing here makes a model call a tool."""
     if isinstance(value, Mapping) or value == "required":
-        log.warning("params.tool_choice is %.80r; a token policy treats it as 'auto'", value)
+        _warn_of_choice()
     elif value not in ("auto", "none"):
         raise InvalidArgument(f"params.{name}", f"is {value!r:.80}, not auto, none, required or a function")
+
+
+@functools.cache
+def _warn_of_choice() -> None:
+    log.warning("a chat requires a tool call; a token policy treats every tool_choice but 'none' as 'auto'")
 
 
 def _json_schema(name: str, value: Any) -> str:

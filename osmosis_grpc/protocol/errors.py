@@ -137,13 +137,7 @@ class ContextLengthExceeded(InvalidArgument):
     REASON = "CONTEXT_LENGTH_EXCEEDED"
 
     def __init__(self, tokens: int = 0, limit: int = 0, problem: str = "") -> None:
-        """Say it in tokens, or in the words of a model server.
-
-        Args:
-            tokens: The tokens of the prompt; 0 if their number is unknown.
-            limit: The tokens of the context; 0 if their number is unknown.
-            problem: What the model server said. Without it, the numbers make the message.
-        """
+        """Keep the numbers of tokens of the prompt and of the context, or 0; `problem` replaces the message."""
         known = f"have {tokens} tokens, and the context of the model has {limit}"
         super().__init__("messages", problem or known, reason=self.REASON)
         self.tokens = tokens

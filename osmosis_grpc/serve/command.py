@@ -16,8 +16,8 @@ from osmosis_grpc.serve.options import (
     warn_about_settings,
 )
 from osmosis_grpc.settings.command import add_command
+from osmosis_grpc.settings.compound_values import sampling_parameter
 from osmosis_grpc.settings.line import Line, OptionError
-from osmosis_grpc.settings.server_options import sampling_parameter
 
 if TYPE_CHECKING:
     from osmosis_grpc.agent import RolloutAgentLoop
@@ -154,14 +154,17 @@ def _supervise(line: Line, settings: "RolloutSettings", beyond: list[int]) -> in
 def _checked(line: Line, settings: "RolloutSettings") -> "tuple[ServerSecurity, Credentials]":
     """Return the security for callers and the credentials for trainers. Raises OptionError."""
     from osmosis_grpc.network.target_policy import TargetPolicy, is_loopback
+    from osmosis_grpc.settings.compound_values import commands_of
     from osmosis_grpc.settings.option import split_host_port
-    from osmosis_grpc.settings.server_options import commands_of
 
     options = settings.server
     if not (options.module or options.legacy_agent or options.command or options.program):
         raise OptionError(
             "there is nothing to host: name an agent loop with -m/--module MODULE:ATTR, a --program or a --command"
         )
+    for name, hosts in (("reward", True), ("strict_exit", True), ("program_context", False)):
+        if name in options.model_fields_set and not (options.program or (hosts and options.command)):
+            raise OptionError(f"{{{name}}} goes with {{program}}{' or {command}' if hosts else ''}")
     commands = len(commands_of(options.command))
     if options.command_name and len(options.command_name) != commands:
         names = len(options.command_name)

@@ -9,8 +9,9 @@ import shlex
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
+from osmosis_grpc.settings.compound_values import commands_of, sampling_parameter
 from osmosis_grpc.settings.option import BOTH, GATEWAY, PORTS, Declared, Secret, host_port, option, options_in
 
 _SHOWN = "Others on this machine see a command line: prefer the file."
@@ -39,26 +40,6 @@ _ray_name = _like(
 _legacy_agent = _like("([^/=]*=)?https?://.*", "http://HOST:PORT or NAME=http://HOST:PORT")
 
 
-def sampling_parameter(text: str) -> tuple[str, Any]:
-    """Return the name and the value of KEY=VALUE. A value that is not JSON is a string. Raises ValueError."""
-    import json
-
-    from osmosis_grpc.protocol.errors import InvalidArgument
-    from osmosis_grpc.protocol.types.requests import own_params
-
-    name, _, value = _key_value(text).partition("=")
-    if re.search(r",\s*\w+=", value):
-        raise ValueError(f"{text!r} has several parameters; repeat the option for each one")
-    try:
-        read = json.loads(value)
-    except ValueError:
-        read = value
-    try:
-        return name, own_params({name: read}, "")[name]
-    except InvalidArgument as error:
-        raise ValueError(f"{text!r}: {error.violations[0][1]}") from None
-
-
 def _sampling(text: str) -> str:
     sampling_parameter(text)
     return text
@@ -72,17 +53,6 @@ def _resource(text: str) -> str:
     except ValueError:
         pass
     raise ValueError(f"{text!r} is not NAME=AMOUNT with an amount above 0, for example CPU=0.5")
-
-
-def split_legacy_agent(text: str) -> tuple[str, str]:
-    """Return the name and the URL of a legacy agent; the name is empty without `NAME=`."""
-    name, sep, url = text.partition("=")
-    return ("", text) if not sep or "/" in name else (name, url)
-
-
-def commands_of(text: str | None) -> list[str]:
-    """Return the commands of the option --command, one on each line."""
-    return text.removesuffix("\n").split("\n") if text else []
 
 
 def _commands(text: str) -> str:

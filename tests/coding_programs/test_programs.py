@@ -27,8 +27,8 @@ PROGRAMS = [
     for name in versions()
 ]
 WITH_SUB_AGENTS = ("claude-code", "opencode", "qwen-code", "openhands")
-COMPACTING = ("claude-code", "codex", "opencode", "qwen-code", "pi", "openhands")
-"""Gemini's program compacts between two prompts of a person only."""
+COMPACTING = ("claude-code", "codex", "opencode", "pi", "openhands")
+"""Gemini's program compacts between two prompts of a person only, and Qwen Code cuts the long results first."""
 LONG_STEPS = tuple(f"head -c {12000 + number} /dev/zero | tr '\\0' x" for number in range(5))
 REWARD = "sh -c 'test \"$(cat hello.txt)\" = fixed && echo 1 || echo 0'"
 MESSAGES = [{"role": "user", "content": TASK}]
@@ -89,7 +89,7 @@ async def test_a_program_compacts_its_history_when_the_context_is_full_and_finis
     async with served(name, tmp_path, *options) as (_, address), Trainer(address, model) as trainer:
         outcome = await trainer.rollout(rollout_id="r1", messages=MESSAGES, max_turns=50, max_tokens_total=100_000)
     assert (outcome.status, outcome.reward) == (OutcomeStatus.COMPLETED, 1.0), outcome.failure
-    assert not model.refused or sum(len(sample.segments) for sample in outcome.samples.values()) > 1
+    assert sum(len(sample.segments) for sample in outcome.samples.values()) > 1
     assert max(map(model.refused.count, model.refused), default=0) <= 2
 
 

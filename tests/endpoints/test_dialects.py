@@ -328,6 +328,18 @@ def test_a_call_of_gemini_has_its_result_and_lower_case_types():
     assert request.ignored == ("generationConfig.thinkingConfig",)
 
 
+def test_calls_of_gemini_without_ids_have_their_results_in_order():
+    calls = [{"functionCall": {"name": "f", "args": {"a": text}}} for text in "xy"]
+    results = [{"functionResponse": {"name": "f", "response": {"output": text}}} for text in "xy"]
+    contents = [*BODIES[GEMINI]["contents"], {"role": "model", "parts": calls}, {"role": "user", "parts": results}]
+    messages = gemini.read({"contents": contents}).messages
+    ids = [call["id"] for call in messages[1]["tool_calls"]]
+    assert len(set(ids)) == 2
+    assert [(message["tool_call_id"], message["content"]) for message in messages[2:]] == list(
+        zip(ids, "xy", strict=True)
+    )
+
+
 async def test_programs_can_look_around_before_they_ask():
     async def program(endpoint):
         async with aiohttp.ClientSession(headers={"x-api-key": endpoint.api_key}) as session:

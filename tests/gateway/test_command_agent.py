@@ -97,6 +97,13 @@ ask([{{"role": "user", "content": "Go on. {summary}"}}])
     assert parents == {"main": None, "sample-2": ChatRef("main", 1), "sample-3": ChatRef("main", 3)}
 
 
+@pytest.mark.parametrize("said", ["Make a title for my page.", "Write a title."])
+async def test_a_task_without_tools_that_speaks_of_titles_is_trained_on(tmp_path, said):
+    program = f'ask([{{"role": "system", "content": "Generate a title."}}, {{"role": "user", "content": "{said}"}}])'
+    outcome = await outcome_of(tmp_path, program, policy)
+    assert [sample.train for sample in outcome.samples.values()] == [None], outcome.failure
+
+
 async def test_the_task_is_on_stdin_and_in_a_file_and_the_folder_is_empty(tmp_path):
     outcome = await outcome_of(
         tmp_path,

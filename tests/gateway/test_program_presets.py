@@ -12,7 +12,7 @@ from osmosis_grpc.endpoints.endpoints import Endpoints
 from osmosis_grpc.endpoints.programs import load_program, preset_names
 from osmosis_grpc.network.http.server import HttpServer
 from osmosis_grpc.policies.scripted import answer
-from osmosis_grpc.protocol.errors import ContextLengthExceeded
+from osmosis_grpc.protocol.errors import ContextLengthExceeded, InvalidArgument
 from osmosis_grpc.protocol.types import FailureReason, OutcomeStatus
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.settings.environment import program_environment
@@ -64,8 +64,9 @@ found = {
     "given": open("src/a.txt").read(),
     "stdin": sys.stdin.read(),
 }
-result(metadata=found)
+json.dump({"metadata": found}, open("found.json", "w"))
 """
+    copies = "import os, shutil; shutil.copy('found.json', os.environ['OSMOSIS_RESULT_FILE'])"
     tables = """
 [environment]
 TOOL_MODEL = "$model"
@@ -73,7 +74,8 @@ TOOL_MODEL = "$model"
 "$home/.tool/config.json" = '{"url": "$base_url"}'
 """
     request = {"metadata": {"files": {"src/a.txt": "text"}}}
-    outcome = await outcome_of_preset(tmp_path, program, tables=tables, request=request)
+    keys = f'reward = ["{sys.executable}", "-c", "{copies}"]'
+    outcome = await outcome_of_preset(tmp_path, program, keys=keys, tables=tables, request=request)
     assert outcome.status is COMPLETED, outcome.failure
     assert outcome.extra_fields == {
         "prompt": USER["content"],
@@ -87,18 +89,29 @@ TOOL_MODEL = "$model"
 @pytest.mark.parametrize(
     ("request_fields", "field"),
     [
-        ({"metadata": {"files": {"../a": "x"}}}, "metadata.files"),
-        ({"metadata": {"files": {"/a": "x"}}}, "metadata.files"),
-        ({"metadata": {"files": {"a": 5}}}, "metadata.files.a"),
-        ({"messages": [USER, {"role": "assistant", "content": "x"}, USER]}, "messages[1].role"),
+        ({"metadata": {"files": {"../a": "x"}}}, "spec.metadata.files"),
+        ({"metadata": {"files": {"/a": "x"}}}, "spec.metadata.files"),
+        ({"metadata": {"files": {"a": 5}}}, "spec.metadata.files.a"),
+        ({"messages": [USER, {"role": "assistant", "content": "x"}, USER]}, "spec.messages[1].role"),
     ],
 )
-async def test_a_request_that_cannot_be_a_task_of_a_program_is_a_failure_that_names_the_field(
-    tmp_path, request_fields, field
-):
-    outcome = await outcome_of_preset(tmp_path, "result(reward=1)", request=request_fields)
-    assert outcome.status is FAILED
-    assert outcome.failure.message.startswith(field)
+async def test_a_request_that_cannot_be_a_task_of_a_program_is_refused_with_the_field(tmp_path, request_fields, field):
+    with pytest.raises(InvalidArgument) as raised:
+        await outcome_of_preset(tmp_path, "result(reward=1)", request=request_fields)
+    assert raised.value.violations[0][0] == field
+
+
+async def test_a_prompt_is_no_option_of_the_program(tmp_path):
+    program = 'assert not sys.argv[1].startswith("-"); ask([USER])'
+    request = {"messages": [{"role": "user", "content": "--help"}]}
+    outcome = await outcome_of_preset(tmp_path, program, keys='reward = ["echo", "1"]', request=request)
+    assert outcome.reward == 1.0, outcome.failure
+
+
+@pytest.mark.parametrize(("keys", "reward"), [('reward = ["echo", "0"]', 0.0), ("", None)])
+async def test_what_runs_in_the_folder_of_a_preset_cannot_write_the_reward(tmp_path, keys, reward):
+    outcome = await outcome_of_preset(tmp_path, "ask([USER]); result(reward=1)", keys=keys)
+    assert (outcome.status, outcome.reward) == (COMPLETED, reward), outcome.failure
 
 
 @pytest.mark.parametrize("named", [False, True], ids=["by default", "with --command-env HOME"])
@@ -127,8 +140,9 @@ reward = ["{sys.executable}", "-c", "open('after.txt'); {reward}"]
     assert (outcome.status, outcome.reward) == (COMPLETED, expected), outcome.failure
 
 
-async def test_a_reward_command_that_fails_is_the_graders_failure(tmp_path):
-    outcome = await outcome_of_preset(tmp_path, "ask([USER])", keys='reward = ["false"]')
+@pytest.mark.parametrize("command", ["false", "true"], ids=["it fails", "it prints nothing"])
+async def test_a_reward_command_without_a_reward_is_the_graders_failure(tmp_path, command):
+    outcome = await outcome_of_preset(tmp_path, "ask([USER])", keys=f'reward = ["{command}"]')
     assert (outcome.status, outcome.failure.boundary) == (FAILED, "grader")
     assert outcome.failure.reason is FailureReason.GRADER_EXCEPTION
 
