@@ -1,12 +1,13 @@
 """The samples of one run, with the rewards and the final messages that the agent gave them."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from osmosis_grpc.engine.sample import ConversationStart, RunningSample, insert
 from osmosis_grpc.protocol.types import ChatReward, Message, Sample
-from osmosis_grpc.protocol.types.conversation_tree import Node, count_tool_message
+from osmosis_grpc.protocol.types.conversation_tree import Node, answered_call
 
 MAX_COMPONENTS = 64
 """The most names of reward components for a sample, for a chat, or for the whole rollout."""
@@ -176,11 +177,9 @@ class Samples(dict[str, RunningSample]):
         """
         most: dict[str, int] = {}
         for state in (*self.values(), self._unsampled):
-            for call_id, count in state.conversation.tool_messages().items() if state else ():
+            for call_id, count in state.conversation.tool_messages.items() if state else ():
                 most[call_id] = max(count, most.get(call_id, 0))
-        before: dict[str, int] = {}
-        for message in given if most else ():
-            count_tool_message(message, before)
+        before = Counter(map(answered_call, given)) if most else {}
         return {call_id: max(0, count - before.get(call_id, 0)) for call_id, count in most.items()}
 
     def assembled(self, *, refer: bool) -> dict[str, Sample]:

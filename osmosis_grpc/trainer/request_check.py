@@ -65,7 +65,7 @@ def checked(request: RolloutRequest | None, changes: RolloutFields | Mapping[str
     check_id(full.rollout_id, "rollout_id")
     for name, kind in _KINDS.items():
         value = getattr(full, name)
-        if value is not None and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
+        if type(value) is not kind and value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
             raise InvalidArgument(name, f"is a {type(value).__name__}, not a {kind.__name__}")
         if isinstance(value, str):
             check_text(value, name)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from hashlib import blake2b
+from operator import is_
 from typing import Any
 
 from osmosis_grpc.protocol.errors import InvalidArgument
@@ -161,6 +162,6 @@ def with_call_ids(response: ChatResponse, request: ChatRequest) -> ChatResponse:
                 call = {**call, "id": f"{call_prefix(request)}_{index}"}
             seen.add(call["id"])
         made.append(call)
-    if all(one is other for one, other in zip(made, calls, strict=True)):
+    if all(map(is_, made, calls)):
         return response
     return replace(response, message={**response.message, "tool_calls": made}, wire=b"")

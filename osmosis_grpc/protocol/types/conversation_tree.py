@@ -88,7 +88,7 @@ class Conversation:
     list with a history in one step. Only the other messages are compared one by one.
     """
 
-    __slots__ = ("_any_role", "_end", "_line", "_numeric", "_replies", "_same", "root")
+    __slots__ = ("_any_role", "_end", "_line", "_numeric", "_replies", "_same", "root", "tool_messages")
 
     def __init__(self, any_role: bool = False, same: Callable[[Message, Message], bool] | None = None) -> None:
         self._same = same
@@ -100,6 +100,8 @@ class Conversation:
         self._end = self.root
         self._line: list[Message] = []
         self._numeric: list[int] = []
+        self.tool_messages: dict[str, int] = {}
+        """How many tool messages answer each call id in one history. It is the highest count of any history."""
 
     def insert(self, messages: Sequence[Message], field: str = "messages") -> Position:
         """Return the position of a full history, and copy new messages into the tree.
@@ -165,26 +167,6 @@ class Conversation:
         """Return the messages from the first message to this node. They belong to the tree: do not change them."""
         return self._line.copy() if node is self._end else path(node)
 
-    def tool_messages(self) -> dict[str, int]:
-        """Return the number of tool messages for each call id.
-
-        The messages are counted for each history alone. The result has the highest count of any history.
-        """
-        most: dict[str, int] = {}
-        branches: list[tuple[Node, dict[str, int]]] = [(self.root, {})]
-        while branches:
-            node, counts = branches.pop()
-            while True:
-                count_tool_message(node.message, counts)
-                children = list(node.children)
-                if not children:
-                    break
-                node, *others = children
-                branches += [(child, counts.copy()) for child in others]
-            for call_id, count in counts.items():
-                most[call_id] = max(count, most.get(call_id, 0))
-        return most
-
     def release(self) -> None:
         """Cuts the links from each message to the messages that follow it. Call it when the tree is no longer used.
 
@@ -238,16 +220,22 @@ class Conversation:
         self._line = [each.message for each in nodes]
         self._numeric = [index for index, each in enumerate(nodes) if each.numeric]
 
-    @staticmethod
-    def _child(node: Node, message: Message) -> Node:
-        return node.child(message) or node.add(message)
+    def _child(self, node: Node, message: Message) -> Node:
+        known = node.child(message)
+        if known is not None:
+            return known
+        new = node.add(message)
+        if message.get("role") == "tool":
+            call_id = answered_call(message) or ""
+            most = self.tool_messages.get(call_id, 0)
+            same = sum(answered_call(each.message) == call_id for each in _nodes(node)) if most else 0
+            self.tool_messages[call_id] = max(most, same + 1)
+        return new
 
 
-def count_tool_message(message: Message, counts: dict[str, int]) -> None:
-    """Add 1 to the count of a message's call id if the message is a tool message."""
-    if message.get("role") == "tool":
-        call_id = str(message.get("tool_call_id") or "")
-        counts[call_id] = counts.get(call_id, 0) + 1
+def answered_call(message: Message) -> str | None:
+    """Return the id of the call that a tool message answers; None for another message."""
+    return str(message.get("tool_call_id") or "") if message.get("role") == "tool" else None
 
 
 def _cut_elders(child: Node) -> list[Node]:

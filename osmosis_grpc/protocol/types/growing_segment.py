@@ -130,18 +130,18 @@ class GrowingSegment:
             self.pieces.clear()
         return self._array[start - self.start : end - self.start]
 
-    def freeze(self) -> Segment:
+    def freeze(self, split: SplitReason | None) -> Segment:
         ids = self.ids(0, self.length).copy()
         logprobs = np.concatenate(self.logprobs) if self.logprobs else np.empty(0, dtype="<f4")
         ids.flags.writeable = logprobs.flags.writeable = False
         versions = tuple(chain.from_iterable(self.versions)) if all(self.versions) else ()
-        whole = replace(self.reference(), ids=ids, logprobs=logprobs, versions=versions)
+        whole = replace(self.reference(split), ids=ids, logprobs=logprobs, versions=versions)
         if self.parts is None:
             return whole
         sampled, of_tokens, incomplete = gather(self.parts)
         return replace(whole, sampled_extras=sampled, token_extras=of_tokens, incomplete_extras=incomplete)
 
-    def reference(self) -> Segment:
+    def reference(self, split: SplitReason | None) -> Segment:
         return Segment(
             ids=NO_IDS,
             logprobs=NO_LOGPROBS,
@@ -149,7 +149,7 @@ class GrowingSegment:
             chats=tuple(self.chats),
             drift_index=self.drift_index,
             dropped=self.dropped,
-            split=self.split_by,
+            split=split,
         )
 
 

@@ -40,9 +40,12 @@ ROLLOUT_CUTS = {
 """The finish reasons of rollouts that a limit has cut, and the limits."""
 
 
+_CUT, _DROPPED = get_args(Cut), get_args(Dropped)
+
+
 def check_choices(cut: Cut, dropped: Dropped) -> None:
     """Raise InvalidArgument for a value that is not one of the choices."""
-    for name, value, known in (("cut", cut, get_args(Cut)), ("dropped", dropped, get_args(Dropped))):
+    for name, value, known in (("cut", cut, _CUT), ("dropped", dropped, _DROPPED)):
         if value not in known:
             raise InvalidArgument(name, f"{value!r} is not one of {', '.join(known)}")
 

@@ -13,8 +13,8 @@ the lower number becomes a part of the segment, and the other chat begins a new 
 Segment.dropped) come after all others and are in segments of their own.
 """
 
-from collections.abc import Collection, Iterable
-from dataclasses import replace
+from collections.abc import Collection
+from itertools import starmap
 from typing import NamedTuple
 
 import numpy as np
@@ -244,16 +244,26 @@ class Assembler:
     def _in_order(self) -> list[GrowingSegment]:
         return sorted(self._segments, key=lambda segment: segment.chats[0])
 
+    def _with_reasons(self) -> list[tuple[GrowingSegment, SplitReason | None]]:
+        """Return each segment and why it began.
+
+        The first one has no reason if it began because it continues no chat.
+        """
+        listed: list[tuple[GrowingSegment, SplitReason | None]] = [(each, each.split_by) for each in self._in_order()]
+        if listed and listed[0][1] is SplitReason.HISTORY_CHANGED:
+            listed[0] = listed[0][0], None
+        return listed
+
     def references(self) -> tuple[Segment, ...]:
         """Return the segments without their tokens; no segments if the sample is not trainable.
 
         The receiver has answered the chats itself, so it already has the tokens.
         """
-        return () if self.reason else _as_first(segment.reference() for segment in self._in_order())
+        return () if self.reason else tuple(starmap(GrowingSegment.reference, self._with_reasons()))
 
     def segments(self) -> tuple[Segment, ...]:
         """Return all segments; none if the sample is not trainable."""
-        return () if self.reason else _as_first(segment.freeze() for segment in self._in_order())
+        return () if self.reason else tuple(starmap(GrowingSegment.freeze, self._with_reasons()))
 
 
 def _reason(parent_chat: int, before: _End | None, drift: int | None) -> SplitReason:
@@ -262,14 +272,6 @@ def _reason(parent_chat: int, before: _End | None, drift: int | None) -> SplitRe
     if drift is not None:
         return SplitReason.TOKENS_DIFFER
     return before.segment.outside or SplitReason.BRANCH
-
-
-def _as_first(segments: Iterable[Segment]) -> tuple[Segment, ...]:
-    """Return the segments of a sample. The first one has no reason if it began because it continues no chat."""
-    listed = tuple(segments)
-    if listed and listed[0].split is SplitReason.HISTORY_CHANGED:
-        return replace(listed[0], split=None), *listed[1:]
-    return listed
 
 
 def _lacks(response: ChatResponse) -> str:

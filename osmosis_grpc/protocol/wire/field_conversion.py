@@ -72,7 +72,9 @@ class Converter(Generic[T, M]):
     def __init__(self, cls: type[T], message: type[M], own: Sequence[str] = (), /, **codecs: Codec) -> None:
         self._cls, self._message = cls, message
         hints, known = get_type_hints(cls), message.DESCRIPTOR.fields_by_name
-        self._rows = []
+        self._write: list[tuple[str, str, Callable[[Any], Any] | None]] = []
+        self._required: list[tuple[str, str, Callable[[Any, str], Any] | None]] = []
+        self._optional: list[tuple[str, str, Callable[[Any, str], Any] | None, bool]] = []
         for each in fields(cls):  # type: ignore[arg-type]
             name, hint = each.name, hints[each.name]
             if name in own:
@@ -81,14 +83,20 @@ class Converter(Generic[T, M]):
             field = (codec and codec.name) or name
             has_default = each.default is not MISSING or each.default_factory is not MISSING
             optional = known[field].has_presence and (has_default or type(None) in get_args(hint))
-            self._rows.append((name, field, codec, optional, has_default))
+            read = codec and codec.read
+            self._write.append((name, field, codec and codec.write))
+            if optional:
+                self._optional.append((name, field, read, has_default))
+            else:
+                self._required.append((name, field, read))
         _CODECS[message.DESCRIPTOR.full_name] = Codec(self.to_wire, lambda m, path: self.from_wire(m, f"{path}."))
 
     def to_wire(self, value: T, **own: Any) -> M:
         """Return the value as a message. `own` are fields of the message."""
-        for name, field, codec, *_ in self._rows:
+        for name, field, write in self._write:
             item = getattr(value, name)
-            own[field] = codec.write(item) if codec and item is not None else item
+            if item is not None:
+                own[field] = write(item) if write else item
         return self._message(**own)
 
     def from_wire(self, message: Any, path: str = "", **own: Any) -> T:
@@ -96,13 +104,15 @@ class Converter(Generic[T, M]):
 
         `own` are fields of the value.
         """
-        for name, field, codec, optional, has_default in self._rows:
-            if optional and not message.HasField(field):
-                if not has_default:
-                    own[name] = None
-                continue
+        for name, field, read in self._required:
             item = getattr(message, field)
-            own[name] = codec.read(item, path + field) if codec else item
+            own[name] = read(item, path + field) if read else item
+        for name, field, read, has_default in self._optional:
+            if message.HasField(field):
+                item = getattr(message, field)
+                own[name] = read(item, path + field) if read else item
+            elif not has_default:
+                own[name] = None
         return self._cls(**own)
 
     def field_of(self, message: Any, name: str, path: str = "") -> T | None:

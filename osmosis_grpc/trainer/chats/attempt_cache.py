@@ -186,16 +186,9 @@ class AttemptCache:
             else:
                 asked.fail(Cancelled(f"the sampling of {name} was stopped, because no reply is needed any more"))
             return False
-        if isinstance(reply, asyncio.CancelledError):  # of what the policy awaits, such as a closed engine
-            problem = RuntimeError("the policy's call was cancelled, but not by the trainer")
-            problem.__cause__, reply = reply, problem
-        elif isinstance(reply, StopIteration | StopAsyncIteration):  # generators on its way would hide where it is from
-            reply = RuntimeError(f"the policy raised {reply!r}").with_traceback(reply.__traceback__)
-        if isinstance(reply, ChatResponse) and reply.finish_reason in ABORTED:
-            reply = Unavailable("the engine aborted the reply", retry_after=ABORTED_RETRY)
-        if isinstance(reply, BaseException):
+        if (raised := _error_of(reply)) is not None:
             if not asked.done.done():
-                asked.fail(errors.raised(request, reply))
+                asked.fail(errors.raised(request, raised))
             return False
         try:
             if not isinstance(reply, ChatResponse):
@@ -320,6 +313,20 @@ def reply_of(asked: PendingChat, key: ChatKey, parent_chat: int, errors: PolicyE
     if len(reply) > MAX_REPLY_BYTES:
         raise Internal(f"the reply to chat {asked.chat_number} has {len(reply)} bytes, more than {MAX_REPLY_BYTES}")
     return reply
+
+
+def _error_of(reply: object) -> BaseException | None:
+    """Return the exception of a policy call that was not stopped by the trainer; None for a reply."""
+    if isinstance(reply, ChatResponse):
+        aborted = reply.finish_reason in ABORTED
+        return Unavailable("the engine aborted the reply", retry_after=ABORTED_RETRY) if aborted else None
+    if isinstance(reply, asyncio.CancelledError):  # of what the policy awaits, such as a closed engine
+        problem = RuntimeError("the policy's call was cancelled, but not by the trainer")
+        problem.__cause__ = reply
+        return problem
+    if isinstance(reply, StopIteration | StopAsyncIteration):  # generators on its way would hide where it is from
+        return RuntimeError(f"the policy raised {reply!r}").with_traceback(reply.__traceback__)
+    return reply if isinstance(reply, BaseException) else None
 
 
 def unwritten() -> Unavailable:
