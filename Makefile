@@ -5,8 +5,9 @@ SEED ?= 1
 WORKERS ?= 4
 # The libraries that train. `make test-trainers TRAINERS=trl` takes one of them.
 TRAINERS ?= trl verl verifiers openenv
-# The coding programs, in folders and environments of their own. openhands needs a python3.12 on the path.
-PROGRAMS ?= claude-code codex opencode qwen-code gemini-cli pi mini-swe-agent aider
+# The coding programs and the frameworks, in folders and environments of their own. openhands needs a python3.12 on the path.
+PROGRAMS ?= claude-code codex opencode qwen-code gemini-cli pi mini-swe-agent aider openai anthropic langchain langgraph \
+	litellm smolagents crewai autogen dspy google-adk llama-index strands agno instructor pydantic-ai
 # Tests start hundreds of processes, which share compiled files.
 export PYTHONDONTWRITEBYTECODE :=
 BIN := .venv/bin
@@ -80,7 +81,7 @@ test-trainers: $(TRAINERS:%=.venv-trainers/%/.done) ## Run the tests with TRL, v
 		.venv-trainers/$$name/bin/python -m pytest -m trainers --timeout 300 tests/trainers/test_$$name*.py || exit 1; \
 	done
 
-test-programs: $(PROGRAMS:%=.venv-programs/%/.done) ## Run real coding programs as agents: PROGRAMS="claude-code codex" (needs npm); MATRIX=1 writes docs/programs.md
+test-programs: $(PROGRAMS:%=.venv-programs/%/.done) ## Run coding programs and frameworks as agents: PROGRAMS="claude-code agno" (needs npm); MATRIX=1 writes docs/programs.md
 	OSMOSIS_TEST_MATRIX="$(MATRIX)" OSMOSIS_TEST_PROGRAMS="$(PROGRAMS)" $(BIN)/pytest -m programs -n 2 --timeout 300 tests/coding_programs
 
 test-ray: .venv-ray/.ray ## Run the tests with a local Ray cluster, in an environment of their own (430 MB)

@@ -1,4 +1,4 @@
-"""Writes the page about the programs: which case of test_programs.py passed with which version."""
+"""Writes the page about programs and frameworks: which case passed with which version."""
 
 import os
 import platform
@@ -6,21 +6,29 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tests.coding_programs.install import versions
+from tests.coding_programs.install import Version, versions
 
 PAGE = Path(__file__).parents[2] / "docs" / "programs.md"
 HEAD = """\
-# Coding programs that were run
+# Programs and frameworks that were run
 
 The last run of `make test-programs MATRIX=1`, with Python {python}, wrote this page. Each program ran as its preset in
-[coding-agents.md](coding-agents.md) starts it, against a token policy whose template refuses late system messages.
+[coding-agents.md](coding-agents.md) starts it, and each framework as a script of `serve --command`, against a token
+policy whose template refuses late system messages.
 
 """
-CASES = {
-    "a_task_with_edits_has_its_reward_and_its_tokens": "a task: reward, tokens, sub-agents",
-    "a_program_compacts_its_history_when_the_context_is_full_and_finishes": "a full context",
-    "rollouts_at_once_stay_apart": "rollouts at once",
-    "no_process_of_a_program_is_left": "cancel, deadline, SIGKILL of the server",
+PROGRAMS = {
+    "a task: reward, tokens, sub-agents": "a_task_with_edits_has_its_reward_and_its_tokens",
+    "a full context": "a_program_compacts_its_history_when_the_context_is_full_and_finishes",
+    "rollouts at once": "rollouts_at_once_stay_apart",
+    "cancel, deadline, SIGKILL of the server": "no_process_of_a_program_is_left",
+}
+"""The columns of the programs, and the test of each."""
+FRAMEWORKS = {
+    "tools": "a_case_of_a_framework.*tools",
+    "streams": "a_case_of_a_framework.*(stream|messages_of)",
+    "structured replies": "a_case_of_a_framework.*structured",
+    "a full context": "a_framework_gets_the_error",
 }
 MARKS = {"skipped": "not run", "passed": "yes", "failed": "no"}
 
@@ -29,16 +37,27 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Write the page if the run was asked for it."""
     if not os.environ.get("OSMOSIS_TEST_MATRIX"):
         return
-    results: dict[tuple[str, str], set[str]] = {}
-    for outcome in MARKS:
-        for report in terminalreporter.stats.get(outcome, ()):
-            match = re.search(r"::test_(\w+)\[(?:.*-)??(" + "|".join(versions()) + r")\b", report.nodeid)
-            if match:
-                results.setdefault((match[2], match[1]), set()).add(outcome)
-    rows = [f"| program | version | {' | '.join(CASES.values())} |", "|---" * (2 + len(CASES)) + "|"]
+    results = [
+        (report.nodeid.partition("::test_")[2], outcome)
+        for outcome in MARKS
+        for report in terminalreporter.stats.get(outcome, ())
+    ]
+    tables = [
+        _table("program", versions(), PROGRAMS, results),
+        _table("framework", versions(frameworks=True), FRAMEWORKS, results),
+    ]
+    PAGE.write_text(HEAD.format(python=platform.python_version()) + "\n\n".join(tables) + "\n")
+
+
+def _table(what: str, rows: dict[str, Version], columns: dict[str, str], results: list[tuple[str, str]]) -> str:
+    """Return the table of the results. The worst result of the tests of a cell counts."""
     order = list(MARKS)
-    for name, program in versions().items():
-        found = [results.get((name, case), {"skipped"}) for case in CASES]
-        marks = [MARKS[max(each, key=order.index)] for each in found]
-        rows.append(f"| {name} | {program.package} {program.version} | {' | '.join(marks)} |")
-    PAGE.write_text(HEAD.format(python=platform.python_version()) + "\n".join(rows) + "\n")
+    lines = [f"| {what} | version | {' | '.join(columns)} |", "|---" * (2 + len(columns)) + "|"]
+    for name, version in rows.items():
+        own = [(test, outcome) for test, outcome in results if re.search(rf"\[(.*-)??{name}(-\w+)?\]", test)]
+        cells = []
+        for pattern in columns.values():
+            found = [outcome for test, outcome in own if re.match(pattern, test)]
+            cells.append(MARKS[max(found, key=order.index)] if found else "")
+        lines.append(f"| {name} | {version.package} {version.version} | {' | '.join(cells)} |")
+    return "\n".join(lines)

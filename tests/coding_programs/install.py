@@ -1,34 +1,56 @@
-"""Installs a program of versions.txt: python -m tests.coding_programs.install NAME FOLDER.
+"""Installs a program or a framework of versions.txt: python -m tests.coding_programs.install NAME FOLDER.
 
-Links its command into FOLDER/bin.
+Links the command of a program into FOLDER/bin.
 """
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
+
 VERSIONS = Path(__file__).with_name("versions.txt")
+FOLDER = Path(__file__).parents[2] / ".venv-programs"
+"""Where make installs them."""
 
 
 class Version(NamedTuple):
     """A line of the file."""
 
     command: str
+    """The command of a program; `-` for a framework."""
     installer: str
     package: str
     version: str
+    more: tuple[str, ...] = ()
+    """Other packages that a framework needs."""
 
 
-def versions() -> dict[str, Version]:
-    """Return the version of each program that the tests run."""
-    rows = (line.split() for line in VERSIONS.read_text().splitlines())
-    return {name: Version(*rest) for name, *rest in rows}
+def versions(*, frameworks: bool = False) -> dict[str, Version]:
+    """Return the version of each program, or of each framework, that the tests run."""
+    rows = {}
+    for line in VERSIONS.read_text().splitlines():
+        name, command, installer, package, version, *more = line.split()
+        if (command == "-") == frameworks:
+            rows[name] = Version(command, installer, package, version, tuple(more))
+    return rows
+
+
+def asked_for() -> list[str]:
+    """Return the names that were given to make."""
+    return os.environ.get("OSMOSIS_TEST_PROGRAMS", "").split()
+
+
+def marks(name: str) -> list[pytest.MarkDecorator]:
+    """Return the marks of a test with a program or a framework."""
+    return [] if name in asked_for() else [pytest.mark.skip("PROGRAMS of make does not name it")]
 
 
 def install(name: str, folder: Path) -> None:
-    """Install a program into a folder of its own."""
-    command, installer, package, version = versions()[name]
+    """Install a program or a framework into a folder of its own."""
+    command, installer, package, version, more = (versions() | versions(frameworks=True))[name]
     home = folder / name
     home.mkdir(parents=True, exist_ok=True)
     if installer == "npm":
@@ -38,8 +60,10 @@ def install(name: str, folder: Path) -> None:
     else:
         subprocess.run([installer, "-m", "venv", str(home)], check=True)
         pip = [str(home / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        subprocess.run([*pip, f"{package}=={version}"], check=True)
+        subprocess.run([*pip, f"{package}=={version}", *more], check=True)
         program = home / "bin" / command
+    if command == "-":
+        return
     links = folder / "bin"
     links.mkdir(exist_ok=True)
     (links / command).unlink(missing_ok=True)

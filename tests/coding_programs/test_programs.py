@@ -15,17 +15,12 @@ import pytest
 
 from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.trainer import Trainer
-from tests.coding_programs.install import versions
+from tests.coding_programs.install import FOLDER, asked_for, marks, versions
 from tests.coding_programs.scripted_model import STEPS, TASK, ScriptedModel
 from tests.waiting import until
 
 pytestmark = pytest.mark.programs
-CHOSEN = os.environ.get("OSMOSIS_TEST_PROGRAMS", "").split()
-FOLDER = Path(__file__).parents[2] / ".venv-programs"
-PROGRAMS = [
-    pytest.param(name, marks=[] if name in CHOSEN else pytest.mark.skip("PROGRAMS of make does not name it"))
-    for name in versions()
-]
+PROGRAMS = [pytest.param(name, marks=marks(name)) for name in versions()]
 WITH_SUB_AGENTS = ("claude-code", "opencode", "qwen-code", "openhands")
 COMPACTING = ("claude-code", "codex", "opencode", "pi", "openhands")
 """Gemini's program compacts between two prompts of a person only, and Qwen Code cuts the long results first."""
@@ -135,5 +130,5 @@ async def test_no_process_of_a_program_is_left(name, end, tmp_path):
 
 
 def test_the_programs_are_those_that_were_asked_for():
-    missing = [name for name in CHOSEN if not shutil.which(versions()[name].command, path=str(FOLDER / "bin"))]
-    assert missing == []
+    programs = [version.command for name, version in versions().items() if name in asked_for()]
+    assert [name for name in programs if not shutil.which(name, path=str(FOLDER / "bin"))] == []
