@@ -26,6 +26,7 @@ COMPACTING = ("claude-code", "codex", "opencode", "pi", "openhands")
 """Gemini's program compacts between two prompts of a person only, and Qwen Code cuts the long results first."""
 LONG_STEPS = tuple(f"head -c {12000 + number} /dev/zero | tr '\\0' x" for number in range(5))
 REWARD = "sh -c 'test \"$(cat hello.txt)\" = fixed && echo 1 || echo 0'"
+AT_ONCE = int(os.environ.get("OSMOSIS_TEST_AT_ONCE", "4"))
 MESSAGES = [{"role": "user", "content": TASK}]
 
 
@@ -44,15 +45,16 @@ async def served(name, tmp_path, *options):
         await asyncio.to_thread(process.communicate)
 
 
-def of_rollouts(tmp_path):
-    """The processes of programs whose folders are below a temporary folder."""
+def homes(tmp_path):
+    """The HOME of each process of a program whose folder is below a temporary folder."""
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
-            if f"TMPDIR={tmp_path}/osmosis-".encode() in path.read_bytes():
-                found.append(path.parent.name)
+            values = dict(line.partition(b"=")[::2] for line in path.read_bytes().split(b"\0"))
         except OSError:
             continue
+        if values.get(b"TMPDIR", b"").startswith(f"{tmp_path}/osmosis-".encode()):
+            found.append(values[b"HOME"])
     return found
 
 
@@ -90,41 +92,43 @@ async def test_a_program_compacts_its_history_when_the_context_is_full_and_finis
 
 @pytest.mark.parametrize("name", PROGRAMS)
 async def test_rollouts_at_once_stay_apart(name, tmp_path):
-    model, count = ScriptedModel(), int(os.environ.get("OSMOSIS_TEST_AT_ONCE", "4"))
+    model = ScriptedModel()
     async with served(name, tmp_path) as (_, address), Trainer(address, model) as trainer:
         outcomes = await asyncio.gather(
             *(
                 trainer.rollout(rollout_id=f"r{number}", messages=MESSAGES, max_turns=50, max_tokens_total=100_000)
-                for number in range(count)
+                for number in range(AT_ONCE)
             )
         )
-    assert [outcome.reward for outcome in outcomes] == [1.0] * count, [outcome.failure for outcome in outcomes]
+    assert [outcome.reward for outcome in outcomes] == [1.0] * AT_ONCE, [outcome.failure for outcome in outcomes]
     for outcome in outcomes:
         check_tokens(outcome, model)
-    await until(lambda: not of_rollouts(tmp_path))
+    await until(lambda: not homes(tmp_path))
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("end", ["cancel", "deadline", "the server is killed"])
 async def test_no_process_of_a_program_is_left(name, end, tmp_path):
-    asked = asyncio.Event()
+    asked = set()
 
     async def silent(request):
-        asked.set()
+        asked.add(request.rollout_id)
         await asyncio.Event().wait()
 
     async with served(name, tmp_path) as (server, address), Trainer(address, silent) as trainer:
-        deadline = {"agent_timeout": 20.0} if end == "deadline" else {}
-        running = asyncio.ensure_future(trainer.rollout(rollout_id="r1", messages=MESSAGES, **deadline))
-        await asyncio.wait_for(asked.wait(), 60)
-        assert of_rollouts(tmp_path)
+        deadline = {"agent_timeout": 15.0 + AT_ONCE} if end == "deadline" else {}
+        names = [f"r{number}" for number in range(AT_ONCE)]
+        running = asyncio.gather(*(trainer.rollout(rollout_id=name, messages=MESSAGES, **deadline) for name in names))
+        await until(lambda: len(asked) == AT_ONCE, timeout=10.0 + AT_ONCE)
+        assert len(set(homes(tmp_path))) == AT_ONCE
         if end == "cancel":
-            await trainer.cancel("r1")
+            await trainer.cancel(everything=True)
         elif end == "the server is killed":
             os.kill(server.pid, signal.SIGKILL)
         if end != "the server is killed":
-            assert (await running).status in (OutcomeStatus.CANCELLED, OutcomeStatus.DEADLINE_EXCEEDED)
-        await until(lambda: not of_rollouts(tmp_path), timeout=30)
+            status = OutcomeStatus.CANCELLED if end == "cancel" else OutcomeStatus.DEADLINE_EXCEEDED
+            assert {outcome.status for outcome in await running} == {status}
+        await until(lambda: not homes(tmp_path), timeout=30)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
