@@ -33,8 +33,8 @@ from osmosis_grpc.tools.sandbox import SandboxError
 from osmosis_grpc.tools.sandbox.files import Files
 from osmosis_grpc.tools.workspace import Workspace
 
-MAX_RESULT_BYTES = 4 * 1024 * 1024
 RESULT_FILE = "result.json"
+MAX_RESULT_BYTES = 4 * 1024 * 1024
 """The most bytes of a result file."""
 MAX_LINE = 300
 """The most characters of the last line of output in the first line of a failure."""

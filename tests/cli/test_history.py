@@ -53,6 +53,22 @@ def returned(number, name="look", call_id="c1", latency=1.0):
     return events.ToolReturned(tool_call_id=call_id, name=name, latency=latency, sample="main", chat_number=number)
 
 
+def test_the_result_of_a_tool_is_shown_that_only_a_failed_chat_has():
+    calling = ChatResponse(message={"role": "assistant", "content": None, "tool_calls": [{"id": "c1"}]})
+    result = {"role": "tool", "tool_call_id": "c1", "content": "five"}
+    failed = events.ChatFailed(sample="main", chat_number=2, message="it is refused")
+    made = history(
+        (1.0, accepted()),
+        (2.0, asked(1)),
+        (3.0, events.ChatAnswered(sample="main", chat_number=1, response=calling, latency=1.0)),
+        (4.0, asked(2, 1, result)),
+        (5.0, failed),
+    )
+    ended = Sample(messages=[USER, calling.message])
+    outcome = RolloutOutcome(rollout_id="r", status=OutcomeStatus.FAILED, samples={"main": ended})
+    assert made.samples(outcome)["main"].messages == [USER, calling.message, result]
+
+
 def test_the_times_of_an_unfinished_rollout_add_up_and_overlaps_count_once():
     made = history(
         (100.0, accepted()),

@@ -215,15 +215,19 @@ class History:
     def samples(self, outcome: RolloutOutcome | None) -> dict[str, Sample]:
         """Return the samples of the outcome, with the messages that only events have.
 
-        Before the end, and for a failed rollout, the newest chat of a sample and the results of its tools count, too.
+        Before the end, the newest chat of a sample and the results of its tools count, too. So do the messages of a
+        chat that failed.
         """
         known = dict(outcome.samples) if outcome is not None else {}
         found: dict[str, Sample] = {}
         names = [*known, *(name for name, _ in self.chats), *self.added]
         for name in dict.fromkeys(names):
             sample = known.get(name) or Sample(**self._origin(name))
-            if outcome is None or name not in known:
-                sample = replace(sample, messages=self._newest(name))
+            newest, answered = self._newest(name)
+            ended = len(sample.messages)
+            continued = not answered and len(newest) > ended and [*newest[:ended]] == [*sample.messages]
+            if outcome is None or name not in known or continued:
+                sample = replace(sample, messages=newest)
             found[name] = sample
         return found
 
@@ -231,13 +235,15 @@ class History:
         added = self.added.get(name)
         return {} if added is None else {"policy": added.policy, "parent": added.parent, "train": added.train}
 
-    def _newest(self, name: str) -> Sequence[Message]:
-        """Return the history of the newest chat of a sample, with its reply."""
+    def _newest(self, name: str) -> tuple[Sequence[Message], bool]:
+        """Return the history of the newest chat of a sample, with its reply, and whether there is a reply."""
         chats = [chat for (sample, _), chat in self.chats.items() if sample == name]
         if not chats:
-            return self.request.messages if self.request is not None and name == MAIN else ()
+            return self.request.messages if self.request is not None and name == MAIN else (), False
         newest = max(chats, key=lambda chat: chat.asked.chat_number)
-        return [*newest.messages, newest.answered.response.message] if newest.answered else newest.messages
+        if newest.answered is None:
+            return newest.messages, False
+        return [*newest.messages, newest.answered.response.message], True
 
     def tool_ends(self, sample: str, now: float | None) -> dict[CallName, ToolEnd]:
         """Return the ends of a sample's tool calls. `now` is None for an ended rollout."""
