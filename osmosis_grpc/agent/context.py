@@ -28,7 +28,7 @@ from osmosis_grpc.agent.tool_schema import tool_schema
 from osmosis_grpc.protocol.types import ChatPurpose, ChatRef, Message, events, jsontext, requests
 from osmosis_grpc.protocol.types.json_values import loggable
 from osmosis_grpc.protocol.types.messages import dump_model
-from osmosis_grpc.protocol.types.samples import CUTS
+from osmosis_grpc.protocol.types.samples import CUTS, UNREAD_CALLS
 
 MAX_LATENCY_MS = 365 * 24 * 3600 * 1000.0
 """The longest latency of a tool call that can be recorded: a year."""
@@ -311,7 +311,8 @@ class RolloutContext(RolloutScope):
     ) -> list[Message]:
         """Ask the model and run its tools, until a reply calls no tool. Return the conversation with all replies.
 
-        If a reply was cut by its token limit, the loop ends without running its tools. Raises what chat() raises.
+        If a reply was cut by its token limit, the loop ends without running its tools. If a reply has a tool call that
+        a token policy could not read, the model is told so, and is asked again. Raises what chat() raises.
 
         Args:
             messages: The history to begin with.
@@ -323,6 +324,11 @@ class RolloutContext(RolloutScope):
         for _ in range(self.request.max_turns if max_turns is None else max_turns):
             reply = await self.chat(conversation, sample=sample, **params)
             conversation.append(reply.message)
+            unread = reply.extra.get(UNREAD_CALLS)
+            if unread and not reply.has_tool_calls and reply.finish_reason not in CUTS:
+                problem = f"The tool call could not be read ({', '.join(unread)}). Write it again."
+                conversation.append({"role": "user", "content": problem})
+                continue
             if not reply.has_tool_calls or reply.finish_reason in CUTS:
                 return conversation
             conversation += await self.run_tools(reply)

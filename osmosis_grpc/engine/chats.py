@@ -267,6 +267,7 @@ class RolloutSession:
             parent_chat=0 if forked else position.parent_chat,
             prefix_len=position.prefix_len,
             known_ids=state.known_ids(position.parent_chat) if forked or not record.peer.has_tokens else None,
+            known_reply=state.known_reply(position.parent_chat) if forked or not record.peer.has_tokens else 0,
             state=self._chats.state(),
             timeout=self._chats.timeout(),
         )

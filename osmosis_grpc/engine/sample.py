@@ -68,6 +68,11 @@ class RunningSample:
         ids = self._assembler.tokens(parent_chat)
         return ids if len(ids) else None
 
+    def known_reply(self, parent_chat: int) -> int:
+        """Return how many of the last ids of known_ids() are the reply of the chat; 0 if they are unknown."""
+        prompt, known = self._assembler.prompt(parent_chat), self.known_ids(parent_chat)
+        return 0 if prompt is None or known is None else len(known) - len(prompt)
+
     def lacks_ids(self, parent_chat: int, response: ChatResponse | None = None) -> bool:
         """Return whether ids of the chat `parent_chat` must be read from the journal, and given to restore().
 

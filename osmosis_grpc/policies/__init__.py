@@ -6,13 +6,15 @@ Trainer takes any policy. The policies of this package give scripted replies, mo
 from collections.abc import Awaitable, Callable
 
 from osmosis_grpc.policies.anthropic import AnthropicPolicy
-from osmosis_grpc.policies.chat_renderer import ChatRenderer, PromptIds, Tokenizer
+from osmosis_grpc.policies.chat_renderer import ChatRenderer, Tokenizer
 from osmosis_grpc.policies.every_tool import EveryToolMock
+from osmosis_grpc.policies.family_renderer import FamilyRenderer, FamilyTokenizer, renderer_of
 from osmosis_grpc.policies.generation import FinishReason, Generated, GenerateRequest, TokenGenerator
 from osmosis_grpc.policies.litellm import LiteLLMPolicy
 from osmosis_grpc.policies.media import Media, Modality
 from osmosis_grpc.policies.mock import ToolCallingMock
 from osmosis_grpc.policies.openai import OpenAIPolicy
+from osmosis_grpc.policies.replies import PromptIds, Renderer, Reply
 from osmosis_grpc.policies.sampling import Sampling
 from osmosis_grpc.policies.scripted import EchoPolicy, ScriptedPolicy
 from osmosis_grpc.policies.template_tokenizer import TemplateTokenizer
@@ -34,6 +36,8 @@ __all__ = [
     "ChatRenderer",
     "EchoPolicy",
     "EveryToolMock",
+    "FamilyRenderer",
+    "FamilyTokenizer",
     "FinishReason",
     "GenerateRequest",
     "Generated",
@@ -43,6 +47,8 @@ __all__ = [
     "OpenAIPolicy",
     "Policy",
     "PromptIds",
+    "Renderer",
+    "Reply",
     "Sampling",
     "ScriptedPolicy",
     "TemplateTokenizer",
@@ -52,4 +58,5 @@ __all__ = [
     "TokenPolicyConfig",
     "Tokenizer",
     "ToolCallingMock",
+    "renderer_of",
 ]

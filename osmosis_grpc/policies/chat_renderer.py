@@ -13,28 +13,34 @@ stands still during a rollout (template_inputs.py).
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
 
+from osmosis_grpc.policies.replies import PromptIds, Reply, before_stop, call_of
 from osmosis_grpc.policies.template_inputs import (
     TemplateTimes,
     at_time,
     clocked_template,
+    reasoning_in_content,
     template_messages,
     with_text_arguments,
 )
 from osmosis_grpc.policies.tool_call_texts import Tool, ToolParser, parser_of
 from osmosis_grpc.protocol.errors import InvalidArgument
-from osmosis_grpc.protocol.types import ChatRequest, Ids, Message, jsontext
+from osmosis_grpc.protocol.types import ChatRequest, Ids, Message
 
 log = logging.getLogger(__name__)
 
 _REPLY = "the text of a reply"
 _NO_IDS: Ids = np.empty(0, dtype="<u4")
+_THINK, _THOUGHT = "<think>", "</think>"
+"""The texts around reasoning."""
+_OPENING_TOKENS = 16
+"""The beginning of reasoning is looked for in this many last tokens of a prompt."""
+_BLANKS = " \t\r\n"
 
 
 class Tokenizer(Protocol):
@@ -82,18 +88,6 @@ class Tokenizer(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PromptIds:
-    """The prompt of a chat."""
-
-    ids: Ids
-    """uint32, shape (p,): the whole prompt."""
-    known: int
-    """The number of leading ids that are ChatRequest.known_ids; 0 if the prompt was rendered whole."""
-    drifted: bool
-    """Whether the prompt was rendered whole although known_ids were given."""
-
-
 class ChatRenderer:
     """Renders with the chat template of a tokenizer. Any thread may call its methods, one thread at a time.
 
@@ -126,7 +120,7 @@ class ChatRenderer:
 
     def prompt_ids(self, request: ChatRequest) -> PromptIds:
         """Return the prompt of a chat. Raises InvalidArgument if the template refuses its messages or tools."""
-        messages, tools = template_messages(request.messages), list(request.tools or ())
+        messages, tools = self._messages(request.messages), list(request.tools or ())
         known = request.known_ids if request.known_ids is not None and request.prefix_len else _NO_IDS
         continues = len(known) > 0
         times = self._times.of(request, continues=continues) if self._clocked(tools) else [None]
@@ -152,45 +146,50 @@ class ChatRenderer:
         if time is not None:
             self._times.keep(request, time)
 
-    def message(
+    def reply(
         self,
         ids: Ids | Sequence[int],
-        text: str | None = None,
         *,
+        prompt: Ids | Sequence[int] = (),
         tools: Sequence[Tool] | None = None,
+        stop: Sequence[str] = (),
         call_prefix: str = "call",
-    ) -> Message:
-        """Return the assistant message of a reply.
+    ) -> Reply:
+        """Return the reply of sampled tokens.
 
         Args:
             ids: uint32, shape (n,): the sampled tokens.
-            text: The text of the ids, without the end of the turn; None to decode the ids.
-            tools: The tools of the chat. Without any, the text has no tool calls.
+            prompt: uint32, shape (p,): the prompt from which they were sampled. If it ends with `<think>`, the reply
+                begins with reasoning.
+            tools: The tools of the chat. Without any, the reply has no tool calls.
+            stop: Texts that end a reply. The first one is no part of it.
             call_prefix: The ids of the calls are PREFIX_0, PREFIX_1 and so on.
         """
-        text = self.text(ids) if text is None else text
+        text, matched = before_stop(self._text_of(ids), stop)
+        reasoning, rest = _reasoning(text, opened=self._opened(prompt))
+        message: Message = {"role": "assistant", "content": rest}
+        if reasoning is not None:
+            message = {"role": "assistant", "content": rest.strip(_BLANKS), "reasoning_content": reasoning}
         if not tools:
-            return {"role": "assistant", "content": text}
-        parsed = self._parse(text, tools)
-        if not parsed.calls:
-            return {"role": "assistant", "content": text}
-        calls = [
-            {
-                "id": f"{call_prefix}_{index}",
-                "type": "function",
-                "function": {"name": call.name, "arguments": jsontext.render(dict(call.arguments))},
-            }
-            for index, call in enumerate(parsed.calls)
-        ]
-        return {"role": "assistant", "content": parsed.content or None, "tool_calls": calls}
+            return Reply(message, matched)
+        parsed = self._parse(rest, tools)
+        if parsed.calls:
+            calls = [call_of(f"{call_prefix}_{n}", each.name, each.arguments) for n, each in enumerate(parsed.calls)]
+            message |= {"content": parsed.content or None, "tool_calls": calls}
+        return Reply(message, matched, parsed.unread)
 
-    def text(self, ids: Ids | Sequence[int]) -> str:
+    def _text_of(self, ids: Ids | Sequence[int]) -> str:
         """Return the text of a reply's ids, without the special tokens at its end."""
         listed = np.asarray(ids, dtype="<u4").tolist()
         end = len(listed)
         while end and listed[end - 1] in self._special_ids:
             end -= 1
         return self._tokenizer.decode(listed[:end], skip_special_tokens=False)
+
+    def _opened(self, prompt: Ids | Sequence[int]) -> bool:
+        """Return whether a prompt ends with the beginning of reasoning."""
+        end = np.asarray(prompt[-_OPENING_TOKENS:], dtype="<u4").tolist()
+        return self._tokenizer.decode(end, skip_special_tokens=False).rstrip().endswith(_THINK)
 
     # The parts of a continued prompt.
 
@@ -205,9 +204,10 @@ class ChatRenderer:
         before = self._text(messages[:prefix], tools, time)
         if not whole.startswith(before):
             raise _NotAppendOnly("it changes earlier messages when new ones follow")
-        content = messages[prefix - 1].get("content")
-        if isinstance(content, str) and _dense(content) not in _dense(before):
-            raise _NotAppendOnly("it leaves out a part of the model's reply, such as its reasoning")
+        for part in ("content", "reasoning_content"):
+            said_then = messages[prefix - 1].get(part)
+            if isinstance(said_then, str) and _dense(said_then) not in _dense(before):
+                raise _NotAppendOnly("it leaves out a part of the model's reply, such as its reasoning")
         if not before.endswith(self._closing):
             raise _NotAppendOnly("it does not end this reply as it ends others")
         self._check_beginning(messages, tools, known, time)
@@ -266,6 +266,12 @@ class ChatRenderer:
             log.debug("the chat template refuses the arguments as texts, too", exc_info=True)
         raise InvalidArgument("messages", f"the chat template refuses them: {problem}") from problem
 
+    def _messages(self, messages: Sequence[Message]) -> list[Message]:
+        """Return messages for the template. Reasoning is a part of the content if the template does not know it."""
+        source = self._params.get("chat_template", getattr(self._tokenizer, "chat_template", None))
+        made = template_messages(messages)
+        return made if "reasoning_content" in str(source) else reasoning_in_content(made)
+
     def _clocked(self, tools: list[Tool]) -> str:
         return clocked_template(self._tokenizer, self._params, tools or None)
 
@@ -294,6 +300,18 @@ class ChatRenderer:
 
 class _NotAppendOnly(Exception):
     """The new prompt cannot continue the known tokens. Its text says why."""
+
+
+def _reasoning(text: str, *, opened: bool) -> tuple[str | None, str]:
+    """Return the reasoning of a reply, and the rest of it. Reasoning without an end has no rest.
+
+    `opened` is whether the prompt has the beginning of the reasoning. The reasoning is None if there is none.
+    """
+    begun = text.lstrip()
+    if not opened and not begun.startswith(_THINK):
+        return None, text
+    reasoning, _, rest = begun.removeprefix(_THINK).partition(_THOUGHT)
+    return reasoning, rest
 
 
 def _dense(text: str) -> str:

@@ -26,6 +26,19 @@ def template_messages(messages: Iterable[Message]) -> list[Message]:
     return [_message(message) for message in messages]
 
 
+def reasoning_in_content(messages: Iterable[Message]) -> list[Message]:
+    """Return copies of template_messages() with the reasoning of replies in their content, as models write it."""
+    return [_with_reasoning(message) for message in messages]
+
+
+def _with_reasoning(message: Message) -> Message:
+    reasoning, content = message.get("reasoning_content"), message.get("content")
+    if message.get("role") != "assistant" or not isinstance(reasoning, str) or not isinstance(content, str):
+        return message
+    kept = {name: value for name, value in message.items() if name != "reasoning_content"}
+    return {**kept, "content": f"<think>{reasoning}</think>{content}"}
+
+
 def with_text_arguments(messages: Iterable[Message]) -> list[Message]:
     """Return copies of template_messages() whose calls have their arguments as texts, as DeepSeek's templates need."""
     return [_with_texts(message) for message in messages]

@@ -99,6 +99,11 @@ class TemplateTokenizer:
         except jinja2.TemplateSyntaxError as error:
             raise ValueError(f"{files}: the chat template has an error in line {error.lineno}: {error}") from None
         self.all_special_ids = sorted(self._special_ids(config))
+        self.name_or_path = str(config.get("name_or_path") or files.name)
+        self.unk_token_id, self.eos_token_id, self.bos_token_id = (
+            self._tokens.token_to_id(self._named[name]) if name in self._named else None
+            for name in ("unk_token", "eos_token", "bos_token")
+        )
 
     def apply_chat_template(
         self,
@@ -144,6 +149,17 @@ class TemplateTokenizer:
         """
         text: str = self._tokens.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
+
+    def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
+        """Return the id of a token, or a list of ids of several; None for a token that is not in the vocabulary.
+
+        Args:
+            tokens: The token, as it is in the vocabulary, or several.
+        """
+        if isinstance(tokens, str):
+            known = self._tokens.token_to_id(tokens)
+            return self.unk_token_id if known is None else known
+        return [self.convert_tokens_to_ids(token) for token in tokens]
 
     def _special_ids(self, config: dict[str, Any]) -> set[int]:
         more = config.get("additional_special_tokens")

@@ -15,9 +15,9 @@ from uuid import uuid4
 
 import numpy as np
 
-from osmosis_grpc.policies.chat_renderer import ChatRenderer
 from osmosis_grpc.policies.generation import FinishReason, Generated, GenerateRequest, TokenGenerator
 from osmosis_grpc.policies.media import media_of
+from osmosis_grpc.policies.replies import Renderer, Reply
 from osmosis_grpc.policies.sampling import Sampling, sampling_of
 from osmosis_grpc.protocol.errors import (
     CallError,
@@ -27,9 +27,10 @@ from osmosis_grpc.protocol.errors import (
     Internal,
     InvalidArgument,
 )
-from osmosis_grpc.protocol.types import ChatRequest, ChatResponse, Extras, Ids, Message, TokenBlock, VersionSpan
+from osmosis_grpc.protocol.types import ChatRequest, ChatResponse, Extras, Ids, TokenBlock, VersionSpan
 from osmosis_grpc.protocol.types.chat import call_prefix
 from osmosis_grpc.protocol.types.extras import Part, join, rows
+from osmosis_grpc.protocol.types.samples import UNREAD_CALLS
 from osmosis_grpc.supervise import SYSTEM, Backoff, DaemonThreads, OnFailure, Supervisor, job
 
 log = logging.getLogger(__name__)
@@ -83,9 +84,9 @@ class TokenPolicy:
     """
 
     def __init__(
-        self, renderer: ChatRenderer, generator: TokenGenerator, config: TokenPolicyConfig = TokenPolicyConfig()
+        self, renderer: Renderer, generator: TokenGenerator, config: TokenPolicyConfig = TokenPolicyConfig()
     ) -> None:
-        _check(renderer, "renderer", ("prompt_ids", "message", "text"), "ChatRenderer(tokenizer)")
+        _check(renderer, "renderer", ("prompt_ids", "reply"), "ChatRenderer(tokenizer)")
         _check(generator, "generator", ("generate", "abort"), "a TokenGenerator")
         self._renderer = renderer
         self._generator = generator
@@ -211,31 +212,30 @@ class TokenPolicy:
     ) -> ChatResponse:
         tools = None if request.params.get("tool_choice") == "none" else request.tools
 
-        def read() -> tuple[Message, str]:
-            text, matched = _before_stop(self._renderer.text(ids), stop)
-            return self._renderer.message(ids, text, tools=tools, call_prefix=call_prefix(request)), matched
+        def read() -> Reply:
+            return self._renderer.reply(ids, prompt=prompt, tools=tools, stop=stop, call_prefix=call_prefix(request))
 
-        message, matched = await self._threads.run(read)
+        reply = await self._threads.run(read)
         try:
-            return self._response(request, prompt, pieces, ids, message, matched)
+            return self._response(request, prompt, pieces, ids, reply)
         except InvalidArgument as error:  # the chat is not to blame
             raise Internal(f"the generator's result cannot be used: {error}") from None
 
     def _response(
-        self, request: ChatRequest, prompt: Ids, pieces: list[Generated], ids: Ids, message: Message, matched: str
+        self, request: ChatRequest, prompt: Ids, pieces: list[Generated], ids: Ids, reply: Reply
     ) -> ChatResponse:
         finish_reason = FinishReason.LENGTH.value
         if pieces[-1].finish_reason is FinishReason.STOP:
-            finish_reason = "tool_calls" if message.get("tool_calls") else FinishReason.STOP.value
+            finish_reason = "tool_calls" if reply.message.get("tool_calls") else FinishReason.STOP.value
         response = ChatResponse(
-            message=message,
+            message=reply.message,
             finish_reason=finish_reason,
             usage=_usage(len(prompt), len(ids), pieces[0].cached_tokens),
             tokens=TokenBlock.of(ids, _logprobs(pieces), _extras(pieces)),
             prompt_ids=prompt,
             prompt_extras=_prompt_extras(pieces[-1], len(prompt)),
             versions=self._versions(request, pieces),
-            extra={"stop_reason": matched} if matched else {},
+            extra=_about(reply),
         )
         response.check()
         return response
@@ -297,11 +297,10 @@ def _chat(request: ChatRequest) -> tuple[str, int, str, int]:
     return request.rollout_id, request.attempt, request.sample, request.chat_number
 
 
-def _before_stop(text: str, stop: tuple[str, ...]) -> tuple[str, str]:
-    """Return the text up to its first stop text, and this stop text, which is no part of a message, as with OpenAI."""
-    ends = [(at, end) for end in stop if (at := text.find(end)) >= 0]
-    at, matched = min(ends, default=(len(text), ""))
-    return text[:at], matched
+def _about(reply: Reply) -> dict[str, Any]:
+    """Return what ended a reply, and what is wrong with the calls that could not be read."""
+    stop = {"stop_reason": reply.stop} if reply.stop else {}
+    return {**stop, UNREAD_CALLS: list(reply.unread)} if reply.unread else stop
 
 
 def _continued(first: GenerateRequest, pieces: list[Generated]) -> GenerateRequest:

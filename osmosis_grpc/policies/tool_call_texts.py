@@ -1,12 +1,11 @@
-"""Finds the tool calls in the text of a reply. STYLES has the ways in which models write them.
+"""Finds the tool calls in the text of a reply, for models without a renderer. STYLES has the ways of writing them.
 
 - hermes: <tool_call>{"name": NAME, "arguments": {...}}</tool_call> (Hermes, Qwen 2.5 and 3)
 - qwen: <tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call> (Qwen3-Coder)
-- llama: <|python_tag|>{"name": NAME, "parameters": {...}}, or the same without the tag, several separated by ";", or
-  <function=NAME>{...}</function> (Llama 3)
 - json: {"name": NAME, "arguments": {...}} or a list of such objects at the beginning of the text
 
-A call that cannot be read stays text.
+A call that cannot be read, or that has no end, stays text. Without the tags around it, a call is one only if a tool of
+its name is offered.
 """
 
 import json
@@ -34,87 +33,105 @@ class ParsedText:
     content: str
     """The text without the calls, and without white space at its ends."""
     calls: tuple[FoundCall, ...] = ()
+    unread: tuple[str, ...] = ()
+    """What is wrong with each call that could not be read: `unclosed_block` or `invalid_call`."""
 
 
 Tool = Mapping[str, Any]
 
 ToolParser = Callable[[str, Sequence[Tool]], ParsedText]
 
-_Found = tuple[int, int, FoundCall]
-"""The beginning and the end of a call in its text, and the call."""
+_Found = tuple[int, int, FoundCall | str]
+"""The beginning and the end of a call in its text, and the call, or what is wrong with it."""
 
-_BLOCK = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
-_FUNCTION = re.compile(r"\s*<function=([^>\s]+)>(.*?)(?:</function>\s*|\Z)", re.DOTALL)
-_PARAMETER = re.compile(r"\s*<parameter=([^>\s]+)>")
-_LLAMA_FUNCTION = re.compile(r"<function=([^>\s]+)>\s*(?=\{)")
-_PYTHON_TAG = "<|python_tag|>"
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+_FUNCTION = re.compile(r"(?:<tool_call>\s*)?<function=([^>\s]+)>")
+_FUNCTION_END = re.compile(r"</function>(?:\s*</tool_call>)?")
+_PARAMETER = re.compile(r"(?:^|\n|(?<=</parameter>))[ \t]*<parameter=([^>\s]+)>")
 _FENCE = re.compile(r"\s*```(?:json)?\s*(.*?)\s*```\s*\Z", re.DOTALL)
+_SPACE = re.compile(r"\s*")
 _DECODER = json.JSONDecoder()
 _BLANKS = " \t\r\n"
 """Stripped from both ends of a reply's content. Other Unicode white space, such as a no-break space, is content."""
 
 
 def parse_tool_calls(text: str, tools: Sequence[Tool], style: str = "auto") -> ParsedText:
-    """Return a reply's content and its calls. `style` is a key of STYLES; with "auto" the first that finds a call."""
+    """Return a reply's content and its calls.
+
+    Args:
+        text: The text of the reply, without its reasoning.
+        tools: The tools that are offered.
+        style: A key of STYLES; with "auto" the first that finds a call.
+    """
+    unread: list[_Found] = []
     for find in STYLES.values() if style == "auto" else (STYLES[style],):
         found = list(find(text, tools))
-        if found:
-            return ParsedText(_without(text, found), tuple(call for _, _, call in found))
-    return ParsedText(text.strip(_BLANKS))
+        calls = [call for _, _, call in found if isinstance(call, FoundCall)]
+        problems = tuple(call for _, _, call in found if isinstance(call, str))
+        if calls:
+            return ParsedText(_without(text, found), tuple(calls), problems)
+        unread = unread or found
+    return ParsedText(text.strip(_BLANKS), unread=tuple(call for _, _, call in unread if isinstance(call, str)))
 
 
 def _hermes(text: str, tools: Sequence[Tool]) -> Iterator[_Found]:
-    for block in _BLOCK.finditer(text):
-        call = _call(_json(block[1]), ("arguments", "parameters"))
-        if call is not None:
-            yield *block.span(), call
+    at = 0
+    while (begin := text.find(OPEN, at)) >= 0:
+        at = begin + len(OPEN)
+        if _FUNCTION.match(text, begin):  # a call of another style
+            continue
+        found, end = [], at
+        while (read := _json_at(text, end)) is not None:
+            value, end = read
+            found.append(_call(value, ("arguments", "parameters")) or "invalid_call")
+        closed = text.startswith(CLOSE, _SPACE.match(text, end).end())  # type: ignore[union-attr]
+        following = text.find(CLOSE, end)
+        if closed and found:
+            at = following + len(CLOSE)
+            yield from ((begin, at, call) for call in found)
+        elif following < 0:
+            yield begin, len(text), "unclosed_block"
+            return
+        else:
+            yield begin, following + len(CLOSE), "invalid_call"
 
 
 def _qwen(text: str, tools: Sequence[Tool]) -> Iterator[_Found]:
-    for block in _BLOCK.finditer(text):
-        function = _FUNCTION.fullmatch(block[1])
-        if function is None:
+    at, offered = 0, _names(tools)
+    while function := _FUNCTION.search(text, at):
+        at = function.end()
+        if not text.startswith(OPEN, function.start()) and function[1] not in offered:
             continue
-        found = _parameters(function[2])
-        types = _types(tools, function[1])
-        if found is not None:
-            arguments = {key: _value(value, types.get(key)) for key, value in found}
-            yield *block.span(), FoundCall(function[1], arguments)
+        ended = _FUNCTION_END.search(text, at)
+        if ended is None:
+            yield function.start(), len(text), "unclosed_block"
+            return
+        found = _parameters(text[at : ended.start()])
+        at = ended.end()
+        if found is None:
+            yield function.start(), at, "invalid_call"
+            continue
+        schemas = next((properties_of(tool) for tool in tools if name_of(tool) == function[1]), {})
+        arguments = {key: _value(value, schemas.get(key)) for key, value in found}
+        yield function.start(), at, FoundCall(function[1], arguments)
 
 
 def _parameters(text: str) -> list[tuple[str, str]] | None:
-    """Return the names and the texts of parameters; None if the text has anything else."""
-    found, at = [], 0
-    while begin := _PARAMETER.match(text, at):
-        end = text.find("</parameter>", begin.end())
-        if end < 0:
+    """Return the names and the texts of parameters; None if the text has anything before them.
+
+    The end of a parameter may be missing, because the beginning of the next one is its end, too.
+    """
+    begins = list(_PARAMETER.finditer(text))
+    if text[: begins[0].start() if begins else len(text)].strip():
+        return None
+    found = []
+    for begin, following in zip(begins, [*begins[1:], None], strict=False):
+        value = text[begin.end() : following.start() if following else len(text)]
+        inside, end, after = value.rpartition("</parameter>")
+        if end and after.strip():
             return None
-        found.append((begin[1], text[begin.end() : end]))
-        at = end + len("</parameter>")
-    return None if text[at:].strip() else found
-
-
-def _llama(text: str, tools: Sequence[Tool]) -> Iterator[_Found]:
-    at = 0
-    while (function := _LLAMA_FUNCTION.search(text, at)) and (end := text.find("</function>", function.end())) >= 0:
-        at = end + len("</function>")
-        arguments = _json(text[function.end() : end])
-        if isinstance(arguments, dict):
-            yield function.start(), at, FoundCall(function[1], arguments)
-    before, tag, _ = text.partition(_PYTHON_TAG)
-    begin = len(before) if tag else 0
-    at = begin + len(tag)
-    while (read := _json_at(text, at)) is not None:
-        value, end = read
-        call = _call(value, ("parameters",))
-        if call is None:
-            return
-        yield begin, end, call
-        separator = re.compile(r"\s*;").match(text, end)
-        if separator is None:
-            return
-        begin = end
-        at = separator.end()
+        found.append((begin[1], inside if end else value))
+    return found
 
 
 def _plain_json(text: str, tools: Sequence[Tool]) -> Iterator[_Found]:
@@ -124,17 +141,22 @@ def _plain_json(text: str, tools: Sequence[Tool]) -> Iterator[_Found]:
         return
     value, end = read
     calls = [_call(item, ("arguments", "parameters")) for item in (value if isinstance(value, list) else [value])]
-    begin, end = (0, len(text)) if fence and end == fence.end(1) else (0, end)
-    if None not in calls and not (fence and end != len(text)):
+    if fence:
+        if end != fence.end(1):
+            return
+        end = len(text)
+    elif (closing := _SPACE.match(text, end).end()) and text.startswith(CLOSE, closing):  # type: ignore[union-attr]
+        end = closing + len(CLOSE)  # a call without its opening tag
+    offered = _names(tools)
+    if all(call is not None and call.name in offered for call in calls):
         for call in calls:
             if call is not None:
-                yield begin, end, call
+                yield 0, end, call
 
 
 STYLES: Mapping[str, Callable[[str, Sequence[Tool]], Iterator[_Found]]] = {
     "hermes": _hermes,
     "qwen": _qwen,
-    "llama": _llama,
     "json": _plain_json,
 }
 """The styles, in the order in which "auto" tries them."""
@@ -150,10 +172,12 @@ def parser_of(style: "str | ToolParser") -> ToolParser:
 
 
 def _without(text: str, found: Sequence[_Found]) -> str:
+    """Return a text without its calls. What could not be read stays."""
     kept, at = [], 0
-    for begin, end, _ in found:
-        kept.append(text[at:begin] if begin > at else "")
-        at = max(at, end)
+    for begin, end, call in found:
+        if isinstance(call, FoundCall):
+            kept.append(text[at:begin] if begin > at else "")
+            at = max(at, end)
     return "".join([*kept, text[at:]]).strip(_BLANKS)
 
 
@@ -164,19 +188,23 @@ def _call(value: Any, keys: Sequence[str]) -> FoundCall | None:
     key = next((key for key in keys if key in value), None)
     arguments = value.get(key) if key else None
     if isinstance(arguments, str):  # some models write the arguments as a text of JSON
-        arguments = _json(arguments)
+        arguments = json_of(arguments)
     return FoundCall(value["name"], arguments) if isinstance(arguments, dict) else None
 
 
-def _json(text: str) -> Any:
-    """Return the value of a text of JSON; None if it is not one."""
+def json_of(text: str) -> Any:
+    """Return the value of a text of JSON; None if it is not one.
+
+    Args:
+        text: The text.
+    """
     read = _json_at(text, 0)
     return read[0] if read is not None and not text[read[1] :].strip() else None
 
 
 def _json_at(text: str, at: int) -> tuple[Any, int] | None:
     """Return the JSON value at a position, and its end; None if there is none."""
-    begin = re.compile(r"\s*").match(text, at)
+    begin = _SPACE.match(text, at)
     try:
         value, end = _DECODER.raw_decode(text, begin.end() if begin else at)
         return jsontext.copy(value, "call"), end
@@ -184,22 +212,54 @@ def _json_at(text: str, at: int) -> tuple[Any, int] | None:
         return None
 
 
-def _types(tools: Sequence[Tool], name: str) -> dict[str, Any]:
-    """Return the types of a tool's parameters by their names."""
-    for tool in tools:
-        function = tool.get("function")
-        if isinstance(function, Mapping) and function.get("name") == name:
-            parameters = function.get("parameters")
-            properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
-            if isinstance(properties, Mapping):
-                return {key: part.get("type") for key, part in properties.items() if isinstance(part, Mapping)}
-    return {}
+def name_of(tool: Tool) -> str:
+    """Return the name of a tool; empty if it has none.
+
+    Args:
+        tool: The tool, in OpenAI's format.
+    """
+    function = tool.get("function")
+    return str(function.get("name") or "") if isinstance(function, Mapping) else ""
 
 
-def _value(text: str, kind: Any) -> Any:
-    """Return the value of a parameter: JSON, unless its type is a string or it is no JSON."""
+def properties_of(tool: Tool) -> Mapping[str, Any]:
+    """Return the schemas of a tool's parameters by their names.
+
+    Args:
+        tool: The tool, in OpenAI's format.
+    """
+    found: Any = tool
+    for key in ("function", "parameters", "properties"):
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+def _names(tools: Sequence[Tool]) -> set[str]:
+    return {name for tool in tools if (name := name_of(tool))}
+
+
+def _value(text: str, schema: Any) -> Any:
+    """Return the value of a parameter: JSON, unless its schema allows a text or it is no JSON."""
     text = text.removeprefix("\n").removesuffix("\n")
-    if kind == "string":
+    is_null = text.strip() == "null"
+    if allows(schema, "string") and not (is_null and allows(schema, "null")):
         return text
-    value = _json(text)
-    return text if value is None and text.strip() != "null" else value
+    value = json_of(text)
+    return text if value is None and not is_null else value
+
+
+def allows(schema: Any, kind: str) -> bool:
+    """Return whether a value of a schema may have a type.
+
+    Args:
+        schema: The schema of a parameter.
+        kind: A type of JSON schema, such as "string".
+    """
+    if not isinstance(schema, Mapping):
+        return False
+    types = schema.get("type")
+    if types == kind or (isinstance(types, list) and kind in types):
+        return True
+    branches = [*(schema.get("anyOf") or ()), *(schema.get("oneOf") or ())]
+    texts = kind == "string" and any(isinstance(each, str) for each in schema.get("enum") or ())
+    return texts or any(allows(branch, kind) for branch in branches)

@@ -84,7 +84,7 @@ SPECIAL = {
 """The special tokens of each template."""
 END = {chatml: "<|im_end|>", llama3: "<|eot_id|>", hermes: "<|im_end|>", forgetful: "<|im_end|>"}
 """The token that ends a reply."""
-STYLES = {chatml: "hermes", llama3: "llama", hermes: "hermes", forgetful: "hermes"}
+STYLES = {chatml: "hermes", llama3: "json", hermes: "hermes", forgetful: "hermes"}
 """The style of each template's tool calls."""
 
 
@@ -127,9 +127,11 @@ class ByteTokenizer:
         """
         key = "parameters" if self.template is llama3 else "arguments"
         written = [json.dumps({"name": name, key: arguments}) for name, arguments in calls]
-        if self.template is not llama3:
+        if self.template is llama3:
+            written = [f"[{', '.join(written)}]"] if len(written) > 1 else written
+        else:
             written = [f"<tool_call>\n{call}\n</tool_call>" for call in written]
-        text = content + ("\n" if content and written else "") + (";" if key == "parameters" else "\n").join(written)
+        text = content + ("\n" if content and written else "") + "\n".join(written)
         ids = self.in_bytes(text) if sampled_as == "bytes" else self.encode(text)
         return [*ids, self.end_id]
 

@@ -62,7 +62,7 @@ def test_a_later_prompt_is_the_known_tokens_and_the_text_of_what_is_new(template
         assert tokenizer.decode(prompt.ids.tolist()) == template(_as_objects(messages), [TOOL], True)
         before = "" if template is llama3 else f"Adding {turn}."  # Llama 3 writes nothing before a call
         sampled = tokenizer.reply(before, [("add", {"a": turn, "b": 1})], sampled_as=sampled_as)
-        message = renderer.message(sampled, tools=[TOOL], call_prefix=f"call_{turn}")
+        message = renderer.reply(sampled, tools=[TOOL], call_prefix=f"call_{turn}").message
         assert message["tool_calls"][0]["id"] == f"call_{turn}_0"
         known = [*prompt.ids.tolist(), *sampled]
         messages.append(message)
@@ -89,7 +89,7 @@ def test_a_reply_without_the_end_of_its_turn_gets_it(template):
     renderer = ChatRenderer(tokenizer)
     cut = tokenizer.encode("It is 5, beca")
     known = [*renderer.prompt_ids(request(QUESTION)).ids.tolist(), *cut]
-    messages = [*QUESTION, renderer.message(cut), {"role": "user", "content": "Go on."}]
+    messages = [*QUESTION, renderer.reply(cut).message, {"role": "user", "content": "Go on."}]
     prompt = renderer.prompt_ids(request(messages, after=known))
     assert prompt.ids[: len(known)].tolist() == known
     assert int(prompt.ids[len(known)]) == tokenizer.end_id
@@ -113,7 +113,7 @@ def test_a_template_that_forgets_reasoning_is_rendered_anew_and_this_is_logged_o
     renderer = ChatRenderer(tokenizer)
     thought = tokenizer.reply("<think>\n2 + 3 is 5\n</think>\n\nIt is 5.")
     known = [*renderer.prompt_ids(request(QUESTION)).ids.tolist(), *thought]
-    messages = [*QUESTION, renderer.message(thought), {"role": "user", "content": "And 3 + 4?"}]
+    messages = [*QUESTION, renderer.reply(thought).message, {"role": "user", "content": "And 3 + 4?"}]
     with caplog.at_level(logging.WARNING):
         prompts = [renderer.prompt_ids(request(messages, after=known)) for _ in range(3)]
     assert all(prompt.drifted and prompt.known == 0 for prompt in prompts)
@@ -127,7 +127,7 @@ def test_the_same_template_continues_where_it_forgets_nothing():
     renderer = ChatRenderer(tokenizer)
     thought = tokenizer.reply("<think>\nadd\n</think>\n\n", [("add", {"a": 2, "b": 3})])
     known = [*renderer.prompt_ids(request(QUESTION)).ids.tolist(), *thought]
-    messages = [*QUESTION, renderer.message(thought, tools=[TOOL]), {"role": "tool", "content": "5"}]
+    messages = [*QUESTION, renderer.reply(thought, tools=[TOOL]).message, {"role": "tool", "content": "5"}]
     prompt = renderer.prompt_ids(request(messages, after=known))
     assert (prompt.known, prompt.drifted) == (len(known), False)
 
@@ -141,7 +141,7 @@ def test_a_template_that_never_writes_reasoning_is_found_too(caplog):
     renderer = ChatRenderer(tokenizer)
     thought = tokenizer.reply("<think>hm</think>5")
     known = [*renderer.prompt_ids(request(QUESTION)).ids.tolist(), *thought]
-    messages = [*QUESTION, renderer.message(thought), {"role": "tool", "content": "5"}]
+    messages = [*QUESTION, renderer.reply(thought).message, {"role": "tool", "content": "5"}]
     assert renderer.prompt_ids(request(messages, after=known)).drifted
     assert "leaves out a part of the model's reply" in caplog.text
 
@@ -153,7 +153,7 @@ def test_other_tools_or_another_system_message_are_no_continuation(template, too
     renderer = ChatRenderer(tokenizer)
     sampled = tokenizer.reply("5")
     known = [*renderer.prompt_ids(request(QUESTION)).ids.tolist(), *sampled]
-    messages = [*QUESTION, renderer.message(sampled), {"role": "user", "content": "And then?"}]
+    messages = [*QUESTION, renderer.reply(sampled).message, {"role": "user", "content": "And then?"}]
     prompt = renderer.prompt_ids(request(messages, after=known, tools=tools))
     assert prompt.drifted
     assert tokenizer.decode(prompt.ids.tolist()) == template(messages, list(tools), True)
@@ -182,7 +182,7 @@ def test_a_template_that_refuses_messages_is_an_error_that_names_them():
 
 
 def test_an_unknown_style_of_calls_is_named():
-    with pytest.raises(ValueError, match=r"tool_parser: 'hermez' is not one of auto, hermes, qwen, llama, json"):
+    with pytest.raises(ValueError, match=r"tool_parser: 'hermez' is not one of auto, hermes, qwen, json"):
         ChatRenderer(ByteTokenizer(), tool_parser="hermez")
 
 
@@ -246,3 +246,30 @@ def test_a_template_that_adds_texts_gets_the_arguments_as_texts():
     tokenizer = Adding()
     prompt = ChatRenderer(tokenizer).prompt_ids(request(messages))
     assert tokenizer.decode(prompt.ids.tolist()) == 'calls: {"a": "ü"}'
+
+
+@pytest.mark.parametrize("opened", [True, False], ids=["the template opens it", "the model opens it"])
+@pytest.mark.parametrize("ended", [True, False], ids=["it ends", "it is cut"])
+def test_a_call_within_reasoning_is_reasoning(opened, ended):
+    tokenizer = ByteTokenizer(chatml)
+    renderer = ChatRenderer(tokenizer)
+    call = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+    prompt = tokenizer.encode("<|im_start|>assistant\n" + "<think>\n" * opened)
+    said = "<think>\n" * (not opened) + f"I could {call}" + "</think>\nIt is 5." * ended
+    reply = renderer.reply(tokenizer.encode(said), prompt=prompt, tools=[TOOL])
+    assert reply.message["reasoning_content"].strip() == f"I could {call}"
+    assert reply.message["content"] == "It is 5." * ended
+    assert "tool_calls" not in reply.message
+
+
+def test_a_template_that_knows_reasoning_gets_it_apart_from_the_content():
+    tokenizer = ByteTokenizer(chatml)
+    seen = []
+    tokenizer.chat_template = "{{ message.reasoning_content }}"
+    tokenizer.template = lambda messages, tools, follows: seen.append(messages) or chatml(messages, tools, follows)
+    message = {"role": "assistant", "content": "5", "reasoning_content": "2 + 3"}
+    ChatRenderer(tokenizer).prompt_ids(request([*QUESTION, message, {"role": "user", "content": "And?"}]))
+    assert seen[-1][2] == message
+    tokenizer.chat_template = "{{ message.content }}"
+    ChatRenderer(tokenizer).prompt_ids(request([*QUESTION, message, {"role": "user", "content": "And?"}]))
+    assert seen[-1][2] == {"role": "assistant", "content": "<think>2 + 3</think>5"}

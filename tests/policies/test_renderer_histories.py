@@ -46,7 +46,7 @@ def conversation(tokenizer, renderer, turns):
         yield prompt, known, list(messages)
         sampled = tokenizer.reply(text, calls, sampled_as=sampled_as)
         sampled = sampled[: len(sampled) - missing]
-        message = renderer.message(sampled, tools=[TOOL], call_prefix=f"call_{number}")
+        message = renderer.reply(sampled, tools=[TOOL], call_prefix=f"call_{number}").message
         known = np.concatenate([prompt.ids, np.asarray(sampled, dtype="<u4")])
         messages.append(message)
         prefix = len(messages)

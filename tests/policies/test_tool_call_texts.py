@@ -1,4 +1,4 @@
-"""Tool calls in the texts of replies, in four styles."""
+"""Tool calls in the texts of replies, in three styles."""
 
 import json
 
@@ -10,11 +10,18 @@ TOOL = {
     "type": "function",
     "function": {
         "name": "find",
-        "parameters": {"type": "object", "properties": {"text": {"type": "string"}, "count": {"type": "integer"}}},
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "text": {"type": "string"},
+                "count": {"type": "integer"},
+                "zip": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+            },
+        },
     },
 }
 CALL = '{"name": "find", "arguments": {"text": "a", "count": 2}}'
-LLAMA_CALL = '{"name": "find", "parameters": {"text": "a", "count": 2}}'
+OTHER_KEY = '{"name": "find", "parameters": {"text": "a", "count": 2}}'
 QWEN = "<function=find>\n<parameter=text>\n12\n</parameter>\n<parameter=count>\n2\n</parameter>\n</function>"
 FOUND = [("find", {"text": "a", "count": 2})]
 
@@ -29,7 +36,13 @@ def parsed(text, style="auto"):
     [
         ("hermes", f"<tool_call>\n{CALL}\n</tool_call>", "", FOUND),
         ("hermes", f"I look.\n<tool_call>{CALL}</tool_call>\n<tool_call>{CALL}</tool_call>", "I look.", FOUND * 2),
-        ("hermes", f"<tool_call>\n{CALL}", "", FOUND),
+        ("hermes", f"<tool_call>\n{CALL}\n{CALL}\n</tool_call>", "", FOUND * 2),
+        (
+            "hermes",
+            '<tool_call>{"name": "find", "arguments": {"text": "</tool_call>"}}</tool_call>',
+            "",
+            [("find", {"text": "</tool_call>"})],
+        ),
         ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [("f", {"a": 1})]),
         ("hermes", f"<think>a</think><tool_call>{CALL}</tool_call> so", "<think>a</think> so", FOUND),
         ("qwen", f"<tool_call>\n{QWEN}\n</tool_call>", "", [("find", {"text": "12", "count": 2})]),
@@ -40,13 +53,26 @@ def parsed(text, style="auto"):
             "",
             [("g", {"x": {"a": [1]}})],
         ),
-        ("llama", f"<|python_tag|>{LLAMA_CALL}", "", FOUND),
-        ("llama", f"{LLAMA_CALL}; {LLAMA_CALL}", "", FOUND * 2),
-        ("llama", f"Let me see.<|python_tag|>{LLAMA_CALL}", "Let me see.", FOUND),
-        ("llama", '<function=find>{"text": "a", "count": 2}</function>', "", FOUND),
+        ("qwen", f"So.\n{QWEN}", "So.", [("find", {"text": "12", "count": 2})]),
+        (
+            "qwen",
+            "<tool_call><function=find><parameter=text>a\n<parameter=count>2</parameter></function></tool_call>",
+            "",
+            FOUND,
+        ),
+        *(
+            (
+                "qwen",
+                f"<tool_call><function=find>\n<parameter=zip>\n{text}\n</parameter>\n</function></tool_call>",
+                "",
+                [("find", {"zip": value})],
+            )
+            for text, value in (("12345", "12345"), ("true", "true"), ("1e5", "1e5"), ("null", None))
+        ),
         ("json", CALL, "", FOUND),
         ("json", f" {CALL}\nI look.", "I look.", FOUND),
-        ("json", f"[{CALL}, {LLAMA_CALL}]", "", FOUND * 2),
+        ("json", f"[{CALL}, {OTHER_KEY}]", "", FOUND * 2),
+        ("json", f"{CALL}\n</tool_call>", "", FOUND),
         ("json", f"```json\n{CALL}\n```", "", FOUND),
     ],
 )
@@ -65,6 +91,10 @@ def test_a_call_is_found_by_its_style_and_by_auto(style, text, content, calls):
         '<tool_call>{"name": "find", "arguments": [1]}</tool_call>',
         "<tool_call><function=find>no parameters</function></tool_call>",
         "<|python_tag|>print(1)",
+        f"<tool_call>\n{CALL}",
+        f"<tool_call>\n{QWEN}"[:-3],
+        '{"name": "Ann", "arguments": {"age": 3}}',
+        "<function=unknown><parameter=a>1</parameter></function>",
         '{"name": "find"}',
         '{"answer": 5}',
         "[]",
@@ -90,7 +120,21 @@ def test_only_blanks_and_line_ends_around_the_content_are_left_out(mark, text, c
 
 def test_a_broken_call_beside_a_good_one_stays_text():
     broken = '<tool_call>{"name": "find", "arguments": </tool_call>'
-    assert parsed(f"{broken}<tool_call>{CALL}</tool_call>") == (broken, FOUND)
+    found = parse_tool_calls(f"{broken}<tool_call>{CALL}</tool_call>", [TOOL])
+    assert (found.content, len(found.calls)) == (broken, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (f"<tool_call>{CALL}", "unclosed_block"),
+        (f"<tool_call>{QWEN}"[:-20], "unclosed_block"),
+        ('<tool_call>{"name": "find", "arguments": </tool_call>', "invalid_call"),
+        ("<tool_call><function=find>no parameters</function></tool_call>", "invalid_call"),
+    ],
+)
+def test_what_is_wrong_with_a_call_is_said(text, problem):
+    assert parse_tool_calls(text, [TOOL]).unread == (problem,)
 
 
 def test_what_a_style_writes_is_found_again():

@@ -78,6 +78,8 @@ class ChatRequest(ArrayEquality):
     known_ids: Ids | None = None
     """uint32, shape (k,): the tokens of the chat that the history continues, prompt and reply; None if they are
     unknown."""
+    known_reply: int = 0
+    """How many of the last ids of `known_ids` are the earlier chat's reply; 0 if this is unknown."""
     state: bytes = b""
     """The `state` of the rollout's callback."""
     credential: str = field(default="", repr=False)

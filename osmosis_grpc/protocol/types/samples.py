@@ -29,6 +29,8 @@ CUTS = {
     **dict.fromkeys(ABORTED, "abort"),
 }
 """The finish reasons of replies that were cut, and what cut them."""
+UNREAD_CALLS = "unread_tool_calls"
+"""The key of a reply's `extra` with what is wrong with each tool call that could not be read."""
 ROLLOUT_CUTS = {
     "length": "length",
     "max_turns": "max_turns",

@@ -127,7 +127,7 @@ class AttemptCache:
                 known.done = asyncio.get_running_loop().create_future()
                 self._write(known, known.unwritten)
             return known
-        tokens = sample.assembler.tokens(position.parent_chat)
+        tokens, prompt = sample.assembler.tokens(position.parent_chat), sample.assembler.prompt(position.parent_chat)
         forked_prefix = 0 if request.parent_chat or position.parent_chat else request.prefix_len
         full = ChatRequest(
             rollout_id=request.rollout_id,
@@ -143,6 +143,7 @@ class AttemptCache:
             parent_chat=position.parent_chat,
             prefix_len=position.prefix_len or forked_prefix,
             known_ids=tokens if len(tokens) else request.known_ids if forked_prefix else None,
+            known_reply=0 if prompt is None else len(tokens) - len(prompt),
             state=request.state,
             credential=request.credential,
             timeout=request.timeout,

@@ -1,0 +1,330 @@
+"""Renders chats and reads replies with the package `renderers`, which knows the formats of model families.
+
+A renderer of that package writes messages as the chat template of its family does, and reads replies by token ids, so a
+text that only looks like a tool call is none. It continues a conversation without rendering the old messages again, and
+refuses to do so where the template would change or drop an earlier turn, such as its reasoning.
+"""
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from osmosis_grpc.policies.chat_renderer import ChatRenderer
+from osmosis_grpc.policies.replies import PromptIds, Renderer, Reply, before_stop, call_of
+from osmosis_grpc.policies.template_inputs import template_messages
+from osmosis_grpc.policies.tool_call_texts import Tool, allows, json_of, name_of, properties_of
+from osmosis_grpc.protocol.errors import InvalidArgument, MissingExtraError
+from osmosis_grpc.protocol.types import ChatRequest, Ids, Message
+
+log = logging.getLogger(__name__)
+
+_OPENING_TOKENS = 16
+"""The beginning of reasoning is looked for in this many last tokens of a prompt."""
+_CALL_KEYS = {"name", "arguments", "parameters", "args", "id", "type"}
+_INVOKE = "invoke name="
+"""How a call begins in the formats of MiniMax and DeepSeek V4."""
+_PARAMETERS = ("<parameter", "｜parameter name=", "<arg_key")  # noqa: RUF001
+"""How parameters begin, in the formats that write them with tags."""
+_TAG = re.compile(r"<[^<>\s][^<>]*>|\[e~\[")
+"""A tag around calls, or the end of a turn."""
+_CALLS = ("ok", "unknown_tool")
+"""The states of calls that could be read. Whether there is such a tool is a question for the agent."""
+
+
+class FamilyTokenizer(Protocol):
+    """What a renderer of a family needs of a tokenizer. Those of transformers and TemplateTokenizer have it."""
+
+    name_or_path: str
+    unk_token_id: int | None
+    eos_token_id: int | None
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """Return the ids of a text, in which special tokens are written out.
+
+        Args:
+            text: The text.
+            add_special_tokens: False: the renderer adds them.
+        """
+        ...
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
+        """Return the text of ids.
+
+        Args:
+            token_ids: The ids.
+            skip_special_tokens: False: they belong to the text.
+        """
+        ...
+
+    def convert_tokens_to_ids(self, tokens: Any) -> Any:
+        """Return the id of a special token.
+
+        Args:
+            tokens: The token.
+        """
+        ...
+
+
+class FamilyRenderer:
+    """Renders as the chat template of a model family. Any thread may call its methods, one thread at a time.
+
+    Args:
+        tokenizer: The tokenizer of the model.
+        family: The name of a renderer, such as "qwen3.5" or "glm-5". Empty for the one that `renderers` knows for
+            `model`.
+        model: The name of the model, such as "Qwen/Qwen3-8B"; empty for the name in the tokenizer.
+        template_params: Variables of the family's template, such as enable_thinking.
+
+    Raises:
+        MissingExtraError: `renderers` is not installed.
+        ValueError: There is no such family, none is known for the model, or the tokenizer or a variable does not fit.
+    """
+
+    def __init__(
+        self,
+        tokenizer: FamilyTokenizer,
+        *,
+        family: str = "",
+        model: str = "",
+        template_params: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.family = family or known_family(model or getattr(tokenizer, "name_or_path", ""))
+        """The name of the renderer."""
+        if not self.family:
+            name = model or getattr(tokenizer, "name_or_path", "")
+            raise ValueError(f"model: no renderer is known for {name!r}; name its family, or use ChatRenderer")
+        self._tokenizer = tokenizer
+        self._renderer = _made(tokenizer, self.family, dict(template_params or {}))
+        self._ends = frozenset(self._renderer.get_stop_token_ids())
+        self._think, self._thought = map(tokenizer.convert_tokens_to_ids, ("<think>", "</think>"))
+        self._logged = False
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """The tokens that end a turn."""
+        return tuple(sorted(self._ends))
+
+    def prompt_ids(self, request: ChatRequest) -> PromptIds:
+        """Return the prompt of a chat. Raises InvalidArgument if the renderer refuses its messages or tools."""
+        messages, tools = template_messages(request.messages), list(request.tools or ())
+        known = request.known_ids if request.known_ids is not None and request.prefix_len else None
+        continues = known is not None and len(known) > 0
+        if continues and known is not None:
+            new = self._continued(request, messages, tools, known)
+            if new is not None:
+                return PromptIds(new, len(known), drifted=False)
+        if continues and not self._logged:
+            self._logged = True
+            log.warning(
+                "the format %s does not only append: it drops or changes a part of earlier turns, such as their "
+                "reasoning. Such prompts are rendered anew, so the sample gets a new segment there",
+                self.family,
+            )
+        whole = self._call("render_ids", messages, tools=tools or None, add_generation_prompt=True)
+        return PromptIds(np.asarray(whole, dtype="<u4"), 0, drifted=continues)
+
+    def _continued(self, request: ChatRequest, messages: list[Message], tools: list[Tool], known: Ids) -> Ids | None:
+        """Return the prompt of a chat that begins with the known tokens; None if there is none."""
+        first = next((n for n, message in enumerate(messages) if message["role"] == "user"), 0)
+        head = self._call("render_ids", messages[: first + 1], tools=tools or None, add_generation_prompt=False)
+        if not np.array_equal(known[: max(0, len(head) - 1)], np.asarray(head[:-1], dtype="<u4")):
+            return None  # other tools or first messages than the chat that it continues
+        split = len(known) - request.known_reply
+        if not request.known_reply:  # a chat of another rollout, from which this one forks
+            before = messages[: request.prefix_len - 1]
+            asked = self._call("render_ids", before, tools=tools or None, add_generation_prompt=True)
+            split = len(asked) if np.array_equal(known[: len(asked)], np.asarray(asked, dtype="<u4")) else len(known)
+        if split == len(known):
+            return None
+        made = self._call(
+            "bridge_to_next_turn",
+            known[:split].tolist(),
+            known[split:].tolist(),
+            messages[request.prefix_len :],
+            tools=tools or None,
+        )
+        ids = np.asarray([] if made is None else made.token_ids, dtype="<u4")
+        return ids if len(ids) > len(known) and np.array_equal(ids[: len(known)], known) else None
+
+    def reply(
+        self,
+        ids: Ids,
+        *,
+        prompt: Ids,
+        tools: Sequence[Tool] | None = None,
+        stop: Sequence[str] = (),
+        call_prefix: str = "call",
+    ) -> Reply:
+        """Return the reply of sampled tokens.
+
+        Args:
+            ids: uint32, shape (n,): the sampled tokens.
+            prompt: uint32, shape (p,): the prompt from which they were sampled.
+            tools: The tools of the chat. Without any, the reply has no tool calls.
+            stop: Texts that end a reply. The first one is no part of it.
+            call_prefix: The ids of the calls are PREFIX_0, PREFIX_1 and so on.
+        """
+        sampled, matched = self._before(ids.tolist(), stop)
+        schemas = {name: properties_of(tool) for tool in tools or () if (name := name_of(tool))}
+        offered = [_with_texts(tool) for tool in tools or ()] or None
+        read = self._read(sampled, prompt.tolist(), offered)
+        content = read.content or ""
+        calls: list[dict[str, Any]] = []
+        unread: list[str] = []
+        content += _beside(self._tokenizer.decode(sampled, skip_special_tokens=False), read.tool_calls, content)
+        for each in read.tool_calls:
+            if tools and each.status in _CALLS and _is_call(each):
+                arguments = _with_nulls(each.arguments, schemas.get(each.name, {}), each.raw)
+                calls.append(call_of(f"{call_prefix}_{len(calls)}", each.name, arguments))
+            else:
+                content += ("\n" if content else "") + each.raw
+                unread += [str(each.status) if each.status not in _CALLS else "malformed_structure"] if tools else []
+        message: Message = {"role": "assistant", "content": content or (None if calls else "")}
+        if read.reasoning_content:
+            message["reasoning_content"] = read.reasoning_content
+        if calls:
+            message["tool_calls"] = calls
+        return Reply(message, matched, tuple(unread))
+
+    def _read(self, ids: list[int], prompt: list[int], tools: list[Tool] | None) -> Any:
+        """Return what the package reads. A call before the end of the reasoning is a part of the reasoning.
+
+        The package takes such a call of some families, such as GLM's, for a real one.
+        """
+        read = self._call("parse_response", ids, tools=tools, prompt_ids=prompt)
+        end = ids.index(self._thought) if self._thought in ids else -1
+        first = min((each.token_span[0] for each in read.tool_calls if each.token_span), default=len(ids))
+        reasons = self._think in (*prompt[-_OPENING_TOKENS:], *ids[:first])
+        if not reasons or not first < end:
+            return read
+        rest = self._call("parse_response", ids[end:], tools=tools, prompt_ids=prompt)
+        thought = self._tokenizer.decode([each for each in ids[:end] if each != self._think], skip_special_tokens=False)
+        rest.reasoning_content = "\n".join(filter(None, [thought.strip(), rest.reasoning_content]))
+        return rest
+
+    def _before(self, ids: list[int], stop: Sequence[str]) -> tuple[list[int], str]:
+        """Return the tokens before the first stop text, and this text."""
+        text, matched = before_stop(self._tokenizer.decode(ids, skip_special_tokens=False), stop)
+        while matched and ids and len(self._tokenizer.decode(ids[:-1], skip_special_tokens=False)) >= len(text):
+            ids = ids[:-1]
+        if matched:  # the last token may have a part of the stop text
+            kept = self._tokenizer.decode(ids[:-1], skip_special_tokens=False)
+            ids = [*ids[:-1], *self._tokenizer.encode(text[len(kept) :], add_special_tokens=False)]
+        return ids, matched
+
+    def _call(self, method: str, *args: Any, **options: Any) -> Any:
+        try:
+            return getattr(self._renderer, method)(*args, **options)
+        except Exception as error:  # a renderer may raise anything for what its template refuses
+            raise InvalidArgument("messages", f"the renderer {self.family} refuses them: {error}") from error
+
+
+def _is_call(read: Any) -> bool:
+    """Return whether a call has a name and arguments, and nothing else that would be lost."""
+    if not read.name or not isinstance(read.arguments, Mapping):
+        return False
+    inside = str(read.arguments)
+    begun = {_INVOKE: 1, **dict.fromkeys(_PARAMETERS, len(read.arguments))}
+    if any(read.raw.count(text) > most + inside.count(text) for text, most in begun.items()):
+        return False  # the beginning of another call, or of a parameter that was not read
+    value = json_of(read.raw)
+    return not isinstance(value, dict) or not value.keys() - _CALL_KEYS
+
+
+def _beside(text: str, calls: Sequence[Any], content: str) -> str:
+    """Return the texts after and between calls, without tags, that the package has left out of the content."""
+    found, at = "", 0
+    for each in calls:
+        begin = text.find(each.raw, at)
+        found += _TAG.sub("", text[at:begin]) if at and begin > at else ""
+        at = begin + len(each.raw) if begin >= 0 else at
+    found = (found + _TAG.sub("", text[at:]) if at else "").strip()
+    return "" if found in content else f"\n{found}" if content else found
+
+
+def _with_texts(tool: Tool) -> Tool:
+    """Return a tool in which each parameter that may be a text is one.
+
+    The package reads a value without quotes as JSON unless its type is exactly "string". So 12 would be a number for a
+    parameter of the type `str | None`.
+    """
+    texts = {name: {"type": "string"} for name, schema in properties_of(tool).items() if allows(schema, "string")}
+    if not texts:
+        return tool
+    function = tool["function"]
+    parameters = {**function["parameters"], "properties": {**function["parameters"]["properties"], **texts}}
+    return {**tool, "function": {**function, "parameters": parameters}}
+
+
+def _with_nulls(arguments: Mapping[str, Any], schemas: Mapping[str, Any], raw: str) -> dict[str, Any]:
+    """Return arguments in which a null without quotes is no text if its parameter may be null."""
+    return {
+        name: None if value == "null" and '"null"' not in raw and allows(schemas.get(name), "null") else value
+        for name, value in arguments.items()
+    }
+
+
+def renderer_of(tokenizer: Any, model: str = "", **template_params: Any) -> Renderer:
+    """Return the renderer of a model: the one of its family, or else one of its chat template. The log says which.
+
+    Args:
+        tokenizer: The tokenizer of the model.
+        model: The name of the model, such as "Qwen/Qwen3-8B"; empty for the name in the tokenizer.
+        **template_params: Variables of the template, such as enable_thinking.
+
+    Raises:
+        ValueError: The tokenizer or a variable does not fit the family of the model.
+    """
+    name = model or str(getattr(tokenizer, "name_or_path", ""))
+    try:
+        family = known_family(name)
+        why = f"the package renderers has none for {name!r}"
+    except MissingExtraError:
+        family, why = "", "the extra renderers is not installed"
+    if family:
+        log.info("prompts and replies of %s have the format %s", name, family)
+        return FamilyRenderer(tokenizer, family=family, template_params=template_params)
+    log.info("prompts have the chat template of the tokenizer, and tool calls are found by their texts: %s", why)
+    return ChatRenderer(tokenizer, template_params=template_params)
+
+
+def known_family(model: str) -> str:
+    """Return the name of the renderer that is known for a model; empty if there is none.
+
+    Args:
+        model: The name of the model, such as "Qwen/Qwen3-8B".
+
+    Raises:
+        MissingExtraError: `renderers` is not installed.
+    """
+    return str(_package().base.MODEL_RENDERER_MAP.get(model, ""))
+
+
+def _package() -> Any:
+    try:
+        import renderers
+        import renderers.base
+        import renderers.configs
+    except ImportError:
+        raise MissingExtraError("FamilyRenderer", "renderers") from None
+    return renderers
+
+
+def _made(tokenizer: Any, family: str, params: dict[str, Any]) -> Any:
+    """Return the renderer of a family. Raises ValueError."""
+    package = _package()
+    configs = {}
+    for each in vars(package.configs).values():
+        fields = getattr(each, "model_fields", None)
+        if fields and "name" in fields and isinstance(fields["name"].default, str):
+            configs[fields["name"].default] = each
+    known = sorted(configs.keys() - {"auto", "custom", "default"})
+    if family not in known:
+        raise ValueError(f"family: {family!r} is not one of {', '.join(known)}")
+    try:
+        return package.create_renderer(tokenizer, configs[family](**params))
+    except Exception as error:  # an assertion about a token that is missing, or an unknown variable
+        raise ValueError(f"family: {family} does not fit the tokenizer or its variables: {error}") from error
