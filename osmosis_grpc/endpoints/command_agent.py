@@ -85,14 +85,19 @@ class CommandAgent:
         if self._program.install and words and not shutil.which(words[0], path=path):
             raise ValueError(f"there is no program {words[0]!r}; install it: {self._program.install}")
         self._argv, default = resolved(words, self._folder, path)
-        self._setup, self._reward = (
-            resolved(list(command), self._folder, path)[0] if command else []
-            for command in (self._program.setup, self._program.reward)
-        )
+        self._setup = self._other("setup", self._program.setup, path)
+        self._reward = self._other("reward", self._program.reward, path)
         self.name = name or self._program.name or default
         problem = name_problem(self.name)
         if problem:
             raise ValueError(problem[1])
+
+    def _other(self, what: str, words: Sequence[str], path: str) -> list[str]:
+        """Return the absolute command that runs before or after the program. Raises ValueError that names it."""
+        try:
+            return resolved(list(words), self._folder, path)[0] if words else []
+        except ValueError as error:
+            raise ValueError(f"the {what} command: {error}") from None
 
     def tools(self, request: RolloutRequest) -> list[ToolDict]:
         refuse_grader_timeout(self.name, request)
@@ -152,9 +157,11 @@ class CommandAgent:
         problem = _problem(graded, self._limits)
         if not problem and _has_result(run.space.folder):
             return await _result(run)
-        if not problem and graded.output.strip():
-            return outcome_of_program(_printed(graded.output), run.context)
-        text = f"the reward command failed: {problem or 'it printed no reward'}\n{graded.output}"
+        printed = _printed(graded.output)
+        if not problem and isinstance(printed, float):
+            return outcome_of_program(printed, run.context)
+        said = f"its last line is {printed!r:.200}, not a number" if printed else "it printed no number as its last line"
+        text = f"the reward command failed: {problem or said}\n{graded.output}"
         return RunOutcome(failure=Failure("grader", clip(text), False, reason=FailureReason.GRADER_EXCEPTION))
 
     def accepted(self, request: RolloutRequest, owner: str) -> None:

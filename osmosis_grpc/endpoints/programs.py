@@ -85,6 +85,8 @@ def load_program(name: str) -> Program:
     try:
         table = tomllib.loads(path.read_text())
     except FileNotFoundError:
+        if name.endswith(".toml"):
+            raise ValueError(f"there is no file {name!r}") from None
         known = ", ".join(preset_names())
         raise ValueError(f"there is no preset {name!r}; name one of {known}, or a .toml file") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -92,7 +94,10 @@ def load_program(name: str) -> Program:
     unknown = sorted(table.keys() - set(_KEYS))
     if unknown:
         raise ValueError(f"{path}: {unknown[0]} is no key of a program; the keys are {', '.join(_KEYS)}")
-    base = load_program(str(table["extends"])) if table.get("extends") else Program(command=())
+    try:
+        base = load_program(str(table["extends"])) if table.get("extends") else Program(command=())
+    except ValueError as error:
+        raise ValueError(f"{path}: extends: {error}") from None
     program = Program(
         name=path.stem,
         preset=True,

@@ -187,7 +187,7 @@ class RolloutSession:
     def drop(self, sample: str, chat: int) -> None:
         self.check_open()
         self.samples.check_ref(sample, chat, ("sample", "chat"))
-        self.samples[sample].dropped.add(chat)
+        self.samples[sample].dropped |= {chat}
 
     def limit(self, sample: str, limit: str) -> None:
         self.check_open()

@@ -31,7 +31,7 @@ class RunningSample:
     conversation: Conversation = field(init=False)
     chats: int = 0
     """The number of the newest chat."""
-    dropped: set[int] = field(default_factory=set)
+    dropped: frozenset[int] = frozenset()
     """The chats whose replies the agent dropped with ctx.drop()."""
     forked: frozenset[int] = frozenset()
     """The chats that got their recorded replies from the original of a fork."""

@@ -113,7 +113,7 @@ def run(line: Line) -> None:
 
 def add_serve(app: typer.Typer, name: str = "serve") -> None:
     """Add the command to an application."""
-    add_command(app, name, "-m MODULE:ATTR | --command COMMAND [OPTIONS]", run, of="serve")
+    add_command(app, name, "-m MODULE:ATTR | --program NAME | --command COMMAND [OPTIONS]", run, of="serve")
 
 
 def _beyond(options: "RolloutServerSettings") -> list[int]:
