@@ -20,7 +20,7 @@ SHELL = re.compile("bash|shell|exec|terminal", re.I)
 """The names of tools that run a command and return its output."""
 COMMAND_KEYS = ("command", "cmd")
 SUB_AGENTS = ("Agent", "Task", "task", "agent")
-STEPS = ("printf broken > hello.txt", "sed -i s/broken/fixed/ hello.txt", "cat hello.txt")
+STEPS = ("printf broken > hello.txt", "printf fixed | tee hello.txt", "cat hello.txt")
 
 
 def one_system_message(messages, tools, reply_follows):
