@@ -160,7 +160,9 @@ class CommandAgent:
         printed = _printed(graded.output)
         if not problem and isinstance(printed, float):
             return outcome_of_program(printed, run.context)
-        said = f"its last line is {printed!r:.200}, not a number" if printed else "it printed no number as its last line"
+        said = (
+            f"its last line is {printed!r:.200}, not a number" if printed else "it printed no number as its last line"
+        )
         text = f"the reward command failed: {problem or said}\n{graded.output}"
         return RunOutcome(failure=Failure("grader", clip(text), False, reason=FailureReason.GRADER_EXCEPTION))
 

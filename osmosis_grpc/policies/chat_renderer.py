@@ -118,6 +118,11 @@ class ChatRenderer:
         self._times = TemplateTimes()
         self._logged: set[str] = set()
 
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Empty: the model server stops at the end of a turn by itself."""
+        return ()
+
     def prompt_ids(self, request: ChatRequest) -> PromptIds:
         """Return the prompt of a chat. Raises InvalidArgument if the template refuses its messages or tools."""
         messages, tools = self._messages(request.messages), list(request.tools or ())

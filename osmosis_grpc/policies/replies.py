@@ -34,6 +34,11 @@ class Reply:
 class Renderer(Protocol):
     """Makes prompts of chats, and reads replies."""
 
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """The tokens that end a turn, which the generator has to stop at; empty if the engine knows them."""
+        ...
+
     def prompt_ids(self, request: ChatRequest) -> PromptIds:
         """Return the prompt of a chat. Raises InvalidArgument for messages that cannot be rendered.
 

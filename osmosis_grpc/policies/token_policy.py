@@ -147,6 +147,8 @@ class TokenPolicy:
     def _sampling(self, request: ChatRequest) -> Sampling:
         own = {name: value for name, value in request.params.items() if value is not None}
         sampling = sampling_of({**self._config.params, **own}, self._config.max_tokens)
+        ends = [each for each in self._renderer.stop_ids if each not in sampling.stop_token_ids]
+        sampling = replace(sampling, stop_token_ids=(*sampling.stop_token_ids, *ends)) if ends else sampling
         if sampling.seed is None and self._config.seed is not None:
             name = repr((self._config.seed, *_chat(request))).encode()
             return replace(sampling, seed=int.from_bytes(hashlib.blake2b(name, digest_size=6).digest()))

@@ -93,9 +93,12 @@ async def test_a_conversation_of_five_turns_has_the_segments_of_its_family(famil
     ]
     sampled = [reply.token_ids for reply in replies]
 
-    outcome = await run_rollout(FiveTurns(), TokenPolicy(family.renderer, Scripted(replies)), messages=QUESTION)
+    generator = Scripted(replies)
+    outcome = await run_rollout(FiveTurns(), TokenPolicy(family.renderer, generator), messages=QUESTION)
     sample = outcome.samples["main"]
     assert sample.trainable, outcome.failure
+    end = family.tokenizer.encode(family.format.end)
+    assert all(set(end) <= set(asked.sampling.stop_token_ids) for asked in generator.asked)
     assert len(sample.segments) == family.format.segments
     trained = np.concatenate([segment.ids[segment.mask().astype(bool)] for segment in sample.segments])
     assert trained.tolist() == np.concatenate(sampled).tolist()

@@ -34,9 +34,16 @@ def test_a_conversation_becomes_ids_and_text_again(folder):
 
 
 def test_a_renderer_takes_it(folder):
-    renderer = ChatRenderer(TemplateTokenizer(folder))
-    prompt = renderer.prompt_ids(ChatRequest(rollout_id="r", messages=QUESTION))
-    assert renderer.text(prompt.ids).startswith("<|im_start|>user\n2 + 3?")
+    tokenizer = TemplateTokenizer(folder)
+    prompt = ChatRenderer(tokenizer).prompt_ids(ChatRequest(rollout_id="r", messages=QUESTION))
+    assert tokenizer.decode(prompt.ids.tolist()).startswith("<|im_start|>user\n2 + 3?")
+
+
+def test_special_tokens_have_ids(folder):
+    tokenizer = TemplateTokenizer(folder)
+    (end,) = tokenizer.encode("<|im_end|>")
+    assert tokenizer.convert_tokens_to_ids("<|im_end|>") == end
+    assert tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|nothing|>"]) == [end, tokenizer.unk_token_id]
 
 
 def test_a_template_has_what_transformers_gives_it(folder):
