@@ -19,6 +19,7 @@ MODULES = {
         ".tools",
         ".tools.sandbox",
         ".tools.kubernetes",
+        ".tools.docker",
         ".trainer",
         ".policies",
         ".policies.transformers",
@@ -52,10 +53,10 @@ UNCHECKED = {f"{PACKAGE}.testing.raw", f"{PACKAGE}.rollout", f"{PACKAGE}.agentic
 """Modules whose docstrings are not checked: single frames for tests, and the names of older systems."""
 NOT_CALLED = {
     "Annotation.check_against",
-    "KubernetesSandbox",
+    "ContainerSandbox",
     "LocalSnapshot",
     "OsmosisSession",
-    "PodSnapshot",
+    "ContainerSnapshot",
     "RaggedTensor.check",
     "RolloutContext.ask",
     "SandboxRefused",

@@ -39,6 +39,7 @@ from osmosis_grpc.records.export import Export, ExportOptions, VerlConfig
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.settings.line import OPTIONS
 from osmosis_grpc.settings.option import Option
+from osmosis_grpc.tools.docker import DockerConfig, DockerMachine
 from osmosis_grpc.tools.kubernetes import KubernetesCluster, KubernetesConfig
 from osmosis_grpc.tools.sandbox import LocalSandbox, SandboxLimits
 from osmosis_grpc.trainer import RolloutClient, SyncTrainer, Trainer, TrainerConfig
@@ -127,6 +128,7 @@ CLASSES: dict[str, tuple[type, ...]] = {
         *(OpenAIFunction, AnthropicFunction, LLMConfig, Retries),
     ),
     "Sandboxes": (LocalSandbox, SandboxLimits),
+    "Sandboxes in Docker": (DockerMachine, DockerConfig),
     "Sandboxes in Kubernetes": (KubernetesCluster, KubernetesConfig),
     "Agent loops": (RolloutAgentLoop,),
     "Workflows and graders": (AgentWorkflowConfig, GraderConfig, ConcurrencyConfig),

@@ -1,4 +1,7 @@
-"""Writes the page about programs and frameworks: which case passed with which version."""
+"""Writes the page about programs and frameworks: which case passed with which version.
+
+The row of a program that was not run stays as it was.
+"""
 
 import os
 import platform
@@ -12,7 +15,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "programs.md"
 HEAD = """\
 # Programs and frameworks that were run
 
-The last run of `make test-programs MATRIX=1`, with Python {python}, wrote this page. Each program ran as its preset in
+The last runs of `make test-programs MATRIX=1`, with Python {python}, wrote this page. Each program ran as its preset in
 [coding-agents.md](coding-agents.md) starts it, and each framework as a script of `serve --command`, against a token
 policy whose template refuses late system messages.
 
@@ -51,10 +54,14 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 def _table(what: str, rows: dict[str, Version], columns: dict[str, str], results: list[tuple[str, str]]) -> str:
     """Return the table of the results. The worst result of the tests of a cell counts."""
-    order = list(MARKS)
+    order, before = list(MARKS), PAGE.read_text().splitlines() if PAGE.exists() else []
     lines = [f"| {what} | version | {' | '.join(columns)} |", "|---" * (2 + len(columns)) + "|"]
     for name, version in rows.items():
         own = [(test, outcome) for test, outcome in results if re.search(rf"\[(.*-)??{name}(-\w+)?\]", test)]
+        known = next((line for line in before if line.startswith(f"| {name} |")), None)
+        if known is not None and all(outcome == "skipped" for _, outcome in own):
+            lines.append(known)
+            continue
         cells = []
         for pattern in columns.values():
             found = [outcome for test, outcome in own if re.match(pattern, test)]

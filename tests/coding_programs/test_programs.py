@@ -116,11 +116,12 @@ async def test_no_process_of_a_program_is_left(name, end, tmp_path):
         await asyncio.Event().wait()
 
     async with served(name, tmp_path) as (server, address), Trainer(address, silent) as trainer:
-        deadline = {"agent_timeout": 15.0 + AT_ONCE} if end == "deadline" else {}
+        deadline = {"agent_timeout": 20.0} if end == "deadline" else {}
         names = [f"r{number}" for number in range(AT_ONCE)]
         running = asyncio.gather(*(trainer.rollout(rollout_id=name, messages=MESSAGES, **deadline) for name in names))
-        await until(lambda: len(asked) == AT_ONCE, timeout=10.0 + AT_ONCE)
-        assert len(set(homes(tmp_path))) == AT_ONCE
+        if end != "deadline":
+            await until(lambda: len(asked) == AT_ONCE, timeout=60.0 + AT_ONCE)
+            assert len(set(homes(tmp_path))) == AT_ONCE
         if end == "cancel":
             await trainer.cancel(everything=True)
         elif end == "the server is killed":

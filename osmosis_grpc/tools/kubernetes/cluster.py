@@ -10,8 +10,9 @@ from typing import Any, Self
 
 from osmosis_grpc.protocol.errors import MissingExtraError
 from osmosis_grpc.supervise import SYSTEM, Backoff, DaemonThreads, OnFailure, Supervisor, job
+from osmosis_grpc.tools.containers.sandbox import ContainerSandbox
 from osmosis_grpc.tools.kubernetes.config import CONTAINER, PROCESS_LABEL, SERVER_LABEL, KubernetesConfig, pod_manifest
-from osmosis_grpc.tools.kubernetes.sandbox import KubernetesSandbox
+from osmosis_grpc.tools.kubernetes.pod_exec import PodStream
 from osmosis_grpc.tools.sandbox import Protection, SandboxError, SandboxLost
 
 log = logging.getLogger(__name__)
@@ -56,14 +57,14 @@ class KubernetesCluster:
         self._pods: Any = None
         self._streams: Any = None
 
-    def sandbox(self, rollout: str = "", *, require: Collection[Protection | str] = ()) -> KubernetesSandbox:
+    def sandbox(self, rollout: str = "", *, require: Collection[Protection | str] = ()) -> ContainerSandbox:
         """Return a sandbox, not started. Each has a pod of its own.
 
         Args:
             rollout: The rollout, for an annotation of the pod.
             require: The protections without which the sandbox does not start (SandboxRefused).
         """
-        return KubernetesSandbox(self, rollout, require)
+        return ContainerSandbox(self, rollout, require)
 
     async def __aenter__(self) -> Self:
         try:
@@ -238,7 +239,7 @@ class KubernetesCluster:
 
         socket = await self.call(f"exec in pod {name}", connect)
         try:
-            yield socket
+            yield PodStream(socket)
         finally:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CLOSE_WITHIN):

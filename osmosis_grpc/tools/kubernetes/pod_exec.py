@@ -1,99 +1,45 @@
-"""Runs a command in a pod over a WebSocket with the subprotocol v4.channel.k8s.io."""
+"""The stream of a command in a pod: a WebSocket with the subprotocol v4.channel.k8s.io."""
 
-import asyncio
-import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from osmosis_grpc.supervise import OnFailure, child, job
+from osmosis_grpc.tools.containers.execution import STDIN
 from osmosis_grpc.tools.sandbox import SandboxError
 
-SEND = job("tools.pod_stdin", OnFailure.RAISE)
-RECEIVE = job("tools.pod_output", OnFailure.RAISE)
-
-STDIN, STDOUT, STDERR, STATUS = range(4)
-"""The channels: the first byte of each frame."""
-CHUNK = 32 * 1024
-"""The bytes of standard input in one frame."""
-
-Sink = Callable[[bytes], Awaitable[None]]
+STATUS = 3
+"""The channel of the command's end. The first byte of each frame is its channel."""
 
 
-class StreamBroken(SandboxError):
-    """The stream to a pod ended before the command. The command may still run."""
+class PodStream:
+    """The stream of a WebSocket."""
 
+    def __init__(self, socket: Any) -> None:
+        self._socket = socket
+        self._frames = aiter(socket)
+        self._status = bytearray()
 
-class Tail:
-    """Keeps the newest bytes, up to a limit."""
+    async def send(self, data: bytes) -> None:
+        """Write to the command's input."""
+        await self._socket.send_bytes(bytes([STDIN]) + data)
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._kept = bytearray()
-        self.truncated = False
-        """Whether older bytes were dropped."""
-
-    async def write(self, data: bytes) -> None:
-        """Append bytes."""
-        self._kept += data
-        if len(self._kept) > 2 * self._limit:
-            self._cut()
-
-    def data(self) -> bytes:
-        """Return the newest bytes."""
-        self._cut()
-        return bytes(self._kept)
-
-    def _cut(self) -> None:
-        more = len(self._kept) - self._limit
-        if more > 0:
-            del self._kept[:more]
-            self.truncated = True
-
-
-async def talk(socket: Any, stdin: AsyncIterator[bytes], sinks: dict[int, Sink]) -> int:
-    """Send `stdin` to a command, pass its output to the sinks of the channels, and return its exit code.
-
-    Raises StreamBroken if the stream ends first, SandboxError if the pod could not run the command, and the errors of
-    `stdin` and of the sinks.
-    """
-    sending, receiving = child(SEND, _send(socket, stdin)), child(RECEIVE, _receive(socket, sinks))
-    try:
-        while not receiving.done():
-            await asyncio.wait({receiving} if sending.done() else {receiving, sending}, return_when="FIRST_COMPLETED")
-            if sending.done():
-                sending.result()
-        status = receiving.result()
-    finally:
-        for task in (sending, receiving):
-            task.cancel()
-        await asyncio.wait({sending, receiving})
-    if not status:
-        raise StreamBroken("the stream to the pod ended before the command")
-    return exit_code(status)
-
-
-async def _receive(socket: Any, sinks: dict[int, Sink]) -> bytes:
-    status = bytearray()
-    try:
-        async for message in socket:
+    async def receive(self) -> tuple[int, bytes] | None:
+        """Return the next part of an output; None at the end."""
+        async for message in self._frames:
             data = message.data
             if not isinstance(data, bytes) or len(data) < 2:
                 continue  # an empty frame opens a channel
-            if data[0] == STATUS:
-                status += data[1:]
-            elif data[0] in sinks:
-                await sinks[data[0]](data[1:])
-    except OSError as error:
-        raise StreamBroken(f"the stream to the pod broke: {type(error).__name__}") from None
-    return bytes(status)
+            if data[0] != STATUS:
+                return data[0], data[1:]
+            self._status += data[1:]
+        return None
 
+    async def exit_code(self) -> int | None:
+        """Return the exit code; None if there was no status. Raises SandboxError if the command was not started."""
+        return exit_code(bytes(self._status)) if self._status else None
 
-async def _send(socket: Any, stdin: AsyncIterator[bytes]) -> None:
-    with contextlib.suppress(ConnectionError):  # the command may end before it has read all
-        async for part in stdin:
-            for start in range(0, len(part), CHUNK):
-                await socket.send_bytes(bytes([STDIN]) + part[start : start + CHUNK])
+    async def close(self) -> None:
+        """Close the WebSocket."""
+        await self._socket.close()
 
 
 def exit_code(status: bytes) -> int:

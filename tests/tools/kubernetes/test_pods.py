@@ -30,7 +30,7 @@ async def test_each_rollout_has_a_pod_of_its_own(api, cluster):
             async with made.sandbox(f"rollout-{number}") as box:
                 await box.write_file("name", str(number).encode())
                 await gate.wait()
-                return box.pod, (await box.run("cat name; ls")).stdout
+                return box.name, (await box.run("cat name; ls")).stdout
 
         gate = asyncio.Event()
         running = [asyncio.ensure_future(one(number)) for number in range(10)]
@@ -47,7 +47,7 @@ async def test_each_rollout_has_a_pod_of_its_own(api, cluster):
 @pytest.mark.row("ARL 50")
 async def test_the_manifest_limits_the_pod(api, cluster):
     async with cluster(cpu="2", lifetime=600.0, pod={"runtimeClassName": "gvisor"}) as made, made.sandbox() as box:
-        pod = api.pods[box.pod].body
+        pod = api.pods[box.name].body
     spec, container = pod["spec"], pod["spec"]["containers"][0]
     assert spec["activeDeadlineSeconds"] == 600
     assert spec["automountServiceAccountToken"] is False
@@ -112,7 +112,7 @@ async def test_a_pod_whose_creation_got_no_answer_is_not_made_twice(api, cluster
     async with cluster() as made:
         api.faults = failing("POST pods", "lost")
         async with made.sandbox() as box:
-            assert list(api.pods) == [box.pod]
+            assert list(api.pods) == [box.name]
     assert api.calls.count("POST pods") == 2
     assert not api.pods
 
@@ -158,18 +158,18 @@ async def test_a_cancelled_start_deletes_the_pod(api, cluster):
 @pytest.mark.row("ARL 50")
 async def test_a_broken_stream_is_an_error_and_its_program_is_killed(api, box):
     api.break_after = 100_000
-    with pytest.raises(SandboxError, match=r"the stream to the pod .*; the program was killed"):
+    with pytest.raises(SandboxError, match=r"the stream to the container .*; the program was killed"):
         await box.run("head -c 300000 /dev/zero; sleep 4711")
     api.break_after = None
-    await api.left(box.pod)
+    await api.left(box.name)
     assert (await box.run("echo on")).stdout == b"on\n"
 
 
 @pytest.mark.row("ARL 50")
 async def test_a_pod_that_the_node_ends_is_named(api, box):
     running = asyncio.ensure_future(box.run("sleep 4711"))
-    await until(lambda: "sleep 4711 " in api.processes(box.pod))
-    await api.end(box.pod, "Evicted")
+    await until(lambda: "sleep 4711 " in api.processes(box.name))
+    await api.end(box.name, "Evicted")
     [ended] = await asyncio.gather(running, return_exceptions=True)
     assert "Evicted" in str(ended) if isinstance(ended, SandboxError) else ended.exit_code == 137
     with pytest.raises(SandboxError, match="400"):
@@ -181,14 +181,14 @@ async def test_the_cluster_ends_a_pod_after_its_lifetime(api, cluster):
     async with cluster(lifetime=1.0) as made, made.sandbox() as box:
         ended = await asyncio.gather(box.run("sleep 4711"), return_exceptions=True)
         assert isinstance(ended[0], SandboxError) or ended[0].exit_code == 137
-        await until(lambda: api.pods[box.pod].body["status"].get("reason") == "DeadlineExceeded")
-        assert not api.processes(box.pod)
+        await until(lambda: api.pods[box.name].body["status"].get("reason") == "DeadlineExceeded")
+        assert not api.processes(box.name)
 
 
 @pytest.mark.row("ARL 50")
 async def test_a_program_that_cannot_be_killed_loses_its_pod(api, box):
     running = asyncio.ensure_future(box.run("sleep 4711", seconds=1.0))
-    await until(lambda: "sleep 4711 " in api.processes(box.pod))
+    await until(lambda: "sleep 4711 " in api.processes(box.name))
     api.faults = lambda call: status(403, "Forbidden", "no exec") if call == "GET exec" else None
     ended = await running
     assert ended.timed_out
@@ -256,7 +256,7 @@ async def test_a_pod_that_could_not_be_deleted_is_deleted_later(api, cluster):
         api.faults = failing("DELETE pod", status(500, "InternalError", "etcd"))
         async with made.sandbox() as box:
             pass
-        assert box.pod in api.pods
+        assert box.name in api.pods
         await made.clean_up()
         assert not api.pods
 

@@ -75,30 +75,30 @@ async def test_the_time_limit_kills_the_remote_processes(api, box):
     command = "echo begun; trap '' TERM; (setsid sleep 4711 &) ; sleep 4712"
     ended = await box.run(command, seconds=1.0)
     assert (ended.timed_out, ended.exit_code, ended.stdout, ended.stderr) == (True, 137, b"begun\n", b"")
-    await api.left(box.pod)
+    await api.left(box.name)
     assert (await box.run("echo on")).stdout == b"on\n"
 
 
 @pytest.mark.row("ARL 50")
 async def test_no_process_is_left_after_a_program(api, box):
     assert (await box.run("setsid sleep 4711 >/dev/null 2>&1 & echo done")).stdout == b"done\n"
-    await api.left(box.pod)
+    await api.left(box.name)
 
 
 @pytest.mark.row("ARL 50")
 async def test_a_cancelled_caller_kills_its_program_only(api, box):
     first = asyncio.ensure_future(box.run("sleep 4711"))
     other = asyncio.ensure_future(box.run("read x; echo $x; sleep 4712", stdin=b"hi\n", seconds=100))
-    await until(lambda: {"sleep 4711 ", "sleep 4712 "} <= set(api.processes(box.pod)))
+    await until(lambda: {"sleep 4711 ", "sleep 4712 "} <= set(api.processes(box.name)))
     first.cancel()
     with pytest.raises(asyncio.CancelledError):
         await first
-    assert "sleep 4711 " not in api.processes(box.pod)
-    assert "sleep 4712 " in api.processes(box.pod)
+    assert "sleep 4711 " not in api.processes(box.name)
+    assert "sleep 4712 " in api.processes(box.name)
     other.cancel()
     with pytest.raises(asyncio.CancelledError):
         await other
-    await api.left(box.pod)
+    await api.left(box.name)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -157,7 +157,7 @@ async def test_a_snapshot_begins_another_pod(api, cluster):
         await box.write_file("a/it's", b"\0first")
         await box.run("ln -s a l; chmod 700 a")
         sleeping = asyncio.ensure_future(box.run("sleep 4711"))
-        await until(lambda: "sleep 4711 " in api.processes(box.pod))
+        await until(lambda: "sleep 4711 " in api.processes(box.name))
         with pytest.raises(SandboxError, match="a program runs"):
             await box.snapshot()
         sleeping.cancel()
@@ -168,7 +168,7 @@ async def test_a_snapshot_begins_another_pod(api, cluster):
                 await one.write_file("a/it's", b"third")
                 assert await two.read_file("a/it's") == b"\0first"
                 assert (await two.run("readlink l; stat -c %a a")).stdout == b"a\n700\n"
-                assert len({one.pod, two.pod, box.pod} & api.pods.keys()) == 3
+                assert len({one.name, two.name, box.name} & api.pods.keys()) == 3
             await box.run("head -c 2000000 /dev/zero > big")
             with pytest.raises(SandboxError, match="more than 1000000 bytes"):
                 await box.snapshot()
@@ -218,9 +218,9 @@ async def clean_up(made, fail, caplog):
 
 
 SCENARIOS = {
-    "tools.run_in_pod": program,
-    "tools.pod_stdin": program,
-    "tools.pod_output": program,
+    "tools.run_in_container": program,
+    "tools.container_stdin": program,
+    "tools.container_output": program,
     "tools.kubernetes_clean_up": clean_up,
 }
 

@@ -1,7 +1,7 @@
-"""The shell scripts that run in a pod. They are fixed texts: paths and programs are arguments or standard input.
+"""The shell scripts that run in a container. They are fixed texts: paths and programs are arguments or standard input.
 
 So no name of a file and no content is ever parsed by a shell, except by shlex.quote for the program itself. The program
-and its variables travel on standard input, because an API server logs the arguments of an exec.
+and its variables travel on standard input, because the API server of a cluster logs the arguments of an exec.
 """
 
 from osmosis_grpc.tools import program_caches

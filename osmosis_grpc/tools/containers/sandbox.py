@@ -1,4 +1,4 @@
-"""A sandbox in a pod of its own: runs programs there, and reads and writes its files."""
+"""A sandbox in a container of its own: runs programs there, and reads and writes its files."""
 
 import asyncio
 import os
@@ -7,12 +7,11 @@ import shlex
 import tempfile
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import IO, Any, Protocol, Self
+from typing import IO, Protocol, Self
 
 from osmosis_grpc.supervise import SYSTEM, DaemonThreads, OnFailure, child, job
-from osmosis_grpc.tools.kubernetes import scripts
-from osmosis_grpc.tools.kubernetes.config import KubernetesConfig
-from osmosis_grpc.tools.kubernetes.pod_exec import STDERR, STDOUT, Sink, StreamBroken, Tail, talk
+from osmosis_grpc.tools.containers import scripts
+from osmosis_grpc.tools.containers.execution import STDERR, STDOUT, Sink, Stream, StreamBroken, Tail, talk
 from osmosis_grpc.tools.program_caches import PYTEST, without_caches
 from osmosis_grpc.tools.sandbox.port import (
     FILE_BYTES,
@@ -30,12 +29,12 @@ from osmosis_grpc.tools.sandbox.port import (
 )
 from osmosis_grpc.tools.uninterrupted import uninterrupted
 
-RUN = job("tools.run_in_pod", OnFailure.RAISE)
+RUN = job("tools.run_in_container", OnFailure.RAISE)
 
 GUARD = 5
 """A program that no server watches any more ends so many seconds after its time limit."""
 KILL_WITHIN = 5.0
-"""A killed program has to end within this many seconds; then it is killed again, and at last its pod is deleted."""
+"""A killed program has to end within this many seconds; then it is killed again. At last its container is deleted."""
 KILLS = 3
 TIMED_OUT = 137
 FILE_SECONDS = 60.0
@@ -48,32 +47,50 @@ _threads = DaemonThreads(8)
 """They read and write the files of snapshots."""
 
 
-class Pods(Protocol):
-    """What a sandbox asks of a KubernetesCluster, which has the same methods."""
+class ContainerConfig(Protocol):
+    """What a sandbox needs to know of the configuration of its containers."""
 
-    config: KubernetesConfig
+    @property
+    def folder(self) -> str: ...
+    @property
+    def python(self) -> str: ...
+    @property
+    def snapshot_bytes(self) -> int: ...
+    @property
+    def isolation(self) -> Isolation: ...
+
+
+class Containers(Protocol):
+    """What a sandbox asks of the machine that runs its container: a Kubernetes cluster, or a Docker daemon."""
+
+    @property
+    def config(self) -> ContainerConfig: ...
 
     async def create(self, name: str, rollout: str) -> None: ...
     async def delete(self, name: str) -> None: ...
     async def why_ended(self, name: str) -> str: ...
-    def stream(self, name: str, argv: list[str]) -> AbstractAsyncContextManager[Any]: ...
+    def stream(self, name: str, argv: list[str]) -> AbstractAsyncContextManager[Stream]: ...
 
 
-class KubernetesSandbox:
-    """Runs programs in a pod. KubernetesCluster.sandbox() makes it. See `Sandbox` for the methods.
+class ContainerSandbox:
+    """Runs programs in a container. See `Sandbox` for the methods.
 
-    The time limit of a program includes the time to reach the pod. If the stream to the pod breaks, the program is
+    KubernetesCluster.sandbox() and DockerMachine.sandbox() make it. The time limit of a program includes the time to reach the container. If the stream to it breaks, the program is
     killed, and run() raises SandboxError.
     """
 
     def __init__(
-        self, cluster: Pods, rollout: str, require: Collection[Protection | str], content: "PodSnapshot | None" = None
+        self,
+        machine: Containers,
+        rollout: str,
+        require: Collection[Protection | str],
+        content: "ContainerSnapshot | None" = None,
     ) -> None:
-        self._cluster = cluster
+        self._machine = machine
         self._rollout = rollout
         self._require = protections_of(require)
-        self.pod = f"osmosis-{SYSTEM.new_id()}"
-        """The name of the pod."""
+        self.name = f"osmosis-{SYSTEM.new_id()}"
+        """The name of the container, or of its pod."""
         self._content = content
         self._running = 0
         self._changes = asyncio.Lock()
@@ -82,18 +99,18 @@ class KubernetesSandbox:
 
     @property
     def isolation(self) -> Isolation:
-        return self._cluster.config.isolation
+        return self._machine.config.isolation
 
     @property
     def folder(self) -> str:
-        return self._cluster.config.folder.rstrip("/")
+        return self._machine.config.folder.rstrip("/")
 
     @property
     def python(self) -> str:
         """The Python interpreter of the image. Raises SandboxError if it has none."""
-        if not self._cluster.config.python:
-            raise SandboxError("python: is empty in the KubernetesConfig, so there is no Python in the pod")
-        return self._cluster.config.python
+        if not self._machine.config.python:
+            raise SandboxError("python: is empty in the configuration, so there is no Python in the container")
+        return self._machine.config.python
 
     async def __aenter__(self) -> Self:
         self.isolation.require(self._require)
@@ -101,7 +118,7 @@ class KubernetesSandbox:
             raise SandboxError(f"the sandbox is {self._state}; make a new one")
         self._state = "open"
         try:
-            await self._cluster.create(self.pod, self._rollout)
+            await self._machine.create(self.name, self._rollout)
             if self._content is not None:
                 await self._unpack(self._content)
         except BaseException:
@@ -113,10 +130,10 @@ class KubernetesSandbox:
         await self.close()
 
     async def close(self) -> None:
-        """Delete the pod, and with it every program and file. Does nothing the second time."""
+        """Delete the container, and with it every program and file. Does nothing the second time."""
         if self._state == "open":
             self._state = "closed"
-            await uninterrupted(self._cluster.delete(self.pod))
+            await uninterrupted(self._machine.delete(self.name))
 
     # Programs.
 
@@ -132,7 +149,7 @@ class KubernetesSandbox:
     ) -> RunResult:
         argv = ["sh", "-c", command] if isinstance(command, str) else list(command)
         given = dict(environment or {})
-        if PYTEST in given:  # otherwise the script in the pod keeps the options of the image
+        if PYTEST in given:  # otherwise the script in the container keeps the options of the image
             given = without_caches(given, scripts.MARK)
         variables = [f"{name}={value}" for name, value in given.items()]
         texts = [*argv, *variables]
@@ -176,16 +193,16 @@ class KubernetesSandbox:
             if timed_out:
                 await uninterrupted(self._kill(mark, work))
                 if not started.is_set():
-                    raise SandboxLost(f"pod {self.pod} was not reached within {seconds:g} s")
+                    raise SandboxLost(f"container {self.name} was not reached within {seconds:g} s")
             try:
                 return work.result(), timed_out
             except (asyncio.CancelledError, StreamBroken) as error:
                 if timed_out:
                     return TIMED_OUT, True
                 await uninterrupted(self._kill(mark, work))
-                why = await self._cluster.why_ended(self.pod)
+                why = await self._machine.why_ended(self.name)
                 raise (SandboxLost if why else SandboxError)(
-                    f"{error}; the program was killed{f'; the pod has ended: {why}' if why else ''}"
+                    f"{error}; the program was killed{f'; the container has ended: {why}' if why else ''}"
                 ) from None
         except asyncio.CancelledError:
             await uninterrupted(self._kill(mark, work))
@@ -194,7 +211,7 @@ class KubernetesSandbox:
             self._running -= 1
 
     async def _kill(self, mark: str, work: "asyncio.Task[int]") -> None:
-        """Kill a marked program in the pod, and wait until it has ended. Deletes the pod if that fails."""
+        """Kill a marked program in the container, and wait until it has ended. Deletes the container if that fails."""
         killed = False
         for _ in range(KILLS):
             try:
@@ -215,7 +232,7 @@ class KubernetesSandbox:
     ) -> int:
         if self._state != "open":
             raise SandboxLost(f"the sandbox is {self._state}; use it within its `async with`")
-        async with self._cluster.stream(self.pod, argv) as socket:
+        async with self._machine.stream(self.name, argv) as socket:
             if started is not None:
                 started.set()
             return await talk(socket, stdin, {STDOUT: out, STDERR: err})
@@ -251,7 +268,7 @@ class KubernetesSandbox:
             async with asyncio.timeout(FILE_SECONDS):
                 code = await self._exec(argv, _once(stdin), out.write, err.write)
         except TimeoutError:
-            raise SandboxLost(f"{path}: the pod did not answer within {FILE_SECONDS:g} s") from None
+            raise SandboxLost(f"{path}: the container did not answer within {FILE_SECONDS:g} s") from None
         if code in scripts.WRONG:
             raise SandboxFileError(f"{path}: {scripts.WRONG[code]}")
         if code:
@@ -270,12 +287,12 @@ class KubernetesSandbox:
 
     # Snapshots.
 
-    async def snapshot(self) -> "PodSnapshot":
+    async def snapshot(self) -> "ContainerSnapshot":
         """Copy the working folder to a temporary file of this machine, as a tar archive."""
         async with self._changes:
             if self._running:
                 raise SandboxError("snapshot: a program runs; wait until it has ended")
-            made, err = PodSnapshot(self._cluster, self._rollout, self._require), Tail(4096)
+            made, err = ContainerSnapshot(self._machine, self._rollout, self._require), Tail(4096)
             try:
                 async with asyncio.timeout(PACK_SECONDS):
                     argv = ["sh", "-c", scripts.PACK, "sh", self.folder]
@@ -287,7 +304,7 @@ class KubernetesSandbox:
                 raise
             return made
 
-    async def _unpack(self, content: "PodSnapshot") -> None:
+    async def _unpack(self, content: "ContainerSnapshot") -> None:
         err = Tail(4096)
         async with asyncio.timeout(PACK_SECONDS):
             argv = ["sh", "-c", scripts.UNPACK, "sh", self.folder]
@@ -296,11 +313,11 @@ class KubernetesSandbox:
             raise SandboxError(f"fork: tar ended with {code}: {err.data().decode(errors='replace')[:SAID]}")
 
 
-class PodSnapshot:
-    """A copy of a pod's working folder. KubernetesSandbox.snapshot() makes it. Used as `async with`."""
+class ContainerSnapshot:
+    """A copy of a container's working folder. ContainerSandbox.snapshot() makes it. Used as `async with`."""
 
-    def __init__(self, cluster: Pods, rollout: str, require: Collection[Protection]) -> None:
-        self._cluster = cluster
+    def __init__(self, machine: Containers, rollout: str, require: Collection[Protection]) -> None:
+        self._machine = machine
         self._rollout = rollout
         self._require = require
         self._file: IO[bytes] | None = None
@@ -308,16 +325,16 @@ class PodSnapshot:
         self.bytes = 0
         """The bytes of the archive."""
 
-    def fork(self) -> KubernetesSandbox:
+    def fork(self) -> ContainerSandbox:
         """Return a new sandbox, not started, whose working folder begins as this copy."""
-        return KubernetesSandbox(self._cluster, self._rollout, self._require, self)
+        return ContainerSandbox(self._machine, self._rollout, self._require, self)
 
     async def write(self, data: bytes) -> None:
         """Append to the archive. Raises SandboxError above the limit."""
         self.bytes += len(data)
-        if self.bytes > self._cluster.config.snapshot_bytes:
+        if self.bytes > self._machine.config.snapshot_bytes:
             raise SandboxError(
-                f"snapshot: the working folder has more than {self._cluster.config.snapshot_bytes} bytes"
+                f"snapshot: the working folder has more than {self._machine.config.snapshot_bytes} bytes"
             )
         await _threads.run(lambda: self._append(data))
 

@@ -1,0 +1,160 @@
+"""Sandboxes in containers of a real Docker daemon."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from osmosis_grpc.tools.docker import DockerConfig, DockerMachine
+from osmosis_grpc.tools.sandbox import Protection, SandboxError, SandboxFileError, SandboxLost, SandboxRefused
+from tests.waiting import until
+
+pytestmark = pytest.mark.docker
+LEFT = """
+import asyncio, sys
+from osmosis_grpc.tools.docker import DockerConfig, DockerMachine
+
+async def main():
+    config = DockerConfig(server_id="killed", image=sys.argv[2], url=sys.argv[1])
+    async with DockerMachine(config) as machine, machine.sandbox() as box:
+        await box.run("sleep 60 & echo begun > begun")
+        print(box.name, flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+def containers(daemon, label):
+    command = ["docker", "-H", daemon, "ps", "-aq", "--filter", f"label=osmosis-grpc.server={label}"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+
+
+async def test_a_program_has_its_input_its_folder_and_two_outputs(box):
+    ended = await box.run("cat; pwd; id -u; echo error >&2; exit 3", stdin=b"the task\n")
+    assert (ended.exit_code, ended.timed_out, ended.stderr) == (3, False, b"error\n")
+    assert ended.stdout.decode().splitlines() == ["the task", box.folder, "65532"]
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [(["true"], 0), (["no-such-program"], 127), ("exit 200", 200), ("kill -9 $$", 137), ("kill $$", 143)],
+)
+async def test_the_exit_code_is_that_of_a_shell(box, command, code):
+    assert (await box.run(command)).exit_code == code
+
+
+async def test_the_python_of_the_image_runs(box):
+    assert (await box.run([box.python, "-c", "print(6 * 7)"])).stdout == b"42\n"
+
+
+async def test_the_time_limit_and_a_cancel_kill_every_process(box):
+    ended = await box.run("echo begun; setsid sleep 471 & sleep 471", seconds=1.0)
+    assert (ended.exit_code, ended.timed_out, ended.stdout) == (137, True, b"begun\n")
+    task = asyncio.create_task(box.run("touch begun; setsid sleep 471 & sleep 471"))
+    while not await box.list_files():
+        await asyncio.sleep(0.01)  # between two looks
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    left = await box.run("grep -l -s -a '[4]71' /proc/[0-9]*/cmdline | wc -l")
+    assert left.stdout == b"0\n"
+
+
+async def test_files_are_written_read_listed_and_removed(box):
+    await box.write_file("a/b/c.txt", b"\xff\x00\r\n")
+    assert await box.read_file(f"{box.folder}/a/../a/b/c.txt") == b"\xff\x00\r\n"
+    assert [info.path for info in await box.list_files(depth=3)] == ["a", "a/b", "a/b/c.txt"]
+    await box.remove_file("a/b/c.txt")
+    for path in ("a/b/c.txt", "../etc/passwd", "/etc/passwd"):
+        with pytest.raises(SandboxFileError):
+            await box.read_file(path)
+
+
+async def test_a_fork_begins_as_the_copy(box):
+    await box.run("mkdir -p a; echo one > a/b")
+    async with await box.snapshot() as copy:
+        await box.run("echo two > a/b")
+        async with copy.fork() as other:
+            assert (await other.run("cat a/b")).stdout == b"one\n"
+
+
+async def test_programs_have_no_network_no_privileges_and_a_system_that_they_cannot_change(box):
+    assert set(box.isolation.protections) == set(Protection)
+    code = "import socket; socket.create_connection(('192.0.2.1', 80), 3)"
+    refused = await box.run([box.python, "-c", code])
+    assert refused.exit_code == 1
+    assert b"Network is unreachable" in refused.stderr
+    for command in ("touch /etc/x", "mount -t tmpfs none /mnt", "chown 0 .", "mknod /tmp/d b 8 0"):
+        assert (await box.run(command)).exit_code != 0, command
+
+
+async def test_the_limits_hold(machine):
+    async with machine(memory=64 * 2**20, disk=8 * 2**20, processes=40) as made, made.sandbox() as box:
+        assert (await box.run([box.python, "-c", "bytearray(200 * 2**20)"])).exit_code == 137
+        assert (await box.run("head -c 20000000 /dev/zero > big")).exit_code != 0
+        await box.run("rm -f big")
+        assert (await box.run("for i in $(seq 100); do sleep 5 & done; wait", seconds=3)).exit_code != 0
+        assert (await box.run("echo still there")).stdout == b"still there\n"
+
+
+async def test_with_a_network_it_is_said_and_can_be_refused(machine):
+    async with machine(network="bridge") as made:
+        with pytest.raises(SandboxRefused, match="network"):
+            async with made.sandbox(require=["network"]):
+                pass
+        async with made.sandbox() as box:
+            assert Protection.NETWORK not in box.isolation.protections
+
+
+async def test_nothing_is_left_after_the_end_and_after_a_killed_server(daemon, machine, box):
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", LEFT, daemon, box_image(), stdout=asyncio.subprocess.PIPE
+    )
+    await process.stdout.readline()
+    process.send_signal(signal.SIGKILL)
+    await process.wait()
+    assert len(containers(daemon, "killed")) == 1
+    async with machine(server_id="killed"):
+        assert containers(daemon, "killed") == []
+    async with machine(server_id="ended") as made:
+        async with made.sandbox():
+            assert len(containers(daemon, "ended")) == 1
+        await until(lambda: containers(daemon, "ended") == [])
+    assert len(containers(daemon, "server-1")) == 1, "that of another server stays"
+
+
+def box_image():
+    return "osmosis-test-base"
+
+
+async def test_many_boxes_at_once(machine):
+    async with machine() as made:
+
+        async def one(number):
+            async with made.sandbox(f"r{number}") as box:
+                await box.write_file("name", str(number).encode())
+                return (await box.run("cat name", seconds=120)).stdout
+
+        found = await asyncio.gather(*(one(number) for number in range(16)))
+    assert found == [str(number).encode() for number in range(16)]
+
+
+async def test_a_machine_that_cannot_be_used_is_named(machine, tmp_path):
+    with pytest.raises(SandboxError):
+        async with DockerMachine(DockerConfig(server_id="s", image="i", url=f"unix://{tmp_path}/none.sock")):
+            pass
+    async with machine(image="no-such-image") as made:
+        with pytest.raises(SandboxLost, match="no-such-image"):
+            async with made.sandbox():
+                pass
+
+
+@pytest.mark.parametrize(
+    "fields", [{"server_id": "a b"}, {"image": ""}, {"folder": "/tmp"}, {"user": 0}, {"memory": 0}, {"cpus": 0}]
+)
+def test_a_bad_field_is_named(fields):
+    with pytest.raises(ValueError, match=next(iter(fields))):
+        DockerConfig(**{"server_id": "s", "image": "i"} | fields)
