@@ -15,6 +15,7 @@ from osmosis_grpc.supervise import OnFailure
 from tests.deployment import deployment
 from tests.processes import ROOT
 from tests.supervise import process_jobs, server_jobs, worker_jobs
+from tests.tools.docker import test_containers as container_jobs
 from tests.tools.kubernetes import test_programs as pod_jobs
 from tests.trainer import test_supervised as trainer_jobs
 
@@ -34,7 +35,8 @@ JOBS = {name: job for name, job in supervise.declared().items() if not name.star
 
 
 def test_every_declared_job_has_a_scenario():
-    assert set(SCENARIOS) | set(trainer_jobs.SCENARIOS) | set(pod_jobs.SCENARIOS) == set(JOBS)
+    elsewhere = trainer_jobs.SCENARIOS | pod_jobs.SCENARIOS | container_jobs.SCENARIOS
+    assert set(SCENARIOS) | set(elsewhere) == set(JOBS)
 
 
 @pytest.mark.parametrize(

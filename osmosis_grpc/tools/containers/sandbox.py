@@ -75,8 +75,8 @@ class Containers(Protocol):
 class ContainerSandbox:
     """Runs programs in a container. See `Sandbox` for the methods.
 
-    KubernetesCluster.sandbox() and DockerMachine.sandbox() make it. The time limit of a program includes the time to reach the container. If the stream to it breaks, the program is
-    killed, and run() raises SandboxError.
+    KubernetesCluster.sandbox() and DockerMachine.sandbox() make it. The time limit of a program includes the time to
+    reach the container. If the stream to it breaks, the program is killed, and run() raises SandboxError.
     """
 
     def __init__(

@@ -12,7 +12,16 @@ from osmosis_grpc.protocol.types import ChatPurpose, ChatRequest, ChatResponse, 
 from osmosis_grpc.protocol.wire.chat import PURPOSES, RECEIPTS, chat_bytes, chat_from_wire, reply_bytes, reply_from_wire
 
 # The first three are found by the trainer, tools_overridden is whether there are tools, the rest is of the call.
-NOT_ON_THE_WIRE = {"parent_chat", "prefix_len", "known_ids", "tools_overridden", "timeout", "credential", "version"}
+NOT_ON_THE_WIRE = {
+    "parent_chat",
+    "prefix_len",
+    "known_ids",
+    "known_reply",
+    "tools_overridden",
+    "timeout",
+    "credential",
+    "version",
+}
 CHAT = ChatRequest(
     rollout_id="r",
     attempt=2,
