@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from osmosis_grpc import supervise
 from osmosis_grpc.tools.docker import DockerConfig, DockerMachine
 from osmosis_grpc.tools.sandbox import Protection, SandboxError, SandboxFileError, SandboxLost, SandboxRefused
 from tests.waiting import until
@@ -150,6 +151,24 @@ async def test_a_machine_that_cannot_be_used_is_named(machine, tmp_path):
         with pytest.raises(SandboxLost, match="no-such-image"):
             async with made.sandbox():
                 pass
+
+
+async def clean_up(made, fail, caplog):
+    """It is logged, and the next clean-up removes nothing that is in use."""
+    fail()
+    await until(lambda: "tools.docker_clean_up failed" in caplog.text)
+    async with made.sandbox() as box:
+        assert (await box.run("echo next")).stdout == b"next\n"
+
+
+SCENARIOS = {"tools.docker_clean_up": clean_up}
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+async def test_a_job_of_a_machine_that_raises_runs_again(name, machine, monkeypatch, caplog):
+    monkeypatch.setattr("osmosis_grpc.tools.docker.machine.CLEAN_EVERY", 0.05)
+    async with machine() as made:
+        await SCENARIOS[name](made, lambda: supervise.inject(name, OSError(f"injected into {name}")), caplog)
 
 
 @pytest.mark.parametrize(
