@@ -3,6 +3,7 @@
 TokenPolicy asks it. Its implementations are in osmosis_grpc.policies.transformers and in osmosis_grpc.integrations.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -10,7 +11,7 @@ from typing import Protocol
 from osmosis_grpc.policies.media import Media
 from osmosis_grpc.policies.sampling import Sampling
 from osmosis_grpc.protocol.errors import Unavailable
-from osmosis_grpc.protocol.types import Extras, Ids
+from osmosis_grpc.protocol.types import Extras, Ids, VersionSpan
 from osmosis_grpc.protocol.types.fast_init import fast_init
 from osmosis_grpc.protocol.types.jsontext import NOTHING
 from osmosis_grpc.protocol.types.tensors import ArrayEquality
@@ -60,6 +61,8 @@ class Generated(ArrayEquality):
     finish_reason: FinishReason
     weight_version: str = ""
     """The version of the weights that sampled the tokens; empty if the server does not say."""
+    versions: tuple[VersionSpan, ...] = ()
+    """The version of each part of the tokens, if the server says it exactly; then `weight_version` is not read."""
     extras: Extras = field(default_factory=lambda: NOTHING)
     """Further values by name, with one row for each sampled token."""
     prompt_extras: Extras = field(default_factory=lambda: NOTHING)
@@ -117,3 +120,13 @@ class WeightNames:
                 retry_after=RENAME_RETRY,
             )
         return ""
+
+    def spans(self, named: Sequence[tuple[str, int]]) -> tuple[VersionSpan, ...]:
+        """Return the versions of the parts of a reply, of which the server gave the names and the numbers of tokens.
+
+        Only the last name says which weights the server has now: the first part of a reply may be older than the name.
+        Raises what read() raises.
+        """
+        if named:
+            self.read(named[-1][0])
+        return tuple(VersionSpan("" if name == UNNAMED else name, tokens) for name, tokens in named if tokens)
