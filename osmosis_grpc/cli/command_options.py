@@ -13,8 +13,8 @@ class RunOptions(AgentSources):
     dataset: str | None = choice("-d, --dataset FILE", ".json, .jsonl, .csv or .parquet.  [required]")
     model: str = choice(
         "--model NAME",
-        "mock:echo, mock:tools, mock:script=FILE, litellm:NAME, vllm-grpc:HOST:PORT, vllm-http:HOST:PORT, smg:HOST:PORT, "
-        "or a name of the server at --base-url.",
+        "mock:echo, mock:tools, mock:script=FILE, litellm:NAME, vllm-grpc:HOST:PORT, vllm-http:HOST:PORT, "
+        "smg:HOST:PORT, or a name of the server at --base-url.",
         "gpt-5-mini",
     )
     tokenizer: str | None = choice(
