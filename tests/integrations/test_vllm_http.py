@@ -261,7 +261,7 @@ async def test_control_pauses_loads_and_names_weights_and_resumes():
 async def test_control_sleeps_and_wakes_up():
     vllm = FakeVllmGenerate(engine())
     async with vllm.serving() as url, VllmHttpControl(url) as control:
-        await control.sleep(2, PauseMode.WAIT)
+        await control.sleep(2, PauseMode.WAIT)  # a call of vLLM, no wait
         assert await control.is_sleeping()
         await control.wake_up("weights", "kv_cache")
         assert not await control.is_sleeping()
