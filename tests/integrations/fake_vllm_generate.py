@@ -28,13 +28,13 @@ class FakeVllmGenerate:
         """What the next call for tokens is refused with: a status and a text."""
 
     @asynccontextmanager
-    async def serving(self):
+    async def serving(self, port=0):
         app = web.Application()
         app.add_routes([web.get("/{path:.*}", self._get), web.post("/{path:.*}", self._post)])
         runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
         await runner.setup()
         try:
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            await web.TCPSite(runner, "127.0.0.1", int(port)).start()
             yield url_of(runner)
         finally:
             await runner.cleanup()

@@ -226,6 +226,13 @@ async def test_weights_that_have_lost_their_name_are_waited_for():
         vllm.engine.version = "default"
         with pytest.raises(Unavailable) as caught:
             await generator.generate(asked())
+        spans = [{"version": "default", "start": 0, "end": 2}, {"version": "step-2", "start": 2, "end": 5}]
+        vllm.change = lambda body: body["choices"][0].update(weight_versions=spans)
+        with pytest.raises(Unavailable):
+            await generator.generate(asked())  # it was named while the reply was sampled, with the disk's weights
+        vllm.change = lambda body: None
+        vllm.engine.version = "step-2"
+        assert (await generator.generate(asked())).versions == (VersionSpan("step-2", 5),)
     assert caught.value.retry_after
 
 
