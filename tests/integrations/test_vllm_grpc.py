@@ -351,7 +351,7 @@ async def test_control_pauses_names_weights_and_resumes():
 async def test_control_sleeps_transfers_weights_and_loads_adapters():
     vllm = engine()
     async with FakeVllm(vllm).serving() as target, VllmControl(target) as control:
-        await control.sleep(2, PauseMode.WAIT)
+        await control.sleep(2, PauseMode.WAIT)  # a call of vLLM, no wait
         assert await control.is_sleeping()
         await control.wake_up("weights")
         assert not await control.is_sleeping()

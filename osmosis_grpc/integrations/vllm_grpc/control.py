@@ -113,7 +113,12 @@ class VllmControl(ModelClient, WeightControl):
         await self._call(pb.UpdateWeightsRequest(update_info_json=json.dumps(dict(info)).encode()))
 
     async def load_lora(self, name: str, folder: str) -> None:
-        """Load an adapter from a folder of the machine of vLLM. Needs `--enable-lora`."""
+        """Load an adapter. Needs `--enable-lora`.
+
+        Args:
+            name: What calls name it with.
+            folder: A folder of vLLM's machine.
+        """
         await self._call(pb.LoadLoraRequest(lora_name=name, source_path=folder))
 
     async def unload_lora(self, name: str) -> None:

@@ -79,7 +79,13 @@ class VllmHttpControl(WeightControl):
         await self.collective_rpc("reload_weights", weights_path=folder)
 
     async def collective_rpc(self, method: str, *args: str, **kwargs: str) -> list[Any]:
-        """Call a method of every worker, and return what each returned."""
+        """Call a method of every worker, and return what each returned.
+
+        Args:
+            method: The name of the method.
+            *args: Its arguments by place.
+            **kwargs: Its arguments by name.
+        """
         body = {"method": method, "args": list(args), "kwargs": kwargs}
         return list(await self._post("/collective_rpc", body, key="results") or [])
 
@@ -121,7 +127,12 @@ class VllmHttpControl(WeightControl):
         await self._post("/finish_weight_update", {"weight_version": checked_version(version)})
 
     async def load_lora(self, name: str, folder: str) -> None:
-        """Load an adapter from a folder of vLLM's machine. Needs the variable VLLM_ALLOW_RUNTIME_LORA_UPDATING=1."""
+        """Load an adapter. Needs `--enable-lora` and the variable VLLM_ALLOW_RUNTIME_LORA_UPDATING=1.
+
+        Args:
+            name: What calls name it with, as their model.
+            folder: A folder of vLLM's machine.
+        """
         await self._http.send("POST", "/v1/load_lora_adapter", body={"lora_name": name, "lora_path": folder})
 
     async def unload_lora(self, name: str) -> None:
