@@ -3,6 +3,8 @@ PYTHON ?= python3
 SEED ?= 1
 # The tests wait more than they compute.
 WORKERS ?= 4
+# Rollouts at once of make test-vllm.
+ROLLOUTS_AT_ONCE ?= 16
 # The libraries that train. `make test-trainers TRAINERS=trl` takes one of them.
 TRAINERS ?= trl verl verifiers openenv
 # The coding programs and the frameworks, in folders and environments of their own. openhands needs a python3.12 on the path.
@@ -14,7 +16,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow conformance test-adapters test-browser test-deploy test-trainers test-ray test-docker test-model learn check lint collect sim sim-ablations faults bench plots generate docs audit site image clients workers bench-viewer screenshots compat-newest clean
+.PHONY: help venv demo test test-slow conformance test-adapters test-browser test-deploy test-trainers test-vllm test-ray test-docker test-model learn check lint collect sim sim-ablations faults bench plots generate docs audit site image clients workers bench-viewer screenshots compat-newest clean
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -86,6 +88,9 @@ test-programs: $(PROGRAMS:%=.venv-programs/%/.done) ## Run coding programs and f
 
 test-docker: .venv/.adapters ## Run the tests with a Docker daemon of their own (needs root, and Debian's docker.io and debootstrap)
 	$(BIN)/pytest -m docker --timeout 300 tests/tools/docker
+
+test-vllm: .venv/.dev .venv-vllm/.done ## Run the tests with a real vLLM on the processor (its environment has 3.5 GB); ROLLOUTS_AT_ONCE=64 for more
+	OSMOSIS_TEST_ROLLOUTS=$(ROLLOUTS_AT_ONCE) $(BIN)/pytest -m vllm --timeout 600 tests/vllm
 
 test-ray: .venv-ray/.ray ## Run the tests with a local Ray cluster, in an environment of their own (430 MB)
 	.venv-ray/bin/python -m pytest -m ray --timeout 300 tests/integrations/ray
@@ -162,7 +167,7 @@ compat-newest: .venv/.dev ## Run the compatibility test with the newest protobuf
 	OSMOSIS_COMPAT=newest $(BIN)/pytest -m slow --timeout 600 tests/versions
 
 clean: ## Remove what make made
-	rm -rf .venv .venv-tools .venv-audit .venv-model .venv-trainers .venv-learn .venv-ray build dist
+	rm -rf .venv .venv-tools .venv-audit .venv-model .venv-trainers .venv-learn .venv-ray .venv-vllm build dist
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; this is " + sys.version)'
@@ -220,6 +225,11 @@ clean: ## Remove what make made
 .venv-audit/.audit:
 	@$(PYTHON) -m venv .venv-audit
 	@.venv-audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit==2.10.1
+	@touch $@
+
+.venv-vllm/.done: tests/vllm/environment.py tests/vllm/make_models.py
+	@echo "installing vLLM for processors into .venv-vllm ..."
+	@$(PYTHON) tests/vllm/environment.py .venv-vllm
 	@touch $@
 
 .venv-programs/%/.done: tests/coding_programs/versions.txt .venv/.dev

@@ -13,11 +13,13 @@ class RunOptions(AgentSources):
     dataset: str | None = choice("-d, --dataset FILE", ".json, .jsonl, .csv or .parquet.  [required]")
     model: str = choice(
         "--model NAME",
-        "mock:echo, mock:tools, mock:script=FILE, litellm:NAME, vllm-grpc:HOST:PORT, smg:HOST:PORT, or a name "
-        "of the server at --base-url.",
+        "mock:echo, mock:tools, mock:script=FILE, litellm:NAME, vllm-grpc:HOST:PORT, vllm-http:HOST:PORT, "
+        "smg:HOST:PORT, or a name of the server at --base-url.",
         "gpt-5-mini",
     )
-    tokenizer: str | None = choice("--tokenizer FOLDER", "tokenizer.json and chat template, for a model over gRPC.")
+    tokenizer: str | None = choice(
+        "--tokenizer FOLDER", "tokenizer.json and chat template, for vllm-grpc: and vllm-http:."
+    )
     base_url: str | None = choice("--base-url URL", "An OpenAI-compatible server. Default: OPENAI_BASE_URL")
     api_key: str | None = choice(
         "--api-key KEY", "Its key. Others see a command line: prefer the variable OPENAI_API_KEY."
@@ -169,7 +171,9 @@ class ForkOptions:
     attempt: int | None = choice("--attempt N", "Which attempt. Default: the newest.", min=1)
     module: tuple[str, ...] = choice("-m, --module MODULE:ATTR", "Run its agent loop here; may be repeated.", ())
     model: str = choice("--model NAME", "What replies from there on, as in test --model.", "gpt-5-mini")
-    tokenizer: str | None = choice("--tokenizer FOLDER", "tokenizer.json and chat template, for a model over gRPC.")
+    tokenizer: str | None = choice(
+        "--tokenizer FOLDER", "tokenizer.json and chat template, for vllm-grpc: and vllm-http:."
+    )
     base_url: str | None = choice("--base-url URL", "An OpenAI-compatible server. Default: OPENAI_BASE_URL")
     api_key: str | None = choice(
         "--api-key KEY", "Its key. Others see a command line: prefer the variable OPENAI_API_KEY."

@@ -40,7 +40,7 @@ from osmosis_grpc.serve.json_output import usage_error
 T = TypeVar("T")
 
 SCRIPT = "mock:script="
-TOKEN_MODELS = ("vllm-grpc:", "smg:")
+TOKEN_MODELS = ("vllm-grpc:", "vllm-http:", "smg:")
 """The beginnings of the names of models that osmosis_grpc.cli.token_models opens."""
 LONGEST = 604_800.0
 """The most seconds of a row in a session."""
@@ -191,7 +191,7 @@ def model_of(options: RunOptions | ForkOptions) -> Model:
     if not options.model.startswith(TOKEN_MODELS):
         if options.tokenizer:
             raise ModelError(
-                f"--tokenizer is for a model over gRPC, such as vllm-grpc:HOST:PORT, not for {options.model}"
+                f"--tokenizer is for a model that takes tokens, such as vllm-grpc:HOST:PORT, not for {options.model}"
             )
         return open_model(options.model, base_url=options.base_url, api_key=options.api_key)
     if options.base_url or options.api_key:

@@ -1,4 +1,4 @@
-"""The models that take tokens over gRPC: vllm-grpc:HOST:PORT and smg:HOST:PORT."""
+"""The models that take tokens: vllm-grpc:HOST:PORT and smg:HOST:PORT over gRPC, vllm-http:HOST:PORT over HTTP."""
 
 import asyncio
 from collections.abc import Callable
@@ -6,13 +6,18 @@ from tempfile import TemporaryDirectory
 
 from osmosis_grpc.integrations.smg import SmgGenerator
 from osmosis_grpc.integrations.vllm_grpc import VllmGrpcGenerator
+from osmosis_grpc.integrations.vllm_http import VllmHttpGenerator
 from osmosis_grpc.policies import ChatRenderer, TemplateTokenizer, TokenPolicy, TokenPolicyConfig
 from osmosis_grpc.protocol.errors import CallError, MissingExtraError
 from osmosis_grpc.records.evaluate import ModelError
 from osmosis_grpc.records.evaluate.models import Model
 
-Generator = VllmGrpcGenerator | SmgGenerator
-GENERATORS: dict[str, Callable[[str], Generator]] = {"vllm-grpc": VllmGrpcGenerator, "smg": SmgGenerator}
+Generator = VllmGrpcGenerator | VllmHttpGenerator | SmgGenerator
+GENERATORS: dict[str, Callable[[str], Generator]] = {
+    "vllm-grpc": VllmGrpcGenerator,
+    "vllm-http": lambda target: VllmHttpGenerator(target if "//" in target else f"http://{target}"),
+    "smg": SmgGenerator,
+}
 """Make the generator for HOST:PORT, by the kind of the model."""
 
 

@@ -12,7 +12,7 @@ from smg_grpc_proto.generated import common_pb2 as common
 
 from osmosis_grpc.integrations._model_server import generated, neutral, top_k_of
 from osmosis_grpc.policies.generation import FinishReason, Generated, GenerateRequest
-from osmosis_grpc.policies.sampling import Sampling
+from osmosis_grpc.policies.sampling import Sampling, refuse
 from osmosis_grpc.protocol.errors import CallError, Internal, InvalidArgument, Unavailable
 
 MAX_LOGPROBS = 20
@@ -44,6 +44,7 @@ class Engine:
 def _to_vllm(request: GenerateRequest) -> Any:
     """0 switches top_k and min_p off; absent logprobs mean none."""
     sampling = request.sampling
+    refuse(sampling, ("bad_words", "allowed_token_ids"), "this service")
     if sampling.seed is not None and not -(2**31) <= sampling.seed < 2**31:
         raise InvalidArgument("params.seed", f"is {sampling.seed}; this service takes 32 bits")
     return vllm.GenerateRequest(
@@ -53,6 +54,8 @@ def _to_vllm(request: GenerateRequest) -> Any:
             **_shared(sampling, grammar="grammar"),
             top_k=top_k_of(sampling, 0),
             max_tokens=sampling.max_tokens,
+            min_tokens=sampling.min_tokens,
+            logit_bias=sampling.logit_bias,
             logprobs=_counted(sampling),
             seed=sampling.seed,
         ),
@@ -70,6 +73,7 @@ def _refused_by_vllm(request: GenerateRequest, error: Internal) -> CallError:
 def _to_sglang(request: GenerateRequest) -> Any:
     """Absent numbers mean 0, and not the engine's defaults."""
     sampling = request.sampling
+    refuse(sampling, ("bad_words", "allowed_token_ids"), "this service")
     if sampling.seed is not None:
         raise InvalidArgument("params.seed", "SGLang's gRPC service takes no seed")
     return sglang.GenerateRequest(
@@ -79,6 +83,8 @@ def _to_sglang(request: GenerateRequest) -> Any:
             **_shared(sampling, grammar="ebnf_grammar"),
             top_k=top_k_of(sampling, -1),
             max_new_tokens=sampling.max_tokens,
+            min_new_tokens=sampling.min_tokens,
+            logit_bias={str(token): bias for token, bias in sampling.logit_bias.items()},
             no_stop_trim=True,  # the token that ends the turn stays a part of the reply
         ),
         return_logprob=True,

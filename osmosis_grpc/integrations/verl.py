@@ -32,6 +32,7 @@ from osmosis_grpc.policies import (
     TokenPolicy,
     TokenPolicyConfig,
 )
+from osmosis_grpc.policies.sampling import refuse
 from osmosis_grpc.protocol.errors import FailedPrecondition, InvalidArgument, MissingExtraError
 from osmosis_grpc.protocol.types import Group
 from osmosis_grpc.protocol.types.json_values import text_of, to_json
@@ -65,9 +66,10 @@ class ServerManagerGenerator:
         self._server_manager = server_manager
 
     async def generate(self, request: GenerateRequest, /) -> Generated:
-        """Return the sampled tokens. Raises InvalidArgument for a prompt with images."""
+        """Return the sampled tokens. Raises InvalidArgument for a prompt with images, and for other parameters."""
         if request.media:
             raise InvalidArgument("messages", "have an image; the adapter for verl sends text only")
+        refuse(request.sampling, _UNSUPPORTED, "the adapter for verl")
         given = {name: value for name in _SAMPLING if (value := getattr(request.sampling, name)) not in (None, (), "")}
         output = await self._server_manager.generate(
             request.session_id,
@@ -89,6 +91,7 @@ class ServerManagerGenerator:
         """Do nothing: verl has no call that stops one request."""
 
 
+_UNSUPPORTED = ("json_schema", "regex", "grammar", "min_tokens", "bad_words", "logit_bias", "allowed_token_ids")
 _SAMPLING = (
     "max_tokens",
     "temperature",

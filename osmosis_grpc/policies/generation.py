@@ -3,14 +3,16 @@
 TokenPolicy asks it. Its implementations are in osmosis_grpc.policies.transformers and in osmosis_grpc.integrations.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import pairwise
 from typing import Protocol
 
 from osmosis_grpc.policies.media import Media
 from osmosis_grpc.policies.sampling import Sampling
 from osmosis_grpc.protocol.errors import Unavailable
-from osmosis_grpc.protocol.types import Extras, Ids
+from osmosis_grpc.protocol.types import Extras, Ids, VersionSpan
 from osmosis_grpc.protocol.types.fast_init import fast_init
 from osmosis_grpc.protocol.types.jsontext import NOTHING
 from osmosis_grpc.protocol.types.tensors import ArrayEquality
@@ -60,6 +62,8 @@ class Generated(ArrayEquality):
     finish_reason: FinishReason
     weight_version: str = ""
     """The version of the weights that sampled the tokens; empty if the server does not say."""
+    versions: tuple[VersionSpan, ...] = ()
+    """The version of each part of the tokens, if the server says it exactly; then `weight_version` is not read."""
     extras: Extras = field(default_factory=lambda: NOTHING)
     """Further values by name, with one row for each sampled token."""
     prompt_extras: Extras = field(default_factory=lambda: NOTHING)
@@ -101,6 +105,8 @@ class WeightNames:
     def __init__(self, server: str) -> None:
         self._server = server
         self._last = ""
+        self._first: str | None = None
+        """The first name that was read. None before it, and empty once a name was lost."""
 
     def read(self, name: str) -> str:
         """Return the name of the weights; empty if nobody has named them.
@@ -109,11 +115,30 @@ class WeightNames:
         """
         if name and name != UNNAMED:
             self._last = name
+            if self._first is None:
+                self._first = name
             return name
         if self._last and name:
-            raise Unavailable(
-                f"the weights of the model server {self._server} were named {self._last!r} and have lost their name: "
-                "it was restarted and has loaded the weights from its disk. Load the current weights and name them",
-                retry_after=RENAME_RETRY,
-            )
+            raise self._lost()
         return ""
+
+    def spans(self, named: Sequence[tuple[str, int]]) -> tuple[VersionSpan, ...]:
+        """Return the versions of the parts of a reply, of which the server gave the names and the numbers of tokens.
+
+        A part without a name is fine if the weights got their first name while the reply was sampled. Before any other
+        name it was sampled with the weights of a restarted server's disk. Raises what read() raises.
+        """
+        for (name, _), (later, _) in pairwise(named):
+            if name == UNNAMED and self._last and later != self._first:
+                raise self._lost()
+        if named:
+            self.read(named[-1][0])
+        return tuple(VersionSpan("" if name == UNNAMED else name, tokens) for name, tokens in named if tokens)
+
+    def _lost(self) -> Unavailable:
+        self._first = ""
+        return Unavailable(
+            f"the weights of the model server {self._server} were named {self._last!r} and have lost their name: "
+            "it was restarted and has loaded the weights from its disk. Load the current weights and name them",
+            retry_after=RENAME_RETRY,
+        )

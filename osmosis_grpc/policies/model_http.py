@@ -50,8 +50,9 @@ class HttpPolicy:
 class ModelHttp:
     """The connections to one URL of a model server.
 
-    `headers` are sent with each request. The key is never in an error. The connections are closed when the last user
-    exits; exits without an open connection do nothing. Raises MissingExtraError without aiohttp, and names `policy`.
+    `headers` are sent with each request. The key is never in an error. `missing` is the advice of an error for 404. The
+    connections are closed when the last user exits; exits without an open connection do nothing. Raises
+    MissingExtraError without aiohttp, and names `policy`.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class ModelHttp:
         key: str | None = None,
         timeout: float = 600.0,
         connections: int = 1024,
+        missing: str = "check base_url and model",
     ) -> None:
         try:
             import aiohttp
@@ -73,13 +75,14 @@ class ModelHttp:
         self._key = key
         self._timeout = timeout
         self._connections = connections
+        self._missing = missing
         self._session: aiohttp.ClientSession | None = None
         self._users = 0
 
     @property
     def at(self) -> str:
         """The place for messages of errors."""
-        return f" (POST {self._url})"
+        return self._at("POST", "")
 
     def enter(self) -> None:
         """Count a user."""
@@ -102,23 +105,46 @@ class ModelHttp:
             raise self.unreadable(error) from None
 
     async def post_raw(self, request: ChatRequest, body: Mapping[str, Any]) -> bytes:
+        """Return the answer to a chat. Raises what send() raises."""
+        return await self.send("POST", body=body, session_id=f"{request.rollout_id}/{request.sample}")
+
+    async def send(
+        self,
+        method: str,
+        path: str = "",
+        *,
+        body: Mapping[str, Any] | None = None,
+        session_id: str = "",
+        timeout: float | None = None,
+    ) -> bytes:
         """Return the answer. Cancelling closes the connection, and the model server stops sampling.
+
+        Args:
+            method: GET or POST.
+            path: What follows the URL, with its query.
+            body: Becomes JSON; None for none.
+            session_id: The value of the header SESSION_HEADER; empty for none.
+            timeout: The most seconds, if they are fewer than those of the constructor.
 
         Raises ResourceExhausted, Unavailable or DeadlineExceeded if a retry may help, and another CallError if not.
         """
         import aiohttp
 
         session = self._session or self._open()
-        headers = {SESSION_HEADER: quote(f"{request.rollout_id}/{request.sample}")}
+        headers = {SESSION_HEADER: quote(session_id)} if session_id else {}
+        seconds, at = self._timeout if timeout is None else min(timeout, self._timeout), self._at(method, path)
+        limit = aiohttp.ClientTimeout(total=seconds)
+        more: Any = {"json": body, "headers": headers, "timeout": limit, "allow_redirects": False}
         try:
-            async with session.post(self._url, json=body, headers=headers, allow_redirects=False) as response:
+            async with session.request(method, self._url + path, **more) as response:
                 raw, status, retry_after = await response.read(), response.status, response.headers.get("Retry-After")
         except TimeoutError:
-            raise DeadlineExceeded(f"the model server gave no reply within {self._timeout:g} s{self.at}") from None
+            raise DeadlineExceeded(f"the model server gave no reply within {seconds:g} s{at}") from None
         except (aiohttp.ClientError, OSError) as error:
-            raise Unavailable(f"the model server cannot be reached: {type(error).__name__}{self.at}") from None
+            raise Unavailable(f"the model server cannot be reached: {type(error).__name__}{at}") from None
         if status != 200:
-            raise refused(status, self.without_key(_said(raw.decode(errors="replace"))), self.at, retry_after)
+            said = self.without_key(_said(raw.decode(errors="replace")))
+            raise refused(status, said, at, retry_after, self._missing)
         return raw
 
     def unreadable(self, error: Exception) -> Internal:
@@ -130,13 +156,15 @@ class ModelHttp:
         """Return a text without the key."""
         return text.replace(self._key, "[key]") if self._key else text
 
+    def _at(self, method: str, path: str) -> str:
+        return f" ({method} {self._url}{path})"
+
     def _open(self) -> "aiohttp.ClientSession":
         import aiohttp
 
         self._session = aiohttp.ClientSession(
             headers=self._headers,
             trust_env=False,
-            timeout=aiohttp.ClientTimeout(total=self._timeout),
             connector=aiohttp.TCPConnector(limit=self._connections, limit_per_host=self._connections),
         )
         return self._session
@@ -148,7 +176,7 @@ _TOO_LONG = re.compile(
     re.I,
 )
 _TOKENS = re.compile(
-    r"(?:requested|resulted in|input \(|request \(|\(length|has|too long:)\s*(\d[\d,]*)", re.IGNORECASE
+    r"(?:requested|resulted in|input \(|request \(|\(length|has|contains|too long:)\s*(\d[\d,]*)", re.IGNORECASE
 )
 _LIMIT = re.compile(r"(?:length is|length of|length \(|context size \(|> )\s*(\d[\d,]*)", re.IGNORECASE)
 
@@ -166,7 +194,9 @@ def checked_url(base_url: str) -> str:
     return base_url.rstrip("/")
 
 
-def refused(status: int, text: str, at: str, retry_after: str | None) -> CallError:
+def refused(
+    status: int, text: str, at: str, retry_after: str | None, missing: str = "check base_url and model"
+) -> CallError:
     """Return the error for a status of HTTP. `text` is the server's answer, and `at` the place for the message."""
     pause = _seconds(retry_after) if retry_after else None
     message = f"the model server answered {status}: {text[:MOST_SAID]}{at}"
@@ -179,7 +209,7 @@ def refused(status: int, text: str, at: str, retry_after: str | None) -> CallErr
         return kind(f"the model server answered {status}{at}; check api_key")
     if status in (400, 413, 422):
         return context_exceeded(text, message) or InvalidArgument("", message)
-    return Internal(f"{message}; check base_url and model" if status == 404 else message)
+    return Internal(f"{message}; {missing}" if status == 404 else message)
 
 
 def context_exceeded(text: str, message: str) -> ContextLengthExceeded | None:

@@ -4,8 +4,8 @@ import functools
 import json
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from osmosis_grpc.protocol.errors import InvalidArgument
@@ -30,6 +30,14 @@ class Sampling:
     """Texts that end the reply."""
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    min_tokens: int = 0
+    """No stop id and no end of the model's turn is sampled before so many tokens."""
+    bad_words: tuple[str, ...] = ()
+    """Texts that are never sampled."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """What is added to the logits of tokens, by their ids."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """The only ids that are sampled; empty for all."""
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
@@ -52,9 +60,10 @@ NUMBERS = {
     "presence_penalty": (-2.0, 2.0),
     "frequency_penalty": (-2.0, 2.0),
     "repetition_penalty": (NEAR_ZERO, math.inf),
+    "logit_bias": (-100.0, 100.0),
 }
-"""The least and the greatest value of each parameter that is a number."""
-WHOLE = {"top_k": -1, "seed": -(2**63), "top_logprobs": 0}
+"""The least and the greatest value of each parameter that is a number, or has numbers."""
+WHOLE = {"top_k": -1, "seed": -(2**63), "top_logprobs": 0, "min_tokens": 0}
 """The least value of each parameter that is a whole number."""
 WITHOUT_EFFECT = frozenset(
     {"model", "logprobs", "user", "metadata", "parallel_tool_calls", "priority", "store", "reasoning_effort"}
@@ -97,7 +106,23 @@ def sampling_of(params: Mapping[str, Any], max_tokens: int) -> Sampling:
         elif name not in ONLY:
             raise InvalidArgument(f"params.{name}", "is no sampling parameter of a token policy")
     check_only(values, ONLY, "a token policy")
+    if made.get("min_tokens", 0) > made["max_tokens"]:
+        raise InvalidArgument("params.min_tokens", f"is {made['min_tokens']}, above max_tokens {made['max_tokens']}")
     return Sampling(**made)
+
+
+def refuse(sampling: Sampling, names: Iterable[str], generator: str) -> None:
+    """Raise InvalidArgument for the first of these parameters that is set. The error names the `generator`."""
+    for name in names:
+        if getattr(sampling, name):
+            given = "response_format" if name == "json_schema" else name
+            raise InvalidArgument(f"params.{given}", f"is not supported by {generator}")
+
+
+def with_room_for(sampling: Sampling, most: int) -> Sampling:
+    """Return the sampling with at most `most` tokens."""
+    most = min(sampling.max_tokens, most)
+    return replace(sampling, max_tokens=most, min_tokens=min(sampling.min_tokens, most))
 
 
 def check_only(params: Mapping[str, Any], only: Mapping[str, tuple[Any, ...]], policy: str) -> None:
@@ -142,6 +167,27 @@ def _texts(name: str, value: Any) -> tuple[str, ...]:
     return texts
 
 
+def _ids(name: str, value: Any) -> tuple[int, ...]:
+    return tuple(_whole(name, item, 0) for item in _list(name, value))
+
+
+def _allowed(name: str, value: Any) -> tuple[int, ...]:
+    if not value:
+        raise InvalidArgument(f"params.{name}", "is empty; leave it out to allow all tokens")
+    return _ids(name, value)
+
+
+def _bias(name: str, value: Any) -> dict[int, float]:
+    """Return a bias by ids. JSON, and so OpenAI, has texts as keys."""
+    if not isinstance(value, Mapping):
+        raise InvalidArgument(f"params.{name}", f"is a {type(value).__name__}, not an object of numbers by token ids")
+    read: dict[int, float] = {}
+    for key, number in value.items():
+        token = int(key) if isinstance(key, str) and key.isdecimal() else key
+        read[_whole(f"{name}.{key}", token, 0)] = _number(name, number)
+    return read
+
+
 def _tool_choice(name: str, value: Any) -> None:
     """Check a choice. A required or named tool is a wish: nothing here makes a model call a tool."""
     if isinstance(value, Mapping) or value == "required":
@@ -174,7 +220,10 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "regex": _text,
     "grammar": _text,
     "stop": _texts,
-    "stop_token_ids": lambda name, value: tuple(_whole(name, item, 0) for item in _list(name, value)),
+    "bad_words": _texts,
+    "stop_token_ids": _ids,
+    "allowed_token_ids": _allowed,
+    "logit_bias": _bias,
     "ignore_eos": lambda name, value: bool(value),
     "response_format": _json_schema,
 }

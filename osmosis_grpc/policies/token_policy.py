@@ -7,9 +7,10 @@ import asyncio
 import hashlib
 import logging
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 from uuid import uuid4
 
@@ -18,7 +19,7 @@ import numpy as np
 from osmosis_grpc.policies.generation import FinishReason, Generated, GenerateRequest, TokenGenerator
 from osmosis_grpc.policies.media import media_of
 from osmosis_grpc.policies.replies import Renderer, Reply
-from osmosis_grpc.policies.sampling import Sampling, sampling_of
+from osmosis_grpc.policies.sampling import Sampling, sampling_of, with_room_for
 from osmosis_grpc.protocol.errors import (
     CallError,
     Cancelled,
@@ -166,7 +167,7 @@ class TokenPolicy:
             return sampling
         if prompt >= context:
             raise ContextLengthExceeded(prompt, context)
-        return replace(sampling, max_tokens=min(sampling.max_tokens, context - prompt))
+        return with_room_for(sampling, context - prompt)
 
     async def _generate(self, chat: ChatRequest, first: GenerateRequest) -> list[Generated]:
         """Return the parts of a reply. Only the last part has another finish reason than ABORTED."""
@@ -244,9 +245,8 @@ class TokenPolicy:
 
     def _versions(self, request: ChatRequest, pieces: list[Generated]) -> tuple[VersionSpan, ...]:
         spans: list[VersionSpan] = []
-        for piece in pieces:
-            version = piece.weight_version or self._config.version or request.version
-            count = len(piece.token_ids)
+        for given, count in chain.from_iterable(map(_spans, pieces)):
+            version = given or self._config.version or request.version
             if spans and spans[-1].version == version:
                 spans[-1] = VersionSpan(version, spans[-1].tokens + count)
             elif count:
@@ -284,6 +284,8 @@ def _checked(generated: object) -> Generated:
         raise Internal(f"the generator returned a {type(generated).__name__}, not a Generated")
     if not isinstance(generated.weight_version, str):
         raise Internal(f"the generator's weight_version is {generated.weight_version!r:.80}, not a str")
+    if generated.versions and sum(span.tokens for span in generated.versions) != len(generated.token_ids):
+        raise Internal(f"the generator's versions are not those of its {len(generated.token_ids)} tokens")
     if isinstance(generated.finish_reason, FinishReason):
         return generated
     try:
@@ -293,6 +295,13 @@ def _checked(generated: object) -> Generated:
         raise Internal(
             f"the generator's finish_reason is {generated.finish_reason!r:.80}, not one of {known}"
         ) from None
+
+
+def _spans(generated: Generated) -> Iterable[tuple[str, int]]:
+    """Return the versions of a result with their numbers of tokens."""
+    if generated.versions:
+        return [(span.version, span.tokens) for span in generated.versions]
+    return [(generated.weight_version, len(generated.token_ids))]
 
 
 def _chat(request: ChatRequest) -> tuple[str, int, str, int]:
@@ -310,9 +319,10 @@ def _continued(first: GenerateRequest, pieces: list[Generated]) -> GenerateReque
     done, sampling = sum(map(len, sampled)), first.sampling
     seed = None if sampling.seed is None else (sampling.seed + done) % 2**63  # not the same random numbers again
     prompt: Ids = np.concatenate([first.prompt_ids, *sampled]).astype("<u4", copy=False)
-    return replace(
-        first, prompt_ids=prompt, sampling=replace(sampling, max_tokens=sampling.max_tokens - done, seed=seed)
+    left = replace(
+        sampling, max_tokens=sampling.max_tokens - done, min_tokens=max(0, sampling.min_tokens - done), seed=seed
     )
+    return replace(first, prompt_ids=prompt, sampling=left)
 
 
 def _logprobs(pieces: list[Generated]) -> Any:

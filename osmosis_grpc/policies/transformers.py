@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from osmosis_grpc.policies.generation import FinishReason, Generated, GenerateRequest
+from osmosis_grpc.policies.sampling import refuse
 from osmosis_grpc.protocol.errors import CallError, Internal, InvalidArgument, ResourceExhausted
 from osmosis_grpc.supervise import DaemonThreads, OnFailure, Supervisor, job
 
@@ -28,6 +29,9 @@ __all__ = ["TransformersGenerator"]
 log = logging.getLogger(__name__)
 
 SAMPLE = job("policies.transformers", OnFailure.REPORT)
+_PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
+_LIMITS = ("json_schema", "regex", "grammar", "min_tokens", "bad_words", "logit_bias", "allowed_token_ids")
+_UNSUPPORTED = (*_PENALTIES, *_LIMITS, "top_logprobs")
 MOST_WAITING = 4096
 """The most calls that wait. Further ones raise ResourceExhausted."""
 
@@ -188,18 +192,7 @@ class TransformersGenerator:
 
     def _row(self, request: GenerateRequest) -> SampledRow:
         sampling = request.sampling
-        given = {
-            "presence_penalty": sampling.presence_penalty,
-            "frequency_penalty": sampling.frequency_penalty,
-            "repetition_penalty": sampling.repetition_penalty,
-            "response_format": sampling.json_schema,
-            "regex": sampling.regex,
-            "grammar": sampling.grammar,
-            "top_logprobs": sampling.top_logprobs,
-        }
-        for name, value in given.items():
-            if value:
-                raise InvalidArgument(f"params.{name}", "is not supported by TransformersGenerator")
+        refuse(sampling, _UNSUPPORTED, "TransformersGenerator")
         if request.media:
             raise InvalidArgument("messages", "have media, and TransformersGenerator takes texts only")
         prompt = len(request.prompt_ids)

@@ -22,7 +22,7 @@ from pathlib import Path
 from tests.ports import quiet_port
 from tests.processes import ROOT
 
-PORTS = ("50051", "60051", "9000", "8100", "9464", "7700", "7701")
+PORTS = ("8000", "50051", "60051", "9000", "8100", "9464", "7700", "7701")
 """Ports that pages name; each run of a page puts free ones in their place."""
 _SERVES = re.compile(
     r"^(osmosis-grpc (?:serve|view(?!.* --export))|python -m osmosis_grpc\.serve|python -m osmosis_gateway)\b[^&]*$",

@@ -62,6 +62,8 @@ class FakeEngine:
         """The parameters of each call after that, by name."""
         self.plans = deque()
         self.paused = ""
+        self.transferred = []
+        """What came over the transfer of weights."""
         self.received, self.metadata, self.aborted = [], [], []
         self.sampling = {}
         """The events that end the open calls, by request id."""

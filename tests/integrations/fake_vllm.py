@@ -14,6 +14,7 @@ class FakeVllm:
 
     def __init__(self, engine, without=()):
         self.engine, self.without = engine, without
+        self.sleeping, self.loras = 0, {}
 
     def serving(self, port=0):
         return serving(self._add, port)
@@ -107,6 +108,41 @@ class FakeVllm:
             raise Refused(grpc.StatusCode.FAILED_PRECONDITION)
         self.engine.version = request.weight_version
         return pb.FinishWeightUpdateResponse()
+
+    async def Sleep(self, request):
+        self.sleeping = request.level
+        return pb.SleepResponse()
+
+    async def WakeUp(self, request):
+        self.sleeping = 0
+        return pb.WakeUpResponse()
+
+    async def IsSleeping(self, request):
+        return pb.IsSleepingResponse(sleeping=bool(self.sleeping))
+
+    async def InitWeightTransferEngine(self, request):
+        self.engine.transferred.append(request.init_info_json.decode())
+        return pb.InitWeightTransferEngineResponse()
+
+    async def StartWeightUpdate(self, request):
+        self.engine.transferred.append("start")
+        return pb.StartWeightUpdateResponse()
+
+    async def UpdateWeights(self, request):
+        self.engine.transferred.append(request.update_info_json.decode())
+        return pb.UpdateWeightsResponse()
+
+    async def LoadLora(self, request):
+        self.loras[request.lora_name] = request.source_path
+        return pb.LoadLoraResponse()
+
+    async def UnloadLora(self, request):
+        del self.loras[request.lora_name]
+        return pb.UnloadLoraResponse()
+
+    async def ListLoras(self, request):
+        made = [pb.LoraAdapter(lora_name=name, source_path=path) for name, path in self.loras.items()]
+        return pb.ListLorasResponse(adapters=made)
 
     async def GetModelInfo(self, request):
         return pb.ModelInfo(

@@ -70,7 +70,7 @@ async def test_every_parameter_has_its_field():
     sampling = Sampling(
         max_tokens=1, temperature=0.0, top_p=0.5, top_k=7, min_p=0.25, seed=-3, stop=("END",), stop_token_ids=(2,),
         ignore_eos=True, presence_penalty=0.5, frequency_penalty=-0.5, repetition_penalty=2.0, json_schema='{"a": 1}',
-        top_logprobs=2,
+        top_logprobs=2, min_tokens=1, logit_bias={5: 1.5}, allowed_token_ids=(5, 6),
     )  # fmt: skip
     async with FakeVllm(vllm).serving() as target, VllmGrpcGenerator(target, model="m", lora="l") as generator:
         result = await generator.generate(asked(sampling=sampling))
@@ -80,15 +80,23 @@ async def test_every_parameter_has_its_field():
     assert (first.model, first.lora_name, first.HasField("temperature"), first.temperature) == ("m", "l", True, 0.0)
     assert first.sampling == pb.RandomSampling(top_k=7, top_p=0.5, min_p=0.25, seed=-3)
     penalties = {"presence_penalty": 0.5, "frequency_penalty": -0.5, "repetition_penalty": 2.0}
-    assert first.decoding == pb.DecodingParameters(**penalties, json='{"a": 1}')
+    limits = {"logit_bias": {5: 1.5}, "allowed_token_ids": [5, 6]}
+    assert first.decoding == pb.DecodingParameters(**penalties, **limits, json='{"a": 1}')
     assert first.stopping == pb.StoppingCriteria(
-        max_new_tokens=1, stop_token_ids=[2], stop_strings=["END"], ignore_eos=True
+        max_new_tokens=1, min_new_tokens=1, stop_token_ids=[2], stop_strings=["END"], ignore_eos=True
     )
     assert first.response.output_candidates.top_n == 2
     assert (second.decoding.regex, third.decoding.grammar) == ("x", "x")
     assert result.finish_reason is FinishReason.LENGTH
     assert result.extras["top_logprob_ids"].numpy().tolist() == [[11, 10]]
     assert result.extras["top_logprobs"].numpy().tolist() == [[logprob(11), logprob(11) - 1]]
+
+
+async def test_bad_words_are_refused_by_name():
+    async with VllmGrpcGenerator("127.0.0.1:1") as generator:
+        with pytest.raises(InvalidArgument) as caught:
+            await generator.generate(asked(sampling=Sampling(max_tokens=1, bad_words=("no",))))
+    assert [field for field, _ in caught.value.violations] == ["params.bad_words"]
 
 
 async def test_media_are_raw_bytes_and_links():
@@ -338,6 +346,26 @@ async def test_control_pauses_names_weights_and_resumes():
         await control.finish_weight_update("weights-2")
         assert await control.weight_version() == "weights-2"
         await control.resume()
+
+
+async def test_control_sleeps_transfers_weights_and_loads_adapters():
+    vllm = engine()
+    async with FakeVllm(vllm).serving() as target, VllmControl(target) as control:
+        await control.sleep(2, PauseMode.WAIT)  # a call of vLLM, no wait
+        assert await control.is_sleeping()
+        await control.wake_up("weights")
+        assert not await control.is_sleeping()
+        await control.pause()
+        await control.init_weight_transfer({"port": 1})
+        await control.start_weight_update()
+        await control.update_weights({"names": ["a"]})
+        await control.finish_weight_update("weights-2")
+        await control.load_lora("mine", "/adapters/mine")
+        assert await control.loras() == {"mine": "/adapters/mine"}
+        await control.unload_lora("mine")
+        assert await control.loras() == {}
+    assert vllm.calls[0] == "Sleep"
+    assert vllm.transferred == ['{"port": 1}', "start", '{"names": ["a"]}']
 
 
 async def test_a_failed_update_leaves_vllm_paused_under_the_old_name():

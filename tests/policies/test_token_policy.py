@@ -1,6 +1,7 @@
 """The policy that takes tokens and gives tokens, with a scripted generator: aborts, retries, versions, cancellation."""
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -72,6 +73,26 @@ async def test_a_reply_has_the_sampled_tokens_and_the_prompt():
     assert asked.request_id.startswith("r/main/1/1/")
     sampling = asked.sampling
     assert (sampling.temperature, sampling.max_tokens, sampling.stop, sampling.seed) == (0.5, 9, ("x",), 1)
+
+
+async def test_limits_of_tokens_reach_the_generator_and_shrink_with_each_part():
+    one, two = TOKENS.encode("It "), TOKENS.reply("is.")
+    policy, generator, _ = policy_of(generated(one, FinishReason.ABORTED), generated(two))
+    limits = {"min_tokens": 5, "bad_words": "no", "logit_bias": {"7": -100}, "allowed_token_ids": [7, 8]}
+    await policy(chat(params=limits))
+    first, second = (asked.sampling for asked in generator.asked)
+    assert (first.bad_words, first.logit_bias, first.allowed_token_ids) == (("no",), {7: -100.0}, (7, 8))
+    assert (first.min_tokens, second.min_tokens) == (5, 5 - len(one))
+
+
+async def test_the_versions_of_a_result_are_those_of_its_tokens():
+    ids = TOKENS.reply("It is 5.")
+    spans = (VersionSpan("", 2), VersionSpan("2", len(ids) - 2))
+    policy, _, _ = policy_of(replace(generated(ids), versions=spans), replace(generated(ids), versions=spans[:1]))
+    reply = await policy(chat(version="1"))
+    assert reply.versions == (VersionSpan("1", 2), spans[1])
+    with pytest.raises(Internal):
+        await policy(chat())
 
 
 async def test_an_aborted_result_is_asked_again_and_each_part_keeps_its_version_and_extras():
@@ -187,7 +208,12 @@ async def test_the_time_is_limited():
         ({"use_beam_search": True}, "params.use_beam_search"),
         ({"echo": True}, "params.echo"),
         ({"prompt_logprobs": 1}, "params.prompt_logprobs"),
-        ({"min_tokens": 1}, "params.min_tokens"),
+        ({"min_tokens": 9, "max_tokens": 8}, "params.min_tokens"),
+        ({"bad_words": [""]}, "params.bad_words"),
+        ({"logit_bias": [1]}, "params.logit_bias"),
+        ({"logit_bias": {"a": 1}}, "params.logit_bias.a"),
+        ({"logit_bias": {"5": 101}}, "params.logit_bias"),
+        ({"allowed_token_ids": []}, "params.allowed_token_ids"),
         ({"priority": "high"}, "params.priority: is 'high'"),
         ({"response_format": {"type": "xml"}}, "params.response_format"),
     ],

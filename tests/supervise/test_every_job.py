@@ -1,7 +1,7 @@
 """Every declared job is made to raise once, and is seen to run again or to be reported.
 
-The jobs of the trainer and its ledger are in tests/trainer/test_supervised.py. The jobs of the Kubernetes sandbox are
-in tests/tools/kubernetes/test_programs.py.
+The jobs of the trainer and its ledger are in tests/trainer/test_supervised.py. The jobs of sandboxes
+in containers are in tests/tools/kubernetes/test_programs.py and tests/tools/docker/test_containers.py.
 """
 
 import contextlib

@@ -1,31 +1,17 @@
 """Pauses vLLM and names its weights, for a trainer that changes the weights while rollouts run."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 from google.protobuf.message import Message
 
 from osmosis_grpc.integrations._model_server import NO_CREDENTIALS, ModelClient
+from osmosis_grpc.integrations._vllm_weights import PauseMode, WeightControl, checked_version
 from osmosis_grpc.integrations.vllm_grpc import vllm_messages_pb2 as pb
 from osmosis_grpc.integrations.vllm_grpc.messages import call
 from osmosis_grpc.network.credentials import Credentials
-from osmosis_grpc.policies.generation import UNNAMED
-from osmosis_grpc.protocol.errors import InvalidArgument
-
-
-class PauseMode(StrEnum):
-    """What a pause does with requests that are open."""
-
-    ABORT = "abort"
-    """They end at once. TokenPolicy asks again for the rest of each reply, with the tokens that were sampled."""
-    WAIT = "wait"
-    """They are answered first."""
-    KEEP = "keep"
-    """They stand still, and go on with the new weights."""
-
 
 _MODES = {PauseMode.ABORT: pb.PAUSE_MODE_ABORT, PauseMode.WAIT: pb.PAUSE_MODE_WAIT, PauseMode.KEEP: pb.PAUSE_MODE_KEEP}
 
@@ -45,7 +31,7 @@ class VllmServer:
     """The name of the server's own parser of tool calls; empty for none."""
 
 
-class VllmControl(ModelClient):
+class VllmControl(ModelClient, WeightControl):
     """Talks to the Control service of vLLM. Used as `async with VllmControl("127.0.0.1:50051") as vllm`.
 
     Every method raises CallError if the call fails.
@@ -90,28 +76,59 @@ class VllmControl(ModelClient):
 
         Raises InvalidArgument for the name "default", which means that the weights have no name.
         """
-        if version == UNNAMED:
-            raise InvalidArgument("version", f"{version!r} means that nobody has named the weights; use another name")
-        await self._call(pb.UpdateWeightVersionRequest(weight_version=version))
+        await self._call(pb.UpdateWeightVersionRequest(weight_version=checked_version(version)))
 
     async def finish_weight_update(self, version: str) -> None:
         """End an update over vLLM's weight transfer, and name the new weights. vLLM has to be paused."""
         await self._call(pb.FinishWeightUpdateRequest(weight_version=version))
 
-    @asynccontextmanager
-    async def updating(self, version: str, mode: PauseMode = PauseMode.ABORT) -> AsyncIterator[None]:
-        """Pause, run the body, which loads the weights, name them, and resume.
-
-        If the body fails, vLLM stays paused, because its weights may be half old and half new.
+    async def sleep(self, level: int = 1, mode: PauseMode = PauseMode.ABORT) -> None:
+        """Pause, and free the memory of the accelerator. Needs `--enable-sleep-mode`.
 
         Args:
-            version: The name of the new weights.
+            level: 1 moves the weights to the memory of the processor; 2 drops them, so load new ones after wake_up().
             mode: What becomes of open requests.
         """
-        await self.pause(mode)
-        yield
-        await self.set_weight_version(version)
-        await self.resume()
+        await self._call(pb.SleepRequest(level=level, mode=_MODES[mode]))
+
+    async def wake_up(self, *tags: str) -> None:
+        """Take the memory again, for example only that of the tag "weights"; without a tag, all of it."""
+        await self._call(pb.WakeUpRequest(tags=tags))
+
+    async def is_sleeping(self) -> bool:
+        """Return whether the engine sleeps."""
+        reply: pb.IsSleepingResponse = await self._call(pb.IsSleepingRequest())
+        return reply.sleeping
+
+    async def init_weight_transfer(self, info: Mapping[str, Any]) -> None:
+        """Begin the transfer of weights. Needs `--weight-transfer-config`. `info` is that of vLLM's backend."""
+        await self._call(pb.InitWeightTransferEngineRequest(init_info_json=json.dumps(dict(info)).encode()))
+
+    async def start_weight_update(self) -> None:
+        """Begin an update over vLLM's weight transfer. vLLM has to be paused."""
+        await self._call(pb.StartWeightUpdateRequest())
+
+    async def update_weights(self, info: Mapping[str, Any]) -> None:
+        """Receive weights over vLLM's weight transfer. `info` is that of its backend: names, types and shapes."""
+        await self._call(pb.UpdateWeightsRequest(update_info_json=json.dumps(dict(info)).encode()))
+
+    async def load_lora(self, name: str, folder: str) -> None:
+        """Load an adapter. Needs `--enable-lora`.
+
+        Args:
+            name: What calls name it with.
+            folder: A folder of vLLM's machine.
+        """
+        await self._call(pb.LoadLoraRequest(lora_name=name, source_path=folder))
+
+    async def unload_lora(self, name: str) -> None:
+        """Forget an adapter."""
+        await self._call(pb.UnloadLoraRequest(lora_name=name))
+
+    async def loras(self) -> dict[str, str]:
+        """Return the folders of the loaded adapters, by their names."""
+        reply: pb.ListLorasResponse = await self._call(pb.ListLorasRequest())
+        return {adapter.lora_name: adapter.source_path for adapter in reply.adapters}
 
     async def server(self) -> VllmServer:
         """Return facts about the server."""

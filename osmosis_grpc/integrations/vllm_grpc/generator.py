@@ -50,9 +50,9 @@ class VllmGrpcGenerator(ModelClient):
 
     async def generate(self, request: GenerateRequest, /) -> Generated:
         """See TokenGenerator."""
+        message = to_message(request, self._model, self._lora)
         await self._until_resumed()
         version = await self._weight_version()
-        message = to_message(request, self._model, self._lora)
         sent = call(self._server, message, timeout=request.timeout, session_id=request.session_id)
         return from_message(request, await self._server.answer(sent), version)
 

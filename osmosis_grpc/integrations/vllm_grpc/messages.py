@@ -10,7 +10,7 @@ from osmosis_grpc.integrations._model_server import ModelChannel, generated, neu
 from osmosis_grpc.integrations.vllm_grpc import vllm_messages_pb2 as pb
 from osmosis_grpc.policies.generation import FinishReason, Generated, GenerateRequest
 from osmosis_grpc.policies.media import Media, Modality
-from osmosis_grpc.policies.sampling import Sampling
+from osmosis_grpc.policies.sampling import Sampling, refuse
 from osmosis_grpc.protocol.errors import Internal
 
 METHODS: Mapping[type[Message], tuple[str, type[Message]]] = {
@@ -22,6 +22,15 @@ METHODS: Mapping[type[Message], tuple[str, type[Message]]] = {
     pb.GetWeightVersionRequest: ("/vllm.Control/GetWeightVersion", pb.GetWeightVersionResponse),
     pb.FinishWeightUpdateRequest: ("/vllm.Control/FinishWeightUpdate", pb.FinishWeightUpdateResponse),
     pb.UpdateWeightVersionRequest: ("/vllm.Control/UpdateWeightVersion", pb.UpdateWeightVersionResponse),
+    pb.SleepRequest: ("/vllm.Control/Sleep", pb.SleepResponse),
+    pb.WakeUpRequest: ("/vllm.Control/WakeUp", pb.WakeUpResponse),
+    pb.IsSleepingRequest: ("/vllm.Control/IsSleeping", pb.IsSleepingResponse),
+    pb.InitWeightTransferEngineRequest: ("/vllm.Control/InitWeightTransferEngine", pb.InitWeightTransferEngineResponse),
+    pb.StartWeightUpdateRequest: ("/vllm.Control/StartWeightUpdate", pb.StartWeightUpdateResponse),
+    pb.UpdateWeightsRequest: ("/vllm.Control/UpdateWeights", pb.UpdateWeightsResponse),
+    pb.LoadLoraRequest: ("/vllm.Control/LoadLora", pb.LoadLoraResponse),
+    pb.UnloadLoraRequest: ("/vllm.Control/UnloadLora", pb.UnloadLoraResponse),
+    pb.ListLorasRequest: ("/vllm.Control/ListLoras", pb.ListLorasResponse),
     pb.GetModelInfoRequest: ("/vllm.Control/GetModelInfo", pb.ModelInfo),
     pb.GetServerInfoRequest: ("/vllm.Control/GetServerInfo", pb.ServerInfo),
 }
@@ -54,6 +63,7 @@ _MODALITIES = {Modality.IMAGE: pb.MODALITY_IMAGE, Modality.VIDEO: pb.MODALITY_VI
 def to_message(request: GenerateRequest, model: str, lora: str) -> pb.GenerateRequest:
     """Return the message for a call."""
     sampling = request.sampling
+    refuse(sampling, ["bad_words"], "vLLM's gRPC service; VllmHttpGenerator takes it")
     return pb.GenerateRequest(
         request_id=request.request_id,
         model=model,
@@ -66,6 +76,7 @@ def to_message(request: GenerateRequest, model: str, lora: str) -> pb.GenerateRe
         decoding=_decoding(sampling),
         stopping=pb.StoppingCriteria(
             max_new_tokens=sampling.max_tokens,
+            min_new_tokens=sampling.min_tokens,
             stop_token_ids=sampling.stop_token_ids,
             stop_strings=sampling.stop,
             ignore_eos=sampling.ignore_eos,
@@ -85,7 +96,9 @@ def to_message(request: GenerateRequest, model: str, lora: str) -> pb.GenerateRe
 
 def _decoding(sampling: Sampling) -> pb.DecodingParameters:
     penalties = neutral(sampling, "presence_penalty", "frequency_penalty", "repetition_penalty")
-    made = pb.DecodingParameters(**penalties)
+    made = pb.DecodingParameters(
+        **penalties, logit_bias=sampling.logit_bias, allowed_token_ids=sampling.allowed_token_ids
+    )
     if sampling.json_schema:
         made.json = sampling.json_schema
     elif sampling.regex:

@@ -202,9 +202,27 @@ class DecodingParameters(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    @typing.final
+    class LogitBiasEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.int
+        value: builtins.float
+        def __init__(
+            self,
+            *,
+            key: builtins.int = ...,
+            value: builtins.float = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     PRESENCE_PENALTY_FIELD_NUMBER: builtins.int
     FREQUENCY_PENALTY_FIELD_NUMBER: builtins.int
     REPETITION_PENALTY_FIELD_NUMBER: builtins.int
+    LOGIT_BIAS_FIELD_NUMBER: builtins.int
+    ALLOWED_TOKEN_IDS_FIELD_NUMBER: builtins.int
     JSON_FIELD_NUMBER: builtins.int
     REGEX_FIELD_NUMBER: builtins.int
     GRAMMAR_FIELD_NUMBER: builtins.int
@@ -215,18 +233,28 @@ class DecodingParameters(google.protobuf.message.Message):
     """A JSON schema."""
     regex: builtins.str
     grammar: builtins.str
+    @property
+    def logit_bias(self) -> google.protobuf.internal.containers.ScalarMap[builtins.int, builtins.float]:
+        """By token ids."""
+
+    @property
+    def allowed_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """The only ids that are sampled; empty for all."""
+
     def __init__(
         self,
         *,
         presence_penalty: builtins.float = ...,
         frequency_penalty: builtins.float = ...,
         repetition_penalty: builtins.float = ...,
+        logit_bias: collections.abc.Mapping[builtins.int, builtins.float] | None = ...,
+        allowed_token_ids: collections.abc.Iterable[builtins.int] | None = ...,
         json: builtins.str = ...,
         regex: builtins.str = ...,
         grammar: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["grammar", b"grammar", "json", b"json", "regex", b"regex", "structured_output", b"structured_output"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "json", b"json", "presence_penalty", b"presence_penalty", "regex", b"regex", "repetition_penalty", b"repetition_penalty", "structured_output", b"structured_output"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allowed_token_ids", b"allowed_token_ids", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "json", b"json", "logit_bias", b"logit_bias", "presence_penalty", b"presence_penalty", "regex", b"regex", "repetition_penalty", b"repetition_penalty", "structured_output", b"structured_output"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["structured_output", b"structured_output"]) -> typing.Literal["json", "regex", "grammar"] | None: ...
 
 global___DecodingParameters = DecodingParameters
@@ -679,6 +707,276 @@ class UpdateWeightVersionResponse(google.protobuf.message.Message):
     ) -> None: ...
 
 global___UpdateWeightVersionResponse = UpdateWeightVersionResponse
+
+@typing.final
+class SleepRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LEVEL_FIELD_NUMBER: builtins.int
+    MODE_FIELD_NUMBER: builtins.int
+    level: builtins.int
+    """1 moves the weights to the memory of the processor, 2 drops them."""
+    mode: global___PauseMode.ValueType
+    def __init__(
+        self,
+        *,
+        level: builtins.int | None = ...,
+        mode: global___PauseMode.ValueType = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_level", b"_level", "level", b"level"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_level", b"_level", "level", b"level", "mode", b"mode"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_level", b"_level"]) -> typing.Literal["level"] | None: ...
+
+global___SleepRequest = SleepRequest
+
+@typing.final
+class SleepResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___SleepResponse = SleepResponse
+
+@typing.final
+class WakeUpRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TAGS_FIELD_NUMBER: builtins.int
+    @property
+    def tags(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Empty for everything."""
+
+    def __init__(
+        self,
+        *,
+        tags: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["tags", b"tags"]) -> None: ...
+
+global___WakeUpRequest = WakeUpRequest
+
+@typing.final
+class WakeUpResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___WakeUpResponse = WakeUpResponse
+
+@typing.final
+class IsSleepingRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___IsSleepingRequest = IsSleepingRequest
+
+@typing.final
+class IsSleepingResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SLEEPING_FIELD_NUMBER: builtins.int
+    sleeping: builtins.bool
+    def __init__(
+        self,
+        *,
+        sleeping: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["sleeping", b"sleeping"]) -> None: ...
+
+global___IsSleepingResponse = IsSleepingResponse
+
+@typing.final
+class InitWeightTransferEngineRequest(google.protobuf.message.Message):
+    """The payloads are JSON objects of the transfer backend. The tensors travel over the backend and not over gRPC."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    INIT_INFO_JSON_FIELD_NUMBER: builtins.int
+    init_info_json: builtins.bytes
+    def __init__(
+        self,
+        *,
+        init_info_json: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["init_info_json", b"init_info_json"]) -> None: ...
+
+global___InitWeightTransferEngineRequest = InitWeightTransferEngineRequest
+
+@typing.final
+class InitWeightTransferEngineResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___InitWeightTransferEngineResponse = InitWeightTransferEngineResponse
+
+@typing.final
+class StartWeightUpdateRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___StartWeightUpdateRequest = StartWeightUpdateRequest
+
+@typing.final
+class StartWeightUpdateResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___StartWeightUpdateResponse = StartWeightUpdateResponse
+
+@typing.final
+class UpdateWeightsRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    UPDATE_INFO_JSON_FIELD_NUMBER: builtins.int
+    update_info_json: builtins.bytes
+    def __init__(
+        self,
+        *,
+        update_info_json: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["update_info_json", b"update_info_json"]) -> None: ...
+
+global___UpdateWeightsRequest = UpdateWeightsRequest
+
+@typing.final
+class UpdateWeightsResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___UpdateWeightsResponse = UpdateWeightsResponse
+
+@typing.final
+class LoraAdapter(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LORA_ID_FIELD_NUMBER: builtins.int
+    LORA_NAME_FIELD_NUMBER: builtins.int
+    SOURCE_PATH_FIELD_NUMBER: builtins.int
+    lora_id: builtins.int
+    lora_name: builtins.str
+    source_path: builtins.str
+    def __init__(
+        self,
+        *,
+        lora_id: builtins.int = ...,
+        lora_name: builtins.str = ...,
+        source_path: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["lora_id", b"lora_id", "lora_name", b"lora_name", "source_path", b"source_path"]) -> None: ...
+
+global___LoraAdapter = LoraAdapter
+
+@typing.final
+class LoadLoraRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LORA_NAME_FIELD_NUMBER: builtins.int
+    SOURCE_PATH_FIELD_NUMBER: builtins.int
+    lora_name: builtins.str
+    source_path: builtins.str
+    def __init__(
+        self,
+        *,
+        lora_name: builtins.str = ...,
+        source_path: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["lora_name", b"lora_name", "source_path", b"source_path"]) -> None: ...
+
+global___LoadLoraRequest = LoadLoraRequest
+
+@typing.final
+class LoadLoraResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ADAPTER_FIELD_NUMBER: builtins.int
+    @property
+    def adapter(self) -> global___LoraAdapter: ...
+    def __init__(
+        self,
+        *,
+        adapter: global___LoraAdapter | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["adapter", b"adapter"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["adapter", b"adapter"]) -> None: ...
+
+global___LoadLoraResponse = LoadLoraResponse
+
+@typing.final
+class UnloadLoraRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LORA_NAME_FIELD_NUMBER: builtins.int
+    lora_name: builtins.str
+    def __init__(
+        self,
+        *,
+        lora_name: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["lora_name", b"lora_name"]) -> None: ...
+
+global___UnloadLoraRequest = UnloadLoraRequest
+
+@typing.final
+class UnloadLoraResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ADAPTER_FIELD_NUMBER: builtins.int
+    @property
+    def adapter(self) -> global___LoraAdapter: ...
+    def __init__(
+        self,
+        *,
+        adapter: global___LoraAdapter | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["adapter", b"adapter"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["adapter", b"adapter"]) -> None: ...
+
+global___UnloadLoraResponse = UnloadLoraResponse
+
+@typing.final
+class ListLorasRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___ListLorasRequest = ListLorasRequest
+
+@typing.final
+class ListLorasResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ADAPTERS_FIELD_NUMBER: builtins.int
+    @property
+    def adapters(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___LoraAdapter]: ...
+    def __init__(
+        self,
+        *,
+        adapters: collections.abc.Iterable[global___LoraAdapter] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapters", b"adapters"]) -> None: ...
+
+global___ListLorasResponse = ListLorasResponse
 
 @typing.final
 class GetModelInfoRequest(google.protobuf.message.Message):

@@ -1,0 +1,108 @@
+"""Samples tokens from vLLM over plain HTTP, `vllm serve --enable-scale-out`. Needs the extra `policies` (aiohttp).
+
+    policy = TokenPolicy(renderer, VllmHttpGenerator("http://127.0.0.1:8000"))
+
+Both frontends of vLLM serve it, the Python one and the Rust one.
+"""
+
+import asyncio
+from typing import Any, Self
+
+from osmosis_grpc.integrations.vllm_http.messages import PATH, from_body, to_body
+from osmosis_grpc.policies.generation import Generated, GenerateRequest, WeightNames
+from osmosis_grpc.policies.model_http import BAD_BODY, ModelHttp, checked_url
+from osmosis_grpc.protocol.errors import Cancelled
+from osmosis_grpc.protocol.types import jsontext
+
+SHORT = 10.0
+"""A call that samples nothing takes at most this many seconds."""
+MISSING = f"check base_url and model; vLLM has {PATH} only with --enable-scale-out"
+
+
+def open_http(
+    name: str, base_url: str, api_key: str | None, timeout: float, connections: int, missing: str
+) -> ModelHttp:
+    """Return the connections to a vLLM server. A base URL that ends with /v1, as for OpenAI's API, is right, too."""
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    url = checked_url(base_url).removesuffix("/v1")
+    return ModelHttp(name, url, headers, key=api_key, timeout=timeout, connections=connections, missing=missing)
+
+
+class VllmHttpGenerator:
+    """A TokenGenerator for vLLM. `async with` closes its connections at the end, as TokenPolicy does.
+
+    Each result has the exact version of each of its tokens, also if weights change while a reply is sampled. If nobody
+    has named the weights, results have no version. A call raises Unavailable if the weights have lost their name,
+    because the server was started again.
+
+    To abort a call, the generator closes its request, and vLLM stops sampling.
+
+    Args:
+        base_url: The server, such as http://127.0.0.1:8000.
+        model: A served name or the name of a loaded adapter; empty for the only model.
+        api_key: The key of `vllm serve --api-key`, or of a proxy.
+        timeout: The most seconds of a call. The limit of a chat is used if it is shorter.
+        connections: The most open requests.
+
+    Raises:
+        MissingExtraError: aiohttp is not installed.
+        ValueError: The URL is wrong.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        model: str = "",
+        api_key: str | None = None,
+        timeout: float = 600.0,
+        connections: int = 1024,
+    ) -> None:
+        self._http = open_http("VllmHttpGenerator", base_url, api_key, timeout, connections, MISSING)
+        self._model = model
+        self._weights = WeightNames(checked_url(base_url))
+        self._open: dict[str, asyncio.Timeout] = {}
+
+    async def __aenter__(self) -> Self:
+        self._http.enter()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._http.exit()
+
+    async def generate(self, request: GenerateRequest, /) -> Generated:
+        """See TokenGenerator. Raises InvalidArgument for media."""
+        body = to_body(request, self._model)
+        try:
+            async with asyncio.timeout(None) as aborted:
+                self._open[request.request_id] = aborted
+                raw = await self._http.send(
+                    "POST", PATH, body=body, session_id=request.session_id, timeout=request.timeout
+                )
+        except TimeoutError:
+            raise Cancelled("the reply to the call is no longer wanted") from None
+        finally:
+            self._open.pop(request.request_id, None)
+        return self._read(request, raw)
+
+    async def abort(self, request_id: str, /) -> None:
+        """Close the request of a call. Its generate() raises Cancelled."""
+        call = self._open.pop(request_id, None)
+        if call is not None:
+            call.reschedule(0.0)  # ends the wait at once, as a time in the past does
+
+    async def context_length(self) -> int:
+        """Return the most tokens of a prompt and its reply together; 0 if this server does not say."""
+        raw = await self._http.send("GET", "/v1/models", timeout=SHORT)
+        try:
+            models: list[Any] = jsontext.parse(raw.decode(), "body")["data"]
+            found = next((model for model in models if model["id"] == self._model), models[0])
+            return int(found.get("max_model_len") or 0)
+        except BAD_BODY as error:
+            raise self._http.unreadable(error) from None
+
+    def _read(self, request: GenerateRequest, raw: bytes) -> Generated:
+        try:
+            return from_body(request, jsontext.parse(raw.decode(), "body"), self._weights)
+        except BAD_BODY as error:
+            raise self._http.unreadable(error) from None
