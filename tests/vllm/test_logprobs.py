@@ -118,5 +118,8 @@ async def test_a_full_context_and_wrong_values_are_refused(kind, engine_of):
         with pytest.raises(InvalidArgument):
             await generator.generate(asked([5], top_logprobs=21))
         to_the_end = await generator.generate(asked([5] * (CONTEXT - 3), max_tokens=50))
+        if kind == "http-rust":
+            with pytest.raises(InvalidArgument):
+                await generator.generate(asked([5], logit_bias={5: 1.0}))
     assert (caught.value.tokens, caught.value.limit) == (CONTEXT + 1, CONTEXT)
     assert (len(to_the_end.token_ids), to_the_end.finish_reason) == (3, FinishReason.LENGTH)

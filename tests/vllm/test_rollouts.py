@@ -177,6 +177,9 @@ async def test_control_sleeps_wakes_up_and_names_what_vllm_lacks(kind, engine_of
             await control.wake_up()
             with pytest.raises(CallError):
                 await control.collective_rpc("there_is_no_such_method")
+        else:
+            with pytest.raises(CallError):
+                await control.sleep(1)  # a call of vLLM; it needs --enable-sleep-mode
         with pytest.raises(CallError):  # the servers run without --enable-lora
             await control.load_lora("a", "/nowhere")
         for info_of in (control.init_weight_transfer, control.update_weights):
