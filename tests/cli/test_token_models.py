@@ -67,7 +67,7 @@ async def test_a_run_over_grpc_has_one_segment_with_tokens(command, folder, name
         (["--model", "vllm-grpc:127.0.0.1:1", "--tokenizer", "model"], "cannot be reached"),
         (["--model", "smg:127.0.0.1:1"], "cannot be reached"),
         (["--model", "vllm-grpc:localhost"], "is not HOST:PORT"),
-        (["--model", "mock:echo", "--tokenizer", "model"], "--tokenizer is for a model over gRPC"),
+        (["--model", "mock:echo", "--tokenizer", "model"], "--tokenizer is for a model that takes tokens"),
         (["--model", "smg:127.0.0.1:1", "--base-url", "http://127.0.0.1:1/v1"], "leave out --base-url"),
     ],
 )
