@@ -10,7 +10,7 @@ from osmosis_grpc.agent.loop_calls import LoopCalls, OtherThreadSession, running
 from osmosis_grpc.agent.model_client import ModelClient, ModelSession, NoSession
 from osmosis_grpc.agent.ports import RolloutFolders, Session
 from osmosis_grpc.agent.request import RolloutRequest
-from osmosis_grpc.agent.results import CompletionsResult, RolloutResult
+from osmosis_grpc.agent.results import CompletionsResult, RolloutResult, ask_again
 from osmosis_grpc.agent.reward_decorator import reward_of
 from osmosis_grpc.agent.rollout_scope import RolloutScope, current_rollout
 from osmosis_grpc.agent.tool_calls import (
@@ -28,7 +28,7 @@ from osmosis_grpc.agent.tool_schema import tool_schema
 from osmosis_grpc.protocol.types import ChatPurpose, ChatRef, Message, events, jsontext, requests
 from osmosis_grpc.protocol.types.json_values import loggable
 from osmosis_grpc.protocol.types.messages import dump_model
-from osmosis_grpc.protocol.types.samples import CUTS, UNREAD_CALLS
+from osmosis_grpc.protocol.types.samples import CUTS
 
 MAX_LATENCY_MS = 365 * 24 * 3600 * 1000.0
 """The longest latency of a tool call that can be recorded: a year."""
@@ -311,8 +311,8 @@ class RolloutContext(RolloutScope):
     ) -> list[Message]:
         """Ask the model and run its tools, until a reply calls no tool. Return the conversation with all replies.
 
-        If a reply was cut by its token limit, the loop ends without running its tools. If a reply has a tool call that
-        a token policy could not read, the model is told so, and is asked again. Raises what chat() raises.
+        A reply that was cut by its token limit ends the loop, and its tools do not run. If a token policy could not
+        read a tool call, the model is told so and asked again. Raises what chat() raises.
 
         Args:
             messages: The history to begin with.
@@ -324,14 +324,9 @@ class RolloutContext(RolloutScope):
         for _ in range(self.request.max_turns if max_turns is None else max_turns):
             reply = await self.chat(conversation, sample=sample, **params)
             conversation.append(reply.message)
-            unread = reply.extra.get(UNREAD_CALLS)
-            if unread and not reply.has_tool_calls and reply.finish_reason not in CUTS:
-                problem = f"The tool call could not be read ({', '.join(unread)}). Write it again."
-                conversation.append({"role": "user", "content": problem})
-                continue
-            if not reply.has_tool_calls or reply.finish_reason in CUTS:
+            if reply.finish_reason in CUTS or not (reply.has_tool_calls or reply.unread_calls):
                 return conversation
-            conversation += await self.run_tools(reply)
+            conversation += await self.run_tools(reply) if reply.has_tool_calls else [ask_again(reply)]
         self._session.limit(sample, "max_turns")
         return conversation
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from osmosis_grpc.protocol.types import ChatResponse, Message, jsontext
 from osmosis_grpc.protocol.types.fast_init import fast_init
-from osmosis_grpc.protocol.types.samples import CUTS
+from osmosis_grpc.protocol.types.samples import CUTS, UNREAD_CALLS
 
 T = TypeVar("T", int, float)
 
@@ -91,6 +91,11 @@ class CompletionsResult:
     def has_tool_calls(self) -> bool:
         """Whether the reply has tool calls."""
         return bool(self.message.get("tool_calls"))
+
+    @property
+    def unread_calls(self) -> list[str]:
+        """What is wrong with each tool call that a token policy could not read, such as `unclosed_block`."""
+        return self.extra.get(UNREAD_CALLS) or []
 
     @property
     def content(self) -> Any:
@@ -185,3 +190,9 @@ def logprobs_of(result: CompletionsResult) -> dict[str, Any] | None:
     pairs = zip(result.token_ids, result.logprobs, strict=True)
     keys: dict[str, Any] = {"bytes": None, "top_logprobs": []}
     return {"content": [{"token": f"token_id:{token}", "logprob": value} | keys for token, value in pairs]}
+
+
+def ask_again(reply: CompletionsResult) -> Message:
+    """Return the message that tells the model which of its tool calls could not be read."""
+    problems = ", ".join(reply.unread_calls)
+    return {"role": "user", "content": f"The tool call could not be read ({problems}). Write it again."}

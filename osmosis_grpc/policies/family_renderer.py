@@ -99,7 +99,10 @@ class FamilyRenderer:
         self._tokenizer = tokenizer
         self._renderer = _made(tokenizer, self.family, dict(template_params or {}))
         self._ends = frozenset(self._renderer.get_stop_token_ids())
-        self._think, self._thought = map(tokenizer.convert_tokens_to_ids, ("<think>", "</think>"))
+        think, thought = map(tokenizer.convert_tokens_to_ids, ("<think>", "</think>"))
+        known = think != thought  # otherwise both are the id of an unknown token
+        self._think: int | None = think if known else None
+        self._thought: int | None = thought if known else None
         self._logged = False
 
     @property
@@ -129,7 +132,10 @@ class FamilyRenderer:
     def _continued(self, request: ChatRequest, messages: list[Message], tools: list[Tool], known: Ids) -> Ids | None:
         """Return the prompt of a chat that begins with the known tokens; None if there is none."""
         first = next((n for n, message in enumerate(messages) if message["role"] == "user"), 0)
-        head = self._call("render_ids", messages[: first + 1], tools=tools or None, add_generation_prompt=False)
+        try:
+            head = self._call("render_ids", messages[: first + 1], tools=tools or None, add_generation_prompt=False)
+        except InvalidArgument:
+            return None  # the template needs more messages
         if not np.array_equal(known[: max(0, len(head) - 1)], np.asarray(head[:-1], dtype="<u4")):
             return None  # other tools or first messages than the chat that it continues
         split = len(known) - request.known_reply
@@ -170,11 +176,16 @@ class FamilyRenderer:
         sampled, matched = self._before(ids.tolist(), stop)
         schemas = {name: properties_of(tool) for tool in tools or () if (name := name_of(tool))}
         offered = [_with_texts(tool) for tool in tools or ()] or None
-        read = self._read(sampled, prompt.tolist(), offered)
+        text = self._tokenizer.decode([each for each in sampled if each not in self._ends], skip_special_tokens=False)
+        try:
+            read = self._read(sampled, prompt.tolist(), offered)
+        except Exception as error:  # the model may sample anything, and the package has no test for it
+            log.warning("the renderer %s cannot read a reply, which stays text: %r", self.family, error)
+            return Reply({"role": "assistant", "content": text}, matched, ("unreadable_reply",))
         content = read.content or ""
         calls: list[dict[str, Any]] = []
         unread: list[str] = []
-        content += _beside(self._tokenizer.decode(sampled, skip_special_tokens=False), read.tool_calls, content)
+        content += _beside(text, read.tool_calls, content)
         for each in read.tool_calls:
             if tools and each.status in _CALLS and _is_call(each):
                 arguments = _with_nulls(each.arguments, schemas.get(each.name, {}), each.raw)
@@ -194,13 +205,14 @@ class FamilyRenderer:
 
         The package takes such a call of some families, such as GLM's, for a real one.
         """
-        read = self._call("parse_response", ids, tools=tools, prompt_ids=prompt)
-        end = ids.index(self._thought) if self._thought in ids else -1
+        parse = self._renderer.parse_response
+        read = parse(ids, tools=tools, prompt_ids=prompt)
+        end = ids.index(self._thought) if self._thought is not None and self._thought in ids else -1
         first = min((each.token_span[0] for each in read.tool_calls if each.token_span), default=len(ids))
         reasons = self._think in (*prompt[-_OPENING_TOKENS:], *ids[:first])
         if not reasons or not first < end:
             return read
-        rest = self._call("parse_response", ids[end:], tools=tools, prompt_ids=prompt)
+        rest = parse(ids[end:], tools=tools, prompt_ids=prompt)
         thought = self._tokenizer.decode([each for each in ids[:end] if each != self._think], skip_special_tokens=False)
         rest.reasoning_content = "\n".join(filter(None, [thought.strip(), rest.reasoning_content]))
         return rest
@@ -236,13 +248,14 @@ def _is_call(read: Any) -> bool:
 
 def _beside(text: str, calls: Sequence[Any], content: str) -> str:
     """Return the texts after and between calls, without tags, that the package has left out of the content."""
-    found, at = "", 0
+    parts, at = [], 0
     for each in calls:
         begin = text.find(each.raw, at)
-        found += _TAG.sub("", text[at:begin]) if at and begin > at else ""
+        parts += [text[at:begin]] if at and begin > at else []
         at = begin + len(each.raw) if begin >= 0 else at
-    found = (found + _TAG.sub("", text[at:]) if at else "").strip()
-    return "" if found in content else f"\n{found}" if content else found
+    parts += [text[at:]] if at else []
+    found = "\n".join(part for each in parts if (part := _TAG.sub("", each).strip()) and part not in content)
+    return f"\n{found}" if found and content else found
 
 
 def _with_texts(tool: Tool) -> Tool:
@@ -284,6 +297,7 @@ def renderer_of(tokenizer: Any, model: str = "", **template_params: Any) -> Rend
         why = f"the package renderers has none for {name!r}"
     except MissingExtraError:
         family, why = "", "the extra renderers is not installed"
+        log.warning("the extra renderers is not installed, so the format of %s is taken from its chat template", name)
     if family:
         log.info("prompts and replies of %s have the format %s", name, family)
         return FamilyRenderer(tokenizer, family=family, template_params=template_params)

@@ -4,6 +4,7 @@ import asyncio
 import json
 import threading
 import time
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import pytest
@@ -307,3 +308,22 @@ async def test_a_tool_loop_ends_after_max_turns():
     outcome = await run_rollout(Endless(), policy, [{"role": "user", "content": "?"}])
     assert outcome.metrics.num_llm_calls == 3
     assert [message["role"] for message in outcome.messages] == ["user", *["assistant", "tool"] * 3]
+
+
+async def test_a_tool_loop_tells_the_model_about_a_call_that_could_not_be_read():
+    class Loop(Agent):
+        name = "loop"
+
+        async def run(self, ctx):
+            return ctx.complete(await ctx.tool_loop(ctx.request.messages), reward=1.0)
+
+    def policy(request):
+        if request.chat_number == 1:
+            cut = answer(request, {"role": "assistant", "content": "<tool_call>"})
+            return replace(cut, extra={"unread_tool_calls": ["unclosed_block"]})
+        return answer(request, {"role": "assistant", "content": "done"})
+
+    outcome = await run_rollout(Loop(), policy, [{"role": "user", "content": "?"}])
+    assert [message["role"] for message in outcome.messages] == ["user", "assistant", "user", "assistant"]
+    assert "unclosed_block" in outcome.messages[2]["content"]
+    assert outcome.metrics.num_llm_calls == 2

@@ -132,13 +132,14 @@ def test_reasoning_is_never_read_for_calls(family):
 
 def test_a_call_without_an_end_is_no_call_and_stays_text(family):
     ids = family.written("", [("look", ARGUMENTS)], "So.", end=False)
-    if not family.format.calls_alone:
-        for cut in range(2, 12):
-            reply = family.read(ids[:-cut])
-            assert all(arguments == ARGUMENTS for _, arguments in calls_of(reply))
-            if not calls_of(reply):
-                assert "look" in reply.message["content"]
-                assert reply.unread
+    cuts = [ids[:-cut] for cut in range(2, 50)]
+    replies = [family.read(cut) for cut in cuts if "look" in family.tokenizer.decode(cut)]
+    assert all(arguments == ARGUMENTS for reply in replies for _, arguments in calls_of(reply))
+    unclosed = [reply for reply in replies if not calls_of(reply)]
+    assert unclosed
+    for reply in unclosed:
+        assert "look" in reply.message["content"]
+        assert reply.unread or family.format.calls_alone
 
 
 def test_texts_that_look_like_calls_in_a_prompt_are_none(family):

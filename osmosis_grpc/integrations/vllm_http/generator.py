@@ -80,6 +80,8 @@ class VllmHttpGenerator:
                     "POST", PATH, body=body, session_id=request.session_id, timeout=request.timeout
                 )
         except TimeoutError:
+            if not aborted.expired():
+                raise
             raise Cancelled("the reply to the call is no longer wanted") from None
         finally:
             self._open.pop(request.request_id, None)

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Collection
+from collections.abc import AsyncIterator, Awaitable, Collection, Iterator
 from typing import Any, Self, TypeVar
 
 from osmosis_grpc.protocol.errors import MissingExtraError
@@ -156,7 +156,7 @@ class DockerMachine:
         made = await self._call(what, container.exec(argv, stdin=True, stdout=True, stderr=True, tty=False))
         assert made is not None
         socket = made.start(detach=False)
-        await self._call(what, socket._init())
+        await self._call(what, socket.__aenter__())
         try:
             yield ExecStream(made, socket)
         finally:
@@ -171,15 +171,34 @@ class ExecStream:
         self._socket = socket
 
     async def send(self, data: bytes) -> None:
-        """Write to the command's input."""
-        await self._socket.write_in(data)
+        """Write to the command's input. Raises ConnectionError if the stream is broken."""
+        with _broken():
+            await self._socket.write_in(data)
 
     async def receive(self) -> tuple[int, bytes] | None:
-        """Return the next part of an output; None at the end."""
-        message = await self._socket.read_out()
+        """Return the next part of an output; None at the end. Raises ConnectionError if the stream is broken."""
+        with _broken():
+            message = await self._socket.read_out()
         return None if message is None else (message.stream, message.data)
 
     async def exit_code(self) -> int | None:
-        """Return the exit code; None if the command still runs."""
-        code = (await self._made.inspect())["ExitCode"]
+        """Return the exit code; None if the command still runs, or if the container is gone."""
+        from aiodocker import DockerError
+
+        try:
+            with _broken():
+                code = (await self._made.inspect())["ExitCode"]
+        except (DockerError, OSError, TimeoutError):
+            return None
         return None if code is None else int(code)
+
+
+@contextlib.contextmanager
+def _broken() -> Iterator[None]:
+    """Raise ConnectionError for the errors with which aiodocker says that a stream is closed."""
+    import aiohttp
+
+    try:
+        yield
+    except (aiohttp.ClientError, RuntimeError, AssertionError) as error:
+        raise ConnectionError(f"{type(error).__name__}: {error}") from None

@@ -131,6 +131,17 @@ def box_image():
     return "osmosis-test-base"
 
 
+async def test_a_container_that_is_killed_is_lost(daemon, box):
+    running = asyncio.create_task(box.run("touch begun; sleep 60", seconds=60))
+    while not await box.list_files():
+        await asyncio.sleep(0.01)  # between two looks
+    subprocess.run(["docker", "-H", daemon, "kill", box.name], check=True, capture_output=True)
+    ended = (await asyncio.gather(running, return_exceptions=True))[0]
+    assert isinstance(ended, SandboxLost) or ended.exit_code == 137
+    with pytest.raises(SandboxLost):
+        await box.run("true")
+
+
 async def test_many_boxes_at_once(machine):
     async with machine() as made:
 
