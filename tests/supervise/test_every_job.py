@@ -1,7 +1,7 @@
 """Every declared job is made to raise once, and is seen to run again or to be reported.
 
 The jobs of the trainer and its ledger are in tests/trainer/test_supervised.py. The jobs of sandboxes
-in containers are in tests/tools/kubernetes/test_programs.py and tests/tools/docker/test_containers.py.
+in containers are in tests/tools/kubernetes/test_programs.py and tests/tools/docker/test_reach.py.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from osmosis_grpc.supervise import OnFailure
 from tests.deployment import deployment
 from tests.processes import ROOT
 from tests.supervise import process_jobs, server_jobs, worker_jobs
-from tests.tools.docker import test_containers as container_jobs
+from tests.tools.docker import test_reach as container_jobs
 from tests.tools.kubernetes import test_programs as pod_jobs
 from tests.trainer import test_supervised as trainer_jobs
 

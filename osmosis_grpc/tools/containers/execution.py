@@ -65,6 +65,12 @@ class Tail:
             self.truncated = True
 
 
+async def nothing() -> AsyncIterator[bytes]:
+    """Yield no input."""
+    return
+    yield b""
+
+
 async def talk(stream: Stream, stdin: AsyncIterator[bytes], sinks: dict[int, Sink]) -> int:
     """Send `stdin` to a command, pass its outputs to their sinks, and return its exit code.
 

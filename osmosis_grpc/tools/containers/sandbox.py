@@ -1,16 +1,17 @@
 """A sandbox in a container of its own: runs programs there, and reads and writes its files."""
 
 import asyncio
-import os
 import posixpath
 import shlex
-import tempfile
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import IO, Protocol, Self
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, Self
 
-from osmosis_grpc.supervise import SYSTEM, DaemonThreads, OnFailure, child, job
+from osmosis_grpc.supervise import SYSTEM, OnFailure, child, job
 from osmosis_grpc.tools.containers import scripts
+from osmosis_grpc.tools.containers.archive import Archive
 from osmosis_grpc.tools.containers.execution import STDERR, STDOUT, Sink, Stream, StreamBroken, Tail, talk
 from osmosis_grpc.tools.program_caches import PYTEST, without_caches
 from osmosis_grpc.tools.sandbox.port import (
@@ -43,9 +44,6 @@ LIST_BYTES = 32 * 1024 * 1024
 SAID = 300
 """An error has at most this many characters of a program's standard error."""
 
-_threads = DaemonThreads(8)
-"""They read and write the files of snapshots."""
-
 
 class ContainerConfig(Protocol):
     """What a sandbox needs to know of the configuration of its containers."""
@@ -63,13 +61,18 @@ class ContainerConfig(Protocol):
 class Containers(Protocol):
     """What a sandbox asks of the machine that runs its container: a Kubernetes cluster, or a Docker daemon."""
 
-    @property
-    def config(self) -> ContainerConfig: ...
-
-    async def create(self, name: str, rollout: str) -> None: ...
     async def delete(self, name: str) -> None: ...
     async def why_ended(self, name: str) -> str: ...
     def stream(self, name: str, argv: list[str]) -> AbstractAsyncContextManager[Stream]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A container that runs."""
+
+    name: str
+    folder: str
+    """Its working folder."""
 
 
 class ContainerSandbox:
@@ -82,15 +85,18 @@ class ContainerSandbox:
     def __init__(
         self,
         machine: Containers,
-        rollout: str,
+        config: ContainerConfig,
+        start: Callable[[], Awaitable[Started]],
         require: Collection[Protection | str],
-        content: "ContainerSnapshot | None" = None,
+        content: Archive | None = None,
     ) -> None:
         self._machine = machine
-        self._rollout = rollout
+        self._config = config
+        self._start = start
         self._require = protections_of(require)
-        self.name = f"osmosis-{SYSTEM.new_id()}"
-        """The name of the container, or of its pod."""
+        self.name = ""
+        """The name of the container, or of its pod. Known within the `async with`."""
+        self._folder = config.folder
         self._content = content
         self._running = 0
         self._changes = asyncio.Lock()
@@ -99,18 +105,18 @@ class ContainerSandbox:
 
     @property
     def isolation(self) -> Isolation:
-        return self._machine.config.isolation
+        return self._config.isolation
 
     @property
     def folder(self) -> str:
-        return self._machine.config.folder.rstrip("/")
+        return self._folder.rstrip("/")
 
     @property
     def python(self) -> str:
         """The Python interpreter of the image. Raises SandboxError if it has none."""
-        if not self._machine.config.python:
+        if not self._config.python:
             raise SandboxError("python: is empty in the configuration, so there is no Python in the container")
-        return self._machine.config.python
+        return self._config.python
 
     async def __aenter__(self) -> Self:
         self.isolation.require(self._require)
@@ -118,9 +124,10 @@ class ContainerSandbox:
             raise SandboxError(f"the sandbox is {self._state}; make a new one")
         self._state = "open"
         try:
-            await self._machine.create(self.name, self._rollout)
+            started = await self._start()
+            self.name, self._folder = started.name, started.folder
             if self._content is not None:
-                await self._unpack(self._content)
+                await self._unpack(self._content, self.folder)
         except BaseException:
             await self.close()
             raise
@@ -133,7 +140,8 @@ class ContainerSandbox:
         """Delete the container, and with it every program and file. Does nothing the second time."""
         if self._state == "open":
             self._state = "closed"
-            await uninterrupted(self._machine.delete(self.name))
+            if self.name:
+                await uninterrupted(self._machine.delete(self.name))
 
     # Programs.
 
@@ -285,76 +293,89 @@ class ContainerSandbox:
             raise SandboxFileError(f"{path}: is outside of the working folder {self.folder}")
         return posixpath.relpath(whole, self.folder)
 
-    # Snapshots.
+    # Folders.
 
     async def snapshot(self) -> "ContainerSnapshot":
         """Copy the working folder to a temporary file of this machine, as a tar archive."""
         async with self._changes:
             if self._running:
                 raise SandboxError("snapshot: a program runs; wait until it has ended")
-            made, err = ContainerSnapshot(self._machine, self._rollout, self._require), Tail(4096)
-            try:
-                async with asyncio.timeout(PACK_SECONDS):
-                    argv = ["sh", "-c", scripts.PACK, "sh", self.folder]
-                    code = await self._exec(argv, _once(b""), made.write, err.write)
-                if code:
-                    raise SandboxError(f"snapshot: tar ended with {code}: {err.data().decode(errors='replace')[:SAID]}")
-            except BaseException:
-                await made.close()
-                raise
-            return made
+            return ContainerSnapshot(await self._pack(self.folder), self._fork)
 
-    async def _unpack(self, content: "ContainerSnapshot") -> None:
+    def _fork(self, content: Archive) -> "ContainerSandbox":
+        return ContainerSandbox(self._machine, self._config, self._start, self._require, content)
+
+    async def upload(self, local: Path, path: str) -> None:
+        """Copy a folder of this machine into the container. Its files belong to the user of the programs there.
+
+        Args:
+            local: The folder on this machine.
+            path: An absolute path of the container, which is made. Files that are there stay, unless they are replaced.
+
+        Raises:
+            SandboxError: The folder cannot be read, or the path cannot be written.
+        """
+        async with Archive(self._config.snapshot_bytes) as content:
+            await content.fill(local)
+            async with self._changes:
+                await self._unpack(content, self._absolute(path))
+
+    async def download(self, path: str, local: Path) -> None:
+        """Copy a folder of the container to this machine. Links and files that are no plain ones are left out.
+
+        Args:
+            path: An absolute path of the container.
+            local: The folder on this machine, which is made.
+
+        Raises:
+            SandboxError: There is no such folder, or it has more than `snapshot_bytes`.
+        """
+        async with await self._pack(self._absolute(path)) as content:
+            await content.extract(local)
+
+    def _absolute(self, path: str) -> str:
+        if not path.startswith("/") or "\0" in path:
+            raise SandboxFileError(f"{path!r}: is no absolute path")
+        return path
+
+    async def _pack(self, folder: str) -> Archive:
+        made = Archive(self._config.snapshot_bytes)
+        try:
+            await self._tar(["sh", "-c", scripts.PACK, "sh", folder], _once(b""), made.write)
+        except BaseException:
+            await made.close()
+            raise
+        return made
+
+    async def _unpack(self, content: Archive, folder: str) -> None:
+        await self._tar(["sh", "-c", scripts.UNPACK, "sh", folder], content.read(), _nowhere)
+
+    async def _tar(self, argv: list[str], stdin: AsyncIterator[bytes], out: Sink) -> None:
         err = Tail(4096)
-        async with asyncio.timeout(PACK_SECONDS):
-            argv = ["sh", "-c", scripts.UNPACK, "sh", self.folder]
-            code = await self._exec(argv, content.read(), _nowhere, err.write)
+        try:
+            async with asyncio.timeout(PACK_SECONDS):
+                code = await self._exec(argv, stdin, out, err.write)
+        except TimeoutError:
+            raise SandboxLost(f"{argv[-1]}: tar did not end within {PACK_SECONDS:g} s") from None
         if code:
-            raise SandboxError(f"fork: tar ended with {code}: {err.data().decode(errors='replace')[:SAID]}")
+            raise SandboxError(f"{argv[-1]}: tar ended with {code}: {err.data().decode(errors='replace')[:SAID]}")
 
 
 class ContainerSnapshot:
     """A copy of a container's working folder. ContainerSandbox.snapshot() makes it. Used as `async with`."""
 
-    def __init__(self, machine: Containers, rollout: str, require: Collection[Protection]) -> None:
-        self._machine = machine
-        self._rollout = rollout
-        self._require = require
-        self._file: IO[bytes] | None = None
-        self._closed = False
-        self.bytes = 0
+    def __init__(self, content: Archive, fork: Callable[[Archive], ContainerSandbox]) -> None:
+        self._content = content
+        self._fork = fork
+
+    @property
+    def bytes(self) -> int:
         """The bytes of the archive."""
+        return self._content.bytes
 
     def fork(self) -> ContainerSandbox:
         """Return a new sandbox, not started, whose working folder begins as this copy."""
-        return ContainerSandbox(self._machine, self._rollout, self._require, self)
-
-    async def write(self, data: bytes) -> None:
-        """Append to the archive. Raises SandboxError above the limit."""
-        self.bytes += len(data)
-        if self.bytes > self._machine.config.snapshot_bytes:
-            raise SandboxError(
-                f"snapshot: the working folder has more than {self._machine.config.snapshot_bytes} bytes"
-            )
-        await _threads.run(lambda: self._append(data))
-
-    def _append(self, data: bytes) -> None:
-        self._file = self._file or tempfile.TemporaryFile()  # noqa: SIM115 - close() closes it
-        self._file.write(data)
-
-    async def read(self) -> AsyncIterator[bytes]:
-        """Yield the parts of the archive. Several sandboxes may read it at once."""
-        start = 0
-        while start < self.bytes:
-            part = await _threads.run(lambda at=start: self._part(at))  # type: ignore[misc]
-            start += len(part)
-            yield part
-
-    def _part(self, start: int) -> bytes:
-        if self._file is None or self._closed:
-            raise SandboxError("fork: the snapshot is closed")
-        self._file.flush()
-        return os.pread(self._file.fileno(), 256 * 1024, start)
+        return self._fork(self._content)
 
     async def __aenter__(self) -> Self:
         return self
@@ -364,10 +385,7 @@ class ContainerSnapshot:
 
     async def close(self) -> None:
         """Remove the copy. Does nothing the second time."""
-        self._closed = True
-        file, self._file = self._file, None
-        if file is not None:
-            await _threads.run(file.close)
+        await self._content.close()
 
 
 async def _once(data: bytes) -> AsyncIterator[bytes]:

@@ -101,4 +101,4 @@ done' sh {{}} +"""
 """Prints the kind, the bytes and the path of each file and folder. $3 is the depth."""
 
 PACK = 'exec tar -C "$1" -cf - .'
-UNPACK = 'exec tar -C "$1" -xf -'
+UNPACK = 'mkdir -p "$1" && exec tar -C "$1" -xof -'

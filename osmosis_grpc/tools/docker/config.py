@@ -1,10 +1,11 @@
 """The configuration of sandboxes in containers, and what the daemon is asked to create."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from osmosis_grpc.tools.docker.relays import FOLDER, PROXY_PORT
 from osmosis_grpc.tools.sandbox import Isolation, Protection
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
@@ -14,6 +15,10 @@ PROCESS_LABEL = "osmosis-grpc.process"
 """The label with the process of the server. A later process of the server removes the container."""
 ROLLOUT_LABEL = "osmosis-grpc.rollout"
 NO_NETWORK = "none"
+ADDRESS = re.compile(r"(?:[A-Za-z0-9.-]+|\[[0-9A-Fa-f:]+\]):[0-9]{1,5}")
+HOST = re.compile(r"(?:\*\.)?[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*")
+OF_ROOT = ["CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID"]
+"""What root of a container may do besides, because package managers do it."""
 MB = 1024 * 1024
 
 
@@ -21,8 +26,8 @@ MB = 1024 * 1024
 class DockerConfig:
     """How containers are made. Times are in seconds. Raises ValueError naming a field that is out of bounds.
 
-    The image needs sh, cat, dd, env, find, grep, head, kill, mkdir, mv, sleep, stat, tar and touch, as busybox and
-    Debian have them. The daemon has to have it already.
+    The image needs sh, cat, dd, env, find, grep, head, kill, mkdir, mv, sleep, stat, tar, timeout and touch, as busybox
+    and Debian have them, and perl, python3 or node for `hosts` and `reach`. The daemon has to have it already.
     """
 
     server_id: str
@@ -32,11 +37,22 @@ class DockerConfig:
     url: str = ""
     """The address of the daemon, such as unix:///run/docker.sock; empty for DOCKER_HOST or the usual socket."""
     folder: str = "/work"
-    """The working folder in the container. It is in memory and empty."""
-    user: int = 65532
-    """The user and group of the programs. Not 0."""
+    """The working folder in the container. It is in memory and empty, unless `writable` keeps that of the image. Empty
+    for the one that the image names, which needs `writable`."""
+    user: int | None = 65532
+    """The user and group of the programs. 0, or None for that of the image, needs `writable`."""
+    writable: bool = False
+    """Whether programs can change the whole file system of their container, as images of tasks expect."""
     network: str = NO_NETWORK
     """The network of Docker to which the container belongs; "none" for no network."""
+    hosts: Sequence[str] = ()
+    """Hosts that a container without a network reaches on ports 80 and 443 by an HTTP proxy, such as pypi.org or
+    *.pythonhosted.org. Its variables name the proxy. The daemon has to run on this machine."""
+    reach: Sequence[str] = ()
+    """Addresses of this machine that a container without a network reaches on its own loopback, such as
+    127.0.0.1:8080. The daemon has to run on this machine."""
+    mounts: Mapping[str, str] = field(default_factory=dict)
+    """Folders of the daemon's machine that the container sees and cannot change, by their paths in the container."""
     cpus: float = 1.0
     memory: int = 1024 * MB
     """The most bytes of memory, the working folder included."""
@@ -45,7 +61,9 @@ class DockerConfig:
     processes: int = 256
     """The most processes and threads of all programs together."""
     lifetime: float = 3600.0
-    """The container ends after this time, also if no server is left."""
+    """The container ends after this time. It also ends when this process has ended."""
+    warm: int = 0
+    """So many containers run before a sandbox needs them."""
     request_timeout: float = 60.0
     """One call of the daemon may take this long."""
     snapshot_bytes: int = 256 * MB
@@ -53,17 +71,27 @@ class DockerConfig:
     python: str = "python3"
     """The Python interpreter of the image; empty if it has none."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Added to HOME and TMPDIR."""
+    """Variables of the programs."""
 
     def __post_init__(self) -> None:
         if not LABEL.fullmatch(self.server_id):
             raise ValueError(f"server_id: {self.server_id!r:.80} is not 1 to 63 letters, digits, -_.")
         if not self.image:
             raise ValueError("image: is empty")
-        if not self.folder.startswith("/") or self.folder.rstrip("/") in ("", "/tmp"):  # noqa: S108
+        if self.folder and (not self.folder.startswith("/") or self.folder.rstrip("/") in ("", "/tmp")):  # noqa: S108
             raise ValueError(f"folder: {self.folder!r} is not an absolute path besides / and /tmp")
-        if self.user < 1:
-            raise ValueError("user: is not above 0; programs of a sandbox do not run as root")
+        if not self.writable and not self.folder:
+            raise ValueError("folder: is empty; the folder of the image needs writable=True")
+        if not self.writable and not self.user:
+            raise ValueError("user: is not above 0; root, and the user of the image, need writable=True")
+        if self.network != NO_NETWORK and (self.hosts or self.reach):
+            raise ValueError("network: is another than none, so `hosts` and `reach` would limit nothing")
+        for address in self.reach:
+            if not ADDRESS.fullmatch(address):
+                raise ValueError(f"reach: {address!r:.80} is not HOST:PORT")
+        for host in self.hosts:
+            if not HOST.fullmatch(host):
+                raise ValueError(f"hosts: {host!r:.80} is not the name of a host, such as pypi.org or *.example.com")
         for name in ("memory", "disk", "processes", "lifetime", "request_timeout", "snapshot_bytes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: {getattr(self, name)} is less than 1")
@@ -73,42 +101,68 @@ class DockerConfig:
     @property
     def isolation(self) -> Isolation:
         """Return the isolation that containers have."""
-        connected = self.network != NO_NETWORK
-        made = frozenset(set(Protection) - ({Protection.NETWORK} if connected else set()))
-        return Isolation("docker", made, f"the container is in the network {self.network}" if connected else "")
+        missing: dict[Protection, str] = {}
+        if self.network != NO_NETWORK:
+            missing[Protection.NETWORK] = f"the container is in the network {self.network}"
+        elif self.hosts or self.reach:
+            missing[Protection.NETWORK] = f"the container reaches {', '.join([*self.reach, *self.hosts])}, nothing else"
+        if not self.user:
+            missing[Protection.USER] = "programs run as root of the container, or as the user of the image"
+        if self.writable:
+            missing[Protection.FILES] = "programs can change the files of their container"
+            missing[Protection.LIMITS] = "what they write to its disk has no limit"
+        return Isolation("docker", frozenset(set(Protection) - missing.keys()), "; ".join(missing.values()))
 
 
-def container_body(config: DockerConfig, process: str, rollout: str) -> dict[str, Any]:
+def container_body(config: DockerConfig, process: str, rollout: str, sockets: str = "") -> dict[str, Any]:
     """Return what the daemon is asked to create.
 
     Args:
         config: The configuration.
         process: The process of the server, for a label.
         rollout: The rollout, for a label.
+        sockets: The folder with the sockets to the outside, if there are any.
     """
-    variables = {"HOME": config.folder, "TMPDIR": "/tmp", **config.environment}  # noqa: S108
+    variables = {} if config.writable else {"HOME": config.folder, "TMPDIR": "/tmp"}  # noqa: S108
+    if config.hosts:
+        proxy = f"http://127.0.0.1:{PROXY_PORT}"
+        proxies = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), proxy)
+        variables |= proxies | dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1,localhost")
+    variables |= config.environment
     in_memory = f"rw,exec,nosuid,nodev,size={config.disk},uid={config.user},gid={config.user},mode=0755"
-    return {
+    mounts = {FOLDER: sockets, **config.mounts} if sockets else config.mounts
+    body: dict[str, Any] = {
         "Image": config.image,
-        # The first process does nothing. Docker's init collects the processes that lose their parent.
-        "Entrypoint": ["sleep", str(int(config.lifetime))],
+        # The first process reads its input, which nobody writes and which ends when this process of the server ends.
+        # Docker's init collects the processes that lose their parent.
+        "Entrypoint": ["timeout", str(int(config.lifetime)), "cat"],
         "Cmd": [],
-        "User": f"{config.user}:{config.user}",
-        "WorkingDir": config.folder,
+        "OpenStdin": True,
+        "StdinOnce": True,
         "Env": [f"{name}={value}" for name, value in variables.items()],
         "Labels": {SERVER_LABEL: config.server_id, PROCESS_LABEL: process, ROLLOUT_LABEL: rollout},
         "NetworkDisabled": config.network == NO_NETWORK,
         "HostConfig": {
+            "AutoRemove": True,
             "NetworkMode": config.network,
             "Init": True,
-            "ReadonlyRootfs": True,
+            "ReadonlyRootfs": not config.writable,
             "CapDrop": ["ALL"],
             "SecurityOpt": ["no-new-privileges"],
             "PidsLimit": config.processes,
             "Memory": config.memory,
             "MemorySwap": config.memory,
             "NanoCpus": int(config.cpus * 1e9),
-            "Tmpfs": {config.folder: in_memory, "/tmp": in_memory},  # noqa: S108
+            "Binds": [f"{there}:{here}:ro" for here, there in mounts.items()],
             "LogConfig": {"Type": "none"},
         },
     }
+    if config.folder:
+        body["WorkingDir"] = config.folder
+    if config.user is not None:
+        body["User"] = f"{config.user}:{config.user}"
+    if config.writable:
+        body["HostConfig"]["CapAdd"] = [] if config.user else OF_ROOT
+    else:
+        body["HostConfig"]["Tmpfs"] = {config.folder: in_memory, "/tmp": in_memory}  # noqa: S108
+    return body

@@ -1,55 +1,49 @@
-"""The connection to a Docker daemon, and the containers of one agent server."""
+"""The connection to a Docker daemon, and the containers and images of one agent server."""
 
 import asyncio
 import contextlib
-import logging
-from collections.abc import AsyncIterator, Awaitable, Collection, Iterator
-from typing import Any, Self, TypeVar
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
 
 from osmosis_grpc.protocol.errors import MissingExtraError
-from osmosis_grpc.supervise import SYSTEM, OnFailure, Supervisor, job
-from osmosis_grpc.tools.containers.sandbox import ContainerSandbox
+from osmosis_grpc.tools.containers.archive import Archive, digest_of_folder
+from osmosis_grpc.tools.containers.execution import STDERR, Tail, nothing, talk
+from osmosis_grpc.tools.containers.machine import ContainerMachine
 from osmosis_grpc.tools.docker.config import PROCESS_LABEL, SERVER_LABEL, DockerConfig, container_body
-from osmosis_grpc.tools.sandbox import Protection, SandboxError, SandboxLost
+from osmosis_grpc.tools.docker.forwarding import Forwarding
+from osmosis_grpc.tools.docker.relays import FOLDER, PROBLEMS, RELAY
+from osmosis_grpc.tools.sandbox import SandboxError, SandboxLost
 
-log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-CLEAN_UP = job("tools.docker_clean_up", OnFailure.RESTART)
-CLEAN_EVERY = 60.0
-"""Seconds between two searches for containers that no sandbox has."""
-GONE = 404
+NOT_FOUND = 404
+GOING = 409
+"""The status for a container that is being removed."""
+BUILD_BYTES = 1024 * 1024 * 1024
+"""The most bytes of the folder of an image."""
 
 
-class DockerMachine:
+class DockerMachine(ContainerMachine[DockerConfig]):
     """Makes sandboxes in containers: `async with DockerMachine(config) as machine, machine.sandbox() as box`.
 
-    At its start, and then every minute, it removes the containers of the same `server_id` that no sandbox of this
-    process has. At its end it removes all of them. Raises MissingExtraError without aiodocker, and SandboxError if the
-    daemon cannot be reached.
-
-    Args:
-        config: How containers are made.
+    A container ends with its sandbox, and when this process ends, however it ends. At its start, and then every minute,
+    the machine removes what is left of the same `server_id`. Raises MissingExtraError without aiodocker, and
+    SandboxError if the daemon cannot be reached.
     """
 
     def __init__(self, config: DockerConfig) -> None:
-        self.config = config
-        self.process = SYSTEM.new_id()
-        """The name of this process in the labels of its containers."""
-        self._open: set[str] = set()
-        self._supervisor = Supervisor("the Docker sandboxes")
+        super().__init__(config)
         self._docker: Any = None
+        self._attached: dict[str, Any] = {}
+        """The inputs of the containers' first processes. Each container ends with its own."""
+        self._forwarding: dict[tuple[tuple[str, ...], tuple[str, ...]], Forwarding] = {}
+        """What containers reach, by the fields `reach` and `hosts`."""
+        self._building: dict[str, asyncio.Lock] = {}
 
-    def sandbox(self, rollout: str = "", *, require: Collection[Protection | str] = ()) -> ContainerSandbox:
-        """Return a sandbox, not started. Each has a container of its own.
-
-        Args:
-            rollout: The rollout, for a label of the container.
-            require: The protections without which the sandbox does not start (SandboxRefused).
-        """
-        return ContainerSandbox(self, rollout, require)
-
-    async def __aenter__(self) -> Self:
+    async def connect(self) -> None:
+        """Connect to the daemon. Raises MissingExtraError, and SandboxError."""
         try:
             import aiodocker
         except ImportError:
@@ -58,24 +52,17 @@ class DockerMachine:
             self._docker = aiodocker.Docker(url=self.config.url or None)
         except ValueError as error:
             raise SandboxError(f"url: the Docker daemon cannot be found: {error}") from None
-        try:
-            await self.clean_up()
-        except BaseException:
-            await self._docker.close()
-            raise
-        self._supervisor.every(CLEAN_UP, CLEAN_EVERY, self.clean_up)
-        return self
 
-    async def __aexit__(self, *exc: object) -> None:
-        await self._supervisor.close()
-        try:
-            self._open.clear()
-            await self.clean_up()
-        finally:
-            await self._docker.close()
+    async def disconnect(self) -> None:
+        """Close the connections."""
+        for forwarding in self._forwarding.values():
+            await forwarding.close()
+        for attached in self._attached.values():
+            await attached.close()
+        await self._docker.close()
 
-    async def _call(self, what: str, asked: Awaitable[T], *, accept: int | None = None) -> T | None:
-        """Return the result of a call of the daemon. Raises SandboxLost. With the status `accept` it is None."""
+    async def _call(self, what: str, asked: Awaitable[T], *, accept: int | tuple[int, ...] = ()) -> T | None:
+        """Return the result of a call of the daemon. Raises SandboxLost. With a status of `accept` it is None."""
         import aiohttp
         from aiodocker import DockerError
 
@@ -83,51 +70,102 @@ class DockerMachine:
             async with asyncio.timeout(self.config.request_timeout):
                 return await asked
         except DockerError as error:
-            if error.status == accept:
+            if error.status in (accept if isinstance(accept, tuple) else (accept,)):
                 return None
             raise SandboxLost(f"{what}: the Docker daemon answered {error.status}: {error.message}"[:500]) from None
         except (OSError, TimeoutError, aiohttp.ClientError) as error:
             raise SandboxLost(f"{what}: the Docker daemon failed: {type(error).__name__}: {error}"[:500]) from None
 
-    async def clean_up(self) -> None:
-        """Remove the containers of this server that no sandbox of this process has. Raises SandboxError."""
+    async def running(self) -> Mapping[str, str]:
+        """Return the names of this server's containers, and the process that made each. Raises SandboxError."""
         wanted = {"label": [f"{SERVER_LABEL}={self.config.server_id}"]}
         listed = await self._call("the list of containers", self._docker.containers.list(all=True, filters=wanted))
-        for container in listed or ():
-            name = container["Names"][0].lstrip("/")
-            if name not in self._open:
-                if container["Labels"].get(PROCESS_LABEL) != self.process:
-                    log.warning("removing container %s, which an earlier process of this server has left", name)
-                await self.delete(name)
+        return {each["Names"][0].lstrip("/"): each["Labels"].get(PROCESS_LABEL) for each in listed or ()}
+
+    # Images.
+
+    async def build(self, folder: Path, *, timeout: float = 1800.0) -> str:
+        """Build the image of a folder with a Dockerfile, and return its name. The same files give the same image.
+
+        Args:
+            folder: The folder, which is the context of the build.
+            timeout: The build may take so many seconds.
+
+        Raises:
+            SandboxError: The build failed. The text has the end of its output.
+        """
+        from aiodocker import DockerError
+
+        async with Archive(BUILD_BYTES) as context:
+            await context.fill(folder)
+            name = f"osmosis-box:{(await asyncio.to_thread(digest_of_folder, folder))[:32]}"
+            async with self._building.setdefault(name, asyncio.Lock()):
+                if await self._call(f"image {name}", self._docker.images.inspect(name), accept=NOT_FOUND) is not None:
+                    return name
+                said: deque[str] = deque(maxlen=20)
+                try:
+                    async with asyncio.timeout(timeout):
+                        building = self._docker.images.build(
+                            fileobj=context.opened(), encoding="identity", tag=name, stream=True, forcerm=True
+                        )
+                        async for line in building:
+                            said.append(str(line.get("stream") or line.get("error") or ""))
+                except (DockerError, TimeoutError, OSError) as error:
+                    text = "".join(said).strip()[-2000:]
+                    raise SandboxError(f"the image of {folder} cannot be built: {error}\n{text}".rstrip()) from None
+                return name
 
     # Containers.
 
-    async def create(self, name: str, rollout: str) -> None:
-        """Create a container and start it. Raises SandboxError. The caller deletes the container, in either case.
+    async def start(self, name: str, config: DockerConfig, rollout: str) -> str:
+        """Start a container, and return its working folder. Raises SandboxError.
 
         Args:
             name: The name of the container.
-            rollout: The rollout, for a label of the container.
+            config: How it is made.
+            rollout: The rollout, for a label.
         """
-        self._open.add(name)
-        body = container_body(self.config, self.process, rollout)
-        what = f"container {name} of the image {self.config.image}"
+        forwarding = await self._forwarding_of(config)
+        body = container_body(config, self.process, rollout, str(forwarding.folder) if forwarding else "")
+        what = f"container {name} of the image {config.image}"
         container = await self._call(what, self._docker.containers.create(body, name=name))
         assert container is not None
+        attached = self._attached[name] = container.attach(stdin=True)
+        await self._call(what, attached.__aenter__())
         await self._call(what, container.start())
+        if forwarding is not None:
+            await self._open_ports(name, forwarding.ports)
+        if config.folder:
+            return config.folder
+        shown = await self._call(what, container.show())
+        return str((shown or {})["Config"]["WorkingDir"] or "/")
 
-    async def delete(self, name: str) -> None:
-        """Remove a container at once. One that is gone is no error. A failure is logged, and clean_up() tries again.
+    async def _forwarding_of(self, config: DockerConfig) -> Forwarding | None:
+        if not config.reach and not config.hosts:
+            return None
+        key = (tuple(config.reach), tuple(config.hosts))
+        if key not in self._forwarding:
+            made = self._forwarding[key] = Forwarding(*key, self._supervisor)
+            await made.open()
+        return self._forwarding[key]
 
-        Args:
-            name: The name of the container.
-        """
-        self._open.discard(name)
-        try:
-            container = self._docker.containers.container(name)
-            await self._call(f"container {name}", container.delete(force=True, v=True), accept=GONE)
-        except SandboxError as error:
-            log.warning("a container is left, and is tried again in %g s: %s", CLEAN_EVERY, error)
+    async def _open_ports(self, name: str, ports: Sequence[int]) -> None:
+        """Open the ports of a container that lead to the outside. Raises SandboxError."""
+        argv = ["sh", "-c", RELAY, "sh", FOLDER, *map(str, ports)]
+        err = Tail(4096)
+        async with asyncio.timeout(self.config.request_timeout), self.stream(name, argv) as stream:
+            code = await talk(stream, nothing(), {STDERR: err.write})
+        if code:
+            text = PROBLEMS.get(code) or f"exit code {code}: {err.data().decode(errors='replace')[:300]}"
+            raise SandboxError(f"reach, hosts: {text}")
+
+    async def remove(self, name: str) -> None:
+        """Remove a container at once. One that is gone is no error. Raises SandboxError."""
+        attached = self._attached.pop(name, None)
+        if attached is not None:
+            await attached.close()
+        container = self._docker.containers.container(name)
+        await self._call(f"container {name}", container.delete(force=True, v=True), accept=(NOT_FOUND, GOING))
 
     async def why_ended(self, name: str) -> str:
         """Return why a container no longer runs; an empty text if it runs.

@@ -5,24 +5,20 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import Awaitable, Callable, Collection
-from typing import Any, Self
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 from osmosis_grpc.protocol.errors import MissingExtraError
-from osmosis_grpc.supervise import SYSTEM, Backoff, DaemonThreads, OnFailure, Supervisor, job
-from osmosis_grpc.tools.containers.sandbox import ContainerSandbox
+from osmosis_grpc.supervise import SYSTEM, Backoff, DaemonThreads
+from osmosis_grpc.tools.containers.machine import ContainerMachine
 from osmosis_grpc.tools.kubernetes.config import CONTAINER, PROCESS_LABEL, SERVER_LABEL, KubernetesConfig, pod_manifest
 from osmosis_grpc.tools.kubernetes.pod_exec import PodStream
-from osmosis_grpc.tools.sandbox import Protection, SandboxError, SandboxLost
+from osmosis_grpc.tools.sandbox import SandboxError, SandboxLost
 
 log = logging.getLogger(__name__)
 
-CLEAN_UP = job("tools.kubernetes_clean_up", OnFailure.RESTART)
-
 PAUSES = (0.2, 10.0)
 """The first and the longest pause between two tries, in seconds."""
-CLEAN_EVERY = 60.0
-"""Seconds between two searches for pods that no sandbox has."""
 HEARTBEAT = 20.0
 """Seconds between two pings of an exec's stream."""
 CONNECTIONS = 1024
@@ -38,7 +34,7 @@ HOPELESS = frozenset(
 _threads = DaemonThreads(1)
 
 
-class KubernetesCluster:
+class KubernetesCluster(ContainerMachine[KubernetesConfig]):
     """Makes sandboxes in pods: `async with KubernetesCluster(config) as cluster, cluster.sandbox() as box`.
 
     At its start, and then every minute, it deletes the pods of the same `server_id` that no sandbox of this process
@@ -47,46 +43,23 @@ class KubernetesCluster:
     """
 
     def __init__(self, config: KubernetesConfig) -> None:
-        self.config = config
-        self.process = SYSTEM.new_id()
-        """The name of this process in the labels of its pods."""
-        self._open: set[str] = set()
-        self._supervisor = Supervisor("the Kubernetes sandboxes")
+        super().__init__(config)
         self._kubernetes: Any = None
         self._clients: list[Any] = []
         self._pods: Any = None
         self._streams: Any = None
 
-    def sandbox(self, rollout: str = "", *, require: Collection[Protection | str] = ()) -> ContainerSandbox:
-        """Return a sandbox, not started. Each has a pod of its own.
-
-        Args:
-            rollout: The rollout, for an annotation of the pod.
-            require: The protections without which the sandbox does not start (SandboxRefused).
-        """
-        return ContainerSandbox(self, rollout, require)
-
-    async def __aenter__(self) -> Self:
+    async def connect(self) -> None:
+        """Connect to the cluster. Raises MissingExtraError, and SandboxError."""
         try:
             self._kubernetes = await _threads.run(_library)
         except ImportError:
             raise MissingExtraError("KubernetesCluster", "kubernetes") from None
         try:
             await self._connect()
-            await self.clean_up()
         except BaseException:
-            await self._disconnect()
+            await self.disconnect()
             raise
-        self._supervisor.every(CLEAN_UP, CLEAN_EVERY, self.clean_up)
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self._supervisor.close()
-        try:
-            self._open.clear()
-            await self.clean_up()
-        finally:
-            await self._disconnect()
 
     async def _connect(self) -> None:
         library, config = self._kubernetes, self.config
@@ -105,7 +78,8 @@ class KubernetesCluster:
         self._clients = [library.client.ApiClient(settings), library.stream.WsApiClient(settings, heartbeat=HEARTBEAT)]
         self._pods, self._streams = map(library.client.CoreV1Api, self._clients)
 
-    async def _disconnect(self) -> None:
+    async def disconnect(self) -> None:
+        """Close the connections."""
         clients, self._clients = self._clients, []
         for client in clients:
             await client.close()
@@ -140,45 +114,44 @@ class KubernetesCluster:
             log.debug("%s: try %d failed (%s); the next one is in %.2f s", what, attempt, failure, pause)
             await asyncio.sleep(pause)
 
-    async def clean_up(self) -> None:
-        """Delete the pods of this server that no sandbox of this process has. Raises SandboxError."""
+    async def running(self) -> Mapping[str, str]:
+        """Return the names of this server's pods, and the process that made each. Raises SandboxError."""
         config = self.config
         selector = f"{SERVER_LABEL}={config.server_id}"
         listed = await self.call(
             "the list of pods", lambda: self._pods.list_namespaced_pod(config.namespace, label_selector=selector)
         )
-        for pod in listed.items:
-            name, process = pod.metadata.name, pod.metadata.labels.get(PROCESS_LABEL)
-            if name not in self._open and pod.metadata.deletion_timestamp is None:
-                if process != self.process:
-                    log.warning("deleting pod %s, which an earlier process of this server has left", name)
-                await self.delete(name)
+        return {
+            pod.metadata.name: pod.metadata.labels.get(PROCESS_LABEL)
+            for pod in listed.items
+            if pod.metadata.deletion_timestamp is None
+        }
 
     # Pods.
 
-    async def create(self, name: str, rollout: str) -> None:
-        """Create a pod, and return when it runs. Raises SandboxError. The caller deletes the pod, in either case.
+    async def start(self, name: str, config: KubernetesConfig, rollout: str) -> str:
+        """Create a pod, and return its working folder when it runs. Raises SandboxError.
 
         Args:
             name: The name of the pod.
+            config: How it is made.
             rollout: The rollout, for an annotation of the pod.
         """
-        self._open.add(name)
-        manifest = pod_manifest(self.config, name, self.process, rollout)
+        manifest = pod_manifest(config, name, self.process, rollout)
         # The name is random, so a pod that exists is that of an earlier try whose answer was lost.
         await self.call(
             f"pod {name}", lambda: self._pods.create_namespaced_pod(self.config.namespace, manifest), accept=409
         )
         seen, backoff = "nothing was seen of it", Backoff(*LOOKS, system=SYSTEM)
         try:
-            async with asyncio.timeout(self.config.ready_within):
+            async with asyncio.timeout(config.ready_within):
                 while True:
                     seen = self._state(await self._read(name))
                     if not seen:
-                        return
+                        return config.folder
                     await asyncio.sleep(backoff.next())
         except TimeoutError:
-            limit = self.config.ready_within
+            limit = config.ready_within
             raise SandboxError(f"ready_within: pod {name} does not run after {limit:g} s: {seen}") from None
 
     async def _read(self, name: str) -> Any:
@@ -202,17 +175,13 @@ class KubernetesCluster:
             return str(error)
         return _ended(pod)
 
-    async def delete(self, name: str) -> None:
-        """Delete a pod at once. A pod that is gone is no error. A failure is logged, and clean_up() tries again."""
-        self._open.discard(name)
-        try:
-            await self.call(
-                f"pod {name}",
-                lambda: self._pods.delete_namespaced_pod(name, self.config.namespace, grace_period_seconds=0),
-                accept=404,
-            )
-        except SandboxError as error:
-            log.warning("a pod is left, and is tried again in %g s: %s", CLEAN_EVERY, error)
+    async def remove(self, name: str) -> None:
+        """Delete a pod at once. A pod that is gone is no error. Raises SandboxError."""
+        await self.call(
+            f"pod {name}",
+            lambda: self._pods.delete_namespaced_pod(name, self.config.namespace, grace_period_seconds=0),
+            accept=404,
+        )
 
     @contextlib.asynccontextmanager
     async def stream(self, name: str, argv: list[str]) -> Any:

@@ -56,6 +56,8 @@ class KubernetesConfig:
     """One try of a call may take this long."""
     snapshot_bytes: int = 256 * 1024 * 1024
     """The most bytes of a snapshot."""
+    warm: int = 0
+    """So many pods run before a sandbox needs them."""
     python: str = "python3"
     """The Python interpreter of the image; empty if it has none."""
     operator_provides: Collection[Protection] = ()

@@ -212,21 +212,32 @@ async def program(made, fail, caplog):
 async def clean_up(made, fail, caplog):
     """It is logged, and the next clean-up removes nothing that is in use."""
     fail()
-    await until(lambda: "tools.kubernetes_clean_up failed" in caplog.text)
+    await until(lambda: "tools.container_clean_up failed" in caplog.text)
+    async with made.sandbox() as box:
+        assert (await box.run("echo next")).stdout == b"next\n"
+
+
+async def warm_up(made, fail, caplog):
+    """It is logged, and containers are made again."""
+    fail()
+    async with made.sandbox():  # takes a warm one, so that the next is made
+        pass
+    await until(lambda: "tools.container_warm_up failed" in caplog.text)
     async with made.sandbox() as box:
         assert (await box.run("echo next")).stdout == b"next\n"
 
 
 SCENARIOS = {
+    "tools.container_warm_up": warm_up,
     "tools.run_in_container": program,
     "tools.container_stdin": program,
     "tools.container_output": program,
-    "tools.kubernetes_clean_up": clean_up,
+    "tools.container_clean_up": clean_up,
 }
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
 async def test_a_job_of_a_cluster_that_raises_runs_again_or_is_reported(name, cluster, monkeypatch, caplog):
-    monkeypatch.setattr("osmosis_grpc.tools.kubernetes.cluster.CLEAN_EVERY", 0.05)
-    async with cluster() as made:
+    monkeypatch.setattr("osmosis_grpc.tools.containers.machine.CLEAN_EVERY", 0.05)
+    async with cluster(warm=1) as made:
         await SCENARIOS[name](made, lambda: supervise.inject(name, OSError(f"injected into {name}")), caplog)

@@ -1,0 +1,135 @@
+"""A tar archive in a temporary file of this machine: what is copied into containers, and out of them."""
+
+import hashlib
+import os
+import tarfile
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import IO, Self, cast
+
+from osmosis_grpc.supervise import DaemonThreads
+from osmosis_grpc.tools.sandbox import SandboxError
+
+_threads = DaemonThreads(8)
+"""They read and write the files."""
+
+
+class Archive:
+    """A tar archive with at most `most` bytes. Used as `async with`."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._file: IO[bytes] | None = None
+        self._closed = False
+        self.bytes = 0
+        """The bytes of the archive."""
+
+    async def write(self, data: bytes) -> None:
+        """Append to the archive. Raises SandboxError above the limit."""
+        await _threads.run(lambda: self._append(data))
+
+    def _append(self, data: bytes) -> None:
+        self.bytes += len(data)
+        if self.bytes > self._most:
+            raise SandboxError(f"snapshot_bytes: the folder has more than {self._most} bytes")
+        self._file = self._file or tempfile.TemporaryFile()  # noqa: SIM115 - close() closes it
+        self._file.write(data)
+
+    async def fill(self, folder: Path) -> None:
+        """Append the content of a folder of this machine, as if it belonged to root. Raises SandboxError."""
+
+        def work() -> None:
+            try:
+                with tarfile.open(fileobj=cast(IO[bytes], _Appended(self)), mode="w|") as archive:
+                    archive.add(folder, ".", filter=_of_root)
+            except (OSError, tarfile.TarError) as error:
+                raise SandboxError(f"{folder}: cannot be copied: {error}") from None
+
+        await _threads.run(work)
+
+    async def extract(self, folder: Path) -> None:
+        """Write the plain files and folders of the archive below a folder of this machine. Raises SandboxError."""
+
+        def work() -> None:
+            folder.mkdir(parents=True, exist_ok=True)
+            if self._file is None:
+                return
+            try:
+                with tarfile.open(fileobj=self.opened(), mode="r|") as archive:
+                    archive.extractall(folder, filter=_plain)  # noqa: S202 - the filter checks each path
+            except (OSError, tarfile.TarError) as error:
+                raise SandboxError(f"{folder}: the copy of the container cannot be written: {error}") from None
+
+        await _threads.run(work)
+
+    def opened(self) -> IO[bytes]:
+        """Return the archive as a file at its beginning. It is closed with the archive."""
+        if self._file is None:
+            raise SandboxError("the archive is empty")
+        self._file.seek(0)
+        return self._file
+
+    async def read(self) -> AsyncIterator[bytes]:
+        """Yield the parts of the archive. Several sandboxes may read it at once."""
+        start = 0
+        while start < self.bytes:
+            part = await _threads.run(lambda at=start: self._part(at))  # type: ignore[misc]
+            start += len(part)
+            yield part
+
+    def _part(self, start: int) -> bytes:
+        if self._file is None or self._closed:
+            raise SandboxError("the copy of the folder is closed")
+        self._file.flush()
+        return os.pread(self._file.fileno(), 256 * 1024, start)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Remove the archive. Does nothing the second time."""
+        self._closed = True
+        file, self._file = self._file, None
+        if file is not None:
+            await _threads.run(file.close)
+
+
+class _Appended:
+    """What tarfile writes to."""
+
+    def __init__(self, archive: Archive) -> None:
+        self._archive = archive
+
+    def write(self, data: bytes) -> int:
+        self._archive._append(data)
+        return len(data)
+
+
+def digest_of_folder(folder: Path) -> str:
+    """Return a hash of the files of a folder: of their paths, of their contents, and of whether they are programs.
+
+    Raises OSError.
+    """
+    hashed = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.is_symlink() or path.is_file()):
+        linked = path.is_symlink()
+        content = os.readlink(path).encode() if linked else path.read_bytes()
+        kind = "link" if linked else "program" if path.stat().st_mode & 0o100 else "file"
+        head = f"{path.relative_to(folder).as_posix()}\0{kind}\0{len(content)}\0"
+        hashed.update(head.encode(errors="surrogateescape") + content)
+    return hashed.hexdigest()
+
+
+def _of_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    return member
+
+
+def _plain(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
+    """Return a file or a folder of an archive that a stranger has made; None for what else is in it."""
+    return tarfile.data_filter(member, folder) if member.isfile() or member.isdir() else None

@@ -1,0 +1,145 @@
+"""What a container without a network can reach: addresses of the server, and the hosts of a list.
+
+The folder of a Forwarding has one Unix socket for each port. A container sees the folder. A program in the container
+listens on the ports, and passes each connection to the socket (relays.py). So the container needs no network, and this
+process decides about each connection.
+"""
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import socket
+import tempfile
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+from osmosis_grpc.supervise import OnFailure, Supervisor, job
+from osmosis_grpc.tools.docker.host_proxy import Refused, asked_of_proxy
+from osmosis_grpc.tools.docker.relays import PROXY_PORT
+from osmosis_grpc.tools.sandbox import SandboxError
+
+log = logging.getLogger(__name__)
+
+FORWARD = job("tools.docker_forward", OnFailure.REPORT)
+MOST = 1024
+"""So many connections are open at once. Further ones are closed."""
+PART = 64 * 1024
+Connected = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class Forwarding:
+    """Passes on the connections of containers.
+
+    Args:
+        reach: Addresses such as 127.0.0.1:8080, each reached on its own port of the container's loopback.
+        hosts: Names of hosts that the proxy allows, such as pypi.org or *.pythonhosted.org.
+        supervisor: Owns the connections.
+    """
+
+    def __init__(self, reach: Sequence[str], hosts: Sequence[str], supervisor: Supervisor) -> None:
+        self._hosts = hosts
+        self._supervisor = supervisor
+        self._servers: list[asyncio.Server] = []
+        self._connections = 0
+        self._addresses = {int(address.rpartition(":")[2]): address for address in reach}
+        self.folder = Path()
+        """The folder with the sockets. Known after open()."""
+
+    @property
+    def ports(self) -> list[int]:
+        """The ports of a container that lead to the outside. The socket of each has the port as its name."""
+        return [*self._addresses, *([PROXY_PORT] if self._hosts else [])]
+
+    async def open(self) -> None:
+        """Make the sockets. Raises SandboxError."""
+        try:
+            self.folder = Path(tempfile.mkdtemp(prefix="osmosis-reach-"))
+            self.folder.chmod(0o711)
+            for port, address in self._addresses.items():
+                await self._listen(port, lambda reader, writer, to=address: self._to_address(to, reader, writer))  # type: ignore[misc]
+            if self._hosts:
+                await self._listen(PROXY_PORT, self._to_host)
+        except OSError as error:
+            await self.close()
+            raise SandboxError(f"reach, hosts: the sockets cannot be made: {error}") from None
+
+    async def close(self) -> None:
+        """Remove the sockets. The supervisor ends the connections."""
+        for server in self._servers:
+            server.close()
+        self._servers.clear()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    async def _listen(
+        self, port: int, handle: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+    ) -> None:
+        def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if self._connections >= MOST:
+                writer.close()
+                return
+            self._connections += 1
+            task = self._supervisor.start(FORWARD, lambda: _handled(handle, reader, writer))
+            task.add_done_callback(lambda _: self._ended(writer))
+
+        path = self.folder / str(port)
+        listening = socket.socket(socket.AF_UNIX)
+        listening.bind(str(path))
+        path.chmod(0o666)
+        self._servers.append(await asyncio.start_unix_server(connected, sock=listening))
+
+    def _ended(self, writer: asyncio.StreamWriter) -> None:
+        self._connections -= 1
+        writer.close()
+
+    async def _to_address(self, address: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        host, _, port = address.rpartition(":")
+        await _joined((reader, writer), await asyncio.open_connection(host.strip("[]"), int(port)), b"")
+
+    async def _to_host(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            asked = await asked_of_proxy(reader, self._hosts)
+        except Refused as refused:
+            log.info("a container may not connect to %s", refused.host)
+            writer.write(refused.reply)
+            await writer.drain()
+            return
+        try:
+            other = await asyncio.open_connection(asked.host, asked.port)
+        except OSError as error:
+            failed = Refused("502 Bad Gateway", asked.host, f"{asked.host} cannot be reached: {type(error).__name__}")
+            writer.write(failed.reply)
+            await writer.drain()
+            return
+        writer.write(asked.reply)
+        await _joined((reader, writer), other, asked.head)
+
+
+async def _handled(
+    handle: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+) -> None:
+    with contextlib.suppress(OSError):  # the program has closed its side
+        await handle(reader, writer)
+
+
+async def _joined(one: Connected, other: Connected, head: bytes) -> None:
+    """Pass the bytes of each connection to the other one, until both have ended."""
+    try:
+        other[1].write(head)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(_pump(one[0], other[1]))
+            group.create_task(_pump(other[0], one[1]))
+    except* OSError:
+        pass  # a side has broken, so both end
+    finally:
+        other[1].close()
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(PART):
+        writer.write(data)
+        await writer.drain()
+    if writer.can_write_eof():
+        writer.write_eof()
