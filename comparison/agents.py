@@ -1,7 +1,7 @@
 """The process in which unmodified openai clients run the cases, and the class with which adapters ask it to.
 
-Run it as `python -m comparison.agents SOCKET LOG`. A line of JSON on the socket starts an agent: {n, case, key, base_url,
-api_key, ...}; a line of JSON answers: {n, ok, final, error}. The log gets what each agent sent and got.
+Run it as `python -m comparison.agents SOCKET LOG`. A line of JSON on the socket starts an agent: {n, case, key,
+base_url, api_key, ...}; a line of JSON answers: {n, ok, final, error}. The log gets what each agent sent and got.
 """
 
 import asyncio
@@ -16,10 +16,10 @@ LINE = 1 << 26
 Job = dict[str, Any]
 
 
-def record(log: TextIO | None, agent: cases.Agent | None) -> None:
-    """Write what an agent sent and got."""
+def record(log: TextIO | None, agent: cases.Agent | None, ended: bool) -> None:
+    """Write what an agent sent and got, and whether it came to its end."""
     if log and agent and agent.case not in cases.MEASURED:
-        log.write(json.dumps({"key": agent.key, "sent": agent.sent, "got": agent.got}) + "\n")
+        log.write(json.dumps({"key": agent.key, "sent": agent.sent, "got": agent.got, "ended": ended}) + "\n")
         log.flush()
 
 
@@ -143,7 +143,7 @@ class Host:
             if not isinstance(error, Exception):
                 raise
         finally:
-            record(self.log, agent)
+            record(self.log, agent, bool(answer["ok"]))
             writer.write(json.dumps({**answer, "n": job["n"]}).encode() + b"\n")
 
 

@@ -34,7 +34,10 @@ class Engine:
         """Return the status and the body for a request: JSON, bytes of JSON, or an iterator of events."""
         if path.endswith("/models"):
             names = (str(self.folder), "mock", self.folder.name)
-            return 200, {"object": "list", "data": [{"id": n, "object": "model", "max_model_len": 1_000_000} for n in names]}
+            return 200, {
+                "object": "list",
+                "data": [{"id": n, "object": "model", "max_model_len": 1_000_000} for n in names],
+            }
         if not raw:
             return (200, {}) if path.endswith(("/health", "/")) else (404, {"error": path})
         body = json.loads(raw)
@@ -54,7 +57,9 @@ class Engine:
             return 200, self._bench(kind, body, step, prompt)
         return await self._sample(case, key, step, kind, body, self._render(body) if prompt is None else prompt)
 
-    async def _sample(self, case: str, key: str, number: int, kind: str, body: dict[str, Any], prompt: list[int]) -> Answer:
+    async def _sample(
+        self, case: str, key: str, number: int, kind: str, body: dict[str, Any], prompt: list[int]
+    ) -> Answer:
         script = scripted.SCRIPTS.get(case, scripted.SCRIPTS["plain"])
         step = script[number] if number < len(script) else scripted.Step(("Over the end.",))
         ids = step.ids(self.model)
@@ -111,7 +116,12 @@ class Engine:
 
 
 def _kind(path: str) -> str | None:
-    ends = {"chat/completions": "chat", "inference/v1/generate": "generate", "completions": "completion", "/generate": "sglang"}
+    ends = {
+        "chat/completions": "chat",
+        "inference/v1/generate": "generate",
+        "completions": "completion",
+        "/generate": "sglang",
+    }
     return next((kind for end, kind in ends.items() if path.endswith(end)), None)
 
 
@@ -127,10 +137,14 @@ async def serve(engine: Engine, reader: asyncio.StreamReader, writer: asyncio.St
                 status, answer = 400, {"error": {"message": repr(error)}}
             if isinstance(answer, bytes | dict):
                 whole = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-                head_out = f"HTTP/1.1 {status} x\r\ncontent-type: application/json\r\ncontent-length: {len(whole)}\r\n\r\n"
+                head_out = (
+                    f"HTTP/1.1 {status} x\r\ncontent-type: application/json\r\ncontent-length: {len(whole)}\r\n\r\n"
+                )
                 writer.write(head_out.encode() + whole)
             else:
-                writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
+                writer.write(
+                    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+                )
                 for event in answer:
                     writer.write(f"{len(event):x}\r\n".encode() + event + b"\r\n")
                     await writer.drain()
@@ -164,7 +178,9 @@ async def _body(head: str, reader: asyncio.StreamReader) -> bytes:
 async def main(port: int, folder: Path, log: Path | None) -> None:
     """Serve until the process ends."""
     engine = Engine(Model.load(folder), folder, log)
-    server = await asyncio.start_server(lambda r, w: serve(engine, r, w), "127.0.0.1", port, limit=MOST_BODY, backlog=2048)
+    server = await asyncio.start_server(
+        lambda r, w: serve(engine, r, w), "127.0.0.1", port, limit=MOST_BODY, backlog=2048
+    )
     print("READY", server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()
 

@@ -1,7 +1,7 @@
-"""Holds what a trainer got against what the engine sampled. It believes no system: only the engine's log and the agent's.
+"""Holds what a trainer got against what the engine sampled. It believes only the logs of engine and agent.
 
-A reply is *delivered* if a row has the prompt that the engine saw, then exactly the sampled ids, all of them trained, with
-the sampled logprobs. The verdicts, worst first:
+A reply is *delivered* if a row has the prompt that the engine saw, then exactly the sampled ids, all of them trained,
+with the sampled logprobs. The verdicts, worst first:
 
 - `wrong`: a trained token that the engine did not sample behind that prompt, a logprob that it did not give, a prompt
   that is not the history which the agent sent, or a reply to the agent that nobody sampled;
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from comparison.adapter import Delivered, Row
-from comparison.cases import CASES, Case
+from comparison.cases import CASES, GOT, Case
 from comparison.models import Model
 from comparison.replies import parse
 
@@ -54,6 +54,7 @@ class Truth:
     steps: Sequence[Json]
     sent: Sequence[list[Json]]
     got: Sequence[Json]
+    ended: bool = True
 
     @classmethod
     def read(cls, key: str, engine_log: Path, agents_log: Path) -> "Truth":
@@ -61,7 +62,8 @@ class Truth:
         steps = [step for step in _lines(engine_log) if step["id"] == key]
         agents = [agent for agent in _lines(agents_log) if agent["key"] == key]
         sent = [history for agent in agents for history in agent["sent"]]
-        return cls(steps, sent, [message for agent in agents for message in agent["got"]])
+        got = [message for agent in agents for message in agent["got"]]
+        return cls(steps, sent, got, bool(agents) and all(agent["ended"] for agent in agents))
 
 
 def _lines(path: Path) -> list[Json]:
@@ -77,16 +79,23 @@ def judge(case: Case, truth: Truth, delivered: Delivered, model: Model) -> Verdi
         for row, marks in zip(delivered.rows, covered, strict=True)
         for trained, known in zip(row.mask, marks, strict=True)
     )
-    kept = [number for number in (good if case.kept is None else case.kept) if number in good]
+    wanted = _kept(case, truth, good, model)
+    kept = [number for number in wanted if number in good]
+    dropped = set(good) - set(kept) if case.kept == GOT else set(case.dropped)
     lost = [number for number in kept if good[number]["ids"] and not found[number]]
     wrong = [f"{stray} trained tokens were not sampled there"] if stray else []
     wrong += problems["wrong"] + histories(truth, model)
-    missing = [] if case.kept is None else [n for n in case.kept if n not in good]
+    missing = [number for number in wanted if number not in good]
     verdict, why = "exact", ""
     if wrong:
         verdict, why = "wrong", "; ".join(wrong)
     elif not truth.steps or missing:
-        verdict, why = ("failed" if delivered.said else "lost"), f"the engine was never asked for replies {missing or ''}"
+        verdict, why = (
+            ("failed" if delivered.said else "lost"),
+            f"the engine was never asked for replies {missing or ''}",
+        )
+    elif not truth.ended and case.rows[0]:
+        verdict, why = "failed", "the agent could not end"
     elif lost:
         verdict, why = ("left out" if delivered.said else "lost"), f"replies {lost} of {kept}"
     elif problems["bare"]:
@@ -97,10 +106,22 @@ def judge(case: Case, truth: Truth, delivered: Delivered, model: Model) -> Verdi
         why,
         split=max(0, len(delivered.rows) - case.rows[1]),
         twice=sum(count > 1 for count in found.values()),
-        dropped=sum(found[number] > 0 for number in case.dropped),
+        dropped=sum(found[number] > 0 for number in dropped),
         said=delivered.said,
         versions=_versions(delivered.rows, good, found),
     )
+
+
+def _kept(case: Case, truth: Truth, good: dict[int, Json], model: Model) -> list[int]:
+    """Return the steps whose replies the agent kept."""
+    if case.kept is None:
+        return list(good)
+    if case.kept != GOT:
+        return [int(number) for number in case.kept]
+    got = {_plain(message, model) for message in truth.got}
+    return [
+        n for n, step in good.items() if _plain(parse(model.decode(step["ids"]), model, step["stop"]), model) in got
+    ]
 
 
 def _found(rows: Sequence[Row], good: dict[int, Json]) -> tuple[Counter[int], list[list[bool]], dict[str, list[Any]]]:

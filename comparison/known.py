@@ -47,21 +47,12 @@ SYSTEMS = (
            "events, tokens, logprobs, versions, outcome; on disk before they are sent"),
     System("osmosis_base_url", "osmosis_grpc, base URL", "ours", "a program calls the rollout's base URL",
            "events, tokens, logprobs, versions, outcome; on disk before they are sent"),
-    System("verifiers", "verifiers", "verifiers", "a harness, its interception server, its train client (tokens in)",
-           "messages, tokens and logprobs as a tree, in memory",
-           "a sampled reply that two branches share is trained once; a harness takes 15 lines", ("chatml",), "verifiers_v1"),
-    System("agent_lightning", "Agent Lightning", "agent-lightning", "a program calls its proxy; the trainer asks for triplets",
+    System("agent_lightning", "Agent Lightning", "agent-lightning", "a program calls its proxy; triplets",
            "each request with its tokens and logprobs, in its store",
            "a small server that is easy to read and to change"),
     System("rllm_gateway", "rLLM model gateway", "rllm", "a program calls its session URL; the trainer asks for traces",
            "each request and reply with tokens and logprobs, in SQLite or memory",
            "works without its framework: a session URL, and a fetch"),
-    System("nemo_gym", "NeMo Gym", "nemo-gym", "a program calls its model server, with training-token capture",
-           "each request with its tokens, in files",
-           "masks what it cannot prove, and gives the reasons; leaves dropped branches out"),
-    System("nemo_gym_prefix", "NeMo Gym, prefixes", "nemo-gym", "the same, with an engine that takes required prefixes",
-           "each request with its tokens, in files",
-           "keeps sampled ids across turns through ordinary chat completions"),
 )  # fmt: skip
 BY_NAME = {system.name: system for system in SYSTEMS}
 ENGINE_ALONE = System("engine_alone", "engine alone", "ours", "agents call the engine; nothing is recorded", "nothing")

@@ -35,7 +35,9 @@ def make(folder: Path) -> None:
     for name in NAMES:
         place = folder / name
         place.mkdir(parents=True, exist_ok=True)
-        (_byte_level if name == "chatml" else _blanks)([str(path) for path in corpus]).save(str(place / "tokenizer.json"))
+        (_byte_level if name == "chatml" else _blanks)([str(path) for path in corpus]).save(
+            str(place / "tokenizer.json")
+        )
         template = (HERE / "templates" / f"{name}.jinja").read_text()
         (place / "chat_template.jinja").write_text(template)
         settings = {

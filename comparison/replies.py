@@ -1,4 +1,4 @@
-"""The shapes in which the mock engine answers: chat completions, completions, vLLM's and SGLang's generate; whole or streamed."""
+"""The shapes in which the mock engine answers: chat completions, completions, vLLM's and SGLang's generate."""
 
 import json
 import re
@@ -87,11 +87,22 @@ def _completion(reply: Sampled, body: Json, model: Model) -> Json:
     text = model.decode(reply.ids).removesuffix(END[model.name])
     if reply.stop:
         text = text.split(reply.stop, 1)[0]
-    choice: Json = {"index": 0, "text": text, "finish_reason": reply.finish, "stop_reason": reply.stop or None, "logprobs": None}
+    choice: Json = {
+        "index": 0,
+        "text": text,
+        "finish_reason": reply.finish,
+        "stop_reason": reply.stop or None,
+        "logprobs": None,
+    }
     if body.get("logprobs") is not None:
         names = [_token(i, body, model) for i in reply.ids]
         offsets = [0] * len(names)
-        choice["logprobs"] = {"tokens": names, "token_logprobs": reply.logprobs, "top_logprobs": None, "text_offset": offsets}
+        choice["logprobs"] = {
+            "tokens": names,
+            "token_logprobs": reply.logprobs,
+            "top_logprobs": None,
+            "text_offset": offsets,
+        }
     if body.get("return_token_ids"):
         choice |= {"token_ids": reply.ids, "prompt_token_ids": reply.prompt}
     return {"object": "text_completion", "choices": [choice]}
@@ -139,7 +150,12 @@ def streamed(reply: Sampled, body: Json, model: Model) -> Iterator[bytes]:
         last = number == len(deltas) - 1
         at = max(0, number - 1) * share
         until = len(reply.ids) if last else at + share if number else at
-        part: Json = {"index": 0, "delta": delta, "finish_reason": choice["finish_reason"] if last else None, "logprobs": None}
+        part: Json = {
+            "index": 0,
+            "delta": delta,
+            "finish_reason": choice["finish_reason"] if last else None,
+            "logprobs": None,
+        }
         if names is not None:
             part["logprobs"] = {"content": names[at:until]}
         if "token_ids" in choice:

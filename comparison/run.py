@@ -1,6 +1,7 @@
-"""Run cells of the comparison: `make compare`, or `make compare SYSTEM=verifiers CASE=edited`.
+"""Run cells of the comparison: `python -m comparison.run --system agent_lightning --case edited`.
 
-Prints a line a cell. A whole row of the matrix is written into record.json, from which `page` makes docs/comparison.md.
+Prints a line a cell. A whole row of the matrix is written into record.json. Run one process at a time: two would write
+over each other's rows.
 """
 
 import argparse
@@ -23,7 +24,9 @@ RECORD = HERE / "record.json"
 LIMIT, CANCELLED = 60.0, 3.0
 
 
-def cells(system: System, model: str, names: Iterable[str], python: Path | None = None) -> Iterator[tuple[str, Verdict]]:
+def cells(
+    system: System, model: str, names: Iterable[str], python: Path | None = None
+) -> Iterator[tuple[str, Verdict]]:
     """Run cases in a system with a model; yield the verdict on each."""
     with stage(model) as on, opened(system, on, python) as running:
         for case in names:
@@ -60,7 +63,7 @@ def main() -> int:
     options = parser.parse_args()
     for system in [BY_NAME[options.system]] if options.system else SYSTEMS:
         if not system.python.exists():
-            print(f"{system.name}: not installed: make .venv-comparison/{system.environment}/.done")
+            print(f"{system.name}: not installed: make .venv-comparison/{system.environment}")
             continue
         for model in [options.model] if options.model else system.models:
             row = {}

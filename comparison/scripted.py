@@ -41,14 +41,22 @@ FINE, END = s("Fine so far."), s("The end.")
 THINK = "<think>\n%s\n</think>\n\n"
 SCRIPTS: dict[str, tuple[Step, ...]] = {
     "plain": (s("Hello, I am one."), s("Then two follows."), s("And three ends it.")),
-    "nonround": (s("The", " ans", "w", "er", " is", " 4", "5", " ok"), s("s", "econd", " re", "p", "l", "y"), s("third")),
+    "nonround": (
+        s("The", " ans", "w", "er", " is", " 4", "5", " ok"),
+        s("s", "econd", " re", "p", "l", "y"),
+        s("third"),
+    ),
     "tooljson": (
         s(call('{"a": 1e0,"b":1.0 , "s": "caf\\u00e9 \\ud83d\\ude00", "c": 1.50}').replace(": ", ":")),
         s("The sum is 2."),
     ),
     "toolplain": (s(call('{"a": 1, "b": 2}')), s("The sum is 3.")),
     "parallel": (s("Two calls.\n" + call('{"a": 1, "b": 2}') + "\n" + call('{"a": 3, "b": 4}')), s("Both are done.")),
-    "reasoning": (s(THINK % "Let me think." + "It is one."), s(THINK % "Of two." + "It is two."), s(THINK % "Last." + "Three.")),
+    "reasoning": (
+        s(THINK % "Let me think." + "It is one."),
+        s(THINK % "Of two." + "It is two."),
+        s(THINK % "Last." + "Three."),
+    ),
     "reasontool": (
         s(THINK % "I need the tool." + call('{"a": 1, "b": 2}')),
         s(THINK % "Got it." + "The sum is 3."),
@@ -93,7 +101,11 @@ SCRIPTS: dict[str, tuple[Step, ...]] = {
     "system": (s("Short."), s("Long now."), END),
     "long": (s("I have read it."), s("And once more."), END),
     "twochoices": (s("A first reply."), s("A choice."), END),
-    "brokencall": (s('<tool_call>\n{"name": "add", "arguments": {"a": 1,\n</tool_call>'), s("I could not call it."), END),
+    "brokencall": (
+        s('<tool_call>\n{"name": "add", "arguments": {"a": 1,\n</tool_call>'),
+        s("I could not call it."),
+        END,
+    ),
     "open": (s("An open stream ends.", delay=5.0), s("And one more.")),
 }
 FILL = "It is a good idea to look at what the tool said before the next step is taken. " * 40
@@ -103,7 +115,7 @@ TURNS, TOKENS = 9, 256
 
 def bench(turn: int, model: Model) -> list[int]:
     """Return the ids of a turn of the rollout whose cost is measured; encoding their text gives the same ids."""
-    tail = model.encode("\n" + call('{"a": %d, "b": 2}' % turn)) if turn < TURNS - 1 else []
+    tail = model.encode("\n" + call(f'{{"a": {turn}, "b": 2}}')) if turn < TURNS - 1 else []
     fill = model.encode(FILL)
     for count in range(TOKENS - 1 - len(tail), 0, -1):
         ids = fill[:count] + tail

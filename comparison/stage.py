@@ -1,4 +1,4 @@
-"""What a run needs around the system under test: models, the engine, the process of the agents, and the adapter's process.
+"""What a run needs around the system under test: models, the engine, the agents, and the adapter.
 
 All of them are processes of their own, so their CPU and memory can be told apart. What they print goes to files in the
 folder of the stage.

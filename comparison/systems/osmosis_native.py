@@ -33,14 +33,14 @@ class Native(RolloutAgentLoop):
             return {"message": dict(reply.message), "finish_reason": reply.finish_reason}
 
         with Path(os.environ["COMPARISON_LOG"]).open("a") as log:
-            agent = None
+            agent, ended = None, False
             try:
-                agent = await cases.run(meta["case"], meta["key"], chat)
+                agent, ended = await cases.run(meta["case"], meta["key"], chat), True
             except BaseException as error:
                 agent = getattr(error, "agent", None)
                 raise
             finally:
-                agents.record(log, agent)
+                agents.record(log, agent, ended)
         return ctx.complete(agent.history, reward=1.0)
 
 
@@ -53,7 +53,16 @@ async def open_system(place: Place, loop: str = "osmosis_native:native") -> Asyn
     port, http = str(place.ports[0]), str(place.ports[1])
     where = {"COMPARISON_LOG": place.agents_log, "COMPARISON_AGENTS": place.agents}
     command = [sys.executable, "-m", "osmosis_grpc", "serve", "-m", f"comparison.systems.{loop}"]
-    command += ["--grpc-port", port, "--http-port", http, "--state-dir", f"{place.folder}/state", "--max-concurrent", "2000"]
+    command += [
+        "--grpc-port",
+        port,
+        "--http-port",
+        http,
+        "--state-dir",
+        f"{place.folder}/state",
+        "--max-concurrent",
+        "2000",
+    ]
     with process(*command, log=f"{place.folder}/server.log", **where):
         await listening(int(port))
         async with Trainer([f"127.0.0.1:{port}"], OpenAIPolicy(place.engine, "mock")) as trainer:
