@@ -2,10 +2,12 @@
 
 import asyncio
 import gc
+import hashlib
 import logging
 import os
 import shlex
 import signal
+import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -37,6 +39,7 @@ from osmosis_grpc.storage import JournalError
 from osmosis_grpc.storage.journal.schema import LOCK
 from osmosis_grpc.storage.lock_file import stop_by
 from osmosis_grpc.supervise import OnFailure, Supervisor, job, thread
+from osmosis_grpc.tools.sandbox import SandboxError
 
 if TYPE_CHECKING:
     from osmosis_grpc.serve.workers.place import Place
@@ -82,7 +85,7 @@ async def run_process(
         if options.otel:
             _trace(stack)
         legacy = [await _legacy(stack, text, settings) for text in options.legacy_agent]
-        programs, supervisors = await _programs(stack, options)
+        programs, supervisors = await _programs(stack, options, worker)
         supervisors += [loop.supervisor for loop in legacy]
         hosted = [*loops, *legacy, *programs]
         names = sorted(loop.name for loop in hosted)
@@ -182,7 +185,16 @@ async def _legacy(stack: AsyncExitStack, text: str, settings: "RolloutSettings")
         raise OptionError("{legacy_listen}: {error}", error=error) from None
 
 
-async def _programs(stack: AsyncExitStack, options: "RolloutServerSettings") -> tuple[list[Any], list[Supervisor]]:
+def _name_of_boxes(options: "RolloutServerSettings", worker: Worker | None) -> str:
+    """Return the name of this process in the labels of its boxes. The next process in its place has the same name."""
+    number = worker.config.index if worker is not None else 0
+    where = f"{options.state_folder or os.getpid()} {options.host}:{options.grpc_port} {number}"
+    return f"{socket.gethostname()[:30]}-{hashlib.sha256(where.encode()).hexdigest()[:16]}"
+
+
+async def _programs(
+    stack: AsyncExitStack, options: "RolloutServerSettings", worker: Worker | None
+) -> tuple[list[Any], list[Supervisor]]:
     """Return the agents of --command and --program, and the supervisors of what serves their base URLs.
 
     Raises OptionError.
@@ -203,17 +215,21 @@ async def _programs(stack: AsyncExitStack, options: "RolloutServerSettings") -> 
     context = options.program_context
     programs = [replace(program, reward=reward or program.reward, context=context) for program in programs]
     hosted = [*(Program(command=tuple(shlex.split(command)), reward=reward) for command in commands), *programs]
-    strict = options.strict_exit
+    image = (options.box or "").removeprefix("docker:")
+    hosted = [replace(each, box={**each.box, **({"image": image} if image else {})}) for each in hosted]
+    strict, given = options.strict_exit, program_environment(options.command_env)
     agents = command_agents(
         [replace(program, exit_code_counts=strict) for program in hosted],
         options.command_name,
-        program_environment(options.command_env),
+        given,
+        in_boxes={name: value for name, value in given.items() if name in options.command_env},
+        server_id=_name_of_boxes(options, worker),
         seconds=options.command_timeout_seconds,
         memory=None if memory is None else memory * 1024 * 1024,
     )
     try:
         agents_of_programs, http = await stack.enter_async_context(agents)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, SandboxError) as error:
         raise OptionError("{option}: {error}", option="--program" if programs else "--command", error=error) from None
     return agents_of_programs, [http.supervisor]
 

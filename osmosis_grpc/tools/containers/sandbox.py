@@ -127,7 +127,7 @@ class ContainerSandbox:
             started = await self._start()
             self.name, self._folder = started.name, started.folder
             if self._content is not None:
-                await self._unpack(self._content, self.folder)
+                await self._unpack(self._content, self.folder, scripts.REPLACE)
         except BaseException:
             await self.close()
             raise
@@ -347,8 +347,8 @@ class ContainerSandbox:
             raise
         return made
 
-    async def _unpack(self, content: Archive, folder: str) -> None:
-        await self._tar(["sh", "-c", scripts.UNPACK, "sh", folder], content.read(), _nowhere)
+    async def _unpack(self, content: Archive, folder: str, script: str = scripts.UNPACK) -> None:
+        await self._tar(["sh", "-c", script, "sh", folder], content.read(), _nowhere)
 
     async def _tar(self, argv: list[str], stdin: AsyncIterator[bytes], out: Sink) -> None:
         err = Tail(4096)

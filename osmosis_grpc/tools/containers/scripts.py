@@ -101,4 +101,5 @@ done' sh {{}} +"""
 """Prints the kind, the bytes and the path of each file and folder. $3 is the depth."""
 
 PACK = 'exec tar -C "$1" -cf - .'
+REPLACE = 'find "$1" -mindepth 1 -delete && exec tar -C "$1" -xof -'
 UNPACK = 'mkdir -p "$1" && exec tar -C "$1" -xof -'
