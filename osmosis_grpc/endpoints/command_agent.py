@@ -308,6 +308,7 @@ async def command_agents(
             if isinstance(program, Program) and program.box:
                 config = config_of_box(program.box, f"{server_id}-{number}", http.address)
                 machine = await stack.enter_async_context(DockerMachine(config))
+                await machine.require_image(config.image)
             own = environment if machine is None else in_boxes or {}
             agents.append(CommandAgent(program, endpoints, environment=own, name=name, limits=limits, machine=machine))
         yield agents, http

@@ -20,7 +20,6 @@ from osmosis_grpc.tools.sandbox.files import Files
 from osmosis_grpc.tools.workspace import Workspace
 
 RUN = job("gateway.program_in_box", OnFailure.RAISE)
-GIVE_UP = job("gateway.program_in_box_given_up", OnFailure.RAISE)
 
 RESULT_FILE = "result.json"
 MAX_RESULT_BYTES = 4 * 1024 * 1024
@@ -192,7 +191,7 @@ class BoxPlace:
                 output_bytes=limits.output_bytes + longest,
             ),
         )
-        waiting = {running} if give_up is None else {running, child(GIVE_UP, _awaited(give_up))}
+        waiting = {running} if give_up is None else {running, child(RUN, _awaited(give_up))}
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             given_up = not running.done()

@@ -201,6 +201,8 @@ async def _programs(
     """
     commands = commands_of(options.command)
     if not (commands or options.program):
+        if options.box:
+            raise OptionError("{box}: there is no {program} or {command} that could run in a box")
         return [], []
     from osmosis_grpc.endpoints.command_agent import command_agents
     from osmosis_grpc.endpoints.programs import Program, load_program
@@ -217,6 +219,8 @@ async def _programs(
     hosted = [*(Program(command=tuple(shlex.split(command)), reward=reward) for command in commands), *programs]
     image = (options.box or "").removeprefix("docker:")
     hosted = [replace(each, box={**each.box, **({"image": image} if image else {})}) for each in hosted]
+    if memory is not None and any(each.box for each in hosted):
+        raise OptionError("{command_memory_mib}: a box has a limit of its own, `memory` in the table [box]")
     strict, given = options.strict_exit, program_environment(options.command_env)
     agents = command_agents(
         [replace(program, exit_code_counts=strict) for program in hosted],

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-from osmosis_grpc.supervise import OnFailure, Supervisor, job
+from osmosis_grpc.supervise import OnFailure, Supervisor, child, job
 from osmosis_grpc.tools.docker.host_proxy import Refused, asked_of_proxy
 from osmosis_grpc.tools.docker.relays import PROXY_PORT
 from osmosis_grpc.tools.sandbox import SandboxError
@@ -22,9 +22,11 @@ from osmosis_grpc.tools.sandbox import SandboxError
 log = logging.getLogger(__name__)
 
 FORWARD = job("tools.docker_forward", OnFailure.REPORT)
+PASS_ON = job("tools.docker_pass_on", OnFailure.RAISE)
 MOST = 1024
 """So many connections are open at once. Further ones are closed."""
 PART = 64 * 1024
+PREFIX = "osmosis-reach-"
 Connected = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -32,12 +34,14 @@ class Forwarding:
     """Passes on the connections of containers.
 
     Args:
+        server_id: The name of the server, which is in the name of the folder.
         reach: Addresses such as 127.0.0.1:8080, each reached on its own port of the container's loopback.
         hosts: Names of hosts that the proxy allows, such as pypi.org or *.pythonhosted.org.
         supervisor: Owns the connections.
     """
 
-    def __init__(self, reach: Sequence[str], hosts: Sequence[str], supervisor: Supervisor) -> None:
+    def __init__(self, server_id: str, reach: Sequence[str], hosts: Sequence[str], supervisor: Supervisor) -> None:
+        self._prefix = f"{PREFIX}{server_id}."
         self._hosts = hosts
         self._supervisor = supervisor
         self._servers: list[asyncio.Server] = []
@@ -54,7 +58,7 @@ class Forwarding:
     async def open(self) -> None:
         """Make the sockets. Raises SandboxError."""
         try:
-            self.folder = Path(tempfile.mkdtemp(prefix="osmosis-reach-"))
+            self.folder = Path(tempfile.mkdtemp(prefix=self._prefix))
             self.folder.chmod(0o711)
             for port, address in self._addresses.items():
                 await self._listen(port, lambda reader, writer, to=address: self._to_address(to, reader, writer))  # type: ignore[misc]
@@ -115,6 +119,12 @@ class Forwarding:
         await _joined((reader, writer), other, asked.head)
 
 
+def remove_left_over(server_id: str) -> None:
+    """Remove the folders that an earlier process of a server has left."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}{server_id}.*"):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 async def _handled(
     handle: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
     reader: asyncio.StreamReader,
@@ -126,14 +136,14 @@ async def _handled(
 
 async def _joined(one: Connected, other: Connected, head: bytes) -> None:
     """Pass the bytes of each connection to the other one, until both have ended."""
+    other[1].write(head)
+    ways = {child(PASS_ON, _pump(one[0], other[1])), child(PASS_ON, _pump(other[0], one[1]))}
     try:
-        other[1].write(head)
-        async with asyncio.TaskGroup() as group:
-            group.create_task(_pump(one[0], other[1]))
-            group.create_task(_pump(other[0], one[1]))
-    except* OSError:
-        pass  # a side has broken, so both end
+        await asyncio.wait(ways, return_when=asyncio.FIRST_EXCEPTION)  # if a side breaks, both end
     finally:
+        for way in ways:
+            way.cancel()
+        await asyncio.gather(*ways, return_exceptions=True)
         other[1].close()
 
 

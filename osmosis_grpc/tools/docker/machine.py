@@ -12,7 +12,7 @@ from osmosis_grpc.tools.containers.archive import Archive, digest_of_folder
 from osmosis_grpc.tools.containers.execution import STDERR, Tail, nothing, talk
 from osmosis_grpc.tools.containers.machine import ContainerMachine
 from osmosis_grpc.tools.docker.config import PROCESS_LABEL, SERVER_LABEL, DockerConfig, container_body
-from osmosis_grpc.tools.docker.forwarding import Forwarding
+from osmosis_grpc.tools.docker.forwarding import Forwarding, remove_left_over
 from osmosis_grpc.tools.docker.relays import FOLDER, PROBLEMS, RELAY
 from osmosis_grpc.tools.sandbox import SandboxError, SandboxLost
 
@@ -50,8 +50,10 @@ class DockerMachine(ContainerMachine[DockerConfig]):
             raise MissingExtraError("DockerMachine", "docker") from None
         try:
             self._docker = aiodocker.Docker(url=self.config.url or None)
-        except ValueError as error:
-            raise SandboxError(f"url: the Docker daemon cannot be found: {error}") from None
+            remove_left_over(self.config.server_id)
+        except (ValueError, AssertionError) as error:
+            text = str(error) or "set DOCKER_HOST, or start the daemon"
+            raise SandboxError(f"url: the Docker daemon cannot be found: {text}") from None
 
     async def disconnect(self) -> None:
         """Close the connections."""
@@ -83,6 +85,11 @@ class DockerMachine(ContainerMachine[DockerConfig]):
         return {each["Names"][0].lstrip("/"): each["Labels"].get(PROCESS_LABEL) for each in listed or ()}
 
     # Images.
+
+    async def require_image(self, name: str) -> None:
+        """Check that the daemon has an image. Raises SandboxError."""
+        if await self._call(f"image {name}", self._docker.images.inspect(name), accept=NOT_FOUND) is None:
+            raise SandboxError(f"image: the Docker daemon has no image {name}; build or pull it first")
 
     async def build(self, folder: Path, *, timeout: float = 1800.0) -> str:
         """Build the image of a folder with a Dockerfile, and return its name. The same files give the same image.
@@ -145,7 +152,7 @@ class DockerMachine(ContainerMachine[DockerConfig]):
             return None
         key = (tuple(config.reach), tuple(config.hosts))
         if key not in self._forwarding:
-            made = self._forwarding[key] = Forwarding(*key, self._supervisor)
+            made = self._forwarding[key] = Forwarding(self.config.server_id, *key, self._supervisor)
             await made.open()
         return self._forwarding[key]
 
