@@ -4,12 +4,13 @@ The program gets no variable of the server's environment unless the operator nam
 provider.
 """
 
+import math
 import os
 import shlex
 import shutil
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,17 +21,16 @@ from osmosis_grpc.agent.import_hints import LOCAL_PRICES
 from osmosis_grpc.agent.loop import name_problem
 from osmosis_grpc.agent.request import refuse_grader_timeout
 from osmosis_grpc.agent.run_outcome import RunOutcome, invalid_result, outcome_of_program
-from osmosis_grpc.endpoints.app import base_url_app
 from osmosis_grpc.endpoints.endpoints import Endpoint, Endpoints
-from osmosis_grpc.endpoints.program_places import RESULT_FILE, Place, config_of_box, place_of
+from osmosis_grpc.endpoints.program_places import RESULT_FILE, Place, TaskPlace, place_of
 from osmosis_grpc.endpoints.programs import Program, context_values, files_of, filled, prompt_of, resolved
-from osmosis_grpc.network.http.server import HttpServer
 from osmosis_grpc.protocol.errors import CallError, ContextLengthExceeded, InvalidArgument
 from osmosis_grpc.protocol.types import Failure, FailureReason, RolloutRequest, ToolDict, jsontext
 from osmosis_grpc.protocol.types.outcome import clip, describe
 from osmosis_grpc.tools.docker import DockerMachine
 from osmosis_grpc.tools.process import Ended, Limits
 from osmosis_grpc.tools.sandbox import SandboxError
+from osmosis_grpc.tools.tasks import TaskBoxes, Verdict
 
 MAX_LINE = 300
 """The most characters of the last line of output in the first line of a failure."""
@@ -55,6 +55,7 @@ class CommandAgent:
         folder: Path | None = None,
         limits: Limits | None = None,
         machine: DockerMachine | None = None,
+        tasks: TaskBoxes | None = None,
     ) -> None:
         """Check that the program can be started.
 
@@ -69,6 +70,7 @@ class CommandAgent:
             folder: The folder of relative paths; by default the current one.
             limits: The limits of each run.
             machine: Runs the programs in boxes. What the box has cannot be checked here.
+            tasks: Have the box of each rollout, and its tests, which decide on the reward.
 
         Raises:
             ValueError: The command cannot be started, or its name cannot be the name of an agent.
@@ -78,7 +80,7 @@ class CommandAgent:
         self._folder = folder or Path.cwd()
         self._environment = dict(environment)
         self._limits = limits or Limits()
-        self._machine = machine
+        self._machine, self._tasks = machine, tasks
         self._program = Program(command=tuple(shlex.split(program))) if isinstance(program, str) else program
         words, path = list(self._program.command), self._environment.get("PATH", "")
         if not machine and self._program.install and words and not shutil.which(words[0], path=path):
@@ -100,6 +102,8 @@ class CommandAgent:
 
     def tools(self, request: RolloutRequest) -> list[ToolDict]:
         refuse_grader_timeout(self.name, request)
+        if self._tasks is not None:
+            self._tasks.task_of(request.metadata)
         if self._program.preset:  # an Init that cannot be a task is refused
             prompt_of(request.messages)
             files_of(request.metadata)
@@ -110,7 +114,7 @@ class CommandAgent:
         task = _task(context)
         async with AsyncExitStack() as stack:
             try:
-                place = await stack.enter_async_context(place_of(self._machine, context.request.rollout_id))
+                place = await stack.enter_async_context(place_of(self._machine, context.request, self._tasks))
                 await place.write({"task.json": task.decode(), "home": None})
             except (OSError, SandboxError) as error:
                 problem = f"the {'box' if self._machine else 'folder'} of the program cannot be made: {describe(error)}"
@@ -125,7 +129,7 @@ class CommandAgent:
                     if problem := _problem(await run.command(setup, b""), self._limits):
                         return _failed(f"the setup of the program failed: {problem}")
                 stdin = b"" if self._program.preset else task
-                ended = await run.command(self._argv, stdin, give_up=endpoint.over.wait)
+                ended = await run.command(self._argv, stdin, give_up=endpoint.over.wait, of_task=True)
             except InvalidArgument as error:
                 return _failed(str(error))
             except OSError as error:
@@ -136,7 +140,8 @@ class CommandAgent:
 
     async def _outcome(self, run: "_Run", ended: Ended) -> RunOutcome:
         """Return the outcome of a program that has ended."""
-        own = not (self._program.preset or self._reward)  # what a model runs in its folder could write a reward
+        # What a model runs in its folder could write a reward.
+        own = not (self._program.preset or self._reward or self._tasks)
         problem = "" if ended.given_up or run.endpoint.limit else _problem(ended, self._limits)
         counts = ended.timed_out or self._program.exit_code_counts or not own
         if problem and (counts or not await run.place.has_result()):
@@ -148,11 +153,14 @@ class CommandAgent:
             return _lost(error)
         full = "length" if isinstance(run.endpoint.failure, ContextLengthExceeded) else ""
         if outcome.failure is None and not outcome.finish_reason:
-            outcome = replace(outcome, finish_reason=run.endpoint.limit or full)
+            late = "timeout" if ended.timed_out else ""
+            outcome = replace(outcome, finish_reason=run.endpoint.limit or full or late)
         return outcome
 
     async def _graded(self, run: "_Run") -> RunOutcome:
         """Return the outcome with the reward of the reward command; without such a command, one without a reward."""
+        if isinstance(run.place, TaskPlace):
+            return _judged(await run.place.verdict(), run.context)
         if not self._reward:
             return RunOutcome(messages=None)
         async with run.place.for_reward() as run.place:
@@ -215,17 +223,29 @@ class _Run:
         await self.place.write(files)
 
     async def command(
-        self, words: Sequence[str], stdin: bytes, give_up: Callable[[], Awaitable[Any]] | None = None
+        self,
+        words: Sequence[str],
+        stdin: bytes,
+        give_up: Callable[[], Awaitable[Any]] | None = None,
+        of_task: bool = False,
     ) -> Ended:
-        """Run a command in the folder of the program. Raises OSError and SandboxError if it cannot be started."""
+        """Run a command in the folder of the program. Raises OSError and SandboxError if it cannot be started.
+
+        With `of_task`, the time limit of its task holds, whose end is no failure: what was done until then counts.
+        """
+        limits, own = self._limits, self.place.task.agent_seconds if isinstance(self.place, TaskPlace) else None
+        if of_task and own is not None and own < (limits.seconds or math.inf):
+            limits = replace(limits, seconds=own)
         ended = await self.place.run(
             [filled(word, self.values) for word in words] if self._program.preset else words,
             environment=self.environment,
             stdin=stdin,
-            limits=self._limits,
+            limits=limits,
             secrets=[self.endpoint.api_key],
             give_up=give_up,
         )
+        if ended.timed_out and limits is not self._limits:
+            ended = replace(ended, given_up=True)
         seconds = round(ended.seconds, 3)
         self.context.log_event("program ended", exit_code=ended.exit_code, seconds=seconds, output=ended.output)
         return ended
@@ -272,48 +292,6 @@ def variables(run: _Run, folder: Path, environment: Mapping[str, str], local: bo
     return given
 
 
-@asynccontextmanager
-async def command_agents(
-    programs: Sequence[str | Program],
-    names: Sequence[str],
-    environment: Mapping[str, str],
-    *,
-    seconds: float | None = None,
-    memory: int | None = None,
-    server_id: str = "",
-    in_boxes: Mapping[str, str] | None = None,
-) -> AsyncIterator[tuple[list[CommandAgent], HttpServer]]:
-    """Serve base URLs on loopback. Yields the agents of the programs, and the HTTP server.
-
-    Args:
-        programs: The programs, or their commands.
-        names: The names of the first ones.
-        environment: The variables of programs that run as the server's user.
-        seconds: A program may run for so long.
-        memory: The most address space of each process of a program, in bytes.
-        server_id: The name of this server in the labels of its containers.
-        in_boxes: The variables of programs that run in boxes.
-
-    Raises:
-        ValueError: A program cannot be started.
-        SandboxError: The daemon of a box cannot be reached.
-    """
-    endpoints = Endpoints(lambda: f"http://{http.address}")
-    limits = Limits(seconds=seconds, memory=memory)
-    given = [*names, *[""] * (len(programs) - len(names))]
-    async with HttpServer(base_url_app(endpoints)) as http, AsyncExitStack() as stack:
-        agents = []
-        for number, (program, name) in enumerate(zip(programs, given, strict=True)):
-            machine = None
-            if isinstance(program, Program) and program.box:
-                config = config_of_box(program.box, f"{server_id}-{number}", http.address)
-                machine = await stack.enter_async_context(DockerMachine(config))
-                await machine.require_image(config.image)
-            own = environment if machine is None else in_boxes or {}
-            agents.append(CommandAgent(program, endpoints, environment=own, name=name, limits=limits, machine=machine))
-        yield agents, http
-
-
 def _task(context: RolloutContext) -> bytes:
     request = context.request
     task = {
@@ -343,6 +321,19 @@ async def _result(run: _Run) -> RunOutcome:
     except (InvalidArgument, SandboxError, OSError) as error:
         return invalid_result(str(error))
     return outcome_of_program(result, run.context)
+
+
+def _judged(verdict: Verdict, context: RolloutContext) -> RunOutcome:
+    """Return the outcome of a task. Tests that gave no reward are a failure of the grader."""
+    if verdict.changed_programs:
+        context.log_event("the agent has changed programs of the image", paths=list(verdict.changed_programs))
+    if verdict.reward is None:
+        text = f"the tests of the task gave no reward: {verdict.problem}\n{verdict.output}"
+        return RunOutcome(failure=Failure("grader", clip(text), False, reason=FailureReason.GRADER_EXCEPTION))
+    more: dict[str, Any] = {"rewards": dict(verdict.rewards)}
+    if verdict.changed_programs:
+        more["changed_programs"] = list(verdict.changed_programs)
+    return outcome_of_program({"reward": verdict.reward, "metadata": more}, context)
 
 
 def _lost(error: SandboxError) -> RunOutcome:

@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from osmosis_grpc.protocol.types import RolloutRequest
 from osmosis_grpc.supervise import SYSTEM, OnFailure, child, job
 from osmosis_grpc.tools.containers.sandbox import ContainerSandbox
 from osmosis_grpc.tools.docker import DockerConfig, DockerMachine
@@ -17,6 +18,7 @@ from osmosis_grpc.tools.output import last_lines
 from osmosis_grpc.tools.process import Ended, Limits, run_process
 from osmosis_grpc.tools.sandbox import SandboxFileError
 from osmosis_grpc.tools.sandbox.files import Files
+from osmosis_grpc.tools.tasks import HarborTask, TaskBoxes, Verdict
 from osmosis_grpc.tools.workspace import Workspace
 
 RUN = job("gateway.program_in_box", OnFailure.RAISE)
@@ -249,15 +251,44 @@ class BoxPlace:
                 yield place
 
 
+class TaskPlace(BoxPlace):
+    """The box of a task. Its tests decide on the reward."""
+
+    def __init__(self, boxes: TaskBoxes, task: HarborTask, box: ContainerSandbox, most_seconds: float) -> None:
+        super().__init__(box, most_seconds)
+        self.task = task
+        self._boxes = boxes
+
+    async def verdict(self) -> Verdict:
+        """Run the tests in a new box. Raises SandboxError."""
+        return await self._boxes.verify(self.task, self._box)
+
+
 @asynccontextmanager
-async def place_of(machine: DockerMachine | None, rollout: str) -> AsyncIterator[Place]:
-    """Yield a new place for a rollout: a box of the machine, or a folder without one. Raises OSError, SandboxError."""
+async def place_of(
+    machine: DockerMachine | None, request: RolloutRequest, tasks: TaskBoxes | None = None
+) -> AsyncIterator[Place]:
+    """Yield a new place for a rollout.
+
+    Args:
+        machine: Makes the box; None for a folder of this machine.
+        request: The request. Its metadata name the task.
+        tasks: Have the boxes of tasks.
+
+    Raises:
+        OSError, SandboxError: The place cannot be made.
+        InvalidArgument: There is no such task.
+    """
     if machine is None:
         async with Workspace() as space:
             yield LocalPlace(space)
-    else:
-        async with machine.sandbox(rollout) as box:
+    elif tasks is None:
+        async with machine.sandbox(request.rollout_id) as box:
             yield BoxPlace(box, machine.config.lifetime)
+    else:
+        task = tasks.task_of(request.metadata)
+        async with tasks.open(task, request.rollout_id) as box:
+            yield TaskPlace(tasks, task, box, machine.config.lifetime)
 
 
 def config_of_box(fields: Mapping[str, Any], server_id: str, base_url: str) -> DockerConfig:

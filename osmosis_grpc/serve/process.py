@@ -201,10 +201,11 @@ async def _programs(
     """
     commands = commands_of(options.command)
     if not (commands or options.program):
-        if options.box:
-            raise OptionError("{box}: there is no {program} or {command} that could run in a box")
+        for name in ("box", "tasks"):
+            if getattr(options, name):
+                raise OptionError(f"{{{name}}}: there is no {{program}} or {{command}} that could run in a box")
         return [], []
-    from osmosis_grpc.endpoints.command_agent import command_agents
+    from osmosis_grpc.endpoints.hosted_programs import command_agents
     from osmosis_grpc.endpoints.programs import Program, load_program
     from osmosis_grpc.settings.environment import program_environment
 
@@ -219,7 +220,9 @@ async def _programs(
     hosted = [*(Program(command=tuple(shlex.split(command)), reward=reward) for command in commands), *programs]
     image = (options.box or "").removeprefix("docker:")
     hosted = [replace(each, box={**each.box, **({"image": image} if image else {})}) for each in hosted]
-    if memory is not None and any(each.box for each in hosted):
+    if options.tasks is not None and (image or reward):
+        raise OptionError("{tasks}: each task has its own image and its own reward; leave out {box} and {reward}")
+    if memory is not None and (options.tasks or any(each.box for each in hosted)):
         raise OptionError("{command_memory_mib}: a box has a limit of its own, `memory` in the table [box]")
     strict, given = options.strict_exit, program_environment(options.command_env)
     agents = command_agents(
@@ -228,6 +231,7 @@ async def _programs(
         given,
         in_boxes={name: value for name, value in given.items() if name in options.command_env},
         server_id=_name_of_boxes(options, worker),
+        tasks=options.tasks,
         seconds=options.command_timeout_seconds,
         memory=None if memory is None else memory * 1024 * 1024,
     )

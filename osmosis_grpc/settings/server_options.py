@@ -141,6 +141,9 @@ class ServerOptions(Declared):
         check=_box,
         common=True,
     )
+    tasks: Path | None = _agents(
+        "--tasks FOLDER", "Folder of tasks in Harbor's format. Each program runs in the box of its rollout's task."
+    )
     program_context: int = _agents(
         "--program-context TOKENS",
         "Tokens of the model's context. Coding programs compact their history before it is full.",

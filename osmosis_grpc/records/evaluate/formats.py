@@ -247,6 +247,17 @@ def read_parquet(path: Path) -> Iterator[Raw]:
         raise DatasetError(str(path), f"not a Parquet file: {_reason(error)}", number) from None
 
 
+def read_tasks(path: Path) -> Iterator[Raw]:
+    """Yield a row for each task of a folder in Harbor's format."""
+    from osmosis_grpc.tools.tasks.harbor_task import rows
+
+    try:
+        for number, row in enumerate(rows(path)):
+            yield Raw(row, number + 1)
+    except ValueError as error:
+        raise DatasetError(str(path), str(error).removeprefix(f"{path}: ")) from None
+
+
 READERS: dict[str, Callable[[Path], Iterator[Raw]]] = {
     ".json": read_json,
     ".jsonl": read_jsonl,

@@ -15,12 +15,15 @@ from osmosis_grpc.tools.docker.config import PROCESS_LABEL, SERVER_LABEL, Docker
 from osmosis_grpc.tools.docker.forwarding import Forwarding, remove_left_over
 from osmosis_grpc.tools.docker.relays import FOLDER, PROBLEMS, RELAY
 from osmosis_grpc.tools.sandbox import SandboxError, SandboxLost
+from osmosis_grpc.tools.uninterrupted import uninterrupted
 
 T = TypeVar("T")
 
 NOT_FOUND = 404
 GOING = 409
 """The status for a container that is being removed."""
+CHANGED, REMOVED = 0, 2
+"""The kinds of a changed path."""
 BUILD_BYTES = 1024 * 1024 * 1024
 """The most bytes of the folder of an image."""
 
@@ -121,6 +124,38 @@ class DockerMachine(ContainerMachine[DockerConfig]):
                     text = "".join(said).strip()[-2000:]
                     raise SandboxError(f"the image of {folder} cannot be built: {error}\n{text}".rstrip()) from None
                 return name
+
+    async def user_of(self, image: str) -> str:
+        """Return the user of an image. Raises SandboxError."""
+        shown = await self._call(f"image {image}", self._docker.images.inspect(image))
+        return str((shown or {})["Config"].get("User") or "root")
+
+    @contextlib.asynccontextmanager
+    async def committed(self, name: str) -> AsyncIterator[str]:
+        """Yield an image with the file system of a container, without its processes. It is removed at the end.
+
+        Args:
+            name: The name of the container.
+
+        Raises:
+            SandboxError: The image cannot be made.
+        """
+        image = f"osmosis-left:{name.removeprefix('osmosis-')}"
+        repository, _, tag = image.partition(":")
+        container = self._docker.containers.container(name)
+        await self._call(f"an image of container {name}", container.commit(repository=repository, tag=tag))
+        try:
+            yield image
+        finally:
+            removing = self._docker.images.delete(image, force=True)
+            with contextlib.suppress(SandboxError):
+                await uninterrupted(self._call(f"image {image}", removing, accept=NOT_FOUND))
+
+    async def changes(self, name: str) -> list[str]:
+        """Return the paths of the image that a container has changed or removed. Raises SandboxError."""
+        asked = self._docker._query_json(f"containers/{name}/changes")  # aiodocker has no method for it
+        rows = await self._call(f"the changes of container {name}", asked)
+        return [row["Path"] for row in rows or () if row["Kind"] in (CHANGED, REMOVED)]
 
     # Containers.
 
