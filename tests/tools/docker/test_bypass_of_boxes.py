@@ -1,6 +1,7 @@
 """Programs that try to leave a container without a network, or take what belongs to the others."""
 
 import asyncio
+import contextlib
 import secrets
 from dataclasses import replace
 
@@ -41,7 +42,7 @@ for family, kind, protocol in ((2, 3, 1), (2, 3, 255), (17, 3, 768), (10, 3, 58)
 TRACE = "import ctypes; print('TEXT' if ctypes.CDLL(None).ptrace(16, PID, 0, 0) == 0 else 0)"
 
 OF_CONTAINERS = {
-    "docker socket": f"{{python}} -c '{UNIX}' /var/run/docker.sock /run/docker.sock DAEMON /run/containerd/containerd.sock",
+    "docker socket": f"{{python}} -c '{UNIX}' /var/run/docker.sock /run/docker.sock DAEMON",
     "first process": "cat /proc/1/environ /proc/1/root/FOLDER/secret; ls /proc/1/root/FOLDER && echo TEXT; kill -9 1",
     "devices of the machine": (
         "mknod /tmp/d b 8 0 && echo TEXT; mknod d c 1 1 && echo TEXT; "
@@ -57,7 +58,7 @@ OF_CONTAINERS = {
         "(echo 999 >$f) 2>/dev/null && echo TEXT; done"
     ),
     "settings of the kernel": (
-        "for f in /proc/sysrq-trigger /proc/sys/kernel/core_pattern /proc/sys/vm/overcommit_memory /sys/power/state; do "
+        "for f in /proc/sysrq-trigger /proc/sys/kernel/core_pattern /proc/sys/vm/overcommit_memory; do "
         "(echo x >$f) 2>/dev/null && echo TEXT; done"
     ),
     "raw sockets": f"{{python}} -c '{RAW}'",
@@ -66,11 +67,11 @@ OF_CONTAINERS = {
         "grep -q 'CapEff:.0000000000000000' /proc/self/status || echo TEXT; "
         "grep -q 'NoNewPrivs:.1' /proc/self/status || echo TEXT; "
         "su -c 'echo TEXT' root </dev/null; for p in $(find / -xdev -perm -4000 -type f); do "
-        "cp $p p; chmod 4755 p; ./p /mnt </dev/null; done; [ \"$(id -u)\" != 0 ] || echo TEXT"
+        'cp $p p; chmod 4755 p; ./p /mnt </dev/null; done; [ "$(id -u)" != 0 ] || echo TEXT'
     ),
     "metadata of the cloud": f"{{python}} -c '{CONNECTS}' 169.254.169.254:80 100.100.100.200:80",
     "loopback of the machine": f"{{python}} -c '{CONNECTS}' 127.0.0.1:PORT localhost:PORT 172.17.0.1:PORT 0.0.0.0:PORT",
-    "namespaces of the first process": "nsenter -t 1 -a sh -c 'ls FOLDER' && echo TEXT; chroot /proc/1/root && echo TEXT",
+    "first process's namespaces": "nsenter -t 1 -a sh -c 'ls FOLDER' && echo TEXT; chroot /proc/1/root && echo TEXT",
 }
 
 
@@ -125,23 +126,22 @@ async def answer(reader, writer):
     writer.close()
 
 
-async def test_a_box_sees_its_own_sockets_only_and_changes_none(machine):
-    servers = [await asyncio.start_server(answer, "127.0.0.1", 0) for _ in range(2)]
-    own, other = [server.sockets[0].getsockname()[1] for server in servers]
-    async with machine(reach=[f"127.0.0.1:{own}"]) as made, made.sandbox() as box:
+async def test_a_box_reaches_its_own_sockets_only_and_changes_none(machine):
+    async with contextlib.AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(await asyncio.start_server(answer, "127.0.0.1", 0)) for _ in "ab"]
+        own, other = [server.sockets[0].getsockname()[1] for server in servers]
+        made = await stack.enter_async_context(machine(reach=[f"127.0.0.1:{own}"]))
+        box = await stack.enter_async_context(made.sandbox())
         others = replace(made.config, reach=[f"127.0.0.1:{other}"])
-        async with made.sandbox(config=others) as second:
-            assert (await box.run("ls /run/osmosis")).stdout == f"{own}\n".encode()
-            connect = UNIX.replace("TEXT", TEXT)
-            paths = [f"/run/osmosis/{other}", f"/run/osmosis/../osmosis/{other}"]
-            assert TEXT.encode() not in (await box.run([box.python, "-c", connect, *paths])).stdout
-            for attack in (f"rm -f /run/osmosis/{own}", "touch /run/osmosis/x", f"mv /run/osmosis/{own} /tmp/x"):
-                assert (await box.run(attack)).exit_code != 0
-            for each, port in ((box, own), (second, other)):
-                url = f"http://127.0.0.1:{port}/"
-                assert (await each.run([each.python, "-c", FETCH, url], seconds=60)).stdout == b"x\n"
-    for server in servers:
-        server.close()
+        second = await stack.enter_async_context(made.sandbox(config=others))
+        connect, paths = UNIX.replace("TEXT", TEXT), [f"/run/osmosis/{port}" for port in (own, other)]
+        reached = (await box.run([box.python, "-c", connect, *paths])).stdout.decode().splitlines()
+        assert [line == TEXT for line in reached] == [True, False]
+        for attack in ("ls /run/osmosis", f"rm -f {paths[0]}", "touch /run/osmosis/x", f"mv {paths[0]} /tmp/x"):
+            assert (await box.run(attack)).exit_code != 0
+        for each, port in ((box, own), (second, other)):
+            url = f"http://127.0.0.1:{port}/"
+            assert (await each.run([each.python, "-c", FETCH, url], seconds=60)).stdout == b"x\n"
 
 
 async def test_a_flood_of_connections_of_a_box_leaves_the_others_their_share(machine):

@@ -58,9 +58,7 @@ _CONTAINER = Differences(
 )
 # The API server of the tests marks the processes of its pods, names no host, and runs them as root, who reads all.
 _POD = replace(
-    _CONTAINER,
-    variables=_CONTAINER.variables - {"HOSTNAME"} | {"OSMOSIS_PROCESS_MARKER"},
-    copies_unreadable=True,
+    _CONTAINER, variables=_CONTAINER.variables - {"HOSTNAME"} | {"OSMOSIS_PROCESS_MARKER"}, copies_unreadable=True
 )
 
 
@@ -126,6 +124,4 @@ async def opened(request: pytest.FixtureRequest) -> AsyncIterator[Kind]:
             pods = KubernetesConfig(server_id="every", image="python:3.12", kubeconfig=path)
             small_pods = replace(pods, snapshot_bytes=SNAPSHOT_BYTES)
             async with KubernetesCluster(pods) as cluster:
-                yield Kind(
-                    name, _POD, cluster.sandbox, lambda: cluster.sandbox(config=small_pods), cluster.sandbox
-                )
+                yield Kind(name, _POD, cluster.sandbox, lambda: cluster.sandbox(config=small_pods), cluster.sandbox)
