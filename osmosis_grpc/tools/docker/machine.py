@@ -12,7 +12,7 @@ from osmosis_grpc.tools.containers.archive import Archive, digest_of_folder
 from osmosis_grpc.tools.containers.execution import STDERR, Tail, nothing, talk
 from osmosis_grpc.tools.containers.machine import ContainerMachine
 from osmosis_grpc.tools.docker.config import PROCESS_LABEL, SERVER_LABEL, DockerConfig, container_body
-from osmosis_grpc.tools.docker.forwarding import Forwarding, remove_left_over
+from osmosis_grpc.tools.docker.forwarding import Forwarding, Open, remove_left_over
 from osmosis_grpc.tools.docker.relays import FOLDER, PROBLEMS, RELAY
 from osmosis_grpc.tools.sandbox import SandboxError, SandboxLost
 from osmosis_grpc.tools.uninterrupted import uninterrupted
@@ -41,8 +41,9 @@ class DockerMachine(ContainerMachine[DockerConfig]):
         self._docker: Any = None
         self._attached: dict[str, Any] = {}
         """The inputs of the containers' first processes. Each container ends with its own."""
-        self._forwarding: dict[tuple[tuple[str, ...], tuple[str, ...]], Forwarding] = {}
-        """What containers reach, by the fields `reach` and `hosts`."""
+        self._forwarding: dict[str, Forwarding] = {}
+        """What containers reach, by their names."""
+        self._connections = Open()
         self._building: dict[str, asyncio.Lock] = {}
 
     async def connect(self) -> None:
@@ -167,7 +168,7 @@ class DockerMachine(ContainerMachine[DockerConfig]):
             config: How it is made.
             rollout: The rollout, for a label.
         """
-        forwarding = await self._forwarding_of(config)
+        forwarding = await self._forwarding_of(name, config)
         body = container_body(config, self.process, rollout, str(forwarding.folder) if forwarding else "")
         what = f"container {name} of the image {config.image}"
         container = await self._call(what, self._docker.containers.create(body, name=name))
@@ -182,14 +183,13 @@ class DockerMachine(ContainerMachine[DockerConfig]):
         shown = await self._call(what, container.show())
         return str((shown or {})["Config"]["WorkingDir"] or "/")
 
-    async def _forwarding_of(self, config: DockerConfig) -> Forwarding | None:
+    async def _forwarding_of(self, name: str, config: DockerConfig) -> Forwarding | None:
         if not config.reach and not config.hosts:
             return None
-        key = (tuple(config.reach), tuple(config.hosts))
-        if key not in self._forwarding:
-            made = self._forwarding[key] = Forwarding(self.config.server_id, *key, self._supervisor)
-            await made.open()
-        return self._forwarding[key]
+        made = Forwarding(self.config.server_id, config.reach, config.hosts, self._supervisor, self._connections)
+        await made.open()
+        self._forwarding[name] = made
+        return made
 
     async def _open_ports(self, name: str, ports: Sequence[int]) -> None:
         """Open the ports of a container that lead to the outside. Raises SandboxError."""
@@ -203,6 +203,9 @@ class DockerMachine(ContainerMachine[DockerConfig]):
 
     async def remove(self, name: str) -> None:
         """Remove a container at once. One that is gone is no error. Raises SandboxError."""
+        forwarding = self._forwarding.pop(name, None)
+        if forwarding is not None:
+            await forwarding.close()
         attached = self._attached.pop(name, None)
         if attached is not None:
             await attached.close()
