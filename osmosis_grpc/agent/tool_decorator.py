@@ -20,7 +20,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, get_args, get_type_hints, o
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import ArgsKwargs
 
-from osmosis_grpc.agent.argument_schema import check_arguments
+from osmosis_grpc.agent.argument_check import check_arguments
 from osmosis_grpc.agent.context import RolloutContext
 from osmosis_grpc.agent.sync_context import SyncRolloutContext
 from osmosis_grpc.protocol.errors import ToolArgumentError

@@ -10,9 +10,9 @@ from urllib.parse import quote
 from osmosis_grpc.agent import CompletionsResult, RolloutContext
 from osmosis_grpc.agent.history_chats import HistoryChats
 from osmosis_grpc.endpoints.byte_budget import ByteBudget
+from osmosis_grpc.endpoints.key_signatures import RolloutKeys
+from osmosis_grpc.endpoints.model_request import Asked
 from osmosis_grpc.endpoints.open_chats import OpenChats, OpenRequest, Waits, Wanted
-from osmosis_grpc.endpoints.requests import Asked
-from osmosis_grpc.endpoints.rollout_keys import RolloutKeys
 from osmosis_grpc.endpoints.stored_replies import StoredReplies
 from osmosis_grpc.network.http.connections import Connection
 from osmosis_grpc.protocol.errors import CallError, NotFound, ResourceExhausted, RolloutEndedError

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from osmosis_grpc.agent.message_keys import arguments_object
-from osmosis_grpc.endpoints.requests import objects, typed
+from osmosis_grpc.endpoints.model_request import objects, typed
 
 _TEXTS = {"type": "array", "items": {"type": "string"}}
 _OWN_SCHEMAS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -79,7 +79,7 @@ def security_for_callers(
     from osmosis_grpc.network.server_security import ServerSecurity
     from osmosis_grpc.network.target_policy import is_loopback
     from osmosis_grpc.network.tls import ServerTls, read_pems
-    from osmosis_grpc.settings.environment import grpc_tracers
+    from osmosis_grpc.settings.process_environment import grpc_tracers
 
     if options.local and line is not None and line.has("server", "token"):
         raise OptionError("{local} asks no caller for a token, and {token} is one: leave one of them out")

@@ -192,7 +192,7 @@ async def _programs(stack: AsyncExitStack, options: "RolloutServerSettings") -> 
         return [], []
     from osmosis_grpc.endpoints.command_agent import command_agents
     from osmosis_grpc.endpoints.programs import Program, load_program
-    from osmosis_grpc.settings.environment import program_environment
+    from osmosis_grpc.settings.process_environment import program_environment
 
     memory = options.command_memory_mib
     try:

@@ -1,4 +1,4 @@
-"""Settings, from the environment and other sources. Only this module and environment.py read the environment.
+"""Settings, from the environment and other sources. Only this module and process_environment.py read the environment.
 
 osmosis_grpc.settings declares the fields, with defaults, bounds and help. The first of these sources
 wins: code or command line, environment, file .env, default. A wrong value raises pydantic's

@@ -15,7 +15,7 @@ from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.protocol.errors import ContextLengthExceeded, InvalidArgument
 from osmosis_grpc.protocol.types import FailureReason, OutcomeStatus
 from osmosis_grpc.server import AgentServer
-from osmosis_grpc.settings.environment import program_environment
+from osmosis_grpc.settings.process_environment import program_environment
 from osmosis_grpc.trainer import Trainer
 from tests.gateway.commands import HELPER, USER, hosted, outcome_of
 

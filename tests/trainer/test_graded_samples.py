@@ -23,7 +23,7 @@ from osmosis_grpc.protocol.types import (
     events,
 )
 from osmosis_grpc.trainer import RolloutClient, SyncTrainer, Trainer, TrainerConfig, advantages, pad
-from osmosis_grpc.trainer.chats.chat_cache import ChatCache
+from osmosis_grpc.trainer.chats.rollout_cache import RolloutCache
 from tests.trainer.conftest import PATIENCE, USER
 from tests.trainer.deployment import within
 
@@ -216,7 +216,7 @@ async def test_a_single_policy_answers_the_chats_that_name_none(serve, transport
 
 
 async def test_without_an_unnamed_policy_a_chat_that_names_none_is_refused():
-    cache = ChatCache({"judge": lambda request: answer(request, "fine")})
+    cache = RolloutCache({"judge": lambda request: answer(request, "fine")})
     with pytest.raises(InvalidArgument, match="'' is no policy of this trainer; it has 'judge'"):
         cache.chat(ChatRequest(rollout_id="r", messages=[USER]), 0.0)
     asked = cache.chat(ChatRequest(rollout_id="r", messages=[USER], policy="judge"), 0.0)
@@ -224,7 +224,7 @@ async def test_without_an_unnamed_policy_a_chat_that_names_none_is_refused():
 
 
 async def test_chats_are_compared_by_their_policy_too():
-    cache = ChatCache(dict.fromkeys(("", "judge"), lambda request: answer(request, "fine")))
+    cache = RolloutCache(dict.fromkeys(("", "judge"), lambda request: answer(request, "fine")))
     chat = ChatRequest(rollout_id="r", messages=[USER])
     assert cache.chat(chat, 0.0) is cache.chat(chat, 0.0)
     with pytest.raises(AlreadyExists):

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from osmosis_grpc.engine.sample import ConversationStart, RunningSample, insert
+from osmosis_grpc.engine.running_sample import ConversationStart, RunningSample, insert
 from osmosis_grpc.protocol.types import ChatReward, Message, Sample
 from osmosis_grpc.protocol.types.conversation_tree import Node, answered_call
 

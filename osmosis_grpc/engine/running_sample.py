@@ -11,7 +11,7 @@ from osmosis_grpc.protocol.types.conversation_tree import Conversation, Node, Po
 from osmosis_grpc.protocol.types.json_values import readable
 from osmosis_grpc.protocol.types.messages import dump_model
 from osmosis_grpc.protocol.types.samples import CUTS, NATURAL
-from osmosis_grpc.protocol.types.segment_assembly import Assembler
+from osmosis_grpc.protocol.types.segment_builder import SegmentBuilder
 
 _PLAIN = {dict}
 """The types of the messages that need no conversion."""
@@ -39,7 +39,7 @@ class RunningSample:
     """The policy's reply to the newest answered chat."""
     limit: str = ""
     """The limit that ended the conversation after its newest chat; see Sample.cut. Empty if none did."""
-    _assembler: Assembler = field(default_factory=Assembler)
+    _assembler: SegmentBuilder = field(default_factory=SegmentBuilder)
     _refers: bool = False
     """Whether logprobs, extras and ids of earlier chats are not kept here, because the trainer has them."""
     _keeps: bool = False
@@ -89,7 +89,7 @@ class RunningSample:
         """Return the numbers of the answered chats that have tokens."""
         return self._assembler.chats
 
-    def restore(self, assembler: Assembler) -> None:
+    def restore(self, assembler: SegmentBuilder) -> None:
         """Use an assembler with all tokens, and keep all tokens from now on.
 
         Do nothing if a chat of this sample is not in the assembler, because it was answered in the meantime.
@@ -108,7 +108,7 @@ class RunningSample:
         keep_ids: bool = False,
         forked: bool = False,
     ) -> int:
-        """Add the tokens of a reply. Return the length of the prompt. `forked` is that of Assembler.add().
+        """Add the tokens of a reply. Return the length of the prompt. `forked` is that of SegmentBuilder.add().
 
         With `refer`, the outcome is going to refer to the chat. The logprobs and extras of the reply are then not kept
         here, and without `keep_ids` neither are the ids of earlier chats. If lacks_ids(parent_chat, response), the
