@@ -54,7 +54,7 @@ from osmosis_grpc.records.reading.history import History
 from osmosis_grpc.records.reading.phrases import counted
 from osmosis_grpc.records.reading.source_port import SourceError
 from osmosis_grpc.serve.json_output import Records, records, usage_error
-from osmosis_grpc.trainer.evaluate import Scores
+from osmosis_grpc.trainer.score_statistics import Scores
 
 DIGITS = 8
 

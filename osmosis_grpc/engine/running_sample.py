@@ -7,7 +7,8 @@ from typing import Any
 from osmosis_grpc.agent.message_keys import same_meaning
 from osmosis_grpc.protocol.errors import InvalidArgument, ReplyUnreadable
 from osmosis_grpc.protocol.types import ChatPurpose, ChatRef, ChatResponse, Ids, Message, PrefixChat, Sample, jsontext
-from osmosis_grpc.protocol.types.conversation_tree import Conversation, Node, Position, dropped_chats, path
+from osmosis_grpc.protocol.types.conversation_tree import Conversation, Node, Position, path
+from osmosis_grpc.protocol.types.dropped_chats import dropped_chats
 from osmosis_grpc.protocol.types.json_values import readable
 from osmosis_grpc.protocol.types.messages import dump_model
 from osmosis_grpc.protocol.types.samples import CUTS, NATURAL

@@ -162,7 +162,7 @@ class _Clients:
             raise MissingExtraError("@rollout_agent", "openai") from error
         try:
             from osmosis_grpc.endpoints.app import base_url_app
-            from osmosis_grpc.endpoints.endpoints import Endpoints
+            from osmosis_grpc.endpoints.endpoint_registry import Endpoints
         except ModuleNotFoundError as error:
             raise MissingExtraError("@rollout_agent", "server") from error
         self._http = _http_module(self._openai)

@@ -10,7 +10,7 @@ from typing import Unpack
 from osmosis_grpc.protocol.errors import InvalidArgument, Unavailable
 from osmosis_grpc.protocol.types import Annotation, CancelResult, RolloutOutcome, RolloutRequest, TrajectoryEvent
 from osmosis_grpc.trainer.annotate import AnnotationFields, annotate, events
-from osmosis_grpc.trainer.evaluate import Evaluation
+from osmosis_grpc.trainer.evaluation import Evaluation
 from osmosis_grpc.trainer.groups import GroupRun, OnFailure, OutcomeGroup
 from osmosis_grpc.trainer.request_check import RolloutFields, check_selection, checked
 from osmosis_grpc.trainer.run import Requests, Run, RunOptions, left_over

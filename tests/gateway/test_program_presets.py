@@ -8,7 +8,7 @@ import pytest
 
 from osmosis_grpc.endpoints.app import base_url_app
 from osmosis_grpc.endpoints.command_agent import CommandAgent
-from osmosis_grpc.endpoints.endpoints import Endpoints
+from osmosis_grpc.endpoints.endpoint_registry import Endpoints
 from osmosis_grpc.endpoints.programs import load_program, preset_names
 from osmosis_grpc.network.http.server import HttpServer
 from osmosis_grpc.policies.scripted import answer
