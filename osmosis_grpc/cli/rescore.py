@@ -12,12 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from osmosis_grpc.agent.config_sources import parsed
 from osmosis_grpc.agent.grader import Grader
 from osmosis_grpc.agent.grading import grade_recorded
 from osmosis_grpc.agent.loader import LoadError, load_grader
 from osmosis_grpc.agent.source_version import AgentVersion
 from osmosis_grpc.agent.workflow import GraderConfig
-from osmosis_grpc.agent.workflow_sources import parsed
 from osmosis_grpc.agent.workflow_validator import validate_grader
 from osmosis_grpc.cli.command_options import RescoreOptions
 from osmosis_grpc.cli.compare import score_lines

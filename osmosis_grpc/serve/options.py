@@ -13,7 +13,7 @@ from osmosis_grpc.serve.json_output import usage_error
 from osmosis_grpc.settings.line import OPTIONS, Line, OptionError
 
 if TYPE_CHECKING:
-    from osmosis_grpc.agent.workflow_sources import ConfigSources
+    from osmosis_grpc.agent.config_sources import ConfigSources
     from osmosis_grpc.network.credentials import Credentials
     from osmosis_grpc.network.server_security import ServerSecurity
     from osmosis_grpc.settings.settings import RolloutServerSettings, RolloutSettings
@@ -144,8 +144,9 @@ def config_sources(options: "RolloutServerSettings", line: Line | None = None) -
 
     `line` has the options of the command line, which are in the settings, too. Without it, all are of the environment.
     """
+    from osmosis_grpc.agent.config_sources import ConfigSources, Texts
     from osmosis_grpc.agent.loader import LoadError
-    from osmosis_grpc.agent.workflow_sources import ConfigSources, Texts, WorkflowToml, WorkflowTomlError
+    from osmosis_grpc.agent.workflow_toml import WorkflowToml, WorkflowTomlError
 
     try:
         toml = WorkflowToml() if options.config_file is None else WorkflowToml.read(options.config_file)

@@ -195,7 +195,7 @@ def _table(path: Path, part: _Part | type[_Part]) -> dict[str, Any]:
 
     Raises ValueError for an unknown key and for a secret.
     """
-    from osmosis_grpc.agent.workflow_sources import WorkflowToml
+    from osmosis_grpc.agent.workflow_toml import WorkflowToml
 
     values = getattr(WorkflowToml.read(path), part.part)
     options = {option.name: option for option in OPTIONS.values() if option.part == part.part}

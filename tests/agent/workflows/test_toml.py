@@ -3,10 +3,11 @@
 import pytest
 from pydantic import ConfigDict
 
+from osmosis_grpc.agent.config_sources import ConfigSources, configured
 from osmosis_grpc.agent.loader import LoadError, load_object
 from osmosis_grpc.agent.workflow import config_class
 from osmosis_grpc.agent.workflow_files import FoundWorkflow
-from osmosis_grpc.agent.workflow_sources import ConfigSources, WorkflowToml, WorkflowTomlError, configured
+from osmosis_grpc.agent.workflow_toml import WorkflowToml, WorkflowTomlError
 from osmosis_grpc.cli.options import AgentSources
 from osmosis_grpc.policies import EchoPolicy
 from osmosis_grpc.protocol.errors import InvalidArgument
