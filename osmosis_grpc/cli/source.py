@@ -15,7 +15,7 @@ from osmosis_grpc.cli.options import SourceOptions
 from osmosis_grpc.protocol.types import RolloutFilter
 from osmosis_grpc.records.reading.source_port import Events, Source, SourceError, stopped_text
 from osmosis_grpc.serve.json_output import Records, records, say_error, usage_error
-from osmosis_grpc.settings.line import OptionError
+from osmosis_grpc.settings.command_line import OptionError
 from osmosis_grpc.settings.option import PREFIX, host_port
 from osmosis_grpc.settings.server_options import ServerOptions
 

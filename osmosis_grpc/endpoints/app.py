@@ -19,7 +19,7 @@ from osmosis_grpc.endpoints import anthropic_messages, chat_completions, gemini,
 from osmosis_grpc.endpoints.endpoint_registry import Endpoints
 from osmosis_grpc.endpoints.model_request import ModelRequest
 from osmosis_grpc.endpoints.open_chats import ClientGone, OpenRequest
-from osmosis_grpc.endpoints.reading import read_asked, reserved_bytes
+from osmosis_grpc.endpoints.request_bodies import read_asked, reserved_bytes
 from osmosis_grpc.endpoints.rollout_endpoint import Endpoint
 from osmosis_grpc.network.bearer_tokens import bearer
 from osmosis_grpc.network.http.server import http_app

@@ -15,8 +15,8 @@ from osmosis_grpc.serve.options import (
     usage_errors,
     warn_about_settings,
 )
+from osmosis_grpc.settings.command_line import Line, OptionError
 from osmosis_grpc.settings.compound_values import sampling_parameter
-from osmosis_grpc.settings.line import Line, OptionError
 from osmosis_grpc.settings.typer_command import add_command
 
 if TYPE_CHECKING:

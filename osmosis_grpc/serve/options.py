@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from osmosis_grpc.serve.json_output import usage_error
-from osmosis_grpc.settings.line import OPTIONS, Line, OptionError
+from osmosis_grpc.settings.command_line import OPTIONS, Line, OptionError
 
 if TYPE_CHECKING:
     from osmosis_grpc.agent.config_sources import ConfigSources

@@ -30,8 +30,8 @@ from osmosis_grpc.serve.workers.worker import Worker
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.server.tracelog import DebugLog, TraceLog, new_folder
 from osmosis_grpc.server.workers.siblings import WorkersConfig
+from osmosis_grpc.settings.command_line import OptionError
 from osmosis_grpc.settings.compound_values import commands_of, split_legacy_agent
-from osmosis_grpc.settings.line import OptionError
 from osmosis_grpc.settings.option import split_host_port
 from osmosis_grpc.storage import JournalError
 from osmosis_grpc.storage.journal.schema import LOCK

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from osmosis_grpc.settings.line import OPTIONS
+from osmosis_grpc.settings.command_line import OPTIONS
 from osmosis_grpc.settings.option import Secret
 
 log = logging.getLogger(__name__)

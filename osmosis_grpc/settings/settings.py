@@ -21,7 +21,7 @@ from pydantic_settings import (
 )
 
 from osmosis_grpc.settings.client_options import ClientOptions
-from osmosis_grpc.settings.line import OPTIONS, Line, OptionError, field_of
+from osmosis_grpc.settings.command_line import OPTIONS, Line, OptionError, field_of
 from osmosis_grpc.settings.option import PREFIX, Option, Secret
 from osmosis_grpc.settings.server_options import ServerOptions
 

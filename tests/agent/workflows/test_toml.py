@@ -13,7 +13,7 @@ from osmosis_grpc.policies import EchoPolicy
 from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.rollout import AgentWorkflow, AgentWorkflowConfig, Grader, GraderConfig
 from osmosis_grpc.serve.options import config_sources
-from osmosis_grpc.settings.line import Line
+from osmosis_grpc.settings.command_line import Line
 from osmosis_grpc.settings.settings import command_settings
 from osmosis_grpc.testing import run_rollout
 from tests.agent.workflows.made import QUESTION, Asks, Ones

@@ -29,7 +29,7 @@ from osmosis_grpc.trainer.agent_server_link import (
     SchedulerPort,
     ServerIdentity,
 )
-from osmosis_grpc.trainer.transports.attach.open_chats import OpenChats
+from osmosis_grpc.trainer.transports.attach.chat_window import OpenChats
 from osmosis_grpc.trainer.transports.attach.open_requests import OpenRequests, Subscription, Subscriptions
 
 log = logging.getLogger(__name__)
