@@ -15,7 +15,7 @@ from osmosis_grpc.agent.run_outcome import RunOutcome, outcome_of
 from osmosis_grpc.agent.runnable import AgentLoopRunnable, as_runnable
 from osmosis_grpc.agent.tool_runs import ToolRun, tool_watcher
 from osmosis_grpc.cli.daemon_thread import run_in_daemon_thread
-from osmosis_grpc.engine import chats, runner
+from osmosis_grpc.engine import rollout_session, runner
 from osmosis_grpc.engine import watchdog as watchdog_file
 from osmosis_grpc.engine.watchdog import Watchdog
 from osmosis_grpc.policies import EveryToolMock

@@ -18,11 +18,11 @@ from osmosis_grpc.agent.ports import current_session
 from osmosis_grpc.agent.rollout_scope import current_rollout
 from osmosis_grpc.engine import failpoints
 from osmosis_grpc.engine.agent_calls import notify_ended, own_copy, run_agent
-from osmosis_grpc.engine.chats import RolloutSession
 from osmosis_grpc.engine.context import EngineContext
 from osmosis_grpc.engine.outbox import Outbox
 from osmosis_grpc.engine.outcome import bare_outcome, build_outcome
 from osmosis_grpc.engine.record import Record, advance
+from osmosis_grpc.engine.rollout_session import RolloutSession
 from osmosis_grpc.engine.termination import Termination
 from osmosis_grpc.protocol.errors import Boundary, RolloutEndedError
 from osmosis_grpc.protocol.types import (
