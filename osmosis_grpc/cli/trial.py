@@ -156,7 +156,7 @@ def _waited() -> float:
 
 def try_out(agent_loop: Any, timeout: float) -> Trial:
     """Run one rollout of a valid agent loop. This function returns even if the agent does not end."""
-    for module in (runner, watchdog_file, chats):  # the findings report what these modules would log
+    for module in (runner, watchdog_file, rollout_session):  # the findings report what these modules would log
         logging.getLogger(module.__name__).disabled = True
     trial = Trial()
     watched = _Watched(agent_loop, trial)
