@@ -229,7 +229,7 @@ class RolloutContext(RolloutScope):
             sample: The name of the sample.
 
         Raises:
-            ValueError: The sample does not exist, or `wish` is no bool.
+            ValueError: The sample does not exist, or `wish` is not a bool.
         """
         if not isinstance(wish, bool):
             raise ValueError(f"wish: is a {type(wish).__name__}, not a bool")

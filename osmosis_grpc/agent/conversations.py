@@ -33,7 +33,7 @@ class _Node:
     message: Message
     children: "dict[bytes, _Node]" = field(default_factory=dict)
     samples: dict[str, str] = field(default_factory=dict)
-    """The samples whose newest reply this message is, by policy. Empty if it is no reply."""
+    """The samples whose newest reply this message is, by policy. Empty if it is not a reply."""
     replies: "list[_Node]" = field(default_factory=list)
     """The children that are replies, the newest last."""
 

@@ -33,7 +33,7 @@ _READ = 4000
 
 
 def side_call(messages: Sequence[Message], tools: Sequence[Any] | None) -> str:
-    """Return the kind of a side call; empty for a request about the task. A request with tools is no side call."""
+    """Return the kind of a side call; empty for a request about the task. A request with tools is not a side call."""
     if tools or any(message.get("role") in ("assistant", "tool") for message in messages):
         return ""
     system = "\n".join(text_of(message)[:_READ] for message in messages if message.get("role") == "system")

@@ -99,7 +99,7 @@ def _end(trial: Trial) -> Iterator[_Row]:
 
 
 def _is_bad_result(trial: Trial) -> bool:
-    """Return whether run returned something that is no result, or a result with a bad reward."""
+    """Return whether run returned something that is not a result, or a result with a bad reward."""
     result = trial.result
     if isinstance(result, RolloutResult):
         return result.status == "COMPLETED" and result.reward is not None and number_of(result.reward) is None

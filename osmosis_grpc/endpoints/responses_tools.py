@@ -126,7 +126,7 @@ def _input(arguments: str) -> str:
 
 
 def call_of_item(item: Mapping[str, Any], path: str) -> dict[str, Any] | None:
-    """Return an item of a history as a tool call; None if it is no call. Raises InvalidArgument."""
+    """Return an item of a history as a tool call; None if it is not a call. Raises InvalidArgument."""
     kind = str(item.get("type"))
     if kind == "function_call":
         name, arguments = item.get("name"), typed(item.get("arguments") or "{}", str, f"{path}.arguments")

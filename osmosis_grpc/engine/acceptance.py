@@ -166,7 +166,7 @@ class Acceptance:
             if own.group is not None:
                 agent.accepted(own, record.owner)
             tools = agent.tools(own)
-        except BaseException as error:  # the agent's code can raise anything; without an await this is no cancellation
+        except BaseException as error:  # the agent's code can raise anything; without an await it is no cancellation
             self._refuse(record, error)
             return
         if inspect.isawaitable(tools):

@@ -52,7 +52,7 @@ def to_strands(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
 
 
 def reply_blocks(reply: CompletionsResult) -> list[dict[str, Any]]:
-    """Return the blocks of a reply. In a tool use, `input` is the JSON text of the arguments, as the policy wrote it."""
+    """Return the blocks of a reply. The `input` of a tool use is the JSON text that the policy wrote."""
     message = reply.message
     thoughts = message.get("reasoning_content") or message.get("reasoning")
     blocks: list[dict[str, Any]] = []
@@ -122,7 +122,7 @@ def in_short(message: Message) -> Message:
 
 
 def _parsed(block: dict[str, Any]) -> dict[str, Any]:
-    """Return a tool use with its input parsed from JSON. Like Strands, replace an input that is not valid JSON by {}."""
+    """Return a tool use with its input parsed from JSON. Like Strands, read invalid JSON as {}."""
     use = block.get("toolUse")
     if use is None or not isinstance(use["input"], str):
         return block

@@ -167,7 +167,7 @@ class ChatRenderer:
             prompt: uint32, shape (p,): the prompt from which they were sampled. If it ends with `<think>`, the reply
                 begins with reasoning.
             tools: The tools of the chat. Without any, the reply has no tool calls.
-            stop: Texts that end a reply. The first one is no part of it.
+            stop: Texts that end a reply. The first one is not part of it.
             call_prefix: The ids of the calls are PREFIX_0, PREFIX_1 and so on.
         """
         text, matched = before_stop(self._text_of(ids), stop)

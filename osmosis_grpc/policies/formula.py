@@ -4,7 +4,7 @@ A reply and a message each have a name. The crc32 of the name in UTF-8 is `start
 (start + 7919 * i) mod 32,000. The logprob of an id is -(id mod 1000 + 1) / 1000 as float32.
 
 - A reply has the name "ROLLOUT/SAMPLE/NUMBER" and 8 + start mod 25 tokens, unless the policy sets another count.
-- A message that no model sampled has the name "ROLLOUT/SAMPLE/message/M" and 4 tokens. M is its index in the conversation.
+- A message that no model sampled has the name "ROLLOUT/SAMPLE/message/M" and 4 tokens. M is its index, from 0.
 - A prompt has all tokens of the continued chat, and then the tokens of each message that is new since that chat.
 """
 

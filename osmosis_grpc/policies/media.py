@@ -66,7 +66,7 @@ def medium(part: Mapping[str, Any], field: str) -> Media:
         value = part.get("image_url")
     url = value.get("url") if isinstance(value, Mapping) else value
     if not isinstance(url, str) or not url:
-        raise InvalidArgument(f"{field}.{kind}", f'is no URL; write {{"type": {kind!r}, {kind!r}: {{"url": URL}}}}')
+        raise InvalidArgument(f"{field}.{kind}", f'is not a URL; write {{"type": {kind!r}, {kind!r}: {{"url": URL}}}}')
     if not url.startswith("data:"):
         return Media(modality=MODALITIES[kind], url=url)
     head, mark, text = url.removeprefix("data:").partition(";base64,")

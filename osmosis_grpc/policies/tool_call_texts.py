@@ -239,7 +239,7 @@ def _names(tools: Sequence[Tool]) -> set[str]:
 
 
 def _value(text: str, schema: Any) -> Any:
-    """Return the value of a parameter: JSON, unless its schema allows a text or it is no JSON."""
+    """Return the value of a parameter: JSON, unless its schema allows a text or it is not JSON."""
     text = text.removeprefix("\n").removesuffix("\n")
     is_null = text.strip() == "null"
     if allows(schema, "string") and not (is_null and allows(schema, "null")):

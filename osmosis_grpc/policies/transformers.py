@@ -127,7 +127,7 @@ class TransformersGenerator:
     ) -> None:
         if not callable(model) or not hasattr(model, "config"):
             raise TypeError(
-                f"model: a {type(model).__name__} is no model; pass AutoModelForCausalLM.from_pretrained(...)"
+                f"model: a {type(model).__name__} is not a model; pass AutoModelForCausalLM.from_pretrained(...)"
             )
         if batch < 1:
             raise ValueError(f"batch: {batch} is less than 1")

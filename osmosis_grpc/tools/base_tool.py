@@ -112,7 +112,7 @@ class ToolsOfTrajectory:
 
 
 class ToolRegistry:
-    """Registers tools by name. A class gives each trajectory a new object; all trajectories share a registered object."""
+    """Registers tools by name. A class gives each trajectory a new object. All trajectories share a given object."""
 
     def __init__(self) -> None:
         self._classes: dict[str, tuple[type[BaseTool], dict[str, Any]]] = {}
@@ -147,7 +147,7 @@ class ToolRegistry:
         return sorted([*self._classes, *self._objects])
 
     def get(self, name: str) -> BaseTool:
-        """Return the shared object, or a new object of the registered class. Raises ToolExecutionError for an unknown name."""
+        """Return the shared object, or a new object of the class. Raises ToolExecutionError for an unknown name."""
         if name in self._objects:
             return self._objects[name]
         if name not in self._classes:

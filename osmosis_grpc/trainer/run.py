@@ -166,7 +166,7 @@ class Run:
                     self._start(member)
             if not self._fed:
                 log.warning("%s() got no requests; an iterator can be read only once", self.name)
-        except Exception as error:  # an error of a request or of the caller's iterator is no failure of this job
+        except Exception as error:  # an error of a request or of the caller's iterator is not a failure of this job
             self._finished.put_nowait(error)
         finally:
             self._finished.put_nowait(None)

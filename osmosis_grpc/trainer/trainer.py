@@ -108,7 +108,7 @@ class Trainer(TrainerLifecycle):
 
         Raises:
             InvalidArgument: A request is wrong, two have one id, or tokens have no version (with `max_version_lag`).
-            TypeError: A request is no RolloutRequest.
+            TypeError: A request is not a RolloutRequest.
             Exception: What the policy raised, if a whole group (without groups, a rollout) failed because of it. A
                 CallError of the policy, such as Unavailable, is an answer to the agent and is not raised.
         """

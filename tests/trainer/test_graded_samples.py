@@ -202,22 +202,22 @@ async def test_an_unknown_policy_is_refused_by_name(serve, transport, delta):
     policies = {"": Named(""), "solver": Named("solver")}
     async with training(serve, policies, transport, delta, agent=Lost()) as (trainer, _):
         outcome = await within(trainer.rollout(rollout_id="r1", messages=[USER]))
-    assert refusals == [(("policy", "'judge' is no policy of this trainer; it has '', 'solver'"),)]
+    assert refusals == [(("policy", "'judge' is not a policy of this trainer; it has '', 'solver'"),)]
     assert (outcome.status, outcome.failure.boundary) == (OutcomeStatus.FAILED, "trainer")
     assert outcome.failure.reason == "CHAT_REFUSED"
-    assert "'judge' is no policy of this trainer" in outcome.failure.message
+    assert "'judge' is not a policy of this trainer" in outcome.failure.message
 
 
 @pytest.mark.parametrize(("transport", "delta"), WAYS, ids=IDS)
 async def test_a_single_policy_answers_the_chats_that_name_none(serve, transport, delta):
     async with training(serve, lambda request: answer(request, "fine"), transport, delta) as (trainer, _):
         outcome = await within(trainer.rollout(rollout_id="r1", messages=[USER]))
-    assert "'planner' is no policy of this trainer; it has '', the only one" in outcome.failure.message
+    assert "'planner' is not a policy of this trainer; it has '', the only one" in outcome.failure.message
 
 
 async def test_without_an_unnamed_policy_a_chat_that_names_none_is_refused():
     cache = RolloutCache({"judge": lambda request: answer(request, "fine")})
-    with pytest.raises(InvalidArgument, match="'' is no policy of this trainer; it has 'judge'"):
+    with pytest.raises(InvalidArgument, match="'' is not a policy of this trainer; it has 'judge'"):
         cache.chat(ChatRequest(rollout_id="r", messages=[USER]), 0.0)
     asked = cache.chat(ChatRequest(rollout_id="r", messages=[USER], policy="judge"), 0.0)
     assert asked.kept().message["content"] == "fine"

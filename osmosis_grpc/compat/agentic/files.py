@@ -103,7 +103,7 @@ def _trajectory(line: bytes, where: str) -> Trajectory:
     try:
         return Trajectory.from_dict(json.loads(line.decode("utf-8", "surrogatepass")))
     except (ValueError, InvalidArgument) as error:
-        raise InvalidArgument(where, f"is no trajectory: {error}") from None
+        raise InvalidArgument(where, f"is not a trajectory: {error}") from None
 
 
 def dump_trajectories(trajectories: Iterable[Trajectory], path: str | Path, format: str = "jsonl") -> None:  # noqa: A002

@@ -232,11 +232,11 @@ def _parameters(name: str) -> Mapping[str, inspect.Parameter]:
 def _check(name: str, options: Mapping[str, Any]) -> None:
     field = f"tools_config.{name}"
     if name not in list_tools():
-        raise InvalidArgument(field, f"is no tool; the tools are {', '.join(list_tools())}")
+        raise InvalidArgument(field, f"is not a tool; the tools are {', '.join(list_tools())}")
     known = [each for each in _parameters(name) if each != "sandbox"]
     for option in options:
         if option not in known:
-            raise InvalidArgument(f"{field}.{option}", f"is no option; the tool has {', '.join(known) or 'none'}")
+            raise InvalidArgument(f"{field}.{option}", f"is not an option; the tool has {', '.join(known) or 'none'}")
 
 
 def _make(name: str, options: Mapping[str, Any], sandbox: Sandbox | None) -> Any:

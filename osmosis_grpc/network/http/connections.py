@@ -76,7 +76,7 @@ class LimitedSocket(socket.socket):
         """Called with each accepted connection."""
 
     def listen(self, backlog: int = BACKLOG, /) -> None:
-        """Listen. The event loop passes IN_ONE_PASS, which is no length for the operating system's queue."""
+        """Listen. The event loop passes IN_ONE_PASS, which is not a length for the operating system's queue."""
         super().listen(BACKLOG)
 
     def accept(self) -> tuple[socket.socket, Any]:

@@ -59,7 +59,7 @@ class Node:
     def matches(self, message: Message) -> bool:
         """Return whether `message` equals the message of this node. 1 and 1.0 are equal; 1 and true differ."""
         try:
-            if not self.message == message:  # noqa: SIM201 - a value that is no JSON may define its own !=
+            if not self.message == message:  # noqa: SIM201 - a value that is not JSON may define its own !=
                 return False
         except Exception:
             return False
@@ -188,7 +188,7 @@ class Conversation:
         try:
             if not (line and messages[: len(line)] == line):
                 return False
-        except Exception:  # a value that is no JSON may raise when it is compared
+        except Exception:  # a value that is not JSON may raise when it is compared
             return False
         return all(_same(line[index], messages[index]) for index in self._numeric)
 

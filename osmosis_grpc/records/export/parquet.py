@@ -249,4 +249,4 @@ def _json(value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise InvalidArgument("outcomes", f"a value is no JSON: {error}") from None
+        raise InvalidArgument("outcomes", f"a value is not JSON: {error}") from None

@@ -25,7 +25,7 @@ class RecordedRollout:
     """The reference answer."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     fork: Fork | None = None
-    """The recorded chat from which the rollout forks; None if it is no fork."""
+    """The recorded chat from which the rollout forks; None if it is not a fork."""
     accept_time: float | None = None
     """Unix seconds."""
     end_time: float | None = None

@@ -49,7 +49,7 @@ def seconds(value: Any, where: str) -> float:
         return float(value)
     found = _TIME.fullmatch(str(value))
     if found is None:
-        raise CaseError(f"{where}: {value!r} is not a number of seconds, a duration (45s) or a multiple of one (0.7 * 45s)")
+        raise CaseError(f"{where}: {value!r} is not a number of seconds, a duration (45s) or a multiple (0.7 * 45s)")
     return float(found[1] or 1) * float(found[2])
 
 

@@ -1,9 +1,9 @@
 """The policies of a trainer, and what happens when a policy raises.
 
 - A CallError, such as Unavailable, refuses the chat. The agent gets this error.
-- Any other exception, and a result that is not a reply, means that the policy itself has failed. The agent gets Internal,
-  and the log has the traceback. If the failure fails a rollout or a whole group, the trainer raises the exception in the
-  program that waits for the rollouts. Otherwise a training loop would go on without any data.
+- Any other exception, and a result that is not a reply, means that the policy itself has failed. The agent gets
+  Internal, and the log has the traceback. If a rollout or a whole group fails because of it, the trainer raises the
+  exception in the program that waits for them. Otherwise a training loop would go on without any data.
 """
 
 import logging
@@ -39,7 +39,7 @@ class PolicyFailure:
     """The name of the policy; empty for the default policy, which answers chats that do not name one."""
     error: BaseException
     trace: TracebackType | None
-    """The traceback of the policy's call. It is kept here because raising `error` again extends the error's traceback."""
+    """The traceback of the policy's call, kept here because raising `error` again extends the error's own."""
 
     def __str__(self) -> str:
         return f"{self.name} failed: {clip(with_type(self.error))}"
@@ -161,5 +161,5 @@ class PolicyTable:
         if policy is None:
             names = ", ".join(map(repr, sorted(self._named)))
             only = ", the only one, for chats that name no policy" if names == "''" else ""
-            raise InvalidArgument("policy", f"{name!r} is no policy of this trainer; it has {names}{only}")
+            raise InvalidArgument("policy", f"{name!r} is not a policy of this trainer; it has {names}{only}")
         return policy
