@@ -47,7 +47,7 @@ def back_up(target: str, state_dir: str | None, ledger: str | None, *, json: boo
             option = "--ledger FILE names the ledger of a trainer"
             if error.filename != ledger:
                 option = "--state-dir DIR names the folder of a server"
-            return _refused(f"there is not a {error.filename}; {option}")
+            return _refused(f"there is no {error.filename}; {option}")
         except OSError as error:
             return _refused(f"{error.filename}: {error.strerror}" if error.filename else str(error))
         except (JournalError, LedgerError, sqlite3.Error) as error:

@@ -268,7 +268,7 @@ def _examined(path: Path, kind: Kind) -> "Examined | None":
     try:
         return examine(path, journal.JOURNAL if kind == "journal" else LEDGER)
     except FileNotFoundError:
-        problem = f"there is not a {kind} {path}"
+        problem = f"there is no {kind} {path}"
     except (JournalError, LedgerError) as error:
         problem = str(error)
     except (OSError, sqlite3.Error) as error:

@@ -231,7 +231,7 @@ def _check_view(options: "RolloutServerSettings", security: "ServerSecurity") ->
         import osmosis_grpc.viewer.app  # noqa: F401
     except ModuleNotFoundError as error:
         missing = missing_extra("it", "server,view")
-        raise OptionError("{view}: {missing} (there is not a {name})", missing=missing, name=error.name) from None
+        raise OptionError("{view}: {missing} (there is no {name})", missing=missing, name=error.name) from None
 
 
 def _load(line: Line, settings: "RolloutSettings") -> "list[RolloutAgentLoop | Runnable]":

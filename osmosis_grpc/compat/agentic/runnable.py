@@ -81,6 +81,6 @@ def agent_runnable(agent: Any, name: str = "") -> AgentRunnable:
     Raises InvalidArgument for what is not an agent.
     """
     if isinstance(agent, type) or not hasattr(agent, "run_trajectory"):
-        what = f"a class; pass an agent, such as {agent.__name__}()" if isinstance(agent, type) else "no BaseAgent"
+        what = f"a class; pass an agent, such as {agent.__name__}()" if isinstance(agent, type) else "not a BaseAgent"
         raise InvalidArgument("agent", f"is {what}")
     return AgentRunnable(agent, name)
