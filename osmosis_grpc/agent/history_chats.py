@@ -1,6 +1,7 @@
-"""Asks the chats of one rollout for programs and libraries that send their whole history and write it in their own way.
+"""Asks the chats of one rollout for programs and libraries that send their whole history with each request.
 
-A history is put into the spelling of the earlier chats first (conversations.py), so its tokens stay in one segment.
+They may rewrite earlier messages. So each history first gets the spelling of the earlier chats (conversations.py), and
+the tokens stay in one segment.
 """
 
 import inspect

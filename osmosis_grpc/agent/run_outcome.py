@@ -1,4 +1,4 @@
-"""RunOutcome is the result of one run. It is made of what an agent loop returns, or of a program's result."""
+"""RunOutcome is the result of one run, made from the value that an agent loop returns or from a program's result."""
 
 import re
 import reprlib

@@ -1,7 +1,7 @@
 """Recognises the side calls of programs: short requests beside the task, such as the one for a conversation's title.
 
-The reward of a rollout says nothing about them. They get samples with names of their own, and the sample `main` stays
-free for the task, whoever asks first. They are not trained on, unless the program asks for nothing else.
+The reward of a rollout says nothing about side calls. So they get samples with other names than `main`, even if they
+come first, and they are not trained on, unless the program makes no other requests.
 """
 
 import re

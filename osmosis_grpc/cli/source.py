@@ -1,7 +1,7 @@
 """Finds what a command reads: a running server, a server's state folder, or the folder of a run.
 
-A Source is used as `async with open_source("show", options) as source`. What speaks gRPC is imported only when it is
-used, because a command that reads a folder needs none.
+Use `async with open_source("show", options) as source`. gRPC is imported only for a running server, because a command
+that reads a folder does not need it.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""The tools of OpenAI's Responses that are no functions, as functions for a policy, and their calls as items.
+"""Converts the tools of OpenAI's Responses that are not functions to functions for a policy, and their calls to items.
 
 A program gets each call back in the form in which it offered the tool: the policy sees the function `apply_patch` with
 one text, and the program gets an item `custom_tool_call` with this text as its input.

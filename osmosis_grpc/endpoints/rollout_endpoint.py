@@ -1,4 +1,4 @@
-"""Endpoint: the base URL of one rollout. It asks the chats of the rollout for the requests of its programs."""
+"""Endpoint: the base URL of one rollout, an HTTP address. Each request to it becomes a chat of the rollout."""
 
 import asyncio
 import json

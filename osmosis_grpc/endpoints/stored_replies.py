@@ -1,4 +1,4 @@
-"""The replies of one rollout that a request can continue by their id, as many clients of OpenAI's Responses do."""
+"""Stores replies of one rollout by id. Many clients of OpenAI's Responses name the reply that a request continues."""
 
 from collections.abc import Sequence
 

@@ -1,7 +1,7 @@
 """Accepts or refuses an Init, or finds the rollout that an equal Init has started.
 
 An equal Init has the same id, attempt and spec as an earlier Init. An accepted rollout is committed, and ends exactly
-once. Nothing is kept of a refused rollout.
+once. A refused rollout leaves no record.
 """
 
 import asyncio

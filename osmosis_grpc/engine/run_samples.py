@@ -1,4 +1,4 @@
-"""The samples of one run, with the rewards and the final messages that the agent gave them."""
+"""All samples of one run, with the rewards and the final messages that the agent set."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -1,8 +1,8 @@
 """Runs agents, and ends each rollout exactly once.
 
-An agent runs in a plain asyncio task. The first of result, cancel and deadline decides how its rollout ends. An agent
-that does not stop is cancelled again after 1 s and after 3 s. If it still runs then, its rollout ends without it. The
-agent's task counts as abandoned: the context refuses every call, and the slot stays in use until the task ends.
+An agent runs in a plain asyncio task. Its rollout ends with a result, a cancel or the deadline, whichever comes first.
+If the agent does not stop, it is cancelled again after 1 s and after 3 s. If it still runs then, the rollout ends, and
+the agent's task is abandoned: the context refuses every call, and the slot stays in use until the task ends.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""One sample of a run: a conversation with its tokens, and what dropped_chats() needs to know about its chats."""
+"""RunningSample: the conversation of one sample while its agent runs, with its tokens and its chats."""
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, replace

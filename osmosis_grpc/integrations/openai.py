@@ -5,8 +5,8 @@
         reply = await client.chat.completions.create(model="policy", messages=task.messages)
         return 1.0 if "hello" in reply.choices[0].message.content else 0.0
 
-The client asks the rollout's own base URL, in this process and without a socket. So every request is a chat of the
-rollout, and each conversation is a sample.
+The client sends its requests to the rollout's base URL, in this process and without a socket. So every request is a
+chat of the rollout, and each conversation is a sample.
 """
 
 import functools

@@ -1,8 +1,8 @@
-"""A policy that asks a model through Anthropic's Messages API. The API returns no token ids.
+"""A policy that asks a model through Anthropic's Messages API.
 
-So the samples of its rollouts are not trainable. Use it for evaluation, for judges, and for data. Chats are converted
-from OpenAI's format, and replies back. Thinking comes back as `reasoning_content`, and as `thinking_blocks` with
-signatures, which the API has to get again.
+The API returns no token ids, so the samples are not trainable. Use the policy for evaluation, for judges, and for data.
+Chats are converted from OpenAI's format, and replies back. A reply has its thinking as `reasoning_content`, and as
+`thinking_blocks` with signatures, which later requests must send back to the API.
 
 Needs the extra `policies` (aiohttp).
 """

@@ -1,8 +1,8 @@
 """Renders chats to token ids with a chat template, and reads the model's replies.
 
-The first prompt of a conversation is rendered whole. A later prompt is the tokens of the chat that it continues
-(ChatRequest.known_ids), and only the tokens of what is new: the text that the template adds for the new messages. So
-sampled tokens are never decoded and encoded again.
+The first prompt of a conversation is rendered whole. A later prompt has the tokens of the chat that it continues
+(ChatRequest.known_ids), and then the tokens of the text that the template adds for the new messages. So sampled tokens
+are never decoded and encoded again.
 
 This needs a template that only appends. For each continued chat, the renderer compares the text of the old messages
 with the beginning of the text of all messages. If the template changes or leaves out old messages, the renderer logs

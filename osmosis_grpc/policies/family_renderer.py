@@ -1,8 +1,8 @@
 """Renders chats and reads replies with the package `renderers`, which knows the formats of model families.
 
-A renderer of that package writes messages as the chat template of its family does, and reads replies by token ids, so a
-text that only looks like a tool call is none. It continues a conversation without rendering the old messages again, and
-refuses to do so where the template would change or drop an earlier turn, such as its reasoning.
+A renderer of that package writes messages like the chat template of its family. It reads replies by their token ids, so
+it does not take a text that only looks like a tool call for one. It continues a conversation without rendering the old
+messages again, unless the template would change or drop an earlier turn or its reasoning.
 """
 
 import logging

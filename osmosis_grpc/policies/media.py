@@ -1,6 +1,6 @@
 """The images, videos and sounds of a conversation, as bytes.
 
-A content part has a medium under a key with the name of its type, in OpenAI's format:
+In OpenAI's format, a content part has the medium under the key that is named like its type:
 {"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}. A blob of message.proto arrives in this form.
 """
 

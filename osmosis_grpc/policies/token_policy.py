@@ -1,4 +1,4 @@
-"""The policy that takes tokens and gives tokens: a ChatRenderer makes the prompt, and a TokenGenerator samples.
+"""The policy that works on tokens: a ChatRenderer makes the prompt, and a TokenGenerator samples the reply.
 
 A reply has exactly the tokens that the generator sampled. They are never made from a text.
 """

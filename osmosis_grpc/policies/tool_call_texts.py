@@ -4,8 +4,8 @@
 - qwen: <tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call> (Qwen3-Coder)
 - json: {"name": NAME, "arguments": {...}} or a list of such objects at the beginning of the text
 
-A call that cannot be read, or that has no end, stays text. Without the tags around it, a call is one only if a tool of
-its name is offered.
+A call that cannot be read, or that has no end, stays text. A call without tags counts as a call only if the chat offers
+a tool of this name.
 """
 
 import json

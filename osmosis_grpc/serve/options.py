@@ -1,4 +1,4 @@
-"""What `serve` and the gateway make of their options: security, credentials and the sources of configurations.
+"""Converts the options of `serve` and the gateway to security, credentials and the sources of configurations.
 
 A problem is an OptionError. usage_errors() prints it, with the name of each option as the user gave it.
 """

@@ -1,4 +1,4 @@
-"""The answers to Init, Cancel, StreamEvents and Annotate, which come both as RPCs and as frames of an attachment."""
+"""Makes the answers to Init, Cancel, StreamEvents and Annotate, which come as RPCs and as frames of an attachment."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing

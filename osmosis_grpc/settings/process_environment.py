@@ -1,4 +1,4 @@
-"""Reads what the environment has besides the settings, for this process and for the programs that it starts."""
+"""The environment variables that are not settings: hides secrets, and selects what programs and gRPC see."""
 
 import contextlib
 import ctypes

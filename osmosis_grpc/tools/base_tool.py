@@ -1,4 +1,4 @@
-"""Tools with a state: one is created for each trajectory, runs the calls, gives its reward, and is released once."""
+"""Tools with a state. For each trajectory, a tool is created, runs its calls, returns its reward, and is released."""
 
 import logging
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The agent types by name: those of this package, those that code registers, and those of installed packages."""
+"""The agent types by name: built-in ones, registered ones, and those of installed packages."""
 
 import inspect
 from collections.abc import Callable, Mapping

@@ -1,6 +1,6 @@
 """The configuration of AgenticRollout, from Python, JSON, YAML or a dict, and the variables of the environment.
 
-A value that a caller gives wins over the variable, and a request's value wins over both.
+A value of the request takes precedence over a value of the caller, and this one over the variable.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""The tools of agents: those that a configuration can name, those made of what authors have, and their calls.
+"""The tools of agents: finds the tools that a configuration names, makes tools of authors' objects, and runs calls.
 
-Each rollout gets tools of its own. An error of a call becomes a result with a type, and the agent goes on.
+Each rollout gets its own tools. An error of a call becomes a result with a type, and the agent goes on.
 """
 
 import inspect

@@ -1,4 +1,4 @@
-"""The steps of a rollout as the names of the Agentic Rollout Library: Trajectory, TrajectoryStep, StepType."""
+"""The steps of a rollout, under the names of the Agentic Rollout Library: Trajectory, TrajectoryStep, StepType."""
 
 import math
 import statistics

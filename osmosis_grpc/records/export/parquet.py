@@ -1,7 +1,7 @@
 """Writes outcomes as Parquet: `rollouts.parquet` with a row for each rollout, `segments.parquet` for each segment.
 
-The files are written while the outcomes come. A row group is small, so memory is bounded. pyarrow is the extra
-`parquet`.
+The files are written while the outcomes come, in small row groups, so memory is bounded. Needs the extra `parquet`
+(pyarrow).
 """
 
 import json

@@ -1,4 +1,4 @@
-"""A rollout to export: its outcome, what only its server or its journal knows, and the tokens of its single replies."""
+"""A rollout to export: its outcome, the facts that only its server or its journal has, and the tokens of each reply."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

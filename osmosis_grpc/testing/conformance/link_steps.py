@@ -1,4 +1,4 @@
-"""The steps that are the same for both sides, and what all steps share."""
+"""The steps for both sides, and the helpers of all steps."""
 
 import asyncio
 import json
