@@ -21,9 +21,10 @@ from osmosis_grpc.agent.import_hints import LOCAL_PRICES
 from osmosis_grpc.agent.loop import name_problem
 from osmosis_grpc.agent.request import refuse_grader_timeout
 from osmosis_grpc.agent.run_outcome import RunOutcome, invalid_result, outcome_of_program
-from osmosis_grpc.endpoints.endpoints import Endpoint, Endpoints
+from osmosis_grpc.endpoints.endpoint_registry import Endpoints
 from osmosis_grpc.endpoints.program_places import RESULT_FILE, Place, TaskPlace, place_of
 from osmosis_grpc.endpoints.programs import Program, context_values, files_of, filled, prompt_of, resolved
+from osmosis_grpc.endpoints.rollout_endpoint import Endpoint
 from osmosis_grpc.protocol.errors import CallError, ContextLengthExceeded, InvalidArgument
 from osmosis_grpc.protocol.types import Failure, FailureReason, RolloutRequest, ToolDict, jsontext
 from osmosis_grpc.protocol.types.outcome import clip, describe

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from osmosis_grpc.endpoints.app import base_url_app
 from osmosis_grpc.endpoints.command_agent import CommandAgent
-from osmosis_grpc.endpoints.endpoints import Endpoints
+from osmosis_grpc.endpoints.endpoint_registry import Endpoints
 from osmosis_grpc.endpoints.program_places import config_of_box
 from osmosis_grpc.endpoints.programs import Program
 from osmosis_grpc.network.http.server import HttpServer

@@ -32,8 +32,8 @@ from osmosis_grpc.serve.workers.worker import Worker
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.server.tracelog import DebugLog, TraceLog, new_folder
 from osmosis_grpc.server.workers.siblings import WorkersConfig
+from osmosis_grpc.settings.command_line import OptionError
 from osmosis_grpc.settings.compound_values import commands_of, split_legacy_agent
-from osmosis_grpc.settings.line import OptionError
 from osmosis_grpc.settings.option import split_host_port
 from osmosis_grpc.storage import JournalError
 from osmosis_grpc.storage.journal.schema import LOCK
@@ -207,7 +207,7 @@ async def _programs(
         return [], []
     from osmosis_grpc.endpoints.hosted_programs import command_agents
     from osmosis_grpc.endpoints.programs import Program, load_program
-    from osmosis_grpc.settings.environment import program_environment
+    from osmosis_grpc.settings.process_environment import program_environment
 
     memory = options.command_memory_mib
     try:

@@ -44,7 +44,7 @@ def _range(text: str, part: str) -> range:
     first, dash, last = part.partition("-")
     numbers = [number.strip() for number in ((first, last) if dash else (first, first))]
     if not all(number.isascii() and number.isdecimal() for number in numbers):
-        raise ValueError(f"{text!r} has {part!r}, which is no row and no range; an example is 3,7,10-20")
+        raise ValueError(f"{text!r} has {part!r}, which is neither a row nor a range; an example is 3,7,10-20")
     chosen = range(int(numbers[0]), int(numbers[1]) + 1)
     if not chosen:
         raise ValueError(f"{text!r} has the range {part}, which ends before it begins")

@@ -38,7 +38,7 @@ class Raw(NamedTuple):
 
 
 def _not_a_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON number")
+    raise ValueError(f"{name} is not JSON number")
 
 
 _DECODER = json.JSONDecoder(parse_constant=_not_a_number)
@@ -181,7 +181,7 @@ class _Text:
         self._at += count
 
     def skip_space(self) -> None:
-        """Go to the next character that is no space."""
+        """Go to the next character that is not a space."""
         while True:
             found = _SPACE.match(self._text, self._at)
             assert found is not None

@@ -259,6 +259,6 @@ def check_program(argv: Sequence[str], environment: Mapping[str, str]) -> None:
 
 
 def check_sandbox(given: Any, tool: str) -> None:
-    """Raise ValueError, which names the tool, if `given` is no sandbox."""
+    """Raise ValueError, which names the tool, if `given` is not a sandbox."""
     if isinstance(given, type) or not callable(getattr(given, "run", None)):
         raise ValueError(f"sandbox: the tool {tool} needs one, for example LocalSandbox(); {given!r:.60} is none")

@@ -134,7 +134,7 @@ async def test_a_saved_folder_that_was_cut_is_refused(tmp_path, cut):
         with pytest.raises(SandboxError, match="turn is not a whole saved folder"):
             await sandbox.restore(saved)
         saved.write_bytes(b"something else")
-        with pytest.raises(SandboxError, match="turn is no saved folder"):
+        with pytest.raises(SandboxError, match="turn is not a saved folder"):
             read_note(saved)
 
 

@@ -94,7 +94,7 @@ TASKS = {
     "only-artifacts": Written(
         "Write out.txt with the word fixed.",
         CALC,
-        "echo fixed > /app/out.txt; echo 1 > /app/other.txt\nmkdir -p /logs/artifacts; echo log > /logs/artifacts/log\n",
+        "echo fixed > out.txt; echo 1 > other.txt; mkdir -p /logs/artifacts; echo log > /logs/artifacts/log\n",
         PASSES.format(check='[ "$(cat /app/out.txt /logs/artifacts/log)" = "fixed\nlog" ] && [ ! -e /app/other.txt ]'),
         1.0,
         toml='environment_mode = "separate"\n',
