@@ -89,7 +89,7 @@ test-programs: $(PROGRAMS:%=.venv-programs/%/.done) ## Run coding programs and f
 test-docker: .venv/.adapters .venv-programs/claude-code/.done .venv-programs/mini-swe-agent/.done ## Run the tests with a Docker daemon of their own (needs root, npm, and Debian's docker.io and debootstrap)
 	$(BIN)/pytest -m docker --timeout 300 tests
 
-test-vllm: .venv/.dev .venv-vllm/.done ## Run the tests with a real vLLM on the processor (its environment has 3.5 GB); ROLLOUTS_AT_ONCE=64 for more
+test-vllm: .venv/.dev .venv-vllm/.done .venv-trainers/trl/.done ## Run the tests with a real vLLM on the processor, and TRL (5 GB); ROLLOUTS_AT_ONCE=64 for more
 	OSMOSIS_TEST_ROLLOUTS=$(ROLLOUTS_AT_ONCE) $(BIN)/pytest -m vllm --timeout 600 tests/vllm
 
 test-ray: .venv-ray/.ray ## Run the tests with a local Ray cluster, in an environment of their own (430 MB)

@@ -71,7 +71,7 @@ class VllmHttpGenerator:
         await self._http.exit()
 
     async def generate(self, request: GenerateRequest, /) -> Generated:
-        """See TokenGenerator. Raises InvalidArgument for media."""
+        """See TokenGenerator."""
         body = to_body(request, self._model)
         try:
             async with asyncio.timeout(None) as aborted:
