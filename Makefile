@@ -87,7 +87,7 @@ test-programs: $(PROGRAMS:%=.venv-programs/%/.done) ## Run coding programs and f
 	OSMOSIS_TEST_MATRIX="$(MATRIX)" OSMOSIS_TEST_PROGRAMS="$(PROGRAMS)" $(BIN)/pytest -m programs -n 2 --timeout 300 tests/coding_programs
 
 test-docker: .venv/.adapters .venv-programs/claude-code/.done .venv-programs/mini-swe-agent/.done ## Run the tests with a Docker daemon of their own (needs root, npm, and Debian's docker.io and debootstrap)
-	$(BIN)/pytest -m docker --timeout 300 tests
+	$(BIN)/pytest -m docker --timeout 300 tests/tools tests/deploy/docker
 
 test-vllm: .venv/.dev .venv-vllm/.done .venv-trainers/trl/.done ## Run the tests with a real vLLM on the processor, and TRL (5 GB); ROLLOUTS_AT_ONCE=64 for more
 	OSMOSIS_TEST_ROLLOUTS=$(ROLLOUTS_AT_ONCE) $(BIN)/pytest -m vllm --timeout 600 tests/vllm
