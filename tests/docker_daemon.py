@@ -54,6 +54,6 @@ def daemon(tmp_path_factory):
     finally:
         process.terminate()
         process.wait(30)
-        for line in Path("/proc/self/mounts").read_text().splitlines():  # the daemon leaves the network of its containers
+        for line in Path("/proc/self/mounts").read_text().splitlines():  # dockerd leaves some
             if (mount := line.split(" ")[1]).startswith(str(folder)):
                 subprocess.run(["umount", "--lazy", mount], check=False)

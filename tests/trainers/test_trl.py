@@ -37,7 +37,9 @@ class Recording(trl.GRPOTrainer):
         return super()._compute_loss(model, inputs)
 
 
-def grpo_trainer(folder, rollouts, *, rows=ROWS, tokens=VOCABULARY, reward_funcs=outcome_reward, tokenizer=None, **options):
+def grpo_trainer(
+    folder, rollouts, *, rows=ROWS, tokens=VOCABULARY, reward_funcs=outcome_reward, tokenizer=None, **options
+):
     from datasets import Dataset
 
     dataset = Dataset.from_list(rows)
@@ -265,4 +267,5 @@ def test_without_a_known_family_the_template_of_the_tokenizer_is_used(server, tm
     with TrlRollouts([server], renderer=name, label="answer", fields={"max_turns": 1}) as rollouts:
         grpo_trainer(tmp_path, rollouts, tokens=259, max_completion_length=4).train()
     decode = tiny_model.tokenizer().decode
-    assert {decode(each.samples["main"].segments[0].ids[:2].tolist()) for each in rollouts.outcomes} == {"<|im_start|>s"}
+    first = [each.samples["main"].segments[0].ids[:2].tolist() for each in rollouts.outcomes]
+    assert set(map(decode, first)) == {"<|im_start|>s"}

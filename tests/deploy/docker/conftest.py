@@ -1,4 +1,4 @@
-"""The image of deploy/docker/Dockerfile, built by the tests' daemon, and containers of it as docs/deploy.md runs them."""
+"""The image of deploy/docker/Dockerfile, built by the tests' daemon, and containers of it as in docs/deploy.md."""
 
 import json
 import os
