@@ -48,6 +48,7 @@ TEXTS = {
     "SERVER_LOG_LEVEL": ("debug", "debug", "loud"),
     "SERVER_RAY_RESOURCES": ("CPU=0.5 box=1", ("CPU=0.5", "box=1"), "CPU=0"),
     "SERVER_PROGRAM": ("codex mine.toml", ("codex", "mine.toml"), ""),
+    "SERVER_BOX": ("docker:a/b:1", "docker:a/b:1", "podman:a"),
     "SERVER_REWARD": ("python grade.py", "python grade.py", "'open"),
     "SERVER_RAY_NAME": ("x", "x", "a/b"),
     "CLIENT_TARGET": ("h:1", "h:1", "h"),

@@ -1,5 +1,7 @@
 """The compose file of deploy/docker is brought up and down, twice."""
 
+import json
+import resource
 import shutil
 import subprocess
 
@@ -14,11 +16,14 @@ pytestmark = [
 PROJECT = "osmosis-test"
 
 
-def test_a_trainer_gets_rewards_each_time_and_the_state_stays(environment, docker, image):
+def test_a_trainer_gets_rewards_each_time_and_the_state_stays(environment, docker, image, tmp_path):
     file = ROOT / "deploy" / "docker" / "compose.yaml"
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # a machine of tests may allow less than the file asks for
+    limits = {"nofile": {"soft": most, "hard": most}}
+    (tmp_path / "limits.json").write_text(json.dumps({"services": {"server": {"ulimits": limits}}}))
 
     def compose(*arguments):
-        command = ["docker-compose", "-p", PROJECT, "-f", str(file), *arguments]
+        command = ["docker-compose", "-p", PROJECT, "-f", str(file), "-f", str(tmp_path / "limits.json"), *arguments]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150, check=False)
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
         return done.stdout

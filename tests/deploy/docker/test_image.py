@@ -18,7 +18,9 @@ AT_ONCE = 6
 def requests(prefix, count):
     for number in range(count):
         messages = [{"role": "user", "content": f"What is {number} + 3?"}]
-        yield RolloutRequest(f"{prefix}-{number}", messages, metadata={"ground_truth": str(number + 3)})
+        yield RolloutRequest(
+            rollout_id=f"{prefix}-{number}", messages=messages, metadata={"ground_truth": str(number + 3)}
+        )
 
 
 async def test_trainers_on_the_host_get_rewards_over_grpc_and_over_http(docker, new_server, credentials):

@@ -36,13 +36,13 @@ async def warm_up(made, fail, caplog):
     fail()
     async with made.sandbox():  # takes a warm one, so that the next is made
         pass
-    await until(lambda: "tools.container_warm_up failed" in caplog.text)
+    await until(lambda: "tools.start_spare_containers failed" in caplog.text)
     async with made.sandbox() as box:
         assert (await box.run("echo next")).stdout == b"next\n"
 
 
 SCENARIOS = {
-    "tools.container_warm_up": warm_up,
+    "tools.start_spare_containers": warm_up,
     "tools.run_in_container": program,
     "tools.container_stdin": program,
     "tools.container_output": program,
