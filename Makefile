@@ -86,8 +86,8 @@ test-trainers: $(TRAINERS:%=.venv-trainers/%/.done) ## Run the tests with TRL, v
 test-programs: $(PROGRAMS:%=.venv-programs/%/.done) ## Run coding programs and frameworks as agents: PROGRAMS="claude-code agno" (needs npm); MATRIX=1 writes docs/programs.md
 	OSMOSIS_TEST_MATRIX="$(MATRIX)" OSMOSIS_TEST_PROGRAMS="$(PROGRAMS)" $(BIN)/pytest -m programs -n 2 --timeout 300 tests/coding_programs
 
-test-docker: .venv/.adapters ## Run the tests with a Docker daemon of their own (needs root, and Debian's docker.io and debootstrap)
-	$(BIN)/pytest -m docker --timeout 300 tests/tools/docker
+test-docker: .venv/.adapters .venv-programs/claude-code/.done .venv-programs/mini-swe-agent/.done ## Run the tests with a Docker daemon of their own (needs root, npm, and Debian's docker.io and debootstrap)
+	$(BIN)/pytest -m docker --timeout 300 tests
 
 test-harbor: .venv-harbor/.done ## Run the tests that hold our files against Harbor's own reader (needs a python3.12 on the path)
 	.venv-harbor/bin/python -m pytest -m harbor --timeout 300 tests/records/export/test_atif_of_harbor.py

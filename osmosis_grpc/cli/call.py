@@ -35,7 +35,7 @@ def run_call(name: str | None, data: str, timeout: float | None, options: Source
             request = method.read(_text(data))
         except InvalidArgument as error:
             usage_error(
-                "call", f"--data is no {method.request.DESCRIPTOR.name}: {printable(' '.join(str(error).split()))}"
+                "call", f"--data is not a {method.request.DESCRIPTOR.name}: {printable(' '.join(str(error).split()))}"
             )
         if timeout is None and not method.streams_responses:
             timeout = CALL_TIMEOUT

@@ -10,11 +10,11 @@
 
 TRL 1.16 takes exactly one row for each prompt. The adapter makes the rows as follows:
 
-- A rollout that has one segment is a row, token by token.
-- Of a rollout with several segments, the row is the segment with the most sampled tokens. The others are counted, and a
-  warning says why they exist.
-- A rollout that failed, and one without exact tokens, has a row of one token with mask 0, and no reward. TRL leaves a
-  row without a reward out of the mean of its group.
+- If a rollout has one segment, the row has exactly its tokens.
+- If a rollout has several segments, the row has the segment with the most sampled tokens. The other segments are
+  counted, and a warning says why they exist.
+- If a rollout failed or has no exact tokens, the row has one token with mask 0 and no reward. TRL leaves rows without a
+  reward out of the mean of the group.
 """
 
 import hashlib

@@ -16,11 +16,11 @@ from osmosis_grpc.protocol.types import AbandonReason
 from osmosis_grpc.protocol.wire.attach import chat_reply_frame, trainer_frame
 from osmosis_grpc.protocol.wire.chat import chat_from_wire
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
-from osmosis_grpc.trainer.agent_server_state import RolloutKey
+from osmosis_grpc.trainer.agent_server_link import RolloutKey
 from osmosis_grpc.trainer.chats.attempt_cache import names
-from osmosis_grpc.trainer.chats.chat_cache import ChatCache
 from osmosis_grpc.trainer.chats.policies import ChatKey
-from osmosis_grpc.trainer.chats.sample import PendingChat
+from osmosis_grpc.trainer.chats.rollout_cache import RolloutCache
+from osmosis_grpc.trainer.chats.sample_state import PendingChat
 
 ANSWER = job("trainer.answer_chat", OnFailure.REPORT, "callback")
 
@@ -37,7 +37,7 @@ class OpenChats:
 
     def __init__(
         self,
-        cache: ChatCache,
+        cache: RolloutCache,
         supervisor: Supervisor,
         *,
         unopened: Callable[[RolloutKey], bool],

@@ -1,11 +1,11 @@
-"""The samples of one run, with the rewards and the final messages that the agent gave them."""
+"""All samples of one run, with the rewards and the final messages that the agent set."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from osmosis_grpc.engine.sample import ConversationStart, RunningSample, insert
+from osmosis_grpc.engine.running_sample import ConversationStart, RunningSample, insert
 from osmosis_grpc.protocol.types import ChatReward, Message, Sample
 from osmosis_grpc.protocol.types.conversation_tree import Node, answered_call
 

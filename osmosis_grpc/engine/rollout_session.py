@@ -17,8 +17,8 @@ from osmosis_grpc.engine.chat_calls import ChatCalls
 from osmosis_grpc.engine.context import EngineContext
 from osmosis_grpc.engine.record import Record, Run
 from osmosis_grpc.engine.recorded_chats import Diverged, Reply, assembler_from_journal
-from osmosis_grpc.engine.sample import RunningSample, form_of, insert
-from osmosis_grpc.engine.samples import Samples
+from osmosis_grpc.engine.run_samples import Samples
+from osmosis_grpc.engine.running_sample import RunningSample, form_of, insert
 from osmosis_grpc.protocol.errors import (
     Aborted,
     AlreadyExists,

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 import typer.core
 
-from osmosis_grpc.settings.line import Line, options_of
+from osmosis_grpc.settings.command_line import Line, options_of
 from osmosis_grpc.settings.option import Option
 
 WIDEST = 80

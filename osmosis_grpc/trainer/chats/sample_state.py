@@ -25,7 +25,7 @@ from osmosis_grpc.protocol.types import (
 )
 from osmosis_grpc.protocol.types.conversation_tree import Conversation, Node, Position, path
 from osmosis_grpc.protocol.types.extras import rows
-from osmosis_grpc.protocol.types.segment_assembly import Assembler
+from osmosis_grpc.protocol.types.segment_builder import SegmentBuilder
 
 if TYPE_CHECKING:
     from osmosis_grpc.storage.ledger import ChatRow
@@ -119,7 +119,7 @@ class PendingChat:
         shared = assembler.shared_prefix(parent_chat, whole) if parent_chat else 0
         return _without_prefix(response, whole, shared, self._prompt_extras(assembler, shared))
 
-    def _prompt_extras(self, assembler: Assembler, first: int) -> Extras:
+    def _prompt_extras(self, assembler: SegmentBuilder, first: int) -> Extras:
         """Return the extras of the prompt from token `first` on. `assembler` has the extras of the whole prompt."""
         response = self.kept()
         if response.prompt_ids is not None and first >= response.prompt_prefix:
@@ -148,12 +148,12 @@ class PendingChat:
             params=jsontext.parse_object(self.body[1], "params") if self.body[1] != "{}" else jsontext.NOTHING,
         )
 
-    def reassemble(self, parent_chat: int | None, whole: Ids | None, earlier: Assembler) -> None:
+    def reassemble(self, parent_chat: int | None, whole: Ids | None, earlier: SegmentBuilder) -> None:
         """Add the chat to the new assembler of its sample. `whole` is the whole prompt of the chat."""
         self.parent_chat = self.parent_chat if parent_chat is None else parent_chat
         self.response = self.feed(self._sample.assembler, whole, earlier)
 
-    def feed(self, assembler: Assembler, whole: Ids | None, earlier: Assembler) -> ChatResponse:
+    def feed(self, assembler: SegmentBuilder, whole: Ids | None, earlier: SegmentBuilder) -> ChatResponse:
         """Add the chat to an assembler. Returns the reply; its prompt leaves out the tokens of the continued chat.
 
         `whole` is the whole prompt. `earlier` is the assembler that has the extras of the prompt.
@@ -172,7 +172,7 @@ class SampleState:
     def __init__(self, name: str) -> None:
         self.name = name
         self.tree = Conversation()
-        self.assembler = Assembler()
+        self.assembler = SegmentBuilder()
         self.asked: dict[int, PendingChat] = {}
 
     def release(self) -> None:
@@ -221,7 +221,7 @@ class SampleState:
     def reassemble(self, parent_chat: Mapping[int, int]) -> None:
         """Assemble the tokens again in order. `parent_chat` maps a chat to its parent chat on the server."""
         wholes = [(asked, asked.prompt()) for _, asked in sorted(self.asked.items()) if asked.response is not None]
-        earlier, self.assembler = self.assembler, Assembler()
+        earlier, self.assembler = self.assembler, SegmentBuilder()
         for asked, whole in wholes:
             asked.reassemble(parent_chat.get(asked.chat_number), whole, earlier)
 
@@ -253,7 +253,7 @@ class SampleState:
         assembler.drop(dropped)
         if _shape(reported.segments) != _shape(assembler.references()):
             in_order = [number for segment in reported.segments for number in segment.chats]
-            assembler = Assembler()
+            assembler = SegmentBuilder()
             for number in in_order:
                 answered[number].feed(assembler, answered[number].prompt(), self.assembler)
             assembler.drop(dropped)

@@ -1,4 +1,4 @@
-"""Keys with which the programs of single rollouts authenticate. They are recognised after the end, too."""
+"""Signs and checks the keys of programs. Each rollout has a key, which is recognised even after its end."""
 
 import hashlib
 import hmac

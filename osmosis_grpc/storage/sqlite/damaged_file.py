@@ -5,7 +5,7 @@ If SQLite can read nothing, the file is refused, and a backup is the only way ba
 
 SQLite does not read every commit of a damaged write-ahead log (https://sqlite.org/walformat.html). It stops at the
 first frame with a wrong checksum and says nothing, because a crash in the middle of a write leaves such a frame, too.
-But a crash leaves no complete transaction behind it. If there is one, commits are lost.
+But a crash leaves no complete transaction after such a frame. If there is one, commits are lost.
 """
 
 import logging

@@ -11,7 +11,7 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from osmosis_grpc.agent.message_keys import History
-from osmosis_grpc.endpoints.requests import Asked, ModelRequest
+from osmosis_grpc.endpoints.model_request import Asked, ModelRequest
 from osmosis_grpc.endpoints.stored_replies import StoredReplies
 from osmosis_grpc.network.http.bounded_json import BodyRefused, Bounds, parse_body, read_body
 from osmosis_grpc.protocol.errors import InvalidArgument

@@ -28,7 +28,7 @@ from osmosis_grpc.protocol.wire.outcome import outcome_from_wire, outcome_to_wir
 from osmosis_grpc.server import callbacks
 from osmosis_grpc.storage.ledger import SqliteLedger
 from osmosis_grpc.trainer import RolloutClient
-from osmosis_grpc.trainer.chats.chat_cache import ChatCache
+from osmosis_grpc.trainer.chats.rollout_cache import RolloutCache
 from tests.trainer.conftest import PATIENCE, USER, reply
 from tests.trainer.test_ledger import held_up
 
@@ -91,7 +91,7 @@ def asked_of(told: list[TrajectoryEvent]) -> list[tuple[kinds.ChatRequested, kin
 def filled_book(told, leave_out=()):
     """A book whose policy gives the recorded replies."""
     replies = {(a.sample, a.chat_number): a.response for _, a in asked_of(told)}
-    book = ChatCache(lambda request: replies[request.sample, request.chat_number])
+    book = RolloutCache(lambda request: replies[request.sample, request.chat_number])
     for asked, _ in asked_of(told):
         if (asked.sample, asked.chat_number) not in leave_out:
             chat = book.chat(
@@ -160,7 +160,7 @@ async def test_unknown_chats_are_read_from_the_events(run):
 
 async def test_a_sample_with_unknown_chats_is_not_trainable(run):
     _, own, _ = run
-    book = ChatCache(reply)
+    book = RolloutCache(reply)
     short = referring(own)
     rollout = book.rollout("r", 1, 0.0)
     assert rollout.lacks(short)
@@ -191,7 +191,7 @@ async def test_what_was_answered_before_a_resumption_does_not_count(run):
         if isinstance(event.kind, kinds.ChatAnswered)
     ]
     resumed = replace(told[0], kind=kinds.Resumed())
-    book = ChatCache(reply)
+    book = RolloutCache(reply)
     rollout = book.rollout("r", 1, 0.0)
     asked = [event for event in told if isinstance(event.kind, kinds.ChatRequested)]
     rollout.restore([*asked, resumed, *stale, *told])
@@ -239,7 +239,7 @@ async def test_chats_at_the_same_time_are_assembled_by_their_numbers(order, unhe
         await replies.setdefault(request.chat_number, asyncio.Event()).wait()
         return answer(request, "yes")
 
-    server, trainer = ChatCache(policy), ChatCache(policy)
+    server, trainer = RolloutCache(policy), RolloutCache(policy)
     for book in (server, trainer):
         numbers = [1, *order, *([5] if unheard and book is trainer else [])]
         for number in sorted(numbers):
@@ -277,7 +277,7 @@ async def test_a_prompt_may_be_given_as_a_prefix_and_the_rest():
     def whole(request):
         return answer(request, "yes")
 
-    books = [ChatCache(policy), ChatCache(whole)]
+    books = [RolloutCache(policy), RolloutCache(whole)]
     for number, messages in ((1, SAME), (2, AGAIN), (3, AGAIN), (4, [*AGAIN, AGAIN[1], USER])):
         asked = [ask(book, number, messages) for book in books]
         for each in asked:
@@ -300,7 +300,7 @@ async def test_a_prompt_may_be_given_as_a_prefix_and_the_rest():
 
 async def test_a_callback_with_deltas(serve, train, monkeypatch):
     forms, forget = [], set()
-    to_wire, chat = callbacks.chat_bytes, ChatCache.chat
+    to_wire, chat = callbacks.chat_bytes, RolloutCache.chat
 
     def spied(request, **options):
         data = to_wire(request, **options)
@@ -314,7 +314,7 @@ async def test_a_callback_with_deltas(serve, train, monkeypatch):
         return chat(self, request, now)
 
     monkeypatch.setattr(callbacks, "chat_bytes", spied)
-    monkeypatch.setattr(ChatCache, "chat", forgetting)
+    monkeypatch.setattr(RolloutCache, "chat", forgetting)
     server, trainer = await serve(Branching()), await train(reply)
     recorded = {}
     async with RolloutClient(server.address) as client:
@@ -341,7 +341,7 @@ async def test_a_callback_with_deltas(serve, train, monkeypatch):
 
 async def test_a_delta_on_an_unanswered_chat_is_unknown():
     pending = asyncio.get_running_loop().create_future()
-    book = ChatCache(lambda request: pending if request.chat_number == 1 else reply(request))
+    book = RolloutCache(lambda request: pending if request.chat_number == 1 else reply(request))
     ask(book, 1, SAME)
     for parent_chat in (1, 2, 7):
         with pytest.raises(UnknownChat):
@@ -367,7 +367,7 @@ class Unreadable:
 
 async def test_a_chat_whose_policy_call_could_not_begin_is_sampled_when_it_comes_again():
     replies = [Unreadable()]
-    cache = ChatCache(lambda request: replies.pop() if replies else reply(request))
+    cache = RolloutCache(lambda request: replies.pop() if replies else reply(request))
     question = ChatRequest(rollout_id="r", chat_number=1, messages=[USER])
     with pytest.raises(RuntimeError, match="no type"):
         cache.chat(question, 0.0)
@@ -387,7 +387,7 @@ async def test_the_chats_of_a_rollout_that_ended_without_an_outcome_are_not_kept
             raise
 
     ledger = await SqliteLedger.open(tmp_path / "ledger", 60.0)
-    book = ChatCache(policy, ledger)
+    book = RolloutCache(policy, ledger)
     ask(book, 1, SAME)
     await asyncio.wait_for(asked.wait(), PATIENCE)
     book.end("r", 1)
@@ -409,7 +409,7 @@ async def test_a_reply_after_the_outcome_does_not_begin_the_rollout_again_in_the
         return reply(request)
 
     ledger = await SqliteLedger.open(tmp_path / "ledger", 60.0)
-    book, recorded = ChatCache(policy, ledger), asyncio.Event()
+    book, recorded = RolloutCache(policy, ledger), asyncio.Event()
     open_chat = ask(book, 1, SAME)
     await asyncio.wait_for(asked.wait(), PATIENCE)
     outcome = RolloutOutcome(rollout_id="r", attempt=1, status=OutcomeStatus.CANCELLED, result_id="x")

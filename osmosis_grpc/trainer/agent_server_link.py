@@ -24,8 +24,8 @@ from osmosis_grpc.protocol.types.outcome import describe
 from osmosis_grpc.protocol.wire.message import tools_from_wire
 from osmosis_grpc.storage.ledger import SqliteLedger
 from osmosis_grpc.supervise import Backoff, Job, Supervisor
-from osmosis_grpc.trainer.chats.chat_cache import ChatCache
 from osmosis_grpc.trainer.chats.policies import ChatKey, PolicyFailure
+from osmosis_grpc.trainer.chats.rollout_cache import RolloutCache
 
 LOST_PAUSES = 0.25, 10.0
 """The first and the longest pause, in seconds, before a lost rollout runs again."""
@@ -147,10 +147,10 @@ def job_failed(job: Job, error: BaseException) -> Internal:
     return Internal(f"{job.name} failed: {type(error).__name__}: {describe(error)}")
 
 
-class Owner(Protocol):
+class SchedulerPort(Protocol):
     """What a link and the recorder of outcomes need of the scheduler: they report, and the scheduler decides."""
 
-    cache: ChatCache
+    cache: RolloutCache
     ledger: SqliteLedger | None
     supervisor: Supervisor
     rollouts: dict[str, Rollout]
@@ -215,16 +215,16 @@ class AgentServerLink(ABC):
     sends them again after a break.
     """
 
-    def __init__(self, name: str, owner: Owner, *, server_key: str = "") -> None:
+    def __init__(self, name: str, scheduler: SchedulerPort, *, server_key: str = "") -> None:
         self.name = name
         """The server's target, or the address from which the server dialled in."""
         self.credential = ""
         """The name of the credential of a server that dials in."""
         self.server_key = server_key
         """The ledger's key for this server; empty when the ledger does not know it."""
-        self.owner = owner
-        self.cache = owner.cache
-        ledger = self.ledger = owner.ledger
+        self.scheduler = scheduler
+        self.cache = scheduler.cache
+        ledger = self.ledger = scheduler.ledger
         kept, journal_id = ledger.attachment(server_key) if ledger is not None and server_key else ("", "")
         self.kept_attachment_id = kept
         self.identity = ServerIdentity(journal_id=journal_id)
@@ -345,7 +345,7 @@ class AgentServerLink(ABC):
         """Record that this server no longer runs an attempt, nor lower attempts. Attempt 0 means all attempts."""
         for key in [key for key in self.leaving if key[0] == rollout_id and (key[1] <= attempt or not attempt)]:
             self.leaving.pop(key)
-        self.owner.changed()
+        self.scheduler.changed()
 
     def init_answered(self, rollout: Rollout, tools: Sequence[message_pb2.Tool]) -> bool:
         """Open a rollout whose Init was accepted. If its tools cannot be read, refuse the rollout and return False."""
@@ -356,7 +356,7 @@ class AgentServerLink(ABC):
         except CallError as unreadable:
             self.cancel(rollout.request.rollout_id, "its tools cannot be read").add_done_callback(retrieve)
             error = Internal(f"the server's answer cannot be read: {unreadable}")
-            self.owner.init_refused(rollout, self, error)
+            self.scheduler.init_refused(rollout, self, error)
             return False
         if self.ledger is not None:
             self.ledger.opened(*rollout.key, message_pb2.Tools(tools=tools).SerializeToString())

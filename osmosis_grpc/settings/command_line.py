@@ -1,4 +1,4 @@
-"""The values that a command line gives to the declared options, and what is wrong with options."""
+"""The values that a command line has for the declared options, and OptionError for wrong values."""
 
 from typing import Any
 

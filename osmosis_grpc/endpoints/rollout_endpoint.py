@@ -1,21 +1,17 @@
-"""The endpoints of the running rollouts: each has a URL and a key, and asks the chats of its rollout."""
+"""Endpoint: the base URL of one rollout, an HTTP address. Each request to it becomes a chat of the rollout."""
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
-from urllib.parse import quote
 
 from osmosis_grpc.agent import CompletionsResult, RolloutContext
 from osmosis_grpc.agent.history_chats import HistoryChats
 from osmosis_grpc.endpoints.byte_budget import ByteBudget
+from osmosis_grpc.endpoints.model_request import Asked
 from osmosis_grpc.endpoints.open_chats import OpenChats, OpenRequest, Waits, Wanted
-from osmosis_grpc.endpoints.requests import Asked
-from osmosis_grpc.endpoints.rollout_keys import RolloutKeys
 from osmosis_grpc.endpoints.stored_replies import StoredReplies
 from osmosis_grpc.network.http.connections import Connection
-from osmosis_grpc.protocol.errors import CallError, NotFound, ResourceExhausted, RolloutEndedError
+from osmosis_grpc.protocol.errors import CallError, ResourceExhausted, RolloutEndedError
 
 IGNORED = "ignored in requests"
 """The event that says which keys of a program's requests no policy gets."""
@@ -123,42 +119,6 @@ class Endpoint:
             self._ignored[result.sample] = request.ignored
             self._context.log_event(IGNORED, sample=result.sample, keys=list(request.ignored))
         return result
-
-
-class Endpoints:
-    """The endpoints of a server, by rollout. `address` returns the URL before the paths, for example http://HOST:PORT."""
-
-    def __init__(self, address: Callable[[], str], waits: Waits | None = None) -> None:
-        self._address = address
-        self._waits = waits or Waits()
-        self._keys = RolloutKeys()
-        self._open: dict[str, Endpoint] = {}
-
-    @contextmanager
-    def open(self, context: RolloutContext, *, limited: bool = False) -> Iterator[Endpoint]:
-        """Yield the endpoint of a running rollout. At the end of the block its key becomes invalid.
-
-        With `limited`, requests beyond the rollout's `max_turns` and `max_tokens_total` are refused.
-        """
-        key = self._keys.make()
-        path = f"/v1/rollouts/{quote(context.request.rollout_id, safe='')}"
-        endpoint = Endpoint(context, self._address() + path, key, self._waits, limited=limited)
-        self._open[key] = endpoint
-        try:
-            yield endpoint
-        finally:
-            del self._open[key]
-            endpoint.close()
-
-    def find(self, rollout_id: str, key: str) -> Endpoint:
-        """Return the endpoint of a key. Raises Unauthenticated, RolloutEndedError, and NotFound for another id."""
-        self._keys.check(key)
-        endpoint = self._open.get(key)
-        if endpoint is None:
-            raise RolloutEndedError(f"rollout {rollout_id} has ended")
-        if rollout_id != endpoint.rollout_id:
-            raise NotFound("the key belongs to another rollout", kind="rollout", name=rollout_id)
-        return endpoint
 
 
 def _nbytes(asked: Asked) -> int:

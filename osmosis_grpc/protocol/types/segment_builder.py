@@ -22,9 +22,9 @@ import numpy as np
 from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.protocol.types.chat import ChatPurpose, ChatResponse
 from osmosis_grpc.protocol.types.extras import Extras, cut, join
-from osmosis_grpc.protocol.types.growing_segment import NO_IDS, NO_LOGPROBS, GrowingSegment
 from osmosis_grpc.protocol.types.jsontext import NOTHING
 from osmosis_grpc.protocol.types.samples import Segment, SplitReason
+from osmosis_grpc.protocol.types.segment_tokens import NO_IDS, NO_LOGPROBS, GrowingSegment
 from osmosis_grpc.protocol.types.tokens import Ids, Logprobs, TokenBlock, VersionSpan
 
 
@@ -38,7 +38,7 @@ class _End(NamedTuple):
     """The chat that it continues; 0 for none."""
 
 
-class Assembler:
+class SegmentBuilder:
     """Builds the segments of one sample. The chats are added one by one, each after the chat that it continues.
 
     The order of adding can differ from the order of the chats' numbers.

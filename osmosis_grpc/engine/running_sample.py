@@ -1,4 +1,4 @@
-"""One sample of a run: a conversation with its tokens, and what dropped_chats() needs to know about its chats."""
+"""RunningSample: the conversation of one sample while its agent runs, with its tokens and its chats."""
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, replace
@@ -7,11 +7,12 @@ from typing import Any
 from osmosis_grpc.agent.message_keys import same_meaning
 from osmosis_grpc.protocol.errors import InvalidArgument, ReplyUnreadable
 from osmosis_grpc.protocol.types import ChatPurpose, ChatRef, ChatResponse, Ids, Message, PrefixChat, Sample, jsontext
-from osmosis_grpc.protocol.types.conversation_tree import Conversation, Node, Position, dropped_chats, path
+from osmosis_grpc.protocol.types.conversation_tree import Conversation, Node, Position, path
+from osmosis_grpc.protocol.types.dropped_chats import dropped_chats
 from osmosis_grpc.protocol.types.json_values import readable
 from osmosis_grpc.protocol.types.messages import dump_model
 from osmosis_grpc.protocol.types.samples import CUTS, NATURAL
-from osmosis_grpc.protocol.types.segment_assembly import Assembler
+from osmosis_grpc.protocol.types.segment_builder import SegmentBuilder
 
 _PLAIN = {dict}
 """The types of the messages that need no conversion."""
@@ -39,7 +40,7 @@ class RunningSample:
     """The policy's reply to the newest answered chat."""
     limit: str = ""
     """The limit that ended the conversation after its newest chat; see Sample.cut. Empty if none did."""
-    _assembler: Assembler = field(default_factory=Assembler)
+    _assembler: SegmentBuilder = field(default_factory=SegmentBuilder)
     _refers: bool = False
     """Whether logprobs, extras and ids of earlier chats are not kept here, because the trainer has them."""
     _keeps: bool = False
@@ -89,7 +90,7 @@ class RunningSample:
         """Return the numbers of the answered chats that have tokens."""
         return self._assembler.chats
 
-    def restore(self, assembler: Assembler) -> None:
+    def restore(self, assembler: SegmentBuilder) -> None:
         """Use an assembler with all tokens, and keep all tokens from now on.
 
         Do nothing if a chat of this sample is not in the assembler, because it was answered in the meantime.
@@ -108,7 +109,7 @@ class RunningSample:
         keep_ids: bool = False,
         forked: bool = False,
     ) -> int:
-        """Add the tokens of a reply. Return the length of the prompt. `forked` is that of Assembler.add().
+        """Add the tokens of a reply. Return the length of the prompt. `forked` is that of SegmentBuilder.add().
 
         With `refer`, the outcome is going to refer to the chat. The logprobs and extras of the reply are then not kept
         here, and without `keep_ids` neither are the ids of earlier chats. If lacks_ids(parent_chat, response), the

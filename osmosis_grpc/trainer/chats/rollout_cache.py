@@ -15,7 +15,7 @@ from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.trainer.chats.attempt_cache import UNWRITTEN_RETRY, AttemptCache, reply_of, unwritten
 from osmosis_grpc.trainer.chats.ledger_codec import learn, tools_of
 from osmosis_grpc.trainer.chats.policies import ChatKey, Policies, PolicyTable, key_of
-from osmosis_grpc.trainer.chats.sample import PendingChat
+from osmosis_grpc.trainer.chats.sample_state import PendingChat
 from osmosis_grpc.trainer.chats.sampler import Sampler
 from osmosis_grpc.trainer.metrics import Metrics
 
@@ -48,13 +48,13 @@ class LedgerReceipt:
         return LedgerReceipt, (None, *self._key)
 
 
-class ChatCache:
+class RolloutCache:
     """The newest attempt of each rollout of a trainer."""
 
     def __init__(
         self, policies: Policies | PolicyTable, ledger: SqliteLedger | None = None, supervisor: Supervisor | None = None
     ) -> None:
-        supervisor = supervisor or Supervisor("the chat cache")
+        supervisor = supervisor or Supervisor("the rollout cache")
         self.now: Callable[[], float] = supervisor.system.monotonic
         """Return the time for the parameters `now` and `before`."""
         self._time = supervisor.system.time

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from osmosis_grpc.trainer.evaluate import Scores, estimate, pass_at_k, t_quantile
+from osmosis_grpc.trainer.score_statistics import Scores, estimate, pass_at_k, t_quantile
 
 
 @st.composite

@@ -1,8 +1,8 @@
 """The parts of a model request that every API has.
 
 Programs send more than a policy needs: hints for caches and billing, switches of their own provider, tools that run on
-the provider's servers. A request is served without these, and the rollout records which of its keys were ignored. A
-request is refused only if the reply would mean something else without a key.
+the provider's servers. These keys are ignored, and the rollout records which. A request is refused only if ignoring a
+key would change the meaning of the reply.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -1,4 +1,4 @@
-"""Reads what the environment has besides the settings, for this process and for the programs that it starts."""
+"""The environment variables that are not settings: hides secrets, and selects what programs and gRPC see."""
 
 import contextlib
 import ctypes
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from osmosis_grpc.settings.line import OPTIONS
+from osmosis_grpc.settings.command_line import OPTIONS
 from osmosis_grpc.settings.option import Secret
 
 log = logging.getLogger(__name__)

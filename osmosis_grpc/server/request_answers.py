@@ -1,4 +1,4 @@
-"""Requests that come both as RPCs and as frames of an attachment: Init, Cancel, events, annotations."""
+"""Makes the answers to Init, Cancel, StreamEvents and Annotate, which come as RPCs and as frames of an attachment."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
