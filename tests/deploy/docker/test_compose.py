@@ -11,6 +11,7 @@ from tests.processes import ROOT
 
 pytestmark = [
     pytest.mark.docker,
+    pytest.mark.slow,
     pytest.mark.skipif(shutil.which("docker-compose") is None, reason="needs Debian's docker-compose"),
 ]
 PROJECT = "osmosis-test"

@@ -10,7 +10,7 @@ from osmosis_grpc.trainer import RolloutRequest, Trainer
 from tests.deploy.docker.conftest import TOKEN, USER
 from tests.gateway.legacy import LegacyTrainer
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.slow]
 BRIDGE = "{{(index .IPAM.Config 0).Gateway}}"
 AT_ONCE = 6
 

@@ -13,7 +13,7 @@ from tests.tools.sandbox.left_over import processes_with
 from tests.tools.sandbox.test_bypass import BYPASSES, filled
 from tests.waiting import until
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.slow]
 
 OWN_LIMITS = {"higher limits"}
 """A container has limits of its own, which the limits of a process do not change."""

@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 
 from osmosis_grpc.protocol.types import OutcomeStatus
+from osmosis_grpc.records.evaluate import Dataset
 from osmosis_grpc.trainer import Trainer
 from tests.coding_programs.install import FOLDER
 from tests.coding_programs.scripted_model import TASK, ScriptedModel
+from tests.tools.tasks.written_tasks import write
 from tests.waiting import until
 
 pytestmark = pytest.mark.docker
@@ -33,21 +35,23 @@ PROGRAMS = {"claude-code": {"folder": "/task"}, "mini-swe-agent": {"folder": "/t
 
 
 @asynccontextmanager
-async def served(daemon, tmp_path, name, **fields):
-    """Yields a server that runs a program in boxes, and its address."""
+async def served(daemon, tmp_path, name, *options, tasks=False, **fields):
+    """Yields a server that runs a program in boxes, or in those of tasks, and its address."""
     if not (FOLDER / name).is_dir():
         pytest.skip(f"{name} is not installed")
-    box = {"image": "osmosis-test-base", "url": daemon, "processes": 512, **PROGRAMS[name], **fields}
+    own = {} if tasks else {"image": "osmosis-test-base", **PROGRAMS[name]}
+    box = {"url": daemon, "processes": 512, **own, **fields}
     mounts = {str(FOLDER): str(FOLDER), INTERPRETER: INTERPRETER}
     path = f"{FOLDER}/bin:/usr/local/bin:/usr/bin:/bin"
     lines = [f"{key} = {json.dumps(value)}" for key, value in box.items()]
     table = [f"{json.dumps(key)} = {json.dumps(value)}" for key, value in mounts.items()]
-    text = [f'extends = "{name}"', 'reward = ["python3", "grade.py"]', "[box]", *lines, "[box.mounts]", *table]
+    reward = [] if tasks else ['reward = ["python3", "grade.py"]']
+    text = [f'extends = "{name}"', *reward, "[box]", *lines, "[box.mounts]", *table]
     (tmp_path / "own.toml").write_text("\n".join([*text, "[box.environment]", f'PATH = "{path}"']))
     (tmp_path / "grade.py").write_text(GRADE)
     command = [sys.executable, "-m", "osmosis_grpc.serve", "--program", "own.toml", "--json", "--no-journal"]
     process = subprocess.Popen(
-        [*command, "--grpc-port", "0", "--no-http"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+        [*command, "--grpc-port", "0", "--no-http", *options], cwd=tmp_path, stdout=subprocess.PIPE, text=True
     )
     try:
         ready = json.loads(await asyncio.to_thread(process.stdout.readline))
@@ -78,6 +82,47 @@ async def test_a_program_in_a_box_solves_tasks_and_its_tokens_are_exact(daemon, 
         assert (outcome.status, outcome.reward) == (OutcomeStatus.COMPLETED, 1.0), outcome.failure
         segments = [segment for sample in outcome.samples.values() for segment in sample.segments]
         assert sum(np.count_nonzero(segment.mask()) for segment in segments) == model.sampled[outcome.rollout_id]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+async def test_a_program_solves_tasks_in_their_own_boxes(daemon, tmp_path, program):
+    steps = {
+        "mend-python": ("cat /app/calc.py", "sed -i 's/a - b/a + b/' /app/calc.py"),
+        "mend-perl": ("ls /tests", "sed -i 's/= 1/= 0/' /app/sum.pl"),
+        "hidden-tests": ("echo nothing",),
+    }
+    models = {name: ScriptedModel(sub_agents=False, steps=commands) for name, commands in steps.items()}
+
+    async def policy(request):
+        return await models[request.rollout_id](request)
+
+    folder = write(tmp_path / "tasks")
+    # These programs need more memory than the tasks allow.
+    for name in steps:
+        file = folder / name / "task.toml"
+        file.write_text(file.read_text().replace("memory_mb = 256", "memory_mb = 2048"))
+    rows = {row.metadata["task"]: row for row in Dataset(folder).rows()}
+    more = {"max_turns": 50, "max_tokens_total": 200_000}
+    async with (
+        served(daemon, tmp_path, program, "--tasks", str(folder), tasks=True) as (_, address),
+        Trainer(address, policy) as trainer,
+    ):
+        outcomes = {
+            name: await trainer.rollout(
+                rollout_id=name, messages=rows[name].messages, metadata=rows[name].metadata, **more
+            )
+            for name in steps
+        }
+        await until(lambda: not running(daemon), timeout=10)
+    assert {name: each.reward for name, each in outcomes.items()} == {
+        "mend-python": 1.0,
+        "mend-perl": 1.0,
+        "hidden-tests": 0.0,
+    }, [each.failure for each in outcomes.values()]
+    for name, outcome in outcomes.items():
+        assert outcome.samples["main"].trainable
+        segments = [segment for sample in outcome.samples.values() for segment in sample.segments]
+        assert sum(np.count_nonzero(segment.mask()) for segment in segments) == models[name].sampled[name]
 
 
 REACHES = (
