@@ -67,7 +67,10 @@ def running(daemon):
     return listed.stdout.split()
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+NAMES = ["claude-code", pytest.param("mini-swe-agent", marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("name", NAMES)
 async def test_a_program_in_a_box_solves_tasks_and_its_tokens_are_exact(daemon, tmp_path, name):
     model = ScriptedModel(sub_agents=False)
     async with served(daemon, tmp_path, name) as (_, address), Trainer(address, model) as trainer:
@@ -84,7 +87,7 @@ async def test_a_program_in_a_box_solves_tasks_and_its_tokens_are_exact(daemon, 
         assert sum(np.count_nonzero(segment.mask()) for segment in segments) == model.sampled[outcome.rollout_id]
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", NAMES)
 async def test_a_program_solves_tasks_in_their_own_boxes(daemon, tmp_path, program):
     steps = {
         "mend-python": ("cat /app/calc.py", "sed -i 's/a - b/a + b/' /app/calc.py"),
@@ -151,7 +154,9 @@ async def test_a_program_in_a_box_reaches_the_policy_and_nothing_else(daemon, tm
     assert "docker.sock" not in told
 
 
-@pytest.mark.parametrize("end", ["cancel", "deadline", "the server is killed"])
+@pytest.mark.parametrize(
+    "end", [*(pytest.param(end, marks=pytest.mark.slow) for end in ("cancel", "deadline")), "the server is killed"]
+)
 async def test_nothing_of_a_box_is_left(daemon, tmp_path, end):
     asked = set()
 

@@ -10,6 +10,7 @@ import pytest
 
 from osmosis_grpc import supervise
 from osmosis_grpc.endpoints.program_places import place_of
+from osmosis_grpc.protocol.types import RolloutRequest
 from osmosis_grpc.tools.process import Limits
 from osmosis_grpc.tools.sandbox import Protection, SandboxError
 
@@ -188,7 +189,7 @@ async def forward(made, fail):
 
 async def run(made, fail):
     """The error reaches the caller, and the next program runs."""
-    async with place_of(made, "r1") as place:
+    async with place_of(made, RolloutRequest(rollout_id="r1", messages=[])) as place:
 
         async def ended():
             more = {"environment": {}, "stdin": b"", "limits": Limits(), "secrets": (), "give_up": None}

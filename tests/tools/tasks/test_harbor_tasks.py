@@ -9,9 +9,6 @@ from osmosis_grpc.records.evaluate import Dataset
 from osmosis_grpc.tools.tasks import TaskBoxes, load_tasks
 from tests.tools.tasks.written_tasks import TASKS, write
 
-HARBORS_OWN = {name: task.reward for name, task in TASKS.items()}
-"""The rewards that Harbor's runner gave with its agent `oracle`; None stands for an exception."""
-
 
 @pytest.fixture
 def folder(tmp_path):
@@ -28,12 +25,17 @@ async def solved(boxes, name):
         return await boxes.verify(task, box)
 
 
+ALIKE = ("mend-shell", "mend-perl", "half-of-it", "hidden-tests", "tests-never-end")
+
+
 @pytest.mark.docker
-@pytest.mark.parametrize("name", TASKS)
-async def test_a_task_has_the_reward_that_harbors_runner_gives(folder, machine, name):
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in ALIKE else name for name in TASKS]
+)
+async def test_a_task_has_its_reward_after_its_solution_or_its_cheat(folder, machine, name):
     async with machine() as made:
         verdict = await asyncio.wait_for(solved(TaskBoxes(folder, made), name), 120)
-    assert verdict.reward == HARBORS_OWN[name], (verdict.problem, verdict.output)
+    assert verdict.reward == TASKS[name].reward, (verdict.problem, verdict.output)
     assert bool(verdict.problem) == (verdict.reward is None)
     assert verdict.changed_programs == ()
 

@@ -1,4 +1,4 @@
-"""Ten tasks in Harbor's format, and the reward that each has after its solution has run.
+"""Tasks in Harbor's format, and the reward that each has after its solution has run.
 
 As a script, it writes them into a folder for Harbor's own runner: python -m tests.tools.tasks.written_tasks FOLDER.
 """
@@ -38,6 +38,10 @@ class Written(NamedTuple):
 
 CALC = {"calc.py": "def add(a, b):\n    return a - b\n"}
 ADDS = PASSES.format(check="python3 -c 'from calc import add; assert add(2, 3) == 5'")
+CHEATS = """mkdir -p /logs/verifier
+echo 1 > /logs/verifier/reward.txt
+echo '{"reward": 1}' > /logs/verifier/reward.json
+"""
 MENDS = "sed -i 's/a - b/a + b/' /app/calc.py\n"
 TASKS = {
     "mend-python": Written("Mend calc.py.", CALC, MENDS, ADDS, 1.0),
@@ -80,14 +84,13 @@ TASKS = {
         ADDS,
         0.0,
     ),
-    "writes-the-reward": Written(
+    "writes-the-reward": Written("Mend calc.py.", CALC, CHEATS, ADDS, 0.0),
+    "keeps-writing-the-reward": Written(
         "Mend calc.py.",
         CALC,
-        "mkdir -p /logs/verifier\necho 1 > /logs/verifier/reward.txt\n"
-        "echo '{\"reward\": 1}' > /logs/verifier/reward.json\n"
-        "(while :; do echo 1 > /logs/verifier/reward.txt; sleep 0.2; done) > /dev/null 2>&1 &\n",
-        "#!/bin/sh\nsleep 1\n" + ADDS.partition("\n")[2],
-        0.0,
+        CHEATS + "(while :; do echo 1 > /logs/verifier/reward.txt; sleep 0.2; done) > /dev/null 2>&1 &\n",
+        ADDS + "sleep 1\n",
+        0.0,  # Harbor's runner gives 1, because the process of the agent runs on beside the tests
     ),
     "never-ends": Written("Wait for ever.", CALC, MENDS + "sleep 1000\n", ADDS, 1.0, agent=4),
     "tests-never-end": Written("Mend calc.py.", CALC, MENDS, "#!/bin/sh\nsleep 1000\n", None, verifier=4),
