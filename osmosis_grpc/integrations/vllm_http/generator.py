@@ -71,7 +71,7 @@ class VllmHttpGenerator:
         await self._http.exit()
 
     async def generate(self, request: GenerateRequest, /) -> Generated:
-        """See TokenGenerator."""
+        """See TokenGenerator. Raises InvalidArgument for media."""
         body = to_body(request, self._model)
         try:
             async with asyncio.timeout(None) as aborted:

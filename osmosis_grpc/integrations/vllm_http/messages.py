@@ -1,18 +1,13 @@
 """The JSON of vLLM's `POST /inference/v1/generate`: conversion of calls of a generator."""
 
-from binascii import b2a_base64
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from osmosis_grpc.integrations._model_server import generated, neutral, top_k_of
 from osmosis_grpc.policies.generation import FinishReason, Generated, GenerateRequest, WeightNames
-from osmosis_grpc.policies.media import Media
 from osmosis_grpc.policies.model_http import typed
 from osmosis_grpc.policies.sampling import Sampling
-from osmosis_grpc.protocol.errors import Internal
-from osmosis_grpc.protocol.types import Ids
+from osmosis_grpc.protocol.errors import Internal, InvalidArgument
 
 PATH = "/inference/v1/generate"
 _NEUTRAL = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
@@ -21,23 +16,17 @@ _CONSTRAINTS = {"json_schema": "json", "regex": "regex", "grammar": "grammar"}
 
 
 def to_body(request: GenerateRequest, model: str) -> dict[str, Any]:
-    """Return the body of a call."""
-    media = {"content_parts": [_part(each) for each in request.media], "return_token_ids": True}
+    """Return the body of a call. Raises InvalidArgument for media."""
+    if request.media:
+        problem = f"have {len(request.media)} images or other media; VllmGrpcGenerator takes them"
+        raise InvalidArgument("messages", problem)
     return {
         "request_id": request.request_id,
         "token_ids": request.prompt_ids.tolist(),
         "sampling_params": _sampling(request.sampling),
-        **(media if request.media else {}),
         **({"priority": request.priority} if request.priority else {}),
         **({"model": model} if model else {}),
     }
-
-
-def _part(media: Media) -> dict[str, str]:
-    """Return a medium as vLLM reads it: a URL, or the data in a URL."""
-    kind = media.mime_type or f"{media.modality}/*"
-    url = media.url or f"data:{kind};base64,{b2a_base64(media.data, newline=False).decode()}"
-    return {"type": f"{media.modality}_url", "url": url}
 
 
 def _sampling(sampling: Sampling) -> dict[str, Any]:
@@ -88,21 +77,10 @@ def from_body(request: GenerateRequest, body: Mapping[str, Any], weights: Weight
         sampled=usage.get("completion_tokens", len(ids)),
         prompt_tokens=usage.get("prompt_tokens", 0),
         logprobs=[place["logprob"] for place in places],
-        prompt_ids=_prompt(request, body),
         candidates=[[(each["token_id"], each["logprob"]) for each in place["top_logprobs"]] for place in places],
         cached_tokens=cached,
         versions=weights.spans(_named(choice.get("weight_versions") or [], len(ids))),
     )
-
-
-def _prompt(request: GenerateRequest, body: Mapping[str, Any]) -> Ids | None:
-    """Return the prompt with the tokens of its media; None without media. Raises Internal if vLLM left it out."""
-    if not request.media:
-        return None
-    ids = body.get("prompt_token_ids")
-    if not ids:
-        raise Internal("vLLM's reply lacks the tokens of the prompt with its media")
-    return np.array(typed(ids, list), dtype="<u4")
 
 
 def _named(spans: Sequence[Mapping[str, Any]], count: int) -> list[tuple[str, int]]:
