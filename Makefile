@@ -5,6 +5,8 @@ SEED ?= 1
 WORKERS ?= 4
 # Rollouts at once of make test-vllm.
 ROLLOUTS_AT_ONCE ?= 16
+# `make test-docker DOCKER_TESTS="'docker and not slow'"` leaves out the image of deploy/ and the attempts to break out.
+DOCKER_TESTS ?= docker
 # The libraries that train. `make test-trainers TRAINERS=trl` takes one of them.
 TRAINERS ?= trl verl verifiers openenv
 # The coding programs and the frameworks, in folders and environments of their own. openhands needs a python3.12 on the path.
@@ -16,7 +18,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow conformance test-adapters test-browser test-deploy test-trainers test-vllm test-ray test-docker test-model learn check lint collect sim sim-ablations faults bench plots generate docs audit site image clients workers bench-viewer screenshots compat-newest clean
+.PHONY: help venv demo test test-slow conformance test-adapters test-browser test-deploy test-trainers test-vllm test-ray test-docker test-harbor test-model learn check lint collect sim sim-ablations faults bench plots generate docs audit site image clients workers bench-viewer screenshots compat-newest clean
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -35,7 +37,7 @@ sim: .venv/.dev ## Run seeds of the simulation from SEED on, until ROLLOUTS roll
 	$(BIN)/python -m tests.simulation --seed $(SEED) --rollouts $(ROLLOUTS)
 
 test-slow: .venv/.dev ## Run the slow tests: whole processes, other versions of protobuf and grpcio, big runs
-	$(BIN)/pytest -m "slow and not long and not adapters" -n 3 --timeout 600
+	$(BIN)/pytest -m "slow and not long and not adapters and not docker" -n 3 --timeout 600
 
 check: .venv/.dev ## All linters, type checks, import contracts, generated files, then the fast tests
 	$(MAKE) --jobs 2 lint collect
@@ -86,10 +88,13 @@ test-trainers: $(TRAINERS:%=.venv-trainers/%/.done) ## Run the tests with TRL, v
 test-programs: $(PROGRAMS:%=.venv-programs/%/.done) ## Run coding programs and frameworks as agents: PROGRAMS="claude-code agno" (needs npm); MATRIX=1 writes docs/programs.md
 	OSMOSIS_TEST_MATRIX="$(MATRIX)" OSMOSIS_TEST_PROGRAMS="$(PROGRAMS)" $(BIN)/pytest -m programs -n 2 --timeout 300 tests/coding_programs
 
-test-docker: .venv/.adapters ## Run the tests with a Docker daemon of their own (needs root, and Debian's docker.io and debootstrap)
-	$(BIN)/pytest -m docker --timeout 300 tests/tools/docker
+test-docker: .venv/.adapters .venv-programs/claude-code/.done .venv-programs/mini-swe-agent/.done ## Run the tests with a Docker daemon of their own (needs root, npm, and Debian's docker.io and debootstrap)
+	$(BIN)/pytest -m $(DOCKER_TESTS) --timeout 300 tests/tools tests/deploy/docker
 
-test-vllm: .venv/.dev .venv-vllm/.done ## Run the tests with a real vLLM on the processor (its environment has 3.5 GB); ROLLOUTS_AT_ONCE=64 for more
+test-harbor: .venv-harbor/.done ## Run the tests that hold our files against Harbor's own reader (needs a python3.12 on the path)
+	.venv-harbor/bin/python -m pytest -m harbor --timeout 300 tests/records/export/test_atif_of_harbor.py
+
+test-vllm: .venv/.dev .venv-vllm/.done .venv-trainers/trl/.done ## Run the tests with a real vLLM on the processor, and TRL (5 GB); ROLLOUTS_AT_ONCE=64 for more
 	OSMOSIS_TEST_ROLLOUTS=$(ROLLOUTS_AT_ONCE) $(BIN)/pytest -m vllm --timeout 600 tests/vllm
 
 test-ray: .venv-ray/.ray ## Run the tests with a local Ray cluster, in an environment of their own (430 MB)
@@ -167,7 +172,7 @@ compat-newest: .venv/.dev ## Run the compatibility test with the newest protobuf
 	OSMOSIS_COMPAT=newest $(BIN)/pytest -m slow --timeout 600 tests/versions
 
 clean: ## Remove what make made
-	rm -rf .venv .venv-tools .venv-audit .venv-model .venv-trainers .venv-learn .venv-ray .venv-vllm build dist
+	rm -rf .venv .venv-tools .venv-audit .venv-model .venv-trainers .venv-harbor .venv-learn .venv-ray .venv-vllm build dist
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; this is " + sys.version)'
@@ -235,6 +240,13 @@ clean: ## Remove what make made
 .venv-programs/%/.done: tests/coding_programs/versions.txt .venv/.dev
 	@echo "installing $* into .venv-programs/$* ..."
 	@$(BIN)/python -m tests.coding_programs.install $* .venv-programs
+	@touch $@
+
+.venv-harbor/.done: tests/records/export/harbor.txt tests/trainers/requirements/tests.txt
+	@echo "installing Harbor into .venv-harbor ..."
+	@python3.12 -m venv .venv-harbor
+	@.venv-harbor/bin/python -m pip install --quiet --disable-pip-version-check --requirement $< \
+		--requirement tests/trainers/requirements/tests.txt --editable '.[server]'
 	@touch $@
 
 .venv-trainers/%/.done: tests/trainers/requirements/%.txt tests/trainers/requirements/tests.txt

@@ -37,7 +37,7 @@ from osmosis_grpc.network.server_security import ServerSecurity
 from osmosis_grpc.network.tls import ClientTls, ServerTls
 from osmosis_grpc.records.export import Export, ExportOptions, VerlConfig
 from osmosis_grpc.server import AgentServer, ServerConfig
-from osmosis_grpc.settings.line import OPTIONS
+from osmosis_grpc.settings.command_line import OPTIONS
 from osmosis_grpc.settings.option import Option
 from osmosis_grpc.tools.docker import DockerConfig, DockerMachine
 from osmosis_grpc.tools.kubernetes import KubernetesCluster, KubernetesConfig

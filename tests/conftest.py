@@ -20,6 +20,7 @@ from osmosis_grpc.network import channel_options
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from tests.callback_trainer import CallbackTrainer
+from tests.docker_daemon import daemon  # noqa: F401 - a fixture
 from tests.forked import Forked
 
 os.environ.setdefault("OSMOSIS_ROLLOUT_SERVER_STATE_DIR", ":memory:")  # servers that tests start share no folder

@@ -48,8 +48,8 @@ def small_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def small_model(seed: int) -> LlamaForCausalLM:
-    """Return a model with random weights."""
+def small_model(seed: int, heads: int = 4) -> LlamaForCausalLM:
+    """Return a model with random weights. vLLM on a processor needs heads of 32 or more, so at most two of them."""
     torch.manual_seed(seed)
     model = LlamaForCausalLM(
         LlamaConfig(
@@ -57,7 +57,7 @@ def small_model(seed: int) -> LlamaForCausalLM:
             hidden_size=64,
             intermediate_size=128,
             num_hidden_layers=2,
-            num_attention_heads=4,
+            num_attention_heads=heads,
             max_position_embeddings=512,
             initializer_range=0.1,
             rope_parameters={"rope_type": "default", "rope_theta": 100.0},
@@ -81,8 +81,8 @@ class Logits(torch.nn.Module):
         return self.llama(input_ids=ids, use_cache=False).logits, None
 
 
-def taught_model(seed: int, updates: int) -> LlamaForCausalLM:
+def taught_model(seed: int, updates: int, heads: int = 4) -> LlamaForCausalLM:
     """Return a model that knows the format of tool calls and answers. It hardly knows which tool a question needs."""
-    model = small_model(seed)
+    model = small_model(seed, heads)
     warm_up(Logits(model), vocabulary.Tokenizer(), seed=seed, updates=updates)
     return model

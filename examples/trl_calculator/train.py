@@ -6,54 +6,23 @@ The agent server is a process of its own.
 """
 
 import argparse
-import random
 import sys
 import tempfile
 from pathlib import Path
 
 import torch
-from datasets import Dataset
+from checking import CheckingTrainer, rows
 from llama import small_tokenizer, taught_model
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "learn_to_calculate"))
 from learn import agent_server, draw_curves, positive
-from questions import draw
 
 from osmosis_grpc.integrations.trl import TrlRollouts, outcome_reward
 
-STEPS, ROWS, GROUP_SIZE = 60, 512, 8
+STEPS, GROUP_SIZE = 60, 8
 WARM_UP, RATE = 400, 2e-3
-ENDS, RISE, TOLERANCE = 5, 0.1, 1e-4
-
-
-class CheckingTrainer(GRPOTrainer):
-    """Compares the recorded logprobs of each batch with those of the model before its update."""
-
-    greatest = 0.0
-
-    def _compute_loss(self, model, inputs):
-        keep = inputs["completion_ids"].size(1)
-        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
-        attention = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
-        with torch.no_grad():
-            logits = model(input_ids=ids, attention_mask=attention).logits[:, -keep - 1 : -1] / self.temperature
-        scores = logits.log_softmax(-1).gather(2, inputs["completion_ids"].unsqueeze(2)).squeeze(2)
-        mask = (inputs["completion_mask"] * inputs["tool_mask"]).bool()
-        difference = float((scores - inputs["sampling_per_token_logps"])[mask].abs().max())
-        if not difference <= TOLERANCE:
-            sys.exit(f"a logprob differs by {difference:.3g} from the recorded one")
-        self.greatest = max(self.greatest, difference)
-        return super()._compute_loss(model, inputs)
-
-
-def rows(seed: int) -> Dataset:
-    """Draw questions. Each is once in the dataset."""
-    source = random.Random(seed)
-    drawn = {question.text: question for question in (draw(source) for _ in range(ROWS))}
-    return Dataset.from_list(
-        [{"prompt": [{"role": "user", "content": text}], "answer": str(each.answer)} for text, each in drawn.items()]
-    )
+ENDS, RISE = 5, 0.1
 
 
 def train(target: str, folder: str, *, seed: int, steps: int, warm_up_updates: int) -> list[float]:

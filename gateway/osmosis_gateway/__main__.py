@@ -25,8 +25,8 @@ from osmosis_grpc.serve.options import (
     usage_errors,
     warn_about_settings,
 )
-from osmosis_grpc.settings.command import add_command
-from osmosis_grpc.settings.line import Line, OptionError
+from osmosis_grpc.settings.command_line import Line, OptionError
+from osmosis_grpc.settings.typer_command import add_command
 
 if TYPE_CHECKING:
     from osmosis_grpc.network.credentials import Credentials
@@ -40,7 +40,7 @@ log = logging.getLogger(NAME)
 def run(line: Line) -> None:
     """Serve the legacy HTTP contract in front of a gRPC agent server."""
     from osmosis_grpc.settings import logs
-    from osmosis_grpc.settings.environment import forget_secrets
+    from osmosis_grpc.settings.process_environment import forget_secrets
     from osmosis_grpc.settings.settings import command_settings
 
     with usage_errors(NAME, line):

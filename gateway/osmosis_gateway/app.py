@@ -30,7 +30,7 @@ from osmosis_grpc.network.target_policy import TargetPolicy, is_loopback
 from osmosis_grpc.observability.server_metrics import ServerMetrics
 from osmosis_grpc.protocol.errors import OsmosisRolloutError
 from osmosis_grpc.server.tracelog import DebugLog, TraceLog, new_folder
-from osmosis_grpc.settings.environment import forget_secrets
+from osmosis_grpc.settings.process_environment import forget_secrets
 from osmosis_grpc.settings.settings import RolloutSettings, get_settings
 from osmosis_grpc.storage import MemoryJournal
 

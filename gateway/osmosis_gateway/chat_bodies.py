@@ -143,6 +143,6 @@ def _usage(reported: Any) -> dict[str, Any] | None:
         if isinstance(value, float) and value.is_integer():
             counts[name] = value = int(value)
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            log.warning("a trainer's usage has %s %.40r, which is no count; it is left out", name, value)
+            log.warning("a trainer's usage has %s %.40r, which is not a count; it is left out", name, value)
             del counts[name]
     return counts or None

@@ -23,7 +23,7 @@ from osmosis_grpc.agent import RolloutContext, RolloutResult
 from osmosis_grpc.agent.loop import name_problem
 from osmosis_grpc.agent.request import refuse_grader_timeout
 from osmosis_grpc.agent.run_outcome import RunOutcome, outcome_of
-from osmosis_grpc.endpoints.rollout_keys import RolloutKeys
+from osmosis_grpc.endpoints.key_signatures import RolloutKeys
 from osmosis_grpc.network.bearer_tokens import bearer
 from osmosis_grpc.network.http.bounded_json import BodyRefused, Bounds, read_json
 from osmosis_grpc.network.http.server import HttpServer, http_app

@@ -48,7 +48,7 @@ def error_of(raw: bytes) -> OsmosisServerError | None:
 def read_stream(raw: bytes) -> dict[str, Any]:
     """Return the reply of a stream in the form of a reply that is not streamed. Raises ReplyUnreadable.
 
-    An answer that is no stream is returned as it is.
+    An answer that is not a stream is returned as it is.
     """
     try:
         if not event_streams.is_stream(raw):

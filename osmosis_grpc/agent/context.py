@@ -13,6 +13,7 @@ from osmosis_grpc.agent.request import RolloutRequest
 from osmosis_grpc.agent.results import CompletionsResult, RolloutResult, ask_again
 from osmosis_grpc.agent.reward_decorator import reward_of
 from osmosis_grpc.agent.rollout_scope import RolloutScope, current_rollout
+from osmosis_grpc.agent.tool_attributes import tool_schema
 from osmosis_grpc.agent.tool_calls import (
     RunnableTool,
     RunningToolCall,
@@ -24,7 +25,6 @@ from osmosis_grpc.agent.tool_calls import (
     refuse_cut_call,
     tool_text,
 )
-from osmosis_grpc.agent.tool_schema import tool_schema
 from osmosis_grpc.protocol.types import ChatPurpose, ChatRef, Message, events, jsontext, requests
 from osmosis_grpc.protocol.types.json_values import loggable
 from osmosis_grpc.protocol.types.messages import dump_model
@@ -229,7 +229,7 @@ class RolloutContext(RolloutScope):
             sample: The name of the sample.
 
         Raises:
-            ValueError: The sample does not exist, or `wish` is no bool.
+            ValueError: The sample does not exist, or `wish` is not a bool.
         """
         if not isinstance(wish, bool):
             raise ValueError(f"wish: is a {type(wish).__name__}, not a bool")

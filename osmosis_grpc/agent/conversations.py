@@ -1,10 +1,10 @@
 """Finds the conversation of a rollout that a history continues.
 
-A program sends its whole history with every request and names no conversation. Client libraries rewrite messages: they
-add keys with null, change null content to "", or make text a list of parts. So the tree compares messages by their
-meanings (message_keys.py), and replaces a later spelling of a message with the earlier one. A message that has the
-calls of a reply but not its text also counts as the reply. The engine then finds that the history continues an earlier
-chat, and the tokens stay in one segment.
+A program sends its whole history with every request, and does not say to which conversation the request belongs.
+Client libraries rewrite messages: they add keys with null, change null content to "", or make text a list of parts. So
+the tree compares messages by their meanings (message_keys.py), and replaces a later spelling of a message with the
+earlier one. If a message has the calls of a reply but not its text, it also counts as the reply. So the engine
+recognises the earlier chat, and the tokens stay in one segment.
 
 The tree keeps the messages of answered requests only. A request that is refused takes no memory.
 """
@@ -33,7 +33,7 @@ class _Node:
     message: Message
     children: "dict[bytes, _Node]" = field(default_factory=dict)
     samples: dict[str, str] = field(default_factory=dict)
-    """The samples whose newest reply this message is, by policy. Empty if it is no reply."""
+    """The samples whose newest reply this message is, by policy. Empty if it is not a reply."""
     replies: "list[_Node]" = field(default_factory=list)
     """The children that are replies, the newest last."""
 

@@ -1,6 +1,7 @@
-"""Asks the chats of one rollout for programs and libraries that send their whole history and write it in their own way.
+"""Asks the chats of one rollout for programs and libraries that send their whole history with each request.
 
-A history is put into the spelling of the earlier chats first (conversations.py), so its tokens stay in one segment.
+They may rewrite earlier messages. So each history first gets the spelling of the earlier chats (conversations.py), and
+the tokens stay in one segment.
 """
 
 import inspect
@@ -171,7 +172,7 @@ class HistoryChats:
         A reply that no client has read and that nothing continues is dropped. A sample that has only such replies is
         left out. So is a side call, and a sample with a model other than the main one: programs ask small models for
         titles and quotas, and the policy answers these requests, too. The main sample is the longest one with tools or,
-        if none has tools, the longest one that is no side call.
+        if none has tools, the longest one that is not a side call.
         """
         for name, begun in self._begun.items():
             unread = [reply for reply in begun.unread if not self.conversations.continued(name, reply.chat_number)]

@@ -1,4 +1,4 @@
-"""Imports of agents: what to do about one that fails, in one sentence, and litellm without the network."""
+"""Says in one sentence how to fix a failed import of an agent, and imports litellm without using the network."""
 
 import os
 from dataclasses import replace

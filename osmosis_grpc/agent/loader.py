@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from osmosis_grpc.agent.config_sources import ConfigSources, configured, configured_grader
 from osmosis_grpc.agent.grader import Grader
 from osmosis_grpc.agent.import_hints import missing_import, of_the_sdk, use_local_prices
 from osmosis_grpc.agent.loop import RolloutAgentLoop
@@ -25,7 +26,6 @@ from osmosis_grpc.agent.workflow_files import (
     import_newest,
     is_path,
 )
-from osmosis_grpc.agent.workflow_sources import ConfigSources, configured, configured_grader
 
 
 class LoadError(ValueError):

@@ -1,4 +1,4 @@
-"""The model of a context, with the methods of the Osmosis SDK's client. The sessions of contexts without a server."""
+"""The model of a context, with the methods of the Osmosis SDK's client. Sessions of contexts without a server."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext

@@ -57,7 +57,7 @@ class RolloutFolders:
     own: Path | None
     """Its content is deleted with the record of the rollout, and outlives the process. None without a state folder."""
     original: Path | None = None
-    """The folder of the rollout from which this rollout forks. None if it is no fork, or if there is none."""
+    """The folder of the rollout from which this rollout forks. None if it is not a fork, or if there is none."""
     replays: bool = False
     """Whether a command compares this run with a recorded one."""
 

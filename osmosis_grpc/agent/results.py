@@ -111,7 +111,7 @@ class CompletionsResult:
 
         def __getitem__(self, key: object) -> NoReturn:
             usual = "use result.message, result.content or result.tool_calls"
-            raise TypeError(f"a chat's result is no dict and no list; {_ELSEWHERE.get(str(key), usual)}")
+            raise TypeError(f"a chat's result is neither a dict nor a list; {_ELSEWHERE.get(str(key), usual)}")
 
 
 _ELSEWHERE = {

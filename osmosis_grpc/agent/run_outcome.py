@@ -1,4 +1,4 @@
-"""RunOutcome is the result of one run. It is made of what an agent loop returns, or of a program's result."""
+"""RunOutcome is the result of one run, made from the value that an agent loop returns or from a program's result."""
 
 import re
 import reprlib
@@ -32,7 +32,7 @@ class RunOutcome:
 
 
 def outcome_of(result: Any) -> RunOutcome:
-    """Return the outcome for an agent loop's return value. A value that is no valid RolloutResult gives a failure."""
+    """Return the outcome for what an agent loop returned: a failure unless this is a valid RolloutResult."""
     if isinstance(result, RunOutcome):
         return result
     if result is None:

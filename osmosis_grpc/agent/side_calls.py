@@ -1,7 +1,7 @@
 """Recognises the side calls of programs: short requests beside the task, such as the one for a conversation's title.
 
-The reward of a rollout says nothing about them. They get samples with names of their own, and the sample `main` stays
-free for the task, whoever asks first. They are not trained on, unless the program asks for nothing else.
+The reward of a rollout says nothing about side calls. So they get samples with other names than `main`, even if they
+come first, and they are not trained on, unless the program makes no other requests.
 """
 
 import re
@@ -33,7 +33,7 @@ _READ = 4000
 
 
 def side_call(messages: Sequence[Message], tools: Sequence[Any] | None) -> str:
-    """Return the kind of a side call; empty for a request about the task. A request with tools is no side call."""
+    """Return the kind of a side call; empty for a request about the task. A request with tools is not a side call."""
     if tools or any(message.get("role") in ("assistant", "tool") for message in messages):
         return ""
     system = "\n".join(text_of(message)[:_READ] for message in messages if message.get("role") == "system")

@@ -1,4 +1,4 @@
-"""Lets a sync function that an async function calls wait for the event loop, which goes on meanwhile.
+"""Lets a sync function wait for the event loop without blocking it, although an async function has called it.
 
 For example, an async run() calls a library whose sync function asks the model. Without help, that function blocks the
 event loop, which then never gets the reply. With greenlet (the extra `strands` or `litellm` installs it), the sync

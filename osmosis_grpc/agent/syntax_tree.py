@@ -1,7 +1,7 @@
-"""Parses Python, also where the interpreter fails by chance.
+"""Parses Python, and tries again if the interpreter fails by chance.
 
 CPython before 3.11.8 and 3.12.2 raises SystemError if other code parses while it makes a tree, for example a second
-thread or a finalizer (issue 106905 of CPython). So the source is parsed again.
+thread or a finalizer (issue 106905 of CPython).
 """
 
 import ast

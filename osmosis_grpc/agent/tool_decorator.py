@@ -10,19 +10,17 @@ An agent loop lists its tools in `tools`, and `ctx.run_tools(reply)` runs the ca
 
 import asyncio
 import inspect
-import json
 import logging
-import re
 from collections.abc import Callable, Mapping
-from functools import lru_cache
-from typing import Any, Generic, ParamSpec, TypeVar, get_args, get_type_hints, overload
+from typing import Any, Generic, ParamSpec, TypeVar, overload
 
-from pydantic import PydanticUserError, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ArgsKwargs
 
-from osmosis_grpc.agent.argument_schema import check_arguments
+from osmosis_grpc.agent.argument_check import check_arguments
 from osmosis_grpc.agent.context import RolloutContext
 from osmosis_grpc.agent.sync_context import SyncRolloutContext
+from osmosis_grpc.agent.tool_schema import check_and_schema, documentation, parameters_schema, seen_signature
 from osmosis_grpc.protocol.errors import ToolArgumentError
 from osmosis_grpc.protocol.types import ToolDict
 from osmosis_grpc.supervise import DaemonThreads
@@ -33,8 +31,6 @@ TIMEOUT = 60.0
 """The seconds after which a call fails, unless the tool has a timeout of its own."""
 THREADS = 64
 """At most this many calls of sync tools run at once in a process. Calls after their timeout do not count."""
-KEPT = 256
-"""The schemas of so many signatures are kept."""
 LOST = 512
 """At most this many threads of sync tools that do not return are replaced."""
 
@@ -44,8 +40,6 @@ R = TypeVar("R")
 _threads = DaemonThreads(THREADS, replaced=LOST, name="sync tools")
 _PROBLEMS = {"missing_keyword_only_argument": "is missing", "unexpected_keyword_argument": "is not a parameter"}
 """The texts for two errors of pydantic, by their type. The texts of other errors are pydantic's."""
-_PARAMETER = re.compile(r"^\s*(\w+)\s*(?:\([^)]*\))?:\s*(.+)$")
-_KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 class Tool(Generic[P, R]):
@@ -83,13 +77,13 @@ class Tool(Generic[P, R]):
         """The seconds after which a call fails. None means no limit."""
         self.__doc__ = function.__doc__
         self.__name__ = function.__name__
-        text, descriptions = _documentation(function)
+        text, descriptions = documentation(function)
         self._arguments: TypeAdapter[Any] | None = None
         self._context_name = ""
         if parameters is None:
-            signature, self._context_name = _signature(function, untyped)
-            self._arguments, schema = _checked(function, signature)
-            parameters = _parameters(schema, descriptions)
+            signature, self._context_name = seen_signature(function, untyped)
+            self._arguments, schema = check_and_schema(function, signature)
+            parameters = parameters_schema(schema, descriptions)
         self._schema: ToolDict = {
             "type": "function",
             "function": {
@@ -206,109 +200,5 @@ def tool(function: Any = None, /, **options: Any) -> Any:
     return Tool(function, **options)
 
 
-def _signature(function: Callable[..., Any], untyped: bool) -> tuple[inspect.Signature, str]:
-    """Return the signature that the model sees, and the name of the parameter for the context; empty if none."""
-    name = function.__name__
-    try:
-        hints = get_type_hints(function, include_extras=True)
-    except (NameError, TypeError):  # a name that only a type checker imports
-        if not untyped:
-            raise
-        hints = {}
-    own = RolloutContext if inspect.iscoroutinefunction(function) else SyncRolloutContext
-    context, seen = "", []
-    for index, parameter in enumerate(inspect.signature(function).parameters.values()):
-        if untyped and parameter.kind is parameter.VAR_KEYWORD:
-            seen.append(parameter.replace(annotation=Any))
-            continue
-        if parameter.kind not in _KINDS:
-            raise TypeError(f"tool {name}: a model cannot give {parameter} by name; name each parameter")
-        if parameter.name not in hints and not untyped:
-            if index == 0 and parameter.name in ("self", "cls"):
-                text = f"make the tool in __init__: self.tools = (tool(self.{name}),)"
-                raise TypeError(f"tool {name}: @tool is for functions; for a method, {text}")
-            raise TypeError(f"tool {name}: the parameter {parameter.name!r} has no type: write {parameter.name}: str")
-        hint = hints.get(parameter.name, Any)
-        contexts = [each for each in (hint, *get_args(hint)) if each in (RolloutContext, SyncRolloutContext)]
-        if not contexts:
-            seen.append(parameter.replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY))
-        elif contexts[0] is own:
-            context = parameter.name
-        else:
-            kind = "an async def" if own is RolloutContext else "a plain def"
-            raise TypeError(f"tool {name}: {kind} gets a {own.__name__}; give {parameter.name!r} this type")
-    return inspect.Signature(seen), context
-
-
-def _checked(function: Callable[..., Any], signature: inspect.Signature) -> tuple[TypeAdapter[Any], dict[str, Any]]:
-    """Return pydantic's check of the arguments and a new JSON schema.
-
-    Raises TypeError naming a parameter whose type has no schema.
-    """
-    # The text tells apart what is equal to Python but not in JSON: the defaults 1, 1.0 and True.
-    key = (signature, str(signature), function.__name__, function.__module__)
-    try:
-        adapter, schema = _made(*key)
-    except TypeError:  # a default that has no hash, or a type without a schema
-        adapter, schema = _made.__wrapped__(*key)
-    return adapter, json.loads(schema)
-
-
-@lru_cache(maxsize=KEPT)
-def _made(signature: inspect.Signature, text: str, name: str, module: str) -> tuple[TypeAdapter[dict[str, Any]], str]:
-    """Make the check and the schema, as JSON, of the functions with this signature.
-
-    pydantic takes milliseconds for them, and an agent makes its tools again for each rollout.
-    """
-    for parameter in signature.parameters.values():
-        try:
-            TypeAdapter(parameter.annotation).json_schema()
-        except PydanticUserError:
-            problem = f"the type of the parameter {parameter.name!r}, {parameter.annotation!r}, has no JSON schema"
-            raise TypeError(f"tool {name}: {problem}; use a type of JSON, a pydantic model or a dataclass") from None
-    adapter = TypeAdapter(_collector(signature, name, module))
-    return adapter, json.dumps(adapter.json_schema())
-
-
-def _collector(signature: inspect.Signature, name: str, module: str) -> Any:
-
-    def collect(**arguments: Any) -> dict[str, Any]:
-        return arguments
-
-    collect.__signature__ = signature  # type: ignore[attr-defined]
-    collect.__annotations__ = {name: parameter.annotation for name, parameter in signature.parameters.items()}
-    collect.__name__ = collect.__qualname__ = name
-    collect.__module__ = module
-    return collect
-
-
 def _problem(error: Mapping[str, Any]) -> str:
     return f"{'.'.join(map(str, error['loc']))}: {_PROBLEMS.get(error['type'], error['msg'])}"
-
-
-def _documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
-    lines = inspect.getdoc(function) or ""
-    text, _, rest = lines.partition("\nArgs:\n")
-    descriptions: dict[str, str] = {}
-    last = ""
-    for line in rest.splitlines():
-        if line.strip() and not line.startswith(" "):
-            break  # the next section
-        found = _PARAMETER.match(line)
-        if found:
-            last = found[1]
-            descriptions[last] = found[2].strip()
-        elif last and line.strip():
-            descriptions[last] += f" {line.strip()}"
-    text = re.split(r"\n(?:Returns|Raises|Yields):\n", text)[0]
-    return " ".join(text.split()), descriptions
-
-
-def _parameters(schema: dict[str, Any], descriptions: Mapping[str, str]) -> dict[str, Any]:
-    properties = schema.get("properties", {})
-    for name, inner in properties.items():
-        inner.pop("title", None)
-        if name in descriptions:
-            inner.setdefault("description", descriptions[name])
-    made = {"type": "object", "properties": properties}
-    return made | {key: schema[key] for key in ("required", "$defs", "additionalProperties") if key in schema}

@@ -1,4 +1,4 @@
-"""Tool calls of a rollout: the chat whose reply asked for a call, and the call that a helper runs.
+"""The tool calls of a rollout: which chat's reply asked for each call, and which call a helper is running.
 
 Call ids are unique within a sample only.
 """

@@ -1,74 +1,127 @@
-"""The tools of ctx.tools: dicts whose keys are also attributes, as the schema objects of the Osmosis SDK have them."""
+"""Makes the JSON schema of a tool from its function: the types and the docstring."""
 
-import copy
+import inspect
 import json
-from collections.abc import Mapping
-from typing import Any, Self
+import re
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any, get_args, get_type_hints
 
-_DEFAULTS: Mapping[str, Any] = {"description": None, "enum": None, "strict": False, "type": "object"}
-"""The values of attributes whose keys are missing. `type` is that of the parameters of a function."""
+from pydantic import PydanticUserError, TypeAdapter
 
+from osmosis_grpc.agent.context import RolloutContext
+from osmosis_grpc.agent.sync_context import SyncRolloutContext
 
-class ToolSchema(dict[str, Any]):
-    """A tool, or a part of one. `tool.function.name` and `tool["function"]["name"]` are the same value."""
+KEPT = 256
+"""The schemas of so many signatures are kept."""
 
-    def __init__(self, schema: Mapping[str, Any]) -> None:
-        super().__init__({key: _wrapped(value) for key, value in schema.items()})
-
-    def __getattr__(self, name: str) -> Any:
-        """Return the value of a key.
-
-        Missing parameters are the parameters of a function without any. Raises AttributeError for an unknown name.
-        """
-        if name in self:
-            return self[name]
-        if name == "parameters" and "name" in self:
-            return ToolSchema({"type": "object", "properties": {}, "required": []})
-        if name in ("properties", "required") and self.get("type", "object") == "object":
-            return ToolSchema({}) if name == "properties" else []
-        if name in _DEFAULTS:
-            return _DEFAULTS[name]
-        raise AttributeError(f"a tool schema has no key {name!r}", name=name, obj=self)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        self[name] = _wrapped(value)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (dict(self),)
-
-    def __copy__(self) -> Self:
-        return type(self)(self)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return type(self)({key: copy.deepcopy(value, memo) for key, value in self.items()})
-
-    def model_dump(self, *, mode: str = "python", exclude_none: bool = False) -> dict[str, Any]:
-        """Return a plain dict with the keys that were set. All values are JSON, so `mode` changes nothing."""
-        kept = {key: value for key, value in self.items() if not (exclude_none and value is None)}
-        return {key: _plain(value, exclude_none) for key, value in kept.items()}
-
-    def model_dump_json(self, *, indent: int | None = None, **options: Any) -> str:
-        """Return the JSON text of model_dump()."""
-        separators = (",", ":") if indent is None else None
-        return json.dumps(self.model_dump(**options), ensure_ascii=False, indent=indent, separators=separators)
-
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy with the keys of `update`."""
-        return type(self)({**(copy.deepcopy(self) if deep else self), **(update or {})})
+_PARAMETER = re.compile(r"^\s*(\w+)\s*(?:\([^)]*\))?:\s*(.+)$")
+_KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
-def tool_schema(tool: Any) -> Any:
-    """Return a dict as a ToolSchema, and any other value unchanged."""
-    return ToolSchema(tool) if type(tool) is dict else tool
+def seen_signature(function: Callable[..., Any], untyped: bool) -> tuple[inspect.Signature, str]:
+    """Return the signature that the model sees, and the name of the parameter for the context; empty if none."""
+    name = function.__name__
+    try:
+        hints = get_type_hints(function, include_extras=True)
+    except (NameError, TypeError):  # a name that only a type checker imports
+        if not untyped:
+            raise
+        hints = {}
+    own = RolloutContext if inspect.iscoroutinefunction(function) else SyncRolloutContext
+    context, seen = "", []
+    for index, parameter in enumerate(inspect.signature(function).parameters.values()):
+        if untyped and parameter.kind is parameter.VAR_KEYWORD:
+            seen.append(parameter.replace(annotation=Any))
+            continue
+        if parameter.kind not in _KINDS:
+            raise TypeError(f"tool {name}: a model cannot give {parameter} by name; name each parameter")
+        if parameter.name not in hints and not untyped:
+            if index == 0 and parameter.name in ("self", "cls"):
+                text = f"make the tool in __init__: self.tools = (tool(self.{name}),)"
+                raise TypeError(f"tool {name}: @tool is for functions; for a method, {text}")
+            raise TypeError(f"tool {name}: the parameter {parameter.name!r} has no type: write {parameter.name}: str")
+        hint = hints.get(parameter.name, Any)
+        contexts = [each for each in (hint, *get_args(hint)) if each in (RolloutContext, SyncRolloutContext)]
+        if not contexts:
+            seen.append(parameter.replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY))
+        elif contexts[0] is own:
+            context = parameter.name
+        else:
+            kind = "an async def" if own is RolloutContext else "a plain def"
+            raise TypeError(f"tool {name}: {kind} gets a {own.__name__}; give {parameter.name!r} this type")
+    return inspect.Signature(seen), context
 
 
-def _wrapped(value: Any) -> Any:
-    if type(value) is dict:
-        return ToolSchema(value)
-    return [_wrapped(item) for item in value] if type(value) is list else value
+def check_and_schema(
+    function: Callable[..., Any], signature: inspect.Signature
+) -> tuple[TypeAdapter[Any], dict[str, Any]]:
+    """Return pydantic's check of the arguments and a new JSON schema.
+
+    Raises TypeError naming a parameter whose type has no schema.
+    """
+    # The text tells apart what is equal to Python but not in JSON: the defaults 1, 1.0 and True.
+    key = (signature, str(signature), function.__name__, function.__module__)
+    try:
+        adapter, schema = _made(*key)
+    except TypeError:  # a default that has no hash, or a type without a schema
+        adapter, schema = _made.__wrapped__(*key)
+    return adapter, json.loads(schema)
 
 
-def _plain(value: Any, exclude_none: bool) -> Any:
-    if isinstance(value, ToolSchema):
-        return value.model_dump(exclude_none=exclude_none)
-    return [_plain(item, exclude_none) for item in value] if isinstance(value, list) else value
+@lru_cache(maxsize=KEPT)
+def _made(signature: inspect.Signature, text: str, name: str, module: str) -> tuple[TypeAdapter[dict[str, Any]], str]:
+    """Make the check and the schema, as JSON, of the functions with this signature.
+
+    pydantic takes milliseconds for them, and an agent makes its tools again for each rollout.
+    """
+    for parameter in signature.parameters.values():
+        try:
+            TypeAdapter(parameter.annotation).json_schema()
+        except PydanticUserError:
+            problem = f"the type of the parameter {parameter.name!r}, {parameter.annotation!r}, has no JSON schema"
+            raise TypeError(f"tool {name}: {problem}; use a type of JSON, a pydantic model or a dataclass") from None
+    adapter = TypeAdapter(_collector(signature, name, module))
+    return adapter, json.dumps(adapter.json_schema())
+
+
+def _collector(signature: inspect.Signature, name: str, module: str) -> Any:
+
+    def collect(**arguments: Any) -> dict[str, Any]:
+        return arguments
+
+    collect.__signature__ = signature  # type: ignore[attr-defined]
+    collect.__annotations__ = {name: parameter.annotation for name, parameter in signature.parameters.items()}
+    collect.__name__ = collect.__qualname__ = name
+    collect.__module__ = module
+    return collect
+
+
+def documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
+    """Return the description of a function and the descriptions of its parameters, from its docstring."""
+    lines = inspect.getdoc(function) or ""
+    text, _, rest = lines.partition("\nArgs:\n")
+    descriptions: dict[str, str] = {}
+    last = ""
+    for line in rest.splitlines():
+        if line.strip() and not line.startswith(" "):
+            break  # the next section
+        found = _PARAMETER.match(line)
+        if found:
+            last = found[1]
+            descriptions[last] = found[2].strip()
+        elif last and line.strip():
+            descriptions[last] += f" {line.strip()}"
+    text = re.split(r"\n(?:Returns|Raises|Yields):\n", text)[0]
+    return " ".join(text.split()), descriptions
+
+
+def parameters_schema(schema: dict[str, Any], descriptions: Mapping[str, str]) -> dict[str, Any]:
+    """Return pydantic's schema as the `parameters` of a tool, without titles and with descriptions."""
+    properties = schema.get("properties", {})
+    for name, inner in properties.items():
+        inner.pop("title", None)
+        if name in descriptions:
+            inner.setdefault("description", descriptions[name])
+    made = {"type": "object", "properties": properties}
+    return made | {key: schema[key] for key in ("required", "$defs", "additionalProperties") if key in schema}

@@ -37,7 +37,7 @@ class AgentWorkflowConfig(BaseConfig):
 
 
 class GraderConfig(BaseConfig):
-    """The configuration of a grader. It is no AgentWorkflowConfig."""
+    """The configuration of a grader. It is not an AgentWorkflowConfig."""
 
     concurrency: ConcurrencyConfig = Field(default_factory=ConcurrencyConfig)
     """How many rollouts are graded at once."""

@@ -1,9 +1,11 @@
 """Imports the file of a workflow, apart from the files of other workflows, and finds the workflow in it.
 
-The folder of the file becomes a package with a name of its own. So relative imports work. Two folders may have modules
-of the same name, and a file that is loaded again is read again: from its newest source, even if that was changed twice
-within a second. Python uses a compiled file if the size and the second in it match the source. If it was written soon
-after its source, the source may have changed once more since then, so the source is compiled again.
+The folder of the file becomes a package with a unique name. So relative imports work, and two folders may have modules
+of the same name.
+
+A file that is loaded again is read from its newest source, even if the source has changed twice within a second. Python
+reuses a compiled file if its recorded size and second match the source. If the compiled file is hardly newer than the
+source, the source may have changed since then, so it is compiled again.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """Checks a workflow and its grader before they run, and reports all problems at once.
 
-The codes are the eight of the Osmosis SDK, and MISSPELT_CONFIG_KEY.
+The codes are the eight codes of the Osmosis SDK and MISSPELT_CONFIG_KEY.
 """
 
 import copy

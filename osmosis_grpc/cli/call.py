@@ -35,7 +35,8 @@ def run_call(name: str | None, data: str, timeout: float | None, options: Source
             request = method.read(_text(data))
         except InvalidArgument as error:
             usage_error(
-                "call", f"--data is no {method.request.DESCRIPTOR.name}: {printable(' '.join(str(error).split()))}"
+                "call",
+                f"--data does not fit {method.request.DESCRIPTOR.name}: {printable(' '.join(str(error).split()))}",
             )
         if timeout is None and not method.streams_responses:
             timeout = CALL_TIMEOUT

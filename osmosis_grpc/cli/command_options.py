@@ -10,7 +10,7 @@ class RunOptions(AgentSources):
     """The agent, the dataset, the model, and how the rows run. Each field is an option of the command line."""
 
     module: str | None = choice("-m, --module, --agent MODULE:ATTR", "Agent loop or workflow.  [required]")
-    dataset: str | None = choice("-d, --dataset FILE", ".json, .jsonl, .csv or .parquet.  [required]")
+    dataset: str | None = choice("-d, --dataset FILE", ".json, .jsonl, .csv or .parquet, or tasks.  [required]")
     model: str = choice(
         "--model NAME",
         "mock:echo, mock:tools, mock:script=FILE, litellm:NAME, vllm-grpc:HOST:PORT, vllm-http:HOST:PORT, "

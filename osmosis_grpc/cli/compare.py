@@ -9,7 +9,7 @@ from osmosis_grpc.records.evaluate.comparison import Comparison, RowPair, compar
 from osmosis_grpc.records.evaluate.run_folder import SCHEMA_VERSION
 from osmosis_grpc.records.reading.phrases import counted
 from osmosis_grpc.serve.json_output import records, usage_error
-from osmosis_grpc.trainer.evaluate import Estimate, ScoreSummary, shown_k
+from osmosis_grpc.trainer.score_statistics import Estimate, ScoreSummary, shown_k
 
 MOST_ROWS = 10
 """At most this many rows that got better, or worse, are printed."""

@@ -1,4 +1,4 @@
-"""Daemon threads of commands: they run agents, and end a command that nothing else can end."""
+"""Runs agents on daemon threads, so that a command can end even if an agent does not."""
 
 import asyncio
 import concurrent.futures

@@ -25,7 +25,7 @@ from osmosis_grpc.serve.json_output import Records, say_error, usage_error
 from osmosis_grpc.storage import JournalError
 
 if TYPE_CHECKING:
-    from osmosis_grpc.trainer.evaluate import ScoreSummary
+    from osmosis_grpc.trainer.score_statistics import ScoreSummary
 
 MOST_FAILURES = 10
 """With --quiet, the summary names at most this many rows that failed."""
@@ -134,7 +134,7 @@ class DatasetRun:
     @cached_property
     def _summaries(self) -> "dict[str, ScoreSummary]":
         """The statistics of each eval function, over all results in the folder."""
-        from osmosis_grpc.trainer.evaluate import Scores  # imports gRPC, which test does not need
+        from osmosis_grpc.trainer.score_statistics import Scores  # imports gRPC, which test does not need
 
         names = [function.name for function in self._prepared.functions] or [OWN_REWARD]
         scores = {name: Scores(self._choices.pass_threshold) for name in names}

@@ -128,7 +128,7 @@ def run_demo(as_json: bool, agent: Sequence[str] = (), state_dir: str | None = N
         done = sum(outcome.status == "COMPLETED" for outcome in outcomes)
         if not as_json:
             Console().print(_table(outcomes))
-        about = "The mock model rounds, so 7 / 2 gets reward 0."
+        about = "The mock rounds 7 / 2 to a whole number: reward 0."
         if agent:
             about = f"The mock called every tool, and answered {ANSWER}."
         out.say(f"{done} of {len(outcomes)} rollouts COMPLETED. {about}")

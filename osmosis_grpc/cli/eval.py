@@ -1,7 +1,7 @@
 """The commands test and eval: run the rows of a dataset, each several times if asked, and score the rollouts.
 
-They are one: `test` runs each row once, scores nothing, and may stop before each chat. A run of `eval` that was stopped
-continues with --resume, or with the same command if that has --save-dir. It is refused if something else would run now.
+Both share their code: `test` runs each row once, scores nothing, and may stop before each chat. A stopped run of `eval`
+continues with --resume, or with the same command if it has --save-dir. If the inputs have changed, it is refused.
 """
 
 from dataclasses import replace

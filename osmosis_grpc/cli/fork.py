@@ -1,7 +1,7 @@
 """The fork command: runs a recorded rollout again from one of its chats on, with live replies from there.
 
-With -m, the agent loop runs in this process, and the fork is in the folder of a run. Without it, a running server runs
-the fork, and this process is its trainer.
+With -m, the agent loop runs in this process, and the fork is written to the folder of a run. Without -m, a running
+server runs the fork, and this process is its trainer.
 """
 
 import secrets

@@ -183,7 +183,7 @@ def _ask(prompt: str) -> tuple[str, str]:
 
 
 def _unknown(word: str) -> list[str]:
-    """Return why a line of the user is no command; nothing if it asks for the help."""
+    """Return why a line of the user is not a command; nothing if it asks for the help."""
     needed = {"e": "e needs a text", "i": "i needs a text", "r": "r needs the number of a row"}
     return [] if word == "?" else [needed.get(word, f"There is no command {printable(word)} here.")]
 

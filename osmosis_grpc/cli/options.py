@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from osmosis_grpc.agent.workflow_sources import ConfigSources
+    from osmosis_grpc.agent.config_sources import ConfigSources
     from osmosis_grpc.records.reading.list_filter import ListOptions
 
 Command = Callable[..., None]

@@ -1,4 +1,4 @@
-"""The ping command: says whether a server is ready, its version and limits, and how far away it and its clock are."""
+"""The ping command: prints whether a server is ready, its version, its limits, the round trip and its clock."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""What replay, fork and rescore share: the recorded rollouts that options select, and the agent loops that ran them."""
+"""Shared by replay, fork and rescore: finds the recorded rollouts that options select, and their agent loops."""
 
 from collections.abc import AsyncIterator, Sequence
 

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from osmosis_grpc.agent.config_sources import parsed
 from osmosis_grpc.agent.grader import Grader
 from osmosis_grpc.agent.grading import grade_recorded
 from osmosis_grpc.agent.loader import LoadError, load_grader
 from osmosis_grpc.agent.source_version import AgentVersion
 from osmosis_grpc.agent.workflow import GraderConfig
-from osmosis_grpc.agent.workflow_sources import parsed
 from osmosis_grpc.agent.workflow_validator import validate_grader
 from osmosis_grpc.cli.command_options import RescoreOptions
 from osmosis_grpc.cli.compare import score_lines
@@ -54,7 +54,7 @@ from osmosis_grpc.records.reading.history import History
 from osmosis_grpc.records.reading.phrases import counted
 from osmosis_grpc.records.reading.source_port import SourceError
 from osmosis_grpc.serve.json_output import Records, records, usage_error
-from osmosis_grpc.trainer.evaluate import Scores
+from osmosis_grpc.trainer.score_statistics import Scores
 
 DIGITS = 8
 

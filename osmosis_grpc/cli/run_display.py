@@ -88,7 +88,7 @@ def shown(
 
 
 def _bar() -> "RichProgress | None":
-    """Return a bar of rich on stderr; None if stderr is no terminal that can draw it."""
+    """Return a bar of rich on stderr; None if stderr is not a terminal that can draw it."""
     if sys.stderr is None or not sys.stderr.isatty():
         return None
     from rich.console import Console

@@ -1,7 +1,7 @@
 """Finds what a command reads: a running server, a server's state folder, or the folder of a run.
 
-A Source is used as `async with open_source("show", options) as source`. What speaks gRPC is imported only when it is
-used, because a command that reads a folder needs none.
+Use `async with open_source("show", options) as source`. gRPC is imported only for a running server, because a command
+that reads a folder does not need it.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from osmosis_grpc.cli.options import SourceOptions
 from osmosis_grpc.protocol.types import RolloutFilter
 from osmosis_grpc.records.reading.source_port import Events, Source, SourceError, stopped_text
 from osmosis_grpc.serve.json_output import Records, records, say_error, usage_error
-from osmosis_grpc.settings.line import OptionError
+from osmosis_grpc.settings.command_line import OptionError
 from osmosis_grpc.settings.option import PREFIX, host_port
 from osmosis_grpc.settings.server_options import ServerOptions
 

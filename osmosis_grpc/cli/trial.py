@@ -15,7 +15,7 @@ from osmosis_grpc.agent.run_outcome import RunOutcome, outcome_of
 from osmosis_grpc.agent.runnable import AgentLoopRunnable, as_runnable
 from osmosis_grpc.agent.tool_runs import ToolRun, tool_watcher
 from osmosis_grpc.cli.daemon_thread import run_in_daemon_thread
-from osmosis_grpc.engine import chats, runner
+from osmosis_grpc.engine import rollout_session, runner
 from osmosis_grpc.engine import watchdog as watchdog_file
 from osmosis_grpc.engine.watchdog import Watchdog
 from osmosis_grpc.policies import EveryToolMock
@@ -156,7 +156,7 @@ def _waited() -> float:
 
 def try_out(agent_loop: Any, timeout: float) -> Trial:
     """Run one rollout of a valid agent loop. This function returns even if the agent does not end."""
-    for module in (runner, watchdog_file, chats):  # the findings report what these modules would log
+    for module in (runner, watchdog_file, rollout_session):  # the findings report what these modules would log
         logging.getLogger(module.__name__).disabled = True
     trial = Trial()
     watched = _Watched(agent_loop, trial)

@@ -1,8 +1,8 @@
 """Turns the observations of a trial into findings about the agent loop.
 
-A trial sees a tool call if osmosis_grpc.rollout.tools runs it or makes its error message. It also sees an exception if
-the agent calls ctx.record_tool_call while it handles that exception. Of other tool calls, it sees only the tool
-messages that answer them.
+A trial sees a tool call if osmosis_grpc.rollout.tools runs the call or makes its error message. It sees an exception if
+the agent calls ctx.record_tool_call while it handles the exception. For any other tool call, it sees only the tool
+message with the result.
 """
 
 import difflib
@@ -99,7 +99,7 @@ def _end(trial: Trial) -> Iterator[_Row]:
 
 
 def _is_bad_result(trial: Trial) -> bool:
-    """Return whether run returned something that is no result, or a result with a bad reward."""
+    """Return whether run returned something that is not a result, or a result with a bad reward."""
     result = trial.result
     if isinstance(result, RolloutResult):
         return result.status == "COMPLETED" and result.reward is not None and number_of(result.reward) is None

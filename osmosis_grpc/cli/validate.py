@@ -7,13 +7,13 @@ import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from osmosis_grpc.agent.config_sources import ConfigSources
 from osmosis_grpc.agent.import_hints import of_the_sdk
 from osmosis_grpc.agent.loader import LoadError, configure, is_runnable, load_items
 from osmosis_grpc.agent.loop import RolloutAgentLoop
 from osmosis_grpc.agent.validator import Finding, ValidationResult, place_of
 from osmosis_grpc.agent.workflow import AgentWorkflow
 from osmosis_grpc.agent.workflow_files import FoundWorkflow
-from osmosis_grpc.agent.workflow_sources import ConfigSources
 from osmosis_grpc.agent.workflow_validator import validate_agent
 from osmosis_grpc.cli.options import AgentSources
 from osmosis_grpc.cli.screen import say_wrapped

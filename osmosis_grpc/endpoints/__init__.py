@@ -1,4 +1,4 @@
-"""A base URL for each rollout: an unmodified OpenAI or Anthropic program gets its replies from the trainer.
+"""Base URLs: HTTP addresses of rollouts at which unmodified OpenAI or Anthropic programs get the trainer's replies.
 
 The hosts of rollouts import this package, so that agents can ask for the base URL of their rollout.
 """

@@ -1,4 +1,4 @@
-"""The tools of Anthropic's Messages that have a type of their own and run at the client, as functions for a policy."""
+"""Converts tools of Anthropic's Messages that have their own types and run at the client to functions for a policy."""
 
 from collections.abc import Mapping
 from typing import Any

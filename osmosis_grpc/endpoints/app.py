@@ -16,10 +16,11 @@ from starlette.exceptions import HTTPException
 
 from osmosis_grpc.agent.history_chats import POLICY
 from osmosis_grpc.endpoints import anthropic_messages, chat_completions, gemini, responses
-from osmosis_grpc.endpoints.endpoints import Endpoint, Endpoints
+from osmosis_grpc.endpoints.endpoint_registry import Endpoints
+from osmosis_grpc.endpoints.model_request import ModelRequest
 from osmosis_grpc.endpoints.open_chats import ClientGone, OpenRequest
-from osmosis_grpc.endpoints.reading import read_asked, reserved_bytes
-from osmosis_grpc.endpoints.requests import ModelRequest
+from osmosis_grpc.endpoints.request_bodies import read_asked, reserved_bytes
+from osmosis_grpc.endpoints.rollout_endpoint import Endpoint
 from osmosis_grpc.network.bearer_tokens import bearer
 from osmosis_grpc.network.http.server import http_app
 from osmosis_grpc.protocol.errors import CallError, ContextLengthExceeded, NotFound, RolloutEndedError

@@ -6,7 +6,7 @@ from typing import Any
 
 from osmosis_grpc.agent import CompletionsResult
 from osmosis_grpc.agent.results import finish_reason_of, logprobs_of, usage_of
-from osmosis_grpc.endpoints.requests import ModelRequest, folded, objects, passed, refuse, typed
+from osmosis_grpc.endpoints.model_request import ModelRequest, folded, objects, passed, refuse, typed
 from osmosis_grpc.endpoints.sent_events import event
 from osmosis_grpc.protocol.errors import ContextLengthExceeded, InvalidArgument
 

@@ -4,12 +4,13 @@ The program gets no variable of the server's environment unless the operator nam
 provider.
 """
 
+import math
 import os
 import shlex
 import shutil
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,22 +21,18 @@ from osmosis_grpc.agent.import_hints import LOCAL_PRICES
 from osmosis_grpc.agent.loop import name_problem
 from osmosis_grpc.agent.request import refuse_grader_timeout
 from osmosis_grpc.agent.run_outcome import RunOutcome, invalid_result, outcome_of_program
-from osmosis_grpc.endpoints.app import base_url_app
-from osmosis_grpc.endpoints.endpoints import Endpoint, Endpoints
+from osmosis_grpc.endpoints.endpoint_registry import Endpoints
+from osmosis_grpc.endpoints.program_places import RESULT_FILE, Place, TaskPlace, place_of
 from osmosis_grpc.endpoints.programs import Program, context_values, files_of, filled, prompt_of, resolved
-from osmosis_grpc.network.http.server import HttpServer
+from osmosis_grpc.endpoints.rollout_endpoint import Endpoint
 from osmosis_grpc.protocol.errors import CallError, ContextLengthExceeded, InvalidArgument
 from osmosis_grpc.protocol.types import Failure, FailureReason, RolloutRequest, ToolDict, jsontext
 from osmosis_grpc.protocol.types.outcome import clip, describe
-from osmosis_grpc.supervise import SYSTEM
-from osmosis_grpc.tools.process import Ended, Limits, run_process
+from osmosis_grpc.tools.docker import DockerMachine
+from osmosis_grpc.tools.process import Ended, Limits
 from osmosis_grpc.tools.sandbox import SandboxError
-from osmosis_grpc.tools.sandbox.files import Files
-from osmosis_grpc.tools.workspace import Workspace
+from osmosis_grpc.tools.tasks import TaskBoxes, Verdict
 
-RESULT_FILE = "result.json"
-MAX_RESULT_BYTES = 4 * 1024 * 1024
-"""The most bytes of a result file."""
 MAX_LINE = 300
 """The most characters of the last line of output in the first line of a failure."""
 
@@ -58,6 +55,8 @@ class CommandAgent:
         name: str = "",
         folder: Path | None = None,
         limits: Limits | None = None,
+        machine: DockerMachine | None = None,
+        tasks: TaskBoxes | None = None,
     ) -> None:
         """Check that the program can be started.
 
@@ -71,6 +70,8 @@ class CommandAgent:
             name: The name of the agent; by default that of the preset, or of the script without its ending.
             folder: The folder of relative paths; by default the current one.
             limits: The limits of each run.
+            machine: Runs the programs in boxes. What the box has cannot be checked here.
+            tasks: Have the box of each rollout, and its tests, which decide on the reward.
 
         Raises:
             ValueError: The command cannot be started, or its name cannot be the name of an agent.
@@ -80,11 +81,12 @@ class CommandAgent:
         self._folder = folder or Path.cwd()
         self._environment = dict(environment)
         self._limits = limits or Limits()
+        self._machine, self._tasks = machine, tasks
         self._program = Program(command=tuple(shlex.split(program))) if isinstance(program, str) else program
         words, path = list(self._program.command), self._environment.get("PATH", "")
-        if self._program.install and words and not shutil.which(words[0], path=path):
+        if not machine and self._program.install and words and not shutil.which(words[0], path=path):
             raise ValueError(f"there is no program {words[0]!r}; install it: {self._program.install}")
-        self._argv, default = resolved(words, self._folder, path)
+        self._argv, default = (words, Path(words[0]).name) if machine else resolved(words, self._folder, path)
         self._setup = self._other("setup", self._program.setup, path)
         self._reward = self._other("reward", self._program.reward, path)
         self.name = name or self._program.name or default
@@ -95,12 +97,14 @@ class CommandAgent:
     def _other(self, what: str, words: Sequence[str], path: str) -> list[str]:
         """Return the absolute command that runs before or after the program. Raises ValueError that names it."""
         try:
-            return resolved(list(words), self._folder, path)[0] if words else []
+            return resolved(list(words), self._folder, path)[0] if words and not self._machine else list(words)
         except ValueError as error:
             raise ValueError(f"the {what} command: {error}") from None
 
     def tools(self, request: RolloutRequest) -> list[ToolDict]:
         refuse_grader_timeout(self.name, request)
+        if self._tasks is not None:
+            self._tasks.task_of(request.metadata)
         if self._program.preset:  # an Init that cannot be a task is refused
             prompt_of(request.messages)
             files_of(request.metadata)
@@ -111,52 +115,61 @@ class CommandAgent:
         task = _task(context)
         async with AsyncExitStack() as stack:
             try:
-                space = await stack.enter_async_context(Workspace())
-                files = {"OSMOSIS_TASK_FILE": await space.write("task.json", task)}
-            except OSError as error:
-                problem = f"the folder of the program cannot be made: {describe(error)}"
+                place = await stack.enter_async_context(place_of(self._machine, context.request, self._tasks))
+                await place.write({"task.json": task.decode(), "home": None})
+            except (OSError, SandboxError) as error:
+                problem = f"the {'box' if self._machine else 'folder'} of the program cannot be made: {describe(error)}"
                 return RunOutcome(failure=Failure("server", clip(problem), True, reason=FailureReason.SERVER_ERROR))
-            files["OSMOSIS_RESULT_FILE"] = space.folder / RESULT_FILE
             endpoint = stack.enter_context(self._endpoints.open(context, limited=True))
-            run = _Run(self._program, endpoint, space, files, context, self._limits)
-            run.environment = self._environment | variables(endpoint, files, self._folder, self._environment)
-            if "HOME" not in self._environment:
-                run.environment["HOME"] = run.values["home"]
+            run = _Run(self._program, endpoint, place, context, self._limits)
+            run.environment = self._environment | variables(run, self._folder, self._environment, self._machine is None)
             try:
                 await run.prepare()
-                if self._setup and (problem := _problem(await run.command(self._setup, b""), self._limits)):
-                    return _failed(f"the setup of the program failed: {problem}")
+                if self._setup:
+                    setup = await place.with_files(self._setup, self._folder)
+                    if problem := _problem(await run.command(setup, b""), self._limits):
+                        return _failed(f"the setup of the program failed: {problem}")
                 stdin = b"" if self._program.preset else task
-                ended = await run.command(self._argv, stdin, give_up=endpoint.over.wait)
+                ended = await run.command(self._argv, stdin, give_up=endpoint.over.wait, of_task=True)
             except InvalidArgument as error:
                 return _failed(str(error))
             except OSError as error:
                 return _failed(f"the program {self._argv[0]} cannot be started: {error.strerror or error}")
+            except SandboxError as error:
+                return _lost(error)
             return await self._outcome(run, ended)
 
     async def _outcome(self, run: "_Run", ended: Ended) -> RunOutcome:
         """Return the outcome of a program that has ended."""
-        own = not (self._program.preset or self._reward)  # what a model runs in its folder could write a reward
-        wrote = own and _has_result(run.space.folder)
+        # What a model runs in its folder could write a reward.
+        own = not (self._program.preset or self._reward or self._tasks)
         problem = "" if ended.given_up or run.endpoint.limit else _problem(ended, self._limits)
-        if problem and (ended.timed_out or not wrote or self._program.exit_code_counts):
+        counts = ended.timed_out or self._program.exit_code_counts or not own
+        if problem and (counts or not await run.place.has_result()):
             return _failed(problem, ended.output, run.endpoint.failure)
         run.endpoint.close()  # before the result, which can override what it says about samples
-        outcome = await (self._graded(run) if self._reward or not own else _result(run))
+        try:
+            outcome = await (self._graded(run) if self._reward or not own else _result(run))
+        except SandboxError as error:
+            return _lost(error)
         full = "length" if isinstance(run.endpoint.failure, ContextLengthExceeded) else ""
         if outcome.failure is None and not outcome.finish_reason:
-            outcome = replace(outcome, finish_reason=run.endpoint.limit or full)
+            late = "timeout" if ended.timed_out else ""
+            outcome = replace(outcome, finish_reason=run.endpoint.limit or full or late)
         return outcome
 
     async def _graded(self, run: "_Run") -> RunOutcome:
         """Return the outcome with the reward of the reward command; without such a command, one without a reward."""
+        if isinstance(run.place, TaskPlace):
+            return _judged(await run.place.verdict(), run.context)
         if not self._reward:
             return RunOutcome(messages=None)
-        await SYSTEM.run(_remove_result, run.space.folder)
-        graded = await run.command(self._reward, b"")
-        problem = _problem(graded, self._limits)
-        if not problem and _has_result(run.space.folder):
-            return await _result(run)
+        async with run.place.for_reward() as run.place:
+            await run.place.remove_result()
+            graded = await run.command(await run.place.with_files(self._reward, self._folder), b"")
+            problem = _problem(graded, self._limits)
+            if not problem and await run.place.has_result():
+                return await _result(run)
         printed = _printed(graded.output)
         if not problem and isinstance(printed, float):
             return outcome_of_program(printed, run.context)
@@ -174,19 +187,13 @@ class CommandAgent:
 
 
 class _Run:
-    """One run of a program: its workspace, its values and its variables."""
+    """One run of a program: its place, its values and its variables."""
 
     def __init__(
-        self,
-        program: Program,
-        endpoint: Endpoint,
-        space: Workspace,
-        files: Mapping[str, Path],
-        context: RolloutContext,
-        limits: Limits,
+        self, program: Program, endpoint: Endpoint, place: Place, context: RolloutContext, limits: Limits
     ) -> None:
         self.endpoint = endpoint
-        self.space = space
+        self.place = place
         self.context = context
         self.environment: dict[str, str] = {}
         self.values = {
@@ -194,53 +201,55 @@ class _Run:
             "api_key": endpoint.api_key,
             "model": POLICY,
             **context_values(program.context),
-            "home": str(space.folder / "home"),
-            "work": str(space.work),
-            "task_file": str(files["OSMOSIS_TASK_FILE"]),
-            "result_file": str(files["OSMOSIS_RESULT_FILE"]),
+            "home": f"{place.folder}/home",
+            "work": place.work,
+            "task_file": f"{place.folder}/task.json",
+            "result_file": f"{place.folder}/{RESULT_FILE}",
         }
         self._program = program
         self._limits = limits
 
     async def prepare(self) -> None:
-        """Make the HOME, the variables and the files of the program. Raises InvalidArgument and OSError."""
+        """Make the variables and the files of the program. Raises InvalidArgument, OSError and SandboxError."""
         request = self.context.request
-        files: dict[str, str | None] = {"home": None}
+        files: dict[str, str | None] = {}
         if self._program.preset:
             self.values["prompt"] = prompt_of(request.messages)
             for name, text in self._program.files.items():
                 files[filled(name, self.values)] = filled(text, self.values)
             for name, text in files_of(request.metadata).items():
-                files[f"work/{name}"] = text
+                files[f"{self.place.work}/{name}"] = text
         given = {name: filled(text, self.values) for name, text in self._program.environment.items()}
         self.environment = given | self.environment if not self._program.preset else self.environment | given
-        await SYSTEM.run(_write, self.space.folder, files)
+        await self.place.write(files)
 
     async def command(
-        self, words: Sequence[str], stdin: bytes, give_up: Callable[[], Awaitable[Any]] | None = None
+        self,
+        words: Sequence[str],
+        stdin: bytes,
+        give_up: Callable[[], Awaitable[Any]] | None = None,
+        of_task: bool = False,
     ) -> Ended:
-        """Run a command in the folder of the program. Raises OSError if it cannot be started."""
-        ended = await run_process(
+        """Run a command in the folder of the program. Raises OSError and SandboxError if it cannot be started.
+
+        With `of_task`, the time limit of its task holds, whose end is no failure: what was done until then counts.
+        """
+        limits, own = self._limits, self.place.task.agent_seconds if isinstance(self.place, TaskPlace) else None
+        if of_task and own is not None and own < (limits.seconds or math.inf):
+            limits = replace(limits, seconds=own)
+        ended = await self.place.run(
             [filled(word, self.values) for word in words] if self._program.preset else words,
-            space=self.space,
             environment=self.environment,
             stdin=stdin,
-            limits=self._limits,
+            limits=limits,
             secrets=[self.endpoint.api_key],
             give_up=give_up,
         )
+        if ended.timed_out and limits is not self._limits:
+            ended = replace(ended, given_up=True)
         seconds = round(ended.seconds, 3)
         self.context.log_event("program ended", exit_code=ended.exit_code, seconds=seconds, output=ended.output)
         return ended
-
-
-def _write(folder: Path, files: Mapping[str, str | None]) -> None:
-    """Write files, by paths below a folder or absolute ones. Those without a text are folders. Raises OSError."""
-    for name, text in files.items():
-        path = folder / name
-        (path if text is None else path.parent).mkdir(parents=True, exist_ok=True, mode=0o700)
-        if text is not None:
-            path.write_text(text, encoding="utf-8")
 
 
 def _problem(ended: Ended, limits: Limits) -> str:
@@ -264,45 +273,24 @@ def _printed(output: str) -> Any:
         return last
 
 
-def variables(
-    endpoint: Endpoint, files: Mapping[str, Path], folder: Path, environment: Mapping[str, str]
-) -> dict[str, str]:
+def variables(run: _Run, folder: Path, environment: Mapping[str, str], local: bool) -> dict[str, str]:
     """Return the variables that a program gets in addition to `environment`."""
-    paths = filter(None, (str(folder), environment.get("PYTHONPATH")))
-    return {
-        "OPENAI_BASE_URL": endpoint.base_url,
-        "OPENAI_API_KEY": endpoint.api_key,
-        "ANTHROPIC_BASE_URL": endpoint.base_url,
-        "ANTHROPIC_API_KEY": endpoint.api_key,
+    url, key = run.endpoint.base_url, run.endpoint.api_key
+    given = {
+        "OPENAI_BASE_URL": url,
+        "OPENAI_API_KEY": key,
+        "ANTHROPIC_BASE_URL": url,
+        "ANTHROPIC_API_KEY": key,
         "NO_PROXY": "127.0.0.1,localhost",
         LOCAL_PRICES: environment.get(LOCAL_PRICES, "True"),
-        "PYTHONPATH": os.pathsep.join(paths),
-        **{name: str(path) for name, path in files.items()},
+        "OSMOSIS_TASK_FILE": run.values["task_file"],
+        "OSMOSIS_RESULT_FILE": run.values["result_file"],
     }
-
-
-@asynccontextmanager
-async def command_agents(
-    programs: Sequence[str | Program],
-    names: Sequence[str],
-    environment: Mapping[str, str],
-    *,
-    seconds: float | None = None,
-    memory: int | None = None,
-) -> AsyncIterator[tuple[list[CommandAgent], HttpServer]]:
-    """Serve base URLs on loopback. Yields the agents of the programs, and the HTTP server.
-
-    `names` are the names of the first programs. Raises ValueError for a program that cannot be started.
-    """
-    endpoints = Endpoints(lambda: f"http://{http.address}")
-    limits = Limits(seconds=seconds, memory=memory)
-    given = [*names, *[""] * (len(programs) - len(names))]
-    agents = [
-        CommandAgent(program, endpoints, environment=environment, name=name, limits=limits)
-        for program, name in zip(programs, given, strict=True)
-    ]
-    async with HttpServer(base_url_app(endpoints)) as http:
-        yield agents, http
+    if "HOME" not in environment:
+        given["HOME"] = run.values["home"]
+    if local:
+        given["PYTHONPATH"] = os.pathsep.join(filter(None, (str(folder), environment.get("PYTHONPATH"))))
+    return given
 
 
 def _task(context: RolloutContext) -> bytes:
@@ -322,7 +310,7 @@ def _task(context: RolloutContext) -> bytes:
 async def _result(run: _Run) -> RunOutcome:
     """Return the outcome for the result file, without the rollout's key. Without a file there is no reward."""
     try:
-        data = await SYSTEM.run(_result_file, run.space.folder)
+        data = await run.place.result()
         if data is None:
             return RunOutcome(messages=None)
         if not data.strip():
@@ -336,24 +324,22 @@ async def _result(run: _Run) -> RunOutcome:
     return outcome_of_program(result, run.context)
 
 
-def _remove_result(folder: Path) -> None:
-    """Remove what is in the place of the result file. Raises OSError."""
-    path = folder / RESULT_FILE
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+def _judged(verdict: Verdict, context: RolloutContext) -> RunOutcome:
+    """Return the outcome of a task. Tests that gave no reward are a failure of the grader."""
+    if verdict.changed_programs:
+        context.log_event("the agent has changed programs of the image", paths=list(verdict.changed_programs))
+    if verdict.reward is None:
+        text = f"the tests of the task gave no reward: {verdict.problem}\n{verdict.output}"
+        return RunOutcome(failure=Failure("grader", clip(text), False, reason=FailureReason.GRADER_EXCEPTION))
+    more: dict[str, Any] = {"rewards": dict(verdict.rewards)}
+    if verdict.changed_programs:
+        more["changed_programs"] = list(verdict.changed_programs)
+    return outcome_of_program({"reward": verdict.reward, "metadata": more}, context)
 
 
-def _has_result(folder: Path) -> bool:
-    return os.path.lexists(folder / RESULT_FILE)
-
-
-def _result_file(folder: Path) -> bytes | None:
-    """Return the content of the result file; None if the program has made none."""
-    if not _has_result(folder):
-        return None
-    return Files(folder, "/", None).read(RESULT_FILE, MAX_RESULT_BYTES)
+def _lost(error: SandboxError) -> RunOutcome:
+    problem = f"the box of the program failed: {describe(error)}"
+    return RunOutcome(failure=Failure("server", clip(problem), True, reason=FailureReason.SERVER_ERROR))
 
 
 def _failed(problem: str, output: str = "", chat_error: CallError | None = None) -> RunOutcome:

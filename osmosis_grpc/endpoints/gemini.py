@@ -7,7 +7,7 @@ from typing import Any
 
 from osmosis_grpc.agent import CompletionsResult
 from osmosis_grpc.agent.message_keys import arguments_object
-from osmosis_grpc.endpoints.requests import (
+from osmosis_grpc.endpoints.model_request import (
     ModelRequest,
     cached_tokens,
     folded,

@@ -8,7 +8,8 @@ from contextlib import contextmanager, suppress
 
 from osmosis_grpc.agent import RolloutContext
 from osmosis_grpc.endpoints.app import base_url_app
-from osmosis_grpc.endpoints.endpoints import Endpoint, Endpoints
+from osmosis_grpc.endpoints.endpoint_registry import Endpoints
+from osmosis_grpc.endpoints.rollout_endpoint import Endpoint
 from osmosis_grpc.network.http.server import Uvicorn, listen_on, uvicorn_config
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 

@@ -1,9 +1,9 @@
 """The chats that requests wait for. A client that asks several times for the same reply gets one reply.
 
-A client that gives up and asks again gets the reply to its first request. It does not matter what is noticed first:
-that it disconnected, its second request, or the reply. Two equal requests are two chats only if both clients stay. A
-reply that comes when no client is left is held back: it becomes part of the rollout when a retry asks for it, and is
-dropped otherwise.
+If a client gives up and asks again, it gets the reply to its first request, in whichever order the server notices the
+disconnect, the second request and the reply. Equal requests are separate chats only if both clients stay. If a reply
+comes when no client is left, it is kept back: it becomes part of the rollout if a retry asks for it, and is dropped
+otherwise.
 """
 
 import asyncio

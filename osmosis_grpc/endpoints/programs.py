@@ -7,6 +7,9 @@
     [files]                                   # files below $home or $work that exist before it starts
     "$home/.config/tool.json" = '{"url": "$base_url"}'
 
+    [box]                                     # it runs in a container; the keys are the fields of DockerConfig
+    image = "my-image"
+
 A file of your own can begin with `extends = "claude-code"`, and add `setup` and `reward`, two commands that run in the
 folder of the program before and after it. These values are replaced in all of them:
 
@@ -35,7 +38,7 @@ PRESETS = Path(__file__).parent / "presets"
 DEFAULT_CONTEXT = 200_000
 FILES = "files"
 """The key of a request's metadata with files for the program, by their paths below its folder."""
-_KEYS = ("command", "install", "environment", "files", "setup", "reward", "extends")
+_KEYS = ("command", "install", "environment", "files", "setup", "reward", "extends", "box")
 
 
 _OF_SHELLS = {"|", "||", "&", "&&", ";", "<", ">", ">>", "2>", "2>&1"}
@@ -63,6 +66,8 @@ class Program:
     """A command that prints the reward, or writes the result file, after the program has ended."""
     context: int = DEFAULT_CONTEXT
     """The tokens of the model's context. Programs that compact their history do it before it is full."""
+    box: Mapping[str, Any] = field(default_factory=dict)
+    """The fields of its box, see DockerConfig; empty if it runs as the server's user."""
     exit_code_counts: bool = False
     """Whether another exit code than 0 is a failure although there is a result file."""
 
@@ -107,6 +112,7 @@ def load_program(name: str) -> Program:
         files={**base.files, **_texts(table, "files", path)},
         setup=_words(table, "setup", path) or base.setup,
         reward=_words(table, "reward", path) or base.reward,
+        box={**base.box, **_box(table, path)},
     )
     if not program.command:
         raise ValueError(f"{path}: command is missing: name the words of the program's command")
@@ -199,6 +205,13 @@ def files_of(metadata: Mapping[str, Any]) -> dict[str, str]:
         if not isinstance(text, str):
             raise InvalidArgument(f"spec.metadata.{FILES}.{name}", f"is a {type(text).__name__}, not a text")
     return dict(files)
+
+
+def _box(table: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    box = table.get("box", {})
+    if not isinstance(box, dict):
+        raise ValueError(f"{path}: [box] is no table")
+    return box
 
 
 def _words(table: Mapping[str, Any], key: str, path: Path) -> tuple[str, ...]:

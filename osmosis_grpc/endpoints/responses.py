@@ -8,7 +8,7 @@ from typing import Any
 
 from osmosis_grpc.agent import CompletionsResult
 from osmosis_grpc.endpoints import chat_completions
-from osmosis_grpc.endpoints.requests import (
+from osmosis_grpc.endpoints.model_request import (
     ModelRequest,
     cached_tokens,
     folded,

@@ -1,4 +1,4 @@
-"""The tools of OpenAI's Responses that are no functions, as functions for a policy, and their calls as items.
+"""Converts the tools of OpenAI's Responses that are not functions to functions for a policy, and their calls to items.
 
 A program gets each call back in the form in which it offered the tool: the policy sees the function `apply_patch` with
 one text, and the program gets an item `custom_tool_call` with this text as its input.
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from osmosis_grpc.agent.message_keys import arguments_object
-from osmosis_grpc.endpoints.requests import objects, typed
+from osmosis_grpc.endpoints.model_request import objects, typed
 
 _TEXTS = {"type": "array", "items": {"type": "string"}}
 _OWN_SCHEMAS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -126,7 +126,7 @@ def _input(arguments: str) -> str:
 
 
 def call_of_item(item: Mapping[str, Any], path: str) -> dict[str, Any] | None:
-    """Return an item of a history as a tool call; None if it is no call. Raises InvalidArgument."""
+    """Return an item of a history as a tool call; None if it is not a call. Raises InvalidArgument."""
     kind = str(item.get("type"))
     if kind == "function_call":
         name, arguments = item.get("name"), typed(item.get("arguments") or "{}", str, f"{path}.arguments")

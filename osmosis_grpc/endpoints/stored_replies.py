@@ -1,4 +1,4 @@
-"""The replies of one rollout that a request can continue by their id, as many clients of OpenAI's Responses do."""
+"""Stores replies of one rollout by id. Many clients of OpenAI's Responses name the reply that a request continues."""
 
 from collections.abc import Sequence
 
@@ -33,7 +33,7 @@ class StoredReplies:
         """
         stored = self._histories.get(response_id.removeprefix("resp_"))
         if stored is None:
-            raise InvalidArgument("previous_response_id", f"{response_id:.80} is no stored response of this rollout")
+            raise InvalidArgument("previous_response_id", f"{response_id:.80} is not a stored response of this rollout")
         new = _without_system(messages)
         return [*messages[: len(messages) - len(new)], *stored[0], *new]
 

@@ -1,7 +1,7 @@
 """Accepts or refuses an Init, or finds the rollout that an equal Init has started.
 
 An equal Init has the same id, attempt and spec as an earlier Init. An accepted rollout is committed, and ends exactly
-once. Nothing is kept of a refused rollout.
+once. A refused rollout leaves no record.
 """
 
 import asyncio
@@ -166,7 +166,7 @@ class Acceptance:
             if own.group is not None:
                 agent.accepted(own, record.owner)
             tools = agent.tools(own)
-        except BaseException as error:  # the agent's code can raise anything; without an await this is no cancellation
+        except BaseException as error:  # the agent's code can raise anything; without an await it is no cancellation
             self._refuse(record, error)
             return
         if inspect.isawaitable(tools):

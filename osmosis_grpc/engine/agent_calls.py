@@ -1,4 +1,4 @@
-"""What the engine calls of an agent: its run, and its hook for the end. Each run has its own copy of the request."""
+"""The engine's calls to an agent: its run, and the hook for the end. Each run has its own copy of the request."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""How owners share a limited resource: slots, places in the queue, bytes, attachments."""
+"""Shares a limited resource among owners: slots, places in the queue, bytes, attachments."""
 
 
 class Shares:

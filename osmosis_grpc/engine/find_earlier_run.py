@@ -1,4 +1,4 @@
-"""Finds the outcomes that are from an earlier run of the trainer, and counts them for the log.
+"""Finds outcomes that come from an earlier run of the trainer, and counts them for the log.
 
 An ended rollout belongs to the run of the trainer in which it ended. When another run of the trainer sends an Init for
 this rollout, no agent runs. The trainer gets the old outcome with an EarlierRun.

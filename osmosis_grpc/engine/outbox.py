@@ -21,11 +21,11 @@ The rules:
 - _settle() is the only way out, and does nothing for a settled rollout. So a first try and a delivery that both get
   an answer count once.
 - `undelivered` is counted in one place, _count(), for the outbox and the tenant together.
-- A call may be cancelled by a re-pointing of the rollout (Record.restart_calls). This is no failure of the trainer: the
-  next try goes to the new peer at once. Only a cancel of the delivery's own task leaves the outcome undelivered, for
-  the next process.
+- If the rollout gets a new callback address, its calls are cancelled (Record.restart_calls). The trainer has not
+  failed: the next try goes to the new peer at once. Only a cancel of the delivery's own task leaves the outcome
+  undelivered, for the next process.
 - An equal Init during an open delivery does not start a second one. The first call may have been made before the
-  trainer asked, so it is no answer to that Init; the resend comes after it (_resend_after).
+  trainer asked, so it is not an answer to that Init; the resend comes after it (_resend_after).
 - Pauses are those of the trainer if it sent any. Otherwise they grow, and end early when another call shows that the
   trainer is back (Destinations). Two waits in a row never end early: one bad outcome must not be sent after each chat.
 - An error in the outbox's own code settles nothing. The supervisor starts the delivery again.

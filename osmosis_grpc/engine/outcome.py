@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from osmosis_grpc.engine.record import Record
-from osmosis_grpc.engine.samples import Graded, Samples
+from osmosis_grpc.engine.run_samples import Graded, Samples
 from osmosis_grpc.engine.termination import Termination
 from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.protocol.types import FailureReason, OutcomeStatus, RolloutMetrics, RolloutOutcome, Sample

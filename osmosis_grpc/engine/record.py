@@ -138,7 +138,7 @@ class Run:
     recording: Recording | None = None
     """The chats from before the restart of the server. None if the agent does not run again."""
     original: ForkedChats | None = None
-    """The recorded chats of the rollout from which this one forks. None if it is no fork, or has all their replies."""
+    """The recorded chats of the rollout from which this one forks. None without a fork, or if it has all replies."""
     session: Any = None
     """The RolloutSession of the running agent."""
     task: "asyncio.Task[Any] | None" = None

@@ -24,7 +24,7 @@ from osmosis_grpc.protocol.types import (
     events,
     jsontext,
 )
-from osmosis_grpc.protocol.types.segment_assembly import Assembler
+from osmosis_grpc.protocol.types.segment_builder import SegmentBuilder
 
 ChatName = tuple[str, int]
 """The name of the sample, and the number of the chat."""
@@ -209,7 +209,7 @@ async def resolve_from_journal(outcome: RolloutOutcome, store: Journal) -> Rollo
     return await store.read_apart(lambda trajectories: resolve_references(outcome, trajectories))
 
 
-async def assembler_from_journal(rollout_id: str, attempt: int, sample: str, store: Journal) -> Assembler:
+async def assembler_from_journal(rollout_id: str, attempt: int, sample: str, store: Journal) -> SegmentBuilder:
     """Return an assembler with the tokens of a sample's answered chats. They are read outside the event loop."""
     return await store.read_apart(lambda trajectories: _assembled(sample, *_chats(trajectories(rollout_id, attempt))))
 
@@ -270,8 +270,8 @@ def _with_tokens(sample: Sample, segments: tuple[Segment, ...]) -> Sample:
 
 def _assembled(
     sample: str, asked: Mapping[ChatName, events.ChatRequested], answered: Mapping[ChatName, events.ChatAnswered]
-) -> Assembler:
-    assembler = Assembler()
+) -> SegmentBuilder:
+    assembler = SegmentBuilder()
     for (name, number), reply in answered.items():
         if name == sample:
             question = asked[name, number]

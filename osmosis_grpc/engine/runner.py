@@ -1,8 +1,8 @@
 """Runs agents, and ends each rollout exactly once.
 
-An agent runs in a plain asyncio task. The first of result, cancel and deadline decides how its rollout ends. An agent
-that does not stop is cancelled again after 1 s and after 3 s. If it still runs then, its rollout ends without it. The
-agent's task counts as abandoned: the context refuses every call, and the slot stays in use until the task ends.
+An agent runs in a plain asyncio task. Its rollout ends with a result, a cancel or the deadline, whichever comes first.
+If the agent does not stop, it is cancelled again after 1 s and after 3 s. If it still runs then, the rollout ends, and
+the agent's task is abandoned: the context refuses every call, and the slot stays in use until the task ends.
 """
 
 import asyncio
@@ -18,11 +18,11 @@ from osmosis_grpc.agent.ports import current_session
 from osmosis_grpc.agent.rollout_scope import current_rollout
 from osmosis_grpc.engine import failpoints
 from osmosis_grpc.engine.agent_calls import notify_ended, own_copy, run_agent
-from osmosis_grpc.engine.chats import RolloutSession
 from osmosis_grpc.engine.context import EngineContext
 from osmosis_grpc.engine.outbox import Outbox
 from osmosis_grpc.engine.outcome import bare_outcome, build_outcome
 from osmosis_grpc.engine.record import Record, advance
+from osmosis_grpc.engine.rollout_session import RolloutSession
 from osmosis_grpc.engine.termination import Termination
 from osmosis_grpc.protocol.errors import Boundary, RolloutEndedError
 from osmosis_grpc.protocol.types import (

@@ -1,4 +1,4 @@
-"""How a rollout ends: status, reason, and failure. Only the first termination of a rollout counts."""
+"""Describes how a rollout ends: status, reason and failure. Only the first termination of a rollout counts."""
 
 from dataclasses import dataclass
 

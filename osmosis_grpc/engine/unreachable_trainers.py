@@ -1,7 +1,7 @@
 """Trainer addresses that could not be reached, and the deliveries that wait for them.
 
-Each delivery waits for its own pause. When a call succeeds, the trainer is available again. Then the waiting deliveries
-do not wait for the end of their pauses. They are retried, a limited number at a time.
+Each delivery is retried after a pause of its own. When a call to the trainer succeeds, its waiting deliveries are
+retried at once, a limited number at a time.
 """
 
 import asyncio

@@ -11,26 +11,26 @@ from osmosis_grpc.agent.rollout_scope import AGENT_REGISTERED
 from osmosis_grpc.protocol.types import Message, RolloutOutcome, TrajectoryEvent, events
 
 BLANK = "[blank text]"
-"""Strands writes this text in place of a blank reply when it sends the reply back."""
+"""When Strands sends a blank reply back, it writes this text instead."""
 INVALID_NAME = "INVALID_TOOL_NAME"
-"""Strands writes this name in place of a name that no tool can have."""
+"""When Strands sends back a call whose name is not a valid tool name, it writes this name instead."""
 _TOOL_NAME = re.compile(r"[a-zA-Z0-9_\-]{1,64}\n?")
 _DATA_URL = re.compile(r"data:image/([a-z+.-]+);base64,(.*)", re.S)
 _STOP_REASONS = {"tool_calls": "tool_use", "length": "max_tokens", "content_filter": "content_filtered"}
 
 
 def is_native(message: Any) -> bool:
-    """Return whether a message is in the format of Strands already."""
+    """Return whether a message is already in the format of Strands."""
     content = message.get("content")
     blocks = isinstance(content, list) and all(isinstance(block, dict) and "type" not in block for block in content)
     return blocks and not message.get("tool_calls") and message.get("role") != "tool"
 
 
 def to_strands(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Return messages in the format of Strands. Messages that are in this format already are kept.
+    """Convert messages of OpenAI's format to the format of Strands. A message in the format of Strands stays as it is.
 
-    The results of several tool calls in a row become one message, as Strands writes them. Raises ValueError for a part
-    that Strands has no block for, for example audio.
+    Tool messages that follow each other become one message, as in Strands. Raises ValueError for a part that Strands
+    cannot represent, for example audio.
     """
     made: list[Message] = []
     previous = ""
@@ -52,7 +52,7 @@ def to_strands(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
 
 
 def reply_blocks(reply: CompletionsResult) -> list[dict[str, Any]]:
-    """Return the blocks of a reply. The input of a tool use is the string that the policy wrote."""
+    """Return the blocks of a reply. The `input` of a tool use is the JSON text that the policy wrote."""
     message = reply.message
     thoughts = message.get("reasoning_content") or message.get("reasoning")
     blocks: list[dict[str, Any]] = []
@@ -66,7 +66,7 @@ def reply_blocks(reply: CompletionsResult) -> list[dict[str, Any]]:
 
 
 def stream_events(reply: CompletionsResult) -> Iterator[dict[str, Any]]:
-    """Yield a reply as the stream events of Strands."""
+    """Yield the events with which Strands streams a reply."""
     yield {"messageStart": {"role": "assistant"}}
     blocks = reply_blocks(reply)
     for block in blocks:
@@ -91,7 +91,7 @@ _USAGE = {"inputTokens": "prompt_tokens", "outputTokens": "completion_tokens", "
 
 
 def resent(message: Message) -> Message:
-    """Return a message of an assistant as Strands sends it back in later requests."""
+    """Return an assistant's message as Strands sends it back in later requests. Other messages stay as they are."""
     if message.get("role") != "assistant":
         return message
     content = [_parsed(block) for block in message["content"] if "toolUse" not in block or block["toolUse"]["name"]]
@@ -109,12 +109,12 @@ def resent(message: Message) -> Message:
 
 
 def without_thoughts(message: Message) -> Message:
-    """Return a message without its reasoning. The policy's own reply, with its reasoning, takes its place later."""
+    """Return a message without its reasoning. Later it is replaced by the recorded reply, which has the reasoning."""
     return {**message, "content": [block for block in message["content"] if "reasoningContent" not in block]}
 
 
 def in_short(message: Message) -> Message:
-    """Return a message in OpenAI's format with a string as its content, if its content is one text."""
+    """Return a message of OpenAI's format. If its content is a list with one text, the text becomes the content."""
     content = message.get("content")
     if isinstance(content, list) and len(content) == 1 and content[0].keys() == {"type", "text"}:
         return {**message, "content": content[0]["text"]}
@@ -122,7 +122,7 @@ def in_short(message: Message) -> Message:
 
 
 def _parsed(block: dict[str, Any]) -> dict[str, Any]:
-    """Return a tool use with its input as a value, as Strands reads it: input that is no JSON becomes {}."""
+    """Return a tool use with its input parsed from JSON. Like Strands, read invalid JSON as {}."""
     use = block.get("toolUse")
     if use is None or not isinstance(use["input"], str):
         return block
@@ -134,7 +134,7 @@ def _parsed(block: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tool_uses(calls: Any, id_prefix: str) -> list[dict[str, Any]]:
-    """Return the tool uses for tool calls. A call without an id gets one that is the same in every run."""
+    """Return the tool uses for tool calls. A call without an id gets an id that is the same in every run."""
     made = []
     for number, call in enumerate(calls, 1):
         function = call.get("function") or {}
@@ -193,14 +193,14 @@ def _text(content: Any) -> str:
 
 
 NATIVE: dict[str, Callable[[Sequence[Message]], list[Message]]] = {"strands": to_strands}
-"""The format of a library to the function that makes its messages of OpenAI's."""
+"""Maps the name of a library to the function that converts OpenAI's messages to the library's format."""
 
 
 def recorded_samples(outcome: RolloutOutcome, trajectory: Iterable[TrajectoryEvent]) -> dict[str, list[Message]]:
-    """Return the messages of the samples by name, for grade_recorded().
+    """Return the messages of each sample, by the name of the sample, for grade_recorded().
 
-    The messages of a registered agent are in the format of its library. A system prompt that the agent had apart from
-    its messages is the first message.
+    If a sample belongs to a registered agent, its messages are in the format of the agent's library. If the agent keeps
+    its system prompt outside its messages, the prompt is the first message.
 
     Args:
         outcome: The outcome of the rollout.

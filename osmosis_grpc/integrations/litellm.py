@@ -4,8 +4,8 @@
 
     reply = await litellm.acompletion(model="osmosis/policy", messages=messages, tools=tools)
 
-So every library that asks its models through LiteLLM reaches the policy. Each conversation is a sample of the rollout;
-the header `x-sample-id` (extra_headers) can name it. No HTTP request is made.
+Every library that calls models through LiteLLM can use the policy in this way, without HTTP requests. Each conversation
+is a sample of the rollout; the header `x-sample-id` (extra_headers) sets the name of the sample.
 """
 
 import importlib

@@ -35,7 +35,7 @@ from osmosis_grpc.integrations._mcp_connection import (
 from osmosis_grpc.protocol.errors import MissingExtraError, ToolExecutionError
 from osmosis_grpc.protocol.types import ToolDict
 from osmosis_grpc.protocol.types.outcome import clip, describe
-from osmosis_grpc.settings.environment import program_path
+from osmosis_grpc.settings.process_environment import program_path
 
 __all__ = ["mcp_tools"]
 

@@ -5,8 +5,8 @@
         reply = await client.chat.completions.create(model="policy", messages=task.messages)
         return 1.0 if "hello" in reply.choices[0].message.content else 0.0
 
-The client asks the rollout's own base URL, in this process and without a socket. So every request is a chat of the
-rollout, and each conversation is a sample.
+The client sends its requests to the rollout's base URL, in this process and without a socket. So every request is a
+chat of the rollout, and each conversation is a sample.
 """
 
 import functools
@@ -162,7 +162,7 @@ class _Clients:
             raise MissingExtraError("@rollout_agent", "openai") from error
         try:
             from osmosis_grpc.endpoints.app import base_url_app
-            from osmosis_grpc.endpoints.endpoints import Endpoints
+            from osmosis_grpc.endpoints.endpoint_registry import Endpoints
         except ModuleNotFoundError as error:
             raise MissingExtraError("@rollout_agent", "server") from error
         self._http = _http_module(self._openai)

@@ -2,8 +2,8 @@
 
     policy = TokenPolicy(renderer, SmgGenerator("127.0.0.1:50051"))
 
-The services have no field for a session or a priority. The session id is sent as the metadata x-session-id, for a proxy
-that chooses a replica. They have no authentication: a token and TLS are for a proxy, too.
+The services have no field for a session or a priority, and no authentication. For a proxy in front of them, the session
+id is sent as the metadata x-session-id, and a token and TLS can be used.
 """
 
 import hashlib

@@ -10,11 +10,11 @@
 
 TRL 1.16 takes exactly one row for each prompt. The adapter makes the rows as follows:
 
-- A rollout that has one segment is a row, token by token.
-- Of a rollout with several segments, the row is the segment with the most sampled tokens. The others are counted, and a
-  warning says why they exist.
-- A rollout that failed, and one without exact tokens, has a row of one token with mask 0, and no reward. TRL leaves a
-  row without a reward out of the mean of its group.
+- If a rollout has one segment, the row has exactly its tokens.
+- If a rollout has several segments, the row has the segment with the most sampled tokens. The other segments are
+  counted, and a warning says why they exist.
+- If a rollout failed or has no exact tokens, the row has one token with mask 0 and no reward. TRL leaves rows without a
+  reward out of the mean of the group.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from osmosis_grpc.integrations._one_row import OneRow, one_row
-from osmosis_grpc.policies import ChatRenderer, EchoPolicy, TokenPolicy
+from osmosis_grpc.policies import ChatRenderer, EchoPolicy, Renderer, TokenPolicy, renderer_of
 from osmosis_grpc.policies.transformers import TransformersGenerator
 from osmosis_grpc.protocol.errors import FailedPrecondition, InvalidArgument
 from osmosis_grpc.protocol.types import Group
@@ -60,6 +60,9 @@ class TrlRollouts:
     Args:
         servers: The agent servers, each HOST:PORT.
         policy: Answers the chats. Without it, the model of the GRPOTrainer does, in this process.
+        renderer: How the model of the GRPOTrainer is written to and read: a renderer, or the name of the model, such
+            as "Qwen/Qwen3-8B", for the renderer of its family (renderer_of). Without it, the chat template of the
+            tokenizer. Refused with `policy`, which has a renderer of its own.
         label: The column of the dataset that becomes the label of a request. TRL gives a `rollout_func` the prompts
             alone, and the row is found by its prompt, so two rows with the same prompt need the same values.
         metadata: The columns that become the metadata of a request.
@@ -76,6 +79,7 @@ class TrlRollouts:
         servers: str | Sequence[str],
         *,
         policy: Policies | None = None,
+        renderer: Renderer | str = "",
         label: str = "",
         metadata: Sequence[str] = (),
         fields: Mapping[str, Any] | None = None,
@@ -89,7 +93,10 @@ class TrlRollouts:
             raise TypeError(f"metadata: is a str; pass the names of columns, for example [{metadata!r}]")
         self._servers = [servers] if isinstance(servers, str) else list(servers)
         Trainer(self._servers, EchoPolicy() if policy is None else policy, **options)  # checks the arguments
+        if policy is not None and renderer:
+            raise TypeError("renderer: is not read with policy; give the renderer to the policy")
         self._policy = policy
+        self._renderer = renderer
         self._columns = [*([label] if label else []), *metadata]
         self._label = label
         self._fields = dict(fields or {})
@@ -180,7 +187,7 @@ class TrlRollouts:
     def _run(self, requests: list[RolloutRequest], trainer: Any) -> tuple[RolloutOutcome, ...]:
         """Return the outcomes in the order of the requests."""
         if self._trainer is None:
-            policy = model_policy(trainer) if self._policy is None else self._policy
+            policy = model_policy(trainer, self._renderer) if self._policy is None else self._policy
             self._trainer = SyncTrainer(self._servers, policy, **self._options).open()
             try:
                 self._trainer.wait_for_server(START_TIMEOUT)
@@ -329,7 +336,7 @@ def sampling_params(trainer: "GRPOTrainer") -> dict[str, Any]:
     }
 
 
-def model_policy(trainer: "GRPOTrainer") -> TokenPolicy:
+def model_policy(trainer: "GRPOTrainer", renderer: Renderer | str = "") -> TokenPolicy:
     """Return a policy that samples from the model of the trainer. Raises FailedPrecondition if the model is split."""
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled or trainer.use_vllm:
         raise FailedPrecondition(
@@ -337,9 +344,11 @@ def model_policy(trainer: "GRPOTrainer") -> TokenPolicy:
             "pass policy=, for example OpenAIPolicy(URL, MODEL) or a TokenPolicy"
         )
     model = trainer.accelerator.unwrap_model(trainer.model)
-    return TokenPolicy(
-        ChatRenderer(trainer.processing_class), TransformersGenerator(model, trainer.processing_class, batch=BATCH)
-    )
+    if not renderer:
+        renderer = ChatRenderer(trainer.processing_class)
+    elif isinstance(renderer, str):
+        renderer = renderer_of(getattr(trainer.processing_class, "tokenizer", trainer.processing_class), renderer)
+    return TokenPolicy(renderer, TransformersGenerator(model, trainer.processing_class, batch=BATCH))
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """A harness for verifiers: its agent runs on an agent server. Needs the extra `verifiers`.
 
-verifiers imports a harness by its id, the name of a module. A module of two lines names this one:
+verifiers imports a harness by its id, which is the name of a module. Write a module of two lines:
 
     # osmosis_agent.py
     from osmosis_grpc.integrations.verifiers import OsmosisHarness
@@ -12,10 +12,10 @@ verifiers imports a harness by its id, the name of a module. A module of two lin
     ))
     trace = await agent.run(task)
 
-The calls of the agent go to the endpoint of verifiers, which samples and records the tokens. The harness reads them
-from the trace, so the outcome has the same ids, masks and logprobs. The reward of the outcome is a reward of the trace.
-Replies that are not to be trained on, such as those of samples with `train=False` and those that the agent dropped, get
-mask False in the trace.
+The agent's chats go to the endpoint of verifiers, which samples the replies and records their tokens. The harness reads
+the tokens from the trace, so the outcome has the same ids, masks and logprobs. The outcome's reward becomes a reward of
+the trace. Replies that must not be trained on get mask False in the trace: dropped replies, and replies of samples with
+`train=False`.
 """
 
 from collections.abc import Sequence

@@ -29,8 +29,10 @@ from osmosis_grpc.policies import (
     Generated,
     GenerateRequest,
     Policy,
+    Renderer,
     TokenPolicy,
     TokenPolicyConfig,
+    renderer_of,
 )
 from osmosis_grpc.policies.sampling import refuse
 from osmosis_grpc.protocol.errors import FailedPrecondition, InvalidArgument, MissingExtraError
@@ -117,6 +119,8 @@ class OsmosisAgentLoop(AgentLoopBase):
 
     Args:
         servers: The agent servers, each HOST:PORT.
+        renderer: The name of the model, such as "Qwen/Qwen3-8B", to write and read as its family does (renderer_of).
+            Empty for the chat template of verl's tokenizer.
         label: The column of the dataset that becomes the label of a request. A dot leads into a column.
         metadata: The columns that become the metadata of a request.
         fields: Fields of every RolloutRequest, for example {"agent_loop": "calculator", "max_turns": 4}.
@@ -130,6 +134,7 @@ class OsmosisAgentLoop(AgentLoopBase):
         self,
         servers: str | Sequence[str],
         *,
+        renderer: str = "",
         label: str = "reward_model.ground_truth",
         metadata: Sequence[str] = (),
         fields: Mapping[str, Any] | None = None,
@@ -140,6 +145,7 @@ class OsmosisAgentLoop(AgentLoopBase):
     ) -> None:
         super().__init__(**verl)
         self._servers = (servers,) if isinstance(servers, str) else tuple(servers)
+        self._renderer = renderer
         self._label = label
         self._metadata = tuple(metadata)
         self._fields = to_json(fields or {}, "fields")
@@ -160,9 +166,11 @@ class OsmosisAgentLoop(AgentLoopBase):
         """Return the Trainer of this process, not yet entered."""
         return Trainer(self._servers, policy)
 
-    def make_renderer(self) -> ChatRenderer:
-        """Return the renderer of prompts, with the chat template of verl's tokenizer."""
+    def make_renderer(self) -> Renderer:
+        """Return the renderer of the model's family, or else of the chat template of verl's tokenizer."""
         params = to_json(self.apply_chat_template_kwargs, "apply_chat_template_kwargs")
+        if self._renderer:
+            return renderer_of(self.tokenizer, self._renderer, **params)
         return ChatRenderer(self.tokenizer, template_params=params)
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:

@@ -3,10 +3,9 @@
 Tokens keeps only their SHA-256 digests, and compares digests in constant time. This file does not import grpc, because
 the HTTP gateway accepts the same tokens.
 
-An agent server shows a callback credential to the trainer that it calls back. A trainer makes a credential for all
-rollouts. From it, its owner can derive a credential for a single rollout. RolloutClient does so before it sends a
-callback, so an agent server never gets the credential for all rollouts. Both kinds are deterministic, so a repeated
-Init has the same callback.
+An agent server that calls a trainer back sends a callback credential. The trainer has one credential for all rollouts,
+and RolloutClient derives a credential for each rollout from it. So an agent server never gets the credential for all
+rollouts. Both kinds are deterministic, so a repeated Init has the same callback.
 """
 
 import hashlib

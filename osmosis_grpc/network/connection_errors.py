@@ -1,8 +1,8 @@
 """Finds out why a server cannot be used, and whether the error is permanent.
 
-gRPC reports UNAVAILABLE for an unreachable server. It reports the same when only one side speaks TLS. This module
-distinguishes these causes by the text of gRPC's error. If the text is not enough, it tries a TLS handshake of its own.
-An error without a certain cause counts as temporary.
+gRPC reports UNAVAILABLE if a server is unreachable, and also if only one side uses TLS. This module distinguishes these
+causes by the text of gRPC's error. If the text does not tell, it tries a TLS handshake itself. If the cause is still
+uncertain, the error counts as temporary.
 """
 
 import asyncio

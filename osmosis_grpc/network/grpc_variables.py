@@ -5,7 +5,7 @@
 - GRPC_VERBOSITY: gRPC Core's INFO lines stay off stderr, because this package raises the same errors itself. GRPC_TRACE
   needs these lines.
 
-It replaces nothing that the user has set, and does nothing if grpc was imported before.
+Variables that the user has set stay as they are. If grpc was imported before, nothing is changed.
 """
 
 import os

@@ -1,6 +1,6 @@
 """The network of an agent server or a trainer. It makes servers and channels, and binds servers to addresses.
 
-The simulator has its own network.
+The simulator replaces it by a simulated network.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""TLS files. They are checked at the start. They are read again when they have changed.
+"""Reads TLS files: checks them at the start, and reads them again when they have changed.
 
 This file does not import grpc, because the HTTP gateway uses the same files.
 """

@@ -1,7 +1,7 @@
 """Metrics and traces. Metrics: plain Python objects count values, and a scrape reads them.
 
 metric_families.py has families, histograms and the metrics of every process. rpc_metrics.py counts RPCs according to
-gRFC A66. server_metrics.py has the metrics of an agent server; those of rollouts come from a sink of the engine's
+gRFC A66. server_metrics.py has the metrics of an agent server, and computes the metrics of rollouts from the engine's
 events. exposition.py writes the page for Prometheus, also of several workers.
 
 Traces are spans of OpenTelemetry, and off by default. Only spans.py imports OpenTelemetry, and nothing imports spans.py

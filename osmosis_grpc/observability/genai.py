@@ -1,6 +1,6 @@
 """The names of spans and attributes: those of OpenTelemetry's semantic conventions for generative AI, and our own.
 
-The conventions are still in development. Only this file has their names, so that a change of them is a change here.
+The conventions are still in development. Only this file has their names, so a change of a name changes only this file.
 """
 
 import json

@@ -1,6 +1,6 @@
 """RPC metrics with the names, labels and buckets of gRFC A66, in Prometheus spelling.
 
-Calls implements link.call_metrics.CallSink. Methods that are not registered with the server are counted as "other".
+Calls implements network.client_calls.CallSink. Methods that are not registered with the server are counted as "other".
 Message sizes are uncompressed sizes, because this project does not compress. The measured channels do not retry, so a
 client call is one attempt.
 """

@@ -1,9 +1,8 @@
 """The spans of servers and trainers in OpenTelemetry. Imported only if traces are on; the extra `otel` installs it.
 
-The spans go to the process's tracer provider. The application, or `serve --otel`, gives it an exporter. A rollout is
-one trace: the trainer's span `invoke_agent` and each call of its policy, a child `chat`; the server's span of the
-rollout, with its chats and tools. The Init carries the rollout's trace context to the agent server, whose spans are
-children.
+The spans go to the process's tracer provider. Its exporter is set by the application or by `serve --otel`. A rollout is
+one trace. The trainer has a span `invoke_agent`, with a child `chat` for each call of its policy. The Init carries the
+trace context to the agent server, whose span of the rollout, with its chats and tools, is a child as well.
 """
 
 import asyncio

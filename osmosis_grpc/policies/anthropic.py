@@ -1,8 +1,8 @@
-"""A policy that asks a model through Anthropic's Messages API. The API returns no token ids.
+"""A policy that asks a model through Anthropic's Messages API.
 
-So the samples of its rollouts are not trainable. Use it for evaluation, for judges, and for data. Chats are converted
-from OpenAI's format, and replies back. Thinking comes back as `reasoning_content`, and as `thinking_blocks` with
-signatures, which the API has to get again.
+The API returns no token ids, so the samples are not trainable. Use the policy for evaluation, for judges, and for data.
+Chats are converted from OpenAI's format, and replies back. A reply has its thinking as `reasoning_content`, and as
+`thinking_blocks` with signatures, which later requests must send back to the API.
 
 Needs the extra `policies` (aiohttp).
 """
@@ -77,7 +77,7 @@ def sampling_body(params: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
         raise InvalidArgument("params.n", "Anthropic returns one reply for each request")
     for name, value in given.items():
         if name not in SAME:
-            raise InvalidArgument(f"params.{name}", "is no parameter of Anthropic's Messages API")
+            raise InvalidArgument(f"params.{name}", "is not a parameter of Anthropic's Messages API")
         body[name] = value
     return body
 
@@ -118,7 +118,7 @@ def usage_of(usage: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _turn(message: Message, path: str) -> tuple[str, list[Block]]:
-    """Return the role and the blocks of a message that is no system message."""
+    """Return the role and the blocks of a message that is not a system message."""
     blocks = _blocks(message.get("content"), path)
     if message["role"] in ("tool", "function"):
         result: Block = {"type": "tool_result", "tool_use_id": str(message.get("tool_call_id", ""))}
@@ -166,13 +166,13 @@ def _tool_use(call: Any, path: str) -> Block:
             "input": arguments_object(function["arguments"]),
         }
     except (KeyError, TypeError):
-        raise InvalidArgument(path, "is no tool call with an id, and a function with name and arguments") from None
+        raise InvalidArgument(path, "is not a tool call with an id, and a function with name and arguments") from None
 
 
 def _tool(tool: Mapping[str, Any], path: str) -> Block:
     function = tool.get("function")
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise InvalidArgument(path, "is no tool with a function that has a name")
+        raise InvalidArgument(path, "is not a tool with a function that has a name")
     made = {"name": function["name"], "input_schema": function.get("parameters") or {"type": "object"}}
     return {**made, "description": function["description"]} if function.get("description") else made
 

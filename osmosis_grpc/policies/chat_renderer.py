@@ -1,8 +1,8 @@
 """Renders chats to token ids with a chat template, and reads the model's replies.
 
-The first prompt of a conversation is rendered whole. A later prompt is the tokens of the chat that it continues
-(ChatRequest.known_ids), and only the tokens of what is new: the text that the template adds for the new messages. So
-sampled tokens are never decoded and encoded again.
+The first prompt of a conversation is rendered whole. A later prompt has the tokens of the chat that it continues
+(ChatRequest.known_ids), and then the tokens of the text that the template adds for the new messages. So sampled tokens
+are never decoded and encoded again.
 
 This needs a template that only appends. For each continued chat, the renderer compares the text of the old messages
 with the beginning of the text of all messages. If the template changes or leaves out old messages, the renderer logs
@@ -167,7 +167,7 @@ class ChatRenderer:
             prompt: uint32, shape (p,): the prompt from which they were sampled. If it ends with `<think>`, the reply
                 begins with reasoning.
             tools: The tools of the chat. Without any, the reply has no tool calls.
-            stop: Texts that end a reply. The first one is no part of it.
+            stop: Texts that end a reply. The first one is not part of it.
             call_prefix: The ids of the calls are PREFIX_0, PREFIX_1 and so on.
         """
         text, matched = before_stop(self._text_of(ids), stop)

@@ -1,8 +1,8 @@
 """Renders chats and reads replies with the package `renderers`, which knows the formats of model families.
 
-A renderer of that package writes messages as the chat template of its family does, and reads replies by token ids, so a
-text that only looks like a tool call is none. It continues a conversation without rendering the old messages again, and
-refuses to do so where the template would change or drop an earlier turn, such as its reasoning.
+A renderer of that package writes messages like the chat template of its family. It reads replies by their token ids, so
+it does not take a text that only looks like a tool call for one. It continues a conversation without rendering the old
+messages again, unless the template would change or drop an earlier turn or its reasoning.
 """
 
 import logging
@@ -170,7 +170,7 @@ class FamilyRenderer:
             ids: uint32, shape (n,): the sampled tokens.
             prompt: uint32, shape (p,): the prompt from which they were sampled.
             tools: The tools of the chat. Without any, the reply has no tool calls.
-            stop: Texts that end a reply. The first one is no part of it.
+            stop: Texts that end a reply. The first one is not part of it.
             call_prefix: The ids of the calls are PREFIX_0, PREFIX_1 and so on.
         """
         sampled, matched = self._before(ids.tolist(), stop)
@@ -273,7 +273,7 @@ def _with_texts(tool: Tool) -> Tool:
 
 
 def _with_nulls(arguments: Mapping[str, Any], schemas: Mapping[str, Any], raw: str) -> dict[str, Any]:
-    """Return arguments in which a null without quotes is no text if its parameter may be null."""
+    """Return arguments in which a null without quotes is not a text if its parameter may be null."""
     return {
         name: None if value == "null" and '"null"' not in raw and allows(schemas.get(name), "null") else value
         for name, value in arguments.items()

@@ -1,14 +1,11 @@
-"""Computes tokens by a formula, so that a test can recompute each token.
+"""Computes token ids and logprobs by a formula, so that a test can compute the expected tokens itself.
 
-With start = crc32 of a text in UTF-8, the ids are (start + 7919 * i) mod 32,000 for i from 0,
-and the logprob of an id is -(id mod 1000 + 1) / 1000 as float32.
+A reply and a message each have a name. The crc32 of the name in UTF-8 is `start`. Token i, from 0, has the id
+(start + 7919 * i) mod 32,000. The logprob of an id is -(id mod 1000 + 1) / 1000 as float32.
 
-- Reply: the text is "ROLLOUT/SAMPLE/NUMBER", and there are 8 + start mod 25 ids, or as many
-  as the policy is configured to make.
-- Message at position M of the conversation, from 0: the text is "ROLLOUT/SAMPLE/message/M",
-  and there are 4 ids.
-- Prompt: the tokens of the continued chat (prompt and reply), then the ids of every message
-  that is not in that chat.
+- A reply has the name "ROLLOUT/SAMPLE/NUMBER" and 8 + start mod 25 tokens, unless the policy sets another count.
+- A message that no model sampled has the name "ROLLOUT/SAMPLE/message/M" and 4 tokens. M is its index, from 0.
+- A prompt has all tokens of the continued chat, and then the tokens of each message that is new since that chat.
 """
 
 import zlib

@@ -1,6 +1,6 @@
-"""The port to a model server that takes token ids and returns token ids.
+"""TokenGenerator: the port to a model that takes token ids and returns token ids.
 
-TokenPolicy asks it. Its implementations are in osmosis_grpc.policies.transformers and in osmosis_grpc.integrations.
+TokenPolicy calls it. Its implementations are in osmosis_grpc.policies.transformers and in osmosis_grpc.integrations.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """The images, videos and sounds of a conversation, as bytes.
 
-A content part has a medium under a key with the name of its type, in OpenAI's format:
+In OpenAI's format, a content part has the medium under the key that is named like its type:
 {"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}. A blob of message.proto arrives in this form.
 """
 
@@ -66,7 +66,7 @@ def medium(part: Mapping[str, Any], field: str) -> Media:
         value = part.get("image_url")
     url = value.get("url") if isinstance(value, Mapping) else value
     if not isinstance(url, str) or not url:
-        raise InvalidArgument(f"{field}.{kind}", f'is no URL; write {{"type": {kind!r}, {kind!r}: {{"url": URL}}}}')
+        raise InvalidArgument(f"{field}.{kind}", f'is not a URL; write {{"type": {kind!r}, {kind!r}: {{"url": URL}}}}')
     if not url.startswith("data:"):
         return Media(modality=MODALITIES[kind], url=url)
     head, mark, text = url.removeprefix("data:").partition(";base64,")

@@ -97,7 +97,7 @@ class ModelHttp:
             await session.close()
 
     async def post(self, request: ChatRequest, body: Mapping[str, Any]) -> Any:
-        """Return the JSON of the answer. Raises what post_raw() raises, and Internal for an answer that is no JSON."""
+        """Return the JSON of the answer. Raises what post_raw() raises, and Internal if the answer is not JSON."""
         raw = await self.post_raw(request, body)
         try:
             return jsontext.parse(raw.decode(), "body")

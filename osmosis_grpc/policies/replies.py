@@ -62,14 +62,14 @@ class Renderer(Protocol):
             ids: uint32, shape (n,): the sampled tokens.
             prompt: uint32, shape (p,): the prompt from which they were sampled.
             tools: The tools of the chat. Without any, the reply has no tool calls.
-            stop: Texts that end a reply. The first one is no part of it.
+            stop: Texts that end a reply. The first one is not part of it.
             call_prefix: The ids of the calls are PREFIX_0, PREFIX_1 and so on.
         """
         ...
 
 
 def before_stop(text: str, stop: Sequence[str]) -> tuple[str, str]:
-    """Return the text up to its first stop text, and this stop text, which is no part of a message, as with OpenAI.
+    """Return the text up to its first stop text, and this stop text, which is not part of a message, as with OpenAI.
 
     Args:
         text: The text of a reply.

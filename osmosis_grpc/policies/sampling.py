@@ -104,7 +104,7 @@ def sampling_of(params: Mapping[str, Any], max_tokens: int) -> Sampling:
         elif name == "tool_choice":
             _tool_choice(name, value)
         elif name not in ONLY:
-            raise InvalidArgument(f"params.{name}", "is no sampling parameter of a token policy")
+            raise InvalidArgument(f"params.{name}", "is not a sampling parameter of a token policy")
     check_only(values, ONLY, "a token policy")
     if made.get("min_tokens", 0) > made["max_tokens"]:
         raise InvalidArgument("params.min_tokens", f"is {made['min_tokens']}, above max_tokens {made['max_tokens']}")

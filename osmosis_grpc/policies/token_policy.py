@@ -1,4 +1,4 @@
-"""The policy that takes tokens and gives tokens: a ChatRenderer makes the prompt, and a TokenGenerator samples.
+"""The policy that works on tokens: a ChatRenderer makes the prompt, and a TokenGenerator samples the reply.
 
 A reply has exactly the tokens that the generator sampled. They are never made from a text.
 """
@@ -279,7 +279,7 @@ def _check(given: object, name: str, methods: tuple[str, ...], wanted: str) -> N
 
 
 def _checked(generated: object) -> Generated:
-    """Return a generator's result with a FinishReason. Raises Internal for what is no result."""
+    """Return a generator's result with a FinishReason. Raises Internal for what is not a result."""
     if not isinstance(generated, Generated):
         raise Internal(f"the generator returned a {type(generated).__name__}, not a Generated")
     if not isinstance(generated.weight_version, str):

@@ -4,8 +4,8 @@
 - qwen: <tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call> (Qwen3-Coder)
 - json: {"name": NAME, "arguments": {...}} or a list of such objects at the beginning of the text
 
-A call that cannot be read, or that has no end, stays text. Without the tags around it, a call is one only if a tool of
-its name is offered.
+A call that cannot be read, or that has no end, stays text. A call without tags counts as a call only if the chat offers
+a tool of this name.
 """
 
 import json
@@ -239,7 +239,7 @@ def _names(tools: Sequence[Tool]) -> set[str]:
 
 
 def _value(text: str, schema: Any) -> Any:
-    """Return the value of a parameter: JSON, unless its schema allows a text or it is no JSON."""
+    """Return the value of a parameter: JSON, unless its schema allows a text or it is not JSON."""
     text = text.removeprefix("\n").removesuffix("\n")
     is_null = text.strip() == "null"
     if allows(schema, "string") and not (is_null and allows(schema, "null")):

@@ -2,8 +2,8 @@
 
     TokenPolicy(ChatRenderer(tokenizer), TransformersGenerator(model, tokenizer))
 
-torch and transformers are the user's own. The work of torch is done on one thread, off the event loop. Calls that wait
-are sampled together as a batch.
+Install torch and transformers yourself. torch runs on a separate thread, so that the event loop stays free. Waiting
+calls are sampled together as a batch.
 """
 
 import asyncio
@@ -127,7 +127,7 @@ class TransformersGenerator:
     ) -> None:
         if not callable(model) or not hasattr(model, "config"):
             raise TypeError(
-                f"model: a {type(model).__name__} is no model; pass AutoModelForCausalLM.from_pretrained(...)"
+                f"model: a {type(model).__name__} is not a model; pass AutoModelForCausalLM.from_pretrained(...)"
             )
         if batch < 1:
             raise ValueError(f"batch: {batch} is less than 1")

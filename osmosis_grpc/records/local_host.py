@@ -1,4 +1,4 @@
-"""Runs rollouts in this process: the real engine, with a policy as its trainer and without sockets."""
+"""Runs rollouts in this process on the real engine, without sockets. A policy takes the place of the trainer."""
 
 import asyncio
 import inspect

@@ -1,4 +1,4 @@
-"""`serve` as a child process: it ends when its parent ends, because then its stdin ends."""
+"""`serve` as a child process. It ends when its parent ends, which it notices by the end of its stdin."""
 
 import os
 import signal

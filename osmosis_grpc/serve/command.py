@@ -15,9 +15,9 @@ from osmosis_grpc.serve.options import (
     usage_errors,
     warn_about_settings,
 )
-from osmosis_grpc.settings.command import add_command
+from osmosis_grpc.settings.command_line import Line, OptionError
 from osmosis_grpc.settings.compound_values import sampling_parameter
-from osmosis_grpc.settings.line import Line, OptionError
+from osmosis_grpc.settings.typer_command import add_command
 
 if TYPE_CHECKING:
     from osmosis_grpc.agent import RolloutAgentLoop
@@ -36,7 +36,7 @@ def run(line: Line) -> None:
     from osmosis_grpc.serve.json_output import records, send_errors
     from osmosis_grpc.serve.workers import VARIABLE
     from osmosis_grpc.settings import logs
-    from osmosis_grpc.settings.environment import (
+    from osmosis_grpc.settings.process_environment import (
         close_memory,
         forget_secrets,
         otel_content,
@@ -136,7 +136,7 @@ def _supervise(line: Line, settings: "RolloutSettings", beyond: list[int]) -> in
     from osmosis_grpc.serve.workers.plan import plan
     from osmosis_grpc.serve.workers.supervisor import run_workers
     from osmosis_grpc.settings import logs
-    from osmosis_grpc.settings.environment import close_memory, environment, forget_secrets
+    from osmosis_grpc.settings.process_environment import close_memory, environment, forget_secrets
 
     options = settings.server
     if options.command:

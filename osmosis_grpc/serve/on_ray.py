@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from osmosis_grpc.integrations.ray.servers import RayPlan, RayProblem, RayServers
 from osmosis_grpc.network.server_security import ServerSecurity
 from osmosis_grpc.serve.json_output import Records, say_error
-from osmosis_grpc.settings.line import OptionError
+from osmosis_grpc.settings.command_line import OptionError
 from osmosis_grpc.settings.option import PREFIX
 from osmosis_grpc.settings.server_options import SERVER
 

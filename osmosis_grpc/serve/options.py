@@ -1,4 +1,4 @@
-"""What `serve` and the gateway make of their options: security, credentials and the sources of configurations.
+"""Converts the options of `serve` and the gateway to security, credentials and the sources of configurations.
 
 A problem is an OptionError. usage_errors() prints it, with the name of each option as the user gave it.
 """
@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from osmosis_grpc.serve.json_output import usage_error
-from osmosis_grpc.settings.line import OPTIONS, Line, OptionError
+from osmosis_grpc.settings.command_line import OPTIONS, Line, OptionError
 
 if TYPE_CHECKING:
-    from osmosis_grpc.agent.workflow_sources import ConfigSources
+    from osmosis_grpc.agent.config_sources import ConfigSources
     from osmosis_grpc.network.credentials import Credentials
     from osmosis_grpc.network.server_security import ServerSecurity
     from osmosis_grpc.settings.settings import RolloutServerSettings, RolloutSettings
@@ -79,7 +79,7 @@ def security_for_callers(
     from osmosis_grpc.network.server_security import ServerSecurity
     from osmosis_grpc.network.target_policy import is_loopback
     from osmosis_grpc.network.tls import ServerTls, read_pems
-    from osmosis_grpc.settings.environment import grpc_tracers
+    from osmosis_grpc.settings.process_environment import grpc_tracers
 
     if options.local and line is not None and line.has("server", "token"):
         raise OptionError("{local} asks no caller for a token, and {token} is one: leave one of them out")
@@ -144,8 +144,9 @@ def config_sources(options: "RolloutServerSettings", line: Line | None = None) -
 
     `line` has the options of the command line, which are in the settings, too. Without it, all are of the environment.
     """
+    from osmosis_grpc.agent.config_sources import ConfigSources, Texts
     from osmosis_grpc.agent.loader import LoadError
-    from osmosis_grpc.agent.workflow_sources import ConfigSources, Texts, WorkflowToml, WorkflowTomlError
+    from osmosis_grpc.agent.workflow_toml import WorkflowToml, WorkflowTomlError
 
     try:
         toml = WorkflowToml() if options.config_file is None else WorkflowToml.read(options.config_file)

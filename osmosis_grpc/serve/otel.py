@@ -9,7 +9,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from osmosis_grpc.protocol.errors import MissingExtraError
-from osmosis_grpc.settings.environment import has_otel_name, otel_exporter
+from osmosis_grpc.settings.process_environment import has_otel_name, otel_exporter
 
 EXPORTERS = "opentelemetry_traces_exporter"
 """The entry points under which packages offer exporters."""

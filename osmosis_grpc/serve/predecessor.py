@@ -23,7 +23,8 @@ def wait_for_predecessor(state: Path) -> None:
     """
 
     def say(holder: Holder, seconds: float) -> None:
-        who = f"the workers of the killed process {holder} have" if holder.is_gone else f"process {holder} has"
+        orphans = holder.is_gone and holder.until < time.time()
+        who = f"the workers of the killed process {holder} have" if orphans else f"process {holder} has"
         say_error(f"serve: waiting at most {seconds:.0f} s until {who} stopped and released {state}")
 
     for folder in (state, *worker_folders(state).values()):
@@ -41,7 +42,8 @@ def wait_for_end(lock: Path, say: Callable[[Holder, float], None]) -> None:
         with suppress(FileNotFoundError):
             holder = holder_of(lock)
             if end is None:
-                left = ORPHANS if holder.is_gone else holder.until - time.time()
+                # In another container a holder that stops has an id of no process here.
+                left = max(holder.until - time.time(), ORPHANS if holder.is_gone else 0.0)
                 if left <= 0:
                     return
                 end = time.monotonic() + left

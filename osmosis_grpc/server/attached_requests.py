@@ -19,7 +19,7 @@ from osmosis_grpc.protocol.errors import CallError, Internal, InvalidArgument, R
 from osmosis_grpc.protocol.types import AbandonReason
 from osmosis_grpc.protocol.wire.attach import refusal, server_frame
 from osmosis_grpc.protocol.wire.rollout import check_size, init_from_wire
-from osmosis_grpc.server.requests import annotate, cancel, follow, init_answer
+from osmosis_grpc.server.request_answers import annotate, cancel, follow, init_answer
 from osmosis_grpc.supervise import OnFailure, job
 
 CANCELLED = job("server.answer_cancel", OnFailure.REPORT, "callback")

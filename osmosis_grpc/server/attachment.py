@@ -2,12 +2,11 @@
 
 The theory
 ----------
-An attachment is a trainer, and not a connection. It outlives its streams: a trainer opens one stream after the other,
-and each of them continues where the last one broke. So the attachment is the *peer* of the trainer's rollouts, and the
-engine never sees a stream. The engine asks chat() and complete() and waits; whether a stream is there is no business
-of a rollout.
+An attachment stands for a trainer, and not for a connection. It outlives its streams: when a stream breaks, the trainer
+opens the next one, which continues where the last one ended. So the attachment is the *peer* of the trainer's rollouts,
+and the engine never sees a stream. The engine calls chat() and complete() and waits, with or without a stream.
 
-It keeps what no answer has come for:
+The attachment keeps everything that has no answer yet:
 
 - `_waiting`: chats that were not sent on the present stream, in order.
 - `_open`: chats that were sent on it, at most `_chat_window`. A chat is in one of the two; a reply, an abandon or a
@@ -15,10 +14,10 @@ It keeps what no answer has come for:
 - `_results`: outcomes without a receipt. They have no window.
 
 A new stream (take()) moves `_open` back to the front of `_waiting`, and sends everything again. This is safe because a
-chat has a name and an outcome has a result id: the trainer answers a second copy with the first answer. So _tick() may
-also send them again on a live stream, when a proxy has lost a frame. A chat whose future is done is skipped: its
-rollout has ended, or has moved to another peer. A reply for a chat that is not open is late if the chat was ever asked,
-and otherwise a breach that ends the stream.
+chat has a name and an outcome has a result id: the trainer answers a second copy with the first answer. For the same
+reason, _tick() may send them again on a live stream, if a proxy has lost a frame. A chat whose future is done is
+skipped: its rollout has ended, or has moved to another peer. A reply for a chat that is not open is late if the chat
+was ever asked, and otherwise a breach that ends the stream.
 
 Answers to the trainer's own requests are not kept. The trainer sends a request without an answer again on the next
 stream, and the engine finds the rollout that it has started already. So an error in making an answer ends the stream.

@@ -285,7 +285,7 @@ class _Asking:
                 unknown = self._delta and isinstance(error, UnknownChat)
                 reached = cut and self._monotonic() - asked >= REACHED_AFTER
                 # After a cut, grpc can send the next call on the broken connection.
-                # A cut of that call is no answer either.
+                # A cut of that call is not an answer either.
                 again = unknown or reached or (after_cut and cut)
                 if self._cancelled or not again:
                     raise error from None

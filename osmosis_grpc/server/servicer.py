@@ -18,11 +18,11 @@ from osmosis_grpc.protocol.types.server_info import AgentLoopInfo, ServerInfo
 from osmosis_grpc.protocol.wire import control as wire
 from osmosis_grpc.protocol.wire.control import FEATURES
 from osmosis_grpc.protocol.wire.rollout import ROLLOUT, check_size, init_from_wire
-from osmosis_grpc.server import requests
+from osmosis_grpc.server import request_answers
 from osmosis_grpc.server.attachment_registry import Attachments
 from osmosis_grpc.server.callbacks import Callbacks
 from osmosis_grpc.server.config import ServerConfig
-from osmosis_grpc.server.requests import init_answer
+from osmosis_grpc.server.request_answers import init_answer
 
 MAX_PAGE_SIZE = 1000
 LARGE_METADATA = 64 * 1024
@@ -79,7 +79,7 @@ class RolloutServicer(services_pb2_grpc.RolloutServiceServicer):
         return init_answer(record, started)
 
     async def Cancel(self, request: pb.CancelRequest, context: Any) -> pb.CancelResponse:
-        response = requests.cancel(self._engine, self._owner(context), request)
+        response = request_answers.cancel(self._engine, self._owner(context), request)
         await self._engine.log.flush()
         return response
 
@@ -102,7 +102,7 @@ class RolloutServicer(services_pb2_grpc.RolloutServiceServicer):
     def StreamEvents(
         self, request: pb.StreamEventsRequest, context: Any
     ) -> AsyncGenerator[pb.StreamEventsResponse, None]:
-        return requests.follow(self._engine, self._owner(context), request)
+        return request_answers.follow(self._engine, self._owner(context), request)
 
     async def Attach(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
         peer = unquote(context.peer())  # such as ipv4:127.0.0.1:4711
@@ -131,7 +131,7 @@ class RolloutServicer(services_pb2_grpc.RolloutServiceServicer):
         return wire.SERVER_INFO.to_wire(info)
 
     async def Annotate(self, request: AnnotateRequest, context: Any) -> AnnotateResponse:
-        return await requests.annotate(self._engine, self._owner(context), request)
+        return await request_answers.annotate(self._engine, self._owner(context), request)
 
     async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainResponse:
         self._check_admin(context)

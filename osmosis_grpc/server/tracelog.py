@@ -23,7 +23,7 @@ def new_folder(parent: str | Path) -> Path:
 class DebugLog:
     """Writes the events of ctx.log_event as the Osmosis SDK does: each as a line of FOLDER/ROLLOUT_ID.jsonl.
 
-    Implements EventSink. If the id of a rollout is no name for a file on every system, the name is made from the id.
+    Implements EventSink. If the id of a rollout is not a name for a file on every system, the name is made from the id.
     """
 
     writes_files = True

@@ -1,4 +1,4 @@
-"""Takes apart the values of options that hold several things."""
+"""Splits the values of options that have several parts."""
 
 import re
 from typing import Any

@@ -1,8 +1,8 @@
 """Describes one option: its flags, its variable, its bounds and its help.
 
 The classes in server_options.py and client_options.py declare every option once. The settings models (settings.py), the
-commands with their --help (command.py), the tables of TOML files and docs/settings.md (scripts/settings.py) read these
-declarations.
+commands with their --help (typer_command.py), the tables of TOML files, and docs/settings.md (scripts/settings.py) read
+these declarations.
 """
 
 import inspect

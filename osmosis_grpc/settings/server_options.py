@@ -65,6 +65,13 @@ def _commands(text: str) -> str:
     return text
 
 
+def _box(text: str) -> str:
+    kind, _, image = text.partition(":")
+    if kind != "docker" or not image:
+        raise ValueError(f"{text!r} is not docker:IMAGE")
+    return text
+
+
 def _variable(text: str) -> str:
     if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", text):
         raise ValueError(f"{text!r} is not the name of a variable")
@@ -127,6 +134,15 @@ class ServerOptions(Declared):
         "Coding program to start for each rollout: claude-code, codex, opencode, qwen-code, gemini-cli, pi, "
         "mini-swe-agent, aider, openhands, or a .toml file that describes one.",
         common=True,
+    )
+    box: str | None = _agents(
+        "--box docker:IMAGE",
+        "Image for the programs, each of which runs in a container of its own; the [box] table of its file says more.",
+        check=_box,
+        common=True,
+    )
+    tasks: Path | None = _agents(
+        "--tasks FOLDER", "Folder of tasks in Harbor's format. Each program runs in the box of its rollout's task."
     )
     program_context: int = _agents(
         "--program-context TOKENS",

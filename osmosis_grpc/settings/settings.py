@@ -1,4 +1,4 @@
-"""Settings, from the environment and other sources. Only this module and environment.py read the environment.
+"""Settings, from the environment and other sources. Only this module and process_environment.py read the environment.
 
 osmosis_grpc.settings declares the fields, with defaults, bounds and help. The first of these sources
 wins: code or command line, environment, file .env, default. A wrong value raises pydantic's
@@ -21,7 +21,7 @@ from pydantic_settings import (
 )
 
 from osmosis_grpc.settings.client_options import ClientOptions
-from osmosis_grpc.settings.line import OPTIONS, Line, OptionError, field_of
+from osmosis_grpc.settings.command_line import OPTIONS, Line, OptionError, field_of
 from osmosis_grpc.settings.option import PREFIX, Option, Secret
 from osmosis_grpc.settings.server_options import ServerOptions
 
@@ -195,7 +195,7 @@ def _table(path: Path, part: _Part | type[_Part]) -> dict[str, Any]:
 
     Raises ValueError for an unknown key and for a secret.
     """
-    from osmosis_grpc.agent.workflow_sources import WorkflowToml
+    from osmosis_grpc.agent.workflow_toml import WorkflowToml
 
     values = getattr(WorkflowToml.read(path), part.part)
     options = {option.name: option for option in OPTIONS.values() if option.part == part.part}

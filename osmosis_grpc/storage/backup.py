@@ -1,4 +1,4 @@
-"""Copies a state folder or a ledger while a process uses it. A copy shows one moment, and is whole or not there."""
+"""Copies a state folder or a ledger while a process uses it. The copy shows one moment. A failed one leaves no file."""
 
 import shutil
 import sqlite3

@@ -10,9 +10,9 @@ from typing import NamedTuple
 from osmosis_grpc.storage.journal.reader import Reader
 from osmosis_grpc.storage.journal.rows import RolloutRow
 from osmosis_grpc.storage.lock_file import is_held
+from osmosis_grpc.storage.sqlite.damaged_file import is_damage, log_damage, readable_rows
 from osmosis_grpc.storage.sqlite.database import look, problem_of
 from osmosis_grpc.storage.sqlite.file_schema import Row, Schema, Table
-from osmosis_grpc.storage.sqlite.recovery import is_damage, log_damage, readable_rows
 
 
 class Finding(NamedTuple):

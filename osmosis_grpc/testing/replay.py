@@ -82,7 +82,7 @@ class Recorded:
         self.questions: dict[tuple[str, int], events.ChatRequested] = {}
         self.ends: dict[tuple[str, int], EventKind] = {}
         self.original: ForkedChats | None = None
-        """The chats that a fork has from its original; None if the rollout is no fork."""
+        """The chats that a fork has from its original; None if the rollout is not a fork."""
         if request.fork is not None:
             kinds = (events.ChatRequested, events.ChatAnswered)
             recorded = (event for event in trajectory if isinstance(event.kind, kinds))

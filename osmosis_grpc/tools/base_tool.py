@@ -1,4 +1,4 @@
-"""Tools with a state: one is created for each trajectory, runs the calls, gives its reward, and is released once."""
+"""Tools with a state. For each trajectory, a tool is created, runs its calls, returns its reward, and is released."""
 
 import logging
 from collections.abc import Mapping
@@ -112,7 +112,7 @@ class ToolsOfTrajectory:
 
 
 class ToolRegistry:
-    """Tools with a state by name: classes, of which each trajectory gets a new object, and objects, which all share."""
+    """Registers tools by name. A class gives each trajectory a new object. All trajectories share a given object."""
 
     def __init__(self) -> None:
         self._classes: dict[str, tuple[type[BaseTool], dict[str, Any]]] = {}
@@ -123,15 +123,15 @@ class ToolRegistry:
 
         Args:
             tool: A class, or an object that all trajectories share.
-            name: The name by which a model calls it; by default that of the class.
-            **options: The options of the constructor, for a class.
+            name: The name by which a model calls the tool; by default the name of the class.
+            **options: Arguments for the constructor of a class.
 
         Raises:
-            ValueError: The name is used, or an object has options.
+            ValueError: The name is already registered, or options are given for an object.
         """
         cls = tool if isinstance(tool, type) else type(tool)
         if not issubclass(cls, BaseTool):
-            raise ValueError(f"tool: {cls.__name__} is no BaseTool")
+            raise ValueError(f"tool: {cls.__name__} is not a BaseTool")
         name = name or cls.name or cls.__name__
         if name in self._classes or name in self._objects:
             raise ValueError(f"name: the tool {name!r} is registered already")
@@ -143,11 +143,11 @@ class ToolRegistry:
             self._objects[name] = tool
 
     def names(self) -> list[str]:
-        """Return the names, sorted."""
+        """Return the sorted names of all tools."""
         return sorted([*self._classes, *self._objects])
 
     def get(self, name: str) -> BaseTool:
-        """Return the registered object, or a new object of the class. Raises ToolExecutionError for an unknown name."""
+        """Return the shared object, or a new object of the class. Raises ToolExecutionError for an unknown name."""
         if name in self._objects:
             return self._objects[name]
         if name not in self._classes:
@@ -158,7 +158,7 @@ class ToolRegistry:
         return cls(**options)
 
     def info(self, name: str) -> dict[str, Any]:
-        """Return the name, the class, whether all trajectories share the object, and the schema."""
+        """Return a dict about a tool: its name, class and schema, and whether all trajectories share one object."""
         made = self.get(name)
         shared = name in self._objects
         return {
@@ -178,14 +178,14 @@ class ToolRegistry:
         raise ValueError(f"form: {form!r} is not openai or anthropic")
 
     def trajectory(self, trajectory_id: str, *names: str) -> ToolsOfTrajectory:
-        """Return the tools of a trajectory, for `async with`.
+        """Return the tools of one trajectory. Use them in an `async with` block.
 
         Args:
-            trajectory_id: What create() of each tool gets.
-            *names: Only these tools; without any, all of them.
+            trajectory_id: The id that is passed to create() of each tool.
+            *names: The names of the tools; by default all tools.
 
         Raises:
-            ToolExecutionError: There is no such tool.
+            ToolExecutionError: A name is unknown.
         """
         return ToolsOfTrajectory(trajectory_id, {name: self.get(name) for name in names or self.names()})
 

@@ -24,7 +24,7 @@ class CalculationError(ValueError):
 
 
 def checked(value: Any) -> Number:
-    """Return a result. Raises CalculationError if it is no real number, not finite, or too large."""
+    """Return a result. Raises CalculationError if it is not a real number, not finite, or too large."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise CalculationError("the result is not a real number")
     if isinstance(value, float) and not math.isfinite(value):

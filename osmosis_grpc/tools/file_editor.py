@@ -14,7 +14,7 @@ CONTEXT = 4
 
 
 def decoded(path: str, data: bytes) -> str:
-    """Return the text of a file. A byte that is no UTF-8 survives encoded(). Raises SandboxFileError."""
+    """Return the text of a file. A byte that is not UTF-8 survives encoded(). Raises SandboxFileError."""
     if b"\0" in data:
         raise SandboxFileError(f"{path} is not a text file")
     return data.decode("utf-8", "surrogateescape")

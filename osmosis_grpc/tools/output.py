@@ -75,11 +75,7 @@ class Output:
 
     def text(self) -> str:
         """Return the last lines. A line whose beginning was dropped is left out, unless it is the only one."""
-        kept = self.data().strip().splitlines()  # unlike str.splitlines(), this splits only at \n and \r
-        lines = [line.decode("utf-8", "replace") for line in kept]
-        if self._cut and len(lines) > 1:
-            lines = lines[1:]
-        return printable("\n".join(lines[-self._lines :]), keep="\n\t")[-self._bytes :]  # escapes are longer
+        return last_lines(self.data(), self._bytes, self._lines, cut=self._cut)
 
     def _listen(self) -> None:
         self._silence()
@@ -108,3 +104,19 @@ class Output:
         most = self._bytes + self._longest
         self._cut = self._cut or len(self._kept) + len(data) > most
         self._kept = data[-most:] if len(data) >= most else (self._kept + data)[-most:]
+
+
+def last_lines(data: bytes, most_bytes: int, most_lines: int, *, cut: bool) -> str:
+    """Return the last lines of an output, with control characters escaped.
+
+    Args:
+        data: The output, or its end.
+        most_bytes: The most characters of the lines.
+        most_lines: The most lines.
+        cut: Whether the beginning of the first line may be missing. It is left out then, unless it is the only one.
+    """
+    kept = data.strip().splitlines()  # unlike str.splitlines(), this splits only at \n and \r
+    lines = [line.decode("utf-8", "replace") for line in kept]
+    if cut and len(lines) > 1:
+        lines = lines[1:]
+    return printable("\n".join(lines[-most_lines:]), keep="\n\t")[-most_bytes:]  # escapes are longer

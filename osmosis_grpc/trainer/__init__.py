@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from osmosis_grpc.trainer.advantage import Advantages, advantages
     from osmosis_grpc.trainer.batch import Batch, pad
     from osmosis_grpc.trainer.config import TrainerConfig
-    from osmosis_grpc.trainer.evaluate import Evaluation
+    from osmosis_grpc.trainer.evaluation import Evaluation
     from osmosis_grpc.trainer.groups import GroupCounts, OutcomeGroup
     from osmosis_grpc.trainer.metrics import version_lag
     from osmosis_grpc.trainer.server_availability import Server
@@ -153,7 +153,7 @@ _MODULES = {
     "Skipped": "records.export",
     "pad": "trainer.batch",
     "TrainerConfig": "trainer.config",
-    "Evaluation": "trainer.evaluate",
+    "Evaluation": "trainer.evaluation",
     "GroupCounts": "trainer.groups",
     "OutcomeGroup": "trainer.groups",
     "Server": "trainer.server_availability",

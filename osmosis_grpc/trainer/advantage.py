@@ -11,7 +11,7 @@ from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.protocol.types import OutcomeStatus, RolloutOutcome
 from osmosis_grpc.protocol.types.tensors import ArrayEquality
 from osmosis_grpc.protocol.types.trainable import no_outcomes
-from osmosis_grpc.trainer.evaluate import all_equal
+from osmosis_grpc.trainer.score_statistics import all_equal
 
 Floats = NDArray[np.float64]
 _Row = tuple[int, str, float]

@@ -9,7 +9,7 @@ from osmosis_grpc.protocol.errors import NotFound, Unavailable, Unimplemented
 from osmosis_grpc.protocol.types import Annotation, SegmentAnnotation, TrajectoryEvent
 from osmosis_grpc.protocol.wire.control import ANNOTATE
 from osmosis_grpc.protocol.wire.event import annotate_request
-from osmosis_grpc.trainer.agent_server_state import AgentServerLink
+from osmosis_grpc.trainer.agent_server_link import AgentServerLink
 
 MAX_RECENT = 16_384
 """The number of ended rollouts whose servers are kept."""

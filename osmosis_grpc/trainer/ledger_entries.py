@@ -24,21 +24,21 @@ from osmosis_grpc.protocol.types.outcome import clip, describe
 from osmosis_grpc.storage.data_loss import data_loss
 from osmosis_grpc.storage.ledger import LedgerRollout, SqliteLedger
 from osmosis_grpc.supervise import OnFailure, job
-from osmosis_grpc.trainer.agent_server_state import AgentServerLink, Owner, Rollout, job_failed
+from osmosis_grpc.trainer.agent_server_link import AgentServerLink, Rollout, SchedulerPort, job_failed
 from osmosis_grpc.trainer.chats.attempt_cache import UNWRITTEN_RETRY, AttemptCache
-from osmosis_grpc.trainer.chats.chat_cache import LedgerReceipt
 from osmosis_grpc.trainer.chats.ledger_codec import init_bytes, learn, outcome_of, tools_of
+from osmosis_grpc.trainer.chats.rollout_cache import LedgerReceipt
 
 log = logging.getLogger(__name__)
 
 ASSIGNED = job("trainer.assigned", OnFailure.REPORT, "callback")
 
 
-def assign(owner: Owner, rollout: Rollout, server: AgentServerLink) -> None:
+def assign(scheduler: SchedulerPort, rollout: Rollout, server: AgentServerLink) -> None:
     """Assign a rollout to a server, and send its Init after the commit."""
     rollout.opened = False
     server.adopt(rollout)
-    if owner.ledger is None:
+    if scheduler.ledger is None:
         server.send_init(rollout)
         return
     rollout.written = False
@@ -51,49 +51,49 @@ def assign(owner: Owner, rollout: Rollout, server: AgentServerLink) -> None:
         if error is None:
             reach("ledger.init.committed")
             rollout.begun = True
-            owner.entered(key)
+            scheduler.entered(key)
             server.send_init(rollout)
             return
         server.release(rollout)
         if rollout.begun:
-            owner.put_back(rollout, UNWRITTEN_RETRY)
+            scheduler.put_back(rollout, UNWRITTEN_RETRY)
         else:
-            owner.refused(rollout, error)
-        owner.changed()
+            scheduler.refused(rollout, error)
+        scheduler.changed()
 
     def failed(error: BaseException) -> None:
         if server.rollouts.get(key) is rollout:
             server.release(rollout)
-            owner.refused(rollout, job_failed(ASSIGNED, error))
+            scheduler.refused(rollout, job_failed(ASSIGNED, error))
 
-    then = partial(owner.supervisor.call, ASSIGNED, committed, report=failed)
-    owner.ledger.record_assignment(*key, init_bytes(rollout.request), server.server_key, rollout.affinity_key, then)
+    then = partial(scheduler.supervisor.call, ASSIGNED, committed, report=failed)
+    scheduler.ledger.record_assignment(*key, init_bytes(rollout.request), server.server_key, rollout.affinity_key, then)
 
 
-def enter(owner: Owner, rollout: Rollout) -> None:
+def enter(scheduler: SchedulerPort, rollout: Rollout) -> None:
     """Enter a higher attempt before any server gets it, because it can wait long for the slot of the lower one."""
-    key, ledger = rollout.key, owner.ledger
+    key, ledger = rollout.key, scheduler.ledger
     if ledger is None or not rollout.begun:
-        owner.cancel_leaving(key[0])
+        scheduler.cancel_leaving(key[0])
         return
 
     def again() -> None:
-        newest = rollout.key == key and owner.rollouts.get(key[0], rollout) is rollout
+        newest = rollout.key == key and scheduler.rollouts.get(key[0], rollout) is rollout
         if newest and rollout.server is None and not rollout.ending:  # with a server, it enters with the server
-            enter(owner, rollout)
+            enter(scheduler, rollout)
 
     def committed(_: Any, error: LedgerError | None) -> None:
         if error is None:  # also if the rollout has ended meanwhile: its lower attempts wait for this commit
-            owner.entered(key)
+            scheduler.entered(key)
         else:
-            owner.later(UNWRITTEN_RETRY, again, rollout)
+            scheduler.later(UNWRITTEN_RETRY, again, rollout)
 
     ledger.record_assignment(*key, init_bytes(rollout.request), "", rollout.affinity_key, committed)
 
 
-def drop(owner: Owner, rollout: Rollout, dropped: Callable[[], None]) -> None:
+def drop(scheduler: SchedulerPort, rollout: Rollout, dropped: Callable[[], None]) -> None:
     """Drop a rollout that ends without an outcome of its server, and then call `dropped`."""
-    ledger = owner.ledger if rollout.in_ledger else None
+    ledger = scheduler.ledger if rollout.in_ledger else None
     if ledger is None:
         dropped()
         return
@@ -106,7 +106,7 @@ def drop(owner: Owner, rollout: Rollout, dropped: Callable[[], None]) -> None:
         if error is None:
             dropped()
         else:
-            owner.later(UNWRITTEN_RETRY, again, rollout)
+            scheduler.later(UNWRITTEN_RETRY, again, rollout)
 
     again()
 

@@ -16,7 +16,7 @@ from osmosis_grpc.protocol.types import OutcomeStatus, Receipt, RolloutOutcome, 
 from osmosis_grpc.protocol.wire.outcome import FAILURE, outcome_from_wire
 from osmosis_grpc.storage.ledger import ChatRow
 from osmosis_grpc.supervise import Job, OnFailure, job
-from osmosis_grpc.trainer.agent_server_state import AgentServerLink, Owner, Report, RolloutKey, job_failed
+from osmosis_grpc.trainer.agent_server_link import AgentServerLink, Report, RolloutKey, SchedulerPort, job_failed
 from osmosis_grpc.trainer.annotate import RecentServers
 from osmosis_grpc.trainer.chats.ledger_codec import all_chats
 
@@ -45,12 +45,12 @@ ReadingKey = tuple[AgentServerLink, str, int, str]
 class OutcomeRecorder:
     """Records the outcomes of all servers of a trainer."""
 
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, scheduler: SchedulerPort) -> None:
         self.recent_servers = RecentServers()
-        self._owner = owner
-        self._cache = owner.cache
-        self._rollouts = owner.rollouts
-        self._supervisor = owner.supervisor
+        self._scheduler = scheduler
+        self._cache = scheduler.cache
+        self._rollouts = scheduler.rollouts
+        self._supervisor = scheduler.supervisor
         self._reading: dict[ReadingKey, asyncio.Task[None]] = {}
         self._overdue: dict[RolloutKey, asyncio.TimerHandle] = {}
         """One timer for each rollout with an outcome that cannot be recorded yet."""
@@ -73,13 +73,13 @@ class OutcomeRecorder:
             if rollout is not None and rollout.server is report.server and rollout.key == report.key:
                 server = f"server {rollout.server.name}" if rollout.server is not None else "its server"
                 problem = f"the outcome of rollout {report.key[0]} from {server} cannot be used: {error}"
-                self._owner.refused(rollout, Internal(problem))
-                self._owner.changed()
+                self._scheduler.refused(rollout, Internal(problem))
+                self._scheduler.changed()
             return
         # An earlier process of this trainer may have begun a higher attempt and lost it with its end. Then the server
         # has ended the newest attempt as superseded.
         if rollout is not None and not rollout.ending and _is_superseded(outcome, rollout.key):
-            self._owner.lost(rollout, "its server has ended it for a higher attempt of an earlier process")
+            self._scheduler.lost(rollout, "its server has ended it for a higher attempt of an earlier process")
         try:
             self._begin(report, outcome)
         except CallError as error:
@@ -126,8 +126,8 @@ class OutcomeRecorder:
                 self.recent_servers.add(outcome.rollout_id, rollout.server)
             if not rollout.done.done():
                 rollout.done.set_result(outcome)
-            self._owner.forget(rollout)
-            self._owner.changed()
+            self._scheduler.forget(rollout)
+            self._scheduler.changed()
         report.reply(receipt)
 
     def _read(self, report: Report, outcome: RolloutOutcome) -> None:
@@ -175,14 +175,14 @@ class OutcomeRecorder:
             for (_, *of, _), task in list(self._reading.items()):
                 if tuple(of) == key:
                     task.cancel()
-            self._owner.refused(
+            self._scheduler.refused(
                 rollout, Internal(f"the outcome of rollout {key[0]} from server {server.name}: {problem}")
             )
             report.reply(InvalidArgument("outcome", problem))
 
         def fail(error: BaseException) -> None:
             end()
-            self._owner.refused(rollout, job_failed(OVERDUE, error))
+            self._scheduler.refused(rollout, job_failed(OVERDUE, error))
 
         self._overdue[key] = self._supervisor.call_later(OVERDUE, READING_LIMIT, overdue, report=fail)
         rollout.done.add_done_callback(lambda _: end())
@@ -192,7 +192,7 @@ class OutcomeRecorder:
         problem = job_failed(failed, error)
         rollout = self._rollouts.get(report.key[0])
         if rollout is not None and rollout.key == report.key:
-            self._owner.refused(rollout, problem)
+            self._scheduler.refused(rollout, problem)
         report.reply(problem)
 
     async def _recover(self, server: AgentServerLink, report: Report, outcome: RolloutOutcome) -> None:

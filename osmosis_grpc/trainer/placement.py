@@ -3,7 +3,7 @@
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 
-from osmosis_grpc.trainer.agent_server_state import AgentServerLink, Rollout
+from osmosis_grpc.trainer.agent_server_link import AgentServerLink, Rollout
 from osmosis_grpc.trainer.annotate import RecentServers
 from osmosis_grpc.trainer.server_availability import Servers
 

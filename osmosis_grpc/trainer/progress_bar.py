@@ -92,7 +92,7 @@ class Progress:
 
 
 def _bar(file: TextIO) -> "RichProgress | None":
-    """Return a bar; None if the file is no terminal that can draw it. Other output there appears above the bar."""
+    """Return a bar; None if the file is not a terminal that can draw it. Other output there appears above the bar."""
     try:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn

@@ -17,7 +17,7 @@ from osmosis_grpc.protocol.errors import (
 )
 from osmosis_grpc.protocol.types import Failure, FailureReason, Group, OutcomeStatus, RolloutOutcome, RolloutRequest
 from osmosis_grpc.supervise import OnFailure, job
-from osmosis_grpc.trainer.agent_server_state import Rollout, job_failed
+from osmosis_grpc.trainer.agent_server_link import Rollout, job_failed
 from osmosis_grpc.trainer.chats.policies import PolicyFailure
 from osmosis_grpc.trainer.metrics import version_lag
 from osmosis_grpc.trainer.progress_bar import Progress, shown
@@ -166,7 +166,7 @@ class Run:
                     self._start(member)
             if not self._fed:
                 log.warning("%s() got no requests; an iterator can be read only once", self.name)
-        except Exception as error:  # an error of a request or of the caller's iterator is no failure of this job
+        except Exception as error:  # an error of a request or of the caller's iterator is not a failure of this job
             self._finished.put_nowait(error)
         finally:
             self._finished.put_nowait(None)

@@ -33,8 +33,15 @@ from osmosis_grpc.protocol.types import OutcomeStatus, RolloutOutcome
 from osmosis_grpc.protocol.wire.control import FORK
 from osmosis_grpc.storage.ledger import SqliteLedger
 from osmosis_grpc.supervise import Backoff, OnFailure, Supervisor, job
-from osmosis_grpc.trainer.agent_server_state import LOST_PAUSES, AgentServerLink, Owner, Rollout, RolloutKey, job_failed
-from osmosis_grpc.trainer.chats.chat_cache import ChatCache
+from osmosis_grpc.trainer.agent_server_link import (
+    LOST_PAUSES,
+    AgentServerLink,
+    Rollout,
+    RolloutKey,
+    SchedulerPort,
+    job_failed,
+)
+from osmosis_grpc.trainer.chats.rollout_cache import RolloutCache
 from osmosis_grpc.trainer.config import TrainerConfig
 from osmosis_grpc.trainer.ledger_entries import UnconfirmedOutcomes, assign, drop, enter
 from osmosis_grpc.trainer.log_warnings import warn_draining
@@ -50,11 +57,11 @@ CANCEL_RETRY = 5.0
 """A cancel that a server refused is repeated after this many seconds."""
 
 
-class Scheduler(Owner):
+class Scheduler(SchedulerPort):
     """The unfinished rollouts of a trainer."""
 
     def __init__(
-        self, cache: ChatCache, supervisor: Supervisor, *, config: TrainerConfig, ledger: SqliteLedger | None = None
+        self, cache: RolloutCache, supervisor: Supervisor, *, config: TrainerConfig, ledger: SqliteLedger | None = None
     ) -> None:
         self.cache = cache
         self.supervisor = supervisor

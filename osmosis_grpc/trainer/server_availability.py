@@ -11,7 +11,7 @@ from osmosis_grpc.network.connection_errors import is_permanent
 from osmosis_grpc.protocol.errors import CallError, Unavailable
 from osmosis_grpc.protocol.stream.stream_machine import LEAVE_TIMEOUT
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
-from osmosis_grpc.trainer.agent_server_state import AgentServerLink
+from osmosis_grpc.trainer.agent_server_link import AgentServerLink
 from osmosis_grpc.trainer.config import TrainerConfig
 
 log = logging.getLogger(__name__)

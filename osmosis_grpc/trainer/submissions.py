@@ -14,7 +14,7 @@ from functools import partial
 from osmosis_grpc.protocol.errors import Aborted, AlreadyExists, CallError, TrainerFailed, Unavailable
 from osmosis_grpc.protocol.types import RolloutOutcome, RolloutRequest
 from osmosis_grpc.storage.ledger import LedgerRollout
-from osmosis_grpc.trainer.agent_server_state import Rollout, retrieve
+from osmosis_grpc.trainer.agent_server_link import Rollout, retrieve
 from osmosis_grpc.trainer.chats.ledger_codec import init_bytes, request_of
 from osmosis_grpc.trainer.chats.policies import ChatKey, PolicyFailure
 from osmosis_grpc.trainer.log_warnings import EarlierOutcomes, UntrainableOutcomes

@@ -229,7 +229,7 @@ async def _settled(path: Path, system: System) -> str:
         try:
             again = await system.run(path.read_text, "utf-8")
         except (OSError, UnicodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
             raise NoList(f"{path} cannot be read: {reason}") from None
         if again == text:
             return again

@@ -10,7 +10,7 @@ from typing import Unpack
 from osmosis_grpc.protocol.errors import InvalidArgument, Unavailable
 from osmosis_grpc.protocol.types import Annotation, CancelResult, RolloutOutcome, RolloutRequest, TrajectoryEvent
 from osmosis_grpc.trainer.annotate import AnnotationFields, annotate, events
-from osmosis_grpc.trainer.evaluate import Evaluation
+from osmosis_grpc.trainer.evaluation import Evaluation
 from osmosis_grpc.trainer.groups import GroupRun, OnFailure, OutcomeGroup
 from osmosis_grpc.trainer.request_check import RolloutFields, check_selection, checked
 from osmosis_grpc.trainer.run import Requests, Run, RunOptions, left_over
@@ -108,7 +108,7 @@ class Trainer(TrainerLifecycle):
 
         Raises:
             InvalidArgument: A request is wrong, two have one id, or tokens have no version (with `max_version_lag`).
-            TypeError: A request is no RolloutRequest.
+            TypeError: A request is not a RolloutRequest.
             Exception: What the policy raised, if a whole group (without groups, a rollout) failed because of it. A
                 CallError of the policy, such as Unavailable, is an answer to the agent and is not raised.
         """

@@ -13,8 +13,8 @@ from osmosis_grpc.network.server_security import ServerSecurity
 from osmosis_grpc.protocol.errors import TrainerFailed
 from osmosis_grpc.storage.ledger import SqliteLedger
 from osmosis_grpc.supervise import SYSTEM, ForkGuard, Supervisor, System
-from osmosis_grpc.trainer.chats.chat_cache import SWEEP, ChatCache
 from osmosis_grpc.trainer.chats.policies import Policies, PolicyTable
+from osmosis_grpc.trainer.chats.rollout_cache import SWEEP, RolloutCache
 from osmosis_grpc.trainer.chats.sampler import entered, version_text
 from osmosis_grpc.trainer.config import TrainerConfig
 from osmosis_grpc.trainer.groups import GroupCounts
@@ -111,7 +111,7 @@ class TrainerLifecycle:
                 stack.push_async_callback(ledger.close)
             for policy in self._policies:
                 await stack.enter_async_context(entered(policy))
-            cache = ChatCache(self._policies, ledger, supervisor)
+            cache = RolloutCache(self._policies, ledger, supervisor)
             if self._config.otel:
                 from osmosis_grpc.observability.spans import TrainerSpans
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from osmosis_grpc.protocol.types import RolloutInfo, events
-from osmosis_grpc.protocol.types.segment_assembly import Assembler
+from osmosis_grpc.protocol.types.segment_builder import SegmentBuilder
 from osmosis_grpc.records.reading.history import sampled
 from osmosis_grpc.records.reading.source_port import Source
 
@@ -62,7 +62,7 @@ async def read_calls(source: Source, info: RolloutInfo) -> Calls:
     tokens = retries = 0
     truncated = False
     asked: dict[tuple[str, int], events.ChatRequested] = {}
-    assemblers: dict[str, Assembler] = {}
+    assemblers: dict[str, SegmentBuilder] = {}
     async with aclosing(source.events(info.rollout_id, info.attempt)) as trail:
         async for event in trail:
             kind = event.kind
@@ -72,7 +72,7 @@ async def read_calls(source: Source, info: RolloutInfo) -> Calls:
                 truncated = truncated or kind.response.finish_reason in TRUNCATED
                 chat = asked.get((kind.sample, kind.chat_number))
                 if chat is not None:
-                    known = assemblers.setdefault(kind.sample, Assembler())
+                    known = assemblers.setdefault(kind.sample, SegmentBuilder())
                     known.add(chat.chat_number, chat.parent_chat, kind.response, chat.purpose, forked=kind.forked)
                 if not (kind.recorded_event or kind.forked):
                     model.append(kind.latency)

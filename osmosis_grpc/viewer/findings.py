@@ -8,7 +8,7 @@ from fastapi import APIRouter
 
 from osmosis_grpc.protocol.types import RolloutInfo, RolloutState
 from osmosis_grpc.records.reading.list_filter import ListOptions
-from osmosis_grpc.trainer.evaluate import all_equal
+from osmosis_grpc.trainer.score_statistics import all_equal
 from osmosis_grpc.viewer.calls import Calls, Drift, Key, ToolTime
 from osmosis_grpc.viewer.pages import Pages, filter_values, options_in
 from osmosis_grpc.viewer.reads import MOST_ROWS, Listed, Shared

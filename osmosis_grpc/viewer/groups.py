@@ -12,7 +12,7 @@ from osmosis_grpc.protocol.types import Message, RolloutInfo
 from osmosis_grpc.records.reading.history import MAIN, Chat, History
 from osmosis_grpc.records.reading.message_text import mapping, mappings, reasoning_of, text_of
 from osmosis_grpc.records.reading.source_port import Source
-from osmosis_grpc.trainer.evaluate import all_equal
+from osmosis_grpc.trainer.score_statistics import all_equal
 from osmosis_grpc.viewer.annotations import Fate, fate_of
 from osmosis_grpc.viewer.throughput import round_step
 from osmosis_grpc.viewer.turns import Axis, Bar, calls_of

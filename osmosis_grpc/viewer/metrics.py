@@ -148,7 +148,7 @@ def scraped(address: str, token: str = "", ca: str | None = None) -> Metrics:
     given = address if "://" in address else f"http://{address}"
     parts = urlsplit(given)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"{address!r} is no HOST:PORT and no address that begins with http:// or https://")
+        raise ValueError(f"{address!r} is neither HOST:PORT nor an address that begins with http:// or https://")
     url = given if parts.path.strip("/") else f"{parts.scheme}://{parts.netloc}/metrics"
     trusted = parts.scheme == "https" or is_loopback(parts.hostname)
     headers = {"authorization": f"Bearer {token}"} if token and trusted else {}

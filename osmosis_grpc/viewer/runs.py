@@ -14,7 +14,7 @@ from osmosis_grpc.records.evaluate import RunError, RunFolder
 from osmosis_grpc.records.evaluate.comparison import Comparison, compare, differences
 from osmosis_grpc.records.evaluate.results import RowResult
 from osmosis_grpc.records.reading.folder_source import FolderSource
-from osmosis_grpc.trainer.evaluate import Estimate, shown_k
+from osmosis_grpc.trainer.score_statistics import Estimate, shown_k
 from osmosis_grpc.viewer.calls import TRUNCATED
 from osmosis_grpc.viewer.pages import Pages
 

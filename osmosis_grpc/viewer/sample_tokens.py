@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from osmosis_grpc.protocol.types import Sample, Segment
-from osmosis_grpc.protocol.types.segment_assembly import Assembler
+from osmosis_grpc.protocol.types.segment_builder import SegmentBuilder
 from osmosis_grpc.records.reading.history import History
 from osmosis_grpc.records.reading.phrases import split_text
 from osmosis_grpc.viewer.reads import Loaded
@@ -107,7 +107,7 @@ def layout(tokens: SampleTokens, history: History, name: str) -> dict[str, Any]:
 
 
 def _assembled(history: History, name: str) -> tuple[Segment, ...]:
-    assembler = Assembler()
+    assembler = SegmentBuilder()
     for (sample, number), chat in sorted(history.chats.items(), key=lambda item: item[0][1]):
         if sample == name and chat.answered is not None:
             answer, asked = chat.answered, chat.asked

@@ -43,7 +43,7 @@ def router(pages: Pages) -> APIRouter:
     @routes.get("/server/stream")
     async def follow(request: Request) -> Response:
         if not isinstance(source, ServerSource):
-            raise HTTPException(404, f"{source.where} is no server")
+            raise HTTPException(404, f"{source.where} is not a server")
         feed = Feed(
             lambda: of_server(source),
             lambda found: (repr(found["capacity"]), found["numbers"]),

@@ -191,7 +191,7 @@ def _state(tool: ToolCall | None, ended: bool) -> str:
 
 
 def brief(arguments: Any) -> str:
-    """Return the arguments of a tool call in one line, such as city=Lisbon. A text that is no JSON object stays."""
+    """Return the arguments of a tool call in one line, such as city=Lisbon. A text that is not a JSON object stays."""
     try:
         value = json.loads(arguments) if isinstance(arguments, str) else arguments
     except ValueError:

@@ -63,7 +63,7 @@ TOOLS = {
     "without a type": ([{"function": FUNCTION}], "INVALID_TOOL"),
     "another type": ([{"type": "tool", "function": FUNCTION}], "INVALID_TOOL"),
     "no function": ([{"type": "function"}], "INVALID_TOOL"),
-    "a function that is no dict": ([{"type": "function", "function": "add"}], "INVALID_TOOL"),
+    "a function that is not a dict": ([{"type": "function", "function": "add"}], "INVALID_TOOL"),
     "no name": ([{"type": "function", "function": {"description": "Adds."}}], "INVALID_TOOL"),
     "a blank name": (
         [OpenAIFunctionToolSchema(function=OpenAIFunctionSchema(name=" ", description="Adds."))],
@@ -79,7 +79,7 @@ TOOLS = {
     "a name twice": ([{"type": "function", "function": FUNCTION}] * 2, "INVALID_TOOL"),
     "a function without @tool": ([len], "INVALID_TOOL"),
     "a number": ([3], "INVALID_TOOL"),
-    "what is no JSON": ([{"type": "function", "function": FUNCTION, "x": len}], "INVALID_TOOL"),
+    "what is not JSON": ([{"type": "function", "function": FUNCTION, "x": len}], "INVALID_TOOL"),
     "None": (None, "DOUBTFUL_TOOLS"),
     "no list": ({"type": "function"}, "GET_TOOLS_FAILED"),
     "an exception": (KeyError("name"), "GET_TOOLS_FAILED"),

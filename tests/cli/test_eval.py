@@ -143,7 +143,7 @@ WRONG = [
     (("--eval-fn", "agent:Asker"), "agent:Asker is a class, not a function"),
     (("--eval-fn", "rewards:nothing"), "rewards has no attribute 'nothing'; it has: exact, length, strict, fails"),
     ((*EXACT, *EXACT), "rewards:exact is given twice"),
-    ((*EXACT, "--rows", "1,x"), "--rows '1,x' has 'x', which is no row and no range"),
+    ((*EXACT, "--rows", "1,x"), "--rows '1,x' has 'x', which is neither a row nor a range"),
     ((*EXACT, "--rows", "1-4"), "--rows 1-4: data.jsonl has no row 3"),
     ((*EXACT, "--rows", "1", "--limit", "1"), "--rows chooses rows by number; leave out --offset and --limit"),
     ((*EXACT, "--resume", "none"), "none is not the folder of a run"),

@@ -150,9 +150,9 @@ WRONG = {
     "method": (["getrollout"], "call: there is no method getrollout; is GetRollout meant?"),
     "stream": (["Attach"], "call: Attach is a stream of requests; call sends one request"),
     "service": (["TrainerService/Init"], "call: there is no method TrainerService/Init"),
-    "json": (["Init", "--data", "{"], "call: --data is no InitRequest: Failed to load JSON"),
-    "list": (["Init", "--data", "[]"], "call: --data is no InitRequest: it is not a JSON object\n"),
-    "field": (["Init", "--data", '{"\\u001b[2Jx": 1}'], "call: --data is no InitRequest: Message type"),
+    "json": (["Init", "--data", "{"], "call: --data does not fit InitRequest: Failed to load JSON"),
+    "list": (["Init", "--data", "[]"], "call: --data does not fit InitRequest: it is not a JSON object\n"),
+    "field": (["Init", "--data", '{"\\u001b[2Jx": 1}'], "call: --data does not fit InitRequest: Message type"),
     "file": (["Init", "--data", "@none"], "call: --data: @none cannot be read: "),
 }
 

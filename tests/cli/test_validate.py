@@ -408,7 +408,7 @@ BAD_CASES = {
     ),
     "a result that is not returned": (running("await ctx.chat(messages)\nctx.complete(messages)"), "BAD_RESULT run"),
     "a dict as the result": (running("return {'status': 'COMPLETED'}"), "BAD_RESULT run"),
-    "a reward that is no number": (running("return ctx.complete(messages, reward=float('nan'))"), "BAD_RESULT run"),
+    "a reward that is not a number": (running("return ctx.complete(messages, reward=float('nan'))"), "BAD_RESULT run"),
     "a reward that is a text": (running("return ctx.complete(messages, reward='1.0')"), "BAD_RESULT run"),
     "a call without an answer": (
         running("messages.append((await ctx.chat(messages)).message)\nreturn ctx.complete(messages)", "[tool()]"),

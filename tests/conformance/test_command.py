@@ -128,7 +128,7 @@ async def test_a_case_that_does_not_fit_the_protocol_is_named(serve, tmp_path):
         ("[{start: {scrpt: []}}]", 'mine.yaml: mine: step 1 (start): TrainerFrame: Message type "osmosis.rollout'),
         ("[{start: {}}, {chat: {numer: 1}}]", "mine.yaml: mine: step 2 (chat): ChatRequest has no field numer; it has"),
         ("[{start: {script: [{cht: a}]}}]", "mine.yaml: mine: step 1 (start): script: step 1 has none of"),
-        ("[{start: {}, wait: soon}]", "mine.yaml: mine: step 1 (start): wait: 'soon' is no number of seconds"),
+        ("[{start: {}, wait: soon}]", "mine.yaml: mine: step 1 (start): wait: 'soon' is not a number of seconds"),
         ("[{start: {}}, {end: OKAY}]", "mine.yaml: mine: step 2 (end): OKAY is not the name of a status"),
     ):
         (tmp_path / "server" / "mine.yaml").write_text(f"- {{case: mine, attacks: x, kind: frames, steps: {steps}}}\n")

@@ -8,7 +8,7 @@ from google.protobuf import json_format
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import services_pb2
 from osmosis_grpc.protocol.stream.stream_machine import StreamMachine
 from osmosis_grpc.protocol.types import ChatPurpose, ChatResponse, TokenBlock, jsontext
-from osmosis_grpc.protocol.types.segment_assembly import Assembler
+from osmosis_grpc.protocol.types.segment_builder import SegmentBuilder
 from osmosis_grpc.testing.conformance import patterns, server_steps, trainer_steps
 from osmosis_grpc.testing.conformance.cases import load, pairs, vector
 from osmosis_grpc.testing.conformance.patterns import differences, json_equal
@@ -38,7 +38,7 @@ ROLLOUTS = [case for case in load("server", KINDS) if case.kind == "rollout" and
 def test_segments_of_one_sample(case):
     if any("sample" in step for step in case.body["script"]):
         pytest.skip("has several samples")
-    assembler, parent, number = Assembler(), 0, 0
+    assembler, parent, number = SegmentBuilder(), 0, 0
     for step in case.body["script"]:
         if "back_to" in step:
             parent = step["back_to"]

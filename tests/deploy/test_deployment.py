@@ -10,7 +10,7 @@ import pytest
 import trustme
 import yaml
 
-from osmosis_grpc.settings.line import OPTIONS
+from osmosis_grpc.settings.command_line import OPTIONS
 from tests.processes import ROOT, run, serving
 
 DEPLOY = ROOT / "deploy"

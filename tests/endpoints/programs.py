@@ -6,7 +6,7 @@ from typing import Any
 
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.endpoints.app import base_url_app
-from osmosis_grpc.endpoints.endpoints import Endpoints
+from osmosis_grpc.endpoints.endpoint_registry import Endpoints
 from osmosis_grpc.endpoints.open_chats import Waits
 from osmosis_grpc.network.http.server import HttpServer
 from osmosis_grpc.server import AgentServer

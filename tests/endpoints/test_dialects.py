@@ -9,7 +9,7 @@ import pytest
 
 from osmosis_grpc.agent import CompletionsResult
 from osmosis_grpc.endpoints import anthropic_messages, chat_completions, gemini, responses
-from osmosis_grpc.endpoints.requests import folded
+from osmosis_grpc.endpoints.model_request import folded
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.protocol.errors import ContextLengthExceeded, InvalidArgument
 from osmosis_grpc.protocol.types import OutcomeStatus

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from osmosis_grpc.endpoints import reading
+from osmosis_grpc.endpoints import request_bodies
 from osmosis_grpc.endpoints.byte_budget import ByteBudget
 from osmosis_grpc.endpoints.open_chats import Waits
 from osmosis_grpc.policies.scripted import answer
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.adapters
 httpx2 = pytest.importorskip("httpx2")
 openai = pytest.importorskip("openai")
 
-LONG = {"role": "user", "content": "x" * 2 * reading.THREAD_BYTES}
+LONG = {"role": "user", "content": "x" * 2 * request_bodies.THREAD_BYTES}
 
 
 def policy(request):
@@ -25,7 +25,7 @@ def policy(request):
 
 
 async def test_a_long_body_is_read_on_a_thread(monkeypatch):
-    threads, parse = [], reading.parse_body
+    threads, parse = [], request_bodies.parse_body
 
     def watched(raw, **options):
         threads.append(threading.current_thread() is threading.main_thread())
@@ -37,7 +37,7 @@ async def test_a_long_body_is_read_on_a_thread(monkeypatch):
                 await model.chat.completions.create(model="policy", messages=[message])
         return 1.0
 
-    monkeypatch.setattr(reading, "parse_body", watched)
+    monkeypatch.setattr(request_bodies, "parse_body", watched)
     outcome = await outcome_of(program, policy)
     assert outcome.status is OutcomeStatus.COMPLETED, outcome.failure
     assert threads == [True, False]
@@ -46,8 +46,8 @@ async def test_a_long_body_is_read_on_a_thread(monkeypatch):
 @pytest.mark.parametrize(
     ("body", "problem"),
     [
-        (b'{"x": [' + b"1," * (reading.MAX_MARKS + 1) + b"1]}", "more than 500,000"),
-        (json.dumps({"messages": [USER] * (reading.MAX_ITEMS // 2)}).encode(), "more than 50,000 values"),
+        (b'{"x": [' + b"1," * (request_bodies.MAX_MARKS + 1) + b"1]}", "more than 500,000"),
+        (json.dumps({"messages": [USER] * (request_bodies.MAX_ITEMS // 2)}).encode(), "more than 50,000 values"),
     ],
 )
 async def test_a_body_that_would_block_the_event_loop_is_refused(body, problem):
@@ -66,7 +66,7 @@ async def test_a_body_that_would_block_the_event_loop_is_refused(body, problem):
 async def test_a_body_that_is_too_large_is_refused_with_a_clear_error():
     async def program(endpoint):
         async with openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as model:
-            large = {"role": "user", "content": "x" * reading.BOUNDS.size}
+            large = {"role": "user", "content": "x" * request_bodies.BOUNDS.size}
             with pytest.raises(openai.APIStatusError, match="larger than") as caught:
                 await model.chat.completions.create(model="policy", messages=[large])
         assert caught.value.status_code == 413

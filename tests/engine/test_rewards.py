@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from osmosis_grpc.agent.reward_decorator import BadRewardError
-from osmosis_grpc.engine.samples import MAX_COMPONENTS, Rewards
+from osmosis_grpc.engine.run_samples import MAX_COMPONENTS, Rewards
 from osmosis_grpc.protocol.errors import RolloutEndedError
 from osmosis_grpc.protocol.types import ChatPurpose, ChatReward, OutcomeStatus, Sample, events
 

@@ -5,8 +5,9 @@ import time
 
 import pytest
 
+from osmosis_grpc.agent.config_sources import ConfigSources
 from osmosis_grpc.agent.loader import load_agents
-from osmosis_grpc.agent.workflow_sources import ConfigSources, WorkflowToml
+from osmosis_grpc.agent.workflow_toml import WorkflowToml
 from osmosis_grpc.policies import ScriptedPolicy
 from osmosis_grpc.testing import run_rollout
 from tests.processes import ROOT, run

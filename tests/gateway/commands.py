@@ -7,10 +7,10 @@ from typing import Any
 
 from osmosis_grpc.endpoints.app import base_url_app
 from osmosis_grpc.endpoints.command_agent import CommandAgent
-from osmosis_grpc.endpoints.endpoints import Endpoints
+from osmosis_grpc.endpoints.endpoint_registry import Endpoints
 from osmosis_grpc.network.http.server import HttpServer
 from osmosis_grpc.server import AgentServer, ServerConfig
-from osmosis_grpc.settings.environment import program_environment
+from osmosis_grpc.settings.process_environment import program_environment
 from osmosis_grpc.tools.process import Limits
 from osmosis_grpc.trainer import Trainer
 

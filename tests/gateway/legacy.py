@@ -13,8 +13,8 @@ from osmosis_grpc.protocol.types import ChatRequest
 class LegacyTrainer:
     """Used as `async with LegacyTrainer() as trainer`. Answers chats as the tool-calling mock."""
 
-    def __init__(self, port=0, tokens=True):
-        self.port = port
+    def __init__(self, port=0, tokens=True, host="127.0.0.1"):
+        self.host, self.port = host, port
         self.chats = []
         self.outcomes = []
         self.keys = []
@@ -45,7 +45,7 @@ class LegacyTrainer:
         app.router.add_post("/v1/rollout/completed", self._completed)
         self._runner = web.AppRunner(app)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self.port, backlog=4096, reuse_address=True)
+        site = web.TCPSite(self._runner, self.host, self.port, backlog=4096, reuse_address=True)
         await site.start()
         self.port = self._runner.addresses[0][1]
         return self
@@ -55,7 +55,7 @@ class LegacyTrainer:
 
     @property
     def url(self):
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
     def init_body(self, rollout_id="r1", question="What is 2 * 3?", **more):
         """A request to start a rollout."""

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from osmosis_grpc.endpoints.command_agent import CommandAgent
-from osmosis_grpc.endpoints.endpoints import Endpoints
+from osmosis_grpc.endpoints.endpoint_registry import Endpoints
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.protocol.types import ChatRef, OutcomeStatus
 from osmosis_grpc.server import ServerConfig
-from osmosis_grpc.settings.environment import program_environment
+from osmosis_grpc.settings.process_environment import program_environment
 from tests.gateway.commands import COMMAND, USER, hosted, outcome_of, write
 from tests.tools.test_process import marked
 from tests.waiting import until

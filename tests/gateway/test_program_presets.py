@@ -8,14 +8,14 @@ import pytest
 
 from osmosis_grpc.endpoints.app import base_url_app
 from osmosis_grpc.endpoints.command_agent import CommandAgent
-from osmosis_grpc.endpoints.endpoints import Endpoints
+from osmosis_grpc.endpoints.endpoint_registry import Endpoints
 from osmosis_grpc.endpoints.programs import load_program, preset_names
 from osmosis_grpc.network.http.server import HttpServer
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.protocol.errors import ContextLengthExceeded, InvalidArgument
 from osmosis_grpc.protocol.types import FailureReason, OutcomeStatus
 from osmosis_grpc.server import AgentServer
-from osmosis_grpc.settings.environment import program_environment
+from osmosis_grpc.settings.process_environment import program_environment
 from osmosis_grpc.trainer import Trainer
 from tests.gateway.commands import HELPER, USER, hosted, outcome_of
 

@@ -169,11 +169,11 @@ async def test_an_error_has_the_kind_of_its_status_and_never_the_key(answer, kin
 @pytest.mark.parametrize(
     ("messages", "params", "problem"),
     [
-        (QUESTION, {"seed": 1}, "params.seed: is no parameter of Anthropic's Messages API"),
+        (QUESTION, {"seed": 1}, "params.seed: is not a parameter of Anthropic's Messages API"),
         (QUESTION, {"n": 2}, "params.n: Anthropic returns one reply"),
         (QUESTION, {"tool_choice": "any"}, "params.tool_choice: is 'any'"),
         ([{"role": "user", "content": [{"type": "input_audio"}]}], {}, r"messages[0].content[0]: a part of the type"),
-        ([{"role": "assistant", "tool_calls": [{}]}], {}, "messages[0].tool_calls[0]: is no tool call"),
+        ([{"role": "assistant", "tool_calls": [{}]}], {}, "messages[0].tool_calls[0]: is not a tool call"),
     ],
 )
 async def test_what_the_api_does_not_have_is_named(messages, params, problem):

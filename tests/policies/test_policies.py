@@ -148,7 +148,7 @@ BROKEN = {
     "a call that is text": history("1+2", ["c"], "3"),
     "calls that are a number": history("1+2", 5, "3"),
     "an id that is a list": history("1+2", [{**GOOD[0], "id": ["c"]}], "3"),
-    "a result that is no number": history("1+2", GOOD, "three"),
+    "a result that is not a number": history("1+2", GOOD, "three"),
     "a result that is a list": history("1+2", GOOD, [{"type": "text", "text": "3"}]),
     "an infinite result": history("1+2", GOOD, "inf"),
     "a result that is none": history("1+2", GOOD, "nan"),

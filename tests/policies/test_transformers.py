@@ -226,7 +226,7 @@ async def test_a_model_that_fails_is_an_error_and_the_next_call_works(model, tok
     with pytest.raises(Internal, match="the model failed: IndexError"):
         await generator.generate(request([10**6]))
     assert len((await generator.generate(request([1]))).token_ids) == 12
-    with pytest.raises(TypeError, match="model: a str is no model; pass AutoModelForCausalLM"):
+    with pytest.raises(TypeError, match="model: a str is not a model; pass AutoModelForCausalLM"):
         TransformersGenerator("a/path", tokenizer)
     with pytest.raises(ValueError, match="end_ids: neither the tokenizer nor the model"):
         model.generation_config.eos_token_id = None

@@ -12,7 +12,7 @@ from osmosis_grpc.network.credentials import Credentials
 from osmosis_grpc.network.server_security import ServerSecurity
 from osmosis_grpc.network.tls import ClientTls
 from osmosis_grpc.serve.options import check_trace, credentials_to_show, security_for_callers
-from osmosis_grpc.settings.line import OptionError
+from osmosis_grpc.settings.command_line import OptionError
 from osmosis_grpc.settings.settings import RolloutServerSettings
 from osmosis_grpc.trainer import RolloutClient, Trainer
 from tests.callback_trainer import CallbackTrainer

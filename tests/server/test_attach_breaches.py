@@ -192,10 +192,10 @@ MALFORMED: dict[str, tuple[dict[str, Any], str]] = {
     "a callback": ({"callback": rollout_pb2.Callback(target="127.0.0.1:1")}, "callback"),
     "an empty callback": ({"callback": rollout_pb2.Callback()}, "callback"),
     "metadata that is no object": ({"spec": {"metadata_json": "[1]"}}, "spec.metadata_json"),
-    "metadata that is no JSON": ({"spec": {"metadata_json": "{"}}, "spec.metadata_json"),
+    "metadata that is not JSON": ({"spec": {"metadata_json": "{"}}, "spec.metadata_json"),
     "much metadata": ({"spec": {"metadata_json": '{"a": "' + "a" * 2000 + '"}'}}, "spec.metadata_json"),
-    "sampling that is no JSON": ({"spec": {"sampling": {"extra_json": "no"}}}, "spec.sampling.extra_json"),
-    "a message that is no JSON": (
+    "sampling that is not JSON": ({"spec": {"sampling": {"extra_json": "no"}}}, "spec.sampling.extra_json"),
+    "a message that is not JSON": (
         {"spec": {"messages": [message_pb2.Message(role="user", extra_json="no")]}},
         "spec.messages[0].extra_json",
     ),

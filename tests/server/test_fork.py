@@ -13,7 +13,7 @@ from osmosis_grpc.protocol.types import FailureReason, OutcomeStatus, RolloutFil
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.storage import Reader
 from osmosis_grpc.trainer import Credentials, Fork, RolloutClient, Trainer, pad
-from osmosis_grpc.trainer.chats.chat_cache import ChatCache
+from osmosis_grpc.trainer.chats.rollout_cache import RolloutCache
 from tests.server.forking import CHATS, PARENTS, USER, Brancher, fork_at, policy, sampled, tokens_of, trained, user
 from tests.waiting import until
 
@@ -272,7 +272,7 @@ async def test_a_trainer_without_the_chats_completes_a_fork_from_its_events(tmp_
     with closing(Reader.look(tmp_path)) as reader:
         (entry,) = reader.find("f1")
     assert all(segment.referred for sample in entry.outcome.samples.values() for segment in sample.segments)
-    cache = ChatCache(policy).rollout("f1", 1, 0.0)
+    cache = RolloutCache(policy).rollout("f1", 1, 0.0)
     assert cache.lacks(entry.outcome)
     cache.restore(trajectory)
     assert not cache.lacks(entry.outcome)

@@ -17,10 +17,10 @@ from pydantic import SecretStr
 
 from osmosis_grpc.policies import ToolCallingMock
 from osmosis_grpc.protocol.errors import InvalidArgument, Unauthenticated
-from osmosis_grpc.settings.command import add_command
-from osmosis_grpc.settings.line import OPTIONS, options_of
+from osmosis_grpc.settings.command_line import OPTIONS, options_of
 from osmosis_grpc.settings.option import Secret
 from osmosis_grpc.settings.settings import RolloutSettings, command_settings, unknown_variables
+from osmosis_grpc.settings.typer_command import add_command
 from osmosis_grpc.trainer import Callback, ClientTls, RolloutClient, ServerSecurity, Trainer
 from tests.ports import quiet_port
 from tests.processes import ROOT, run
@@ -48,6 +48,7 @@ TEXTS = {
     "SERVER_LOG_LEVEL": ("debug", "debug", "loud"),
     "SERVER_RAY_RESOURCES": ("CPU=0.5 box=1", ("CPU=0.5", "box=1"), "CPU=0"),
     "SERVER_PROGRAM": ("codex mine.toml", ("codex", "mine.toml"), ""),
+    "SERVER_BOX": ("docker:a/b:1", "docker:a/b:1", "podman:a"),
     "SERVER_REWARD": ("python grade.py", "python grade.py", "'open"),
     "SERVER_RAY_NAME": ("x", "x", "a/b"),
     "CLIENT_TARGET": ("h:1", "h:1", "h"),

@@ -91,7 +91,7 @@ class Taps:
         """
         message_type = MESSAGES.get((method, request))
         if message_type is None or (sender.startswith("server-") and receiver.startswith("server-")):
-            return None  # a call that one worker passes on to another is no call of a trainer
+            return None  # a call that one worker passes on to another is not a call of a trainer
         message = message_type.FromString(data)
         stream = self._streams.setdefault(call, _Stream())
         if hasattr(message, "frames"):
@@ -104,7 +104,7 @@ class Taps:
                 SENT[kind](self, seen, body)
             self._show("sent", kind, seen, body)
         if hasattr(message, "frames"):
-            stream.unary = None  # the status of a stream is no answer to its frames
+            stream.unary = None  # the status of a stream is not an answer to its frames
         return seen
 
     def arrived(self, seen: Seen) -> None:

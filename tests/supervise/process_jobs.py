@@ -18,9 +18,9 @@ from osmosis_grpc.agent.tool_calls import execute_tool_calls
 from osmosis_grpc.agent.workflow_runnable import WorkflowRunnable
 from osmosis_grpc.agentic import AgenticRollout, AgenticRolloutConfig
 from osmosis_grpc.cli.daemon_thread import exit_after, run_in_daemon_thread
-from osmosis_grpc.endpoints.endpoints import Endpoints
+from osmosis_grpc.endpoints.endpoint_registry import Endpoints
+from osmosis_grpc.endpoints.model_request import Asked, ModelRequest
 from osmosis_grpc.endpoints.open_chats import OpenChats, Waits
-from osmosis_grpc.endpoints.requests import Asked, ModelRequest
 from osmosis_grpc.integrations.mcp import McpTools
 from osmosis_grpc.integrations.ray.actor import ServerProcess
 from osmosis_grpc.network.http.connections import BoundedProtocol

@@ -165,7 +165,7 @@ def test_a_registry_keeps_objects_and_makes_objects_of_classes():
     ("call", "problem"),
     [
         (lambda registry: registry.register(Counter), "name: the tool 'counter' is registered already"),
-        (lambda registry: registry.register(dict), "tool: dict is no BaseTool"),
+        (lambda registry: registry.register(dict), "tool: dict is not a BaseTool"),
         (lambda registry: registry.register(Counter([]), "other", log=[]), "log: an object takes no options"),
         (lambda registry: registry.get("browser"), "there is no tool 'browser'; the tools are counter"),
         (lambda registry: registry.schemas("gemini"), "form: 'gemini' is not openai or anthropic"),

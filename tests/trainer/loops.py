@@ -18,7 +18,7 @@ from osmosis_grpc.protocol.errors import UnknownChat
 from osmosis_grpc.protocol.types import ChatPurpose, TokenBlock, VersionSpan
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.trainer import RolloutClient, Trainer
-from osmosis_grpc.trainer.chats.chat_cache import ChatCache
+from osmosis_grpc.trainer.chats.rollout_cache import RolloutCache
 from tests.callback_trainer import CallbackTrainer
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
@@ -182,7 +182,7 @@ class Sampler:
         return made
 
 
-class Forgetful(ChatCache):
+class Forgetful(RolloutCache):
     """A cache that does not know the chats that some deltas continue."""
 
     forgets = frozenset()

@@ -148,8 +148,8 @@ NOT_SENDABLE = {
     "no JSON": lambda request: replace(reply(request), message={"role": "assistant", "content": {1, 2}}),
     "prompt as a list": lambda request: replace(reply(request), prompt_ids=[1, 2]),
     "a prefix too long": lambda request: replace(reply(request), prompt_prefix=99),
-    "extra is no JSON": lambda request: replace(reply(request), extra={"x": object()}),
-    "usage is no JSON": lambda request: replace(reply(request), usage={"prompt_tokens": 1, "x": {1}}),
+    "extra is not JSON": lambda request: replace(reply(request), extra={"x": object()}),
+    "usage is not JSON": lambda request: replace(reply(request), usage={"prompt_tokens": 1, "x": {1}}),
     "no finish reason": lambda request: replace(reply(request), finish_reason=5),
 }
 

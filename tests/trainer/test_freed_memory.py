@@ -3,10 +3,10 @@
 import asyncio
 import gc
 
-from osmosis_grpc.engine.sample import RunningSample as ServersSample
+from osmosis_grpc.engine.running_sample import RunningSample as ServersSample
 from osmosis_grpc.protocol.types.conversation_tree import Node
-from osmosis_grpc.trainer.chats.sample import PendingChat
-from osmosis_grpc.trainer.chats.sample import SampleState as TrainersSample
+from osmosis_grpc.trainer.chats.sample_state import PendingChat
+from osmosis_grpc.trainer.chats.sample_state import SampleState as TrainersSample
 from tests.trainer.conftest import USER, reply, talker
 from tests.waiting import until
 

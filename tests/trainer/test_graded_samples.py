@@ -23,7 +23,7 @@ from osmosis_grpc.protocol.types import (
     events,
 )
 from osmosis_grpc.trainer import RolloutClient, SyncTrainer, Trainer, TrainerConfig, advantages, pad
-from osmosis_grpc.trainer.chats.chat_cache import ChatCache
+from osmosis_grpc.trainer.chats.rollout_cache import RolloutCache
 from tests.trainer.conftest import PATIENCE, USER
 from tests.trainer.deployment import within
 
@@ -202,29 +202,29 @@ async def test_an_unknown_policy_is_refused_by_name(serve, transport, delta):
     policies = {"": Named(""), "solver": Named("solver")}
     async with training(serve, policies, transport, delta, agent=Lost()) as (trainer, _):
         outcome = await within(trainer.rollout(rollout_id="r1", messages=[USER]))
-    assert refusals == [(("policy", "'judge' is no policy of this trainer; it has '', 'solver'"),)]
+    assert refusals == [(("policy", "'judge' is not a policy of this trainer; it has '', 'solver'"),)]
     assert (outcome.status, outcome.failure.boundary) == (OutcomeStatus.FAILED, "trainer")
     assert outcome.failure.reason == "CHAT_REFUSED"
-    assert "'judge' is no policy of this trainer" in outcome.failure.message
+    assert "'judge' is not a policy of this trainer" in outcome.failure.message
 
 
 @pytest.mark.parametrize(("transport", "delta"), WAYS, ids=IDS)
 async def test_a_single_policy_answers_the_chats_that_name_none(serve, transport, delta):
     async with training(serve, lambda request: answer(request, "fine"), transport, delta) as (trainer, _):
         outcome = await within(trainer.rollout(rollout_id="r1", messages=[USER]))
-    assert "'planner' is no policy of this trainer; it has '', the only one" in outcome.failure.message
+    assert "'planner' is not a policy of this trainer; it has '', the only one" in outcome.failure.message
 
 
 async def test_without_an_unnamed_policy_a_chat_that_names_none_is_refused():
-    cache = ChatCache({"judge": lambda request: answer(request, "fine")})
-    with pytest.raises(InvalidArgument, match="'' is no policy of this trainer; it has 'judge'"):
+    cache = RolloutCache({"judge": lambda request: answer(request, "fine")})
+    with pytest.raises(InvalidArgument, match="'' is not a policy of this trainer; it has 'judge'"):
         cache.chat(ChatRequest(rollout_id="r", messages=[USER]), 0.0)
     asked = cache.chat(ChatRequest(rollout_id="r", messages=[USER], policy="judge"), 0.0)
     assert asked.kept().message["content"] == "fine"
 
 
 async def test_chats_are_compared_by_their_policy_too():
-    cache = ChatCache(dict.fromkeys(("", "judge"), lambda request: answer(request, "fine")))
+    cache = RolloutCache(dict.fromkeys(("", "judge"), lambda request: answer(request, "fine")))
     chat = ChatRequest(rollout_id="r", messages=[USER])
     assert cache.chat(chat, 0.0) is cache.chat(chat, 0.0)
     with pytest.raises(AlreadyExists):

@@ -19,7 +19,7 @@ from osmosis_grpc.server import AgentServer
 from osmosis_grpc.storage.ledger import SqliteLedger
 from osmosis_grpc.storage.ledger.rows import LEDGER
 from osmosis_grpc.trainer import Credentials, RolloutClient, RolloutRequest, ServerSecurity, Trainer, TrainerConfig
-from osmosis_grpc.trainer.chats.chat_cache import ChatCache
+from osmosis_grpc.trainer.chats.rollout_cache import RolloutCache
 from tests.attach.cutting_proxy import CuttingProxy
 from tests.damaged import signed
 from tests.trainer.conftest import PATIENCE, USER, reply, talker
@@ -409,7 +409,7 @@ async def test_a_chat_that_cannot_be_written_is_unavailable_and_never_sampled_ag
 
     ledger = await SqliteLedger.open(tmp_path / "ledger", 60.0)
     try:
-        book = ChatCache(policy, ledger)
+        book = RolloutCache(policy, ledger)
         fill(ledger, True)
         question = ChatRequest(rollout_id="r", chat_number=1, messages=[USER])
         for _ in range(3):

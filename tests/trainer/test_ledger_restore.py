@@ -17,7 +17,7 @@ from osmosis_grpc.protocol.types import OutcomeStatus, RolloutRequest
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.storage.ledger import SqliteLedger
 from osmosis_grpc.trainer import Trainer, TrainerConfig
-from osmosis_grpc.trainer.chats.chat_cache import ChatCache
+from osmosis_grpc.trainer.chats.rollout_cache import RolloutCache
 from tests.trainer.loops import CROWDED, LOOPS, ODDITIES, PATIENCE, Ask, Planned, Rewind, Sampler, Together
 
 names = itertools.count(1)
@@ -25,7 +25,7 @@ A, B = Ask("main", ("x",)), Ask("main", ())
 QUICK = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]}
 
 
-class Listening(ChatCache):
+class Listening(RolloutCache):
     """A book that writes down what it is asked."""
 
     def chat(self, request, now):
@@ -128,19 +128,19 @@ async def stopped_and_not(requests, replies, stop, folder):
         seen.append(request)
         return replies[request.sample, request.chat_number]
 
-    whole = await ask_all(ChatCache(policy), requests)
+    whole = await ask_all(RolloutCache(policy), requests)
     all_seen, path = seen.copy(), folder / f"{next(names)}"
     seen.clear()
     ledger = await SqliteLedger.open(path, 60.0)
     try:
-        assert await ask_all(ChatCache(policy, ledger), requests[:stop]) == whole[:stop]
+        assert await ask_all(RolloutCache(policy, ledger), requests[:stop]) == whole[:stop]
     finally:
         await ledger.close()
     assert seen == all_seen[:stop]
     seen.clear()
     ledger = await SqliteLedger.open(path, 60.0)
     try:
-        book = ChatCache(policy, ledger)
+        book = RolloutCache(policy, ledger)
         book.restore(ledger.take_restored(), 0.0)
         assert await ask_all(book, requests[:stop]) == whole[:stop]
         assert seen == [], "what was answered is not sampled again"

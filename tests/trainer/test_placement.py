@@ -7,7 +7,7 @@ import pytest
 
 from osmosis_grpc.protocol.types import RolloutRequest
 from osmosis_grpc.trainer import placement
-from osmosis_grpc.trainer.agent_server_state import Rollout
+from osmosis_grpc.trainer.agent_server_link import Rollout
 from osmosis_grpc.trainer.annotate import RecentServers
 from osmosis_grpc.trainer.placement import Placement
 

@@ -112,7 +112,7 @@ async def test_a_token_that_would_travel_in_plain_text_is_an_error_with_the_line
     [
         ("10.0.0.1:50051\nnonsense\n", "line 2: 'nonsense' is not HOST:PORT"),
         (None, "servers cannot be read: No such file or directory; its last list of 1 servers counts"),
-        (b"\xff\xfe", "it is no UTF-8 text"),
+        (b"\xff\xfe", "it is not UTF-8 text"),
     ],
 )
 async def test_a_file_that_becomes_wrong_keeps_its_last_list_and_is_logged_once(tmp_path, caplog, text, logged):

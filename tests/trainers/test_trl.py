@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from osmosis_grpc.integrations.trl import TrlRollouts, outcome_reward
-from osmosis_grpc.policies import ScriptedPolicy, ToolCallingMock
+from osmosis_grpc.policies import FamilyRenderer, ScriptedPolicy, ToolCallingMock
 from osmosis_grpc.policies.formula import VOCABULARY
 from osmosis_grpc.protocol.errors import FailedPrecondition, InvalidArgument
 from osmosis_grpc.protocol.types import OutcomeStatus
@@ -17,6 +17,7 @@ from tests.trainers import tiny_model
 pytestmark = [pytest.mark.trainers, pytest.mark.filterwarnings("ignore")]
 trl = pytest.importorskip("trl")
 
+QWEN = ["<|endoftext|>", "<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 CALCULATOR = "osmosis_grpc.testing.calculator:agent_loop"
 QUESTIONS = {"What is 2 + 3?": "5", "What is (2 + 3) * (4 + 5)?": "45", "What is 7 / 2?": "3.5", "What is 4 * 5?": "20"}
 ROWS = [{"prompt": [{"role": "user", "content": text}], "answer": answer} for text, answer in QUESTIONS.items()]
@@ -36,7 +37,9 @@ class Recording(trl.GRPOTrainer):
         return super()._compute_loss(model, inputs)
 
 
-def grpo_trainer(folder, rollouts, *, rows=ROWS, tokens=VOCABULARY, reward_funcs=outcome_reward, **options):
+def grpo_trainer(
+    folder, rollouts, *, rows=ROWS, tokens=VOCABULARY, reward_funcs=outcome_reward, tokenizer=None, **options
+):
     from datasets import Dataset
 
     dataset = Dataset.from_list(rows)
@@ -54,7 +57,7 @@ def grpo_trainer(folder, rollouts, *, rows=ROWS, tokens=VOCABULARY, reward_funcs
     )
     return Recording(
         model=tiny_model.model(tokens),
-        processing_class=tiny_model.tokenizer(),
+        processing_class=tokenizer or tiny_model.tokenizer(),
         args=args,
         train_dataset=dataset,
         eval_dataset=dataset,
@@ -208,6 +211,7 @@ def test_a_dataset_that_does_not_fit_is_refused_by_name(server, tmp_path, rows, 
         ({"servers": "localhost"}, ValueError, "'localhost' is not HOST:PORT"),
         ({"servers": "127.0.0.1:1", "metadata": "topic"}, TypeError, "pass the names of columns"),
         ({"servers": "127.0.0.1:1", "lable": "answer"}, TypeError, "lable"),
+        ({"servers": "127.0.0.1:1", "policy": ToolCallingMock(), "renderer": "a/model"}, TypeError, "renderer"),
     ],
 )
 def test_wrong_arguments_are_refused_before_the_model_is_loaded(arguments, error, problem):
@@ -241,3 +245,27 @@ def test_the_model_of_the_trainer_answers_with_exact_logprobs(server, tmp_path, 
     assert max(recomputed) < 1e-4
     assert trainer.model.training
     assert {len(outcome.samples["main"].segments) for outcome in rollouts.outcomes} == {1}
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_the_model_is_asked_in_the_format_of_a_renderer_or_of_a_named_model(server, tmp_path, named):
+    """Qwen 3 gets its tools as JSON in a system message; the template of the tokenizer writes only their names."""
+    tokenizer = tiny_model.tokenizer(*QWEN)
+    renderer = "Qwen/Qwen3-8B" if named else FamilyRenderer(tokenizer, family="qwen3")
+    with TrlRollouts([server], renderer=renderer, label="answer", fields={"max_turns": 1}) as rollouts:
+        trainer = grpo_trainer(tmp_path, rollouts, tokens=len(tokenizer), max_completion_length=4, tokenizer=tokenizer)
+        trainer.train()
+    for outcome in rollouts.outcomes:
+        (segment,) = outcome.samples["main"].segments
+        prompt = tokenizer.decode(segment.ids[: int(np.argmax(segment.mask()))].tolist())
+        assert '{"type": "function", "function": {"name": "add"' in prompt
+        assert prompt.endswith("<|im_start|>assistant\n")
+
+
+@pytest.mark.parametrize("name", ["", "nobody/a-model"])
+def test_without_a_known_family_the_template_of_the_tokenizer_is_used(server, tmp_path, name):
+    with TrlRollouts([server], renderer=name, label="answer", fields={"max_turns": 1}) as rollouts:
+        grpo_trainer(tmp_path, rollouts, tokens=259, max_completion_length=4).train()
+    decode = tiny_model.tokenizer().decode
+    first = [each.samples["main"].segments[0].ids[:2].tolist() for each in rollouts.outcomes]
+    assert set(map(decode, first)) == {"<|im_start|>s"}

@@ -94,11 +94,11 @@ async def test_a_wrong_page_or_a_very_long_time_is_named(viewer, following):
             assert (answer.status_code, "more than 100 years" in answer.text) == (400, True)
     for page in ("older", "-1", "9" * 40, "\u0661"):
         answer = await viewer.get("/", params={"page": page})
-        assert (answer.status_code, "is no page of this list" in answer.text) == (400, True)
+        assert (answer.status_code, "is not a page of this list" in answer.text) == (400, True)
         async with viewer.stream("GET", "/stream", params={"page": page}) as stream:
             lines = stream.aiter_lines()
             assert await anext(lines) == "event: problem"
-            assert "is no page of this list" in await anext(lines)
+            assert "is not a page of this list" in await anext(lines)
 
 
 async def test_streams_are_bounded_and_pages_are_still_shown(viewer):

@@ -155,5 +155,5 @@ async def test_a_page_without_metrics_and_a_wrong_address_say_so():
     with pytest.raises(MetricsError, match="has no metrics"):
         await numbers_of("<html>{")
     for address in ("ftp://here/metrics", "http:///metrics"):
-        with pytest.raises(ValueError, match="no HOST:PORT"):
+        with pytest.raises(ValueError, match="HOST:PORT"):
             scraped(address)

@@ -27,8 +27,17 @@ VARIABLES = {
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
-OPTIONS = ("--dtype", "float32", "--enforce-eager", "--max-model-len", str(CONTEXT), "--enable-scale-out")
+OPTIONS = ("--dtype", "float32", "--enforce-eager", "--max-model-len", str(CONTEXT))
 OPTIONS += ("--logprobs-mode", "processed_logprobs", "--served-model-name", "tiny")
+
+
+def ready(url):
+    """Whether a server answers over HTTP."""
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
+            return answer.status == 200
+    except (urllib.error.URLError, OSError, http.client.HTTPException):
+        return False
 
 
 class Engine:
@@ -42,17 +51,20 @@ class Engine:
 
     def start(self):
         """Return when the server answers."""
-        options = [*OPTIONS, "--port", str(self.port)]
+        options = [*OPTIONS, "--enable-scale-out", "--port", str(self.port)]
         variables = os.environ | VARIABLES
         if self._rust:
             options += ["--grpc-port", str(self.grpc_port)]
             variables |= {"VLLM_USE_RUST_FRONTEND": "1", "VLLM_RUST_FRONTEND_PATH": str(HOME / "vllm" / "vllm-rs")}
+        self._serve(options, variables, lambda: ready(self.url))
+
+    def _serve(self, options, variables, answers):
         command = [HOME / "bin" / "vllm", "serve", self._folder, *options]
         with self._log.open("a") as log:
             self._process = subprocess.Popen(
                 command, env=variables, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
-        wait_until(self._answers, f"vLLM is ready; see {self._log}", timeout=START)
+        wait_until(lambda: self._alive() and answers(), f"vLLM is ready; see {self._log}", timeout=START)
 
     def kill(self):
         """End all processes of the server at once, as a crash of its machine does."""
@@ -77,13 +89,30 @@ class Engine:
         names = ("vllm:num_requests_running", "vllm:num_requests_waiting{")
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(names))
 
-    def _answers(self):
+    def _alive(self):
         assert self._process.poll() is None, self._log.read_text()[-4000:]
-        try:
-            with urllib.request.urlopen(f"{self.url}/health", timeout=5) as answer:
-                return answer.status == 200
-        except (urllib.error.URLError, OSError, http.client.HTTPException):
-            return False
+        return True
+
+
+class SmgEngine(Engine):
+    """One `vllm serve --grpc`: the service of smg-grpc-servicer, which has no HTTP and no call that controls vLLM."""
+
+    def start(self):
+        """Return when the service answers."""
+        options = [*OPTIONS, "--grpc", "--host", "127.0.0.1", "--port", str(self.grpc_port)]
+        self._serve(options, os.environ | VARIABLES, self._serves)
+
+    def _serves(self):
+        """Whether it answers the standard health check, without this project's code."""
+        import grpc
+        from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+        with grpc.insecure_channel(self.target) as channel:
+            try:
+                answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
+            except grpc.RpcError:
+                return False
+        return answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
 def recomputed(folder, rows):

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from osmosis_grpc.policies import FinishReason, GenerateRequest, OpenAIPolicy, Sampling
+from osmosis_grpc.policies import FinishReason, GenerateRequest, OpenAIPolicy, Sampling, TemplateTokenizer
 from osmosis_grpc.protocol.errors import ContextLengthExceeded, InvalidArgument
 from osmosis_grpc.trainer import ChatRequest
-from tests.vllm.conftest import KINDS
+from tests.vllm.conftest import KINDS, ROUTES
 from tests.vllm.engine import CONTEXT, MODELS, recomputed
 
 pytestmark = pytest.mark.vllm
@@ -30,9 +30,13 @@ def near(rows, wanted):
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-@pytest.mark.parametrize("kind", KINDS)
-async def test_ids_and_logprobs_are_those_of_the_engine_and_of_transformers(kind, temperature, engine_of, tokenizer):
+@pytest.mark.parametrize("kind", ROUTES)
+async def test_ids_and_logprobs_are_those_of_the_engine_and_of_transformers(
+    kind, temperature, engine_of, python_engine, tokenizer
+):
+    """The engine behind smg-grpc-servicer has no HTTP, so another one with the same model and seed has the record."""
     engine, generator = engine_of(kind)
+    engine = python_engine if kind == "smg" else engine
     prompts = [tokenizer.encode(text) for text in PROMPTS]
     async with generator:
         assert await generator.context_length() == CONTEXT
@@ -97,6 +101,33 @@ async def test_bad_words_are_not_sampled(kind, engine_of, tokenizer):
         others = (*tokenizer.encode("red"), 50)
         never = await generator.generate(asked(ids, allowed_token_ids=others, bad_words=(word,)))
     assert seen.token_ids[0] not in never.token_ids.tolist()
+
+
+async def test_smg_shapes_what_is_sampled_and_names_what_it_lacks(engine_of, tokenizer):
+    _, generator = engine_of("smg")
+    prompt, end = tokenizer.encode("Hello"), tokenizer.encode("<|im_end|>")[0]
+    async with generator:
+        ended = await generator.generate(asked(prompt, logit_bias={end: 100.0}, min_tokens=0))
+        waited = await generator.generate(asked(prompt, min_tokens=5))
+        top = await generator.generate(asked(prompt, top_logprobs=3))
+        shaped = await generator.generate(asked(prompt, regex="[ab]{3}"))
+        for lacking in ({"allowed_token_ids": (50,)}, {"bad_words": ("no",)}, {"top_logprobs": 20}):
+            with pytest.raises(InvalidArgument) as caught:
+                await generator.generate(asked(prompt, **lacking))
+            assert [field for field, _ in caught.value.violations] == [f"params.{name}" for name in lacking]
+    assert (ended.token_ids.tolist(), ended.finish_reason) == ([end], FinishReason.STOP)
+    assert len(waited.token_ids) >= 5
+    assert top.extras["top_logprobs"].numpy().shape == (len(top.token_ids), 3)
+    text = tokenizer.decode(shaped.token_ids.tolist()).removesuffix("<|im_end|>")
+    assert len(text) == 3
+    assert set(text) <= {"a", "b"}
+
+
+async def test_a_tokenizer_from_smg_reads_as_the_one_in_the_folder(engine_of, tokenizer, tmp_path):
+    _, generator = engine_of("smg")
+    async with generator:
+        folder = await generator.download_tokenizer(tmp_path / "tokenizer")
+    assert TemplateTokenizer(folder).encode(PROMPTS[1]) == tokenizer.encode(PROMPTS[1])
 
 
 async def test_a_stop_text_ends_a_reply_with_its_tokens(python_engine, engine_of, tokenizer):

@@ -14,7 +14,7 @@ from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.rollout import RolloutAgentLoop
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.trainer import ChatRequest, Trainer
-from tests.vllm.conftest import KINDS
+from tests.vllm.conftest import KINDS, ROUTES
 from tests.vllm.engine import CONTEXT, MODELS, recomputed
 from tests.waiting import until
 
@@ -75,7 +75,7 @@ async def busy(engine):
     await until(lambda: asyncio.to_thread(engine.running), "the engine samples", timeout=60)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ROUTES)
 async def test_rollouts_at_once_are_one_segment_each_without_drift(kind, engine_of, renderer):
     _, generator = engine_of(kind)
     policy = TokenPolicy(renderer, generator, TokenPolicyConfig(context=CONTEXT, params={"temperature": 1.0}))

@@ -106,7 +106,7 @@ export class Attachment {
         silence.refresh();
         for (const each of frames) {
           if (this.stream) this.handle(each);
-          else if (each.frame.case !== "hello") throw new Error("the first frame of the server is no hello");
+          else if (each.frame.case !== "hello") throw new Error("the first frame of the server is not a hello");
           else {
             const { heartbeatInterval, heartbeatTimeout } = each.frame.value.limits!;
             clearTimeout(silence);

@@ -1,1 +1,1 @@
-"""The library of ReAct and tool agents, under the names that it had."""
+"""The Agentic Rollout Library: its ReAct and tool agents, under their old names."""

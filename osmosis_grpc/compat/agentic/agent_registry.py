@@ -1,4 +1,4 @@
-"""The agent types by name: those of this package, those that code registers, and those of installed packages."""
+"""The agent types by name: built-in ones, registered ones, and those of installed packages."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -39,7 +39,7 @@ def get_agent_class(name: str) -> type:
     for found in entry_points(group=GROUP, name=name):
         cls: type = found.load()
         return cls
-    raise InvalidArgument("agent_type", f"{name!r} is no agent type; the types are {', '.join(list_agents())}")
+    raise InvalidArgument("agent_type", f"{name!r} is not an agent type; the types are {', '.join(list_agents())}")
 
 
 def list_agents() -> list[str]:
@@ -60,7 +60,7 @@ def make_agent(name: str, of_the_config: Mapping[str, Any], options: Mapping[str
     """
     cls = get_agent_class(name)
     if not issubclass(cls, BaseAgent):
-        raise InvalidArgument("agent_type", f"{name!r}: {cls.__name__} is no BaseAgent")
+        raise InvalidArgument("agent_type", f"{name!r}: {cls.__name__} is not a BaseAgent")
     parameters = inspect.signature(cls).parameters.values()
     known = {each.name for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)}
     takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)

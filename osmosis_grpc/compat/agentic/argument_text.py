@@ -12,7 +12,7 @@ _PAIRS = {"(": ")", "[": "]", "{": "}"}
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0", "\n": ""}
 _WORDS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
 LONGEST_LITERAL = 100_000
-"""A value with more characters, that is no text in quotes, stays a text."""
+"""A value with more characters, that is not a text in quotes, stays a text."""
 
 
 class CallTextError(ValueError):

@@ -1,6 +1,6 @@
 """The configuration of AgenticRollout, from Python, JSON, YAML or a dict, and the variables of the environment.
 
-A value that a caller gives wins over the variable, and a request's value wins over both.
+A value of the request takes precedence over a value of the caller, and this one over the variable.
 """
 
 import json
@@ -62,7 +62,7 @@ def save_trajectories(given: bool | None = None) -> bool:
 def log_level(given: str | None = None) -> int | None:
     """Return the number of the given level, otherwise of AGENTIC_LOG_LEVEL; None if both are missing.
 
-    Raises ValueError, naming the variable, for a text that is no level.
+    Raises ValueError, naming the variable, for a text that is not a level.
     """
     name, text = ("log_level", given) if given else (LOG_LEVEL, os.environ.get(LOG_LEVEL, ""))
     if not text:
@@ -168,7 +168,7 @@ def _refuse(error: ValidationError) -> NoReturn:
         known = list(AgenticRolloutConfig.model_fields)
         close = get_close_matches(field, known, 1)
         which = f"did you mean {close[0]}?" if close else f"the fields are {', '.join(known)}"
-        raise InvalidArgument(field, f"is no field; {which}") from None
+        raise InvalidArgument(field, f"is not a field; {which}") from None
     raise InvalidArgument(field, f"{problem['input']!r:.80}: {problem['msg']}") from None
 
 

@@ -1,4 +1,4 @@
-"""One rollout of an agent: what the agent notes about it, and what is counted and rewarded."""
+"""One rollout of an agent: its notes, counts and rewards."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field

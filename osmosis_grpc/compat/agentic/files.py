@@ -1,8 +1,7 @@
-"""Files of trajectories: writes and reads them whole, and appends to a file that several processes write.
+"""Writes and reads files of trajectories, and appends to a file that several processes write.
 
-A process locks the file while it appends, so that a crash tears no record. A process that was killed while it wrote
-leaves a line without its end; the next writer removes that line, and readers leave it out. Its rollout was never
-reported as saved.
+A process locks the file while it appends. If it is killed while it writes, an incomplete line is left. The next writer
+removes this line, and readers skip it. Its rollout was never reported as saved.
 """
 
 import fcntl
@@ -103,7 +102,7 @@ def _trajectory(line: bytes, where: str) -> Trajectory:
     try:
         return Trajectory.from_dict(json.loads(line.decode("utf-8", "surrogatepass")))
     except (ValueError, InvalidArgument) as error:
-        raise InvalidArgument(where, f"is no trajectory: {error}") from None
+        raise InvalidArgument(where, f"is not a trajectory: {error}") from None
 
 
 def dump_trajectories(trajectories: Iterable[Trajectory], path: str | Path, format: str = "jsonl") -> None:  # noqa: A002

@@ -61,7 +61,7 @@ def make_interactions(config: Mapping[str, Any] | None) -> dict[str, Interaction
     for name, options in (config or {}).items():
         field = f"interactions_config.{name}"
         if name not in _kinds:
-            raise InvalidArgument(field, f"is no interaction; the interactions are {', '.join(sorted(_kinds))}")
+            raise InvalidArgument(field, f"is not an interaction; the interactions are {', '.join(sorted(_kinds))}")
         if not isinstance(options, Mapping):
             raise InvalidArgument(field, f"is a {type(options).__name__}, not an object of options")
         try:

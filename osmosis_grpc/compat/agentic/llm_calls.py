@@ -1,7 +1,4 @@
-"""Calls of an LLM: reads their replies, and repeats calls that may succeed later.
-
-The status or the type of an error decides which.
-"""
+"""Calls an LLM and reads its replies. A call is repeated if the status or the type of its error is temporary."""
 
 import asyncio
 import logging

@@ -103,13 +103,13 @@ class LocalEngine:
 
 
 def check_request(request: Mapping[str, Any]) -> None:
-    """Raise InvalidArgument for a name that is no field of RolloutRequest, or that the caller cannot set."""
+    """Raise InvalidArgument for a name that is not a field of RolloutRequest, or that the caller cannot set."""
     known = [each.name for each in fields(RolloutRequest) if each.name not in _SET_HERE]
     for name in request:
         if name not in known:
             close = get_close_matches(name, known, 1)
             which = f"did you mean {close[0]}?" if close else f"the fields are {', '.join(known)}"
-            raise InvalidArgument(f"request.{name}", f"is no field; {which}")
+            raise InvalidArgument(f"request.{name}", f"is not a field; {which}")
 
 
 _SET_HERE = ("rollout_id", "messages", "attempt", "fork")

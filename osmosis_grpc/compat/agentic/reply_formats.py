@@ -58,7 +58,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """An action that is no call of a tool."""
+    """An action that is not a call of a tool."""
 
     text: str
     error: str

@@ -78,9 +78,9 @@ class AgentRunnable:
 def agent_runnable(agent: Any, name: str = "") -> AgentRunnable:
     """Return the Runnable of a BaseAgent, for `serve -m MODULE:ATTRIBUTE`. Its name is `name`, or that of the class.
 
-    Raises InvalidArgument for what is no agent.
+    Raises InvalidArgument for what is not an agent.
     """
     if isinstance(agent, type) or not hasattr(agent, "run_trajectory"):
-        what = f"a class; pass an agent, such as {agent.__name__}()" if isinstance(agent, type) else "no BaseAgent"
+        what = f"a class; pass an agent, such as {agent.__name__}()" if isinstance(agent, type) else "not a BaseAgent"
         raise InvalidArgument("agent", f"is {what}")
     return AgentRunnable(agent, name)

@@ -1,7 +1,7 @@
 """Saves the sandbox of a rollout at each turn, so that the rollout can be forked there and continues after a crash.
 
-The file `turn-N.tar.gz` in the folder of the rollout has the working folder as it is before chat N is asked, and the
-results of all tool calls until then. A rollout that runs again repeats the saved results. Before its first new result,
+The file `turn-N.tar.gz` in the folder of the rollout has the working folder as it was before chat N, and the results of
+all earlier tool calls. A rollout that runs again repeats the saved results. Before its first new result,
 it gets the working folder of that turn.
 """
 

@@ -1,6 +1,6 @@
-"""The tools of agents: those that a configuration can name, those made of what authors have, and their calls.
+"""The tools of agents: finds the tools that a configuration names, makes tools of authors' objects, and runs calls.
 
-Each rollout gets tools of its own. An error of a call becomes a result with a type, and the agent goes on.
+Each rollout gets its own tools. An error of a call becomes a result with a type, and the agent goes on.
 """
 
 import inspect
@@ -232,11 +232,11 @@ def _parameters(name: str) -> Mapping[str, inspect.Parameter]:
 def _check(name: str, options: Mapping[str, Any]) -> None:
     field = f"tools_config.{name}"
     if name not in list_tools():
-        raise InvalidArgument(field, f"is no tool; the tools are {', '.join(list_tools())}")
+        raise InvalidArgument(field, f"is not a tool; the tools are {', '.join(list_tools())}")
     known = [each for each in _parameters(name) if each != "sandbox"]
     for option in options:
         if option not in known:
-            raise InvalidArgument(f"{field}.{option}", f"is no option; the tool has {', '.join(known) or 'none'}")
+            raise InvalidArgument(f"{field}.{option}", f"is not an option; the tool has {', '.join(known) or 'none'}")
 
 
 def _make(name: str, options: Mapping[str, Any], sandbox: Sandbox | None) -> Any:

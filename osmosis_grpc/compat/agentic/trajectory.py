@@ -1,4 +1,4 @@
-"""The steps of a rollout as the names of the Agentic Rollout Library: Trajectory, TrajectoryStep, StepType."""
+"""The steps of a rollout, under the names of the Agentic Rollout Library: Trajectory, TrajectoryStep, StepType."""
 
 import math
 import statistics
@@ -193,7 +193,7 @@ def _known(cls: Any, values: Any, required: tuple[str, ...]) -> dict[str, Any]:
     names = [each.name for each in fields(cls)]
     for name in values:
         if name not in names:
-            raise InvalidArgument(str(name), f"is no field of a {cls.__name__}; the fields are {', '.join(names)}")
+            raise InvalidArgument(str(name), f"is not a field of a {cls.__name__}; the fields are {', '.join(names)}")
     for name in required:
         if name not in values:
             raise InvalidArgument(name, f"is missing in a {cls.__name__}")

@@ -1,4 +1,4 @@
-"""The actor that Ray places on a node. It starts one agent server there as a process, and notices its end."""
+"""The actor that Ray places on a node. It starts one agent server in a process, and notices when the process ends."""
 
 import importlib
 import json

@@ -1,7 +1,7 @@
 """Places agent servers on a Ray cluster, one in each bundle of a placement group.
 
-Ray chooses the nodes, starts a server again when it has ended, and moves it when its node has died. If the cluster has
-an autoscaler, bundles without a node make it add nodes.
+Ray chooses the nodes, restarts a server that has ended, and moves a server whose node has died. If the cluster has an
+autoscaler, it adds nodes for the bundles that have none.
 """
 
 import importlib

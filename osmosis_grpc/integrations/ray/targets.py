@@ -1,4 +1,4 @@
-"""Says where the agent servers of `serve --ray` are. A Trainer asks again and again."""
+"""Returns the addresses of the agent servers of `serve --ray`. A Trainer asks for them regularly."""
 
 import importlib
 from typing import Any

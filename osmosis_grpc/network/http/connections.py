@@ -1,9 +1,9 @@
 """HTTP/1.1 connections with limits that uvicorn lacks: their number, request heads, body lengths, unread bodies.
 
-A listening socket limits its connections, in all and for each address, before anything is read from them. When a limit
-is reached, the oldest connection without a request in work is closed, so that idle connections keep no caller out. A
-new connection is refused only when every connection of the limit answers a request. In all, the address with the most
-connections loses first.
+A listening socket limits all connections, and the connections of each address, before it reads from them. At a limit,
+the oldest idle connection is closed, so that idle connections do not keep callers out. If the limit for all connections
+is reached, the address with the most connections loses one first. A new connection is refused only if every connection
+under the limit is answering a request.
 """
 
 import asyncio
@@ -76,7 +76,7 @@ class LimitedSocket(socket.socket):
         """Called with each accepted connection."""
 
     def listen(self, backlog: int = BACKLOG, /) -> None:
-        """Listen. The event loop passes IN_ONE_PASS, which is no length for the operating system's queue."""
+        """Listen. The event loop passes IN_ONE_PASS, which is not a length for the operating system's queue."""
         super().listen(BACKLOG)
 
     def accept(self) -> tuple[socket.socket, Any]:

@@ -83,7 +83,7 @@ class Guard:
         host = Headers(scope=scope).get("host", "")
         if not bound_to_loopback(scope, self._loopback) or is_local_name(host) or from_test_client(scope):
             return None
-        detail = f"Host: {host[:256]!r} is no name of this machine; a caller by another name needs a token"
+        detail = f"Host: {host[:256]!r} is not a name of this machine; a caller by another name needs a token"
         return JSONResponse({"detail": detail}, 421)
 
 

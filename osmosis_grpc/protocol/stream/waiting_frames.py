@@ -22,7 +22,7 @@ class OutgoingFrames:
 
     def __init__(self) -> None:
         self._frames: deque[tuple[bytes, int]] = deque()
-        """Each frame, and the number that the frame adds to `answer_bytes`. A frame that is no answer adds 0."""
+        """Each frame, and the number that the frame adds to `answer_bytes`. A frame that is not an answer adds 0."""
         self._events: deque[tuple[bytes, int]] = deque()
         self.answer_bytes = 0
         """The bytes of the waiting answers. An answer counts as the bytes of its frame plus _ANSWER_OVERHEAD."""

@@ -7,14 +7,9 @@ earlier message, its next history takes another branch.
 
 Two histories are equal exactly if they end in the same node. This is also true if one was sent in full and the other as
 a delta. The server uses the tree to find the new messages. The trainer uses the tree to find the known messages.
-
-It also finds the chats whose replies the agent dropped. An agent may ask the same question twice, to retry or to take
-the best of several replies. The reply with which the conversation goes on is kept. The others are dropped, along with
-everything that continues them. Nothing else counts as dropped: if the agent edits a reply, shortens its history, or
-asks several questions after the same history, its earlier replies can be legitimate work.
 """
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from osmosis_grpc.protocol.types.messages import Message, copy_message
@@ -64,7 +59,7 @@ class Node:
     def matches(self, message: Message) -> bool:
         """Return whether `message` equals the message of this node. 1 and 1.0 are equal; 1 and true differ."""
         try:
-            if not self.message == message:  # noqa: SIM201 - a value that is no JSON may define its own !=
+            if not self.message == message:  # noqa: SIM201 - a value that is not JSON may define its own !=
                 return False
         except Exception:
             return False
@@ -193,7 +188,7 @@ class Conversation:
         try:
             if not (line and messages[: len(line)] == line):
                 return False
-        except Exception:  # a value that is no JSON may raise when it is compared
+        except Exception:  # a value that is not JSON may raise when it is compared
             return False
         return all(_same(line[index], messages[index]) for index in self._numeric)
 
@@ -279,37 +274,3 @@ def _has_numbers(value: object) -> bool:
                 return True
         return False
     return isinstance(value, _NUMBERS)
-
-
-def dropped_chats(
-    tree: Conversation, end: Node, forms: Mapping[int, Hashable], undecided: Collection[int] = ()
-) -> set[int]:
-    """Return the numbers of the dropped chats. `end` is the last message of the conversation.
-
-    A chat is dropped if the question of its reply, or of a reply in its history, also got another reply, and the
-    conversation goes on with that one. If the replies are equal as well, the newest one is kept. `forms` has what chats
-    asked for besides their history; questions are equal only if this is equal, too. Chats in `undecided` never count as
-    dropped.
-    """
-    replies = tree.replies
-    if len({reply.parent for reply in replies.values()}) == len(replies):  # no history was asked twice
-        return set()
-    line: dict[Node, Node | None] = {}
-    node: Node | None = end
-    following: Node | None = None
-    while node is not None:
-        line[node] = following
-        following, node = node, node.parent
-    found = set()
-    for number, reply in replies.items():
-        branch, at = None, reply
-        while at not in line and at.parent is not None:
-            branch, at = at, at.parent
-        own, kept = (number, reply.chat) if branch is None else (branch.chat, _chat_of(line[at]))
-        if own and kept and own != kept and forms.get(own) == forms.get(kept) and number not in undecided:
-            found.add(number)
-    return found
-
-
-def _chat_of(node: Node | None) -> int:
-    return 0 if node is None else node.chat

@@ -26,7 +26,7 @@ class FailureReason(StrEnum):
     AGENT_ERROR = "AGENT_ERROR"
     """The agent returned an error: `ctx.error(...)`."""
     AGENT_RESULT_INVALID = "AGENT_RESULT_INVALID"
-    """The agent returned a value that is no result, or a result that cannot be sent."""
+    """The agent returned a value that is not a result, or a result that cannot be sent."""
     AGENT_TIMEOUT = "AGENT_TIMEOUT"
     """The rollout's agent_timeout expired. The boundary of the Failure names the part that was busy at that moment."""
     AGENT_LOOP_NOT_FOUND = "AGENT_LOOP_NOT_FOUND"

@@ -192,7 +192,7 @@ class _Walk:
             raise _NotJson(error.violations[0][1]) from None
 
     def _converted(self, value: Any) -> Any:
-        """Return what stands for a value that is no list, object or plain scalar: one of these. Raises _NotJson."""
+        """Return what stands for a value that is not a list, object or plain scalar: one of these. Raises _NotJson."""
         if isinstance(value, Enum):
             return value.value
         if isinstance(value, os.PathLike):
@@ -223,7 +223,7 @@ def _number(value: float) -> float:
     if isinstance(value, float):
         if not jsontext.is_finite(value):
             name = "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
-            raise _NotJson(f"{name} is not a JSON number")
+            raise _NotJson(f"{name} is not JSON number")
     elif not jsontext.is_short(value):
         raise _NotJson(f"a whole number of more than {jsontext.MAX_DIGITS} digits cannot be sent")
     return value

@@ -59,7 +59,7 @@ def copy(value: Any, field: str, levels: int = MAX_DEPTH) -> Any:
         return value
     if kind is float:
         if not math.isfinite(value):
-            raise InvalidArgument(field, f"{value} is not a JSON number")
+            raise InvalidArgument(field, f"{value} is not JSON number")
         return value
     if isinstance(value, _NESTED):
         if levels == 0:
@@ -77,7 +77,7 @@ def copy(value: Any, field: str, levels: int = MAX_DEPTH) -> Any:
 
 
 def check_key(key: Any, field: str) -> str:
-    """Return a key as a plain str. Raises InvalidArgument naming `field` for a key that is no valid text."""
+    """Return a key as a plain str. Raises InvalidArgument naming `field` for a key that is not a valid text."""
     if type(key) is str and key.isascii():
         return key
     if not isinstance(key, str):
@@ -221,7 +221,7 @@ class Unparsed:
 
     @classmethod
     def checked(cls, text: str, field: str) -> "Unparsed":
-        """Return a checked text. Raises InvalidArgument naming `field` for a text that is no JSON object."""
+        """Return a checked text. Raises InvalidArgument naming `field` for a text that is not a JSON object."""
         with large_value():
             value = _parsed(text, field, MAX_DEPTH, _decode_one_spelling)
             if not isinstance(value, dict):
@@ -264,7 +264,7 @@ def is_finite(number: Any) -> bool:
 
 
 def _constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON number")
+    raise ValueError(f"{name} is not JSON number")
 
 
 def _finite(text: str) -> float:

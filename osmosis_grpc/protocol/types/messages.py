@@ -80,7 +80,7 @@ def dump_model(value: Any) -> Any:
 
 
 def plain_tool(tool: Any) -> Any:
-    """Return the schema of a tool as a dict, and a value that is no tool unchanged."""
+    """Return the schema of a tool as a dict, and a value that is not a tool unchanged."""
     schema = getattr(tool, "openai_schema", None)
     return schema() if callable(schema) else dump_model(tool)
 

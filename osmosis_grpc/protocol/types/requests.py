@@ -305,7 +305,7 @@ def check_run_id(value: str, name: str) -> str:
 
 
 def check_policy_name(value: str, name: str) -> str:
-    """Return the name of a policy; empty for the only policy. Raises InvalidArgument for a name that is no such name.
+    """Return the name of a policy; empty for the only policy. Raises InvalidArgument for any other value.
 
     A name has at most 256 characters, and all of them can be printed.
     """

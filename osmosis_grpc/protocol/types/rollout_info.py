@@ -89,7 +89,7 @@ class RolloutInfo:
     progress_time: float | None = None
     """The time of the newest event or tool call, in Unix seconds. None after the end."""
     fork: Fork | None = None
-    """The recorded chat from which the rollout forks; None if it is no fork."""
+    """The recorded chat from which the rollout forks; None if it is not a fork."""
 
 
 @fast_init

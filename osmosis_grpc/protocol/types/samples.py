@@ -74,7 +74,7 @@ class SplitReason(StrEnum):
 class Segment(ArrayEquality):
     """A part of a sample. Each prompt in it begins with all tokens of the prompts and replies before it.
 
-    segment_assembly.Assembler makes segments.
+    segment_builder.SegmentBuilder makes segments.
     """
 
     ids: Ids

@@ -31,7 +31,7 @@ class Codec(NamedTuple):
 
 
 JSON_OBJECT = Codec(lambda value: jsontext.render(value) if value else "", jsontext.parse_object)
-"""The codec of an object as JSON text; an empty object is no text."""
+"""The codec of an object as JSON text; an empty object is not a text."""
 
 
 class EnumNames(Generic[E]):

@@ -203,7 +203,7 @@ def check_components(components: Mapping[str, float], field: str) -> dict[str, f
 
 
 def _chat_rewards(rewards: Sequence[pb.ChatReward], field: str) -> tuple[ChatReward, ...]:
-    """Return the rewards of chats. Raises InvalidArgument if one is no number, or if two are for the same chat."""
+    """Return the rewards of chats. Raises InvalidArgument if one is not a number, or if two are for the same chat."""
     found = tuple(_CHAT_REWARD.from_wire(reward, f"{field}[{i}].") for i, reward in enumerate(rewards))
     if len({reward.chat_number for reward in found}) < len(found):
         raise InvalidArgument(field, "two rewards are for the same chat")

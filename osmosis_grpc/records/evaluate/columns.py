@@ -43,7 +43,7 @@ def parse_map(texts: tuple[str, ...]) -> dict[str, str]:
         if not equals or not column:
             raise ValueError(f"{text!r} is not COLUMN=FIELD, for example question=user_prompt")
         if field not in FIELDS:
-            raise ValueError(f"{field!r} is no field; the fields are: {', '.join(FIELDS)}")
+            raise ValueError(f"{field!r} is not a field; the fields are: {', '.join(FIELDS)}")
         if field in found:
             raise ValueError(f"two columns are given for {field}: {found[field]} and {column}")
         found[field] = column
@@ -78,7 +78,7 @@ class Columns:
                 made = [{"role": "user", "content": _text(column, value)}]
             else:
                 made = _conversation(column, value)
-        if system is not None and system != "":  # an empty cell of a CSV file is no system prompt
+        if system is not None and system != "":  # an empty cell of a CSV file is not a system prompt
             made.insert(0, {"role": "system", "content": _text(system_column, system)})
         return made
 
@@ -89,7 +89,7 @@ class Columns:
             value = _plain(column, raw)
             if value is _LEFT_OUT:
                 raise ColumnError(column, "has bytes, not a text")
-            if value is not None and value != "":  # an empty cell of a CSV file is no answer
+            if value is not None and value != "":  # an empty cell of a CSV file is not an answer
                 return value if isinstance(value, str) else jsontext.render(value)
         return None
 

@@ -9,7 +9,7 @@ from osmosis_grpc.records.evaluate.errors import RunError
 from osmosis_grpc.records.evaluate.inputs import Inputs, changes
 from osmosis_grpc.records.evaluate.results import RowResult
 from osmosis_grpc.records.evaluate.run_folder import RunFolder
-from osmosis_grpc.trainer.evaluate import Estimate, Scores, bounds, estimate
+from osmosis_grpc.trainer.score_statistics import Estimate, Scores, bounds, estimate
 
 REWARD = "reward"
 """The name of the agent's own reward."""

@@ -8,7 +8,7 @@ from typing import Any
 from osmosis_grpc.protocol.types import Message
 from osmosis_grpc.records.evaluate.columns import ColumnError, Columns
 from osmosis_grpc.records.evaluate.errors import DatasetError
-from osmosis_grpc.records.evaluate.formats import READERS, Raw
+from osmosis_grpc.records.evaluate.formats import READERS, Raw, read_tasks
 
 Chosen = Callable[[int], bool]
 
@@ -44,7 +44,7 @@ def _range(text: str, part: str) -> range:
     first, dash, last = part.partition("-")
     numbers = [number.strip() for number in ((first, last) if dash else (first, first))]
     if not all(number.isascii() and number.isdecimal() for number in numbers):
-        raise ValueError(f"{text!r} has {part!r}, which is no row and no range; an example is 3,7,10-20")
+        raise ValueError(f"{text!r} has {part!r}, which is neither a row nor a range; an example is 3,7,10-20")
     chosen = range(int(numbers[0]), int(numbers[1]) + 1)
     if not chosen:
         raise ValueError(f"{text!r} has the range {part}, which ends before it begins")
@@ -84,7 +84,9 @@ class Row:
 
 
 class Dataset:
-    """The rows of a .json, .jsonl, .csv or .parquet file. `columns` maps fields to columns (see columns.parse_map).
+    """The rows of a .json, .jsonl, .csv or .parquet file, or the tasks of a folder in Harbor's format.
+
+    `columns` maps fields to columns (see columns.parse_map).
 
     Raises DatasetError for a file that is missing or has another name. Parquet needs the extra `parquet`.
     """
@@ -92,10 +94,11 @@ class Dataset:
     def __init__(self, path: str | Path, columns: Mapping[str, str] | None = None) -> None:
         self.path = Path(path)
         self._columns = dict(columns or {})
-        reader = READERS.get(self.path.suffix.lower())
+        is_folder = self.path.is_dir()
+        reader = read_tasks if is_folder else READERS.get(self.path.suffix.lower())
         if reader is None:
             raise DatasetError(str(path), f"not a dataset; the name ends with one of {', '.join(READERS)}")
-        if not self.path.is_file():
+        if not is_folder and not self.path.is_file():
             raise DatasetError(str(path), "there is no such file")
         self._read = reader
 

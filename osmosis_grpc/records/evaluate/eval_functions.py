@@ -106,7 +106,7 @@ class EvalFunction:
         return Annotation(id=f"{self.annotation_id}:{unique}", author=author, labels=(label,), note=note)
 
     async def __call__(self, scored: Scored, threads: DaemonThreads) -> float:
-        """Return the score. Raises EvalFunctionError if the function raises, or if its result is no finite number."""
+        """Return the score. Raises EvalFunctionError if the function raises or returns no finite number."""
         values: dict[str, Any] = {
             SIMPLE: scored.solution,
             FULL: copy.deepcopy(list(scored.messages)),

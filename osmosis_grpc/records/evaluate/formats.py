@@ -38,7 +38,7 @@ class Raw(NamedTuple):
 
 
 def _not_a_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON number")
+    raise ValueError(f"{name} is not JSON number")
 
 
 _DECODER = json.JSONDecoder(parse_constant=_not_a_number)
@@ -181,7 +181,7 @@ class _Text:
         self._at += count
 
     def skip_space(self) -> None:
-        """Go to the next character that is no space."""
+        """Go to the next character that is not a space."""
         while True:
             found = _SPACE.match(self._text, self._at)
             assert found is not None
@@ -245,6 +245,17 @@ def read_parquet(path: Path) -> Iterator[Raw]:
                     yield Raw(value, number)
     except (ArrowException, OSError) as error:
         raise DatasetError(str(path), f"not a Parquet file: {_reason(error)}", number) from None
+
+
+def read_tasks(path: Path) -> Iterator[Raw]:
+    """Yield a row for each task of a folder in Harbor's format."""
+    from osmosis_grpc.tools.tasks.harbor_task import rows
+
+    try:
+        for number, row in enumerate(rows(path)):
+            yield Raw(row, number + 1)
+    except ValueError as error:
+        raise DatasetError(str(path), str(error).removeprefix(f"{path}: ")) from None
 
 
 READERS: dict[str, Callable[[Path], Iterator[Raw]]] = {

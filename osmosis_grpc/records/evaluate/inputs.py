@@ -9,6 +9,7 @@ from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.runnable import Runnable, as_runnable
 from osmosis_grpc.agent.source_version import AgentVersion
 from osmosis_grpc.records.evaluate.eval_functions import EvalFunction
+from osmosis_grpc.tools.containers.archive import digest_of_folder
 
 Inputs = dict[str, dict[str, Any]]
 """Each group of inputs by name. A group has the parts by name: a value, or the digest of a file."""
@@ -18,7 +19,9 @@ MOST_NAMED = 5
 
 
 def digest_of(path: Path) -> str:
-    """Return the digest of a file. Raises OSError."""
+    """Return the digest of a file, or of the files of a folder. Raises OSError."""
+    if path.is_dir():
+        return DIGEST + digest_of_folder(path)
     with path.open("rb") as file:
         return DIGEST + hashlib.file_digest(file, "sha256").hexdigest()
 

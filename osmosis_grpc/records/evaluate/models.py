@@ -1,4 +1,4 @@
-"""Makes a model of its name, and asks it once before a run, so that a wrong key is one error and no row runs.
+"""Makes a model from its name, and asks it once before a run: a wrong key is one error, and not one for each row.
 
     mock:echo           replies with the text of the last message
     mock:tools          calls every tool once, and then answers

@@ -1,4 +1,4 @@
-"""Writes a file or a folder so that it appears under its name only when it is complete."""
+"""Writes a file or a folder under another name, and renames it when it is complete."""
 
 import json
 import os

@@ -11,7 +11,7 @@ from osmosis_grpc.records.export.recorded import RecordedRollout, facts
 
 
 def json_line(value: Any, *, ascii_only: bool = False) -> str:
-    """Return a line with a JSON value, and its end. Arrays are lists. Raises InvalidArgument for what is no JSON.
+    """Return a line with a JSON value, and its end. Arrays are lists. Raises InvalidArgument for what is not JSON.
 
     With `ascii_only`, the line has no character that is a command for a terminal.
     """
@@ -19,7 +19,7 @@ def json_line(value: Any, *, ascii_only: bool = False) -> str:
         line = json.dumps(value, ensure_ascii=ascii_only, allow_nan=False, separators=(",", ":"), default=_plain)
         return (line.replace("\x7f", "\\u007f") if ascii_only else line) + "\n"
     except (TypeError, ValueError) as error:
-        raise InvalidArgument("outcomes", f"a value is no JSON: {error}") from None
+        raise InvalidArgument("outcomes", f"a value is not JSON: {error}") from None
 
 
 def _plain(value: Any) -> Any:
@@ -30,7 +30,7 @@ def _plain(value: Any) -> Any:
     try:
         return dict(value)  # a read-only mapping
     except (TypeError, ValueError):
-        raise TypeError(f"{type(value).__name__} is no JSON") from None
+        raise TypeError(f"{type(value).__name__} is not JSON") from None
 
 
 def message_lines(rollout: RecordedRollout) -> Iterator[dict[str, Any]]:

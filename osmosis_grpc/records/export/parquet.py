@@ -1,7 +1,7 @@
 """Writes outcomes as Parquet: `rollouts.parquet` with a row for each rollout, `segments.parquet` for each segment.
 
-The files are written while the outcomes come. A row group is small, so memory is bounded. pyarrow is the extra
-`parquet`.
+The files are written while the outcomes come, in small row groups, so memory is bounded. Needs the extra `parquet`
+(pyarrow).
 """
 
 import json
@@ -249,4 +249,4 @@ def _json(value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise InvalidArgument("outcomes", f"a value is no JSON: {error}") from None
+        raise InvalidArgument("outcomes", f"a value is not JSON: {error}") from None

@@ -1,4 +1,4 @@
-"""A rollout to export: its outcome, what only its server or its journal knows, and the tokens of its single replies."""
+"""A rollout to export: its outcome, the facts that only its server or its journal has, and the tokens of each reply."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ class RecordedRollout:
     """The reference answer."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     fork: Fork | None = None
-    """The recorded chat from which the rollout forks; None if it is no fork."""
+    """The recorded chat from which the rollout forks; None if it is not a fork."""
     accept_time: float | None = None
     """Unix seconds."""
     end_time: float | None = None

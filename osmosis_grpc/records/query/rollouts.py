@@ -1,4 +1,4 @@
-"""Reads the rollouts of a journal one after another. Facts that need events are read when a query asks for them."""
+"""Reads the rollouts of a journal one after another. Events are read only if a query needs them."""
 
 import time
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
-"""Declares the views that `query` has of a journal: their columns, types and meanings.
+"""Declares the views of a journal that `query` offers: their columns, types and meanings.
 
-The views are a public surface. If a column or a view is removed, renamed or gets another meaning, VIEWS_VERSION grows.
-docs/query.md has the same tables; scripts/views.py writes them there. The values are in rows.py.
+Users depend on the views. Increase VIEWS_VERSION if a column or a view is removed, renamed or gets another meaning.
+scripts/views.py writes the same tables into docs/query.md. The values are in rows.py.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -85,7 +85,7 @@ class FolderSource(Source):
         try:
             positions = parse_positions(token)
         except ValueError:
-            raise FilterError("page", f"{token[:40]!r} is no page of this list; begin with the first page") from None
+            raise FilterError("page", f"{token[:40]!r} is not a page of this list; begin with the first page") from None
         journals = self.journals()
         if len(journals) == 1 and "=" not in token:
             return await self._first.page(where, token, limit=limit, newest_first=newest_first)

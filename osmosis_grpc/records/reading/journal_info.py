@@ -1,4 +1,4 @@
-"""Makes the state of a rollout from a journal, in the words of the engine."""
+"""Makes the state of a rollout from a journal, with the same values as the engine's."""
 
 from collections.abc import Iterable
 from dataclasses import replace

@@ -67,7 +67,7 @@ _NUMBERS = ("min-reward", "max-reward", "limit")
 def options_of(pairs: Iterable[tuple[str, str]]) -> ListOptions:
     """Return the options with these names and values, such as ("min-reward", "0.5"). An empty value is left out.
 
-    Raises FilterError for a name that `list` does not have, and for a value that is no number where one is needed.
+    Raises FilterError for a name that `list` does not have, and for a value that is not a number where one is needed.
     """
     given: dict[str, Any] = {}
     for name, text in pairs:

@@ -1,7 +1,7 @@
 """A worker's side of its connection to the supervisor: its place among the workers, messages, and the supervisor's end.
 
-A message is one line with a JSON object. The first one is the place. The secret of the workers is in it, so that no
-command line and no environment has it.
+A message is one line with a JSON object. The first message has the place and the secret of the workers, so that the
+secret is in no command line and no environment.
 """
 
 import json

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from osmosis_grpc.network.free_ports import check_free, hold_ports
-from osmosis_grpc.settings.line import OptionError
+from osmosis_grpc.settings.command_line import OptionError
 from osmosis_grpc.storage import JournalError
 from osmosis_grpc.storage.lock_file import Lock
 from osmosis_grpc.storage.state_folders import worker_folder, worker_folders

@@ -1,4 +1,4 @@
-"""The process of one worker: what it does besides serving. It listens to the supervisor and reports to it."""
+"""The process of one worker: besides serving, it listens to the supervisor and reports to it."""
 
 import asyncio
 import math

@@ -1,7 +1,7 @@
-"""Routes the calls at one worker to the workers that they are about. RULES has the rule of each method.
+"""Routes the calls at one worker to the workers concerned. RULES has the rule of each method.
 
-A rule gets the name of the method, the request and its context. It answers with the answer of one worker, or with one
-that it makes from those of all.
+A rule gets the name of the method, the request and its context. It returns the answer of one worker, or merges the
+answers of all workers.
 """
 
 import hashlib

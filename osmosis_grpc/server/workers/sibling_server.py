@@ -1,6 +1,6 @@
 """Answers the calls of the other workers: the methods of RolloutService for any owner, and two methods of workers.
 
-It listens at a socket of this machine. A caller shows the secret of the workers, and names the owner of the rollouts.
+It listens at a Unix socket. A caller sends the secret of the workers, and names the owner of the rollouts.
 """
 
 import hmac

@@ -1,8 +1,7 @@
-"""Reads what unsettled rollouts do from a journal that another process writes.
+"""Reads the events of unsettled rollouts from a journal that another process writes.
 
-The row of a rollout has its positions only after its end, and the table of events is ordered by position. So this reads
-a limited number of positions: the newest ones, and for an older rollout those after its acceptance. A caller that looks
-again gets the events since its last look.
+The row of a rollout lists the positions of its events only after its end. So this module searches a limited number of
+positions: the newest ones, and for an older rollout those after its acceptance. The next call reads only newer events.
 """
 
 import json

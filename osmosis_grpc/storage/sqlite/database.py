@@ -1,7 +1,7 @@
 """Opens a journal or a ledger: creates a missing file, recovers a damaged one, and refuses a file of another version.
 
 Before the release of 0.1.0, no file is converted to another version. What SQLite can read of a damaged file is copied
-to a new file (recovery.py).
+to a new file (damaged_file.py).
 
 It also notices when somebody removes, replaces or truncates a file that this process writes. SQLite goes on writing to
 a removed file, and everything that it writes is lost when the process ends.
@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 
 from osmosis_grpc.storage.lock_file import Lock, Locked
+from osmosis_grpc.storage.sqlite.damaged_file import finish, has_log, is_damage, log_damage, recover
 from osmosis_grpc.storage.sqlite.file_schema import SCHEMA_VERSION, Schema
-from osmosis_grpc.storage.sqlite.recovery import finish, has_log, is_damage, log_damage, recover
 
 
 class FilesLost(Exception):

@@ -93,7 +93,7 @@ def read(text: str, side: str, kinds: Mapping[str, Kind], file: str = "cases") -
     """Yield the cases of one file. Raises CaseError."""
     entries = parse(text, file)
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise CaseError(f"{file}: is no list of cases; each case begins with `- case: NAME`")
+        raise CaseError(f"{file}: is not a list of cases; each case begins with `- case: NAME`")
     for number, entry in enumerate(entries, 1):
         try:
             yield _case(entry, side, kinds, file)
@@ -155,7 +155,7 @@ def _case(entry: dict[str, Any], side: str, kinds: Mapping[str, Kind], file: str
         raise CaseError(f"needs: {', '.join(wrong_needs)} is nothing that a case can need")
     for key in kinds[kind].lists:
         if not isinstance(own.get(key), list) or not own[key]:
-            raise CaseError(f"{key}: is no list with elements" if key in own else f"{key} is missing")
+            raise CaseError(f"{key}: is not a list with elements" if key in own else f"{key} is missing")
     kinds[kind].check(own)
     return Case(name=name, attacks=attacks, kind=kind, side=side, file=file, over=over, body=own, **common)
 
@@ -201,7 +201,7 @@ def pairs(body: Mapping[str, Any]) -> Iterator[tuple[Any, Any, bool]]:
         for key, equal in (("equal", True), ("different", False)):
             for pair in source.get(key, ()):
                 if not isinstance(pair, list) or len(pair) != 2:
-                    raise CaseError(f"{key}: {pair!r} is no pair of values")
+                    raise CaseError(f"{key}: {pair!r} is not a pair of values")
                 yield pair[0], pair[1], equal
 
 

@@ -1,4 +1,4 @@
-"""The steps that are the same for both sides, and what all steps share."""
+"""The steps for both sides, and the helpers of all steps."""
 
 import asyncio
 import json
@@ -39,7 +39,7 @@ def check_steps(steps: Any, verbs: Collection[str]) -> None:
     """Check the verbs of the steps. Raises CaseError."""
     for number, step in enumerate(steps, 1):
         if not isinstance(step, Mapping):
-            raise CaseError(f"step {number} is no object with one verb")
+            raise CaseError(f"step {number} is not an object with one verb")
         verb_of(step, verbs, number)
 
 
@@ -49,12 +49,12 @@ def seconds(value: Any, where: str) -> float:
         return float(value)
     found = _TIME.fullmatch(str(value))
     if found is None:
-        raise CaseError(f"{where}: {value!r} is no number of seconds, no duration (45s), and no multiple (0.7 * 45s)")
+        raise CaseError(f"{where}: {value!r} is not a number of seconds, a duration (45s) or a multiple (0.7 * 45s)")
     return float(found[1] or 1) * float(found[2])
 
 
 def verb_of(step: Step, verbs: Collection[str], number: int) -> str:
-    """Return the verb of a step. Raises CaseError for a step with none or several."""
+    """Return the verb of a step. Raises CaseError if the step has no verb or several verbs."""
     found = [str(key) for key in step if key not in MODIFIERS]
     if len(found) != 1:
         raise CaseError(f"step {number} needs one verb, and has {', '.join(found) or 'none'}")
@@ -72,7 +72,7 @@ async def expect(run: Run, value: Any, step: Step) -> None:
 
 
 async def end(run: Run, value: Any, step: Step) -> None:
-    """Expect the end of the stream with this status; [A, B] permits several."""
+    """Expect the stream to end with the status `value`. A list [A, B] permits each status in it."""
     expected = {"$in": value} if isinstance(value, list) else value if isinstance(value, Mapping) else {"code": value}
     for code in value if isinstance(value, list) else [value]:
         if isinstance(code, str):
@@ -90,7 +90,7 @@ async def cut(run: Run, _value: Any, step: Step) -> None:
 
 
 async def send(run: Run, value: Any, step: Step) -> None:
-    """Send frames in one message. {times: N, frame: FRAME} repeats one."""
+    """Send frames in one message. {times: N, frame: FRAME} sends FRAME N times."""
     frames: list[Any] = []
     for each in value if isinstance(value, list) else [value]:
         frames += [each["frame"]] * each["times"] if "times" in each else [each]
@@ -98,7 +98,7 @@ async def send(run: Run, value: Any, step: Step) -> None:
 
 
 async def none(run: Run, value: Any, step: Step) -> None:
-    """Expect no further frame of these kinds; `for` waits so long."""
+    """Expect no further frame of these kinds. `for` is the number of seconds to wait for one."""
     link = run.link_of(step)
     await asyncio.sleep(step.get("for", run.quiet))
     await run.settle(link)

@@ -1,7 +1,7 @@
 """A link carries frames between the suite and the side under test, whichever way they are connected.
 
-Over Attach and Accept the frames are those of the stream. With callbacks a link makes calls of frames that are sent,
-and frames of calls that come and of answers: a case sees the same frames in all three modes.
+Over Attach and Accept, the frames are those of the stream. With callbacks, a link converts sent frames to calls, and
+received calls and answers to frames. So a case sees the same frames in all three modes.
 """
 
 import asyncio

@@ -114,7 +114,7 @@ def _is_json(expected: Any, got: Any) -> bool:
 
 
 def json_equal(one: Any, other: Any) -> bool:
-    """Return whether two JSON values are equal: numbers by value, and a bool is no number."""
+    """Return whether two JSON values are equal: numbers by value, and a bool is not a number."""
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
     if isinstance(one, dict) and isinstance(other, dict):

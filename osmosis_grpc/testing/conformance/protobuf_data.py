@@ -120,7 +120,7 @@ def _with_statuses(data: Any) -> Any:
 
 def _is_short(value: Any) -> bool:
     if isinstance(value, str):
-        return value in code_pb2.Code.keys()  # noqa: SIM118 - an enum wrapper is no dict
+        return value in code_pb2.Code.keys()  # noqa: SIM118 - an enum wrapper is not a dict
     return isinstance(value, Mapping) and isinstance(value.get("code"), str)
 
 

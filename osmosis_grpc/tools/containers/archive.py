@@ -4,7 +4,7 @@ import hashlib
 import os
 import tarfile
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 from typing import IO, Self, cast
 
@@ -42,7 +42,8 @@ class Archive:
         def work() -> None:
             try:
                 with tarfile.open(fileobj=cast(IO[bytes], _Appended(self)), mode="w|") as archive:
-                    archive.add(folder, ".", filter=_of_root)
+                    for path in sorted(folder.iterdir()):  # not the folder itself, whose mode is of this machine
+                        archive.add(path, path.name, filter=_of_root)
             except (OSError, tarfile.TarError) as error:
                 raise SandboxError(f"{folder}: cannot be copied: {error}") from None
 
@@ -109,13 +110,14 @@ class _Appended:
         return len(data)
 
 
-def digest_of_folder(folder: Path) -> str:
+def digest_of_folder(folder: Path, without: Collection[str] = ()) -> str:
     """Return a hash of the files of a folder: of their paths, of their contents, and of whether they are programs.
 
-    Raises OSError.
+    Files and folders with the names of `without`, directly in the folder, do not count. Raises OSError.
     """
     hashed = hashlib.sha256()
-    for path in sorted(path for path in folder.rglob("*") if path.is_symlink() or path.is_file()):
+    files = (path for path in folder.rglob("*") if path.relative_to(folder).parts[0] not in without)
+    for path in sorted(path for path in files if path.is_symlink() or path.is_file()):
         linked = path.is_symlink()
         content = os.readlink(path).encode() if linked else path.read_bytes()
         kind = "link" if linked else "program" if path.stat().st_mode & 0o100 else "file"

@@ -16,7 +16,7 @@ from osmosis_grpc.tools.uninterrupted import uninterrupted
 log = logging.getLogger(__name__)
 
 CLEAN_UP = job("tools.container_clean_up", OnFailure.RESTART)
-WARM_UP = job("tools.container_warm_up", OnFailure.RESTART)
+WARM_UP = job("tools.start_spare_containers", OnFailure.RESTART)
 CLEAN_EVERY = 60.0
 """Seconds between two searches for containers that no sandbox has."""
 

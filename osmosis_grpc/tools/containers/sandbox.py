@@ -26,6 +26,7 @@ from osmosis_grpc.tools.sandbox.port import (
     SandboxError,
     SandboxFileError,
     SandboxLost,
+    check_program,
     protections_of,
 )
 from osmosis_grpc.tools.uninterrupted import uninterrupted
@@ -127,7 +128,7 @@ class ContainerSandbox:
             started = await self._start()
             self.name, self._folder = started.name, started.folder
             if self._content is not None:
-                await self._unpack(self._content, self.folder)
+                await self._unpack(self._content, self.folder, scripts.REPLACE)
         except BaseException:
             await self.close()
             raise
@@ -159,22 +160,18 @@ class ContainerSandbox:
         given = dict(environment or {})
         if PYTEST in given:  # otherwise the script in the container keeps the options of the image
             given = without_caches(given, scripts.MARK)
+        check_program(argv, given)
+        if "=" in argv[0]:  # env would take it for a variable
+            argv = ["sh", "-c", 'exec "$@"', "sh", *argv]
         variables = [f"{name}={value}" for name, value in given.items()]
-        texts = [*argv, *variables]
-        if (
-            not argv
-            or any("\0" in text for text in texts)
-            or any("=" in name for name in [argv[0], *(environment or {})])
-        ):
-            raise SandboxError("command, environment: is empty, has a NUL character, or has a name with =")
-        folder = posixpath.join(self.folder, self._relative(cwd))
-        script = shlex.join([folder, *variables, *argv]).encode()
+        script = shlex.join([self.folder or "/", self._relative(cwd), *variables, *argv])
+        text = script.encode(errors="surrogateescape")
         mark = SYSTEM.new_id()
         limit = str(int(seconds) + GUARD)
-        fixed = ["sh", "-c", scripts.RUN, "sh", mark, limit, str(len(script)), str(len(stdin))]
+        fixed = ["sh", "-c", scripts.RUN, "sh", mark, limit, str(len(text)), str(len(stdin))]
         out, err = Tail(output_bytes), Tail(output_bytes)
         began = SYSTEM.monotonic()
-        exit_code, timed_out = await self._watched(mark, seconds, fixed, script + stdin, out, err)
+        exit_code, timed_out = await self._watched(mark, seconds, fixed, text + stdin, out, err)
         if exit_code == 125 and err.data() == f"{mark}\n".encode():
             raise SandboxFileError(f"{cwd}: is not a folder")
         return RunResult(
@@ -286,7 +283,11 @@ class ContainerSandbox:
         return out.data()
 
     def _relative(self, path: str) -> str:
-        if not path or "\0" in path:
+        try:
+            path.encode()
+        except UnicodeEncodeError:  # the arguments of an exec are JSON, or a URL
+            raise SandboxFileError(f"{path!r}: is no text in UTF-8, as the paths of a container have to be") from None
+        if "\0" in path:
             raise SandboxFileError(f"{path!r}: is no path")
         whole = posixpath.normpath(posixpath.join(self.folder, path))
         if whole != self.folder and not whole.startswith(f"{self.folder}/"):
@@ -347,18 +348,18 @@ class ContainerSandbox:
             raise
         return made
 
-    async def _unpack(self, content: Archive, folder: str) -> None:
-        await self._tar(["sh", "-c", scripts.UNPACK, "sh", folder], content.read(), _nowhere)
+    async def _unpack(self, content: Archive, folder: str, script: str = scripts.UNPACK) -> None:
+        await self._tar(["sh", "-c", script, "sh", folder, str(content.bytes)], content.read(), _nowhere)
 
     async def _tar(self, argv: list[str], stdin: AsyncIterator[bytes], out: Sink) -> None:
-        err = Tail(4096)
+        err, folder = Tail(4096), argv[4]
         try:
             async with asyncio.timeout(PACK_SECONDS):
                 code = await self._exec(argv, stdin, out, err.write)
         except TimeoutError:
-            raise SandboxLost(f"{argv[-1]}: tar did not end within {PACK_SECONDS:g} s") from None
+            raise SandboxLost(f"{folder}: tar did not end within {PACK_SECONDS:g} s") from None
         if code:
-            raise SandboxError(f"{argv[-1]}: tar ended with {code}: {err.data().decode(errors='replace')[:SAID]}")
+            raise SandboxError(f"{folder}: tar ended with {code}: {err.data().decode(errors='replace')[:SAID]}")
 
 
 class ContainerSnapshot:

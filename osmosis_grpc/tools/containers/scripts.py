@@ -34,16 +34,28 @@ RUN = (
 script=$(dd bs=1 count="$3" 2>/dev/null)
 (env "{MARK}=$mark" sleep "$limit" && sweep "$mark") </dev/null >/dev/null 2>&1 &
 eval "set -- $script"
-[ -d "$1" ] || {{ sweep "$mark"; echo "$mark" >&2; exit 125; }}
-cd -- "$1"; shift
+cd -- "$1" 2>/dev/null && (
+  IFS=/; set -f; p=.
+  for c in $2; do p=$p/$c; [ ! -L "$p" ] || exit 1; done
+) && cd -- "./$2" 2>/dev/null || {{ sweep "$mark"; echo "$mark" >&2; head -c "$bytes" >/dev/null; exit 125; }}
+shift 2
 exec 3>&2 2>/dev/null
-head -c "$bytes" 3>&- | env "{MARK}=$mark" "$@" 2>&3 3>&-
+head -c "$bytes" 3>&- | {{ env "{MARK}=$mark" "$@" 2>&3 3>&-; code=$?; cat >/dev/null; exit $code; }}
 code=$?
 sweep "$mark"
 exit $code"""
 )
 """Runs a program. $1 is the mark, $2 a time limit in seconds that holds if the server dies, $3 the bytes of the quoted
-folder and program at the start of standard input, $4 the bytes of the program's own input after them."""
+working folder, relative folder and program at the start of standard input, $4 the bytes of the program's own input."""
+
+
+def _fed(count: str, script: str) -> str:
+    """Return a script that reads its input to the end in any case. $count has the number of bytes.
+
+    Docker does not say that a command has ended while it still holds input for it.
+    """
+    return f'head -c "${count}" | {{ (\n{script}\n); code=$?; cat >/dev/null; exit $code; }}'
+
 
 LINKED, MISSING, NO_FILE, TOO_LARGE, NO_FOLDER = 40, 41, 42, 43, 44
 WRONG = {
@@ -71,7 +83,8 @@ exec cat "$p" """
 )
 """Prints a file. $3 is the most bytes."""
 
-WRITE = (
+WRITE = _fed(
+    "3",
     _PATH
     + f"""[ -e "$p" ] && {{ [ -f "$p" ] || exit {NO_FILE}; }}
 mkdir -p "${{p%/*}}" || exit {NO_FOLDER}
@@ -81,7 +94,7 @@ head -c "$3" > "$t" && [ "$(stat -c %s "$t")" -eq "$3" ] &&
   {{ [ -z "$m" ] || {{ chmod "$m" "$t" && n=$((s - $(stat -c %Y "$t"))) &&
     {{ [ $n -lt 0 ] || [ $n -ge {MOST_AHEAD} ] || touch -d "@$((s + 1))" "$t"; }}; }}; }} &&
    mv -f "$t" "$p" ||
-  {{ rm -f "$t"; exit 1; }}"""
+  {{ rm -f "$t"; exit 1; }}""",
 )
 """Writes standard input to a file. $3 is the number of bytes, and $4 a random name for the new file. Its time is set as
 in files.py."""
@@ -101,4 +114,6 @@ done' sh {{}} +"""
 """Prints the kind, the bytes and the path of each file and folder. $3 is the depth."""
 
 PACK = 'exec tar -C "$1" -cf - .'
-UNPACK = 'mkdir -p "$1" && exec tar -C "$1" -xof -'
+REPLACE = _fed("2", 'find "$1" -mindepth 1 -delete && exec tar -C "$1" -xof -')
+UNPACK = _fed("2", 'mkdir -p "$1" && exec tar -C "$1" -xof -')
+"""They write an archive below the folder $1. $2 is the bytes of the archive."""

@@ -39,8 +39,8 @@ class DockerConfig:
     folder: str = "/work"
     """The working folder in the container. It is in memory and empty, unless `writable` keeps that of the image. Empty
     for the one that the image names, which needs `writable`."""
-    user: int | None = 65532
-    """The user and group of the programs. 0, or None for that of the image, needs `writable`."""
+    user: int | str | None = 65532
+    """The user of the programs. 0, a name, or None for that of the image, needs `writable`."""
     writable: bool = False
     """Whether programs can change the whole file system of their container, as images of tasks expect."""
     network: str = NO_NETWORK
@@ -49,8 +49,8 @@ class DockerConfig:
     """Hosts that a container without a network reaches on ports 80 and 443 by an HTTP proxy, such as pypi.org or
     *.pythonhosted.org. Its variables name the proxy. The daemon has to run on this machine."""
     reach: Sequence[str] = ()
-    """Addresses of this machine that a container without a network reaches on its own loopback, such as
-    127.0.0.1:8080. The daemon has to run on this machine."""
+    """Addresses of this machine that a container reaches on its own loopback, such as 127.0.0.1:8080. The daemon has to
+    run on this machine."""
     mounts: Mapping[str, str] = field(default_factory=dict)
     """Folders of the daemon's machine that the container sees and cannot change, by their paths in the container."""
     cpus: float = 1.0
@@ -82,10 +82,10 @@ class DockerConfig:
             raise ValueError(f"folder: {self.folder!r} is not an absolute path besides / and /tmp")
         if not self.writable and not self.folder:
             raise ValueError("folder: is empty; the folder of the image needs writable=True")
-        if not self.writable and not self.user:
-            raise ValueError("user: is not above 0; root, and the user of the image, need writable=True")
-        if self.network != NO_NETWORK and (self.hosts or self.reach):
-            raise ValueError("network: is another than none, so `hosts` and `reach` would limit nothing")
+        if not self.writable and not (isinstance(self.user, int) and self.user > 0):
+            raise ValueError("user: is not above 0; root, a name, and the user of the image need writable=True")
+        if self.network != NO_NETWORK and self.hosts:
+            raise ValueError(f"network: is {self.network}, so `hosts` would limit nothing")
         for address in self.reach:
             if not ADDRESS.fullmatch(address):
                 raise ValueError(f"reach: {address!r:.80} is not HOST:PORT")
@@ -106,7 +106,7 @@ class DockerConfig:
             missing[Protection.NETWORK] = f"the container is in the network {self.network}"
         elif self.hosts or self.reach:
             missing[Protection.NETWORK] = f"the container reaches {', '.join([*self.reach, *self.hosts])}, nothing else"
-        if not self.user:
+        if not isinstance(self.user, int) or not self.user:
             missing[Protection.USER] = "programs run as root of the container, or as the user of the image"
         if self.writable:
             missing[Protection.FILES] = "programs can change the files of their container"
@@ -160,9 +160,9 @@ def container_body(config: DockerConfig, process: str, rollout: str, sockets: st
     if config.folder:
         body["WorkingDir"] = config.folder
     if config.user is not None:
-        body["User"] = f"{config.user}:{config.user}"
+        body["User"] = f"{config.user}:{config.user}" if isinstance(config.user, int) else config.user
     if config.writable:
-        body["HostConfig"]["CapAdd"] = [] if config.user else OF_ROOT
+        body["HostConfig"]["CapAdd"] = [] if isinstance(config.user, int) and config.user else OF_ROOT
     else:
         body["HostConfig"]["Tmpfs"] = {config.folder: in_memory, "/tmp": in_memory}  # noqa: S108
     return body

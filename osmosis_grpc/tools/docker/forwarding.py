@@ -1,6 +1,6 @@
 """What a container without a network can reach: addresses of the server, and the hosts of a list.
 
-The folder of a Forwarding has one Unix socket for each port. A container sees the folder. A program in the container
+The folder of a Forwarding has one Unix socket for each port. One container sees the folder. A program in the container
 listens on the ports, and passes each connection to the socket (relays.py). So the container needs no network, and this
 process decides about each connection.
 """
@@ -12,9 +12,10 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from osmosis_grpc.supervise import OnFailure, Supervisor, job
+from osmosis_grpc.supervise import OnFailure, Supervisor, child, job
 from osmosis_grpc.tools.docker.host_proxy import Refused, asked_of_proxy
 from osmosis_grpc.tools.docker.relays import PROXY_PORT
 from osmosis_grpc.tools.sandbox import SandboxError
@@ -22,26 +23,45 @@ from osmosis_grpc.tools.sandbox import SandboxError
 log = logging.getLogger(__name__)
 
 FORWARD = job("tools.docker_forward", OnFailure.REPORT)
+PASS_ON = job("tools.docker_pass_on", OnFailure.RAISE)
 MOST = 1024
-"""So many connections are open at once. Further ones are closed."""
+"""So many connections of all containers are open at once."""
+MOST_OF_ONE = 128
+"""So many connections of one container are open at once. Further ones are closed."""
+SHARE = 16
+"""So many connections each container may have even if all containers together have MOST."""
 PART = 64 * 1024
+PREFIX = "osmosis-reach-"
 Connected = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
+@dataclass(slots=True)
+class Open:
+    """The connections of all containers."""
+
+    count: int = 0
+
+
 class Forwarding:
-    """Passes on the connections of containers.
+    """Passes on the connections of one container. Each has a folder of its own, so that none takes the others' share.
 
     Args:
+        server_id: The name of the server, which is in the name of the folder.
         reach: Addresses such as 127.0.0.1:8080, each reached on its own port of the container's loopback.
         hosts: Names of hosts that the proxy allows, such as pypi.org or *.pythonhosted.org.
         supervisor: Owns the connections.
+        together: Counts the connections of all containers.
     """
 
-    def __init__(self, reach: Sequence[str], hosts: Sequence[str], supervisor: Supervisor) -> None:
+    def __init__(
+        self, server_id: str, reach: Sequence[str], hosts: Sequence[str], supervisor: Supervisor, together: Open
+    ) -> None:
+        self._prefix = f"{PREFIX}{server_id}."
         self._hosts = hosts
         self._supervisor = supervisor
         self._servers: list[asyncio.Server] = []
-        self._connections = 0
+        self._own = 0
+        self._together = together
         self._addresses = {int(address.rpartition(":")[2]): address for address in reach}
         self.folder = Path()
         """The folder with the sockets. Known after open()."""
@@ -54,7 +74,7 @@ class Forwarding:
     async def open(self) -> None:
         """Make the sockets. Raises SandboxError."""
         try:
-            self.folder = Path(tempfile.mkdtemp(prefix="osmosis-reach-"))
+            self.folder = Path(tempfile.mkdtemp(prefix=self._prefix))
             self.folder.chmod(0o711)
             for port, address in self._addresses.items():
                 await self._listen(port, lambda reader, writer, to=address: self._to_address(to, reader, writer))  # type: ignore[misc]
@@ -75,10 +95,11 @@ class Forwarding:
         self, port: int, handle: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
     ) -> None:
         def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            if self._connections >= MOST:
+            if self._own >= (SHARE if self._together.count >= MOST else MOST_OF_ONE):
                 writer.close()
                 return
-            self._connections += 1
+            self._own += 1
+            self._together.count += 1
             task = self._supervisor.start(FORWARD, lambda: _handled(handle, reader, writer))
             task.add_done_callback(lambda _: self._ended(writer))
 
@@ -89,7 +110,8 @@ class Forwarding:
         self._servers.append(await asyncio.start_unix_server(connected, sock=listening))
 
     def _ended(self, writer: asyncio.StreamWriter) -> None:
-        self._connections -= 1
+        self._own -= 1
+        self._together.count -= 1
         writer.close()
 
     async def _to_address(self, address: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -115,6 +137,12 @@ class Forwarding:
         await _joined((reader, writer), other, asked.head)
 
 
+def remove_left_over(server_id: str) -> None:
+    """Remove the folders that an earlier process of a server has left."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}{server_id}.*"):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 async def _handled(
     handle: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
     reader: asyncio.StreamReader,
@@ -126,14 +154,14 @@ async def _handled(
 
 async def _joined(one: Connected, other: Connected, head: bytes) -> None:
     """Pass the bytes of each connection to the other one, until both have ended."""
+    other[1].write(head)
+    ways = {child(PASS_ON, _pump(one[0], other[1])), child(PASS_ON, _pump(other[0], one[1]))}
     try:
-        other[1].write(head)
-        async with asyncio.TaskGroup() as group:
-            group.create_task(_pump(one[0], other[1]))
-            group.create_task(_pump(other[0], one[1]))
-    except* OSError:
-        pass  # a side has broken, so both end
+        await asyncio.wait(ways, return_when=asyncio.FIRST_EXCEPTION)  # if a side breaks, both end
     finally:
+        for way in ways:
+            way.cancel()
+        await asyncio.gather(*ways, return_exceptions=True)
         other[1].close()
 
 

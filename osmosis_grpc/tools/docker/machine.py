@@ -12,15 +12,18 @@ from osmosis_grpc.tools.containers.archive import Archive, digest_of_folder
 from osmosis_grpc.tools.containers.execution import STDERR, Tail, nothing, talk
 from osmosis_grpc.tools.containers.machine import ContainerMachine
 from osmosis_grpc.tools.docker.config import PROCESS_LABEL, SERVER_LABEL, DockerConfig, container_body
-from osmosis_grpc.tools.docker.forwarding import Forwarding
+from osmosis_grpc.tools.docker.forwarding import Forwarding, Open, remove_left_over
 from osmosis_grpc.tools.docker.relays import FOLDER, PROBLEMS, RELAY
 from osmosis_grpc.tools.sandbox import SandboxError, SandboxLost
+from osmosis_grpc.tools.uninterrupted import uninterrupted
 
 T = TypeVar("T")
 
 NOT_FOUND = 404
 GOING = 409
 """The status for a container that is being removed."""
+CHANGED, REMOVED = 0, 2
+"""The kinds of a changed path."""
 BUILD_BYTES = 1024 * 1024 * 1024
 """The most bytes of the folder of an image."""
 
@@ -38,8 +41,9 @@ class DockerMachine(ContainerMachine[DockerConfig]):
         self._docker: Any = None
         self._attached: dict[str, Any] = {}
         """The inputs of the containers' first processes. Each container ends with its own."""
-        self._forwarding: dict[tuple[tuple[str, ...], tuple[str, ...]], Forwarding] = {}
-        """What containers reach, by the fields `reach` and `hosts`."""
+        self._forwarding: dict[str, Forwarding] = {}
+        """What containers reach, by their names."""
+        self._connections = Open()
         self._building: dict[str, asyncio.Lock] = {}
 
     async def connect(self) -> None:
@@ -50,8 +54,10 @@ class DockerMachine(ContainerMachine[DockerConfig]):
             raise MissingExtraError("DockerMachine", "docker") from None
         try:
             self._docker = aiodocker.Docker(url=self.config.url or None)
-        except ValueError as error:
-            raise SandboxError(f"url: the Docker daemon cannot be found: {error}") from None
+            remove_left_over(self.config.server_id)
+        except (ValueError, AssertionError) as error:
+            text = str(error) or "set DOCKER_HOST, or start the daemon"
+            raise SandboxError(f"url: the Docker daemon cannot be found: {text}") from None
 
     async def disconnect(self) -> None:
         """Close the connections."""
@@ -84,6 +90,11 @@ class DockerMachine(ContainerMachine[DockerConfig]):
 
     # Images.
 
+    async def require_image(self, name: str) -> None:
+        """Check that the daemon has an image. Raises SandboxError."""
+        if await self._call(f"image {name}", self._docker.images.inspect(name), accept=NOT_FOUND) is None:
+            raise SandboxError(f"image: the Docker daemon has no image {name}; build or pull it first")
+
     async def build(self, folder: Path, *, timeout: float = 1800.0) -> str:
         """Build the image of a folder with a Dockerfile, and return its name. The same files give the same image.
 
@@ -115,6 +126,38 @@ class DockerMachine(ContainerMachine[DockerConfig]):
                     raise SandboxError(f"the image of {folder} cannot be built: {error}\n{text}".rstrip()) from None
                 return name
 
+    async def user_of(self, image: str) -> str:
+        """Return the user of an image. Raises SandboxError."""
+        shown = await self._call(f"image {image}", self._docker.images.inspect(image))
+        return str((shown or {})["Config"].get("User") or "root")
+
+    @contextlib.asynccontextmanager
+    async def committed(self, name: str) -> AsyncIterator[str]:
+        """Yield an image with the file system of a container, without its processes. It is removed at the end.
+
+        Args:
+            name: The name of the container.
+
+        Raises:
+            SandboxError: The image cannot be made.
+        """
+        image = f"osmosis-left:{name.removeprefix('osmosis-')}"
+        repository, _, tag = image.partition(":")
+        container = self._docker.containers.container(name)
+        await self._call(f"an image of container {name}", container.commit(repository=repository, tag=tag))
+        try:
+            yield image
+        finally:
+            removing = self._docker.images.delete(image, force=True)
+            with contextlib.suppress(SandboxError):
+                await uninterrupted(self._call(f"image {image}", removing, accept=NOT_FOUND))
+
+    async def changes(self, name: str) -> list[str]:
+        """Return the paths of the image that a container has changed or removed. Raises SandboxError."""
+        asked = self._docker._query_json(f"containers/{name}/changes")  # aiodocker has no method for it
+        rows = await self._call(f"the changes of container {name}", asked)
+        return [row["Path"] for row in rows or () if row["Kind"] in (CHANGED, REMOVED)]
+
     # Containers.
 
     async def start(self, name: str, config: DockerConfig, rollout: str) -> str:
@@ -125,7 +168,7 @@ class DockerMachine(ContainerMachine[DockerConfig]):
             config: How it is made.
             rollout: The rollout, for a label.
         """
-        forwarding = await self._forwarding_of(config)
+        forwarding = await self._forwarding_of(name, config)
         body = container_body(config, self.process, rollout, str(forwarding.folder) if forwarding else "")
         what = f"container {name} of the image {config.image}"
         container = await self._call(what, self._docker.containers.create(body, name=name))
@@ -140,14 +183,13 @@ class DockerMachine(ContainerMachine[DockerConfig]):
         shown = await self._call(what, container.show())
         return str((shown or {})["Config"]["WorkingDir"] or "/")
 
-    async def _forwarding_of(self, config: DockerConfig) -> Forwarding | None:
+    async def _forwarding_of(self, name: str, config: DockerConfig) -> Forwarding | None:
         if not config.reach and not config.hosts:
             return None
-        key = (tuple(config.reach), tuple(config.hosts))
-        if key not in self._forwarding:
-            made = self._forwarding[key] = Forwarding(*key, self._supervisor)
-            await made.open()
-        return self._forwarding[key]
+        made = Forwarding(self.config.server_id, config.reach, config.hosts, self._supervisor, self._connections)
+        await made.open()
+        self._forwarding[name] = made
+        return made
 
     async def _open_ports(self, name: str, ports: Sequence[int]) -> None:
         """Open the ports of a container that lead to the outside. Raises SandboxError."""
@@ -161,6 +203,9 @@ class DockerMachine(ContainerMachine[DockerConfig]):
 
     async def remove(self, name: str) -> None:
         """Remove a container at once. One that is gone is no error. Raises SandboxError."""
+        forwarding = self._forwarding.pop(name, None)
+        if forwarding is not None:
+            await forwarding.close()
         attached = self._attached.pop(name, None)
         if attached is not None:
             await attached.close()

@@ -176,7 +176,7 @@ class KubernetesCluster(ContainerMachine[KubernetesConfig]):
         return _ended(pod)
 
     async def remove(self, name: str) -> None:
-        """Delete a pod at once. A pod that is gone is no error. Raises SandboxError."""
+        """Delete a pod at once. A pod that is gone is not an error. Raises SandboxError."""
         await self.call(
             f"pod {name}",
             lambda: self._pods.delete_namespaced_pod(name, self.config.namespace, grace_period_seconds=0),

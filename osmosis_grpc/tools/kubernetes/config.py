@@ -69,7 +69,7 @@ class KubernetesConfig:
     def __post_init__(self) -> None:
         if not LABEL.fullmatch(self.server_id):
             raise ValueError(
-                f"server_id: {self.server_id!r:.80} is no label of Kubernetes: 1 to 63 letters, digits, -_."
+                f"server_id: {self.server_id!r:.80} is not a label of Kubernetes: 1 to 63 letters, digits, -_."
             )
         if not self.folder.startswith("/") or self.folder.rstrip("/") in ("", "/tmp"):  # noqa: S108
             raise ValueError(f"folder: {self.folder!r} is not an absolute path besides / and /tmp")

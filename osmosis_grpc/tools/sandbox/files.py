@@ -114,7 +114,7 @@ class Files:
                     found.append(info)
                     if len(found) == LISTED:
                         break
-        return found
+        return sorted(found, key=lambda info: info.path)
 
     def check_folder(self, path: str) -> str:
         """Return a folder as programs see it."""

@@ -80,7 +80,7 @@ def read_note(path: Path) -> bytes:
                 raise tarfile.ReadError("it has no note")
             return note.read()
     except _ERRORS as error:
-        raise SandboxError(f"{path.name} is no saved folder: {error}") from None
+        raise SandboxError(f"{path.name} is not a saved folder: {error}") from None
 
 
 def read_archive(path: Path, target: Path, limits: SandboxLimits, owner: int | None) -> None:

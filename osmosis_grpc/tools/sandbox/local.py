@@ -28,6 +28,7 @@ from osmosis_grpc.tools.sandbox.port import (
     RunResult,
     SandboxError,
     SandboxLost,
+    check_program,
     protections_of,
 )
 from osmosis_grpc.tools.uninterrupted import uninterrupted
@@ -145,8 +146,7 @@ class LocalSandbox:
     ) -> RunResult:
         choice, space, files = self._started()
         argv = [SHELL, "-c", command] if isinstance(command, str) else list(command)
-        if not argv or any("\0" in word for word in argv):
-            raise SandboxError("command: it is empty, or has a null character")
+        check_program(argv, environment or {})
         folder = await _threads.run(lambda: files.check_folder(cwd))
         words = choice.command(space, folder, argv, self._limits, self._read_only)
         variables = self._environment(choice, space, environment or {})

@@ -250,7 +250,15 @@ class Snapshot(Protocol):
         """Remove the copy. Does nothing the second time."""
 
 
+def check_program(argv: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Raise SandboxError if there is no program with these words and variables on any machine."""
+    if not argv or any("\0" in text for text in [*argv, *environment, *environment.values()]):
+        raise SandboxError("command, environment: it is empty, or has a null character")
+    if any(not name or "=" in name for name in environment):
+        raise SandboxError("environment: the name of a variable is empty, or has =")
+
+
 def check_sandbox(given: Any, tool: str) -> None:
-    """Raise ValueError, which names the tool, if `given` is no sandbox."""
+    """Raise ValueError, which names the tool, if `given` is not a sandbox."""
     if isinstance(given, type) or not callable(getattr(given, "run", None)):
         raise ValueError(f"sandbox: the tool {tool} needs one, for example LocalSandbox(); {given!r:.60} is none")

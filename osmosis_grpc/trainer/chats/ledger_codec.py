@@ -11,7 +11,7 @@ from osmosis_grpc.protocol.wire.message import tools_from_wire
 from osmosis_grpc.protocol.wire.outcome import outcome_from_wire
 from osmosis_grpc.protocol.wire.rollout import init_from_wire, init_to_wire
 from osmosis_grpc.storage.ledger import ChatRow, LedgerRollout
-from osmosis_grpc.trainer.chats.sample import PendingChat, SampleState
+from osmosis_grpc.trainer.chats.sample_state import PendingChat, SampleState
 
 Samples = dict[str, SampleState]
 

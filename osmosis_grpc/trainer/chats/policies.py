@@ -1,9 +1,9 @@
-"""The policies of a trainer, and what they raise: the log, the errors for agent servers and for the trainer's caller.
+"""The policies of a trainer, and what happens when a policy raises.
 
-A policy refuses a chat with a CallError, such as Unavailable, and the agent gets this error. Any other exception, and a
-result that is not a reply, is a failure of the policy itself. The agent gets Internal. If a rollout or a whole group
-fails because of it, the caller of the trainer gets the exception itself, because a loop would otherwise go on without
-any data.
+- A CallError, such as Unavailable, refuses the chat. The agent gets this error.
+- Any other exception, and a result that is not a reply, means that the policy itself has failed. The agent gets
+  Internal, and the log has the traceback. If a rollout or a whole group fails because of it, the trainer raises the
+  exception in the program that waits for them. Otherwise a training loop would go on without any data.
 """
 
 import logging
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 MAX_LOGGED = 2048
 """The most bytes of an error's text in a warning."""
 MAX_TRACEBACKS = 16
-"""The most tracebacks in the log. Each kind of exception gets one, and later exceptions of that kind are counted."""
+"""The most tracebacks in the log. Each kind of exception is logged with one traceback, and then only counted."""
 
 ChatKey = tuple[str, int, str, int]
 """The rollout's id, the attempt, the sample and the number of a chat."""
@@ -36,17 +36,17 @@ class PolicyFailure:
     """An exception of a policy."""
 
     policy: str
-    """The name of the policy; empty for the policy of chats that name none."""
+    """The name of the policy; empty for the default policy, which answers chats that do not name one."""
     error: BaseException
     trace: TracebackType | None
-    """The traceback of the policy's call. Raising the error again adds to the error's own traceback."""
+    """The traceback of the policy's call, kept here because raising `error` again extends the error's own."""
 
     def __str__(self) -> str:
         return f"{self.name} failed: {clip(with_type(self.error))}"
 
     @property
     def name(self) -> str:
-        """The policy, with its name if it has one."""
+        """The policy as messages call it, with its name if it has one."""
         return f"the policy {self.policy!r}" if self.policy else "the policy"
 
     def of_rollout(self, reported: Failure | None) -> Failure:
@@ -161,5 +161,5 @@ class PolicyTable:
         if policy is None:
             names = ", ".join(map(repr, sorted(self._named)))
             only = ", the only one, for chats that name no policy" if names == "''" else ""
-            raise InvalidArgument("policy", f"{name!r} is no policy of this trainer; it has {names}{only}")
+            raise InvalidArgument("policy", f"{name!r} is not a policy of this trainer; it has {names}{only}")
         return policy

@@ -22,7 +22,7 @@ from osmosis_grpc.protocol.errors import CallError
 from osmosis_grpc.storage.ledger import LedgerRollout
 from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.trainer import log_warnings
-from osmosis_grpc.trainer.agent_server_state import AgentServerLink
+from osmosis_grpc.trainer.agent_server_link import AgentServerLink
 from osmosis_grpc.trainer.config import TrainerConfig
 from osmosis_grpc.trainer.log_warnings import Unreached
 from osmosis_grpc.trainer.scheduler import Scheduler

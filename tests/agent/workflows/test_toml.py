@@ -3,16 +3,17 @@
 import pytest
 from pydantic import ConfigDict
 
+from osmosis_grpc.agent.config_sources import ConfigSources, configured
 from osmosis_grpc.agent.loader import LoadError, load_object
 from osmosis_grpc.agent.workflow import config_class
 from osmosis_grpc.agent.workflow_files import FoundWorkflow
-from osmosis_grpc.agent.workflow_sources import ConfigSources, WorkflowToml, WorkflowTomlError, configured
+from osmosis_grpc.agent.workflow_toml import WorkflowToml, WorkflowTomlError
 from osmosis_grpc.cli.options import AgentSources
 from osmosis_grpc.policies import EchoPolicy
 from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.rollout import AgentWorkflow, AgentWorkflowConfig, Grader, GraderConfig
 from osmosis_grpc.serve.options import config_sources
-from osmosis_grpc.settings.line import Line
+from osmosis_grpc.settings.command_line import Line
 from osmosis_grpc.settings.settings import command_settings
 from osmosis_grpc.testing import run_rollout
 from tests.agent.workflows.made import QUESTION, Asks, Ones

@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
+from osmosis_grpc.agent.config_sources import ConfigSources
 from osmosis_grpc.agent.loader import LoadError, load_agents, load_configured, load_object
 from osmosis_grpc.agent.source_version import AgentVersion
 from osmosis_grpc.agent.workflow_files import DiscoveryError
-from osmosis_grpc.agent.workflow_sources import ConfigSources
 from osmosis_grpc.policies import EchoPolicy
 from osmosis_grpc.rollout import AgentWorkflow, Grader
 from osmosis_grpc.testing import run_rollout

@@ -308,8 +308,8 @@ async def test_one_prompt_is_no_batch(prompts):
 @pytest.mark.row("ARL 7")
 async def test_a_wrong_field_of_the_request_is_named_before_a_rollout_begins():
     script = Script(ANSWER)
-    with pytest.raises(InvalidArgument, match=r"request.labl: is no field; did you mean label\?"):
+    with pytest.raises(InvalidArgument, match=r"request.labl: is not a field; did you mean label\?"):
         await rollout_of(script).run("Q", labl="42")
-    with pytest.raises(InvalidArgument, match=r"request.budget: is no field; the fields are completion_params, "):
+    with pytest.raises(InvalidArgument, match=r"request.budget: is not a field; the fields are completion_params, "):
         await rollout_of(script).run_batch(["Q"], budget=3)
     assert script.asked == []

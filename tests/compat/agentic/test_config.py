@@ -67,9 +67,9 @@ async def test_tools_config():
     llm = Script("Action: arl01_look()", ANSWER)
     trajectory = await ran(llm, tools_config={"arl01_look": {"answer": "a cat"}})
     assert trajectory.steps[2].tool_result == "a cat"
-    with pytest.raises(InvalidArgument, match=r"tools_config.arl01_look.colour: is no option; .* answer"):
+    with pytest.raises(InvalidArgument, match=r"tools_config.arl01_look.colour: is not an option; .* answer"):
         await ran(llm, tools_config={"arl01_look": {"colour": 1}})
-    with pytest.raises(InvalidArgument, match=r"tools_config.fly: is no tool; the tools are .*arl01_look"):
+    with pytest.raises(InvalidArgument, match=r"tools_config.fly: is not a tool; the tools are .*arl01_look"):
         await ran(llm, tools_config={"fly": {}})
 
 
@@ -81,7 +81,7 @@ async def test_interactions_config():
     assert kinds(right) == ["observation", "final_answer", "observation", "final_answer"]
     assert (right.final_reward, wrong.final_reward) == (1.0, 0.0)
     assert right.messages[-2] == {"role": "user", "content": "No."}
-    with pytest.raises(InvalidArgument, match=r"interactions_config.chat: is no interaction; .*check_answer"):
+    with pytest.raises(InvalidArgument, match=r"interactions_config.chat: is not an interaction; .*check_answer"):
         await ran(Script(), interactions_config={"chat": {}})
     with pytest.raises(InvalidArgument, match=r"interactions_config.check_answer: .*'hints'"):
         await ran(Script(), interactions_config={"check_answer": {"expected": "", "hints": ""}})
@@ -223,7 +223,7 @@ async def test_each_agent_type_runs_from_its_configuration_alone(agent_type, rep
 
 @pytest.mark.row("ARL 3")
 def test_an_unknown_agent_type_is_refused_with_the_known_ones():
-    with pytest.raises(InvalidArgument, match="agent_type: 'reasoning' is no agent type; the types are coding"):
+    with pytest.raises(InvalidArgument, match="agent_type: 'reasoning' is not an agent type; the types are coding"):
         AgenticRollout(CONFIG(agent_type="reasoning"), Script())
 
 

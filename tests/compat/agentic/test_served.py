@@ -250,7 +250,7 @@ def test_serve_takes_an_agent_and_its_class(name, tmp_path, monkeypatch):
     assert (loaded.name, loaded.agent.max_steps) == ("react", 3 if name == "brief" else 10)
     for wrong, text in (
         (ReActAgent, r"agent: is a class; pass an agent, such as ReActAgent\(\)"),
-        (3, "is no BaseAgent"),
+        (3, "is not a BaseAgent"),
     ):
         with pytest.raises(InvalidArgument, match=text):
             agent_runnable(wrong)

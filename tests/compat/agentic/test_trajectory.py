@@ -148,7 +148,7 @@ def test_values_that_json_lacks_have_a_defined_form():
     ("values", "text"),
     [
         ({}, "request_id: is missing"),
-        ({"request_id": "r", "reward": 1}, "reward: is no field of a Trajectory"),
+        ({"request_id": "r", "reward": 1}, "reward: is not a field of a Trajectory"),
         ({"request_id": "r", "steps": [{"content": ""}]}, "step_type: is missing in a TrajectoryStep"),
         ({"request_id": "r", "steps": 3}, "steps: is a int"),
         ({"request_id": "r", "stop_reason": "bored"}, "stop_reason: 'bored' is none of"),

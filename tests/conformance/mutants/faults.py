@@ -208,7 +208,7 @@ def _lower_attempt_recorded(reply: Any) -> None:
 CHAT = "trainer.chats.attempt_cache:AttemptCache.chat"
 KNOWS = "trainer.transports.callback.link:CalledServer._knows"
 LISTENER = "trainer.transports.callback.listener:CallbackListener"
-TAKE = "trainer.transports.attach.open_chats:OpenChats.take"
+TAKE = "trainer.transports.attach.chat_window:OpenChats.take"
 
 
 def _unsorted(_sorted: Any) -> Callable[[Any], str]:
@@ -284,7 +284,7 @@ SERVER = {
     "ignores-goodbye": Fault("goodbye", gets("goodbye", _dropped)),
     "dies-of-unknown-frames": Fault("unknown-frame", gets("", _raises)),
     "json-as-text": Fault("json-is-compared-by-value", replaced("protocol.types.jsontext:_encode_sorted", _unsorted)),
-    "drift-is-ignored": Fault("segment-drifts", replaced("protocol.types.segment_assembly:_common", _length_only)),
+    "drift-is-ignored": Fault("segment-drifts", replaced("protocol.types.segment_builder:_common", _length_only)),
     "too-many-frames": Fault("too-many-frames", replaced("protocol.stream.stream_machine:MAX_FRAMES", _endless)),
 }
 """Faults of the server, by name."""

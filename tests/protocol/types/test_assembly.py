@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.protocol.types import ChatPurpose, ChatResponse, Segment, SplitReason, TokenBlock, VersionSpan
-from osmosis_grpc.protocol.types.segment_assembly import Assembler
+from osmosis_grpc.protocol.types.segment_builder import SegmentBuilder
 
 POLICY, JUDGE = ChatPurpose.POLICY, ChatPurpose.JUDGE
 
@@ -28,7 +28,7 @@ def response(prompt, reply, logprobs=None, *, prefix=0, versions=()) -> ChatResp
 
 def assembled(*chats) -> tuple[Segment, ...]:
     """The segments of chats given as (continues, prompt, reply)."""
-    assembler = Assembler()
+    assembler = SegmentBuilder()
     for number, (parent_chat, prompt, reply) in enumerate(chats, start=1):
         assembler.add(number, parent_chat, response(prompt, reply), POLICY)
     return assembler.segments()
@@ -93,7 +93,7 @@ SPLITS = {
 @pytest.mark.parametrize("refer", [False, True])
 @pytest.mark.parametrize(("chats", "reasons"), SPLITS.values(), ids=list(SPLITS))
 def test_each_segment_but_the_first_says_why_it_began(chats, reasons, refer):
-    assembler = Assembler()
+    assembler = SegmentBuilder()
     for number, (parent_chat, prompt, reply, how) in enumerate(chats, 1):
         made = ChatResponse(message={"role": "assistant"}) if reply is None else response(prompt, reply)
         assembler.add(number, parent_chat, made, **{"purpose": POLICY, **how}, refer=refer, keep_ids=True)
@@ -103,7 +103,7 @@ def test_each_segment_but_the_first_says_why_it_began(chats, reasons, refer):
 
 def test_a_segment_that_is_cut_off_by_a_later_reply_says_why_it_began():
     """Chat 3 came first and grew the segment, until chat 2 with the lower number did."""
-    assembler = Assembler()
+    assembler = SegmentBuilder()
     for number, prompt in ((1, [1]), (3, [1, 2, 9]), (2, [1, 2, 3])):
         assembler.add(number, min(number - 1, 1), response(prompt, [number + 1]), POLICY)
     reasons = {segment.chats: segment.split for segment in assembler.segments()}
@@ -122,7 +122,7 @@ def test_the_same_chat_twice_is_two_segments():
 
 
 def test_segments_are_frozen_when_they_are_taken():
-    assembler = Assembler()
+    assembler = SegmentBuilder()
     assembler.add(1, 0, response([1], [2]), POLICY)
     (before,) = assembler.segments()
     assembler.add(2, 1, response([1, 2, 3], [4]), POLICY)
@@ -143,7 +143,7 @@ UNTOLD = [
 
 @pytest.mark.parametrize(("lacking", "word"), UNTOLD, ids=lambda value: str(value)[:20])
 def test_missing_tokens_make_no_segments_and_give_a_reason(lacking, word):
-    assembler = Assembler()
+    assembler = SegmentBuilder()
     assembler.add(1, 0, response([1], [2]), POLICY)
     assert assembler.reason == ""
     assembler.add(2, 1, replace(response([1, 2, 3], [4]), **lacking), POLICY)
@@ -158,7 +158,7 @@ def test_missing_tokens_make_no_segments_and_give_a_reason(lacking, word):
 def test_an_empty_reply_is_trainable():
     """An empty reply is complete, with an empty array of logprobs and without one."""
     for tokens in (TokenBlock.of([], []), TokenBlock.of([])):
-        assembler = Assembler()
+        assembler = SegmentBuilder()
         assembler.add(1, 0, replace(response([1, 2], []), tokens=tokens), POLICY)
         assembler.add(2, 1, response([1, 2, 3], [4]), POLICY)
         assert assembler.reason == ""
@@ -167,7 +167,7 @@ def test_an_empty_reply_is_trainable():
 
 
 def test_a_judge_never_appears():
-    assembler = Assembler()
+    assembler = SegmentBuilder()
     assembler.add(1, 0, response([1], [2]), POLICY)
     assembler.add(2, 1, response([1, 2, 3], [4]), JUDGE)
     assembler.add(3, 0, ChatResponse(message={"role": "assistant"}), JUDGE)
@@ -179,7 +179,7 @@ def test_a_judge_never_appears():
 
 
 def test_a_chat_may_leave_out_the_tokens_of_a_judges_chat():
-    assembler = Assembler()
+    assembler = SegmentBuilder()
     assembler.add(1, 0, response([1], [2]), JUDGE)
     assembler.add(2, 1, response([3], [4], prefix=2), JUDGE)
     assembler.add(3, 2, response([5], [6], prefix=4), POLICY)
@@ -188,7 +188,7 @@ def test_a_chat_may_leave_out_the_tokens_of_a_judges_chat():
 
 
 def test_a_prefix_longer_than_the_continued_chat_is_refused():
-    assembler = Assembler()
+    assembler = SegmentBuilder()
     assembler.add(1, 0, response([1], [2]), POLICY)
     for parent_chat, prefix in ((1, 3), (0, 1), (7, 1)):
         with pytest.raises(InvalidArgument) as refusal:
@@ -249,7 +249,7 @@ def samples(draw) -> list[Chat]:
 
 
 def build(chats: list[Chat], prefix=lambda assembler, chat: 0) -> tuple[Segment, ...]:
-    assembler = Assembler()
+    assembler = SegmentBuilder()
     for chat in chats:
         assembler.add(chat.chat_number, chat.parent_chat, chat.response(prefix(assembler, chat)), chat.purpose)
     assert assembler.reason == ""
@@ -322,10 +322,10 @@ def test_versions_add_up_or_are_empty(chats):
 
 @given(samples(), st.randoms())
 def test_prompts_from_a_prefix_on_make_the_same_segments(chats, random):
-    def shared(assembler: Assembler, chat: Chat) -> int:
+    def shared(assembler: SegmentBuilder, chat: Chat) -> int:
         return assembler.shared_prefix(chat.parent_chat, np.array(chat.prompt, dtype="<u4"))
 
-    def fewer(assembler: Assembler, chat: Chat) -> int:
+    def fewer(assembler: SegmentBuilder, chat: Chat) -> int:
         return random.randint(0, shared(assembler, chat))
 
     assert build(chats) == build(chats, shared) == build(chats, fewer)
@@ -341,7 +341,7 @@ def test_the_order_of_the_replies_makes_no_difference(chats, random):
         answered.add(chat.chat_number)
         order.append(chat)
 
-    def fewer(assembler: Assembler, chat: Chat) -> int:
+    def fewer(assembler: SegmentBuilder, chat: Chat) -> int:
         return random.randint(0, assembler.shared_prefix(chat.parent_chat, np.array(chat.prompt, dtype="<u4")))
 
     assert build(chats) == build(order) == build(order, fewer)
@@ -350,7 +350,7 @@ def test_the_order_of_the_replies_makes_no_difference(chats, random):
 @given(samples(), st.randoms())
 def test_an_assembler_without_earlier_ids_refers_to_the_same_segments(chats, random):
     """The ids are given to it again when a prompt repeats ids that it does not keep."""
-    whole, bare, left, answered, added, refer = Assembler(), Assembler(), list(chats), {0}, [], True
+    whole, bare, left, answered, added, refer = SegmentBuilder(), SegmentBuilder(), list(chats), {0}, [], True
     while left:
         chat = random.choice([chat for chat in left if chat.parent_chat in answered])
         left.remove(chat)
@@ -358,7 +358,7 @@ def test_an_assembler_without_earlier_ids_refers_to_the_same_segments(chats, ran
         shared = whole.shared_prefix(chat.parent_chat, np.array(chat.prompt, dtype="<u4"))
         prefix = random.choice((shared, shared, shared, random.randint(0, shared)))
         if bare.lacks(chat.parent_chat, prefix):
-            bare, refer = Assembler(), False
+            bare, refer = SegmentBuilder(), False
             for earlier, reply in added:
                 bare.add(earlier.chat_number, earlier.parent_chat, reply, earlier.purpose)
             assert bare.chats == whole.chats
@@ -371,7 +371,7 @@ def test_an_assembler_without_earlier_ids_refers_to_the_same_segments(chats, ran
 
 
 def test_an_assembler_that_refers_keeps_the_ids_of_the_newest_chat_only():
-    assembler = Assembler()
+    assembler = SegmentBuilder()
     assembler.add(1, 0, response([1], [2]), POLICY, refer=True)
     assert not assembler.lacks(1)
     assembler.add(2, 1, response([3], [4], prefix=2), POLICY, refer=True)
@@ -382,7 +382,7 @@ def test_an_assembler_that_refers_keeps_the_ids_of_the_newest_chat_only():
 
 
 def test_a_reply_that_needs_dropped_ids_makes_the_sample_not_trainable():
-    assembler = Assembler()
+    assembler = SegmentBuilder()
     assembler.add(1, 0, response([1], [2]), POLICY, refer=True)
     assembler.add(2, 1, response([3], [4], prefix=2), POLICY, refer=True)
     assert assembler.add(3, 2, response([2, 3, 4, 5], [6], prefix=1), POLICY, refer=True) == 5
@@ -392,7 +392,7 @@ def test_a_reply_that_needs_dropped_ids_makes_the_sample_not_trainable():
 
 
 def test_the_lower_of_two_chats_grows_the_segment_although_it_came_later():
-    assembler = Assembler()
+    assembler = SegmentBuilder()
     replies = {
         1: (0, response([1], [2])),
         3: (1, response([1, 2, 7], [8])),
@@ -411,7 +411,7 @@ def test_the_lower_of_two_chats_grows_the_segment_although_it_came_later():
 
 def test_a_long_sample_of_short_prompts():
     """Four hundred turns, each sending only what is new."""
-    assembler, prompt = Assembler(), list(range(50))
+    assembler, prompt = SegmentBuilder(), list(range(50))
     for number in range(1, 401):
         assembler.add(number, number - 1, response(prompt[-50:], range(50), prefix=len(prompt) - 50), POLICY)
         prompt = [*prompt, *range(50), *range(50)]
@@ -431,7 +431,7 @@ def test_without_dropped_chats_the_others_grow_as_if_these_had_not_been_asked(ch
     left = {chat.chat_number for chat in chats if random.random() < 0.3}
     for chat in chats:
         left |= {chat.chat_number} if chat.parent_chat in left else set()
-    assembler = Assembler()
+    assembler = SegmentBuilder()
     for chat in chats:
         made = chat.response(assembler.shared_prefix(chat.parent_chat, np.array(chat.prompt, dtype="<u4")))
         assembler.add(chat.chat_number, chat.parent_chat, made, chat.purpose)
@@ -452,7 +452,7 @@ def test_without_dropped_chats_the_others_grow_as_if_these_had_not_been_asked(ch
 @given(samples(), st.randoms())
 def test_an_assembler_without_ids_drops_the_same_chats(chats, random):
     left = {chat.chat_number for chat in chats if random.random() < 0.3}
-    whole, bare = Assembler(), Assembler()
+    whole, bare = SegmentBuilder(), SegmentBuilder()
     for chat in chats:
         made = chat.response(whole.shared_prefix(chat.parent_chat, np.array(chat.prompt, dtype="<u4")))
         if bare.lacks(chat.parent_chat, made.prompt_prefix):
@@ -465,7 +465,7 @@ def test_an_assembler_without_ids_drops_the_same_chats(chats, random):
 
 
 def test_a_dropped_chat_that_a_kept_one_continues_is_kept():
-    assembler = Assembler()
+    assembler = SegmentBuilder()
     for number, parent_chat, prompt, reply in ((1, 0, [1], [2]), (2, 1, [1, 2, 3], [4])):
         assembler.add(number, parent_chat, response(prompt, reply), POLICY)
     assembler.drop({1})
@@ -473,7 +473,7 @@ def test_a_dropped_chat_that_a_kept_one_continues_is_kept():
 
 
 def test_a_view_does_not_change_when_the_segment_grows():
-    assembler = Assembler()
+    assembler = SegmentBuilder()
     assembler.add(1, 0, response([1] * 200, [2] * 50), POLICY)
     tokens, prompt, segments = assembler.tokens(1), assembler.prompt(1), assembler.segments()
     for number in range(2, 9):
@@ -484,4 +484,4 @@ def test_a_view_does_not_change_when_the_segment_grows():
 
 
 def test_a_reply_without_its_prompt_has_no_prompt_length():
-    assert Assembler().prompt_length(0, replace(response([1], [2]), prompt_ids=None)) is None
+    assert SegmentBuilder().prompt_length(0, replace(response([1], [2]), prompt_ids=None)) is None

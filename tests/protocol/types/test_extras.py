@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.protocol.types import ChatPurpose, ChatResponse, RaggedTensor, Segment, Tensor, TokenBlock
 from osmosis_grpc.protocol.types.extras import LAYOUTS, MAX_EXTRAS, MAX_NAME, check_extras
-from osmosis_grpc.protocol.types.segment_assembly import Assembler
+from osmosis_grpc.protocol.types.segment_builder import SegmentBuilder
 from osmosis_grpc.protocol.types.tensors import MAX_DIMENSIONS, TENSOR_DTYPES
 from tests.made_extras import MAKERS, made, right
 
@@ -174,7 +174,7 @@ def reply(prompt, tokens, *, of_prompt=(), of_reply=(), prefix=0) -> ChatRespons
 
 
 def segments_of(*chats) -> tuple[Segment, ...]:
-    assembler = Assembler()
+    assembler = SegmentBuilder()
     for number, (parent, response) in enumerate(chats, start=1):
         response.check()
         assembler.add(number, parent, response, ChatPurpose.POLICY)
@@ -330,7 +330,7 @@ def test_without_a_dropped_chat_the_extras_are_those_of_the_others(of_prompt, pr
     left = reply([1, 2, 3, 4], [9], of_reply=MAKERS)
     again = reply([1, 2, 3, 4], [5, 6], of_prompt=of_prompt, of_reply=MAKERS, prefix=prefix)
     last = reply([1, 2, 3, 4, 5, 6, 7], [8], of_prompt=of_prompt, of_reply=MAKERS, prefix=6)
-    assembler = Assembler()
+    assembler = SegmentBuilder()
     for number, parent, response in ((1, 0, first), (2, 1, left), (3, 1, again), (4, 3, last)):
         assembler.add(number, parent, response, ChatPurpose.POLICY)
     assembler.drop({2})

@@ -5,9 +5,9 @@ from typing import Any
 from osmosis_grpc.protocol.errors import Aborted
 from osmosis_grpc.protocol.types import Receipt
 from osmosis_grpc.storage.ledger.sqlite_ledger import SqliteLedger
-from osmosis_grpc.trainer.chats import chat_cache
+from osmosis_grpc.trainer.chats import rollout_cache
 from osmosis_grpc.trainer.chats.attempt_cache import AttemptCache
-from osmosis_grpc.trainer.chats.chat_cache import ChatCache
+from osmosis_grpc.trainer.chats.rollout_cache import RolloutCache
 from osmosis_grpc.trainer.outcome_recorder import OutcomeRecorder
 from osmosis_grpc.trainer.scheduler import Scheduler
 from osmosis_grpc.trainer.submissions import Submissions
@@ -27,7 +27,7 @@ def _(original: Any) -> Any:
     return chat
 
 
-@without("attempts of chats", ChatCache, "rollout", "chats of an old attempt are sampled")
+@without("attempts of chats", RolloutCache, "rollout", "chats of an old attempt are sampled")
 def _(original: Any) -> Any:
     def rollout(self: Any, rollout_id: str, attempt: int, now: float) -> Any:
         try:
@@ -38,12 +38,12 @@ def _(original: Any) -> Any:
     return rollout
 
 
-@without("result ids", chat_cache, "_known", "another result of an attempt counts as a repetition")
+@without("result ids", rollout_cache, "_known", "another result of an attempt counts as a repetition")
 def _(original: Any) -> Any:
     return lambda entry, outcome: Receipt.ALREADY_RECORDED
 
 
-@without("results are kept", ChatCache, "record", "an outcome that comes again is recorded again")
+@without("results are kept", RolloutCache, "record", "an outcome that comes again is recorded again")
 def _(original: Any) -> Any:
     def record(self: Any, outcome: Any, *args: Any, **named: Any) -> None:
         entry = self.rollout(outcome.rollout_id, outcome.attempt, 0.0)
@@ -79,7 +79,11 @@ def _(original: Any) -> Any:
 
 
 @without(
-    "chats in the ledger", chat_cache, "learn", "after a crash a trainer samples answered chats again", "crash trainer"
+    "chats in the ledger",
+    rollout_cache,
+    "learn",
+    "after a crash a trainer samples answered chats again",
+    "crash trainer",
 )
 def _(original: Any) -> Any:
     return nothing(original)

@@ -9,6 +9,9 @@ from dataclasses import replace
 import pytest
 
 from osmosis_grpc import supervise
+from osmosis_grpc.endpoints.program_places import place_of
+from osmosis_grpc.protocol.types import RolloutRequest
+from osmosis_grpc.tools.process import Limits
 from osmosis_grpc.tools.sandbox import Protection, SandboxError
 
 pytestmark = pytest.mark.docker
@@ -184,10 +187,24 @@ async def forward(made, fail):
         assert (await fetched(box, url)).startswith("GET")
 
 
-SCENARIOS = {"tools.docker_forward": forward}
+async def run(made, fail):
+    """The error reaches the caller, and the next program runs."""
+    async with place_of(made, RolloutRequest(rollout_id="r1", messages=[])) as place:
+
+        async def ended():
+            more = {"environment": {}, "stdin": b"", "limits": Limits(), "secrets": (), "give_up": None}
+            return await place.run(["echo", "next"], **more)
+
+        fail()
+        with pytest.raises(OSError, match="injected"):
+            await ended()
+        assert (await ended()).output == "next"
+
+
+SCENARIOS = {"tools.docker_forward": forward, "tools.docker_pass_on": forward, "gateway.program_in_box": run}
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-async def test_a_job_that_raises_ends_one_connection(name, machine):
+async def test_a_job_that_raises_ends_one_connection_or_one_program(name, machine):
     async with answering("127.0.0.1") as port, machine(reach=[f"127.0.0.1:{port}"]) as made:
         await SCENARIOS[name](made, lambda: supervise.inject(name, OSError(f"injected into {name}")))

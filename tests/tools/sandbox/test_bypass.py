@@ -115,6 +115,21 @@ def canary():
         yield made
 
 
+def filled(command, canary, number):
+    """A command with what it attacks."""
+    words = {
+        "PID": canary.pid,
+        "SERVER": os.getpid(),
+        "PORT": canary.port,
+        "FOLDER": canary.folder,
+        "HOME": canary.home,
+        "ADDRESS": "0.0.0.0",
+        "TEXT": TEXT,
+        "NUMBER": number,
+    }
+    return re.sub(rf"\b({'|'.join(words)})\b", lambda found: str(words[found[0]]), command)
+
+
 @pytest.mark.parametrize("name", BYPASSES)
 @pytest.mark.row("ARL 40")
 async def test_a_bypass_has_no_effect_outside(method, name, canary, monkeypatch):
@@ -123,24 +138,15 @@ async def test_a_bypass_has_no_effect_outside(method, name, canary, monkeypatch)
     async with LocalSandbox(method=method, limits=LIMITED) as box:
         if ALWAYS not in needed and box.isolation.protections.isdisjoint(needed):
             pytest.skip(f"not in force: {', '.join(needed)}")
-        words = {
-            "PID": canary.pid,
-            "SERVER": os.getpid(),
-            "PORT": canary.port,
-            "FOLDER": canary.folder,
-            "HOME": canary.home,
-            "ADDRESS": "0.0.0.0",
-            "TEXT": TEXT,
-            "NUMBER": 1_000_000 + secrets.randbelow(1_000_000),
-        }
-        command = re.sub(rf"\b({'|'.join(words)})\b", lambda found: str(words[found[0]]), command)
+        number = 1_000_000 + secrets.randbelow(1_000_000)
+        command = filled(command, canary, number)
         before = canary.state()
         with open(canary.folder / "secret") as file:
             os.set_inheritable(file.fileno(), True)
             ended = await box.run(command.replace("{python}", box.python), seconds=1.5)
         assert TEXT.encode() not in ended.stdout + ended.stderr
         assert canary.state() == before
-        assert processes_with(str(words["NUMBER"])) == []
+        assert processes_with(str(number)) == []
         await box.run("chmod -R u+rwX . ; rm -rf ./*")
         assert (await box.run("echo works")).stdout == b"works\n"
 

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import re
-import signal
 import tempfile
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pytest
 
 from osmosis_grpc.protocol.errors import ToolExecutionError
 from osmosis_grpc.tools import bash_tool, search_tool
-from osmosis_grpc.tools.program_caches import PYTEST, WRITES_NOTHING
 from osmosis_grpc.tools.sandbox import (
     Isolation,
     LocalSandbox,
@@ -23,94 +21,9 @@ from osmosis_grpc.tools.sandbox import (
     read_note,
 )
 from tests.tools.sandbox.left_over import processes_with
-from tests.waiting import turns, until
+from tests.waiting import until
 
 MB = 2**20
-
-
-async def test_a_program_has_its_input_folder_and_variables_and_two_outputs(box, monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "canary")
-    ended = await box.run("cat; pwd; echo error >&2; env; exit 3", stdin=b"the task\n", environment={"MINE": "1"})
-    assert (ended.exit_code, ended.timed_out, ended.stderr) == (3, False, b"error\n")
-    task, folder, *variables = ended.stdout.decode().splitlines()
-    assert (task, folder) == ("the task", box.folder)
-    names = {line.partition("=")[0] for line in variables} - {"PWD", "OLDPWD", "SHLVL", "_"}
-    own = {"PATH", "HOME", "LANG", "TMPDIR", "OSMOSIS_PROCESS_MARKER"}
-    assert names == {*own, "MINE", *WRITES_NOTHING, PYTEST}
-
-
-@pytest.mark.parametrize(
-    ("command", "code"),
-    [(["true"], 0), (["no-such-program"], 127), ("exit 200", 200), ("kill -9 $$", 137), ("kill $$", 143)],
-)
-async def test_the_exit_code_is_that_of_a_shell(box, command, code):
-    assert (await box.run(command)).exit_code == code
-
-
-async def test_the_newest_output_is_kept(box):
-    ended = await box.run("seq 10000; seq 5 >&2", output_bytes=12)
-    assert (ended.stdout, ended.stdout_truncated) == (b"\n9999\n10000\n", True)
-    assert (ended.stderr, ended.stderr_truncated) == (b"1\n2\n3\n4\n5\n", False)
-
-
-async def test_the_time_limit_kills_every_process_and_keeps_the_output(box, number):
-    ended = await box.run(
-        f"echo begun; trap '' TERM; setsid sleep 600 & env -i setsid sleep {number}1 & sleep 600", seconds=0.5
-    )
-    assert (ended.exit_code, ended.timed_out, ended.stdout) == (137, True, b"begun\n")
-    if box.isolation.protections & {Protection.USER, Protection.PROCESSES}:
-        assert processes_with(f"sleep\x00{number}1") == []
-
-
-async def test_a_cancelled_run_leaves_no_process(method, number):
-    async with LocalSandbox(method=method) as box:
-        task = asyncio.create_task(box.run(f"touch begun; setsid sleep {number} & sleep {number}"))
-        while not await box.list_files():
-            await asyncio.sleep(0.01)  # between two looks
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert processes_with(f"sleep\x00{number}") == []
-
-
-async def test_files_are_written_read_listed_and_removed(box):
-    await box.write_file("a/b/c.txt", b"\xff\x00\r\n")
-    assert await box.read_file(f"{box.folder}/a/../a/b/c.txt") == b"\xff\x00\r\n"
-    assert (await box.run("cat a/b/c.txt; echo more >>a/b/c.txt; chmod 755 a/b/c.txt; echo x >a/x")).stdout[
-        :1
-    ] == b"\xff"
-    await box.write_file("a/b/c.txt", b"new")
-    assert (await box.run("cat c.txt; stat -c %a c.txt; ls -A", cwd="a/b")).stdout == b"new755\nc.txt\n"
-    found = [(file.path, file.is_folder, file.bytes) for file in await box.list_files(depth=3)]
-    assert found == [("a", True, 0), ("a/b", True, 0), ("a/b/c.txt", False, 3), ("a/x", False, 2)]
-    assert [file.path for file in await box.list_files("a/x")] == ["a/x"]
-    await box.remove_file("a/x")
-    assert [file.path for file in await box.list_files("a")] == ["a/b"]
-
-
-@pytest.mark.parametrize("path", ["..", "../x", "/etc/passwd", "a/../../x", "/work/../etc/passwd", "x\0y", "\ud800"])
-async def test_a_path_outside_of_the_folder_is_refused(isolated, path):
-    for call in (isolated.read_file(path), isolated.write_file(path, b""), isolated.list_files(path)):
-        with pytest.raises(SandboxFileError, match="path"):
-            await call
-
-
-@pytest.mark.parametrize(
-    ("made", "problem"),
-    [
-        ("ln -s /etc/passwd file", "symbolic link"),
-        ("mkdir file", "folder|directory"),
-        ("mkfifo file", "not a file"),
-        ("head -c 101 /dev/zero >file", "100 bytes"),
-        ("true", "does not exist"),
-    ],
-)
-async def test_only_a_file_is_read_and_replaced(isolated, made, problem):
-    await isolated.run(made)
-    with pytest.raises(SandboxFileError, match=f"file.*({problem})"):
-        await isolated.read_file("file", most_bytes=100)
-    with pytest.raises(SandboxFileError, match="file"):
-        await isolated.write_file("file", b"x" * 101, most_bytes=100)
 
 
 @pytest.mark.parametrize("path", ["out/x", "here/x"])
@@ -194,21 +107,6 @@ async def test_a_program_that_fills_the_disk_is_killed(method, fill):
         assert (await small.run("rm -f *; echo again")).stdout == b"again\n"
 
 
-async def test_a_snapshot_begins_a_new_sandbox(box):
-    await box.run("mkdir -p a; echo old >a/file; chmod 640 a/file; ln -s file a/link; mkfifo a/pipe; chmod 555 a")
-    async with await box.snapshot() as snapshot:
-        assert snapshot.bytes > 0
-        await box.run("chmod 755 a; echo changed >a/file")
-        async with snapshot.fork() as first, snapshot.fork() as second:
-            seen = await first.run("cat a/link; stat -c '%a %u' a/file a; id -u; ls a")
-            (old, mode, folder_mode, user, *names) = seen.stdout.decode().splitlines()
-            assert (old, names) == ("old", ["file", "link"])
-            assert (mode, folder_mode) == (f"640 {user}", f"555 {user}")
-            await first.run("chmod 755 a; echo first >a/file")
-            assert await second.read_file("a/file") == b"old\n"
-            assert await box.read_file("a/file") == b"changed\n"
-
-
 async def test_a_saved_folder_is_restored_in_another_sandbox(box, tmp_path):
     """Permissions, times, links and names that are no UTF-8 come back. Files that were there before are gone."""
     saved = tmp_path / "turn"
@@ -236,7 +134,7 @@ async def test_a_saved_folder_that_was_cut_is_refused(tmp_path, cut):
         with pytest.raises(SandboxError, match="turn is not a whole saved folder"):
             await sandbox.restore(saved)
         saved.write_bytes(b"something else")
-        with pytest.raises(SandboxError, match="turn is no saved folder"):
+        with pytest.raises(SandboxError, match="turn is not a saved folder"):
             read_note(saved)
 
 
@@ -248,36 +146,6 @@ async def test_a_folder_that_is_too_large_is_not_saved(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_a_snapshot_is_refused_while_a_program_runs_and_if_it_is_too_large(isolated):
-    task = asyncio.create_task(isolated.run("touch begun; sleep 600"))
-    while not await isolated.list_files():
-        await asyncio.sleep(0.01)  # between two looks
-    with pytest.raises(SandboxError, match="a program runs"):
-        await isolated.snapshot()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    async with LocalSandbox(limits=LIMITS) as small:
-        await small.run("for i in 1 2 3 4 5; do truncate -s 1000000 $i; done")
-        with pytest.raises(SandboxError, match="folder_bytes=4194304"):
-            await small.snapshot()
-
-
-async def test_what_begins_while_a_snapshot_is_made_is_not_in_it(isolated):
-    await isolated.run("for i in $(seq 1500); do echo old >$i; done")
-    copying = asyncio.create_task(isolated.snapshot())
-    await turns(1)  # the snapshot begins first
-    changes = [
-        isolated.run("for i in *; do echo new >$i; done"),
-        isolated.write_file("written", b"new"),
-        isolated.remove_file("7"),
-    ]
-    await asyncio.gather(*changes)
-    async with await copying as snapshot, snapshot.fork() as fork:
-        assert (await fork.run("cat * | sort | uniq -c")).stdout.split() == [b"1500", b"old"]
-    assert (await isolated.run("cat * | sort | uniq -c")).stdout.split()[-1:] == [b"new"]
-
-
 async def test_more_folders_can_be_read_but_not_written(isolated):
     folder = Path("/opt") if os.path.isdir("/opt") else None
     if folder is None:
@@ -286,25 +154,6 @@ async def test_more_folders_can_be_read_but_not_written(isolated):
     async with LocalSandbox(method="bubblewrap", read_only=[folder]) as box:
         assert (await box.run(f"ls {folder}")).exit_code == 0
         assert (await box.run(f"touch {folder}/x")).exit_code == 1
-
-
-async def test_programs_at_once_do_not_end_each_other(box, number):
-    """Each of the short ones leaves daemons, which end with it; the long one runs on."""
-    long = asyncio.create_task(
-        box.run(f"touch begun; while [ ! -e go ]; do sleep 0.05; done; sleep {number} & echo end")
-    )
-    await until(lambda: processes_with(f"sleep {number} & echo end"))
-    short = [
-        box.run(f"setsid sleep {number}5 & nohup sleep {number}5 & echo {n}; exit {n}", seconds=60) for n in range(8)
-    ]
-    ends = await asyncio.gather(*short, box.run(f"setsid sleep {number} & sleep {number}", seconds=0.2))
-    assert [(ended.exit_code, ended.stdout) for ended in ends] == [*[(n, b"%d\n" % n) for n in range(8)], (137, b"")]
-    assert processes_with(f"sleep\x00{number}5") == processes_with(f"sleep\x00{number}") == []
-    assert not long.done()
-    await box.write_file("go", b"")
-    ended = await long
-    assert (ended.exit_code, ended.stdout) == (0, b"end\n"), ended
-    assert processes_with(f"sleep\x00{number}") == []
 
 
 @pytest.mark.parametrize("name", ["sleep", "search", "print"])
@@ -323,31 +172,6 @@ async def test_the_event_loop_runs_while_a_tool_works(isolated, name, number):
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-
-
-async def test_a_process_without_a_marker_ends_when_no_other_program_runs(box, number):
-    if not box.isolation.protections & {Protection.USER, Protection.PROCESSES}:
-        pytest.skip("it survives without a user of its own")
-    long = asyncio.create_task(box.run("while [ ! -e go ]; do sleep 0.05; done"))
-    await box.run(f"env -i setsid sleep {number} & true")
-    await box.write_file("go", b"")
-    assert (await long).exit_code == 0
-    assert processes_with(f"sleep\x00{number}") == []
-
-
-async def test_a_signal_number_is_not_a_negative_code(box):
-    ended = await box.run("kill -SEGV $$")
-    assert ended.exit_code == 128 + signal.SIGSEGV
-
-
-async def test_the_processes_of_a_closed_sandbox_are_gone(method, number):
-    async with LocalSandbox(method=method) as box:
-        task = asyncio.create_task(box.run(f"sleep {number}"))
-        await until(lambda: processes_with(f"sleep\x00{number}"))
-    with pytest.raises(SandboxError):
-        await box.run("true")
-    assert (await task).exit_code == 137
-    assert processes_with(f"sleep\x00{number}") == []
 
 
 SOME = Isolation("process", frozenset({Protection.LIMITS}), "bubblewrap is not installed")
@@ -369,15 +193,3 @@ def test_a_protection_that_is_not_in_force_is_refused_by_name():
 def test_an_isolation_without_a_reason_has_no_empty_parentheses():
     some = Isolation("processes", frozenset({Protection.LIMITS}))
     assert str(some) == "processes: limits; not in force: files, network, processes, user"
-
-
-@pytest.mark.parametrize(
-    ("require", "error"),
-    [
-        ("network", r"^require: 'network' is a text; give a list, such as \['network'\]$"),
-        (["netwrok"], r"^require: 'netwrok' is not one of user, network, processes, files, limits$"),
-    ],
-)
-def test_a_wrong_protection_is_refused_by_name(require, error):
-    with pytest.raises(ValueError, match=error):
-        LocalSandbox(require=require)

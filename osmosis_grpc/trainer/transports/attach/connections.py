@@ -208,7 +208,7 @@ def _check_same_process(known: AttachedServer, hello: attach_pb2.ServerHello, pe
         log.warning("the agent server at %s is refused: the one at %s has the same journal", peer, known.name)
         raise FailedPrecondition(
             f"journal {clip(hello.journal_id, 64)} is in use by another agent server, at {known.name}: a copy of a "
-            "journal is no journal of its own; start this server with another --state-dir",
+            "journal is not a journal of its own; start this server with another --state-dir",
             kind="JOURNAL",
             subject=clip(hello.journal_id, 64),
         )

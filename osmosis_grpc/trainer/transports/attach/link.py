@@ -21,8 +21,15 @@ from osmosis_grpc.protocol.wire.chat import RECEIPTS
 from osmosis_grpc.protocol.wire.control import BLOBS, CANCEL_RESULT, FEATURES, GOODBYE, PROTOCOL, features_from_wire
 from osmosis_grpc.protocol.wire.rollout import init_to_wire
 from osmosis_grpc.supervise.throttled_log import Throttled
-from osmosis_grpc.trainer.agent_server_state import AgentServerLink, Owner, Report, Rollout, RolloutKey, ServerIdentity
-from osmosis_grpc.trainer.transports.attach.open_chats import OpenChats
+from osmosis_grpc.trainer.agent_server_link import (
+    AgentServerLink,
+    Report,
+    Rollout,
+    RolloutKey,
+    SchedulerPort,
+    ServerIdentity,
+)
+from osmosis_grpc.trainer.transports.attach.chat_window import OpenChats
 from osmosis_grpc.trainer.transports.attach.open_requests import OpenRequests, Subscription, Subscriptions
 
 log = logging.getLogger(__name__)
@@ -34,19 +41,21 @@ REFS = 1000
 class AttachedServer(AgentServerLink):
     """The link to one agent server. Each connection is a new stream."""
 
-    def __init__(self, name: str, owner: Owner, *, server_key: str = "", delta: bool = True) -> None:
-        super().__init__(name, owner, server_key=server_key)
-        self.attachment_id = self.kept_attachment_id or owner.supervisor.system.new_secret()
+    def __init__(self, name: str, scheduler: SchedulerPort, *, server_key: str = "", delta: bool = True) -> None:
+        super().__init__(name, scheduler, server_key=server_key)
+        self.attachment_id = self.kept_attachment_id or scheduler.supervisor.system.new_secret()
         self._delta = delta
         self.stream: FrameStream | None = None
         """The newest stream; None while the server is not attached."""
-        self.chats = OpenChats(self.cache, owner.supervisor, unopened=self._unopened, superseded=owner.superseded)
+        self.chats = OpenChats(
+            self.cache, scheduler.supervisor, unopened=self._unopened, superseded=scheduler.superseded
+        )
         self.cancels = OpenRequests("cancel", pb.CancelFrame, self._send, _cancel_results)
         self.annotations: OpenRequests[annotation_pb2.AnnotateResponse] = OpenRequests(
             "annotate", pb.AnnotateFrame, self._send, lambda response: response
         )
         self.subscriptions = Subscriptions(self._send)
-        self._unknown_frames = Throttled(log, owner.supervisor.system.monotonic)
+        self._unknown_frames = Throttled(log, scheduler.supervisor.system.monotonic)
         self.handlers: dict[str, Callable[[Any], None]] = {
             "unknown_rollouts": self._on_unknown_rollouts,
             "init_reply": self._on_init_reply,
@@ -81,7 +90,7 @@ class AttachedServer(AgentServerLink):
             "hello",
             pb.TrainerHello(
                 attachment_id=self.attachment_id,
-                process_id=self.owner.process_id,
+                process_id=self.scheduler.process_id,
                 journal_id=self.identity.journal_id,
                 version=__version__,
                 protocol_min=PROTOCOL[0],
@@ -114,11 +123,11 @@ class AttachedServer(AgentServerLink):
             if slots >= 0:
                 self.send_init(rollout)
             else:
-                self.owner.restart(rollout, "the server has fewer slots than before")
+                self.scheduler.restart(rollout, "the server has fewer slots than before")
         self.cancels.resend_all()
         self.annotations.resend_all()
         self.subscriptions.resend_all()
-        self.owner.changed()
+        self.scheduler.changed()
 
     def leave(self, stream: FrameStream, problem: CallError | None) -> None:
         """Record that a stream has ended."""
@@ -159,7 +168,7 @@ class AttachedServer(AgentServerLink):
 
     def part(self) -> None:
         if self.stream is not None:
-            if self.owner.ledger is None and GOODBYE in self.features:  # with a ledger, the next process goes on
+            if self.scheduler.ledger is None and GOODBYE in self.features:  # with a ledger, the next process goes on
                 self.stream.send(trainer_frame("goodbye", pb.Goodbye()))
             self.stream.end(None)
 
@@ -193,7 +202,7 @@ class AttachedServer(AgentServerLink):
     def _on_cancel_reply(self, reply: pb.CancelReply) -> None:
         name, _, attempt = reply.id.rpartition(" ")
         if reply.WhichOneof("result") == "status" and attempt.isdecimal() and (name, int(attempt)) in self.leaving:
-            self.owner.cancel_later(self, name)
+            self.scheduler.cancel_later(self, name)
         for row in reply.response.results:
             if row.disposition != control_pb2.CANCEL_DISPOSITION_CANCELLED:
                 self.has_ended(row.rollout_id, max(row.attempt, _attempt_of(reply.id, row.rollout_id)))
@@ -205,14 +214,14 @@ class AttachedServer(AgentServerLink):
         if forgotten:
             log.warning("server %s has forgotten %d rollouts; they start again", self.name, len(forgotten))
         for rollout in forgotten:
-            self.owner.lost(rollout, f"server {self.name} has forgotten it")
+            self.scheduler.lost(rollout, f"server {self.name} has forgotten it")
 
     def _on_init_reply(self, reply: pb.InitReply) -> None:
         rollout = self.rollouts.get((reply.rollout_id, reply.attempt))
         if rollout is None or rollout.opened:
             return
         if reply.WhichOneof("result") != "response":
-            self.owner.init_refused(rollout, self, refused(reply.status))
+            self.scheduler.init_refused(rollout, self, refused(reply.status))
         elif self.init_answered(rollout, reply.response.tools):
             self.chats.opened(rollout.key)
 
@@ -220,11 +229,11 @@ class AttachedServer(AgentServerLink):
         raw = message.outcome
         if self.leaving:
             self.has_ended(raw.rollout_id, raw.attempt)
-        self.owner.take_outcome(Report(self, raw, partial(self._answer_outcome, raw)))
+        self.scheduler.take_outcome(Report(self, raw, partial(self._answer_outcome, raw)))
 
     def _on_window(self, message: pb.ServerWindow) -> None:
         self.window = message.max_open_rollouts
-        self.owner.changed()
+        self.scheduler.changed()
 
     def _on_unknown_frame(self, message: pb.UnknownFrame) -> None:
         self._unknown_frames.warn(f"server {self.name} does not know the frame with the number {message.frame_number}")

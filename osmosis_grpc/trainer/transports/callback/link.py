@@ -30,11 +30,11 @@ from osmosis_grpc.protocol.wire.control import BLOBS, CANCEL_RESULT, features_fr
 from osmosis_grpc.protocol.wire.event import event_from_wire
 from osmosis_grpc.protocol.wire.rollout import init_to_wire
 from osmosis_grpc.supervise import OnFailure, job
-from osmosis_grpc.trainer.agent_server_state import (
+from osmosis_grpc.trainer.agent_server_link import (
     AgentServerLink,
-    Owner,
     Rollout,
     RolloutKey,
+    SchedulerPort,
     ServerIdentity,
     job_failed,
 )
@@ -66,7 +66,7 @@ class CalledServer(AgentServerLink):
     def __init__(
         self,
         target: str,
-        owner: Owner,
+        scheduler: SchedulerPort,
         *,
         server_key: str,
         credentials: Credentials,
@@ -74,7 +74,7 @@ class CalledServer(AgentServerLink):
         network: Network,
         config: TrainerConfig,
     ) -> None:
-        super().__init__(target, owner, server_key=server_key)
+        super().__init__(target, scheduler, server_key=server_key)
         self._lost_after = config.lost_after
         self.credentials = credentials
         """What the next connection shows."""
@@ -128,7 +128,7 @@ class CalledServer(AgentServerLink):
                     self.window = _window(info)
                 else:
                     continue
-                self.owner.changed()
+                self.scheduler.changed()
         except NoAnswer as error:
             raise Unavailable(str(error)) from None
         finally:
@@ -169,7 +169,7 @@ class CalledServer(AgentServerLink):
         if self.ledger is not None:
             if self._repointing is not None:
                 self._repointing.cancel()
-            self._repointing = self.owner.supervisor.start(REPOINT, self._repoint_ended)
+            self._repointing = self.scheduler.supervisor.start(REPOINT, self._repoint_ended)
 
     def send_init(self, rollout: Rollout) -> None:
         if not self.attached or not rollout.written or rollout in self._sending:
@@ -178,9 +178,9 @@ class CalledServer(AgentServerLink):
 
         def fail(error: BaseException) -> None:
             self.release(rollout)
-            self.owner.refused(rollout, job_failed(INIT, error))
+            self.scheduler.refused(rollout, job_failed(INIT, error))
 
-        task = self.owner.supervisor.start(INIT, partial(self._send_init, rollout, rollout.key), fail)
+        task = self.scheduler.supervisor.start(INIT, partial(self._send_init, rollout, rollout.key), fail)
         task.add_done_callback(lambda _: self._sending.discard(rollout))
 
     async def _init(self, init: InitRequest) -> rollout_pb2.InitResponse:
@@ -192,14 +192,14 @@ class CalledServer(AgentServerLink):
         The worker of the rollout can be away, although the server answers. After `lost_after` seconds the rollout is
         lost. If the worker comes back, the attempt is cancelled there.
         """
-        monotonic = self.owner.supervisor.system.monotonic
+        monotonic = self.scheduler.supervisor.system.monotonic
         away_since: float | None = None
         async with self._slots:
             while self.rollouts.get(key) is rollout:
                 try:
                     if rollout.opened and not await self._knows(key):
                         log.warning("server %s has forgotten rollout %s; the rollout runs again", self.name, key[0])
-                        self.owner.lost(rollout, f"server {self.name} has forgotten it")
+                        self.scheduler.lost(rollout, f"server {self.name} has forgotten it")
                         return
                     callback = self._make_callback(key[0], self.features)
                     init = InitRequest(request=rollout.request, callback=callback, trace=rollout.trace)
@@ -213,7 +213,7 @@ class CalledServer(AgentServerLink):
                             why = f"server {self.name} has not answered for it for {self._lost_after:g} s: {error}"
                             log.warning("rollout %s is lost: %s", key[0], why)
                             self.abandon(rollout)
-                            self.owner.lost(rollout, why)
+                            self.scheduler.lost(rollout, why)
                             return
                     self._in_doubt.set()
                     if not await self._is_reached_again():
@@ -222,7 +222,7 @@ class CalledServer(AgentServerLink):
                     if self.rollouts.get(key) is not rollout:
                         return
                     if not (rollout.opened and error.retryable):
-                        self.owner.init_refused(rollout, self, error)
+                        self.scheduler.init_refused(rollout, self, error)
                         return
                     # The rollout still runs on this server. Only its callback is not renewed yet.
                     await asyncio.sleep(error.retry_after or RESEND_PAUSE)
@@ -299,7 +299,7 @@ class CalledServer(AgentServerLink):
             if cancelled.exception() is None:
                 self.has_ended(*key)
             elif key in self.leaving and self._closed is None:
-                self.owner.cancel_later(self, key[0])
+                self.scheduler.cancel_later(self, key[0])
 
         elsewhere = control_pb2.CancelRequest(rollout_id=key[0], attempt=key[1], reason="it runs elsewhere")
         self._cancel(elsewhere).add_done_callback(done)
@@ -320,7 +320,7 @@ class CalledServer(AgentServerLink):
             if not future.done():
                 future.set_exception(error if isinstance(error, CallError) else job_failed(CANCEL, error))
 
-        self._cancels[future] = self.owner.supervisor.start(CANCEL, send, fail)
+        self._cancels[future] = self.scheduler.supervisor.start(CANCEL, send, fail)
         future.add_done_callback(lambda _: self._cancels.pop(future).cancel())
         return future
 

@@ -18,8 +18,8 @@ from osmosis_grpc.protocol.errors import Unavailable
 from osmosis_grpc.protocol.types import Callback, ChatRequest, Receipt, RolloutOutcome
 from osmosis_grpc.protocol.wire.outcome import outcome_from_wire
 from osmosis_grpc.supervise import SYSTEM, OnFailure, Supervisor, System, job
-from osmosis_grpc.trainer.chats.chat_cache import SWEEP, ChatCache
 from osmosis_grpc.trainer.chats.policies import PolicyTable
+from osmosis_grpc.trainer.chats.rollout_cache import SWEEP, RolloutCache
 from osmosis_grpc.trainer.chats.sampler import entered
 from osmosis_grpc.trainer.metrics import TrainerMetrics
 from osmosis_grpc.trainer.transports.callback.listener import CallbackListener, Receiver
@@ -59,7 +59,7 @@ class CallbackRecorder(Receiver):
         self._ttl = ttl
         self.supervisor = Supervisor("the callback recorder", system=system)
         """Owns the background work of this object."""
-        self.cache = ChatCache(policies, None, self.supervisor)
+        self.cache = RolloutCache(policies, None, self.supervisor)
         keys = security.tokens.callbacks if security.tokens else CallbackKeys([system.new_secret()])
         self._listener = CallbackListener(self, listen, security, keys, system.new_id())
         self._resources: AsyncExitStack

@@ -12,7 +12,7 @@ from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import chat_pb2, outcome_pb2
 from osmosis_grpc.protocol.errors import Aborted, CallError
 from osmosis_grpc.protocol.types import AbandonReason, Callback, ChatRequest, Receipt
 from osmosis_grpc.protocol.wire.control import OUTCOME_BY_REFERENCE
-from osmosis_grpc.trainer.agent_server_state import Report
+from osmosis_grpc.trainer.agent_server_link import Report
 from osmosis_grpc.trainer.target_sources import Target
 from osmosis_grpc.trainer.transports.callback.link import CalledServer
 from osmosis_grpc.trainer.transports.callback.listener import CallbackListener, Receiver

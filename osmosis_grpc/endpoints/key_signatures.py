@@ -1,0 +1,28 @@
+"""Signs and checks the keys of programs. Each rollout has a key, which is recognised even after its end."""
+
+import hashlib
+import hmac
+import secrets
+
+from osmosis_grpc.protocol.errors import Unauthenticated
+
+
+class RolloutKeys:
+    """Makes and checks keys. The keys of another process are not valid."""
+
+    def __init__(self) -> None:
+        self._secret = secrets.token_bytes(32)
+
+    def make(self) -> str:
+        """Return a new key."""
+        nonce = secrets.token_hex(16)
+        return f"{nonce}.{self._sign(nonce)}"
+
+    def check(self, key: str) -> None:
+        """Raise Unauthenticated unless make() has made the key."""
+        nonce, _, signature = key.partition(".")
+        if not hmac.compare_digest(signature.encode(), self._sign(nonce).encode()):
+            raise Unauthenticated("the key is not the key of a rollout of this server")
+
+    def _sign(self, nonce: str) -> str:
+        return hmac.new(self._secret, nonce.encode(), hashlib.sha256).hexdigest()

@@ -1,0 +1,150 @@
+"""The parts of a model request that every API has.
+
+Programs send more than a policy needs: hints for caches and billing, switches of their own provider, tools that run on
+the provider's servers. These keys are ignored, and the rollout records which. A request is refused only if ignoring a
+key would change the meaning of the reply.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+from uuid import uuid4
+
+from osmosis_grpc.agent import CompletionsResult
+from osmosis_grpc.agent.message_keys import History
+from osmosis_grpc.protocol.errors import InvalidArgument
+from osmosis_grpc.protocol.types import Message
+
+T = TypeVar("T")
+
+PASSED = frozenset(
+    {"temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos", "max_tokens"}
+    | {"max_completion_tokens", "min_tokens", "presence_penalty", "frequency_penalty", "repetition_penalty"}
+    | {"length_penalty", "logit_bias", "bad_words", "allowed_token_ids", "logprobs", "response_format", "tool_choice"}
+    | {"parallel_tool_calls", "reasoning_effort", "verbosity", "chat_template_kwargs", "structured_outputs"}
+    | {"guided_json", "guided_regex", "guided_choice", "guided_grammar", "regex", "grammar", "priority"}
+    | {"best_of", "use_beam_search", "echo", "prompt_logprobs", "modalities", "audio"}
+)
+"""The parameters that the policy gets, under the names of OpenAI and vLLM. It refuses those that it cannot serve."""
+
+_NAMES: dict[type, str] = {dict: "an object", list: "a list", str: "a string"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRequest:
+    """A request for one reply."""
+
+    messages: list[Message]
+    params: dict[str, Any]
+    tools: list[Any] | None = None
+    """In OpenAI's function format; None if the request has none."""
+    model: str = ""
+    stream: bool = False
+    stream_usage: bool = False
+    """Whether a stream ends with the token counts."""
+    echo: dict[str, Any] = field(default_factory=dict)
+    """Keys of the request that its API repeats in the reply."""
+    ignored: tuple[str, ...] = ()
+    """The paths of what the request has and no policy gets."""
+    kinds: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The tools that are no functions in the request, by the name of the function that they became."""
+    written: Callable[[CompletionsResult], Message] | None = None
+    """Returns a reply as the program is going to send it back; None if it sends it back as it is."""
+    continues: str = ""
+    """The id of the earlier reply whose history comes before `messages`."""
+    reply_id: str = field(default_factory=lambda: uuid4().hex)
+    """The id of the reply, without the prefix of its API."""
+    stored: bool = False
+    """Whether a later request may continue this one by the id of its reply."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A request that a program has sent."""
+
+    request: ModelRequest
+    history: History
+    sample: str
+    """The sample that the program names; empty if the history decides."""
+    digest: bytes
+    """Equal for a request and its retry."""
+    retried: bool = False
+    """Whether the client says that it repeats an earlier request, as the clients of OpenAI and Anthropic do."""
+
+
+def typed(value: Any, kind: type[T], path: str) -> T:
+    """Return a value of a JSON type. Raises InvalidArgument with the path of the value."""
+    if not isinstance(value, kind):
+        found = "missing" if value is None else f"a {type(value).__name__}"
+        raise InvalidArgument(path, f"is {found}, not {_NAMES[kind]}")
+    return value
+
+
+def objects(value: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the path and the value of each object in a list. Raises InvalidArgument for anything else."""
+    for index, each in enumerate(typed(value, list, path)):
+        yield f"{path}[{index}]", typed(each, dict, f"{path}[{index}]")
+
+
+def refuse(body: dict[str, Any], names: tuple[str, ...], why: str) -> None:
+    """Raise InvalidArgument if a body has one of these keys with a value that is not empty."""
+    for name in names:
+        if body.get(name):
+            raise InvalidArgument(name, f"is not served here: {why}")
+
+
+def passed(body: Mapping[str, Any], own: frozenset[str]) -> tuple[dict[str, Any], list[str]]:
+    """Return the parameters for the policy, and the keys that are ignored: neither `own` nor a parameter."""
+    known = {name: value for name, value in body.items() if name in PASSED and value is not None}
+    return known, [name for name in body if name not in own and name not in PASSED and body[name]]
+
+
+def reasoning_of(message: Message) -> str:
+    """Return the reasoning of a reply, which vLLM calls `reasoning`; empty if there is none."""
+    return str(message.get("reasoning_content") or message.get("reasoning") or "")
+
+
+def cached_tokens(usage: Mapping[str, Any]) -> int:
+    """Return how many tokens of a prompt came from the policy's cache; 0 if it does not say."""
+    details = usage.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, Mapping) else None
+    return cached if isinstance(cached, int) else 0
+
+
+def folded(messages: list[Message]) -> list[Message]:
+    """Return a history whose only system message is the first one, as chat templates want it.
+
+    System messages at the beginning become one. A later one becomes a part of the user's message beside it, or a user
+    message of its own. Developer messages are system messages.
+    """
+    made: list[Message] = []
+    told = False
+    """Whether the last message was a system message in the middle of the history."""
+    for message in messages:
+        role = "system" if message.get("role") == "developer" else message.get("role")
+        last = made[-1] if made else {}
+        if role == "system" and not (made and last.get("role") != "system"):
+            made[:] = [{"role": "system", "content": joined(last.get("content"), message.get("content"))}]
+        elif role == "system" and last.get("role") == "user":
+            made[-1] = {**last, "content": joined(last.get("content"), message.get("content"))}
+        elif role == "user" and told and last.get("role") == "user":
+            made[-1] = {**message, "content": joined(last.get("content"), message.get("content"))}
+        elif role == "system":
+            made.append({"role": "user", "content": message.get("content")})
+        else:
+            made.append(message)
+        told = role == "system" and made[-1].get("role") == "user"
+    return made
+
+
+def joined(content: Any, more: Any) -> Any:
+    """Return two contents as one: a text if both are texts, otherwise a list of parts."""
+    if not content or not more:
+        return content or more
+    if isinstance(content, str) and isinstance(more, str):
+        return f"{content}\n\n{more}"
+    return [*_parts(content), *_parts(more)]
+
+
+def _parts(content: Any) -> list[Any]:
+    return list(content) if isinstance(content, list) else [{"type": "text", "text": content}]

@@ -1,0 +1,126 @@
+"""Endpoint: the base URL of one rollout, an HTTP address. Each request to it becomes a chat of the rollout."""
+
+import asyncio
+import json
+from functools import partial
+
+from osmosis_grpc.agent import CompletionsResult, RolloutContext
+from osmosis_grpc.agent.history_chats import HistoryChats
+from osmosis_grpc.endpoints.byte_budget import ByteBudget
+from osmosis_grpc.endpoints.model_request import Asked
+from osmosis_grpc.endpoints.open_chats import OpenChats, OpenRequest, Waits, Wanted
+from osmosis_grpc.endpoints.stored_replies import StoredReplies
+from osmosis_grpc.network.http.connections import Connection
+from osmosis_grpc.protocol.errors import CallError, ResourceExhausted, RolloutEndedError
+
+IGNORED = "ignored in requests"
+"""The event that says which keys of a program's requests no policy gets."""
+OPEN_BYTES = 64 * 1024 * 1024
+"""The most bytes of the open requests of one rollout."""
+
+
+class Endpoint:
+    """The base URL of one rollout. Its requests are chats of the rollout."""
+
+    def __init__(
+        self, context: RolloutContext, base_url: str, api_key: str, waits: Waits, *, limited: bool = False
+    ) -> None:
+        self.base_url = base_url
+        """Ends with the rollout's id. A client of OpenAI adds /chat/completions, a client of Anthropic /v1/messages."""
+        self.api_key = api_key
+        """Valid until the end of the rollout."""
+        self.rollout_id = context.request.rollout_id
+        self.budget = ByteBudget(OPEN_BYTES)
+        self.reading = asyncio.Semaphore(1)
+        """Long bodies are read one after the other."""
+        self.waits = waits
+        self.over = asyncio.Event()
+        """Set when a request meets a limit of the rollout."""
+        self.replies = StoredReplies()
+        self._token_bytes = 4.0
+        """The bytes of a request for each token of its prompt."""
+        self._context = context
+        self._ignored: dict[str, tuple[str, ...]] = {}
+        """What was ignored in the newest request of each sample that had such keys."""
+        self._history_chats = HistoryChats(context, limited=limited)
+        self._chats = OpenChats(waits, self._history_chats.unread)
+        self._waiting = 0
+        self._closed = False
+
+    @property
+    def failure(self) -> CallError | None:
+        """The error of the newest chat that ended; None if it got its reply."""
+        return self._history_chats.failure
+
+    @property
+    def limit(self) -> str:
+        """The limit that a request has met, as a finish reason; empty for none."""
+        return self._history_chats.limit
+
+    def ask(self, asked: Asked, connection: Connection | None = None) -> OpenRequest:
+        """Start waiting for the reply to a request. Pass the result to leave() if the request ends without a response.
+
+        Sampling parameters that the request does not have are the trainer's completion_params. Raises
+        RolloutEndedError. The result of the chat raises CallError and RolloutEndedError.
+        """
+        if self._closed:
+            raise RolloutEndedError("the rollout has ended")
+        if self._waiting >= self.waits.most:
+            raise ResourceExhausted(
+                f"{self._waiting} requests of this rollout are already waiting for their replies; try again later",
+                retry_after=1.0,
+            )
+        work = partial(self._ask, asked)
+        request = self._chats.begin(asked.digest, work, retried=asked.retried, connection=connection)
+        self._waiting += 1
+        request.reply.add_done_callback(self._ended)
+        return request
+
+    def estimated_tokens(self, asked: Asked) -> int:
+        """Return about how many tokens the prompt of a request has. The newest prompt says how long a token is."""
+        return round(_nbytes(asked) / self._token_bytes) or 1
+
+    def leave(self, request: OpenRequest) -> None:
+        """Keep the chat of a client that has disconnected, so that the client's retry gets its reply."""
+        if not self._closed:
+            self._chats.leave(request)
+
+    def close(self) -> None:
+        """End every open request with RolloutEndedError, and mark the samples that are not to be trained on."""
+        if not self._closed:
+            self._closed = True
+            self._chats.close()
+            self._history_chats.leave_out()
+
+    def _ended(self, reply: object) -> None:
+        self._waiting -= 1
+
+    async def _ask(self, asked: Asked, wanted: Wanted) -> CompletionsResult:
+        request = asked.request
+        try:
+            result = await self._history_chats.ask(
+                asked.history,
+                tools=request.tools,
+                params=request.params,
+                model=request.model,
+                sample=asked.sample,
+                written=request.written,
+                wanted=wanted,
+            )
+        finally:
+            if self.limit:
+                self.over.set()
+        prompt_tokens = result.usage.get("prompt_tokens")
+        if prompt_tokens:
+            self._token_bytes = max(1.0, _nbytes(asked) / prompt_tokens)
+        if request.stored:
+            self.replies.add(request.reply_id, asked.history, result.message)
+        if request.ignored and self._ignored.get(result.sample) != request.ignored:
+            self._ignored[result.sample] = request.ignored
+            self._context.log_event(IGNORED, sample=result.sample, keys=list(request.ignored))
+        return result
+
+
+def _nbytes(asked: Asked) -> int:
+    """Return the bytes of what a prompt is made of."""
+    return sum(asked.history.sizes) + len(json.dumps(asked.request.tools or ()))

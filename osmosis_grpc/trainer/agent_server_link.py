@@ -1,0 +1,369 @@
+"""A rollout that a caller waits for, and the link to the agent server that runs it.
+
+The scheduler knows agent servers only as AgentServerLink. Each transport has its own subclass.
+"""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import annotation_pb2, message_pb2, outcome_pb2
+from osmosis_grpc.protocol.errors import CallError, Internal, LedgerError, Superseded
+from osmosis_grpc.protocol.types import (
+    CancelResult,
+    OutcomeStatus,
+    Receipt,
+    RolloutOutcome,
+    RolloutRequest,
+    TraceContext,
+    TrajectoryEvent,
+)
+from osmosis_grpc.protocol.types.outcome import describe
+from osmosis_grpc.protocol.wire.message import tools_from_wire
+from osmosis_grpc.storage.ledger import SqliteLedger
+from osmosis_grpc.supervise import Backoff, Job, Supervisor
+from osmosis_grpc.trainer.chats.policies import ChatKey, PolicyFailure
+from osmosis_grpc.trainer.chats.rollout_cache import RolloutCache
+
+LOST_PAUSES = 0.25, 10.0
+"""The first and the longest pause, in seconds, before a lost rollout runs again."""
+
+RolloutKey = tuple[str, int]
+"""A rollout's id and attempt."""
+
+
+@dataclass(slots=True, eq=False)
+class Rollout:
+    """A rollout that a caller waits for."""
+
+    request: RolloutRequest
+    done: "asyncio.Future[RolloutOutcome]"
+    affinity_key: str = ""
+    """Rollouts with the same key go to the same server."""
+    server: "AgentServerLink | None" = None
+    """The server to which the rollout is assigned."""
+    opened: bool = False
+    """Whether the server has accepted the Init of this attempt."""
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the Init is accepted and when the rollout ends."""
+    cancelled: bool = False
+    """Whether this trainer cancelled the rollout. A cancelled rollout does not run again when its server is lost."""
+    waiters: int = 0
+    abandoned: bool = False
+    """Whether the last waiting caller has left."""
+    written: bool = True
+    """Whether the Init may be sent, because the ledger has committed the Init or there is no ledger."""
+    begun: bool = False
+    """Whether the ledger has this attempt or a lower attempt of the rollout."""
+    ending: bool = False
+    """Whether the rollout ends without an outcome of its server. It is done when the ledger has dropped it."""
+    losses: list[str] = field(default_factory=list)
+    """The reason for each loss, with the attempt."""
+    without_original: "list[AgentServerLink]" = field(default_factory=list)
+    """If the rollout is a fork: the servers that do not have its original."""
+    backoff: Backoff | None = None
+    """The pauses before the rollout runs again after a loss. None before its first loss."""
+    raised: dict[str, PolicyFailure] = field(default_factory=dict)
+    """What the policy raised in this attempt, by sample. A later reply in the sample removes it."""
+    on_raised: "list[Callable[[PolicyFailure], None]]" = field(default_factory=list)
+    """Called as soon as the policy raises."""
+    trace: TraceContext | None = None
+    """The trace context of the rollout's span, for its Inits. None if traces are off."""
+
+    def __post_init__(self) -> None:
+        self.done.add_done_callback(lambda _: self.changed.set())
+
+    async def wait_until_opened(self) -> None:
+        """Wait until the Init is accepted or the rollout ends. Raises the CallError of a refused rollout."""
+        while not self.opened and not self.done.done():
+            self.changed.clear()
+            await self.changed.wait()
+        if self.done.done():
+            self.done.result()
+
+    def failed_by(self, outcome: RolloutOutcome) -> PolicyFailure | None:
+        """Return what the policy raised, if the rollout has failed because of it.
+
+        An agent may catch the error of a chat and complete. The rollout still counts as failed if the policy answered
+        no chat.
+        """
+        failed = outcome.status in (OutcomeStatus.FAILED, OutcomeStatus.DEADLINE_EXCEEDED)
+        unanswered = outcome.status is OutcomeStatus.COMPLETED and not outcome.metrics.num_llm_calls
+        return next(iter(self.raised.values()), None) if failed or unanswered else None
+
+    @property
+    def in_ledger(self) -> bool:
+        """Whether the ledger has an attempt of the rollout, or is about to commit its Init."""
+        return self.begun or not self.written
+
+    def policy_raised(self, key: ChatKey, failure: PolicyFailure | None) -> None:
+        """Note that the policy has failed at a chat or, with None, that it has answered the chat."""
+        if key[:2] != self.key:
+            return
+        if failure is None:
+            self.raised.pop(key[2], None)
+            return
+        self.raised[key[2]] = failure
+        for report in self.on_raised:
+            report(failure)
+
+    @property
+    def key(self) -> RolloutKey:
+        """The rollout's id and attempt."""
+        return self.request.rollout_id, self.request.attempt
+
+    def superseded(self, newest: int) -> Superseded:
+        """Return the error for the callers of an attempt that `newest` has replaced; 0 if that is unknown."""
+        rollout_id, attempt = self.key
+        by = f"attempt {newest}" if newest else "another attempt"
+        return Superseded(
+            f"attempt {attempt} of rollout {rollout_id} ends without an outcome: {by} has replaced it",
+            rollout_id=rollout_id,
+            attempt=newest,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Report:
+    """An outcome that an agent server reports."""
+
+    server: "AgentServerLink | None"
+    """The server that runs the rollout; None when no server has the rollout."""
+    raw: outcome_pb2.RolloutOutcome
+    """The message as received."""
+    reply: Callable[[Receipt | CallError], None]
+    """Answers the server."""
+
+    @property
+    def key(self) -> RolloutKey:
+        """The rollout's id and attempt."""
+        return self.raw.rollout_id, self.raw.attempt or 1
+
+
+def job_failed(job: Job, error: BaseException) -> Internal:
+    """Return the error for the callers of a rollout after a background job has failed."""
+    return Internal(f"{job.name} failed: {type(error).__name__}: {describe(error)}")
+
+
+class SchedulerPort(Protocol):
+    """What a link and the recorder of outcomes need of the scheduler: they report, and the scheduler decides."""
+
+    cache: RolloutCache
+    ledger: SqliteLedger | None
+    supervisor: Supervisor
+    rollouts: dict[str, Rollout]
+    """The newest attempt of each unfinished rollout, by id."""
+    process_id: str
+    """The id of the trainer's process."""
+    take_outcome: Callable[[Report], None]
+    """Records an outcome and answers its server, now or later."""
+
+    def changed(self) -> None:
+        """Send waiting rollouts, because a server may have a free slot."""
+
+    def forget(self, rollout: Rollout) -> None:
+        """Remove a rollout that has ended or that no caller waits for."""
+
+    def lost(self, rollout: Rollout, why: str) -> None:
+        """Run a lost rollout again after a pause, with a higher attempt. End it after too many losses."""
+
+    def restart(self, rollout: Rollout, why: str) -> None:
+        """Run a rollout again at once, with a higher attempt. A cancelled rollout ends instead."""
+
+    def put_back(self, rollout: Rollout, after: float) -> None:
+        """Queue a rollout again after `after` seconds, as the same attempt."""
+
+    def init_refused(self, rollout: Rollout, server: "AgentServerLink", error: CallError) -> None:
+        """Queue a refused rollout again if the error is retryable or another server may take it, or end it."""
+
+    def refused(self, rollout: Rollout, error: CallError | LedgerError) -> None:
+        """End a rollout with an error."""
+
+    def superseded(self, rollout_id: str, attempt: int, newest: int = 0) -> None:
+        """End an attempt that another attempt has replaced. `newest` is the other attempt; 0 if it is unknown."""
+
+    def entered(self, key: RolloutKey) -> None:
+        """End the lower attempts of a rollout at their servers, because the ledger has its newest attempt."""
+
+    def cancel_leaving(self, rollout_id: str) -> None:
+        """Cancel the lower attempts of a rollout at their servers, unless the ledger lacks the newest attempt."""
+
+    def cancel_later(self, server: "AgentServerLink", rollout_id: str) -> None:
+        """Repeat the cancels of a rollout's attempts in `leaving` after a pause, because the server refused one."""
+
+    def later(self, after: float, call: Callable[[], None], rollout: Rollout) -> None:
+        """Call a function after `after` seconds, unless the trainer is closed before. An error ends the rollout."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerIdentity:
+    """The identity that a server reports."""
+
+    journal_id: str = ""
+    """The id of the server's journal. After a server has lost its journal and its rollouts, it reports another id."""
+    process_id: str = ""
+    version: str = ""
+    agent_loops: tuple[str, ...] = ()
+
+
+class AgentServerLink(ABC):
+    """One agent server, as the scheduler sees it.
+
+    The link keeps each rollout that was sent to the server until the rollout ends. A subclass sends the rollouts, and
+    sends them again after a break.
+    """
+
+    def __init__(self, name: str, scheduler: SchedulerPort, *, server_key: str = "") -> None:
+        self.name = name
+        """The server's target, or the address from which the server dialled in."""
+        self.credential = ""
+        """The name of the credential of a server that dials in."""
+        self.server_key = server_key
+        """The ledger's key for this server; empty when the ledger does not know it."""
+        self.scheduler = scheduler
+        self.cache = scheduler.cache
+        ledger = self.ledger = scheduler.ledger
+        kept, journal_id = ledger.attachment(server_key) if ledger is not None and server_key else ("", "")
+        self.kept_attachment_id = kept
+        self.identity = ServerIdentity(journal_id=journal_id)
+        """The newest identity that the server reported."""
+        self.features: frozenset[str] = frozenset()
+        """The features of the server on the newest connection."""
+        self.window = 0
+        """How many rollouts may be open on the server."""
+        self.rollouts: dict[RolloutKey, Rollout] = {}
+        """Unfinished rollouts that are assigned to this server."""
+        self.leaving: dict[RolloutKey, None] = {}
+        """Attempts that may still run on this server, although their rollouts now run elsewhere."""
+        self.problem: CallError | None = None
+        """Why the last connection ended."""
+        self.refusal: CallError | None = None
+        """The permanent error of the last connection. Only a server that was never attached has one."""
+        self.used = False
+        """Whether the server was ever attached."""
+        self.retired = False
+        """Whether the server is no longer named. It gets no new rollouts, and its running ones end there."""
+
+    @property
+    @abstractmethod
+    def attached(self) -> bool:
+        """Whether the server can be reached now."""
+
+    @property
+    def usable(self) -> bool:
+        """Whether the server can be reached now and is named."""
+        return self.attached and not self.retired
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do with this server: no rollout, no attempt to cancel, and no caller."""
+        return not (self.rollouts or self.leaving)
+
+    @abstractmethod
+    def send_init(self, rollout: Rollout) -> None:
+        """Send a rollout if the server can be reached. Otherwise the rollout is sent on the next connection."""
+
+    @abstractmethod
+    def cancel(self, rollout_id: str, reason: str) -> "asyncio.Future[list[CancelResult]]":
+        """Cancel a rollout on this server, now or on the next connection. The future raises Unavailable."""
+
+    @abstractmethod
+    def cancel_attempt(self, key: RolloutKey) -> None:
+        """Cancel an attempt in `leaving`, now or on the next connection."""
+
+    @abstractmethod
+    async def annotate(self, request: annotation_pb2.AnnotateRequest) -> annotation_pb2.AnnotateResponse:
+        """Store an annotation, across breaks. Raises the CallError of a server that refuses it."""
+
+    @abstractmethod
+    def events(
+        self, rollout_id: str, attempt: int, after: int, *, tokens: bool
+    ) -> AsyncGenerator[TrajectoryEvent, None]:
+        """Yield a rollout's events with numbers above `after`, across breaks. Raises NotFound."""
+
+    @abstractmethod
+    def grant(self, open_chats: int) -> None:
+        """Set how many chats the server may have open."""
+
+    @abstractmethod
+    def part(self) -> None:
+        """End the connection after the queued messages are sent."""
+
+    def close(self, error: Exception) -> None:  # noqa: B027 - a subclass without waits has nothing to end
+        """Raise this error from every call that waits for this server."""
+
+    def lost(self, error: CallError) -> None:
+        """Stop waiting for the server. If the server comes back, its earlier rollouts are cancelled on this server."""
+        self.leaving.update(dict.fromkeys(self.rollouts))
+        self.close(error)
+
+    @property
+    def free(self) -> int:
+        """How many more rollouts may be sent to this server."""
+        return self.window - len(self.rollouts) - len(self.leaving) if self.usable else 0
+
+    def hosts(self, agent_loop: str) -> bool:
+        """Return whether the server has an agent loop of this name; "" matches any."""
+        return not agent_loop or agent_loop in self.identity.agent_loops
+
+    def identify(self, identity: ServerIdentity) -> None:
+        """Record the identity that a server reports on a new connection."""
+        if identity.journal_id != self.identity.journal_id:  # the server has forgotten its rollouts
+            self.leaving.clear()
+        self.identity = identity
+        if self.ledger is not None and self.server_key:
+            self.ledger.record_server(self.server_key, identity.journal_id)
+        self.problem = self.refusal = None
+        self.used = True
+
+    def adopt(self, rollout: Rollout) -> None:
+        """Assign a rollout to this server without sending it."""
+        rollout.server = self
+        self.rollouts[rollout.key] = rollout
+
+    def release(self, rollout: Rollout) -> None:
+        """Forget a rollout that has ended or runs elsewhere."""
+        self.rollouts.pop(rollout.key, None)
+
+    def abandon(self, rollout: Rollout) -> None:
+        """Release a rollout. Its attempt runs on this server until cancel_leaving() is called."""
+        self.release(rollout)
+        self.leaving[rollout.key] = None
+
+    def cancel_leaving(self, rollout_id: str = "") -> None:
+        """Cancel the attempts in `leaving`: those of one rollout, or of all rollouts.
+
+        Leaves out a rollout whose newest attempt is not yet in the ledger.
+        """
+        for key in list(self.leaving):
+            if rollout_id in ("", key[0]) and not self.cache.replaces(key[0]):
+                self.cancel_attempt(key)
+
+    def has_ended(self, rollout_id: str, attempt: int) -> None:
+        """Record that this server no longer runs an attempt, nor lower attempts. Attempt 0 means all attempts."""
+        for key in [key for key in self.leaving if key[0] == rollout_id and (key[1] <= attempt or not attempt)]:
+            self.leaving.pop(key)
+        self.scheduler.changed()
+
+    def init_answered(self, rollout: Rollout, tools: Sequence[message_pb2.Tool]) -> bool:
+        """Open a rollout whose Init was accepted. If its tools cannot be read, refuse the rollout and return False."""
+        rollout.opened = True
+        rollout.changed.set()
+        try:
+            self.cache.rollout(*rollout.key, self.cache.now()).tools = tools_from_wire(tools, "tools")
+        except CallError as unreadable:
+            self.cancel(rollout.request.rollout_id, "its tools cannot be read").add_done_callback(retrieve)
+            error = Internal(f"the server's answer cannot be read: {unreadable}")
+            self.scheduler.init_refused(rollout, self, error)
+            return False
+        if self.ledger is not None:
+            self.ledger.opened(*rollout.key, message_pb2.Tools(tools=tools).SerializeToString())
+        return True
+
+
+def retrieve(done: "asyncio.Future[Any]") -> None:
+    """Read the exception of a future, so that asyncio does not log it when the caller has left."""
+    if not done.cancelled():
+        done.exception()
