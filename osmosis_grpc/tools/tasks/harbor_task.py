@@ -98,6 +98,16 @@ class HarborTask:
         """The folder with test.sh. The agent never sees it."""
         return self.folder / "tests"
 
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """The conversation with which a rollout begins."""
+        return [{"role": "user", "content": self.instruction}]
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """What a request says of its task. A server with other files of the task refuses it. Raises OSError."""
+        return {"task": self.name, "task_digest": self.digest()}
+
     def digest(self) -> str:
         """Return a hash of all files but those of the solution. Raises OSError."""
         return digest_of_folder(self.folder, without=("solution",))
@@ -270,4 +280,4 @@ def _of_server(found: "re.Match[str]") -> str:
 def rows(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield a row of a dataset for each task, in the order of their names. Raises ValueError, OSError."""
     for task in load_tasks(folder).values():
-        yield {"user_prompt": task.instruction, "task": task.name, "task_digest": task.digest()}
+        yield {"user_prompt": task.instruction, **task.metadata}
