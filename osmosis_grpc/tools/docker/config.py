@@ -162,7 +162,7 @@ def container_body(config: DockerConfig, process: str, rollout: str, sockets: st
     if config.user is not None:
         body["User"] = f"{config.user}:{config.user}" if isinstance(config.user, int) else config.user
     if config.writable:
-        body["HostConfig"]["CapAdd"] = [] if isinstance(config.user, int) and config.user else OF_ROOT
+        body["HostConfig"]["CapAdd"] = OF_ROOT  # of no use to another user, who cannot get new privileges
     else:
         body["HostConfig"]["Tmpfs"] = {config.folder: in_memory, "/tmp": in_memory}  # noqa: S108
     return body
