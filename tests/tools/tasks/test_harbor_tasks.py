@@ -86,10 +86,18 @@ def test_a_key_that_is_not_supported_is_refused_by_its_name(folder, more, named)
         load_tasks(folder)
 
 
-def test_an_unknown_key_is_logged(folder, caplog):
-    (folder / "mend-perl" / "task.toml").write_text("[environment]\nmemry_mb = 3\n")
+@pytest.mark.parametrize("key", ["memry_mb", "storage_mb"])
+def test_a_key_without_effect_is_logged(folder, caplog, key):
+    (folder / "mend-perl" / "task.toml").write_text(f"[environment]\n{key} = 3\n")
     load_tasks(folder)
-    assert "environment.memry_mb" in caplog.text
+    assert f"environment.{key}" in caplog.text
+
+
+@pytest.mark.parametrize("part", ["environment", "tests"])
+def test_several_containers_are_refused(folder, part):
+    (folder / "only-artifacts" / part / "docker-compose.yaml").write_text("services: {}\n")
+    with pytest.raises(ValueError, match=f"{part}/docker-compose"):
+        load_tasks(folder)
 
 
 @pytest.mark.parametrize("missing", ["tests/test.sh", "environment/Dockerfile", "instruction.md"])
