@@ -31,8 +31,8 @@ class DockerConfig:
     """
 
     server_id: str
-    """The name of this agent server. Its next process removes the containers that this process left behind, so no two
-    running processes may have the same name. At most 63 letters, digits, dots, dashes and underscores."""
+    """The name of this agent server. A process removes what others of the same name have left: containers that were
+    never started, and folders. At most 63 letters, digits, dots, dashes and underscores."""
     image: str
     url: str = ""
     """The address of the daemon, such as unix:///run/docker.sock; empty for DOCKER_HOST or the usual socket."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from osmosis_grpc.tools.containers.archive import Archive, digest_of_folder
 from osmosis_grpc.tools.containers.execution import STDERR, Tail, nothing, talk
 from osmosis_grpc.tools.containers.machine import ContainerMachine
 from osmosis_grpc.tools.docker.config import PROCESS_LABEL, SERVER_LABEL, DockerConfig, container_body
-from osmosis_grpc.tools.docker.forwarding import Forwarding, Open, remove_left_over
+from osmosis_grpc.tools.docker.forwarding import LEFT_AFTER, Forwarding, Open, remove_left_over
 from osmosis_grpc.tools.docker.relays import FOLDER, PROBLEMS, RELAY
 from osmosis_grpc.tools.sandbox import SandboxError, SandboxLost
 from osmosis_grpc.tools.uninterrupted import uninterrupted
@@ -87,10 +88,18 @@ class DockerMachine(ContainerMachine[DockerConfig]):
             raise SandboxLost(f"{what}: the Docker daemon failed: {type(error).__name__}: {error}"[:500]) from None
 
     async def running(self) -> Mapping[str, str]:
-        """Return the names of this server's containers, and the process that made each. Raises SandboxError."""
+        """Return the containers of this process, and what others have left of theirs, with the process of each.
+
+        A container that runs has a process that holds its input, so it is never one that was left. Raises SandboxError.
+        """
         wanted = {"label": [f"{SERVER_LABEL}={self.config.server_id}"]}
         listed = await self._call("the list of containers", self._docker.containers.list(all=True, filters=wanted))
-        return {each["Names"][0].lstrip("/"): each["Labels"].get(PROCESS_LABEL) for each in listed or ()}
+        found, old = {}, time.time() - LEFT_AFTER
+        for each in listed or ():
+            process = each["Labels"].get(PROCESS_LABEL)
+            if process == self.process or (each["State"] != "running" and each["Created"] < old):
+                found[each["Names"][0].lstrip("/")] = process
+        return found
 
     # Images.
 
