@@ -6,7 +6,7 @@ import pytest
 
 from osmosis_grpc.tools.tasks import TaskBoxes
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.slow]
 
 WRITES = "#!/bin/sh\nif {check}; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n"
 GOOD = WRITES.format(check='python3 -c \'assert open("/app/out.txt").read().strip() == "good"\'')
