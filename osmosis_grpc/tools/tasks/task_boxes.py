@@ -1,5 +1,6 @@
 """The boxes of tasks: one for the agent, and after it a new one for the tests."""
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -33,6 +34,12 @@ class TaskBoxes:
         self.tasks = load_tasks(folder)
         self._machine = machine
         self._digests = {name: task.digest() for name, task in self.tasks.items()}
+        for task in self.tasks.values():
+            for env in (task.place.env, task.verifier_place.env, task.verifier_env):
+                try:
+                    resolved_env(env)
+                except ValueError as error:
+                    raise ValueError(f"{task.folder}: {error}") from None
 
     def task_of(self, metadata: Mapping[str, Any]) -> HarborTask:
         """Return the task that a request's metadata name, as the rows of `-d FOLDER` do. Raises InvalidArgument."""
@@ -56,8 +63,9 @@ class TaskBoxes:
             rollout: The rollout, for a label of the container.
 
         Raises:
-            SandboxError: The image cannot be built, or the box cannot be started.
+            SandboxError: The files have changed, the image cannot be built, or the box cannot be started.
         """
+        await self._check_files(task)
         config = await self._config(task.place, task.agent_user)
         async with self._machine.sandbox(rollout, config=config) as box:
             await box.run("mkdir -p /logs/agent /logs/artifacts && chmod 777 /logs/agent /logs/artifacts")
@@ -74,8 +82,9 @@ class TaskBoxes:
             box: The box of open().
 
         Raises:
-            SandboxError: A box failed.
+            SandboxError: The files have changed, or a box failed.
         """
+        await self._check_files(task)
         config = await self._config(task.verifier_place, task.verifier_user)
         await self._machine.pause(box.name)  # nothing that the agent has started changes a file any more
         if task.separate:
@@ -96,10 +105,6 @@ class TaskBoxes:
     async def _config(self, place: Place, user: str | int | None) -> DockerConfig:
         base = self._machine.config
         image = place.image or await self._machine.build(place.folder, timeout=place.build_seconds)
-        try:
-            environment = {**base.environment, **resolved_env(place.env)}
-        except ValueError as error:
-            raise SandboxError(str(error)) from None
         return replace(
             base,
             image=image,
@@ -110,5 +115,10 @@ class TaskBoxes:
             memory=base.memory if place.memory_mib is None else place.memory_mib * MIB,
             network="bridge" if place.network else "none",
             hosts=place.hosts,
-            environment=environment,
+            environment={**base.environment, **resolved_env(place.env)},
         )
+
+    async def _check_files(self, task: HarborTask) -> None:
+        """Raise SandboxError if the files of a task are not those with which the server began."""
+        if await asyncio.to_thread(task.digest) != self._digests[task.name]:
+            raise SandboxError(f"{task.folder}: its files have changed since the server began; start it again")

@@ -6,6 +6,7 @@ import pytest
 
 from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.records.evaluate import Dataset
+from osmosis_grpc.tools.sandbox import SandboxError
 from osmosis_grpc.tools.tasks import TaskBoxes, load_tasks
 from tests.tools.tasks.written_tasks import TASKS, write
 
@@ -91,6 +92,20 @@ def test_a_key_without_effect_is_logged(folder, caplog, key):
     (folder / "mend-perl" / "task.toml").write_text(f"[environment]\n{key} = 3\n")
     load_tasks(folder)
     assert f"environment.{key}" in caplog.text
+
+
+def test_a_variable_that_the_server_lacks_is_refused_at_its_start(folder):
+    (folder / "mend-perl" / "task.toml").write_text("[verifier.env]\nKEY = '${NOT_THERE_AT_ALL}'\n")
+    with pytest.raises(ValueError, match="NOT_THERE_AT_ALL"):
+        TaskBoxes(folder, None)
+
+
+async def test_files_that_change_under_a_server_are_an_error(folder):
+    boxes = TaskBoxes(folder, None)
+    (folder / "mend-perl" / "tests" / "test.sh").write_text("#!/bin/sh\n")
+    with pytest.raises(SandboxError):
+        async with boxes.open(boxes.tasks["mend-perl"]):
+            pass
 
 
 @pytest.mark.parametrize("part", ["environment", "tests"])
