@@ -20,6 +20,7 @@ MODULES = {
         ".tools.sandbox",
         ".tools.kubernetes",
         ".tools.docker",
+        ".tools.tasks",
         ".trainer",
         ".policies",
         ".policies.transformers",

@@ -378,8 +378,7 @@ class RolloutContext(RolloutScope):
         """
         name = event_type or data.pop("event_type", "")
         logged = loggable(data)
-        named = logged.get("sample")
-        sample = named if isinstance(named, str) else ""
+        sample = named if isinstance(named := logged.get("sample"), str) else ""
         number = self._session.newest_chat(sample)
         self._session.record(events.Logged(jsontext.repaired(str(name)), logged, sample if number else "", number))
 

@@ -145,10 +145,10 @@ class CommandAgent:
         own = not (self._program.preset or self._reward or self._tasks)
         problem = "" if ended.given_up or run.endpoint.limit else _problem(ended, self._limits)
         counts = ended.timed_out or self._program.exit_code_counts or not own
-        if problem and (counts or not await run.place.has_result()):
-            return _failed(problem, ended.output, run.endpoint.failure)
-        run.endpoint.close()  # before the result, which can override what it says about samples
         try:
+            if problem and (counts or not await run.place.has_result()):
+                return _failed(problem, ended.output, run.endpoint.failure)
+            run.endpoint.close()  # before the result, which can override what it says about samples
             outcome = await (self._graded(run) if self._reward or not own else _result(run))
         except SandboxError as error:
             return _lost(error)
@@ -255,7 +255,8 @@ class _Run:
 def _problem(ended: Ended, limits: Limits) -> str:
     """Return how a program failed; empty if its exit code is 0."""
     if ended.timed_out:
-        return f"the program was stopped after its time limit of {limits.seconds:g} s"
+        limit = "the lifetime of its box" if limits.seconds is None else f"its time limit of {limits.seconds:g} s"
+        return f"the program was stopped after {limit}"
     if ended.exit_code >= 0:
         return f"the program ended with exit code {ended.exit_code}" if ended.exit_code else ""
     try:

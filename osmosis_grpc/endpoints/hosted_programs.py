@@ -16,6 +16,8 @@ from osmosis_grpc.tools.tasks import TaskBoxes
 
 OF_TASKS = "the image of a task"
 """What stands for the image in the configuration of a machine whose tasks have images of their own."""
+SET_BY_TASKS = frozenset({"image", "writable", "user", "folder", "network", "hosts"})
+"""The fields of a box that its task sets."""
 
 
 @asynccontextmanager
@@ -54,6 +56,9 @@ async def command_agents(
         for number, (program, name) in enumerate(zip(programs, given, strict=True)):
             machine, boxes = None, None
             if isinstance(program, Program) and (program.box or tasks):
+                own = sorted(program.box.keys() & SET_BY_TASKS) if tasks else []
+                if own:
+                    raise ValueError(f"[box] {own[0]}: each task has its own; leave it out")
                 fields = {"image": OF_TASKS, **program.box} if tasks else program.box
                 config = config_of_box(fields, f"{server_id}-{number}", http.address)
                 machine = await stack.enter_async_context(DockerMachine(config))
@@ -61,10 +66,10 @@ async def command_agents(
                     await machine.require_image(config.image)
                 else:
                     boxes = TaskBoxes(tasks, machine)
-            own = environment if machine is None else in_boxes or {}
+            variables = environment if machine is None else in_boxes or {}
             agents.append(
                 CommandAgent(
-                    program, endpoints, environment=own, name=name, limits=limits, machine=machine, tasks=boxes
+                    program, endpoints, environment=variables, name=name, limits=limits, machine=machine, tasks=boxes
                 )
             )
         yield agents, http

@@ -198,7 +198,7 @@ def _tool_choice(name: str, value: Any) -> None:
 
 @functools.cache
 def _warn_of_choice() -> None:
-    log.warning("a chat requires a tool call; a token policy treats every tool_choice but 'none' as 'auto'")
+    log.warning("a chat requires a tool call, which a token policy cannot force; a reply without it is marked")
 
 
 def _json_schema(name: str, value: Any) -> str:

@@ -31,7 +31,7 @@ from osmosis_grpc.protocol.errors import (
 from osmosis_grpc.protocol.types import ChatRequest, ChatResponse, Extras, Ids, TokenBlock, VersionSpan
 from osmosis_grpc.protocol.types.chat import call_prefix
 from osmosis_grpc.protocol.types.extras import Part, join, rows
-from osmosis_grpc.protocol.types.samples import UNREAD_CALLS
+from osmosis_grpc.protocol.types.samples import TOOL_CHOICE_UNMET, UNREAD_CALLS
 from osmosis_grpc.supervise import SYSTEM, Backoff, DaemonThreads, OnFailure, Supervisor, job
 
 log = logging.getLogger(__name__)
@@ -238,7 +238,7 @@ class TokenPolicy:
             prompt_ids=prompt,
             prompt_extras=_prompt_extras(pieces[-1], len(prompt)),
             versions=self._versions(request, pieces),
-            extra=_about(reply),
+            extra=_about(reply) | _unmet(request, reply),
         )
         response.check()
         return response
@@ -312,6 +312,17 @@ def _about(reply: Reply) -> dict[str, Any]:
     """Return what ended a reply, and what is wrong with the calls that could not be read."""
     stop = {"stop_reason": reply.stop} if reply.stop else {}
     return {**stop, UNREAD_CALLS: list(reply.unread)} if reply.unread else stop
+
+
+def _unmet(request: ChatRequest, reply: Reply) -> dict[str, Any]:
+    """Return the mark of a reply that does not call the tool which its chat requires."""
+    choice = request.params.get("tool_choice")
+    called = [call["function"]["name"] for call in reply.message.get("tool_calls") or ()]
+    if isinstance(choice, Mapping):
+        met = (choice.get("function") or {}).get("name") in called
+    else:
+        met = choice != "required" or bool(called)
+    return {} if met else {TOOL_CHOICE_UNMET: True}
 
 
 def _continued(first: GenerateRequest, pieces: list[Generated]) -> GenerateRequest:

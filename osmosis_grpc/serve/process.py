@@ -2,17 +2,14 @@
 
 import asyncio
 import gc
-import hashlib
 import logging
 import os
 import shlex
 import signal
-import socket
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from osmosis_grpc import __version__
@@ -26,6 +23,7 @@ from osmosis_grpc.network.target_policy import is_loopback
 from osmosis_grpc.protocol.errors import CallError, MissingExtraError, Unavailable
 from osmosis_grpc.protocol.types import events
 from osmosis_grpc.records.reading.folder_source import FolderSource
+from osmosis_grpc.serve.hosted_programs import hosted_programs
 from osmosis_grpc.serve.json_output import Records
 from osmosis_grpc.serve.rollout_log import RolloutLog
 from osmosis_grpc.serve.workers.worker import Worker
@@ -33,13 +31,12 @@ from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.server.tracelog import DebugLog, TraceLog, new_folder
 from osmosis_grpc.server.workers.siblings import WorkersConfig
 from osmosis_grpc.settings.command_line import OptionError
-from osmosis_grpc.settings.compound_values import commands_of, split_legacy_agent
+from osmosis_grpc.settings.compound_values import split_legacy_agent
 from osmosis_grpc.settings.option import split_host_port
 from osmosis_grpc.storage import JournalError
 from osmosis_grpc.storage.journal.schema import LOCK
 from osmosis_grpc.storage.lock_file import stop_by
-from osmosis_grpc.supervise import OnFailure, Supervisor, job, thread
-from osmosis_grpc.tools.sandbox import SandboxError
+from osmosis_grpc.supervise import OnFailure, job, thread
 
 if TYPE_CHECKING:
     from osmosis_grpc.serve.workers.place import Place
@@ -85,7 +82,7 @@ async def run_process(
         if options.otel:
             _trace(stack)
         legacy = [await _legacy(stack, text, settings) for text in options.legacy_agent]
-        programs, supervisors = await _programs(stack, options, worker)
+        programs, supervisors = await hosted_programs(stack, options, worker)
         supervisors += [loop.supervisor for loop in legacy]
         hosted = [*loops, *legacy, *programs]
         names = sorted(loop.name for loop in hosted)
@@ -183,63 +180,6 @@ async def _legacy(stack: AsyncExitStack, text: str, settings: "RolloutSettings")
         raise OptionError(text, url=url, error=error) from None
     except OSError as error:
         raise OptionError("{legacy_listen}: {error}", error=error) from None
-
-
-def _name_of_boxes(options: "RolloutServerSettings", worker: Worker | None) -> str:
-    """Return the name of this process in the labels of its boxes. The next process in its place has the same name."""
-    number = worker.config.index if worker is not None else 0
-    where = f"{options.state_folder or os.getpid()} {options.host}:{options.grpc_port} {number}"
-    return f"{socket.gethostname()[:30]}-{hashlib.sha256(where.encode()).hexdigest()[:16]}"
-
-
-async def _programs(
-    stack: AsyncExitStack, options: "RolloutServerSettings", worker: Worker | None
-) -> tuple[list[Any], list[Supervisor]]:
-    """Return the agents of --command and --program, and the supervisors of what serves their base URLs.
-
-    Raises OptionError.
-    """
-    commands = commands_of(options.command)
-    if not (commands or options.program):
-        for name in ("box", "tasks"):
-            if getattr(options, name):
-                raise OptionError(f"{{{name}}}: there is no {{program}} or {{command}} that could run in a box")
-        return [], []
-    from osmosis_grpc.endpoints.hosted_programs import command_agents
-    from osmosis_grpc.endpoints.programs import Program, load_program
-    from osmosis_grpc.settings.process_environment import program_environment
-
-    memory = options.command_memory_mib
-    try:
-        programs = [load_program(name) for name in options.program]
-    except ValueError as error:
-        raise OptionError("{program}: {error}", error=error) from None
-    reward = tuple(shlex.split(options.reward or ""))
-    context = options.program_context
-    programs = [replace(program, reward=reward or program.reward, context=context) for program in programs]
-    hosted = [*(Program(command=tuple(shlex.split(command)), reward=reward) for command in commands), *programs]
-    image = (options.box or "").removeprefix("docker:")
-    hosted = [replace(each, box={**each.box, **({"image": image} if image else {})}) for each in hosted]
-    if options.tasks is not None and (image or reward):
-        raise OptionError("{tasks}: each task has its own image and its own reward; leave out {box} and {reward}")
-    if memory is not None and (options.tasks or any(each.box for each in hosted)):
-        raise OptionError("{command_memory_mib}: a box has a limit of its own, `memory` in the table [box]")
-    strict, given = options.strict_exit, program_environment(options.command_env)
-    agents = command_agents(
-        [replace(program, exit_code_counts=strict) for program in hosted],
-        options.command_name,
-        given,
-        in_boxes={name: value for name, value in given.items() if name in options.command_env},
-        server_id=_name_of_boxes(options, worker),
-        tasks=options.tasks,
-        seconds=options.command_timeout_seconds,
-        memory=None if memory is None else memory * 1024 * 1024,
-    )
-    try:
-        agents_of_programs, http = await stack.enter_async_context(agents)
-    except (ValueError, OSError, SandboxError) as error:
-        raise OptionError("{option}: {error}", option="--program" if programs else "--command", error=error) from None
-    return agents_of_programs, [http.supervisor]
 
 
 async def _grpc(

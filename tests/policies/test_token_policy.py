@@ -55,6 +55,26 @@ def chat(**changes):
 TOKENS = ByteTokenizer(chatml)
 
 
+@pytest.mark.parametrize(
+    ("choice", "text", "unmet"),
+    [
+        ("required", "It is 5.", True),
+        ("required", '<tool_call>{"name": "add", "arguments": {}}</tool_call>', False),
+        (
+            {"type": "function", "function": {"name": "mul"}},
+            '<tool_call>{"name": "add", "arguments": {}}</tool_call>',
+            True,
+        ),
+        ("auto", "It is 5.", False),
+    ],
+)
+async def test_a_reply_without_a_required_call_is_marked(choice, text, unmet):
+    policy, _, _ = policy_of(generated(TOKENS.reply(text)))
+    tools = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in ("add", "mul")]
+    reply = await policy(chat(tools=tools, params={"tool_choice": choice}))
+    assert reply.extra.get("tool_choice_unmet", False) is unmet
+
+
 async def test_a_reply_has_the_sampled_tokens_and_the_prompt():
     sampled = TOKENS.reply("It is 5.")
     policy, generator, tokenizer = policy_of(generated(sampled, version="step-3", cached_tokens=4), priority=2)

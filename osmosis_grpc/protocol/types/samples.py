@@ -31,6 +31,8 @@ CUTS = {
 """The finish reasons of replies that were cut, and what cut them."""
 UNREAD_CALLS = "unread_tool_calls"
 """The key of a reply's `extra` with what is wrong with each tool call that could not be read."""
+TOOL_CHOICE_UNMET = "tool_choice_unmet"
+"""The key of a reply's `extra` that is true if the chat requires a tool call which the reply does not have."""
 ROLLOUT_CUTS = {
     "length": "length",
     "max_turns": "max_turns",

@@ -38,7 +38,7 @@ class Raw(NamedTuple):
 
 
 def _not_a_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 _DECODER = json.JSONDecoder(parse_constant=_not_a_number)

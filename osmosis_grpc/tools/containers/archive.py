@@ -2,9 +2,10 @@
 
 import hashlib
 import os
+import posixpath
 import tarfile
 import tempfile
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from pathlib import Path
 from typing import IO, Self, cast
 
@@ -36,16 +37,48 @@ class Archive:
         self._file = self._file or tempfile.TemporaryFile()  # noqa: SIM115 - close() closes it
         self._file.write(data)
 
-    async def fill(self, folder: Path) -> None:
-        """Append the content of a folder of this machine, as if it belonged to root. Raises SandboxError."""
+    async def fill(self, folder: Path, within: str = ".") -> None:
+        """Append the content of a folder of this machine, as if it belonged to root. Raises SandboxError.
+
+        Args:
+            folder: The folder.
+            within: The folder of the archive that gets the content.
+        """
 
         def work() -> None:
             try:
                 with tarfile.open(fileobj=cast(IO[bytes], _Appended(self)), mode="w|") as archive:
                     for path in sorted(folder.iterdir()):  # not the folder itself, whose mode is of this machine
-                        archive.add(path, path.name, filter=_of_root)
+                        archive.add(path, posixpath.join(within, path.name), filter=_of_root)
             except (OSError, tarfile.TarError) as error:
                 raise SandboxError(f"{folder}: cannot be copied: {error}") from None
+
+        await _threads.run(work)
+
+    async def copy(self, other: "Archive", change: Callable[[tarfile.TarInfo], tarfile.TarInfo | None]) -> None:
+        """Append the members of another archive.
+
+        Args:
+            other: The other archive.
+            change: Returns what a member becomes; None for one that is left out.
+
+        Raises:
+            SandboxError: The other one is no archive, or this one becomes too large.
+        """
+
+        def work() -> None:
+            target = cast(IO[bytes], _Appended(self))
+            try:
+                with (
+                    tarfile.open(fileobj=other.opened(), mode="r|") as source,
+                    tarfile.open(fileobj=target, mode="w|") as made,
+                ):
+                    for member in source:
+                        changed = change(member)
+                        if changed is not None:
+                            made.addfile(changed, source.extractfile(member) if member.isreg() else None)
+            except (OSError, tarfile.TarError) as error:
+                raise SandboxError(f"the copy of the container cannot be read: {error}") from None
 
         await _threads.run(work)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Collection, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -31,7 +32,7 @@ class MachineConfig(ContainerConfig, Protocol):
 C = TypeVar("C", bound=MachineConfig)
 
 
-class ContainerMachine(Generic[C]):
+class ContainerMachine(ABC, Generic[C]):
     """Makes sandboxes in containers: `async with machine, machine.sandbox() as box`.
 
     At its start, and then every minute, it removes the containers of the same `server_id` that no sandbox of this
@@ -140,18 +141,19 @@ class ContainerMachine(Generic[C]):
 
     # What the kinds of machines do.
 
+    @abstractmethod
     async def connect(self) -> None:
         """Connect to what runs the containers. Raises MissingExtraError, and SandboxError."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def disconnect(self) -> None:
         """Close the connection."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def running(self) -> Mapping[str, str]:
         """Return the names of this server's containers, and the process that made each. Raises SandboxError."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def start(self, name: str, config: C, rollout: str) -> str:
         """Start a container, and return its working folder when it runs. Raises SandboxError.
 
@@ -160,16 +162,16 @@ class ContainerMachine(Generic[C]):
             config: How it is made.
             rollout: The rollout, for a label.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     async def remove(self, name: str) -> None:
         """Remove a container at once. One that is gone is no error. Raises SandboxError."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def why_ended(self, name: str) -> str:
         """Return why a container no longer runs; an empty text if it runs."""
-        raise NotImplementedError
 
+    @abstractmethod
     def stream(self, name: str, argv: list[str]) -> AbstractAsyncContextManager[Stream]:
         """Open the stream of a command in a container. Raises SandboxError if the command was not started.
 
@@ -177,4 +179,3 @@ class ContainerMachine(Generic[C]):
             name: The name of the container.
             argv: The words of the command.
         """
-        raise NotImplementedError

@@ -31,8 +31,8 @@ class DockerConfig:
     """
 
     server_id: str
-    """The name of this agent server. Its next process removes the containers that this process left behind, so no two
-    running processes may have the same name. At most 63 letters, digits, dots, dashes and underscores."""
+    """The name of this agent server. A process removes what others of the same name have left: containers that were
+    never started, and folders. At most 63 letters, digits, dots, dashes and underscores."""
     image: str
     url: str = ""
     """The address of the daemon, such as unix:///run/docker.sock; empty for DOCKER_HOST or the usual socket."""
@@ -162,7 +162,7 @@ def container_body(config: DockerConfig, process: str, rollout: str, sockets: st
     if config.user is not None:
         body["User"] = f"{config.user}:{config.user}" if isinstance(config.user, int) else config.user
     if config.writable:
-        body["HostConfig"]["CapAdd"] = [] if isinstance(config.user, int) and config.user else OF_ROOT
+        body["HostConfig"]["CapAdd"] = OF_ROOT  # of no use to another user, who cannot get new privileges
     else:
         body["HostConfig"]["Tmpfs"] = {config.folder: in_memory, "/tmp": in_memory}  # noqa: S108
     return body

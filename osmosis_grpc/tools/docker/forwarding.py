@@ -11,6 +11,7 @@ import logging
 import shutil
 import socket
 import tempfile
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,8 @@ SHARE = 16
 """So many connections each container may have even if all containers together have MOST."""
 PART = 64 * 1024
 PREFIX = "osmosis-reach-"
+LEFT_AFTER = 120.0
+"""What a process makes is complete after so many seconds."""
 Connected = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -138,9 +141,18 @@ class Forwarding:
 
 
 def remove_left_over(server_id: str) -> None:
-    """Remove the folders that an earlier process of a server has left."""
+    """Remove the folders that processes of a server have left: nobody listens at their sockets. Blocks for a moment."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}{server_id}.*"):
-        shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # it is gone, or belongs to another user
+            sockets = list(folder.iterdir())
+            young = not sockets and time.time() - folder.stat().st_mtime < LEFT_AFTER
+            if not young and not any(map(_is_open, sockets)):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_open(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as trying:
+        return trying.connect_ex(str(path)) == 0
 
 
 async def _handled(

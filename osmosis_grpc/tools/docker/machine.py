@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from osmosis_grpc.tools.containers.archive import Archive, digest_of_folder
 from osmosis_grpc.tools.containers.execution import STDERR, Tail, nothing, talk
 from osmosis_grpc.tools.containers.machine import ContainerMachine
 from osmosis_grpc.tools.docker.config import PROCESS_LABEL, SERVER_LABEL, DockerConfig, container_body
-from osmosis_grpc.tools.docker.forwarding import Forwarding, Open, remove_left_over
+from osmosis_grpc.tools.docker.forwarding import LEFT_AFTER, Forwarding, Open, remove_left_over
 from osmosis_grpc.tools.docker.relays import FOLDER, PROBLEMS, RELAY
 from osmosis_grpc.tools.sandbox import SandboxError, SandboxLost
 from osmosis_grpc.tools.uninterrupted import uninterrupted
@@ -22,8 +23,10 @@ T = TypeVar("T")
 NOT_FOUND = 404
 GOING = 409
 """The status for a container that is being removed."""
-CHANGED, REMOVED = 0, 2
-"""The kinds of a changed path."""
+ADDED = 1
+"""The kind of a changed path that the image does not have."""
+COPY_SECONDS = 600.0
+CHUNK = 256 * 1024
 BUILD_BYTES = 1024 * 1024 * 1024
 """The most bytes of the folder of an image."""
 
@@ -67,13 +70,15 @@ class DockerMachine(ContainerMachine[DockerConfig]):
             await attached.close()
         await self._docker.close()
 
-    async def _call(self, what: str, asked: Awaitable[T], *, accept: int | tuple[int, ...] = ()) -> T | None:
+    async def _call(
+        self, what: str, asked: Awaitable[T], *, accept: int | tuple[int, ...] = (), seconds: float | None = None
+    ) -> T | None:
         """Return the result of a call of the daemon. Raises SandboxLost. With a status of `accept` it is None."""
         import aiohttp
         from aiodocker import DockerError
 
         try:
-            async with asyncio.timeout(self.config.request_timeout):
+            async with asyncio.timeout(seconds or self.config.request_timeout):
                 return await asked
         except DockerError as error:
             if error.status in (accept if isinstance(accept, tuple) else (accept,)):
@@ -83,10 +88,18 @@ class DockerMachine(ContainerMachine[DockerConfig]):
             raise SandboxLost(f"{what}: the Docker daemon failed: {type(error).__name__}: {error}"[:500]) from None
 
     async def running(self) -> Mapping[str, str]:
-        """Return the names of this server's containers, and the process that made each. Raises SandboxError."""
+        """Return the containers of this process, and what others have left of theirs, with the process of each.
+
+        A container that runs has a process that holds its input, so it is never one that was left. Raises SandboxError.
+        """
         wanted = {"label": [f"{SERVER_LABEL}={self.config.server_id}"]}
         listed = await self._call("the list of containers", self._docker.containers.list(all=True, filters=wanted))
-        return {each["Names"][0].lstrip("/"): each["Labels"].get(PROCESS_LABEL) for each in listed or ()}
+        found, old = {}, time.time() - LEFT_AFTER
+        for each in listed or ():
+            process = each["Labels"].get(PROCESS_LABEL)
+            if process == self.process or (each["State"] != "running" and each["Created"] < old):
+                found[each["Names"][0].lstrip("/")] = process
+        return found
 
     # Images.
 
@@ -152,11 +165,92 @@ class DockerMachine(ContainerMachine[DockerConfig]):
             with contextlib.suppress(SandboxError):
                 await uninterrupted(self._call(f"image {image}", removing, accept=NOT_FOUND))
 
-    async def changes(self, name: str) -> list[str]:
-        """Return the paths of the image that a container has changed or removed. Raises SandboxError."""
+    async def changes(self, name: str) -> dict[str, bool]:
+        """Return the paths that a container has changed, and whether its image has them. Raises SandboxError."""
         asked = self._docker._query_json(f"containers/{name}/changes")  # aiodocker has no method for it
         rows = await self._call(f"the changes of container {name}", asked)
-        return [row["Path"] for row in rows or () if row["Kind"] in (CHANGED, REMOVED)]
+        return {row["Path"]: row["Kind"] != ADDED for row in rows or ()}
+
+    async def has_path(self, name: str, path: str) -> bool:
+        """Return whether a container has a file or a folder. Raises SandboxError.
+
+        Args:
+            name: The name of the container.
+            path: An absolute path.
+        """
+
+        async def look() -> bool:
+            try:
+                async with self._docker._query(f"containers/{name}/archive", method="HEAD", params={"path": path}):
+                    return True
+            except ValueError:  # an error without a body, which aiodocker wants to read
+                return False
+
+        return await self._call(f"{path} of container {name}", look()) or False
+
+    # Files of containers, which the daemon itself reads and writes: no program of the container takes part.
+
+    async def pause(self, name: str) -> None:
+        """Stop the processes of a container from running on. Raises SandboxError."""
+        await self._call(f"the pause of container {name}", self._docker.containers.container(name).pause())
+
+    async def read_path(self, name: str, path: str, most: int) -> Archive | None:
+        """Return the archive of a file or a folder of a container, by its last name; None if there is none.
+
+        Args:
+            name: The name of the container.
+            path: An absolute path.
+            most: The archive has at most so many bytes.
+
+        Raises:
+            SandboxError: The archive is larger, or the daemon failed.
+        """
+        made = Archive(most)
+
+        async def read() -> Archive:
+            query = f"containers/{name}/archive"
+            async with self._docker._query(query, params={"path": path}) as response:  # aiodocker's own reads it whole
+                async for part in response.content.iter_chunked(CHUNK):
+                    await made.write(part)
+            return made
+
+        found = None
+        try:
+            what = f"{path} of container {name}"
+            found = await self._call(what, read(), accept=NOT_FOUND, seconds=COPY_SECONDS)
+        finally:
+            if found is None:
+                await made.close()
+        return found
+
+    async def write_archive(self, name: str, content: Archive) -> None:
+        """Write an archive to the root folder of a container. Raises SandboxError.
+
+        Args:
+            name: The name of the container.
+            content: The archive, with paths relative to the root folder.
+        """
+        container = self._docker.containers.container(name)
+        writing = container.put_archive("/", content.read())
+        await self._call(f"files for container {name}", writing, seconds=COPY_SECONDS)
+
+    async def run_as_root(self, name: str, script: str, *arguments: str) -> None:
+        """Run a shell script in a container, as its root. Raises SandboxError if it fails.
+
+        Args:
+            name: The name of the container.
+            script: The script.
+            *arguments: What the script has as $1, $2 and so on.
+        """
+        err = Tail(4096)
+        argv = ["sh", "-c", script, "sh", *arguments]
+        try:
+            async with asyncio.timeout(self.config.request_timeout), self.stream(name, argv, user="root") as stream:
+                code = await talk(stream, nothing(), {STDERR: err.write})
+        except TimeoutError:
+            raise SandboxLost(f"container {name} did not answer") from None
+        if code:
+            raise SandboxError(f"container {name}: exit code {code}: {err.data().decode(errors='replace')[:300]}")
 
     # Containers.
 
@@ -228,15 +322,16 @@ class DockerMachine(ContainerMachine[DockerConfig]):
         return "out of memory" if state.get("OOMKilled") else f"exit code {state.get('ExitCode')}"
 
     @contextlib.asynccontextmanager
-    async def stream(self, name: str, argv: list[str]) -> AsyncIterator["ExecStream"]:
+    async def stream(self, name: str, argv: list[str], user: str = "") -> AsyncIterator["ExecStream"]:
         """Open the stream of a command in a container. Raises SandboxError if the command was not started.
 
         Args:
             name: The name of the container.
             argv: The words of the command.
+            user: Its user; by default that of the container.
         """
         what, container = f"a command in container {name}", self._docker.containers.container(name)
-        made = await self._call(what, container.exec(argv, stdin=True, stdout=True, stderr=True, tty=False))
+        made = await self._call(what, container.exec(argv, stdin=True, stdout=True, stderr=True, tty=False, user=user))
         assert made is not None
         socket = made.start(detach=False)
         await self._call(what, socket.__aenter__())

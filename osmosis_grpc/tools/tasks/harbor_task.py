@@ -19,6 +19,7 @@ from osmosis_grpc.tools.docker.config import HOST
 log = logging.getLogger(__name__)
 
 CONFIG = "task.toml"
+COMPOSE = "docker-compose.yaml"
 ARTIFACTS = "/logs/artifacts"
 """What a program writes here is always an artifact."""
 _UNSUPPORTED: Mapping[str, tuple[str, ...]] = {
@@ -98,6 +99,16 @@ class HarborTask:
         """The folder with test.sh. The agent never sees it."""
         return self.folder / "tests"
 
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """The conversation with which a rollout begins."""
+        return [{"role": "user", "content": self.instruction}]
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """What a request says of its task. A server with other files of the task refuses it. Raises OSError."""
+        return {"task": self.name, "task_digest": self.digest()}
+
     def digest(self) -> str:
         """Return a hash of all files but those of the solution. Raises OSError."""
         return digest_of_folder(self.folder, without=("solution",))
@@ -138,8 +149,6 @@ def load_tasks(folder: Path) -> dict[str, HarborTask]:
 def _task(folder: Path, instruction: str, table: Mapping[str, Any]) -> HarborTask:
     agent, verifier = _table(table, "agent"), _table(table, "verifier")
     _check(folder, table)
-    if not (folder / "tests" / "test.sh").is_file():
-        raise ValueError("tests/test.sh is missing")
     if (folder / "trajectory.json").exists():
         raise ValueError("trajectory.json: a conversation to begin from is not supported")
     place = _place(folder / "environment", _table(table, "environment"), agent, "environment")
@@ -158,6 +167,10 @@ def _task(folder: Path, instruction: str, table: Mapping[str, Any]) -> HarborTas
         of_tests.pop("docker_image", None)
     else:
         of_tests["docker_image"] = place.image
+    if mode == "separate" and (folder / "tests" / COMPOSE).exists():
+        raise ValueError(f"tests/{COMPOSE}: several containers for a task are not supported")
+    if not bundled and not (folder / "tests" / "test.sh").is_file():
+        raise ValueError("tests/test.sh is missing")
     verifier_place = _place(built, of_tests, verifier, "verifier.environment")
     return HarborTask(
         name=folder.resolve().name,
@@ -187,14 +200,16 @@ def _check(folder: Path, table: Mapping[str, Any], within: str = "") -> None:
         if not name or name in table:
             for key in sorted(part.keys() - set(_KNOWN[name].split()) - set(keys)):
                 log.warning("task %s: %s%s is unknown, and has no effect", folder.name, dot, key)
+    for key in sorted({"storage", "storage_mb"} & _table(table, "environment").keys()):
+        log.warning("task %s: %senvironment.%s has no effect: a box has no limit for it", folder.name, within, key)
 
 
 def _place(folder: Path, own: Mapping[str, Any], phase: Mapping[str, Any], name: str) -> Place:
     """Return where a phase of a task runs. The network of the phase wins over that of the environment."""
     if str(own.get("os", "linux")).lower() != "linux":
         raise ValueError(f"{name}.os: {own['os']!r} is not supported")
-    if (folder / "docker-compose.yaml").exists():
-        raise ValueError(f"{folder.name}/docker-compose.yaml: several containers for a task are not supported")
+    if (folder / COMPOSE).exists():
+        raise ValueError(f"{folder.name}/{COMPOSE}: several containers for a task are not supported")
     image = str(own.get("docker_image") or "")
     if not image and not (folder / "Dockerfile").is_file():
         raise ValueError(f"{folder.name}/Dockerfile is missing, and so is {name}.docker_image")
@@ -270,4 +285,4 @@ def _of_server(found: "re.Match[str]") -> str:
 def rows(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield a row of a dataset for each task, in the order of their names. Raises ValueError, OSError."""
     for task in load_tasks(folder).values():
-        yield {"user_prompt": task.instruction, "task": task.name, "task_digest": task.digest()}
+        yield {"user_prompt": task.instruction, **task.metadata}

@@ -1,7 +1,6 @@
 """The boxes of tasks: one for the agent, and after it a new one for the tests."""
 
-import posixpath
-import tempfile
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -12,17 +11,12 @@ from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.tools.containers.sandbox import ContainerSandbox
 from osmosis_grpc.tools.docker import DockerConfig, DockerMachine
 from osmosis_grpc.tools.sandbox import SandboxError
-from osmosis_grpc.tools.tasks.harbor_task import Artifact, HarborTask, Place, load_tasks, resolved_env
+from osmosis_grpc.tools.tasks.artifacts import copy_artifacts
+from osmosis_grpc.tools.tasks.changed_programs import changed_programs
+from osmosis_grpc.tools.tasks.harbor_task import HarborTask, Place, load_tasks, resolved_env
 from osmosis_grpc.tools.tasks.verifier import Verdict, run_tests
 
 MIB = 1024 * 1024
-_STAGED = "/tmp/osmosis-artifacts"  # noqa: S108 - the /tmp of a container
-_STAGE = """mkdir -p "$1" && { [ -e "/$2" ] || exit 0; }
-s=$1 p=$2; shift 2
-tar -C / "$@" -cf - "$p" | tar -C "$s" -xf -"""
-"""Copies /$2 into the folder $1. The others are options of tar."""
-_PROGRAMS = ("/bin/", "/sbin/", "/lib", "/usr/bin/", "/usr/sbin/", "/usr/lib", "/usr/local/bin/", "/usr/local/lib")
-_NOT_PROGRAMS = ("/__pycache__", ".pyc")
 
 
 class TaskBoxes:
@@ -40,6 +34,12 @@ class TaskBoxes:
         self.tasks = load_tasks(folder)
         self._machine = machine
         self._digests = {name: task.digest() for name, task in self.tasks.items()}
+        for task in self.tasks.values():
+            for env in (task.place.env, task.verifier_place.env, task.verifier_env):
+                try:
+                    resolved_env(env)
+                except ValueError as error:
+                    raise ValueError(f"{task.folder}: {error}") from None
 
     def task_of(self, metadata: Mapping[str, Any]) -> HarborTask:
         """Return the task that a request's metadata name, as the rows of `-d FOLDER` do. Raises InvalidArgument."""
@@ -63,8 +63,9 @@ class TaskBoxes:
             rollout: The rollout, for a label of the container.
 
         Raises:
-            SandboxError: The image cannot be built, or the box cannot be started.
+            SandboxError: The files have changed, the image cannot be built, or the box cannot be started.
         """
+        await self._check_files(task)
         config = await self._config(task.place, task.agent_user)
         async with self._machine.sandbox(rollout, config=config) as box:
             await box.run("mkdir -p /logs/agent /logs/artifacts && chmod 777 /logs/agent /logs/artifacts")
@@ -81,33 +82,29 @@ class TaskBoxes:
             box: The box of open().
 
         Raises:
-            SandboxError: A box failed.
+            SandboxError: The files have changed, or a box failed.
         """
+        await self._check_files(task)
         config = await self._config(task.verifier_place, task.verifier_user)
+        await self._machine.pause(box.name)  # nothing that the agent has started changes a file any more
         if task.separate:
-            with tempfile.TemporaryDirectory(prefix="osmosis-") as made:
-                await _collect(task.artifacts, box, Path(made))
+            async with self._machine.sandbox(box.name, config=config) as fresh:
+                most = config.snapshot_bytes
+                await copy_artifacts(self._machine, task.artifacts, box.name, box.folder or "/", fresh.name, most)
                 await box.close()
-                async with self._machine.sandbox(box.name, config=config) as fresh:
-                    await fresh.upload(Path(made), "/")
-                    return await run_tests(task, fresh)
+                return await run_tests(task, fresh, self._machine)
         user = config.user if config.user is not None else await self._machine.user_of(config.image)
-        changed = await self._machine.changes(box.name)
+        programs = await changed_programs(self._machine, box.name)
         async with self._machine.committed(box.name) as image:
             await box.close()
             left = replace(config, image=image, user=user)
             async with self._machine.sandbox(box.name, config=left) as fresh:
-                verdict = await run_tests(task, fresh)
-        programs = [path for path in changed if _is_program(path)]
-        return replace(verdict, changed_programs=tuple(programs[:20]))
+                verdict = await run_tests(task, fresh, self._machine)
+        return replace(verdict, changed_programs=tuple(programs))
 
     async def _config(self, place: Place, user: str | int | None) -> DockerConfig:
         base = self._machine.config
         image = place.image or await self._machine.build(place.folder, timeout=place.build_seconds)
-        try:
-            environment = {**base.environment, **resolved_env(place.env)}
-        except ValueError as error:
-            raise SandboxError(str(error)) from None
         return replace(
             base,
             image=image,
@@ -118,24 +115,10 @@ class TaskBoxes:
             memory=base.memory if place.memory_mib is None else place.memory_mib * MIB,
             network="bridge" if place.network else "none",
             hosts=place.hosts,
-            environment=environment,
+            environment={**base.environment, **resolved_env(place.env)},
         )
 
-
-async def _collect(artifacts: tuple[Artifact, ...], box: ContainerSandbox, into: Path) -> None:
-    """Copy the artifacts of a box to a folder of this machine, below their absolute paths. Raises SandboxError.
-
-    Artifacts that do not exist are left out.
-    """
-    for artifact in artifacts:
-        path = posixpath.normpath(posixpath.join(box.folder, artifact.source))
-        excluded = [f"--exclude={pattern}" for pattern in artifact.exclude]
-        copied = await box.run(["sh", "-c", _STAGE, "sh", _STAGED, path.lstrip("/"), *excluded], seconds=600)
-        if copied.exit_code:
-            text = copied.stderr.decode(errors="replace").strip()[:300]
-            raise SandboxError(f"artifacts: {artifact.source} cannot be copied: {text}")
-    await box.download(_STAGED, into)
-
-
-def _is_program(path: str) -> bool:
-    return path.startswith(_PROGRAMS) and not any(mark in path for mark in _NOT_PROGRAMS)
+    async def _check_files(self, task: HarborTask) -> None:
+        """Raise SandboxError if the files of a task are not those with which the server began."""
+        if await asyncio.to_thread(task.digest) != self._digests[task.name]:
+            raise SandboxError(f"{task.folder}: its files have changed since the server began; start it again")

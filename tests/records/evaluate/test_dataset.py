@@ -138,7 +138,7 @@ def test_a_json_file_may_have_one_object_after_another(tmp_path):
 
 BAD = [
     ("d.jsonl", '{"user_prompt": "a"}\n{"user_prompt" "b"}\n', "d.jsonl:2:16: not JSON: Expecting ':' delimiter"),
-    ("d.jsonl", '{"user_prompt": "a", "x": NaN}', "d.jsonl:1: not JSON: NaN is not JSON number"),
+    ("d.jsonl", '{"user_prompt": "a", "x": NaN}', "d.jsonl:1: not JSON: NaN is not a JSON number"),
     ("d.jsonl", "[1]\n", "d.jsonl:1: the row is not an object with columns"),
     ("d.jsonl", '\n{"user_prompt": 5}', "d.jsonl:2: user_prompt: is a number, not a text"),
     ("d.jsonl", '{"user_prompt": " "}', "d.jsonl:1: user_prompt: is empty"),

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from osmosis_grpc.protocol.types import OutcomeStatus
-from osmosis_grpc.records.evaluate import Dataset
+from osmosis_grpc.tools.tasks import load_tasks
 from osmosis_grpc.trainer import Trainer
 from tests.coding_programs.install import FOLDER
 from tests.coding_programs.scripted_model import TASK, ScriptedModel
@@ -104,7 +104,7 @@ async def test_a_program_solves_tasks_in_their_own_boxes(daemon, tmp_path, progr
     for name in steps:
         file = folder / name / "task.toml"
         file.write_text(file.read_text().replace("memory_mb = 256", "memory_mb = 2048"))
-    rows = {row.metadata["task"]: row for row in Dataset(folder).rows()}
+    tasks = load_tasks(folder)
     more = {"max_turns": 50, "max_tokens_total": 200_000}
     async with (
         served(daemon, tmp_path, program, "--tasks", str(folder), tasks=True) as (_, address),
@@ -112,7 +112,7 @@ async def test_a_program_solves_tasks_in_their_own_boxes(daemon, tmp_path, progr
     ):
         outcomes = {
             name: await trainer.rollout(
-                rollout_id=name, messages=rows[name].messages, metadata=rows[name].metadata, **more
+                rollout_id=name, messages=tasks[name].messages, metadata=tasks[name].metadata, **more
             )
             for name in steps
         }

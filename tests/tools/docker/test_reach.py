@@ -59,6 +59,14 @@ async def test_an_address_of_the_server_is_reached_on_the_same_port_and_no_other
         assert Protection.NETWORK not in box.isolation.protections
 
 
+async def test_machines_of_one_name_leave_each_others_boxes_alone(machine):
+    async with answering("127.0.0.1") as port, machine(reach=[f"127.0.0.1:{port}"]) as first, first.sandbox() as box:
+        async with machine(reach=[f"127.0.0.1:{port}"]) as second, second.sandbox() as other:
+            await second.clean_up()
+            assert (await fetched(other, f"http://127.0.0.1:{port}/a")).startswith("GET /a")
+        assert (await fetched(box, f"http://127.0.0.1:{port}/b")).startswith("GET /b")
+
+
 async def test_many_connections_and_large_bodies_pass_at_once(machine):
     received = []
 
