@@ -77,7 +77,7 @@ def judge(case: Case, truth: Truth, delivered: Delivered, model: Model) -> Verdi
     stray = sum(
         bool(trained) and not known
         for row, marks in zip(delivered.rows, covered, strict=True)
-        for trained, known in zip(row.mask, marks, strict=True)
+        for trained, known in zip(row.mask, marks, strict=False)  # of a row with a wrong mask, that is said elsewhere
     )
     wanted = _kept(case, truth, good, model)
     kept = [number for number in wanted if number in good]

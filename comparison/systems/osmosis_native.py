@@ -53,16 +53,8 @@ async def open_system(place: Place, loop: str = "osmosis_native:native") -> Asyn
     port, http = str(place.ports[0]), str(place.ports[1])
     where = {"COMPARISON_LOG": place.agents_log, "COMPARISON_AGENTS": place.agents}
     command = [sys.executable, "-m", "osmosis_grpc", "serve", "-m", f"comparison.systems.{loop}"]
-    command += [
-        "--grpc-port",
-        port,
-        "--http-port",
-        http,
-        "--state-dir",
-        f"{place.folder}/state",
-        "--max-concurrent",
-        "2000",
-    ]
+    command += ["--grpc-port", port, "--http-port", http, "--max-concurrent", "2000"]
+    command += ["--state-dir", f"{place.folder}/state"]
     with process(*command, log=f"{place.folder}/server.log", **where):
         await listening(int(port))
         async with Trainer([f"127.0.0.1:{port}"], OpenAIPolicy(place.engine, "mock")) as trainer:

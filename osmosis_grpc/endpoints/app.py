@@ -58,7 +58,7 @@ class BaseUrlApp:
 
     async def _answer(self, request: Request) -> Response:
         path: str = request.scope["path"]
-        rollout_id, slash, rest = path.removeprefix(PREFIX).partition("/")
+        rollout_id, _, rest = path.removeprefix(PREFIX).partition("/")
         if not path.startswith(PREFIX) or not rollout_id:
             return _unknown_path(request, 404)
         if not rest:  # some programs look whether the URL answers before they use it

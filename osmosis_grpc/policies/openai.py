@@ -107,7 +107,9 @@ class OpenAIPolicy(HttpPolicy):
         if problem:
             raise Unavailable(f"the model server's stream {self._http.without_key(problem)}{self._http.at}")
         try:
-            whole: dict[str, Any] = read_stream(raw) if is_stream(raw) else typed(jsontext.parse_reply(raw, "body"), dict)
+            whole: dict[str, Any] = (
+                read_stream(raw) if is_stream(raw) else typed(jsontext.parse_reply(raw, "body"), dict)
+            )
         except BAD_BODY as error:
             raise self._http.unreadable(error) from None
         return whole
