@@ -9,10 +9,8 @@ import argparse
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-from comparison.known import BY_NAME, ENGINE_ALONE, SYSTEMS, System
-from comparison.run import load, save
+from comparison.known import BY_NAME, ENGINE_ALONE, System
 from comparison.scripted import TOKENS, TURNS
 from comparison.stage import opened, stage, used
 

@@ -30,7 +30,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-async def truth(models: Path, tmp_path: Path, name: str, case: str, change: Callable[[Any], Any] = lambda m: m) -> Truth:
+async def truth(models: Path, tmp_path: Path, name: str, case: str, change: Callable[[Any], Any] = list) -> Truth:
     """Run a case whose agent asks the engine itself. `change` is what happens to the history on its way."""
     log = tmp_path / "engine.jsonl"
     log.unlink(missing_ok=True)

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-for module in ("tokenizers", "jinja2", "openai", "aiohttp"):
-    pytest.importorskip(module)
+pytest.importorskip("tokenizers")
+pytest.importorskip("jinja2")
+pytest.importorskip("openai")
 
 from comparison.cases import CASES
 from comparison.known import BY_NAME
