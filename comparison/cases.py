@@ -306,6 +306,7 @@ CASES: dict[str, Case] = {
 }
 MEASURED: dict[str, Case] = {
     "bench": Case(lambda a: a.steps(9), (1, 1), "Nine turns of 256 tokens; eight call a tool."),
+    "bench36": Case(lambda a: a.steps(36), (1, 1), "36 turns of 256 tokens; all call a tool."),
     "open": Case(lambda a: a.turns(2, stream=True), (1, 1), "A stream that stays open for five seconds."),
 }
 NATIVE_HAS_NO = {"stream", "streamtool", "streamcut", "twochoices"}

@@ -53,8 +53,8 @@ class Engine:
         case, key = mark.groups() if mark else ("plain", "none")
         step = self.served.get(key, 0)
         self.served[key] = step + 1
-        if case == "bench":
-            return 200, self._bench(kind, body, step, prompt)
+        if case.startswith("bench"):
+            return 200, self._bench(case, kind, body, step, prompt)
         return await self._sample(case, key, step, kind, body, self._render(body) if prompt is None else prompt)
 
     async def _sample(
@@ -77,14 +77,14 @@ class Engine:
             return 200, replies.streamed(reply, body, self.model)
         return 200, replies.whole(reply, body, self.model)
 
-    def _bench(self, kind: str, body: dict[str, Any], number: int, prompt: list[int] | None) -> bytes:
+    def _bench(self, case: str, kind: str, body: dict[str, Any], number: int, prompt: list[int] | None) -> bytes:
         """Return a reply of the rollout whose cost is measured. Rendering is not what is measured: once for a turn."""
         options = tuple(str(body.get(name)) for name in ("return_tokens_as_token_ids", "return_token_ids", "logprobs"))
-        slot = (kind, number, *options)
+        slot = (case, kind, number, *options)
         if slot not in self.cache:
-            ids = scripted.bench(number, self.model)
+            ids = scripted.bench(number, self.model, calls=case != "bench" or number < scripted.TURNS - 1)
             logprobs = scripted.logprobs("bench", number, len(ids))
-            shown = self._render(json.loads(MARK.sub("CASE=bench ID=x.", json.dumps(body)))) if kind == "chat" else []
+            shown = self._render(json.loads(MARK.sub(f"CASE={case} ID=x.", json.dumps(body)))) if kind == "chat" else []
             reply = replies.Sampled(f"cmpl-{number}", kind, shown, ids, logprobs, "stop", "1", "")
             self.cache[slot] = json.dumps(replies.whole(reply, body, self.model)).encode()
         answer = self.cache[slot]

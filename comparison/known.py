@@ -24,6 +24,8 @@ class System:
     better: str = ""
     models: Sequence[str] = ("chatml", "brackets")
     adapter: str = ""
+    streams: bool = True
+    """Whether its agents may stream."""
 
     @property
     def module(self) -> str:
@@ -44,7 +46,7 @@ class System:
 
 SYSTEMS = (
     System("osmosis_native", "osmosis_grpc, native", "ours", "the agent in the server asks with ctx.chat, over Attach",
-           "events, tokens, logprobs, versions, outcome; on disk before they are sent"),
+           "events, tokens, logprobs, versions, outcome; on disk before they are sent", streams=False),
     System("osmosis_base_url", "osmosis_grpc, base URL", "ours", "a program calls the rollout's base URL",
            "events, tokens, logprobs, versions, outcome; on disk before they are sent"),
     System("agent_lightning", "Agent Lightning", "agent-lightning", "a program calls its proxy; triplets",

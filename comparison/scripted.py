@@ -113,9 +113,9 @@ TURNS, TOKENS = 9, 256
 """The rollout whose cost is measured: its turns, all but the last with a tool call, and the tokens of each."""
 
 
-def bench(turn: int, model: Model) -> list[int]:
+def bench(turn: int, model: Model, *, calls: bool) -> list[int]:
     """Return the ids of a turn of the rollout whose cost is measured; encoding their text gives the same ids."""
-    tail = model.encode("\n" + call(f'{{"a": {turn}, "b": 2}}')) if turn < TURNS - 1 else []
+    tail = model.encode("\n" + call(f'{{"a": {turn}, "b": 2}}')) if calls else []
     fill = model.encode(FILL)
     for count in range(TOKENS - 1 - len(tail), 0, -1):
         ids = fill[:count] + tail

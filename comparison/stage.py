@@ -6,6 +6,7 @@ folder of the stage.
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -20,7 +21,6 @@ from comparison.known import HERE, System
 from comparison.models import Model, make
 
 CLOCK = os.sysconf("SC_CLK_TCK")
-PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True)
@@ -129,12 +129,12 @@ def free_ports(count: int) -> list[int]:
 
 
 def used(root: int) -> tuple[float, float]:
-    """Return the CPU seconds and the MB of memory of a process with all its children."""
+    """Return the CPU seconds and the MB of memory of a process with all its children. Shared pages count once."""
     seconds = memory = 0.0
     for pid in _tree(root):
         try:
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            memory += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE / 1e6
+            memory += int(re.search(r"Pss: *(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_text())[1]) / 1000  # type: ignore[index]
         except (OSError, IndexError):
             continue
         seconds += sum(int(fields[n]) for n in (11, 12, 13, 14)) / CLOCK

@@ -47,8 +47,8 @@ class BaseUrls:
         """The open addresses. An ExitStack in each rollout would take ten times the memory."""
         self._ended = False
 
-    def open(self, context: "RolloutScope") -> Any:
-        """Return the endpoint of a context, with `base_url` and `api_key`.
+    def open(self, context: "RolloutScope") -> tuple[str, str]:
+        """Serve the base URL of a context; return the URL and its key.
 
         Raises MissingExtraError without the extra `server`, and RolloutEndedError after the end.
         """
@@ -62,7 +62,8 @@ class BaseUrls:
             raise MissingExtraError("the base URL of a rollout", "server") from error
         endpoint = address.__enter__()
         self._open.append(address)
-        return endpoint
+        # Without the endpoint itself, which refers to the context: nothing collects such a circle in a server.
+        return endpoint.base_url, endpoint.api_key
 
     def __enter__(self) -> Self:
         return self
@@ -82,7 +83,8 @@ class RolloutScope:
         self._agents: dict[str, Any] = {}
         self._outer: list[Token[Any]] = []
         self._base_urls: BaseUrls | None = None
-        self._endpoint: Any = None
+        self._address: tuple[str, str] | None = None
+        """The base URL and its key, once it is open."""
 
     @property
     def rollout_id(self) -> str:
@@ -97,7 +99,7 @@ class RolloutScope:
         OSMOSIS_CHAT_COMPLETIONS_URL. Raises MissingExtraError without the extra `server`, and RolloutEndedError.
         """
         if not self._given[1] and self._base_urls is not None:
-            return str(self._opened().base_url)
+            return self._opened()[0]
         return self._given[1] or os.environ.get(URL_VARIABLE, "")
 
     @property
@@ -107,7 +109,7 @@ class RolloutScope:
         Without a rollout, it is the variable OSMOSIS_API_KEY.
         """
         if not self._given[2] and self._base_urls is not None:
-            return str(self._opened().api_key)
+            return self._opened()[1]
         return self._given[2] or os.environ.get(KEY_VARIABLE, "")
 
     @property
@@ -154,17 +156,17 @@ class RolloutScope:
 
     def separate(self) -> None:
         """Share no agents and no base URL with the context of which this one is a copy."""
-        self._agents, self._outer, self._endpoint = dict(self._agents), [], None
+        self._agents, self._outer, self._address = dict(self._agents), [], None
 
     def belong(self, base_urls: "BaseUrls") -> None:
         """Belong to a running rollout, whose base URLs these are."""
         self._base_urls = base_urls
 
-    def _opened(self) -> Any:
+    def _opened(self) -> tuple[str, str]:
         assert self._base_urls is not None
-        if self._endpoint is None:
-            self._endpoint = self._base_urls.open(self)
-        return self._endpoint
+        if self._address is None:
+            self._address = self._base_urls.open(self)
+        return self._address
 
     def __enter__(self) -> Self:
         self._outer.append(current_rollout.set(self))

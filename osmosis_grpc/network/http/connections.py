@@ -57,6 +57,7 @@ class Accepted(socket.socket):
 
     def close(self) -> None:
         self._leave(self)
+        self.idle = _always  # it refers to the protocol, which refers to this: nothing collects such a circle
         super().close()
 
 
