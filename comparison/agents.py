@@ -47,7 +47,9 @@ class Agents:
         try:
             return await future
         except asyncio.CancelledError:
+            ended = self.waiting[number] = asyncio.get_running_loop().create_future()
             self.writer.write(json.dumps({"end": number}).encode() + b"\n")
+            await asyncio.wait([ended], timeout=5)  # until then its log lacks what it sent
             raise
 
     async def run_for(self, seconds: float, **job: Any) -> Job:

@@ -129,6 +129,8 @@ def _found(rows: Sequence[Row], good: dict[int, Json]) -> tuple[Counter[int], li
     found: Counter[int] = Counter()
     covered = [[False] * len(row.ids) for row in rows]
     problems: dict[str, list[Any]] = {"wrong": [], "bare": []}
+    trained: dict[int, set[int]] = {}
+    parts: list[tuple[int, list[bool], set[int]]] = []
     for row, marks in zip(rows, covered, strict=True):
         if len(row.mask) != len(row.ids) or (row.logprobs is not None and len(row.logprobs) != len(row.ids)):
             problems["wrong"].append("ids, mask and logprobs of a row have different lengths")
@@ -136,15 +138,34 @@ def _found(rows: Sequence[Row], good: dict[int, Json]) -> tuple[Counter[int], li
         for number, step in good.items():
             start, end = len(step["prompt"]), len(step["prompt"]) + len(step["ids"])
             same = row.ids[:start] == step["prompt"] and row.ids[start:end] == step["ids"]
-            if not same or start == end or not all(row.mask[start:end]):
+            here = {at for at in range(start, end) if row.mask[at]} if same else set()
+            if not here:
                 continue
-            found[number] += 1
-            marks[start:end] = [True] * (end - start)
+            found[number] += len(here) == end - start
+            trained.setdefault(number, set()).update(here)
+            parts.append((number, marks, here))
             if row.logprobs is None:
                 problems["bare"].append(number)
-            elif any(abs(a - b) > NEAR for a, b in zip(row.logprobs[start:end], step["logprobs"], strict=True)):
+            elif any(abs(row.logprobs[at] - step["logprobs"][at - start]) > NEAR for at in here):
                 problems["wrong"].append(f"logprobs of reply {number} are not those of the engine")
+    for number in trained:
+        found[number] = found[number] or int(_shared(number, good, trained))
+    for number, marks, here in parts:
+        for at in here if found[number] else ():
+            marks[at] = True
     return found, covered, problems
+
+
+def _shared(number: int, good: dict[int, Json], trained: dict[int, set[int]]) -> bool:
+    """Tell whether a reply is trained in parts: tokens with which another reply to its prompt began stand there."""
+    step = good[number]
+    start, at = len(step["prompt"]), set(trained[number])
+    for other, twin in good.items():
+        if other != number and twin["prompt"] == step["prompt"]:
+            pairs = zip(twin["ids"], step["ids"], strict=False)
+            same = next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(twin["ids"]), len(step["ids"])))
+            at |= {place for place in trained.get(other, ()) if place < start + same}
+    return at >= set(range(start, start + len(step["ids"])))
 
 
 def histories(truth: Truth, model: Model) -> list[str]:
@@ -186,9 +207,10 @@ def _plain(message: Json, model: Model) -> str:
     if isinstance(content, list):
         content = "".join(part.get("text", "") for part in content)
     calls = message.get("tool_calls")
-    if message["role"] == "assistant" and not calls:
-        read = parse(content, model)
-        content, calls = read["content"] or "", read.get("tool_calls")
+    if message["role"] == "assistant":
+        if not calls:
+            read = parse(content, model)
+            content, calls = read["content"] or "", read.get("tool_calls")
         content = re.sub(r"<think>.*?</think>", "", content, flags=re.S)
     functions = [(c["function"]["name"], _arguments(c["function"]["arguments"])) for c in calls or []]
     return json.dumps([message["role"], content.strip(), functions], sort_keys=True)

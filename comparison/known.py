@@ -55,9 +55,32 @@ SYSTEMS = (
     System("rllm_gateway", "rLLM model gateway", "rllm", "a program calls its session URL; the trainer asks for traces",
            "each request and reply with tokens and logprobs, in SQLite or memory",
            "works without its framework: a session URL, and a fetch"),
+    System("verifiers", "verifiers", "verifiers", "a program calls its interception server; its client sends token ids",
+           "a trace: nodes with tokens and logprobs, shared by branches; in memory, on disk when it is written",
+           "what is sampled once is trained once; a harness is 15 lines", adapter="verifiers_v1"),
+    System("nemo_gym", "NeMo Gym", "nemo-gym", "a program calls its model server",
+           "each call with tokens and logprobs, in a file of the rollout",
+           "leaves a sample out with the reason; a share of what was delivered, and a limit of what is left out"),
+    System("nemo_gym_prefix", "NeMo Gym, required prefixes", "nemo-gym", "the same, with an engine that takes prefixes",
+           "each call with tokens and logprobs, in a file of the rollout", "the engine goes on with what it sampled"),
+    System("art", "ART", "art", "an agent in the trainer's process; its HTTP client records",
+           "the replies in OpenAI's format with logprobs, in memory", "no server between agent and engine"),
+    System("atropos", "Atropos", "atropos", "a program calls its proxy; nodes",
+           "each conversation as one sequence, in memory", "environments are services of their own, in any language"),
+    System("trl", "TRL with OpenEnv", "trl", "a program calls OpenEnv's capture server; TRL makes rows of its trace",
+           "a graph of calls with tokens and logprobs, in memory", "four dialects of APIs", adapter="trl_openenv"),
 )  # fmt: skip
 BY_NAME = {system.name: system for system in SYSTEMS}
 ENGINE_ALONE = System("engine_alone", "engine alone", "ours", "agents call the engine; nothing is recorded", "nothing")
 """The floor of every cost."""
-LEFT_OUT: dict[str, str] = {}
+LEFT_OUT: dict[str, str] = {
+    "osmosis-ai 0.3.8": "The package runs agents only: it gives them the chat completions URL of a hosted trainer. No "
+    "file of it renders a chat template or asks for token ids, so no row is made in it.",
+    "AReaL 1.0.4": "It requires torch >=2.9.1,<2.11, which the package index has for GPUs only: torch 2.10.0 requires "
+    "cuda-bindings and nvidia-cudnn-cu12.",
+    "SkyRL 0.4.0": "Its trainer requires flash-attn 2.8.3, of which the package index has no wheel and whose source is "
+    "built with CUDA.",
+    "TRL 1.16.0, its own loop": "GRPOTrainer calls tools itself between replies, so an agent of the comparison cannot "
+    "run in it. Its path for programs, OpenEnv, is compared.",
+}
 """What has no adapter, with the reason."""

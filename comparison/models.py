@@ -139,8 +139,10 @@ def _function(function: Message) -> Message:
 
 def _read_chatml(text: str) -> list[Message]:
     out: list[Message] = []
-    for role, content in re.findall(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>", text, re.S):
-        if role == "user" and content.startswith("<tool_response>"):
+    for role, content in re.findall(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>|<\|im_end\|>", text, re.S):
+        if not role:  # a turn that ends twice
+            out.append({"role": "assistant", "content": ""})
+        elif role == "user" and content.startswith("<tool_response>"):
             results = re.findall(r"<tool_response>\n(.*?)\n</tool_response>", content, re.S)
             out += [{"role": "tool", "content": result} for result in results]
         elif role == "system":
