@@ -639,8 +639,8 @@ class TrainerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def AbandonChat(self, request, context):
-        """Abandons a chat: the trainer stops sampling, because nobody needs the
-        reply. The server calls it once and does not wait for success. Unknown
+        """Abandons a chat: the trainer stops sampling, because the reply is
+        not needed. The server calls it once and does not wait for success. Unknown
         chats have no effect. It needs the feature `abandon_chat`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

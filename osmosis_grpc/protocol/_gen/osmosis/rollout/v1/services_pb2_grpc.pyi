@@ -529,8 +529,8 @@ class TrainerServiceStub:
         osmosis_grpc.protocol._gen.osmosis.rollout.v1.chat_pb2.AbandonChatRequest,
         osmosis_grpc.protocol._gen.osmosis.rollout.v1.chat_pb2.AbandonChatResponse,
     ]
-    """Abandons a chat: the trainer stops sampling, because nobody needs the
-    reply. The server calls it once and does not wait for success. Unknown
+    """Abandons a chat: the trainer stops sampling, because the reply is
+    not needed. The server calls it once and does not wait for success. Unknown
     chats have no effect. It needs the feature `abandon_chat`.
     """
 
@@ -608,8 +608,8 @@ class TrainerServiceAsyncStub:
         osmosis_grpc.protocol._gen.osmosis.rollout.v1.chat_pb2.AbandonChatRequest,
         osmosis_grpc.protocol._gen.osmosis.rollout.v1.chat_pb2.AbandonChatResponse,
     ]
-    """Abandons a chat: the trainer stops sampling, because nobody needs the
-    reply. The server calls it once and does not wait for success. Unknown
+    """Abandons a chat: the trainer stops sampling, because the reply is
+    not needed. The server calls it once and does not wait for success. Unknown
     chats have no effect. It needs the feature `abandon_chat`.
     """
 
@@ -693,8 +693,8 @@ class TrainerServiceServicer(metaclass=abc.ABCMeta):
         request: osmosis_grpc.protocol._gen.osmosis.rollout.v1.chat_pb2.AbandonChatRequest,
         context: _ServicerContext,
     ) -> typing.Union[osmosis_grpc.protocol._gen.osmosis.rollout.v1.chat_pb2.AbandonChatResponse, collections.abc.Awaitable[osmosis_grpc.protocol._gen.osmosis.rollout.v1.chat_pb2.AbandonChatResponse]]:
-        """Abandons a chat: the trainer stops sampling, because nobody needs the
-        reply. The server calls it once and does not wait for success. Unknown
+        """Abandons a chat: the trainer stops sampling, because the reply is
+        not needed. The server calls it once and does not wait for success. Unknown
         chats have no effect. It needs the feature `abandon_chat`.
         """
 
