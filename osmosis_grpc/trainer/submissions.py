@@ -1,7 +1,7 @@
-"""What the callers of a trainer ask for: one rollout for each id, however often it is asked for.
+"""The requests of a trainer's callers: one rollout for each id, even if it is requested several times.
 
-Submissions decides what a request means: a new rollout, one that runs already, or an outcome that the ledger has. It
-also tells the callers how it ends, and counts it.
+A request starts a new rollout, joins one that runs already, or gets an outcome from the ledger. Submissions also passes
+the ends of rollouts to their callers, and counts them.
 """
 
 import asyncio

@@ -81,11 +81,11 @@ class OpenChats:
         """Answer a chat. Raises ResourceExhausted if the server exceeds the largest window granted on this stream."""
         key = (message.rollout_id, message.attempt, message.sample, message.chat_number)
         if key in self._open:
-            return  # the server sent the chat twice on this stream, and gets one answer
+            return  # the server sent the chat twice on this stream and gets only one answer
         if self._unopened(key[:2]):  # the server sends the lost answer to the Init again
             waiting = self._parked.setdefault(key[:2], [])
             if len(waiting) < MAX_PARKED:
-                waiting.append(copy.deepcopy(message))  # the frame does not live as long
+                waiting.append(copy.deepcopy(message))  # the frame is freed earlier
             return
         if len(self._open) >= self._granted:
             text = f"the window is {self._granted} open chats"
