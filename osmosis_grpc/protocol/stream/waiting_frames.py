@@ -72,7 +72,7 @@ OTHERS_AT_ONCE = 8
 MOST_OTHERS = 32
 """take() returns at most this many other frames."""
 MORE_FOR_EACH = 16
-"""take() returns one more of the other frames for each 16 that wait. So a cancel behind many Inits is not late."""
+"""take() returns one more of the other frames for each 16 that wait, so that a cancel behind many Inits is not late."""
 LONG = {"init": 4, "complete": 4}
 """An Init or an outcome counts as this many frames, because its work takes longer."""
 READ_AHEAD = 1024 * 1024
@@ -137,9 +137,9 @@ class ReceivedFrames:
 def _goes_first(kind: str, frame: Any) -> bool:
     """Return whether a frame is handled before other frames.
 
-    A refusal is not. The trainer refuses a chat after a Cancel, and the cancel must be handled first. Nor is the
-    AbandonChat of all chats: the outcome that was sent before it must be handled first. An Init's response and the
-    AbandonChat of one chat keep their order among the chats.
+    A refusal is not, because the trainer refuses a chat after a Cancel, which must be handled first. The AbandonChat of
+    all chats is not, because the outcome before it must be handled first. An Init's response and the AbandonChat of one
+    chat keep their order among the chats.
     """
     if kind in ("chat_reply", "init_reply"):
         return bool(getattr(frame, kind).WhichOneof("result") == "response")

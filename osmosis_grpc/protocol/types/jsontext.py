@@ -216,7 +216,7 @@ class Unparsed:
     def __init__(self, text: str, digest: bytes, read: Callable[[int], None] = lambda size: None) -> None:
         self.text = text
         self.digest = digest
-        """What digest() returns for the value."""
+        """The digest() of the value."""
         self._read = read
 
     @classmethod
@@ -227,7 +227,7 @@ class Unparsed:
             if not isinstance(value, dict):
                 raise InvalidArgument(field, "is not a JSON object")
             made = cls(text, _digest_of(_encode_sorted(value)))
-            del value  # before the garbage collector may look at it
+            del value  # before the garbage collector runs again
         return made
 
     def value(self) -> dict[str, Any]:

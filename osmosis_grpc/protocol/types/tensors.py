@@ -1,7 +1,7 @@
-"""Arrays of numbers as they travel: rectangular ones, and rows of different lengths.
+"""Arrays of numbers for the wire: rectangular ones, and rows of different lengths.
 
-NumPy is imported at its first use, so that a command that shows no tokens starts faster. Modules that a server or a
-trainer imports may import NumPy itself, so that no event loop waits for the import.
+NumPy is imported at its first use, so that commands that show no tokens start faster. Modules of a server or a trainer
+may import NumPy directly, so that no event loop waits for the import.
 """
 
 import math
