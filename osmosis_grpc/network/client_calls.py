@@ -86,7 +86,7 @@ Metadata = Sequence[tuple[str, str]]
 
 
 async def call(method: Any, request: Any, *, timeout: float | None, metadata: Metadata = (), hide: str = "") -> Any:
-    """Awaits a unary call and returns the reply. Cancelling this coroutine cancels the call.
+    """Await a unary call and return the reply. Cancelling this coroutine cancels the call.
 
     Raises a CallError when the call fails. The error's text does not contain the secret `hide`.
     """

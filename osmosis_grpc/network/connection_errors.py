@@ -102,7 +102,7 @@ _ADVICE: dict[type[CallError], Callable[[Credentials], str]] = {
 
 
 async def _handshake(target: str) -> Literal["", "open", "closed"]:
-    """Make a TLS handshake without a certificate, and returns the state of the connection after it.
+    """Make a TLS handshake without a certificate, and return the state of the connection after it.
 
     "closed" means that the server closed the connection or refused the handshake with an alert. An empty string means
     that the handshake failed for another reason.

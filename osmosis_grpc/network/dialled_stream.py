@@ -60,7 +60,7 @@ class DialledStream:
         return self._measured.received
 
     async def done_writing(self) -> None:
-        """Half-closes the call. The other side reads the remaining messages, and then ends the call."""
+        """Half-close the call. The other side reads the remaining messages, and then ends the call."""
         with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
             await self._call.done_writing()
 

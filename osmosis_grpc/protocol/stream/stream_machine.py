@@ -138,12 +138,12 @@ class StreamMachine:
     # Frames to send.
 
     def send(self, frame: bytes) -> None:
-        """Queues a frame, which is sent before all events."""
+        """Queue a frame, which is sent before all events."""
         if self.state in _SENDS:
             self.outgoing.add(frame)
 
     def answer(self, frame: bytes) -> None:
-        """Queues an answer to a frame of the other side.
+        """Queue an answer to a frame of the other side.
 
         Ends the stream with ResourceExhausted if more than MAX_ANSWERS bytes of answers wait on a side without `waits`.
         """
@@ -154,7 +154,7 @@ class StreamMachine:
                 self.fail(ResourceExhausted(f"{waiting} bytes of answers wait to be read, more than {MAX_ANSWERS}"))
 
     def send_event(self, frame: bytes) -> None:
-        """Queues an event frame, which is sent after all other frames. Wait while `events_full`."""
+        """Queue an event frame, which is sent after all other frames. Wait while `events_full`."""
         if self.state in _SENDS:
             self.outgoing.add_event(frame)
 
@@ -183,7 +183,7 @@ class StreamMachine:
             self._received_at = now
 
     def write_failed(self, error: BaseException, now: float) -> None:
-        """Record that the message could not be written. The stream ends with the error of the call, or else this one."""
+        """Record a failed write. The stream ends with the error of the call, or else with this one."""
         self._writing = False
         if self.state is State.FINISHING:
             self._all_sent(now)
@@ -298,7 +298,7 @@ class StreamMachine:
             self.send(self._heartbeat)
 
     def _all_sent(self, now: float) -> None:
-        """Half-closes the call after end(None), or ends the stream.
+        """Half-close the call after end(None), or end the stream.
 
         If the call were cancelled without the half-close, messages that the other side has not read would be lost. A
         servicer cannot half-close. Its call ends when the RPC's handler returns, and no message is lost then.

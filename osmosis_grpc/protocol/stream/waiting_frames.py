@@ -35,13 +35,13 @@ class OutgoingFrames:
         return len(self._frames) + len(self._events)
 
     def add(self, frame: bytes, *, answer: bool = False) -> None:
-        """Queues a frame that is sent before all events. With `answer`, the frame counts in `answer_bytes`."""
+        """Queue a frame that is sent before all events. With `answer`, the frame counts in `answer_bytes`."""
         size = len(frame) + _ANSWER_OVERHEAD if answer else 0
         self._frames.append((frame, size))
         self.answer_bytes += size
 
     def add_event(self, frame: bytes) -> None:
-        """Queues an event frame, which is sent after all other frames."""
+        """Queue an event frame, which is sent after all other frames."""
         self._events.append((frame, 0))
         self.event_bytes += len(frame)
 
@@ -105,7 +105,7 @@ class ReceivedFrames:
         return self.bytes >= READ_AHEAD or len(self._first) + len(self._others) >= MAX_FRAMES
 
     def add(self, frames: Sequence[Any], size: int) -> None:
-        """Queues the frames of a message of `size` bytes."""
+        """Queue the frames of a message of `size` bytes."""
         share = size / max(len(frames), 1)
         for frame in frames:
             kind = frame.WhichOneof("frame") or ""

@@ -163,7 +163,7 @@ class Conversation:
         return self._line.copy() if node is self._end else path(node)
 
     def release(self) -> None:
-        """Cuts the links from each message to the messages that follow it. Call it when the tree is no longer used.
+        """Cut the links from each message to the messages that follow it. Call it when the tree is no longer used.
 
         Without the links, the messages and their nodes are freed at once. With them, they wait for the garbage
         collector, which stops the process for a longer time the more objects there are.
@@ -234,7 +234,7 @@ def answered_call(message: Message) -> str | None:
 
 
 def _cut_elders(child: Node) -> list[Node]:
-    """Cuts the links from a child to the children before it, and returns these."""
+    """Cut the links from a child to the children before it, and return these."""
     elders = []
     while child._elder is not None:
         elder, child._elder = child._elder, None
