@@ -58,7 +58,7 @@ class Destinations:
         return record in destination.retrying
 
     def reached(self, key: object) -> None:
-        """Note that a call to an address succeeded. Retry the deliveries that wait for this address."""
+        """Record a successful call to an address, and retry the deliveries that wait for it."""
         destination = self._destinations.get(key) if self._destinations else None
         if destination is None:
             return
@@ -69,7 +69,7 @@ class Destinations:
             record.wake()
 
     def tried(self, record: Record, key: object, *, reached: bool) -> None:
-        """Note that a delivery was tried. If it reached its address, retry the next deliveries."""
+        """Record a try of a delivery. If it reached its address, retry the next deliveries."""
         destination = self._destinations.get(key)
         if destination is None:
             return

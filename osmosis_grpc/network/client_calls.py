@@ -1,4 +1,4 @@
-"""The calls of clients and servers: how they are measured, and what a failed call raises.
+"""The calls of clients and servers: their metrics, and the exceptions of failed calls.
 
 A failed call's status becomes an exception: each code has its own class. The number, status, duration and bytes of
 calls are measured as gRFC A66 defines them. The client and the server each make a Call, add the bytes of its messages,
@@ -101,7 +101,7 @@ def error_of(error: grpc.aio.AioRpcError, *, hide: str = "") -> CallError:
     code = error.code().value[0]
     if hide and hide in str(error.details()) + repr(
         error.trailing_metadata()
-    ):  # the other side echoes what it was shown
+    ):  # the other side may echo the credential
         return from_code(code, (error.details() or "").replace(hide, "[credential]"))
     for key, value in error.trailing_metadata() or ():
         if key == DETAILS_KEY and isinstance(value, bytes):

@@ -26,10 +26,10 @@ PATIENCE = 0.005
 
 
 class Strangers:
-    """Reads the requests of strangers. If more than MOST of them are slow, the oldest are refused.
+    """Reads requests of callers without credentials. If more than MOST of them are slow, the oldest are refused.
 
-    gRPC does not say how large a request is before it has read it, and in a queue slow requests would hold up all
-    others. So each request is read at once, and slow ones make room for newer ones.
+    The size of a request is unknown before gRPC has read it, and in a queue, slow requests would delay all others. So
+    each request is read at once, and newer ones replace slow ones.
     """
 
     def __init__(self) -> None:

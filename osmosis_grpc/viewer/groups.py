@@ -24,7 +24,7 @@ MOST_CELLS = 1000
 MOST_TICKS = 4
 """A time axis has at most this many steps."""
 SLIVER = 2.0
-"""A part of a bar has at least this many units. It is narrow, because the lane of a long rollout has many parts."""
+"""The least units of a part of a bar. They are few, because the lane of a long rollout has many parts."""
 MARK = 6.0
 VERSION_COLOURS = 6
 """The style sheet has this many colours of policy versions."""
@@ -85,7 +85,7 @@ class TurnLine:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The rollouts of a group, with what the page shows about them together."""
+    """The rollouts of a group, and the values that the page computes from all of them."""
 
     lanes: tuple[Lane, ...]
     now: float
@@ -136,7 +136,7 @@ class Comparison:
 
     @property
     def ticks(self) -> list[tuple[float, float]]:
-        """Return the round times on the time axis: where they are, in percent of its length, and their seconds."""
+        """Return the round times on the time axis: the position in percent, and the seconds."""
         length = self.end - self.begin
         step = round_step(length, MOST_TICKS)
         return [(round(100 * count * step / length, 2), count * step) for count in range(int(length / step) + 1)]
@@ -241,7 +241,7 @@ def _turn(chat: Chat) -> Turn:
 
 
 def _value(reply: Message) -> str:
-    """Return a reply for a comparison by value. The ids of tool calls are left out: samplers make them up."""
+    """Return a reply for a comparison by value, without the ids of tool calls, which samplers make up."""
     functions = [mapping(call.get("function")) for call in mappings(reply.get("tool_calls"))]
     calls = [{name: _parsed(part) for name, part in function.items()} for function in functions]
     rest = {name: value for name, value in reply.items() if name != "tool_calls" and value not in (None, "", ())}
@@ -255,7 +255,7 @@ def _parsed(text: Any) -> Any:
 
 
 def _spans(info: RolloutInfo, history: History) -> Iterator[Span]:
-    """Yield what used the time of a rollout, also the delivery after its end."""
+    """Yield the parts of a rollout's time, including the delivery after its end."""
     started = history.started if history.started is not None else info.end_time
     yield Span("queue", info.accept_time, started)
     if history.earlier:

@@ -13,7 +13,7 @@ from osmosis_grpc.records.reading.phrases import split_text
 from osmosis_grpc.viewer.reads import Loaded
 
 WINDOW = 2048
-"""A page asks for at most this many tokens at once."""
+"""The most tokens that a page requests at once."""
 STRIP = 1024
 """The strip over all tokens has at most this many points."""
 PROMPT, REPLY, TOOL = "prompt", "reply", "tool"
@@ -89,7 +89,7 @@ def tokens_of(loaded: Loaded, name: str, sample: Sample) -> SampleTokens:
 
 
 def layout(tokens: SampleTokens, history: History, name: str) -> dict[str, Any]:
-    """Return what the page needs beside the windows: the segments, the runs of tokens, and the strip.
+    """Return the data of the page besides the windows: the segments, the runs of tokens, and the strip.
 
     A run has the index of its first token, its kind, the number of its turn, and the version of the policy.
     """

@@ -57,7 +57,7 @@ class Hits:
 
 
 async def search(source: Source, rows: Sequence[RolloutInfo], text: str) -> Hits:
-    """Return the rollouts that have a text, upper and lower case alike. `searched` is below the rows if it stopped."""
+    """Return the rollouts that have a text, ignoring case. `searched` is less than the rows if it stopped early."""
     found: list[Hit] = []
     until, searched = time.monotonic() + SECONDS, 0
     with source.snapshot() if isinstance(source, FolderSource) else nullcontext():
@@ -116,7 +116,7 @@ def _texts(value: Any, key: str = "") -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Searched:
-    """A result with what it covers."""
+    """A result, and the rollouts that it covers."""
 
     hits: Hits
     left_out: bool

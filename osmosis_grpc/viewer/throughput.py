@@ -19,7 +19,7 @@ from osmosis_grpc.viewer.pages import Pages, filter_values, options_in
 from osmosis_grpc.viewer.reads import Shared
 
 MOST_POINTS = 120
-"""A series has at most this many points, whatever time it covers."""
+"""The most points of a series, for any length of time."""
 LEAST = 0.1
 """The least time between two points, in seconds."""
 STEPS = (
@@ -39,7 +39,7 @@ def round_step(seconds: float, most: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How long things of one kind took, in seconds."""
+    """The durations of things of one kind, in seconds."""
 
     kind: str
     name: str

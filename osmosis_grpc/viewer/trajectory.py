@@ -1,7 +1,7 @@
 """The page of one rollout: its end, its times, and its turns. The body of a turn is loaded when the turn is opened.
 
-The turns of a long rollout are in windows. The page loads a window when it comes into view, and empties it when it is
-far out of view (static/timeline.js).
+The turns of a long rollout are divided into windows. The page loads a window when it becomes visible, and empties it
+when it is far from the visible part (static/timeline.js).
 """
 
 from collections.abc import Sequence

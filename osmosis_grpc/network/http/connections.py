@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 BACKLOG = 2048
 """Connections that the operating system keeps until the event loop accepts them."""
 IN_ONE_PASS = 16
-"""Connections that the event loop accepts before it does other work. So many may be open above the limit."""
+"""Connections that the event loop accepts before it does other work, and that may be open above the limit."""
 
 
 def _always() -> bool:
@@ -45,7 +45,7 @@ class Accepted(socket.socket):
         self._leave = leave
 
     def end_handshake(self) -> None:
-        """End the connection if its TLS handshake is not complete, so that HTTP does not know it yet."""
+        """End the connection if its TLS handshake is not complete and uvicorn does not know it yet."""
         if self.idle is _always:
             self.end()
 
@@ -93,7 +93,7 @@ class LimitedSocket(socket.socket):
         return connection, place
 
     def attach(self, peer: tuple[str, int], idle: Callable[[], bool]) -> None:
-        """Set the function that says whether the connection of HOST, PORT has no request in work."""
+        """Set the function that returns whether the connection of HOST, PORT has no request in work."""
         connection = self._open.get(network_of(peer[0]), {}).get(peer)
         if connection is not None:
             connection.idle = idle
@@ -151,7 +151,7 @@ The time begins when a connection opens, and later with the first bytes of each 
 
 
 Watcher = Callable[[bool, bool], object]
-"""Gets whether the client has read the whole response, as far as is known, and whether the connection has ended."""
+"""Called with whether the client seems to have read the whole response, and whether the connection has ended."""
 
 
 class Connection:
@@ -174,7 +174,7 @@ class Connection:
             self._watcher = watcher
 
     def tell(self, whole: bool, ended: bool) -> None:
-        """Note that the client has sent another request, or that the connection has ended."""
+        """Record that the client has sent another request, or that the connection has ended."""
         self._ended, watcher, self._watcher = ended, self._watcher, None
         if watcher is not None:
             watcher(whole, ended)
@@ -189,7 +189,7 @@ class Connection:
 
 
 class BoundedProtocol(H11Protocol):
-    """Closes a connection whose request head does not arrive in time. Says to `listening` when it has no request."""
+    """Closes a connection whose request head does not arrive in time. Informs `listening` when it has no request."""
 
     head_seconds = HEAD_SECONDS
     _waiting: asyncio.TimerHandle | None = None
@@ -221,7 +221,7 @@ class BoundedProtocol(H11Protocol):
             self._head_came()
 
     def eof_received(self) -> None:
-        self._cut = self._answering()  # the transport is closing, and drops whatever is written from now on
+        self._cut = self._answering()  # the transport is closing, and drops all later writes
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_came()
@@ -261,7 +261,10 @@ class OneBody:
             await self.app(scope, receive, send)
             return
         names = {name for name, value in scope["headers"] if (name, value) != (b"content-length", b"0")}
-        if {b"content-length", b"transfer-encoding"} <= names:  # request smuggling: two readers may see two requests
+        if {
+            b"content-length",
+            b"transfer-encoding",
+        } <= names:  # request smuggling: two readers may see different requests
             refused = JSONResponse({"detail": "a body has one length"}, 400, {"Connection": "close"})
             await refused(scope, receive, send)
             return

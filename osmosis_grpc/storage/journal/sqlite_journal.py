@@ -4,10 +4,9 @@ The table of events is ordered by position and contains each event in wire form.
 the positions of the rollout's events, so the table of events needs no second index. Memory holds the positions of
 unsettled rollouts only.
 
-The journal's clock measures how long a rollout has run, and how long the journal has kept a rollout. The clock is
-monotonic, and it runs only while a process has the journal open. A jump of the wall clock does not make a rollout
-older. Time without a server does not make a rollout older, either. The process writes the clock's time to the journal,
-and the next process continues from this time.
+The journal's clock measures how long a rollout has run, and how long the journal has kept it. The clock is monotonic
+and runs only while a process has the journal open, so neither a jump of the wall clock nor time without a server makes
+a rollout older. The process writes the clock's time to the journal, and the next process continues from it.
 """
 
 import asyncio
@@ -118,7 +117,7 @@ class SqliteJournal(StoredRollouts):
         number, body = kind_to_bytes(event.kind)
         try:
             self._append(event, number, body, token, entry)
-        except Exception as error:  # rows and positions perhaps disagree, so nothing more is committed
+        except Exception as error:  # rows and positions may disagree, so nothing more is committed
             self.writer.broken(error)
             self._loop.call_soon(self.on_commit, [token], False)
         return False
@@ -304,7 +303,7 @@ class SqliteJournal(StoredRollouts):
         self.writer.batch().latest["clock"] = Latest(schema.FACT, schema.fact("clock", now))
 
     def _on_drop(self, rollout_ids: Sequence[str], position: int) -> None:
-        """Record in the transaction of a deletion what the deleted rows no longer tell."""
+        """Record the facts that only the deleted rows had, in the transaction of the deletion."""
         self.forgotten_position = max(self.forgotten_position, position)
         for rollout_id in rollout_ids:
             self._found.pop(rollout_id, None)
@@ -314,7 +313,7 @@ class SqliteJournal(StoredRollouts):
         ]
 
     def _report(self, tokens: list[Token], ok: bool) -> None:
-        """Note and report whether events are committed. Called on the event loop.
+        """Record and report whether events are committed. Called on the event loop.
 
         `ok` is False if these events cannot be committed.
         """
@@ -342,7 +341,7 @@ class SqliteJournal(StoredRollouts):
 
     def _report_problem(self, problem: str) -> None:
         self.problem = problem
-        self._found.clear()  # what the journal owes is written with the first transaction that works again
+        self._found.clear()  # pending writes are part of the first transaction that works again
         self._retention.failed()
         self.on_problem(problem)
 

@@ -29,7 +29,7 @@ IDLE = 0.25
 VACUUM_PAGES = 256
 """The thread releases at most this many free pages in one step, because new batches wait for the step's end."""
 REPORTED = 4
-"""So many tokens are reported in one call. A token can begin or end a rollout, which takes up to 0.5 ms."""
+"""The most tokens that are reported in one call. A token can begin or end a rollout, which takes up to 0.5 ms."""
 CHUNKS = (1024, 128, 32, 8, 2, 1)
 """The possible numbers of rows in one statement.
 
@@ -250,9 +250,8 @@ class Writer(Committer[Batch]):
         """Release up to VACUUM_PAGES free pages.
 
         While the thread is idle, it repeats the call until no free page is left, and then empties the write-ahead log.
-        While the thread is busy, a call releases pages only if there are many free pages. Their number must be above
-        VACUUM_PAGES, and above a quarter of the number of pages in use. Otherwise the free pages stay in the file, and
-        new rollouts reuse them. Reuse costs less than a release.
+        While it is busy, a call releases pages only if there are more than VACUUM_PAGES free ones, and more than a
+        quarter of the pages in use. Otherwise new rollouts reuse the free pages, which costs less than a release.
         """
         try:
             used, free = self._pages()

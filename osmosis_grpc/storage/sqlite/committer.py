@@ -1,9 +1,8 @@
 """The group commit of the journal and of the ledger. One thread commits all waiting writes in one transaction.
 
-While the thread commits one batch, new writes go to the next batch. The thread starts the next commit after the present
-commit has ended, and perhaps after a pause. A pause makes batches larger, which is cheaper: a commit costs the same for
-one write and for a hundred. But it makes callers wait. So the pause grows with the size of the batch before it, and
-writes that come slowly are committed at once.
+While the thread commits one batch, new writes go to the next batch. Between two commits there may be a pause. A pause
+makes batches larger, which is cheaper, because a commit costs the same for one write and for a hundred. But callers
+wait longer. So the pause grows with the size of the previous batch, and infrequent writes are committed at once.
 """
 
 import asyncio

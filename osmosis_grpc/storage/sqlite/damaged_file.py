@@ -1,11 +1,11 @@
-"""Notices lost commits, and replaces a damaged file with a new one that has the rows which SQLite can still read.
+"""Detects lost commits, and replaces a damaged file by a new one with the rows that SQLite can still read.
 
 The damaged file stays in the same folder. Rows with a wrong checksum are copied, too, so that readers can report them.
-If SQLite can read nothing, the file is refused, and a backup is the only way back.
+If SQLite can read nothing, the file is refused, and only a backup helps.
 
 SQLite does not read every commit of a damaged write-ahead log (https://sqlite.org/walformat.html). It stops at the
-first frame with a wrong checksum and says nothing, because a crash in the middle of a write leaves such a frame, too.
-But a crash leaves no complete transaction after such a frame. If there is one, commits are lost.
+first frame with a wrong checksum, without an error, because a crash during a write leaves such a frame, too. But a
+crash leaves no complete transaction after such a frame. If there is one, commits are lost.
 """
 
 import logging

@@ -115,7 +115,7 @@ class HarborTask:
 
 
 def load_task(folder: Path) -> HarborTask:
-    """Return the task of a folder. Raises ValueError, which begins with the file, if something is missing or refused."""
+    """Return the task of a folder. Raises ValueError, which begins with the file, for missing or refused parts."""
     path = folder / CONFIG
     try:
         table = tomllib.loads(path.read_text())
