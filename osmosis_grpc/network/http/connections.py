@@ -261,10 +261,7 @@ class OneBody:
             await self.app(scope, receive, send)
             return
         names = {name for name, value in scope["headers"] if (name, value) != (b"content-length", b"0")}
-        if {
-            b"content-length",
-            b"transfer-encoding",
-        } <= names:  # request smuggling: two readers may see different requests
+        if {b"content-length", b"transfer-encoding"} <= names:  # request smuggling: readers may see different requests
             refused = JSONResponse({"detail": "a body has one length"}, 400, {"Connection": "close"})
             await refused(scope, receive, send)
             return
