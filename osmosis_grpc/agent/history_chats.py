@@ -27,7 +27,7 @@ MOST_REFUSALS = 2
 """If the same history exceeds the context this many times, a limited rollout ends, because the program does not shorten
 it."""
 LEFT_OUT = "sample left out of training"
-"""The event that says why a sample is not trained on."""
+"""The event with the reason why a sample is not trained on."""
 _RESERVED = frozenset(inspect.signature(RolloutContext.chat).parameters) - {"params"}
 """Arguments of ctx.chat, so no sampling parameter can have these names."""
 _ABOUT_TOOLS = frozenset({"tool_choice", "parallel_tool_calls"})

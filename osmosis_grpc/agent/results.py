@@ -99,7 +99,7 @@ class CompletionsResult:
 
     @property
     def content(self) -> Any:
-        """The reply's content: usually text, perhaps None."""
+        """The reply's content, usually text; it may be None."""
         return self.message.get("content")
 
     if not TYPE_CHECKING:  # without these methods a type checker reports unknown attributes

@@ -29,7 +29,7 @@ _SYSTEM, _LAST = (
     for kinds in (_BY_PROGRAM, _BY_MESSAGE)
 )
 _READ = 4000
-"""The characters of a text that are searched."""
+"""The number of characters of a text that are searched."""
 
 
 def side_call(messages: Sequence[Message], tools: Sequence[Any] | None) -> str:

@@ -170,7 +170,7 @@ async def execute_tool_calls(
 
     Raises:
         TypeError: `executor` is not async.
-        Exception: The first exception of a call. The other calls go on.
+        Exception: The first exception of a call. The other calls continue.
     """
     return await _gather(tool_calls, executor, raises=True)
 

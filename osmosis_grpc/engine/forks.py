@@ -7,7 +7,7 @@ from osmosis_grpc.protocol.errors import FailedPrecondition, InvalidArgument, No
 from osmosis_grpc.protocol.types import Fork
 
 MOST_NAMED = 20
-"""An error names at most this many chats."""
+"""The most chats that an error names."""
 
 
 class Forks:

@@ -53,7 +53,7 @@ RESEND = job("engine.resend", OnFailure.RESTART)
 FINAL = (InvalidArgument, Aborted, Unimplemented)
 """The trainer will never record an outcome that it refuses with one of these errors, so there is no retry."""
 MAX_RESENDS = 1024
-"""At most this many resends are open at the same time."""
+"""The most resends that are open at the same time."""
 
 
 class Outbox:

@@ -99,7 +99,7 @@ class RecordTable:
         """Yield the owner's accepted records with higher sequence numbers, in order of acceptance.
 
         With `newest_first`, yield those with lower sequence numbers, in the reverse order. Then 0 means no limit.
-        `limit` is the number of records that the caller needs. Some yielded records possibly do not match the filter.
+        `limit` is the number of records that the caller needs. Some yielded records may not match the filter.
         """
         if where.only_unsettled:  # every unsettled rollout is in memory
             found = sorted(self._by_sequence, reverse=newest_first)

@@ -353,7 +353,7 @@ class RolloutSession:
     async def _read_ids(self, sample: str, parent_chat: int, response: ChatResponse | None = None) -> None:
         """Read the tokens of a sample from the journal if state.lacks_ids(parent_chat, response).
 
-        If the journal does not have them, or cannot be read, the sample is not trainable. The rollout goes on.
+        If the journal does not have them, or cannot be read, the sample is not trainable. The rollout continues.
         """
         record, state = self._record, self.samples[sample]
         while state.lacks_ids(parent_chat, response):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from osmosis_grpc.engine.record import Record
 
 AT_ONCE = 16
-"""When a trainer is available again, at most this many deliveries to it are retried in parallel."""
+"""The most deliveries that are retried in parallel when a trainer is available again."""
 
 
 @dataclass(slots=True)

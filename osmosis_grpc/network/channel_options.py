@@ -35,7 +35,7 @@ MAX_REPLY_BYTES = 32 * MIB
 MIN_PING_INTERVAL = 10.0
 """Our servers accept an HTTP/2 ping every 10 seconds."""
 PING_INTERVAL = 20.0
-"""A client pings a peer that accepts it after this many seconds of silence."""
+"""The seconds of silence after which a client pings a peer that accepts it."""
 MAX_AGE_GRACE = 10.0
 """A call may last this many seconds after the GOAWAY of its old connection. A longer one is ended and made again."""
 MAX_INT32 = 2**31 - 1

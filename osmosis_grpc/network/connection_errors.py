@@ -24,7 +24,7 @@ from osmosis_grpc.protocol.errors import (
 )
 
 PROBE_LIMIT = 2.0
-"""A TLS handshake of this module ends after this many seconds."""
+"""The timeout of a TLS handshake of this module, in seconds."""
 _NOT_CONNECTED = "failed to connect to all addresses"
 _WHERE = "name the gRPC address that `osmosis-grpc serve` prints"
 _HTTP_ANSWER = "http2 header with status"

@@ -27,7 +27,7 @@ Each message takes the other side two to three iterations of its event loop. If 
 messages arrive sooner than many small messages. A message of one frame has no pause after it.
 """
 LONGEST_PAUSE = 0.003
-"""The next message waits at most this many seconds."""
+"""The most seconds that the next message waits."""
 READ_STEPS = 2
 """While iterations of the event loop are long, a message that has arrived is usually read within this many of them."""
 
@@ -238,7 +238,7 @@ class FrameStream:
     async def _handle(self, handlers: Handlers) -> None:
         """Handle the frames that _read() has left. Other tasks run in between, and the first answers are sent.
 
-        If no chat is left, it waits for READ_STEPS iterations after each message. The next message perhaps has chats,
+        If no chat is left, it waits for READ_STEPS iterations after each message. The next message may have chats,
         and they come first.
         """
         machine = self._machine

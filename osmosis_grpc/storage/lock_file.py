@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 class Locked(Exception):
-    """Another holder has the lock. The text follows "in use by process", and is a process id or "of unknown id"."""
+    """Another holder has the lock. The text is its process id or "of unknown id", to follow "process" in a message."""
 
 
 class LockLost(Exception):

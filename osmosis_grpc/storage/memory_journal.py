@@ -18,7 +18,7 @@ T = TypeVar("T")
 PAGE = 1024
 """The number of events in a page."""
 STEP = 1000
-"""After this many rollouts or events, a search lets the event loop run other tasks."""
+"""The rollouts or events after which a search lets the event loop run other tasks."""
 _FREED: list[TrajectoryEvent | None] = [None] * PAGE
 """A page after all its events were forgotten."""
 

@@ -101,7 +101,7 @@ def _with_crlf(text: str) -> str:
 NAME = "file_editor"
 CLIPPED = "\n<response clipped>"
 MAX_UNDO = 100
-"""At most this many edits can be undone."""
+"""The most edits that can be undone."""
 MAX_UNDO_BYTES = 32 * 1024 * 1024
 """The most bytes of old contents that are kept."""
 

@@ -119,7 +119,7 @@ class UnconfirmedOutcomes:
     def __init__(self, ledger: SqliteLedger | None) -> None:
         self._attempts = ledger.unconfirmed if ledger is not None else {}
         self.left: dict[str, None] = dict.fromkeys(self._attempts)
-        """Rollouts of an earlier process that no caller has asked for, oldest first."""
+        """Rollouts of an earlier process that no caller has requested, oldest first."""
         self._ledger = ledger
 
     def holds(self, rollout_id: str, attempt: int) -> bool:

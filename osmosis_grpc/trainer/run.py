@@ -32,7 +32,7 @@ Requests = Iterable[RolloutRequest] | AsyncIterable[RolloutRequest]
 Ended = tuple[RolloutRequest, RolloutOutcome]
 
 REMEMBERED = 65_536
-"""A run remembers the ids of this many requests, and refuses a second request with the same id."""
+"""The number of newest requests whose ids a run refuses to run again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

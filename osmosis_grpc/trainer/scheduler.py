@@ -318,7 +318,7 @@ class Scheduler(SchedulerPort):
             self.refused(rollout, job_failed(LOST, error))
 
     def _none_attached(self, error: CallError) -> None:
-        """End the rollouts that wait for a server. `error` says why no server is attached."""
+        """End the rollouts that wait for a server. `error` has the reason why no server is attached."""
         waiting = [
             rollout
             for rollout in self.rollouts.values()

@@ -20,7 +20,7 @@ LOST = job("trainer.lost_server", OnFailure.REPORT, "timer")
 NONE_ATTACHED = job("trainer.no_server", OnFailure.FAIL_OWNER, "timer")
 
 FIRST_ANSWERS = 1.0
-"""Rollouts wait at most this many seconds for the first answers of servers that were added."""
+"""The most seconds that rollouts wait for the first answers of new servers."""
 _PARTING = 2 * LEAVE_TIMEOUT
 """part() waits this many seconds until the last frames of all streams are written and read."""
 

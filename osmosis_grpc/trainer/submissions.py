@@ -21,7 +21,7 @@ from osmosis_grpc.trainer.log_warnings import EarlierOutcomes, UntrainableOutcom
 from osmosis_grpc.trainer.scheduler import Scheduler
 
 SETTLING = 5.0
-"""settle() waits at most this many seconds for the outcomes of abandoned rollouts, and then as long for the ledger."""
+"""The most seconds that settle() waits for the outcomes of abandoned rollouts, and then again for the ledger."""
 
 
 class Submissions:

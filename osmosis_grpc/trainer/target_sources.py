@@ -28,7 +28,7 @@ DNS, FILE = "dns:///", "file://"
 FORMS = "HOST:PORT, dns:///NAME:PORT or the path of a file"
 """The forms of an entry, for errors."""
 FILE_PERIOD = 1.0
-"""A file is read every this many seconds."""
+"""The seconds between two reads of a file."""
 FUNCTION_PERIOD = 2.0
 """A function is called again this many seconds after its answer."""
 FIRST_LOOK = 5.0
@@ -52,7 +52,7 @@ class Target:
 
 
 class NoList(Exception):
-    """A source has no list now. The message names the source and says why."""
+    """A source has no list now. The message has the source and the reason."""
 
 
 class WrongList(ValueError):

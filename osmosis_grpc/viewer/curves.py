@@ -21,7 +21,7 @@ from osmosis_grpc.viewer.rollouts import ROWS
 MOST_BINS = 12
 """The most bins. If there are not more values of rewards, each value has its own bin."""
 SHADES = 5
-"""The style sheet has this many shades of bins."""
+"""The number of shades for bins in the style sheet."""
 OWN = {"steps": "20", "pass": "1"}
 """The parameters of the address that are not filters of `list`, and their defaults."""
 MOST_STEPS = 40
@@ -44,7 +44,7 @@ CALL_CURVES: tuple[tuple[str, str, dict[str, str]], ...] = (
 RATES = ("pass_rate", "truncated", "tool_errors", "tool_failures", "out_of_time")
 """The fields that are fractions of 1."""
 READ = {True: 400, False: 40}
-"""The calls of at most this many rollouts are read for the curves: of a folder, of a server."""
+"""The most rollouts whose calls are read for the curves: of a folder, and of a server."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ MOST_BYTES = 20_000_000
 SCRIPTS = ("theme.js", "page.js", "timeline.js")
 """The scripts of a folder. Other scripts need a viewer."""
 EVERY = 200
-"""After each this many pages, a line shows the progress."""
+"""The pages after which a line shows the progress."""
 _CONTROLS = {"label", "input", "button", "script"}
 """Elements that a file without scripts does not have."""
 _EMPTY = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "rect", "source", "wbr"}

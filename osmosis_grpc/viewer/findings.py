@@ -16,7 +16,7 @@ from osmosis_grpc.viewer.reads import MOST_ROWS, Listed, Shared
 STALLED = 60.0
 """An unfinished rollout has stalled after this many seconds without an event."""
 READ = {True: 200, False: 40}
-"""The calls of this many of the newest ended rollouts are read: of a folder, of a server."""
+"""The newest ended rollouts whose calls are read: of a folder, and of a server."""
 
 
 @dataclass(frozen=True, slots=True)

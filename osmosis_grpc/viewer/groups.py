@@ -18,16 +18,16 @@ from osmosis_grpc.viewer.throughput import round_step
 from osmosis_grpc.viewer.turns import Axis, Bar, calls_of
 
 MOST_LANES = 64
-"""A page compares at most this many rollouts."""
+"""The most rollouts that a page compares."""
 MOST_CELLS = 1000
-"""A page has at most this many turns of all rollouts together, but at least 8 of each."""
+"""The most turns of all rollouts on a page, which has at least 8 of each."""
 MOST_TICKS = 4
-"""A time axis has at most this many steps."""
+"""The most steps of a time axis."""
 SLIVER = 2.0
-"""The least units of a part of a bar. They are few, because the lane of a long rollout has many parts."""
+"""The least width of a part of a bar, in units. It is small, because the lane of a long rollout has many parts."""
 MARK = 6.0
 VERSION_COLOURS = 6
-"""The style sheet has this many colours of policy versions."""
+"""The number of colours for policy versions in the style sheet."""
 LINE_CHARS = 120
 
 

@@ -22,7 +22,7 @@ COOKIE = "osmosis_view"
 """The prefix of a cookie's name, before the port. Browsers send a cookie to all ports of a host."""
 SAFE = frozenset(("GET", "HEAD"))
 MOST_QUERY = 8192
-"""The most bytes of a query. A page repeats its filters in its links."""
+"""The most bytes of a query, which each link of a page repeats."""
 MOST_STREAMS = 64
 """The most live pages at once. They share the time for updates (live.py)."""
 MOST_REQUESTS = 64

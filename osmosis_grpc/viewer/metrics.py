@@ -28,7 +28,7 @@ EVERY = 5.0
 RECENT = 60.0
 """The seconds that recent numbers cover."""
 LAGS = 240
-"""A chart of the event-loop lag has at most this many points."""
+"""The most points in a chart of the event-loop lag."""
 TIMEOUT = 5.0
 MOST_BYTES = 4_000_000
 

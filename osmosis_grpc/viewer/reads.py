@@ -40,11 +40,11 @@ SHARE = 0.1
 KEPT = 4
 """The most values of a page in memory. One may have 10,000 rollouts."""
 CALLS = 2_000
-"""The calls of at most about this many rollouts are in memory."""
+"""About the most rollouts whose calls are in memory."""
 MOST_ROWS = 500
-"""A page has at most this many rollouts."""
+"""The most rollouts of a page."""
 SEARCHED = {True: 10_000, False: MOST_ROWS}
-"""A search reads this many of the newest rollouts: of a folder, of a server."""
+"""The newest rollouts that a search reads: of a folder, and of a server."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,9 @@ from osmosis_grpc.viewer.pages import Pages
 LEAST, MOST = 2, 4
 """The least and the most runs that are compared."""
 MOST_RUNS = 100
-"""A page lists at most this many of the newest runs."""
+"""The most runs on a page, the newest ones."""
 MOST_ROWS = 200
-"""A page shows at most this many rows."""
+"""The most rows on a page."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from osmosis_grpc.viewer.reads import Loaded
 WINDOW = 2048
 """The most tokens that a page requests at once."""
 STRIP = 1024
-"""The strip over all tokens has at most this many points."""
+"""The most points of the strip over all tokens."""
 PROMPT, REPLY, TOOL = "prompt", "reply", "tool"
 TRAINER_LOGPROBS, ENTROPIES = 1, 2
 """The bits of the columns that a window has after its ids and logprobs."""

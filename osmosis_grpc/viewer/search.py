@@ -19,12 +19,12 @@ from osmosis_grpc.viewer.reads import Recent
 from osmosis_grpc.viewer.rollouts import MOST_TEXT
 
 MOST_HITS = 100
-"""A search ends after this many rollouts with the text."""
+"""The rollouts with the text after which a search ends."""
 SECONDS = 4.0
 AROUND = 60
-"""A hit shows this many characters before and after the text."""
+"""The characters before and after the text in a hit."""
 READ = {True: 5_000, False: 50}
-"""A search reads at most this many of the newest rollouts: of a folder, of a server."""
+"""The most rollouts that a search reads, the newest ones: of a folder, and of a server."""
 LASTS = 10.0
 
 

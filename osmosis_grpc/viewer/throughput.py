@@ -28,7 +28,7 @@ STEPS = (
 )
 """Round times in seconds. Beyond the last, a round time is a whole number of days."""
 TIMED = {True: 200, False: 20}
-"""The calls of this many of the newest ended rollouts are read: of a folder, of a server."""
+"""The newest ended rollouts whose calls are read: of a folder, and of a server."""
 
 
 def round_step(seconds: float, most: int) -> float:

@@ -33,7 +33,7 @@ from osmosis_grpc.protocol.stream.undecodable import decoded
 from osmosis_grpc.protocol.stream.waiting_frames import MAX_FRAMES, OutgoingFrames, ReceivedFrames
 
 EVENT_LIMIT = 4 * 1024 * 1024
-"""While this many bytes of events, or more, wait to be sent, `events_full` is true."""
+"""`events_full` is true while at least this many bytes of events wait to be sent."""
 ANSWER_LIMIT = 4 * 1024 * 1024
 """While more than this many bytes of answers wait to be sent, a side with `waits` handles and reads nothing."""
 MAX_ANSWERS = 64 * 1024 * 1024

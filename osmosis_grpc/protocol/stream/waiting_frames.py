@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 MAX_FRAMES = 4096
-"""A message has at most this many frames."""
+"""The most frames of a message."""
 MAX_BATCH_BYTES = 1024 * 1024
-"""A message has at most this many bytes. A single larger frame is a message of its own."""
+"""The most bytes of a message. A single larger frame is a message of its own."""
 _ANSWER_OVERHEAD = 256  # bytes of memory that a waiting answer takes in addition to its own bytes
 
 
@@ -66,17 +66,17 @@ class OutgoingFrames:
 
 
 FIRST_AT_ONCE = 16
-"""take() returns at most this many chats and replies."""
+"""The most chats and replies that take() returns."""
 OTHERS_AT_ONCE = 8
-"""take() returns about this many other frames if few wait."""
+"""About the number of other frames that take() returns if few wait."""
 MOST_OTHERS = 32
-"""take() returns at most this many other frames."""
+"""The most other frames that take() returns."""
 MORE_FOR_EACH = 16
 """take() returns one more of the other frames for each 16 that wait, so that a cancel behind many Inits is not late."""
 LONG = {"init": 4, "complete": 4}
 """An Init or an outcome counts as this many frames, because its work takes longer."""
 READ_AHEAD = 1024 * 1024
-"""While this many bytes wait, or more, no further message is read."""
+"""While at least this many bytes wait, no further message is read."""
 
 
 class ReceivedFrames:

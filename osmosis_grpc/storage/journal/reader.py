@@ -21,7 +21,7 @@ from osmosis_grpc.storage.sqlite.database import look
 log = logging.getLogger(__name__)
 
 READ_BYTES = 1024 * 1024
-"""A call stops to read events after this many bytes, because the event loop waits for the call."""
+"""The bytes after which a call reads no further events, because the event loop waits for the call."""
 CHECKED_BYTES = 4 * 1024 * 1024
 """If an ended rollout has more bytes, an event's checksum is checked only when this event is read.
 
@@ -45,7 +45,7 @@ _OPEN = """SELECT * FROM events
 
 
 SLICE = 200
-"""One transaction drops this many rollouts at most."""
+"""The most rollouts that one transaction drops."""
 ROLLOUT_BYTES = 1024
 """About how many bytes a rollout takes in the file in addition to its events."""
 

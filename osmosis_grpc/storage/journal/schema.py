@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class JournalError(Exception):
-    """The journal cannot be opened. The message says why."""
+    """The journal cannot be opened. The message has the reason."""
 
 
 class Damaged(DataLoss):
@@ -160,7 +160,7 @@ def _clean(database: sqlite3.Connection) -> list[str]:
 FACT = "INSERT OR REPLACE INTO facts VALUES (?, ?, ?)"
 
 KEPT = 10 * 365 * 86_400.0
-"""A journal that drops nothing keeps its rollouts for this many seconds."""
+"""The seconds for which a journal that drops nothing keeps its rollouts."""
 BUDGET = 2**62
 """The disk budget of a journal that drops nothing, in bytes. A journal over its budget drops rollouts."""
 FILE = "journal.db"
@@ -197,7 +197,7 @@ def selection(
 ) -> tuple[str, tuple[Any, ...]]:
     """Return a query, and its values but the last, which is the largest number of rows.
 
-    The rows have all rollouts that match the filter, and possibly unsettled rollouts that do not. See Journal.entries.
+    The rows have all rollouts that match the filter, and may have unsettled rollouts that do not. See Journal.entries.
     """
     known = _known(owner, after, where, newest_first=newest_first)
     order = f"ORDER BY sequence{' DESC' if newest_first else ''}"

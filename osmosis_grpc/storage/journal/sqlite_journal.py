@@ -36,9 +36,9 @@ from osmosis_grpc.supervise import OnFailure, Supervisor, job
 
 SWEEP_FOLDERS = job("journal.sweep_folders", OnFailure.RESTART)
 CLOCK_INTERVAL = 1.0
-"""When the journal's time was written this many seconds ago, the next event writes the time again."""
+"""An event writes the journal's time again if the last write was this many seconds ago."""
 VERSIONS = 64
-"""The journal stores at most this many versions of agents."""
+"""The most versions of agents that the journal stores."""
 _OLD_VERSIONS = """DELETE FROM facts WHERE name IN (SELECT name FROM facts WHERE name LIKE 'agent version %'
     ORDER BY json_extract(value, '$.time') DESC LIMIT -1 OFFSET ?)"""
 

@@ -58,9 +58,9 @@ async def read_on_thread(system: System, path: Path, read: Callable[[Reader], R]
 
 
 CACHED = 256
-"""The cache has the results of `find` for at most this many rollouts."""
+"""The most rollouts whose results of `find` are cached."""
 CACHED_BYTES = 64 * 1024
-"""The cache takes a result of `find` only if the Inits in this result have at most this many bytes."""
+"""The most bytes of the Inits in a cached result of `find`."""
 VERSION = "agent version "
 """The names of the facts about agent versions begin with this text."""
 P = ParamSpec("P")

@@ -21,13 +21,13 @@ FLUSH = job("journal.flush", OnFailure.FAIL_OWNER, "timer")
 BARRIER = job("journal.barrier", OnFailure.REPORT, "callback")
 
 RETRY = 1.0
-"""While writing fails and no batch comes, the thread tests every this many seconds whether writing works again."""
+"""The seconds between two tests whether writing works again, while writing fails and no batch comes."""
 MEASURE_INTERVAL = 0.05
-"""Two measurements of the file are at least this many seconds apart, except after a batch that deletes rollouts."""
+"""The least seconds between two measurements of the file, except after a batch that deletes rollouts."""
 IDLE = 0.25
-"""When there is no commit for this many seconds, the thread releases all free pages."""
+"""The seconds without a commit after which the thread releases all free pages."""
 VACUUM_PAGES = 256
-"""The thread releases at most this many free pages in one step, because new batches wait for the step's end."""
+"""The most free pages that the thread releases in one step, because new batches wait for its end."""
 REPORTED = 4
 """The most tokens that are reported in one call. A token can begin or end a rollout, which takes up to 0.5 ms."""
 CHUNKS = (1024, 128, 32, 8, 2, 1)
@@ -112,7 +112,7 @@ class Writer(Committer[Batch]):
         """Whether something was committed since the last measurement."""
         (self._page,) = file.database.execute("PRAGMA page_size").fetchone()
         self._shrinking = True
-        """Whether the file possibly has free pages to release, or a write-ahead log to empty."""
+        """Whether the file may have free pages to release, or a write-ahead log to empty."""
         self._idle = False
         self._broken: set[int] = set()
         """The `sequence` numbers of rollouts with an event that could not be committed.

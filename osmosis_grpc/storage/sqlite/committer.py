@@ -67,7 +67,7 @@ class Committer(ABC, Generic[Batch]):
 
     @abstractmethod
     def _commit(self, items: Sequence[Batch]) -> None:
-        """Commit batches in their order, on the thread. `items` is empty after a timeout, and perhaps at the end.
+        """Commit batches in their order, on the thread. `items` is empty after a timeout, and may be empty at the end.
 
         Schedule a call of `_next` on the event loop.
         """

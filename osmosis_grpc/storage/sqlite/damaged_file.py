@@ -46,7 +46,7 @@ def log_damage(path: Path) -> str:
     """Describe the damage in a database's write-ahead log. Return an empty text if no commit is lost.
 
     Call it while a connection that has read something is open, and no other process writes: SQLite has then written
-    the index of the log, which says how much of the log is in use.
+    the index of the log, which shows how much of the log is in use.
     """
     with suppress(FileNotFoundError), log_of(path).open("rb") as log, Path(f"{path}-shm").open("rb") as index:
         file, size = log.fileno(), os.fstat(log.fileno()).st_size

@@ -59,7 +59,7 @@ class ContainerMachine(ABC, Generic[C]):
         Args:
             rollout: The rollout, for a label of the container.
             require: The protections without which the sandbox does not start (SandboxRefused).
-            config: How this container is made; by default as the machine's configuration says.
+            config: The configuration of this container; by default the machine's.
         """
         chosen = self.config if config is None else config
 

@@ -43,7 +43,7 @@ FILE_SECONDS = 60.0
 PACK_SECONDS = 600.0
 LIST_BYTES = 32 * 1024 * 1024
 SAID = 300
-"""An error has at most this many characters of a program's standard error."""
+"""The most characters of a program's standard error in an error."""
 
 
 class ContainerConfig(Protocol):

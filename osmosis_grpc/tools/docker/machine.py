@@ -373,7 +373,7 @@ class ExecStream:
 
 @contextlib.contextmanager
 def _broken() -> Iterator[None]:
-    """Raise ConnectionError for the errors with which aiodocker says that a stream is closed."""
+    """Raise ConnectionError for aiodocker's errors about a closed stream."""
     import aiohttp
 
     try:

@@ -9,7 +9,7 @@ from osmosis_grpc.tools.sandbox.limits import SandboxLimits
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 OPEN = 16
-"""A measurement keeps at most this many folders open."""
+"""The most folders that a measurement keeps open."""
 
 
 class _Full(Exception):

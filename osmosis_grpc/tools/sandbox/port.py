@@ -17,7 +17,7 @@ OUTPUT_BYTES = 64 * 1024
 FILE_BYTES = 1024 * 1024
 """The default limit of a file that is read or written."""
 LISTED = 10_000
-"""At most this many files and folders are listed."""
+"""The most files and folders that are listed."""
 
 
 class Protection(StrEnum):

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from osmosis_grpc.storage.ledger import ChatRow
 
 Body = tuple[Node, str, str, ChatPurpose, str]
-"""The last node of the history (equal histories have the same node), parameters, digest of the tools, purpose, policy.
-"""
+"""What makes two chats equal: the last node of the history, the parameters, the digest of the tools, the purpose and
+the policy. Equal histories have the same last node."""
 
 
 class PendingChat:

@@ -38,7 +38,7 @@ WARN = job("trainer.warn", OnFailure.RESTART)
 TARGET = "target "
 """The prefix of the ledger's key for a server to which the trainer connects."""
 RETIRE_PERIOD = 0.25
-"""The transport checks each retired server every this many seconds."""
+"""The seconds between two checks of a retired server."""
 FIRST_CONNECTION = 10.0
 """A server that only the ledger names is forgotten if it cannot be reached within this many seconds."""
 

@@ -40,7 +40,7 @@ MAX_DIALLED = 1024
 MAX_WORKERS = 1024
 """How many workers of one server are used."""
 SHORTEST_HEARTBEAT = 0.1
-"""The trainer sends heartbeats no more often than every this many seconds, even if the server asks for more."""
+"""The shortest interval of heartbeats, in seconds, even if the server requests a shorter one."""
 ASK_WORKERS = job("trainer.ask_workers", OnFailure.RESTART)
 _HEARTBEAT = trainer_frame("heartbeat", attach_pb2.Heartbeat())
 

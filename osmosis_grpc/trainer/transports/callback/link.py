@@ -51,9 +51,9 @@ PING_PERIOD = 5.0
 """The pause between two pings of a server, in seconds."""
 PING_TIMEOUT = 10.0
 STATE_PERIOD = 0.25
-"""The link checks the state of its channel every this many seconds, to notice the end of the connection."""
+"""The seconds between two checks of the channel's state, which notice the end of the connection."""
 MAX_CALLS = 256
-"""At most this many calls are open at one server. Inits and cancels are counted together."""
+"""The most open calls at one server, Inits and cancels together."""
 RESEND_PAUSE = 1.0
 """An Init that renews a callback is repeated after this many seconds if the server refuses it for now."""
 
