@@ -65,7 +65,7 @@ class Conversations:
         self._calls: dict[str, ChatRef] = {}
         """The newest chat of each sample whose reply calls tools that have no results yet; the newest last."""
         self._replies: dict[bytes, Message] = {}
-        """The newest reply of each key. A program can leave out messages before a reply."""
+        """The newest reply of each key. It finds a reply even if the program has removed earlier messages."""
         self._answers: dict[tuple[str, int], _Node] = {}
         """The reply of each chat."""
         self._quotes: dict[ChatRef, str] = {}

@@ -74,7 +74,7 @@ class Groups:
         self._members[member] = key, found, group.index
 
     def _find(self, key: Key, index: int, rollout_id: str) -> _Group:
-        """Return the group with an earlier attempt of a rollout, a group that waits for its index, or a new group."""
+        """Return the group of a rollout: that of its earlier attempt, one that waits for its index, or a new one."""
         groups = self._groups.setdefault(key, [])
         for group in groups:
             if index in group.members and group.members[index][0] == rollout_id:

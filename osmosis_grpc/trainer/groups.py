@@ -138,7 +138,7 @@ class GroupRun(Run):
                 if len(_members(group, completed=False)) > self._may_fail:
                     if self._raises:
                         raise RolloutFailed(f"rollout {outcome.rollout_id}: {reason_of(outcome)}", outcome)
-                    if self._failed.get(name) != len(group):  # otherwise the last member may raise
+                    if self._failed.get(name) != len(group):  # if the policy failed all, the last one raises
                         await self._drop(name, group, outcome)
                         if outcome.status is not OutcomeStatus.CANCELLED:
                             dropped, last = dropped + 1, outcome

@@ -71,7 +71,7 @@ def assign(scheduler: SchedulerPort, rollout: Rollout, server: AgentServerLink) 
 
 
 def enter(scheduler: SchedulerPort, rollout: Rollout) -> None:
-    """Enter a higher attempt before any server gets it, because it may wait long for the slot of the lower one."""
+    """Enter a higher attempt at once, even without a server, because it may wait long for the lower one's slot."""
     key, ledger = rollout.key, scheduler.ledger
     if ledger is None or not rollout.begun:
         scheduler.cancel_leaving(key[0])

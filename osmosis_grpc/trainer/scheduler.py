@@ -211,7 +211,7 @@ class Scheduler(SchedulerPort):
             if server.attached:  # the next connection repeats all cancels
                 server.cancel_leaving(rollout_id)
 
-        self._timer(CANCEL_RETRY, again, lambda error: None)  # without it, the next connection repeats the cancel
+        self._timer(CANCEL_RETRY, again, lambda error: None)  # otherwise the next connection repeats the cancel
 
     def put_back(self, rollout: Rollout, after: float) -> None:
         rollout.server = None

@@ -73,14 +73,14 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class TurnLine:
-    """The turns with one name, one of each rollout. A rollout without this turn has None."""
+    """The turns of all rollouts that have the same name. A rollout without this turn has None."""
 
     name: str
     cells: tuple[Turn | None, ...]
     differs: bool
     """Whether it is the first one in which the replies differ."""
     letters: tuple[str, ...]
-    """If it differs: equal replies have equal letters."""
+    """For the first differing turn, a letter for each reply; equal replies have equal letters."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,7 +159,7 @@ class RaggedTensor(ArrayEquality):
             dtype: The type, such as "float32"; None for that of the arrays. It is needed if there are no rows.
 
         Raises:
-            InvalidArgument: The rows have different types or shapes beyond their lengths, or the type is unknown.
+            InvalidArgument: The rows differ in their types or in dimensions after the first, or the type is unknown.
         """
         if dtype is not None and TENSOR_DTYPES.get(dtype) is None:
             raise InvalidArgument("extras", f"a tensor of {dtype} cannot be made")

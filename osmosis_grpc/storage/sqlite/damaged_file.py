@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 _HEAD = 32
 _FRAME_HEAD = 24
 _FRAMES_AT = 16
-"""The offset in the index of the log of the number of frames that SQLite reads."""
+"""Where the index of the log has the number of frames that SQLite reads."""
 _MASK = 0xFFFFFFFF
 
 
@@ -45,8 +45,8 @@ def has_log(path: Path) -> bool:
 def log_damage(path: Path) -> str:
     """Describe the damage in a database's write-ahead log. Return an empty text if no commit is lost.
 
-    Call it while a connection that has read something is open, and no other process writes: SQLite has then written
-    the index of the log, which shows how much of the log is in use.
+    Call this while no other process writes, and while a connection is open that has read something. SQLite has then
+    written the index of the log, which shows how much of the log is in use.
     """
     with suppress(FileNotFoundError), log_of(path).open("rb") as log, Path(f"{path}-shm").open("rb") as index:
         file, size = log.fileno(), os.fstat(log.fileno()).st_size

@@ -171,7 +171,7 @@ class LocalSandbox:
                 seconds=end.seconds,
             )
         except OSError as error:
-            kind = SandboxError if error.errno == errno.E2BIG else SandboxLost  # the model wrote the command
+            kind = SandboxError if error.errno == errno.E2BIG else SandboxLost  # the model's command is too long
             raise kind(f"the program cannot be started: {error}") from None
         finally:
             self._running -= 1

@@ -17,9 +17,9 @@ Samples = dict[str, SampleState]
 
 
 def question_of(received: ChatRequest, parent_chat: int) -> bytes:
-    """Return the bytes of a received chat if its row can store them unchanged as the question; otherwise no bytes.
+    """Return the bytes of a received chat if the ledger can store them unchanged; otherwise no bytes.
 
-    For this, they must have exactly the messages after the reply of `parent_chat`, and nothing that the row leaves out.
+    It can if the chat has exactly the messages after the reply of `parent_chat`, and no fields that the row leaves out.
     """
     more = received.prefix_len or received.tools_overridden or received.state
     return b"" if more or received.parent_chat != parent_chat else received.wire

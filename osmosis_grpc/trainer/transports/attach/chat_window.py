@@ -31,8 +31,8 @@ MAX_PARKED = 64
 class OpenChats:
     """The open chats of one agent server.
 
-    `unopened` returns whether a rollout waits for the answer to its Init. `superseded` is called with the id of a
-    rollout, an attempt that another attempt has replaced, and the other attempt (0 if it is unknown).
+    `unopened` returns whether a rollout waits for the answer to its Init. `superseded` is called for a replaced
+    attempt, with the rollout's id, the attempt and the new attempt (0 if unknown).
     """
 
     def __init__(
