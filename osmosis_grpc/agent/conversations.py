@@ -22,7 +22,7 @@ MAX_BYTES = 256 * 1024 * 1024
 MAX_UNANSWERED = 256
 """The number of histories without a reply whose samples are remembered."""
 LEAST_QUOTE, MOST_QUOTE = 24, 400
-"""The least and the most characters of a line by which a reply is found in a later history."""
+"""The least and the greatest length of a line by which a reply is found in a later history."""
 MAX_QUOTES = 64
 
 

@@ -33,7 +33,7 @@ class Graded:
 
     @classmethod
     def of(cls, context: GraderContext) -> "Graded":
-        """Return the rewards of a graded context. It is a failure if a sample has no reward and is not removed."""
+        """Return the rewards of a graded context. It fails if a sample has no reward and is not removed."""
         samples = context.samples
         removed = tuple(name for name, sample in samples.items() if sample.remove_sample)
         missing = [name for name, sample in samples.items() if sample.reward is None and not sample.remove_sample]

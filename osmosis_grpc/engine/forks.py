@@ -20,7 +20,7 @@ class Forks:
         """Return the original of a fork. Read no chats.
 
         Raises NotFound if the owner has no such rollout, FailedPrecondition if the agent loop is not replayable, and
-        InvalidArgument for an original that cannot fit.
+        InvalidArgument if the original is the rollout itself or ran another agent loop.
         """
         if fork.rollout_id == rollout_id:
             raise InvalidArgument("spec.fork.rollout_id", "is the rollout itself; name the rollout to fork from")

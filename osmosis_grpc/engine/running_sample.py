@@ -56,7 +56,7 @@ class RunningSample:
     _removed: list[Message] = field(default_factory=list)
     """The messages before `newest` that the agent has removed from its history, for example to shorten it."""
     _skipped: int = 0
-    """The number of messages at the beginning of the newest history that `_removed` replaces."""
+    """`_removed` stands for this many messages at the beginning of the newest history."""
 
     def __post_init__(self, any_role: bool) -> None:
         self.conversation = Conversation(any_role, same_meaning)

@@ -67,7 +67,7 @@ class SegmentBuilder:
         return None if place is None else place.segment.ids(0, place.prompt_end)
 
     def prompt_extras(self, chat: int, first: int) -> Extras:
-        """Return the extras of a chat's prompt from token `first` on, as far as all these tokens have them."""
+        """Return the extras of a chat's prompt from token `first` on. Omits an extra that one of these tokens lacks."""
         place = self._ends.get(chat)
         if place is None or place.segment.parts is None:
             return NOTHING

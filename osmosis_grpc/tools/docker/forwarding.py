@@ -34,7 +34,7 @@ SHARE = 16
 PART = 64 * 1024
 PREFIX = "osmosis-reach-"
 LEFT_AFTER = 120.0
-"""After this many seconds, the folder that a process makes is complete."""
+"""A folder without sockets is removed after this many seconds. A younger one may be unfinished."""
 Connected = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 

@@ -130,7 +130,7 @@ class AttachTransport(Transport[AttachedServer], services_pb2_grpc.TrainerServic
     def _not_reached(self, server: Dialled[AttachedServer]) -> None:
         """Call the server that has named an unreachable worker, because this worker may no longer exist.
 
-        The list of workers is otherwise only in a hello, so the trainer would try the worker until its next stream.
+        Only a hello lists the workers, so without the call the trainer would try the worker until its next stream.
         """
         naming = [self._dialled[each] for each, workers in self._workers.items() if server.target.address in workers]
         attached = [each for each in naming if each.link.attached]
