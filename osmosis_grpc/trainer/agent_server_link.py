@@ -58,7 +58,8 @@ class Rollout:
     begun: bool = False
     """Whether the ledger has this attempt or a lower attempt of the rollout."""
     ending: bool = False
-    """Whether the rollout ends without an outcome of its server. Such a rollout is done when the ledger has dropped it."""
+    """Whether the rollout ends without an outcome of its server. Such a rollout is done when the ledger has dropped
+    it."""
     losses: list[str] = field(default_factory=list)
     """The reason for each loss, with the attempt."""
     without_original: "list[AgentServerLink]" = field(default_factory=list)

@@ -136,7 +136,8 @@ ANNOTATE = f"{END} -- again"
 CALLBACK = 5
 """The index of the callback in a row of ACCEPT."""
 SEQUENCES = {ACCEPT: 0, EVENT: 1, END: 0, SETTLE: 0, ANNOTATE: 0}
-"""The statements that write many rows, in the order of a rollout's life. The value is the index of the sequence in a row."""
+"""The statements that write many rows, in the order of a rollout's life. The value is the index of the sequence in a
+row."""
 
 
 def _clean(database: sqlite3.Connection) -> list[str]:

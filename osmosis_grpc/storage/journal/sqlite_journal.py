@@ -127,7 +127,7 @@ class SqliteJournal(StoredRollouts):
     ) -> None:
         self._written = position = self._written + 1
         key = event.rollout_id, event.attempt
-        batch = self.writer.batch()
+        batch = self.writer.batch(_WAITS.get(type(event.kind), 0.0))
         now = self._now()
         if entry is not None:
             rollout = OpenRollout(entry.sequence, key, entry.owner, position, now)
@@ -351,6 +351,9 @@ def _other_rows(batch: Batch, rollout: OpenRollout) -> list[Row]:
     return [row for row in batch.rows[schema.ANNOTATE] if row[0] != rollout.sequence]
 
 
+_WAITS = dict.fromkeys((events.ChatRequested, events.ChatAnswered, events.ToolCalled, events.ToolReturned), 0.02)
+"""The seconds for which events wait for others, to share a commit: a commit costs as much as a chat. Nothing depends on
+these events: after a crash, their chats are sent again, and the trainer has the replies."""
 _UPDATES = {
     events.Started: SqliteJournal._start,
     events.Ended: SqliteJournal._end,
