@@ -111,7 +111,7 @@ def validate_agent_loop(agent_loop: object, request: RolloutRequest | None = Non
 
     Args:
         agent_loop: The agent loop, or its class.
-        request: The argument of get_tools, which is called once unless the class cannot be called.
+        request: The argument of get_tools. get_tools is called once, unless the class cannot be called.
     """
     cls = agent_loop if isinstance(agent_loop, type) else type(agent_loop)
     name = _attribute(agent_loop, "name")

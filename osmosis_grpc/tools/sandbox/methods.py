@@ -90,7 +90,7 @@ class Choice:
 
 
 def _as_user(user: int | None) -> list[str]:
-    """Return the words that change to a user that can never regain privileges."""
+    """Return the beginning of a command that runs as a user without privileges, which it can never regain."""
     if user is None:
         return []
     return ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "--no-new-privs", "--"]
