@@ -17,7 +17,7 @@ class Forks:
         self._context = context
 
     def original(self, fork: Fork, agent_loop: str, rollout_id: str, owner: str) -> Record:
-        """Return the original of a fork. Read no chats.
+        """Return the record of a fork's original. This reads none of its chats.
 
         Raises NotFound if the owner has no such rollout, FailedPrecondition if the agent loop is not replayable, and
         InvalidArgument if the original is the rollout itself or ran another agent loop.

@@ -41,7 +41,7 @@ class Address:
 
     @property
     def grpc_target(self) -> str:
-        """The checked addresses of the first one's IP version, in gRPC's notation, so that gRPC resolves no name."""
+        """The checked addresses with the same IP version as the first, in gRPC's notation. So gRPC resolves no name."""
         family = "ipv6" if ":" in self.ips[0] else "ipv4"
         alike = [ip for ip in self.ips if (":" in ip) == (":" in self.ips[0])]
         return f"{family}:" + ",".join(f"[{ip}]:{self.port}" if ":" in ip else f"{ip}:{self.port}" for ip in alike)
