@@ -48,34 +48,33 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "settings.md"
 
 HEAD = """# Settings
 
-Every setting of every program of this project: the options of [`osmosis-grpc serve` and of
+This page has every setting: the options of [`osmosis-grpc serve` and of
 `python -m osmosis_gateway`](#serve-and-the-gateway) with their environment variables, the options of the [other
 commands](#other-commands), [other variables](#other-variables), and the [arguments and fields of classes](#classes).
 `scripts/settings.py` writes this page from the code.
 
 ## serve and the gateway
 
-- A value wins in this order: command line, environment variable, file `.env` in the current folder, the tables
-  `[server]` and `[client]` of the TOML file of `serve --config`, default. A key is the end of the variable's name, in
-  lower case, such as `grpc_port` in `[server]`. Secrets are not read from the file: name
-  their own files in it.
-- `serve --help` shows the options that are used most, and `serve --help-all` all of them.
-- In a variable, a list is separated by blanks, tokens and commands are separated by line ends, and a switch is `true`
-  or `false`.
+- The first of these sources with a value wins: command line, environment variable, file `.env` in the current folder,
+  the tables `[server]` and `[client]` of the TOML file of `serve --config`, default. In TOML, a key is the end of the
+  variable's name in lower case, such as `grpc_port` in `[server]`. A secret must be in its own file, which you name in
+  the TOML file.
+- `serve --help` shows the most common options, `serve --help-all` all of them.
+- In a variable, separate the items of a list by blanks, and tokens and commands by line breaks. A switch is `true` or
+  `false`.
 - A switch has a second flag that turns it off again: `--no-reload` for `--reload`, `--http` for `--no-http`.
-- A wrong value stops the start. The message names the option, or the variable where the value came from there.
-- A variable with the prefix `OSMOSIS_ROLLOUT_` that is not on this page is ignored. A warning names it and the nearest
-  known name.
-- A variable without an option has no flag in its row.
-- These names and defaults are those of the Osmosis SDK where it has the same setting.
+- If a value is invalid, the program does not start, and the error names the option or the variable.
+- An unknown variable with the prefix `OSMOSIS_ROLLOUT_` is ignored. A warning suggests the nearest known name.
+- Some variables have no option.
+- Settings that the Osmosis SDK has, too, keep its names and defaults.
 """
 
 COMMANDS = """
 ## Other commands
 
-`osmosis-grpc COMMAND --help` prints the same. A command that asks a server gets missing credentials from the variables
-`OSMOSIS_ROLLOUT_CLIENT_*` of the [agent server](#agent-server) above. A missing `--state-dir` comes from the variable
-of that option of [serve](#journal).
+`osmosis-grpc COMMAND --help` prints the same. Commands that call a server read missing credentials from the variables
+`OSMOSIS_ROLLOUT_CLIENT_*` of the [agent server](#agent-server) above. The variable of `--state-dir` is that of
+[serve](#journal).
 """
 
 VARIABLES = {
@@ -84,32 +83,32 @@ VARIABLES = {
     "OPENAI_BASE_URL": "The default of `--base-url`, and of OpenAIFunction. AnthropicFunction reads "
     "`ANTHROPIC_BASE_URL`.",
     "AGENTIC_LOG_LEVEL": "The level of the logs of `osmosis_grpc.agentic`: DEBUG, INFO, WARNING, ERROR or CRITICAL.",
-    "AGENTIC_SAVE_TRAJECTORIES": "Whether AgenticRollout saves trajectories if its configuration does not say it: "
+    "AGENTIC_SAVE_TRAJECTORIES": "Whether AgenticRollout saves trajectories if its configuration does not set it: "
     "`true` or `false`.",
-    "ANTHROPIC_MODEL": "The model of ClaudeAPIClient, if its argument `model` does not name one.",
+    "ANTHROPIC_MODEL": "The model of ClaudeAPIClient without its argument `model`.",
     "KUBERNETES_SERVICE_HOST": "If it is set, KubernetesCluster uses the service account of its pod.",
     "NO_COLOR": "If it is set, there are no colours.",
     "TERM": "If it is `dumb`, there are no colours and no bars.",
     "COLUMNS": "The width of lines in a pipe, which is 80 by default.",
-    "GRPC_TRACE": "What grpc logs. A server refuses to start with tracers that print bearer tokens, unless "
+    "GRPC_TRACE": "The tracers of grpc. A server refuses to start with tracers that print bearer tokens, unless "
     "`--unsafe-trace` is set.",
-    "GRPC_VERBOSITY": "How much grpc logs. Servers and trainers set it to ERROR, unless it or `GRPC_TRACE` is set.",
+    "GRPC_VERBOSITY": "The log level of grpc. Servers and trainers set it to ERROR, unless it or `GRPC_TRACE` is set.",
     "GRPC_ENABLE_FORK_SUPPORT": "Servers and trainers set it to 0 by default, because its handlers crash some forks.",
     "OTEL_TRACES_EXPORTER": "The exporter of `serve --otel`: `otlp` by default, `console`, `none`, or the name of "
     "another installed exporter. It reads its own variables, such as `OTEL_EXPORTER_OTLP_ENDPOINT`.",
     "OTEL_EXPORTER_OTLP_PROTOCOL": "The protocol of the exporter `otlp`: `grpc` by default, or `http/protobuf`.",
-    "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "It replaces `OTEL_EXPORTER_OTLP_PROTOCOL`.",
+    "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "The same for traces only; it replaces `OTEL_EXPORTER_OTLP_PROTOCOL`.",
     "OTEL_SERVICE_NAME": "The name of this process in traces, `osmosis-grpc` by default.",
     "OTEL_RESOURCE_ATTRIBUTES": "More attributes of this process in traces; `service.name` among them is its name.",
-    "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT": "Whether the spans of `serve --otel` have messages, and "
-    "arguments and results of tools: `true`.",
+    "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT": "With `true`, the spans of `serve --otel` have messages, and "
+    "arguments and results of tools.",
     "LITELLM_LOCAL_MODEL_COST_MAP": "Commands that load an agent set it to True by default, also for programs of "
     "`serve --command`. litellm then reads its prices from its own files and not from the network.",
-    "OSMOSIS_TASK_FILE": "A program of `serve --command` gets the path of its task in it.",
+    "OSMOSIS_TASK_FILE": "Programs of `serve --command` get the path of their task file in it.",
     "OSMOSIS_CHAT_COMPLETIONS_URL": "The `chat_completions_url` of a context without a rollout's own base URL.",
     "OSMOSIS_API_KEY": "The `api_key` of such a context.",
     "OSMOSIS_ROLLOUT_ID": "The `rollout_id` of such a context.",
-    "PATH": "Where the programs of `serve --command` are searched. They get it, too.",
+    "PATH": "The folders in which `serve --command` finds its programs, which get it, too.",
     "VIRTUAL_ENV": "If neither this nor `CONDA_PREFIX` names an environment, the programs of `serve --command` get the "
     "server's own Python as `python`.",
     "CONDA_PREFIX": "See `VIRTUAL_ENV`.",

@@ -2,8 +2,8 @@
 
     from osmosis_grpc.agent import RolloutAgentLoop, RolloutContext, RolloutResult, tool
 
-The names of the modules in _MODULES need pydantic. They are imported when they are first used, because every program
-with a policy imports this package.
+The modules in _MODULES need pydantic. They are imported at the first use of their names, because every program with a
+policy imports this package.
 """
 
 from importlib import import_module
@@ -74,7 +74,7 @@ _MODULES = {
     "tool": "osmosis_grpc.agent.tool_decorator",
 }
 
-if not TYPE_CHECKING:  # a type checker would take every name for one of the module
+if not TYPE_CHECKING:  # otherwise a type checker would accept every name of the module
 
     def __getattr__(name: str) -> Any:
         if name not in _MODULES:

@@ -25,7 +25,7 @@ TBase = TypeVar("TBase", bound=BaseConfig)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Texts:
-    """KEY=VALUE texts from one place. A later one wins."""
+    """KEY=VALUE texts from one source. Later ones replace earlier ones."""
 
     values: tuple[str, ...] = ()
     place: str = ""
@@ -38,13 +38,13 @@ class ConfigSources:
 
     toml: WorkflowToml = field(default_factory=WorkflowToml)
     workflow: tuple[str, ...] = ()
-    """KEY=VALUE texts of the command line. A later one wins."""
+    """KEY=VALUE texts of the command line. Later ones replace earlier ones."""
     grader: tuple[str, ...] = ()
     """KEY=VALUE texts of the command line for the grader's configuration."""
     grader_class: str = ""
     """MODULE:CLASS of a grader that replaces the grader in the workflow's file."""
     workflow_variable: Texts = Texts()
-    """The texts of the environment for the workflow. Those of the command line win."""
+    """The texts of the environment for the workflow. Those of the command line replace them."""
     grader_variable: Texts = Texts()
     """The texts of the environment for the grader."""
     grader_class_place: str = "--grader"

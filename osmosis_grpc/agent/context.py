@@ -93,7 +93,7 @@ class RolloutContext(RolloutScope):
         return LoopCalls(self._loop or asyncio.get_running_loop())
 
     def bind_tools(self, tools: Sequence[Any]) -> None:
-        """Let run_tools() run these tools, too. Schemas without a function are left out."""
+        """Add tools that run_tools() can run. Schemas without a function are left out."""
         self._runnable_tools |= {t.name: t for t in tools if type(t) is not dict and isinstance(t, RunnableTool)}
 
     @property
@@ -131,7 +131,7 @@ class RolloutContext(RolloutScope):
         tools: Sequence[Any] | None = None,
         **params: Any,
     ) -> CompletionsResult:
-        """Ask the model for a reply to the whole history.
+        """Return the model's reply to the whole history.
 
         Args:
             messages: The history, in OpenAI's format. A reply in it may be spelled differently, for example as parts or
@@ -139,7 +139,7 @@ class RolloutContext(RolloutScope):
             sample: The conversation of the chat.
             purpose: Chats for judging are never trained on.
             tools: Replace the rollout's tools for this chat. run_tools() runs these, too.
-            **params: Sampling parameters under OpenAI's names. Unknown ones are forwarded, and those that the trainer
+            **params: Sampling parameters under OpenAI's names; unknown ones are forwarded. Parameters that the trainer
                 pins replace them.
 
         Raises:
@@ -192,7 +192,7 @@ class RolloutContext(RolloutScope):
             policy: The policy of the trainer that answers the chats of the sample; empty for its only policy.
             parent: The sample and the chat from which this sample is branched or called, for example
                 ("main", reply.chat_number). Chat 0 is the beginning of the sample.
-            train: False asks the trainer not to train on the sample.
+            train: False if the trainer should not train on the sample.
 
         Raises:
             ValueError: The name is in use or cannot be used, or the parent does not exist.
@@ -222,10 +222,10 @@ class RolloutContext(RolloutScope):
         self._session.set_reward(reward_of(value), sample=sample, chat=chat, name=name)
 
     def set_train(self, wish: bool, *, sample: str = "main") -> None:
-        """Ask the trainer to train on a sample, or not to.
+        """Set whether the trainer should train on a sample.
 
         Args:
-            wish: False for a sample that is not to be trained on.
+            wish: False if it should not.
             sample: The name of the sample.
 
         Raises:
@@ -236,7 +236,7 @@ class RolloutContext(RolloutScope):
         self._session.train(sample, wish)
 
     def drop(self, reply: CompletionsResult) -> None:
-        """Say that the conversation goes on without a reply. By default, trainers do not train on such a reply."""
+        """Mark a reply that the conversation does not use. By default, trainers do not train on such a reply."""
         self._session.drop(reply.sample, reply.chat_number)
         self.log_event("reply dropped", sample=reply.sample, chat=reply.chat_number)
 
@@ -251,8 +251,8 @@ class RolloutContext(RolloutScope):
 
         Args:
             final_messages: The conversation; without it, the trainer gets the one up to the last reply.
-            finish_reason: Why the agent ended. If the last reply was cut or tool_loop() ran out of turns, the outcome
-                says so instead of "stop".
+            finish_reason: Why the agent ended. If it is "stop" and the last reply was cut or tool_loop() ran out of
+                turns, the outcome has that reason instead.
             reward: The reward of the rollout; None if the agent computes none.
             extra_fields: More data for the trainer, as JSON.
 
@@ -271,7 +271,7 @@ class RolloutContext(RolloutScope):
         )
 
     def error(self, error_message: str, final_messages: Sequence[Message] | None = None) -> RolloutResult:
-        """Make the result of a rollout that the agent gives up. The agent returns this result from run.
+        """Make the result of a rollout that the agent could not complete. The agent returns this result from run.
 
         Args:
             error_message: Why, for the outcome.
@@ -289,10 +289,10 @@ class RolloutContext(RolloutScope):
     async def run_tools(self, reply: Any) -> list[Message]:
         """Run the tool calls of a reply at the same time, and return their messages in the order of the calls.
 
-        `reply` is the result of chat(), its message, or a message of the openai package. The agent's tools with a
-        function run, for example those of `@tool`. A call can fail: the tool is unknown, the arguments are wrong, the
-        function raises, or the time runs out. The message of such a call has the error. If `reply` is the result of
-        chat() and was cut by its token limit, no call runs, because the last one may be incomplete.
+        `reply` is the result of chat(), its message, or a message of the openai package. Only tools with a function can
+        run, for example those of `@tool`. If a call fails, its message has the error: the tool is unknown, the
+        arguments are wrong, the function raises, or the time runs out. If `reply` is the result of chat() and was cut
+        by its token limit, no call runs, because the last one may be incomplete.
         """
         self._session.check_open()
         held = getattr(reply, "message", None)
@@ -309,10 +309,10 @@ class RolloutContext(RolloutScope):
         max_turns: int | None = None,
         **params: Any,
     ) -> list[Message]:
-        """Ask the model and run its tools, until a reply calls no tool. Return the conversation with all replies.
+        """Run chats and their tool calls until a reply calls no tool. Return the conversation with all replies.
 
         A reply that was cut by its token limit ends the loop, and its tools do not run. If a token policy could not
-        read a tool call, the model is told so and asked again. Raises what chat() raises.
+        read a tool call, the model gets a message about it and another chat. Raises the errors of chat().
 
         Args:
             messages: The history to begin with.
@@ -353,13 +353,13 @@ class RolloutContext(RolloutScope):
             note_error("")
 
     def start_tool_call(self, call: Mapping[str, Any], *, sample: str = "") -> RunningToolCall:
-        """Record that a tool begins, for code that runs its tools itself. The metrics count and time the call.
+        """Record the start of a tool call, for code that runs its tools itself. The metrics count and time the call.
 
-        At the end of the tool, call returned(message) of the result.
+        When the tool has ended, call returned(message) of the result.
 
         Args:
             call: The tool call, in OpenAI's format.
-            sample: The sample whose reply asked for it.
+            sample: The sample whose reply has the call.
         """
         return RunningToolCall(self._session, call, sample=sample)
 

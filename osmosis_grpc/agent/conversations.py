@@ -1,12 +1,12 @@
 """Finds the conversation of a rollout that a history continues.
 
-A program sends its whole history with every request, and does not say to which conversation the request belongs.
-Client libraries rewrite messages: they add keys with null, change null content to "", or make text a list of parts. So
-the tree compares messages by their meanings (message_keys.py), and replaces a later spelling of a message with the
-earlier one. If a message has the calls of a reply but not its text, it also counts as the reply. So the engine
-recognises the earlier chat, and the tokens stay in one segment.
+A program sends its whole history with every request, without the name of the conversation. Client libraries also
+rewrite messages: they add keys with null, change null content to "", or make text a list of parts. So the tree compares
+messages by their meanings (message_keys.py), and replaces a rewritten message by the original one. A message with the
+calls of a reply but without its text also counts as the reply. As a result, the engine recognises the earlier chat, and
+the tokens stay in one segment.
 
-The tree keeps the messages of answered requests only. A request that is refused takes no memory.
+The tree keeps only the messages of answered requests.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ MAX_BYTES = 256 * 1024 * 1024
 MAX_UNANSWERED = 256
 """The number of histories without a reply whose samples are remembered."""
 LEAST_QUOTE, MOST_QUOTE = 24, 400
-"""The least and the most characters of a line by which a reply is found in a later history."""
+"""The least and the greatest length of a line by which a reply is found in a later history."""
 MAX_QUOTES = 64
 
 
@@ -39,7 +39,7 @@ class _Node:
 
 
 class Place(NamedTuple):
-    """A history, and the sample that it belongs to."""
+    """The sample of a history."""
 
     history: History
     messages: list[Message]
@@ -47,9 +47,9 @@ class Place(NamedTuple):
     sample: str
     """The sample that the history continues. Empty: it begins a new sample."""
     policy: str
-    """The trainer's policy that the request asks."""
+    """The trainer's policy that answers the request."""
     parent: ChatRef | None
-    """The chat that seems to have called a new sample. None for a sample that stands alone."""
+    """The chat that seems to have started a new sample; None if there is none."""
     calls: dict[str, ChatRef]
     """The calls that were waiting for their results when the history arrived."""
 
@@ -63,9 +63,9 @@ class Conversations:
         self._unanswered: dict[tuple[bytes, str], str] = {}
         """The samples of the newest requests that got no reply, by the digest of their histories and by policy."""
         self._calls: dict[str, ChatRef] = {}
-        """The newest chat of each sample, if its reply calls tools and the sample has not gone on; the newest last."""
+        """The newest chat of each sample whose reply calls tools that have no results yet; the newest last."""
         self._replies: dict[bytes, Message] = {}
-        """The newest reply of each key. A program can leave out messages before a reply."""
+        """The newest reply of each key. It finds a reply even if the program has removed earlier messages."""
         self._answers: dict[tuple[str, int], _Node] = {}
         """The reply of each chat."""
         self._quotes: dict[ChatRef, str] = {}
@@ -117,7 +117,7 @@ class Conversations:
         key, size = message_key(written or reply)
         answer = self._child(node, reply, key, size)
         self._replies[key] = reply
-        if reply.get("tool_calls"):  # some programs keep the calls of a reply but not its text
+        if reply.get("tool_calls"):  # some programs keep a reply's calls but not its text
             bare = message_key({**(written or reply), "content": None})[0]
             node.children.setdefault(bare, answer)
             self._replies.setdefault(bare, reply)
@@ -138,7 +138,7 @@ class Conversations:
             self._calls[sample] = ChatRef(sample, chat_number)
 
     def _quoted(self, messages: Sequence[Message]) -> ChatRef | None:
-        """Return the newest chat whose reply a message of the user quotes; None if there is none."""
+        """Return the newest chat whose reply is quoted in a user message; None if there is none."""
         told = "\n".join(filter(None, (text_of(message) for message in messages if message.get("role") == "user")))
         for chat, quote in reversed(self._quotes.items()):
             if quote in told:
@@ -154,7 +154,7 @@ class Conversations:
         self._calls = place.calls
 
     def failed(self, place: Place, sample: str) -> None:
-        """Note that a history got no reply. The same history then belongs to the same sample."""
+        """Record that a history got no reply. The same history then belongs to the same sample."""
         self._unanswered[place.history.digest, place.policy] = sample
         if len(self._unanswered) > MAX_UNANSWERED:
             del self._unanswered[next(iter(self._unanswered))]
@@ -167,7 +167,7 @@ class Conversations:
         return child
 
     def _goes_on(self, sample: str) -> None:
-        """Forget the tool calls of a sample that goes on, and those of the samples that these calls began."""
+        """Forget the pending tool calls of a sample that continues, and those of samples that these calls started."""
         over = {sample}
         for child, parent in self._parents.items():
             if parent in over:

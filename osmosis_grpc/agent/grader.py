@@ -25,7 +25,7 @@ class RolloutSample(BaseModel):
     label: str | None = None
     reward: float | None = Field(default=None, allow_inf_nan=False)
     remove_sample: bool = False
-    """True asks the trainer not to train on the sample. Such a sample needs no reward."""
+    """Whether the trainer should not train on the sample. Such a sample needs no reward."""
     metrics: dict[str, Any] = Field(default_factory=dict)
     """Numbers about the sample. They go to the trainer in extra_fields."""
     extra_fields: dict[str, Any] = Field(default_factory=dict)
@@ -100,7 +100,7 @@ class Grader(ABC, Generic[TGraderConfig]):
 
     def __init__(self, config: TGraderConfig | None = None) -> None:
         self.config = config
-        """The configuration that the module of the workflow has for the grader."""
+        """The configuration for the grader in the workflow's module."""
 
     @abstractmethod
     async def grade(self, ctx: GraderContext) -> Any:
@@ -109,8 +109,8 @@ class Grader(ABC, Generic[TGraderConfig]):
     async def grade_group(self, contexts: Sequence[GraderContext]) -> Any:
         """Set the rewards of all samples of a group. `contexts` has one context for each rollout, in order of index.
 
-        All rollouts of the group have to run on this server. Each waits for the others, at most until the end of its
-        grader_timeout; without one, the server's limit for agents counts. A rollout that failed is not in `contexts`.
-        An exception fails all rollouts of the group.
+        All rollouts of the group must run on this server. Each waits for the others, at most for its grader_timeout,
+        which is by default the server's time limit for agents. A rollout that failed is not in `contexts`. An exception
+        fails all rollouts of the group.
         """
         raise NotImplementedError

@@ -15,11 +15,11 @@ from osmosis_grpc.supervise import OnFailure, child, job
 GRADE_GROUP = job("agent.grade_group", OnFailure.RAISE)
 
 KEPT = 16
-"""So many graded groups are kept, for a later attempt of one of their rollouts."""
+"""The number of graded groups that are kept for later attempts of their rollouts."""
 
 GradeGroup = Callable[[Sequence[GraderContext]], Awaitable[Any]]
 Waiting = Callable[[str], AbstractContextManager[None]]
-"""Takes what a rollout waits for. The rollout has no slot until the context manager ends."""
+"""Called with a description of what a rollout waits for. The rollout has no slot until the context manager ends."""
 Key = tuple[str, str, int, str]
 """The owner, the id and the size of a group, and a digest of its prompt."""
 
@@ -58,7 +58,7 @@ class Groups:
         """The graded groups whose rollouts have ended, the newest last."""
 
     def accepted(self, request: RolloutRequest, owner: str) -> None:
-        """Note that a rollout of a group is going to run. Idempotent. Only rollouts of one owner share a group."""
+        """Add a rollout of a group before it runs. Idempotent. Only rollouts of one owner share a group."""
         group, member = request.group, (request.rollout_id, request.attempt)
         if group is None or group.size < 2 or member in self._members:
             return
@@ -66,7 +66,7 @@ class Groups:
         key = owner, group.id, group.size, prompt
         found = self._find(key, group.index, request.rollout_id)
         found.over.discard(group.index)
-        if found.task is None:  # an earlier attempt that waits is not graded
+        if found.task is None:  # an earlier attempt that still waits is not graded
             found.contexts.pop(group.index, None)
         found.members[group.index] = member
         found.running += 1
@@ -74,7 +74,7 @@ class Groups:
         self._members[member] = key, found, group.index
 
     def _find(self, key: Key, index: int, rollout_id: str) -> _Group:
-        """Return the group with an earlier attempt of a rollout, a group that waits for its index, or a new group."""
+        """Return the group of a rollout: that of its earlier attempt, one that waits for its index, or a new one."""
         groups = self._groups.setdefault(key, [])
         for group in groups:
             if index in group.members and group.members[index][0] == rollout_id:
@@ -90,14 +90,14 @@ class Groups:
         return (request.rollout_id, request.attempt) in self._members
 
     def ended_before(self, request: RolloutRequest, indexes: Iterable[int]) -> None:
-        """Note the indexes of rollouts that ended before a restart of the server. The others do not wait for them."""
+        """Record the rollouts that ended before a restart of the server, so that the others do not wait for them."""
         _, group, _ = self._members[request.rollout_id, request.attempt]
         group.over.update(set(indexes) - group.members.keys())
         if group.complete:
             group.changed.set()
 
     def ended(self, rollout_id: str, attempt: int) -> None:
-        """Note that a rollout has ended. The others no longer wait for it."""
+        """Record that a rollout has ended, so that the others no longer wait for it."""
         member = rollout_id, attempt
         if member not in self._members:
             return

@@ -26,14 +26,14 @@ class Graded:
     rewards: Mapping[str, float] = field(default_factory=dict)
     """Sample id to reward. Empty after a failure."""
     removed: tuple[str, ...] = ()
-    """The samples on which the trainer is asked not to train."""
+    """The samples on which the trainer should not train."""
     extra_fields: Mapping[str, Any] = field(default_factory=dict)
     """The metrics and extra fields of the samples, as JSON."""
     failure: Failure | None = None
 
     @classmethod
     def of(cls, context: GraderContext) -> "Graded":
-        """Return the rewards of a graded context. A sample without a reward that is not removed is a failure."""
+        """Return the rewards of a graded context. It fails if a sample has no reward and is not removed."""
         samples = context.samples
         removed = tuple(name for name, sample in samples.items() if sample.remove_sample)
         missing = [name for name, sample in samples.items() if sample.reward is None and not sample.remove_sample]
@@ -108,7 +108,7 @@ async def grade_recorded(
 ) -> Graded:
     """Grade a rollout that has ended, for example one of a journal. Nothing of the rollout is changed.
 
-    get_rollout_context() is None in the grader, so a grader that asks the policy's model fails.
+    get_rollout_context() is None in the grader, so a grader that needs the policy's model fails.
 
     Args:
         grader: The class of the grader.

@@ -1,7 +1,7 @@
-"""Asks the chats of one rollout for programs and libraries that send their whole history with each request.
+"""Chats of one rollout, for programs and libraries that send their whole history with each request.
 
-They may rewrite earlier messages. So each history first gets the spelling of the earlier chats (conversations.py), and
-the tokens stay in one segment.
+They may rewrite earlier messages. So each history is first changed back to the messages of the earlier chats
+(conversations.py), so that the tokens stay in one segment.
 """
 
 import inspect
@@ -24,11 +24,12 @@ from osmosis_grpc.protocol.types.requests import with_params
 POLICY = "policy"
 """The name of the model. `policy/NAME` is the trainer's policy NAME."""
 MOST_REFUSALS = 2
-"""A history that has not fitted into the context so often ends a limited rollout: the program does not shorten it."""
+"""If the same history exceeds the context this many times, a limited rollout ends, because the program does not shorten
+it."""
 LEFT_OUT = "sample left out of training"
-"""The event that says why a sample is not trained on."""
+"""The event with the reason why a sample is not trained on."""
 _RESERVED = frozenset(inspect.signature(RolloutContext.chat).parameters) - {"params"}
-"""Names that are arguments of ctx.chat, so no sampling parameter can have them."""
+"""Arguments of ctx.chat, so no sampling parameter can have these names."""
 _ABOUT_TOOLS = frozenset({"tool_choice", "parallel_tool_calls"})
 
 
@@ -60,7 +61,7 @@ class HistoryChats:
         self.failure: CallError | None = None
         """The error of the newest chat that ended; None if it got its reply."""
         self.limit = ""
-        """The limit that a chat has met, as a finish reason; empty for none."""
+        """The limit that a chat has reached, as a finish reason; empty for none."""
         self._limited = limited
         self._side_calls: dict[str, str] = {}
         """The kinds of the samples that seem to be side calls."""
@@ -75,7 +76,8 @@ class HistoryChats:
         self._begun: dict[str, _Begun] = {}
         """The samples that have a reply."""
         self._unused: dict[tuple[str, ChatRef | None], str] = {}
-        """A sample without a chat, because its request was refused, by policy and parent. Another request gets it."""
+        """Samples without a chat, because their request was refused, by policy and parent. Another request uses
+        them."""
 
     async def ask(
         self,
@@ -154,7 +156,7 @@ class HistoryChats:
         return next(name for name in itertools.chain([side], numbered) if name not in begun)
 
     def _met(self, sample: str, history: History) -> str:
-        """Return the limit that the next chat of a sample meets; empty for none."""
+        """Return the limit that the next chat of a sample would exceed; empty for none."""
         if self._too_long[history.digest] >= MOST_REFUSALS:
             return "length"
         request = self._context.request
@@ -167,12 +169,12 @@ class HistoryChats:
         self._begun[reply.sample].unread.append(reply)
 
     def leave_out(self) -> None:
-        """At the end of the program, exclude from training what the reward says nothing about.
+        """At the end of the program, exclude from training what the reward is not about.
 
-        A reply that no client has read and that nothing continues is dropped. A sample that has only such replies is
-        left out. So is a side call, and a sample with a model other than the main one: programs ask small models for
-        titles and quotas, and the policy answers these requests, too. The main sample is the longest one with tools or,
-        if none has tools, the longest one that is not a side call.
+        A reply that no client has read and that no chat continues is dropped, and a sample with only such replies is
+        left out. Side calls are left out, too, and so are samples with another model than that of the main sample:
+        programs use small models for titles and quotas, and the policy answers these requests, too. The main sample is
+        the longest one with tools or, if none has tools, the longest one that is not a side call.
         """
         for name, begun in self._begun.items():
             unread = [reply for reply in begun.unread if not self.conversations.continued(name, reply.chat_number)]

@@ -57,7 +57,7 @@ def import_hint(error: BaseException | None, hint: str) -> str:
 
 
 def with_import_hint(failure: Failure, error: BaseException) -> Failure:
-    """Return the failure for an exception. If a module is missing, the message says what to do about it."""
+    """Return the failure for an exception. If a module is missing, the message has advice."""
     return replace(failure, message=clip(import_hint(error, failure.message)))
 
 

@@ -1,4 +1,4 @@
-"""Finds the agents that texts name: MODULE:ATTRIBUTE, the file of a workflow, or the module of a workflow."""
+"""Loads agents by their specification: MODULE:ATTRIBUTE, the file of a workflow, or the module of a workflow."""
 
 import contextlib
 import importlib
@@ -29,7 +29,7 @@ from osmosis_grpc.agent.workflow_files import (
 
 
 class LoadError(ValueError):
-    """A specification does not lead to an agent loop. The text is one line and says what to change.
+    """A specification does not name an agent loop. The text is one line with advice.
 
     If the user's code raised an exception, the text names its file and line, and `__cause__` is the exception.
     """
@@ -85,7 +85,7 @@ def _own_code(spec: str) -> Iterator[None]:
             text = missing_import(error)
         file, line = place_of_error(error)
         text = text or one_line(error)
-        at = "; it is imported at" if "pip install" in text else " at"  # a command ends the text
+        at = "; it is imported at" if "pip install" in text else " at"  # the text ends with a command
         raise LoadError(f"{spec}: {text}" + (f"{at} {file}:{line}" if file else "")) from error
 
 

@@ -26,11 +26,11 @@ class RolloutAgentLoop(ABC):
     name: ClassVar[str]
     """The name that trainers use. It has 1 to 256 characters and is unique on a server."""
     lists_tools_without_request: ClassVar[bool] = True
-    """Whether the server can call get_tools without a rollout, to list the tools that get_tools usually returns."""
+    """Whether the server can call get_tools without a rollout, to list the usual tools."""
     replayable: ClassVar[bool] = False
-    """Whether run asks the same chats when it runs again with the same replies.
+    """Whether run sends the same chats again if it gets the same replies.
 
-    If True, a rollout continues after a restart of the server. run begins again and first gets the recorded replies.
+    If True, a rollout continues after a restart of the server: run starts again and first gets the recorded replies.
     The tools run again.
     """
 
@@ -54,7 +54,7 @@ class RolloutAgentLoop(ABC):
         exception, the status of the rollout is FAILED.
         """
 
-    def ended(self, rollout_id: str, attempt: int) -> None:  # noqa: B027 - few need it
+    def ended(self, rollout_id: str, attempt: int) -> None:  # noqa: B027 - few agents need it
         """Release what get_tools reserved for a rollout. Called once after the rollout's end, even if run was not.
 
         Args:

@@ -70,7 +70,7 @@ class LoopCalls:
         return self._start(call).result()
 
     def close(self) -> None:
-        """End every call, and each later one, with RolloutEndedError. Called on the event loop."""
+        """End all current and later calls with RolloutEndedError. Called on the event loop."""
         self._closed = True
         for task in self._tasks:
             task.cancel()
@@ -90,7 +90,7 @@ class LoopCalls:
         self._tasks.add(task)
         try:
             return await task
-        except asyncio.CancelledError:  # the thread that waits does not know it
+        except asyncio.CancelledError:  # the waiting thread expects another exception
             raise RolloutEndedError("the rollout has ended") from None
         finally:
             self._tasks.discard(task)
@@ -108,7 +108,7 @@ class OtherThreadSession:
         self.calls = session.calls
 
     async def chat(self, *args: Any, **kwargs: Any) -> Any:
-        """Ask for a reply, see Session.chat."""
+        """Return a reply, see Session.chat."""
         return await self._loop_calls.ask(lambda: self._session.chat(*args, **kwargs))
 
     def __getattr__(self, name: str) -> Any:

@@ -32,7 +32,7 @@ class History(NamedTuple):
 
     @classmethod
     def of(cls, messages: Sequence[Message]) -> "History":
-        """Return a history. It takes long for a long history, and may be called on any thread."""
+        """Return a history. This is slow for a long history, and may be called on any thread."""
         made = [message_key(message) for message in messages]
         keys = [key for key, _ in made]
         return cls(messages, keys, [size for _, size in made], _digest(b"".join(keys)))
@@ -52,15 +52,15 @@ def message_key(message: Mapping[str, Any]) -> tuple[bytes, int]:
 
 
 def same_meaning(known: Message, message: Message) -> bool:
-    """Return whether a message says the same as a known one, in another spelling.
+    """Return whether a message has the meaning of a known one.
 
-    An assistant message may leave out what the known one has besides its text and its calls, such as its reasoning. If
-    it has something that the known one does not have, it is another message.
+    An assistant message may lack what the known one has besides its text and its calls, such as its reasoning. If it
+    has more than the known one, it is a different message.
     """
     try:
         text, other_text = known.get("content"), message.get("content")
         if type(text) is str and type(other_text) is str and text != other_text:
-            return False  # the usual case: computing keys would take a hundred times as long
+            return False  # computing keys would take a hundred times as long for this usual case
         if known.get("role") != message.get("role") or message_key(known)[0] != message_key(message)[0]:
             return False
         one, other = _besides(known), _besides(message)

@@ -126,7 +126,7 @@ class ModelSession:
         return result
 
     async def chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> tuple[int, ChatResponse]:
-        """Raise RuntimeError, because ask() takes the place of this method."""
+        """Raise RuntimeError, because ask() replaces this method."""
         raise RuntimeError("this RolloutContext has a model of its own")
 
     def add_sample(self, name: str | None, *, policy: str, parent: ChatRef | None, train: bool | None) -> str:

@@ -1,7 +1,6 @@
 """The engine's ports. `server`, the gateway and tests implement them.
 
-A port is a type of function or a Protocol. An object that has the methods of a Protocol implements it. No port knows a
-transport.
+A port is a function type or a Protocol, and is independent of the transport.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -36,8 +35,8 @@ the result. Raises osmosis_grpc.protocol.errors.CallError. If the error is `retr
 ResultSink = Callable[[RolloutOutcome], Awaitable[Receipt]]
 """Receives outcomes, and records each result once.
 
-Raises InvalidArgument, Aborted or Unimplemented for an outcome that it will never record. The engine retries after
-any other error.
+InvalidArgument, Aborted and Unimplemented mean that it will never record the outcome. After any other error, the engine
+retries.
 """
 
 EventSink = Callable[[TrajectoryEvent], None]
@@ -55,7 +54,7 @@ class RolloutFolders:
     """The folders for files of a rollout. They need not exist."""
 
     own: Path | None
-    """Its content is deleted with the record of the rollout, and outlives the process. None without a state folder."""
+    """It outlives the process, and is deleted with the record of the rollout. None without a state folder."""
     original: Path | None = None
     """The folder of the rollout from which this rollout forks. None if it is not a fork, or if there is none."""
     replays: bool = False
@@ -88,10 +87,10 @@ class Session(Protocol):
         params: Mapping[str, Any],
         wanted: Callable[[], Awaitable[Any]] | None = None,
     ) -> tuple[int, ChatResponse]:
-        """Ask for a reply. Return the number of the chat within its sample, and the reply.
+        """Return the number of a chat within its sample, and its reply.
 
-        The trainer's reply becomes part of the rollout when `wanted` returns. If the call is cancelled earlier, it is
-        as if there had been no reply.
+        The trainer's reply becomes part of the rollout when `wanted` returns. If the call is cancelled earlier, the
+        reply is not used.
         """
 
     def add_sample(self, name: str | None, *, policy: str, parent: ChatRef | None, train: bool | None) -> str:
@@ -107,7 +106,7 @@ class Session(Protocol):
         """End the time limit of the agent, and begin that of the grader."""
 
     def waiting(self, what: str) -> AbstractContextManager[None]:
-        """Free the slot of the rollout, and note what the rollout waits for until the context manager ends."""
+        """Free the slot of the rollout until the context manager ends, and show what the rollout waits for."""
 
     async def ended_before(self) -> Collection[int]:
         """Return the indexes of the rollouts of this rollout's group that ended before a restart of the server."""
@@ -122,7 +121,7 @@ class Session(Protocol):
         """Mark a reply as dropped. Raises ValueError for an unknown sample or chat."""
 
     def limit(self, sample: str, limit: str) -> None:
-        """Note that a limit has ended a sample, unless another chat continues it. See Sample.cut for `limit`."""
+        """Record that a limit has ended a sample, unless another chat continues it. See Sample.cut for `limit`."""
 
     def set_reward(self, value: float, *, sample: str, chat: int, name: str) -> None:
         """Set a reward. Raises ValueError for an unknown sample or chat, and for a wrong name."""
@@ -137,9 +136,9 @@ class Session(Protocol):
         """Count a tool call in the metrics."""
 
     def tool_running(self, name: str) -> Callable[[str], float]:
-        """Note that a tool has begun. Return a function that the caller calls when the tool has ended.
+        """Record that a tool has started, and return a function to call when it has ended.
 
-        That function takes the call id of the tool's message. It counts the call and returns its duration in seconds.
+        This function gets the call id of the tool's message, counts the call and returns its duration in seconds.
         """
 
 

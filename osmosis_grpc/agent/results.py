@@ -53,7 +53,7 @@ class CompletionsResult:
     usage: dict[str, Any] = field(default_factory=dict)
     """prompt_tokens, completion_tokens, total_tokens; empty if the trainer did not send them."""
     finish_reason: str | None = None
-    """Why sampling stopped: stop, length, tool_calls."""
+    """Why sampling stopped, such as stop, length or tool_calls."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of the sampler's reply."""
     chat_number: int = 0
@@ -99,13 +99,13 @@ class CompletionsResult:
 
     @property
     def content(self) -> Any:
-        """The reply's content: usually text, perhaps None."""
+        """The reply's content, usually text; it may be None."""
         return self.message.get("content")
 
     if not TYPE_CHECKING:  # without these methods a type checker reports unknown attributes
 
         def __getattr__(self, name: str) -> NoReturn:
-            """Raise an AttributeError. For an attribute name of another library, the text gives our name."""
+            """Raise an AttributeError. For an attribute of another library, the text has our name for it."""
             use = f"; {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
             raise AttributeError(f"a chat's result has no attribute {name!r}{use}", name=name, obj=self)
 
@@ -129,7 +129,7 @@ _ELSEWHERE = {
     "to_dict": "use result.message, which is a dict",
     "dict": "use result.message, which is a dict",
 }
-"""Attribute name of another client library to the advice what to use here."""
+"""Attributes of other client libraries, with the names to use here."""
 
 
 def _listed(name: str) -> property:
@@ -169,7 +169,7 @@ class RolloutResult:
 
 
 def finish_reason_of(result: CompletionsResult) -> str:
-    """Return the policy's finish reason; `length` for any reply that was cut. Without one, the reply decides."""
+    """Return the policy's finish reason, `length` for any reply that was cut. Without one, derive it from the reply."""
     if result.finish_reason in CUTS:
         return "length"
     return result.finish_reason or ("tool_calls" if result.has_tool_calls else "stop")
@@ -193,6 +193,6 @@ def logprobs_of(result: CompletionsResult) -> dict[str, Any] | None:
 
 
 def ask_again(reply: CompletionsResult) -> Message:
-    """Return the message that tells the model which of its tool calls could not be read."""
+    """Return the message for the model about its tool calls that could not be read."""
     problems = ", ".join(reply.unread_calls)
     return {"role": "user", "content": f"The tool call could not be read ({problems}). Write it again."}

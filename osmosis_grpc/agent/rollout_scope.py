@@ -21,7 +21,7 @@ KEY_VARIABLE = "OSMOSIS_API_KEY"
 ID_VARIABLE = "OSMOSIS_ROLLOUT_ID"
 
 AGENT_REGISTERED = "agent registered"
-"""The event with the format of an agent's messages."""
+"""The event that records the format of an agent's messages."""
 
 Opener = Callable[["RolloutScope", asyncio.AbstractEventLoop], AbstractContextManager[Any]]
 """Serves the base URL of a rollout on the loop while the context is open, and returns its endpoint."""
@@ -31,7 +31,7 @@ _openers: list[Opener] = []
 def provide_base_urls(opener: Opener) -> None:
     """Let `opener` serve the base URLs of all rollouts of this process.
 
-    The hosts of rollouts import osmosis_grpc.endpoints, which calls this. Agents know no HTTP.
+    Rollout hosts import osmosis_grpc.endpoints, which calls this. So this package does not depend on HTTP.
     """
     _openers[:] = [opener]
 
@@ -155,11 +155,11 @@ class RolloutScope:
         return {name: RolloutSample(id=name, messages=list(messages)) for name, messages in found.items()}
 
     def separate(self) -> None:
-        """Share no agents and no base URL with the context of which this one is a copy."""
+        """Detach a copied context from the agents and the base URL of its original."""
         self._agents, self._outer, self._address = dict(self._agents), [], None
 
     def belong(self, base_urls: "BaseUrls") -> None:
-        """Belong to a running rollout, whose base URLs these are."""
+        """Bind the context to a running rollout with these base URLs."""
         self._base_urls = base_urls
 
     def _opened(self) -> tuple[str, str]:

@@ -28,11 +28,11 @@ class Runnable(Protocol):
 
     @property
     def lists_tools_without_request(self) -> bool:
-        """Whether the server can call tools() without a rollout, to list the tools that tools() usually returns."""
+        """Whether the server can call tools() without a rollout, to list the usual tools."""
 
     @property
     def replayable(self) -> bool:
-        """Whether run() asks the same chats when it runs again with the same replies."""
+        """Whether run() sends the same chats again if it gets the same replies."""
 
     @property
     def source(self) -> object:
@@ -45,7 +45,7 @@ class Runnable(Protocol):
         """
 
     def accepted(self, request: RolloutRequest, owner: str) -> None:
-        """Note that a rollout of a group is going to run. Called before tools(), and again after a restart.
+        """Prepare for a rollout of a group. Called before tools(), and again after a restart.
 
         Only called for rollouts of a group. `owner` is the trainer to which the rollout belongs.
         """
@@ -101,7 +101,7 @@ class AgentLoopRunnable:
         return found
 
     def accepted(self, request: RolloutRequest, owner: str) -> None:
-        """Do nothing: an agent loop does not know the other rollouts of a group."""
+        """Do nothing, because an agent loop does not use the other rollouts of a group."""
 
     async def run(self, context: RolloutContext) -> RunOutcome:
         """Run the agent loop, and check its result."""
@@ -115,7 +115,7 @@ class AgentLoopRunnable:
         return called
 
     async def bind(self, context: RolloutContext) -> None:
-        """Give the context the tools of its rollout. After a restart of the server, ask the agent for them again."""
+        """Give the context the tools of its rollout. After a restart, call get_tools again."""
         key = context.request.rollout_id, context.request.attempt
         found: Any = self._tools.get(key)
         if found is None and context.tools:
@@ -124,13 +124,13 @@ class AgentLoopRunnable:
             context.bind_tools(found)
 
     def ended(self, rollout_id: str, attempt: int) -> None:
-        """Forget the tools of a rollout, and tell the agent loop about its end."""
+        """Forget the tools of a rollout, and inform the agent loop of its end."""
         self._tools.pop((rollout_id, attempt), None)
         self.source.ended(rollout_id, attempt)
 
 
 def must_wait(found: Any) -> bool:
-    """Return whether what get_tools returned has to be awaited, or has a source of tools."""
+    """Return whether the result of get_tools must be awaited, or has a source of tools."""
     sources = isinstance(found, list | tuple) and any(hasattr(tool, "rollout_tools") for tool in found)
     return sources or inspect.isawaitable(found)
 

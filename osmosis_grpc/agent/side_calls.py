@@ -1,7 +1,7 @@
 """Recognises the side calls of programs: short requests beside the task, such as the one for a conversation's title.
 
-The reward of a rollout says nothing about side calls. So they get samples with other names than `main`, even if they
-come first, and they are not trained on, unless the program makes no other requests.
+The reward of a rollout is not about side calls. So they get other samples than `main`, even if they come first, and are
+not trained on, unless the program makes no other requests.
 """
 
 import re
@@ -17,19 +17,19 @@ _BY_PROGRAM = (
     ("suggestions", r"prompt suggestion|suggest(ed)? (follow-?ups?|replies)"),
     ("guardrail", r"guardrail|content (policy|safety) (check|classifier)"),
 )
-"""What the system prompt of a kind says, which the program has written."""
+"""Texts in the system prompts that programs write for each kind."""
 _BY_MESSAGE = (
     ("title", r"Generate a (\w+ )?title for this conversation"),
     ("quota", r"quota\Z"),
     ("next-speaker", r"Analyze \*only\* the content and structure of your immediately preceding"),
 )
-"""How the last message of a kind begins. It may be the task of a person, so no more than this is looked for."""
+"""How the last message of a kind begins. A user's task may have similar text later, so only the beginning counts."""
 _SYSTEM, _LAST = (
     [(name, re.compile(pattern, re.IGNORECASE | re.DOTALL)) for name, pattern in kinds]
     for kinds in (_BY_PROGRAM, _BY_MESSAGE)
 )
 _READ = 4000
-"""The characters of a text that are searched."""
+"""The number of characters of a text that are searched."""
 
 
 def side_call(messages: Sequence[Message], tools: Sequence[Any] | None) -> str:

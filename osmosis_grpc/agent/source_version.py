@@ -22,7 +22,7 @@ from osmosis_grpc.agent.syntax_tree import parse
 OURS = {"osmosis_grpc": "osmosis-grpc", "osmosis_gateway": "osmosis-grpc"}
 """Our own packages. Only their version is part of an agent's version, not their files."""
 PACKAGE = "_osmosis_entry_point_"
-"""The package of a workflow's file has this name and a digest of the folder's path; see workflow_files.py."""
+"""The prefix of a workflow's package, before a digest of the folder's path; see workflow_files.py."""
 MAX_FILES = 256
 DIGITS = 12
 
@@ -77,7 +77,7 @@ def _packages_and_files(kind: type) -> Iterator[tuple[str, str]]:
     for each in kind.__mro__:
         module = each.__module__
         file = getattr(sys.modules.get(module), "__file__", None)
-        if module.partition(".")[0] in OURS:  # an adapter, whose agent's code is not known here
+        if module.partition(".")[0] in OURS:  # an adapter; the code of its agent is not known here
             return
         if module in sys.stdlib_module_names and module != "__main__":  # a class that type() made
             continue

@@ -1,4 +1,4 @@
-"""Agents whose run() is not async: each runs on a thread, and the methods of its context wait."""
+"""Contexts for agents whose run() is not async and runs on a thread. Their methods wait for the result."""
 
 import asyncio
 import contextvars
@@ -64,7 +64,7 @@ class SyncRolloutContext:
         """The names of the samples that have begun."""
         return self._call(lambda: self._context.samples)
 
-    chat = _awaited(RolloutContext.chat)  # type: ignore[arg-type] # a sampling parameter could be named `self`
+    chat = _awaited(RolloutContext.chat)  # type: ignore[arg-type] # `self` could be the name of a sampling parameter
     run_tools = _awaited(RolloutContext.run_tools)
     tool_loop = _awaited(RolloutContext.tool_loop)  # type: ignore[arg-type]
     add_sample = _called(RolloutContext.add_sample)
@@ -96,7 +96,7 @@ class SyncRolloutContext:
 
 
 THREADS = 512
-"""At most this many sync agents run at once in a process. Further ones wait for a thread."""
+"""The most sync agents that run at once in a process. Others wait for a thread."""
 
 _threads = DaemonThreads(THREADS, replaced=THREADS, name="sync agents")
 

@@ -1,7 +1,7 @@
 """Lets a sync function wait for the event loop without blocking it, although an async function has called it.
 
-For example, an async run() calls a library whose sync function asks the model. Without help, that function blocks the
-event loop, which then never gets the reply. With greenlet (the extra `strands` or `litellm` installs it), the sync
+For example, an async run() calls a library whose sync function calls the model. This function would block the event
+loop, which then never receives the reply. With greenlet (the extra `strands` or `litellm` installs it), the sync
 function is suspended, and its task waits as at an `await`.
 """
 

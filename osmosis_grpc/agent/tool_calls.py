@@ -73,7 +73,7 @@ def get_tool_call_info(tool_call: Any, *, blank: dict[str, Any] | None = None) -
     Args:
         tool_call: The call, in OpenAI's format. The id of one without an id is "unknown". Without the key `arguments`
             it has none.
-        blank: Takes the place of arguments that are null or a blank text, which are errors without it.
+        blank: Replaces arguments that are null or blank, which are otherwise errors.
 
     Raises:
         ToolArgumentError: The arguments are not a JSON object. It has the call's id and name.
@@ -124,7 +124,7 @@ def create_tool_error_result(tool_call_id: str, error_message: str) -> dict[str,
 
 
 def note_error(tool_call_id: str, text: str = "") -> None:
-    """Note that a tool failed, with the exception that is being handled, if any.
+    """Record that a tool failed, with the exception that is being handled, if any.
 
     Within execute_tool_calls the error belongs to the running call. Elsewhere the watcher gets the error at once.
     """
@@ -170,7 +170,7 @@ async def execute_tool_calls(
 
     Raises:
         TypeError: `executor` is not async.
-        Exception: The first exception of a call. The other calls go on.
+        Exception: The first exception of a call. The other calls continue.
     """
     return await _gather(tool_calls, executor, raises=True)
 
@@ -259,8 +259,8 @@ def names_of(call: Any) -> tuple[str, str]:
 class RunningToolCall:
     """A tool call from its start to its end. The call begins when the object is made.
 
-    `sample` is the sample whose reply asked for the call. Without it, the id of the call decides. `session` is None
-    outside of a rollout.
+    `sample` is the sample whose reply has the call; by default it is found by the call's id. `session` is None outside
+    of a rollout.
     """
 
     def __init__(self, session: Session | None, call: Any, *, sample: str = "") -> None:

@@ -66,7 +66,7 @@ def _unknown(found: Mapping[Any, Any], known: frozenset[str], path: str) -> Iter
 def result_problem(function: Any) -> str:
     """Return what is wrong with the return annotation of a tool's function, or an empty string.
 
-    Any, an abstract class, and a function without an annotation may return anything, so they are no problem.
+    Any, an abstract class, and a missing annotation permit every value, so they are accepted.
     """
     try:
         hint = get_type_hints(function).get("return")

@@ -28,11 +28,11 @@ from osmosis_grpc.supervise import DaemonThreads
 log = logging.getLogger(__name__)
 
 TIMEOUT = 60.0
-"""The seconds after which a call fails, unless the tool has a timeout of its own."""
+"""The default timeout of a call, in seconds."""
 THREADS = 64
-"""At most this many calls of sync tools run at once in a process. Calls after their timeout do not count."""
+"""The most calls of sync tools that run at once in a process. Calls after their timeout do not count."""
 LOST = 512
-"""At most this many threads of sync tools that do not return are replaced."""
+"""The most threads of sync tools that do not return and are replaced."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -45,13 +45,13 @@ _PROBLEMS = {"missing_keyword_only_argument": "is missing", "unexpected_keyword_
 class Tool(Generic[P, R]):
     """A tool of an agent, made by `@tool`. Calling it calls the function itself.
 
-    A parameter with the type RolloutContext gets the context of the rollout; in a plain `def`, its type is
-    SyncRolloutContext. The model does not see it.
+    A parameter with the type RolloutContext, or in a plain `def` SyncRolloutContext, gets the context of the rollout.
+    It is not part of the schema.
 
     Args:
         function: The function, sync or async.
         name: The name by which the model calls the tool; by default the name of the function.
-        description: What the model reads; by default the docstring, without its section `Args:`.
+        description: The description for the model; by default the docstring without its section `Args:`.
         timeout: The seconds after which a call fails; None for no limit.
         parameters: A JSON schema. The arguments are checked against it, and the function needs no types.
         untyped: Whether a parameter without a type takes any value, and `**kwargs` takes further arguments.
@@ -121,11 +121,11 @@ class Tool(Generic[P, R]):
         A sync function runs on a thread. If it does not return, it keeps its thread.
 
         Args:
-            arguments: The arguments, as the model gave them.
-            context: The context of the rollout, for functions that take it.
+            arguments: The model's arguments.
+            context: The context of the rollout, for functions that need it.
 
         Raises:
-            ToolArgumentError: The arguments do not fit.
+            ToolArgumentError: The arguments do not match the schema.
             TimeoutError: The function runs longer than `timeout` seconds.
             Exception: The errors of the function.
         """
@@ -145,7 +145,7 @@ class Tool(Generic[P, R]):
                     raise TypeError(f"the tool {self.name} returned a coroutine: write `await` before the call")
                 return result
         except TimeoutError:
-            if not limit.expired():  # the function itself raised it
+            if not limit.expired():  # raised by the function itself
                 raise
             if sync:
                 log.warning(
@@ -157,9 +157,9 @@ class Tool(Generic[P, R]):
     async def _run_on_thread(
         self, known: dict[str, Any], context: RolloutContext | None, limit: asyncio.Timeout
     ) -> Any:
-        """Call a sync function on a thread. Its context waits, and is closed when this method is left.
+        """Call a sync function on a thread, with a context whose methods wait. The context is closed at the end.
 
-        The time limit begins when a thread begins with the function.
+        The time limit begins when a thread starts the function.
         """
         function: Callable[..., Any] = self.function
         loop = asyncio.get_running_loop()
@@ -189,7 +189,7 @@ def tool(function: Any = None, /, **options: Any) -> Any:
     The docstring is the description. Its section `Args:` describes the parameters.
 
     Args:
-        function: The function. `@tool(name=...)` takes it, too.
+        function: The function; also for `@tool(name=...)`.
         **options: `name`, `description` and `timeout` of Tool.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The tool calls of a rollout: which chat's reply asked for each call, and which call a helper is running.
+"""The tool calls of a rollout: the chat whose reply has each call, and the call that a helper is running.
 
 Call ids are unique within a sample only.
 """
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 MAX_CALLS = 4096
-"""A rollout remembers at most this many of its newest tool calls."""
+"""The most tool calls of a rollout that are kept, the newest ones."""
 
 
 class CallOrigin(NamedTuple):
-    """The chat whose reply asked for a tool call."""
+    """The chat whose reply has a tool call."""
 
     sample: str = ""
     """Empty if the chat is not known."""
@@ -29,7 +29,7 @@ class CallOrigins:
         self._calls: dict[int, tuple[Mapping[str, Any], CallOrigin]] = {}
         """Each call and its origin, by the identity of the call. The reference to the call keeps its identity."""
         self._by_id: dict[str, dict[str, int]] = {}
-        """The newest chat of each sample that asked for a call, by call id."""
+        """The newest chat of each sample that has a call, by call id."""
 
     def add(self, message: Mapping[str, Any], sample: str, chat_number: int) -> None:
         """Remember the calls of a reply. `message` is the object that the agent gets."""
@@ -42,11 +42,10 @@ class CallOrigins:
             self._by_id.pop(str(call.get("id") or ""), None)
 
     def find(self, call: Any, sample: str = "") -> CallOrigin:
-        """Return the chat that asked for a call, of `sample` if that is known.
+        """Return the chat whose reply has a call, in `sample` if that is known.
 
-        Without `sample`, the chat is not known if several samples asked for a call of this id.
-
-        The object that the agent got in a reply is always found.
+        The object that the agent got in a reply is always found. Otherwise, without `sample`, the chat is unknown if
+        several samples have a call with this id.
         """
         known = self._calls.get(id(call))
         if known is not None and known[0] is call:
@@ -66,15 +65,15 @@ class ToolRun:
     name: str = ""
     """Empty if the name is not known. `call_id` is also empty if it is not known."""
     error: BaseException | None = None
-    """The tool's exception. It can be an exception that the agent handles while the agent calls a helper."""
+    """The tool's exception, or one that the agent was handling when it called a helper."""
     error_text: str = ""
     """The error text that the model gets; empty without an error."""
     latency: float | None = None
     """Seconds; None if no helper ran the call."""
     sample: str = ""
-    """The sample whose reply asked for the call; empty if it is not known."""
+    """The sample whose reply has the call; empty if it is not known."""
     chat_number: int = 0
-    """The number of the chat whose reply asked for the call; 0 if it is not known."""
+    """The number of the chat whose reply has the call; 0 if it is not known."""
 
 
 current_run: ContextVar[ToolRun | None] = ContextVar("osmosis_grpc_tool_run", default=None)

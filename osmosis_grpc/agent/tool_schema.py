@@ -13,14 +13,14 @@ from osmosis_grpc.agent.context import RolloutContext
 from osmosis_grpc.agent.sync_context import SyncRolloutContext
 
 KEPT = 256
-"""The schemas of so many signatures are kept."""
+"""The number of signatures whose schemas are kept."""
 
 _PARAMETER = re.compile(r"^\s*(\w+)\s*(?:\([^)]*\))?:\s*(.+)$")
 _KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 def seen_signature(function: Callable[..., Any], untyped: bool) -> tuple[inspect.Signature, str]:
-    """Return the signature that the model sees, and the name of the parameter for the context; empty if none."""
+    """Return the signature without the parameter for the context, and the name of this parameter; empty if none."""
     name = function.__name__
     try:
         hints = get_type_hints(function, include_extras=True)
@@ -60,7 +60,7 @@ def check_and_schema(
 
     Raises TypeError naming a parameter whose type has no schema.
     """
-    # The text tells apart what is equal to Python but not in JSON: the defaults 1, 1.0 and True.
+    # The text distinguishes defaults that are equal in Python but not in JSON: 1, 1.0 and True.
     key = (signature, str(signature), function.__name__, function.__module__)
     try:
         adapter, schema = _made(*key)
@@ -73,7 +73,7 @@ def check_and_schema(
 def _made(signature: inspect.Signature, text: str, name: str, module: str) -> tuple[TypeAdapter[dict[str, Any]], str]:
     """Make the check and the schema, as JSON, of the functions with this signature.
 
-    pydantic takes milliseconds for them, and an agent makes its tools again for each rollout.
+    They are cached, because pydantic needs milliseconds for them, and an agent makes its tools again for each rollout.
     """
     for parameter in signature.parameters.values():
         try:

@@ -35,7 +35,7 @@ REQUEST = RolloutRequest.unchecked(
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One problem of an agent loop. The message and the hint what to do about it have one line each."""
+    """One problem of an agent loop. The message and the hint for its solution have one line each."""
 
     code: str
     message: str
@@ -68,7 +68,7 @@ class ValidationResult:
     """None if it has no usable name."""
     findings: tuple[Finding, ...] = ()
     tool_count: int = 0
-    """The number of checked tools; 0 if get_tools gave no list."""
+    """The number of checked tools; 0 if get_tools returned no list."""
 
     @property
     def errors(self) -> tuple[Finding, ...]:
@@ -106,12 +106,12 @@ class AgentLoopValidationError(OsmosisRolloutError):
 def validate_agent_loop(agent_loop: object, request: RolloutRequest | None = None) -> ValidationResult:
     """Return all problems of an agent loop, or of any other object. Raises nothing.
 
-    A class is checked and then called without arguments. run is not called. asyncio.run runs an async get_tools; within
-    a running event loop this is impossible, and then a warning says that the tools were not checked.
+    A class is checked and then called without arguments. run is not called. An async get_tools runs with asyncio.run;
+    within a running event loop this is impossible, and there is a warning that the tools were not checked.
 
     Args:
         agent_loop: The agent loop, or its class.
-        request: What get_tools gets, which is called once unless the class cannot be called.
+        request: The argument of get_tools. get_tools is called once, unless the class cannot be called.
     """
     cls = agent_loop if isinstance(agent_loop, type) else type(agent_loop)
     name = _attribute(agent_loop, "name")

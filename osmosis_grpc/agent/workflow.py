@@ -136,7 +136,7 @@ class AgentWorkflow(ABC, Generic[TConfig]):
     """
 
     replayable: ClassVar[bool] = False
-    """Whether run asks the same chats when it runs again with the same replies. See RolloutAgentLoop.replayable."""
+    """Whether run sends the same chats again if it gets the same replies. See RolloutAgentLoop.replayable."""
 
     def __init__(self, config: TConfig | None = None) -> None:
         self.config = config

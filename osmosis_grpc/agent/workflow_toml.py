@@ -44,7 +44,7 @@ class WorkflowTomlError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkflowToml:
-    """The tables of a file. An empty one stands for no file."""
+    """The tables of a file; empty without a file."""
 
     path: str = ""
     server: Mapping[str, Any] = field(default_factory=dict)

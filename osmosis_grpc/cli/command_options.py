@@ -24,17 +24,19 @@ class RunOptions(AgentSources):
     api_key: str | None = choice(
         "--api-key KEY", "Its key. Others see a command line: prefer the variable OPENAI_API_KEY."
     )
-    max_turns: int = choice("--max-turns N", "The most turns of a row.", 10, min=1)
+    max_turns: int = choice("--max-turns N", "Limit of turns of a row.", 10, min=1)
     temperature: float | None = choice("--temperature T", "The sampling temperature.")
-    max_tokens: int | None = choice("--max-tokens N", "The most tokens of a reply.")
+    max_tokens: int | None = choice("--max-tokens N", "Limit of tokens of a reply.")
     pin_sampling: bool = choice(
         "--pin-sampling", "Use --temperature and --max-tokens even if the agent passes its own.", False
     )
     limit: int | None = choice("--limit N", "Run at most N rows.", min=1)
     offset: int = choice("--offset N", "Skip the first N rows.", 0, min=0)
-    columns: list[str] | None = choice("--map COLUMN=FIELD", "What a column is, as question=user_prompt; repeatable.")
+    columns: list[str] | None = choice(
+        "--map COLUMN=FIELD", "The field that a column has, such as question=user_prompt; repeatable."
+    )
     concurrency: int = choice("--concurrency, --batch-size N", "The rollouts at once.", 4, min=1, max=10_000)
-    timeout: float = choice("--timeout SECONDS", "The most time of a rollout.", 1800.0, min=0.1, max=604_800)
+    timeout: float = choice("--timeout SECONDS", "Time limit of a rollout.", 1800.0, min=0.1, max=604_800)
     price: str | None = choice("--price P/R", "Dollars for a million prompt and reply tokens, as 0.25/2.")
     output: str | None = choice("-o, --output FILE", "Write the results as JSON.")
     save_dir: str | None = choice("--save-dir DIR", "The run's folder. Default: ./.osmosis/runs/TIME-ID")
@@ -77,7 +79,7 @@ class ExportChoices:
     )
     no_reward_components: bool = choice("--no-reward-components", "Leave out the named parts of rewards (verl).", False)
     extra: list[str] | None = choice(
-        "--extra NAME", "Take this extra along, such as routed_experts (verl); repeatable."
+        "--extra NAME", "Export this extra, too, such as routed_experts (verl); repeatable."
     )
     pad_id: int | None = choice("--pad-id ID", "The tokenizer's pad_token_id (verl-batch).", min=0)
     batch_size: int = choice("--batch-size N", "Rows of a padded batch (verl-batch).", 256, min=1)
@@ -132,7 +134,7 @@ class RescoreOptions:
     agent: str = choice("--agent NAME", "Only this agent loop.", "")
     group: str = choice("--group ID", "Only this group.", "")
     concurrency: int = choice("--concurrency N", "The rollouts at once.", 4, min=1, max=1000)
-    timeout: float = choice("--timeout SECONDS", "The most time of a score.", 1800.0, min=0.1, max=604_800)
+    timeout: float = choice("--timeout SECONDS", "Time limit of a score.", 1800.0, min=0.1, max=604_800)
     quiet: bool = choice("-q, --quiet", "Only failed scores and the summary.", False)
 
 
@@ -170,7 +172,7 @@ class ForkOptions:
     sample: str = choice("--sample NAME", "The sample of this chat.", "main")
     attempt: int | None = choice("--attempt N", "Which attempt. Default: the newest.", min=1)
     module: tuple[str, ...] = choice("-m, --module MODULE:ATTR", "Run its agent loop here; may be repeated.", ())
-    model: str = choice("--model NAME", "What replies from there on, as in test --model.", "gpt-5-mini")
+    model: str = choice("--model NAME", "The model for later chats, as in test --model.", "gpt-5-mini")
     tokenizer: str | None = choice(
         "--tokenizer FOLDER", "tokenizer.json and chat template, for vllm-grpc: and vllm-http:."
     )
@@ -178,7 +180,7 @@ class ForkOptions:
     api_key: str | None = choice(
         "--api-key KEY", "Its key. Others see a command line: prefer the variable OPENAI_API_KEY."
     )
-    timeout: float = choice("--timeout SECONDS", "The most time, with -m.", 1800.0, min=0.1, max=604_800)
+    timeout: float = choice("--timeout SECONDS", "Time limit, with -m.", 1800.0, min=0.1, max=604_800)
     save_dir: str | None = choice("--save-dir DIR", "The run's folder, with -m. Default: ./.osmosis/runs/TIME-ID")
 
 
@@ -194,15 +196,17 @@ class ViewOptions:
         "A state folder, or the folder of a run of test or eval; a server may be using it. "
         "Default: ./.osmosis/state, else the newest run, else the server 127.0.0.1:50051.",
     )
-    follow: str | None = choice("--follow, --server HOST:PORT", "Ask this running server instead.", show_default=False)
+    follow: str | None = choice(
+        "--follow, --server HOST:PORT", "Read from this running server instead.", show_default=False
+    )
     run: str | None = choice("--run RUN", "The folder of a run of test or eval instead, or last.")
     demo: bool = choice("--demo", "Run twelve rollouts with a mock model, and show them.", False)
     rollout: str | None = choice("--rollout ROLLOUT", "Begin with this rollout; a failed one at the turn to look at.")
     host: str = choice("--host HOST", "Listen on this host. Other machines need a token.", "127.0.0.1")
     port: int | None = choice("--port PORT", "Default: 7700 if it is free.", min=0, max=65535, show_default=False)
-    token: str | None = choice("--token SECRET", "What browsers have to show. Prefer the file.")
+    token: str | None = choice("--token SECRET", "Token that browsers have to send. Prefer the file.")
     token_file: str | None = choice("--token-file FILE", "File that holds --token.")
-    server_token_file: str | None = choice("--server-token-file FILE", "File with the token to show to the server.")
+    server_token_file: str | None = choice("--server-token-file FILE", "File with the token to send to the server.")
     metrics: str | None = choice(
         "--metrics HOST:PORT", "With --follow: also read the page /metrics of the server there.", show_default=False
     )

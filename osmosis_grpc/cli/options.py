@@ -92,18 +92,18 @@ def with_options(kind: type, name: str, *, without: tuple[str, ...] = ()) -> Cal
 class SourceOptions:
     """Where a command finds rollouts, and its credentials. Each field is an option of the command line."""
 
-    server: str | None = choice("--server HOST:PORT", "Ask this running server.", show_default=False)
+    server: str | None = choice("--server HOST:PORT", "Call this running server.", show_default=False)
     state_dir: str | None = choice(
         "--state-dir DIR",
         "Read this state folder; a server may be using it. "
         "Default: ./.osmosis/state if it has a journal, else the server 127.0.0.1:50051.",
     )
     run: str | None = choice("--run RUN", "Read the folder of this run of test or eval, or last.")
-    token: str | None = choice("--token SECRET", "Token to show to the server. Prefer the file or the variable.")
+    token: str | None = choice("--token SECRET", "Token to send to the server. Prefer the file or the variable.")
     token_file: str | None = choice("--token-file FILE", "File that holds --token.")
-    tls: bool = choice("--tls", "Speak TLS with the server.", False)
+    tls: bool = choice("--tls", "Use TLS with the server.", False)
     ca: str | None = choice("--ca FILE", "CA of the server; implies --tls.")
-    cert: str | None = choice("--cert FILE", "Certificate to show to the server; implies --tls.")
+    cert: str | None = choice("--cert FILE", "Certificate to send to the server; implies --tls.")
     key: str | None = choice("--key FILE", "The private key of --cert.")
     insecure: bool = choice("--insecure", "Send the token to another machine without TLS.", False)
 

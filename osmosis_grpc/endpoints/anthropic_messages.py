@@ -104,7 +104,7 @@ def stream(request: ModelRequest, result: CompletionsResult) -> Iterator[str]:
 
 
 def count(tokens: int) -> dict[str, Any]:
-    """Return the body that says how many tokens a request has."""
+    """Return the body with the number of tokens of a request."""
     return {"input_tokens": tokens}
 
 

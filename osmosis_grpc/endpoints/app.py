@@ -38,14 +38,14 @@ _PING = ": waiting for the reply\n\n"
 
 Answer = Callable[[Request, Endpoint], Awaitable[Response]]
 Route = Mapping[str, tuple[ModuleType, Answer]]
-"""For each method of a path, the API whose errors it has, and its answer."""
+"""The API and the answer of each method of a path. Errors have the format of the API."""
 Read = Callable[[Any], ModelRequest]
 
 
 class BaseUrlApp:
     """The ASGI application that serves the base URLs of all endpoints.
 
-    It has its own routes, without a framework: a rollout calls it for each chat.
+    It uses no web framework, because a rollout calls it for each chat.
     """
 
     def __init__(self, endpoints: Endpoints) -> None:
@@ -61,7 +61,7 @@ class BaseUrlApp:
         rollout_id, _, rest = path.removeprefix(PREFIX).partition("/")
         if not path.startswith(PREFIX) or not rollout_id:
             return _unknown_path(request, 404)
-        if not rest:  # some programs look whether the URL answers before they use it
+        if not rest:  # some programs check the URL before they use it
             here = request.method in ("GET", "HEAD")
             return JSONResponse({"serves": _SERVED}) if here else _unknown_path(request, 405, "GET, HEAD")
         route = _ROUTES.get(rest) or _model_route(request, rest)
@@ -82,7 +82,7 @@ def base_url_app(endpoints: Endpoints) -> ASGIApp:
 
 
 def _model_route(request: Request, rest: str) -> Route | None:
-    """Return the route of a model or of a method of a model, and note which in the request's path parameters."""
+    """Return the route of a model or its method, and write the model's name to the request's path parameters."""
     for prefix in _MODELS:
         if rest.startswith(prefix + "/"):
             request.scope["path_params"] = {"model": rest.removeprefix(prefix + "/")}
@@ -91,7 +91,7 @@ def _model_route(request: Request, rest: str) -> Route | None:
 
 
 def _key(request: Request) -> str:
-    """Return the key of a request, wherever its API has it."""
+    """Return the key of a request from the place where its API has it."""
     headers = request.headers
     key = headers.get("x-api-key") or headers.get("x-goog-api-key") or bearer(headers.get("authorization", ""))
     return key or request.query_params.get("key", "")
@@ -213,7 +213,7 @@ def _chats(api: ModuleType) -> Route:
 
 
 def _counts(api: ModuleType) -> Route:
-    """Return the route that says how many tokens a request has."""
+    """Return the route that counts the tokens of a request."""
     return {"POST": (api, partial(_count, api, api.read))}
 
 

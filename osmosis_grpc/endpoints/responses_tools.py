@@ -54,7 +54,7 @@ Kinds = dict[str, tuple[str, ...]]
 
 
 def functions_of(tools: Any, path: str, kinds: Kinds, ignored: list[str]) -> list[dict[str, Any]]:
-    """Return tools as functions. Fills `kinds` by their names, and adds the tools of OpenAI's servers to `ignored`."""
+    """Return tools as functions. Fill `kinds` by their names, and add the tools of OpenAI's servers to `ignored`."""
     return [function for at, tool in objects(tools, path) for function in _functions(tool, at, kinds, ignored)]
 
 

@@ -166,7 +166,7 @@ class Acceptance:
             if own.group is not None:
                 agent.accepted(own, record.owner)
             tools = agent.tools(own)
-        except BaseException as error:  # the agent's code can raise anything; without an await it is no cancellation
+        except BaseException as error:  # the agent's code can raise anything; it is no cancellation without an await
             self._refuse(record, error)
             return
         if inspect.isawaitable(tools):
@@ -203,7 +203,7 @@ class Acceptance:
         return name or names[0]
 
     def _mark(self, record: Record, peer: Peer) -> None:
-        """Note in the outcome of an ended rollout whether the rollout ended in an earlier run of the trainer."""
+        """Record in an outcome whether the rollout ended in an earlier run of the trainer."""
         if record.delivery.outcome is not None:
             earlier = self._context.earlier_runs.earlier(record, peer)
             if earlier != record.delivery.outcome.from_journal:

@@ -25,8 +25,8 @@ async def run_agent(
 ) -> Termination:
     """Run an agent. Return the termination for its result or its exception. Raises only a cancellation.
 
-    `stopped` gets the record and the exception of a cancellation. The log has the traceback of an error in the agent's
-    own code. It has one line for a chat that failed, a rollout that is over, and a snapshot that is gone.
+    If the run is cancelled, `stopped` gets the record and the exception. For an error in the agent's own code, the log
+    has the traceback. For a chat that failed, a rollout that is over or a snapshot that is gone, it has one line.
     """
     try:
         with BaseUrls() as base_urls:

@@ -53,7 +53,7 @@ class Annotations:
         key = record.rollout_id, record.attempt
         waiting = self._uncommitted.get(key)
         if waiting is not None:
-            record = waiting.record  # a record that is in the journal only would not know the uncommitted events
+            record = waiting.record  # a record from the journal would lack the uncommitted events
             same = waiting.added.get(annotation.id)
             if same is not None:
                 _check_same(annotation, same[0])

@@ -16,10 +16,10 @@ from osmosis_grpc.supervise import Backoff, OnFailure, future, job
 CHAT = job("engine.chat", OnFailure.RAISE)
 
 SILENT = 0.9
-"""A part of `chat_silence`. A try has a timeout of at most `chat_silence` seconds.
+"""A fraction of `chat_silence`, the longest timeout of a try.
 
-A try to a trainer that is away fails sooner. A try that times out after at least SILENT * `chat_silence` seconds is
-different: the trainer possibly still samples the reply. ask() then does not count the trainer as away.
+A try to a trainer that is away fails sooner. If a try times out after at least SILENT * `chat_silence` seconds, the
+trainer may still be sampling the reply, so ask() does not count it as away.
 """
 
 
@@ -44,9 +44,9 @@ class ChatCalls:
         self._record.cancel_calls()
 
     def abandon(self, request: ChatRequest) -> None:
-        """Tell the peer that the reply to a chat is no longer wanted, so that the peer stops its sampling.
+        """Abandon a chat at the peer, which stops its sampling.
 
-        The reply of a parked rollout is still wanted, because the next process asks the same chat again.
+        A chat of a parked rollout is not abandoned, because the next process sends the same chat again.
         """
         end, chat = self._record.run.termination, (request.sample, request.chat_number)
         if not self._record.run.parked:
@@ -59,11 +59,11 @@ class ChatCalls:
         Raises the CallError of the trainer, and RolloutEndedError if the rollout ends before the reply.
 
         An error that is not retryable is raised at once. The grace period of `trainer_grace` seconds begins with the
-        first retryable error. If the next try would begin after the end of the grace period, the error is raised.
+        first retryable error. If the next try would begin after its end, the error is raised.
 
-        In two cases, the chat is sent again at once, and the next retryable error begins a new grace period. The first
-        case is that the rollout has moved to another peer. Then even an error that is not retryable is ignored. The
-        second case is that the trainer possibly still samples the reply (see SILENT).
+        If the rollout has moved to another peer, even an error that is not retryable is ignored. Then, and also if the
+        trainer may still be sampling the reply (see SILENT), the chat is sent again at once, and the next retryable
+        error begins a new grace period.
         """
         config, system = self._context.config, self._context.system
         backoff = Backoff(*config.retry_delay, system=system)

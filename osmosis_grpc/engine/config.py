@@ -32,9 +32,9 @@ class EngineConfig:
     get_tools_timeout: float = 10.0
     """How long an async get_tools may take."""
     stop_again_after: tuple[float, ...] = (1.0, 3.0)
-    """When an agent still runs at these times after its cancel, it is cancelled again.
+    """The times after its cancel at which an agent that still runs is cancelled again.
 
-    When it does not stop after the last time either, its rollout ends without it.
+    If it does not stop after the last one either, its rollout ends without it.
     """
     trainer_grace: float = 120.0
     """How long a trainer may be away. After this time, its chats fail and the rollouts of its attachment end."""
@@ -57,8 +57,8 @@ class EngineConfig:
     sweep_interval: float = 10.0
     """How often records and tombstones are checked for their age."""
     pin_sampling: Mapping[str, Any] = field(default_factory=dict)
-    """Sampling parameters that replace those that agents pass with their chats. If a trainer's completion_params have a
-    value for one, that value is used instead. A judge's chats keep their own parameters."""
+    """Sampling parameters that replace those of the agents' chats. A value in a trainer's completion_params replaces
+    the value here. A judge's chats keep their own parameters."""
 
     def __post_init__(self) -> None:
         if self.max_concurrent < 1 or self.queue_limit < 0 or not self.record_ttl > 0:

@@ -1,7 +1,7 @@
-"""What the parts of one engine share: configuration, services, and the state that several parts use.
+"""EngineContext: the configuration, the services and the state that the parts of one engine share.
 
-The engine makes one EngineContext for all its parts. The parts that act on rollouts (runner, outbox, shutdown) are not
-in the context. If a part calls another part, it takes that part as a parameter.
+The parts that act on rollouts (runner, outbox, shutdown) are not in the context. A part that calls another one gets it
+as a parameter.
 """
 
 import logging
@@ -50,8 +50,8 @@ class EngineContext:
         )
         self.destinations = Destinations()
         self.failed_chats = Throttled(logging.getLogger("osmosis_grpc.engine.chat_calls"), system.monotonic)
-        """Logs errors of trainers that are retried. It is throttled, because all chats fail while a trainer or its
-        model is away."""
+        """Logs trainers' errors that are retried. It is throttled, because all chats fail while a trainer or its model
+        is away."""
         self.earlier_runs = EarlierRuns(runnables, journal, system)
         self.stage_sinks: list[Callable[[Record], object]] = []
         """Called when an agent or its grader starts."""

@@ -1,7 +1,7 @@
 """The Engine class makes the parts of the engine and connects them.
 
 The engine does not depend on a transport. The id and the attempt identify a rollout. A rollout belongs to the owner of
-its Init, and other owners cannot see it. `Engine.rollouts` answers questions about rollouts.
+its Init, and other owners cannot see it. `Engine.rollouts` reads rollouts.
 """
 
 import asyncio
@@ -41,8 +41,8 @@ SUM_UP = job("engine.sum_up", OnFailure.RESTART)
 class Engine:
     """Hosts agents. Used as `async with Engine(agents, journal=MemoryJournal()) as engine`.
 
-    `supervisor` is the supervisor of the server. Its System has the clocks and makes the ids. Without a server, the
-    engine makes its own supervisor. In both cases the engine closes the supervisor at the end.
+    `supervisor` is the server's supervisor, whose System has the clocks and makes the ids. Without a server, the engine
+    makes its own. In both cases, the engine closes the supervisor at the end.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class Engine:
             cancelled = True
         else:
             cancelled = record.live and decided is not None and decided.status is OutcomeStatus.CANCELLED
-        if cancelled and not record.trail.journaled:  # the next process finds the tombstone, but no CancelAsked
+        if cancelled and not record.trail.journaled:  # the next process finds only the tombstone, not CancelAsked
             self.context.tombstones.add(record.owner, record.rollout_id, record.attempt)
         return CancelResult(
             record.rollout_id, record.attempt, "CANCELLED" if cancelled else "ALREADY_ENDED", record.state
@@ -197,7 +197,7 @@ class Engine:
         )
 
     def _ended(self, record: Record) -> None:
-        """Tell the other parts about the end of a rollout, which is committed."""
+        """Inform the other parts of the committed end of a rollout."""
         self.context.table.ended(record)
         self.recovery.passed(record.rollout_id, record.attempt)
         self.shutdown.changed.set()

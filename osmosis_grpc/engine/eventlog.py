@@ -71,7 +71,7 @@ class EventLog:
             self._follow_up(record, then)
 
     def add_sink(self, sink: EventSink, *kinds: type) -> None:
-        """Call a sink with each event of these kinds after its commit. Without `kinds`, all kinds are meant."""
+        """Call a sink with each event of these kinds, by default of all kinds, after its commit."""
         for kind in kinds or self._sinks:
             self._sinks[kind] = [*self._sinks[kind], sink]
 
@@ -121,7 +121,7 @@ class EventLog:
                 waiter.set()
             for waiter in self.waiters:
                 waiter.set()
-        except Exception as error:  # readers look again after idle_interval
+        except Exception as error:  # readers read again after idle_interval
             self._supervisor.failed(COMMITTED, error, lambda error: None)
         for sink in self._sinks[type(event.kind)]:
             try:

@@ -4,10 +4,9 @@
 class Shares:
     """Counts how much of a limit each owner uses. A single owner may use the whole limit.
 
-    Nothing is taken back from an owner. So, even when the limit is reached, an owner with less than an even share may
-    use more, up to an even share. Every other owner waits until the total use is below the limit. In this way the uses
-    move towards even shares. Until then, two owners together use at most 1 + 1/2 of the limit, and three owners
-    together use at most 1 + 1/2 + 1/3 of the limit.
+    Nothing is taken back from an owner. Instead, an owner with less than an even share may use more even at the limit,
+    up to an even share, while other owners wait until the total use is below the limit. So the uses move towards even
+    shares. Until then, two owners together use at most 1 + 1/2 of the limit, and three at most 1 + 1/2 + 1/3.
     `per_owner` is the most that any owner may use.
     """
 

@@ -1,7 +1,7 @@
 """Finds outcomes that come from an earlier run of the trainer, and counts them for the log.
 
-An ended rollout belongs to the run of the trainer in which it ended. When another run of the trainer sends an Init for
-this rollout, no agent runs. The trainer gets the old outcome with an EarlierRun.
+An ended rollout belongs to the run of the trainer in which it ended. If another run sends an Init for it, no agent
+runs, and the trainer gets the old outcome with an EarlierRun.
 """
 
 import hashlib

@@ -7,7 +7,7 @@ from osmosis_grpc.protocol.errors import FailedPrecondition, InvalidArgument, No
 from osmosis_grpc.protocol.types import Fork
 
 MOST_NAMED = 20
-"""An error names at most this many chats."""
+"""The most chats that an error names."""
 
 
 class Forks:
@@ -17,10 +17,10 @@ class Forks:
         self._context = context
 
     def original(self, fork: Fork, agent_loop: str, rollout_id: str, owner: str) -> Record:
-        """Return the original of a fork. Read no chats.
+        """Return the record of a fork's original. This reads none of its chats.
 
         Raises NotFound if the owner has no such rollout, FailedPrecondition if the agent loop is not replayable, and
-        InvalidArgument for an original that cannot fit.
+        InvalidArgument if the original is the rollout itself or ran another agent loop.
         """
         if fork.rollout_id == rollout_id:
             raise InvalidArgument("spec.fork.rollout_id", "is the rollout itself; name the rollout to fork from")

@@ -4,7 +4,7 @@
 Journal. `tests/storage/test_journal_port.py` tests every backend against the contract.
 """
 
-# ruff: noqa: B027 - a method without a body is a default: a journal in memory has nothing to record
+# ruff: noqa: B027 - methods without a body are defaults for a journal in memory, which has nothing to record
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,10 +36,10 @@ class Figures:
 class Journal(ABC):
     """Stores rollouts and their events.
 
-    Each event has a position. Positions order the events of all rollouts, and no position is used twice. Readers see
-    only committed events. Methods that read raise Unavailable when the disk cannot be read. When forget() or sweep()
-    cannot read a rollout, it stays until the next sweep. Methods that are not abstract have defaults for a journal that
-    ends with its process. These defaults record nothing and restore nothing.
+    Each event has a unique position, which orders the events of all rollouts. Readers see only committed events.
+    Methods that read raise Unavailable when the disk cannot be read. If forget() or sweep() cannot read a rollout, it
+    stays until the next sweep. Methods that are not abstract have defaults for a journal that ends with its process,
+    which record and restore nothing.
     """
 
     durable = False
@@ -131,9 +131,9 @@ class Journal(ABC):
 
     @abstractmethod
     def all_events(self, owner: str, after: int, limit: int) -> tuple[Sequence[tuple[int, TrajectoryEvent]], int]:
-        """Return events of an owner, each with its position above `after`. Return also the `after` of the next call.
+        """Return events of an owner, each with its position above `after`, and the `after` of the next call.
 
-        One call looks at a limited number of positions. So it sometimes returns no event although more events follow.
+        One call reads a limited number of positions, so it may return no event although more events follow.
         """
 
     @abstractmethod
@@ -170,7 +170,7 @@ class Journal(ABC):
     def elapsed(self, entry: JournaledRollout) -> float:
         """Return the seconds since a rollout's acceptance.
 
-        The time in which no process had the journal open does not count.
+        Time in which no process had the journal open does not count.
         """
         return 0.0
 

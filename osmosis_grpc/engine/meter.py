@@ -37,12 +37,12 @@ class Meter:
         self._last = self._accepted
 
     def started(self, now: float) -> float:
-        """Note that the agent began. Return how long the rollout waited, in seconds."""
+        """Record the start of the agent. Return how long the rollout waited, in seconds."""
         self._started = now
         return now - self._accepted
 
     def count_open(self, kind: str, by: int, now: float) -> None:
-        """Note that a "chat" or a "tool" began (`by` is 1) or ended (-1)."""
+        """Record that a "chat" or a "tool" began (`by` is 1) or ended (-1)."""
         self._tick(now)
         if kind == "chat":
             self._open_chats += by
@@ -83,9 +83,8 @@ class Meter:
     def total(self, now: float, tool_messages: Mapping[str, int]) -> RolloutMetrics:
         """Return the metrics at the end. `tool_messages` has the number of tool messages for each call id.
 
-        There are three signs of a tool call: execute_tool_calls runs it, a message answers it, or the agent records it.
-        A call does not always have all three signs. So each of the three counts can be too low, and the result is the
-        largest count.
+        Tool calls are counted in three ways: those that execute_tool_calls runs, those that a message answers, and
+        those that the agent records. Each count may be too low, so the result is the largest one.
         """
         self._tick(now)
         runs, recorded = self._runs, self._tool_calls

@@ -1,33 +1,31 @@
 """Delivers each outcome to its trainer at least once.
 
-The theory
-----------
-A rollout is delivered when the trainer has answered its outcome, and the answer is in the journal. The outbox begins
-only after the end is committed, so a crash at any moment leaves one of two states: the end is not on the disk, and the
-rollout runs again; or it is, and the next process delivers the same outcome with the same result id. The trainer
-recognizes the id, so "at least once" is once for whoever trains.
+The theory ---------- A rollout is delivered when the trainer has answered its outcome, and the answer is in the
+journal. The outbox starts only after the end is committed. If the process crashes before the commit, the rollout runs
+again; after it, the next process delivers the same outcome with the same result id. The trainer recognizes the id, so
+it applies the outcome only once.
 
 There are three kinds of sending, and a rollout has at most one of each at a time:
 
 - The *first try* (_try) needs no task, because nearly all outcomes are accepted at once.
-- The *delivery* (_deliver) is the task that goes on after a failed first try. It ends in one of four ways, and each of
-  them settles the rollout: a receipt; a refusal that no retry can change (FINAL); `record_ttl` is over (expired); a
-  higher attempt has taken the place of the rollout (superseded).
-- A *resend* (_resend) follows an equal Init for a rollout that is already settled: the trainer that got the outcome is
-  possibly gone, and another one asks. No event records a resend. It gives up after `trainer_grace`.
+- The *delivery* (_deliver) is the task that continues after a failed first try. It ends in one of four ways, and each
+  of them settles the rollout: a receipt; a refusal that no retry can change (FINAL); `record_ttl` is over (expired); a
+  higher attempt has replaced the rollout (superseded).
+- A *resend* (_resend) follows an equal Init for a rollout that is already settled, because the trainer that got the
+  outcome may be gone. No event records a resend. It gives up after `trainer_grace`.
 
 The rules:
 
-- _settle() is the only way out, and does nothing for a settled rollout. So a first try and a delivery that both get
-  an answer count once.
+- Only _settle() settles a rollout, and it does nothing if the rollout is settled. So a first try and a delivery that
+  both get an answer count once.
 - `undelivered` is counted in one place, _count(), for the outbox and the tenant together.
-- If the rollout gets a new callback address, its calls are cancelled (Record.restart_calls). The trainer has not
-  failed: the next try goes to the new peer at once. Only a cancel of the delivery's own task leaves the outcome
+- If the rollout gets a new callback address, its calls are cancelled (Record.restart_calls), and the next try goes to
+  the new peer at once, because the trainer has not failed. Only a cancel of the delivery's own task leaves the outcome
   undelivered, for the next process.
-- An equal Init during an open delivery does not start a second one. The first call may have been made before the
-  trainer asked, so it is not an answer to that Init; the resend comes after it (_resend_after).
-- Pauses are those of the trainer if it sent any. Otherwise they grow, and end early when another call shows that the
-  trainer is back (Destinations). Two waits in a row never end early: one bad outcome must not be sent after each chat.
+- An equal Init during an open delivery does not start a second one. But the call of this delivery may be older than the
+  Init and does not answer it, so a resend follows (_resend_after).
+- If the trainer sent a pause, it is used. Otherwise pauses grow, and end early when another call shows that the trainer
+  is back (Destinations). Two waits in a row never end early, so that one bad outcome is not sent after each chat.
 - An error in the outbox's own code settles nothing. The supervisor starts the delivery again.
 """
 
@@ -55,7 +53,7 @@ RESEND = job("engine.resend", OnFailure.RESTART)
 FINAL = (InvalidArgument, Aborted, Unimplemented)
 """The trainer will never record an outcome that it refuses with one of these errors, so there is no retry."""
 MAX_RESENDS = 1024
-"""At most this many resends are open at the same time."""
+"""The most resends that are open at the same time."""
 
 
 class Outbox:
@@ -66,11 +64,7 @@ class Outbox:
         self._closed = False
         self._resends: set[Hashable] = set()
         self._resend_after: set[Record] = set()
-        """The rollouts for which an equal Init came while the first delivery was open.
-
-        The trainer possibly received the first delivery before it sent the equal Init. So the first delivery does not
-        count as an answer to this Init, and a resend follows the first delivery.
-        """
+        """The rollouts for which an equal Init came while the first delivery was open. A resend follows."""
         self.attempts = 0
         """The number of tries of all deliveries. Resends are not counted."""
         self.undelivered = 0
@@ -114,7 +108,7 @@ class Outbox:
             self._begin_resend(record)
 
     def delivered(self, record: Record) -> None:
-        """Note the end of a rollout's first delivery. Begin the resend if an equal Init came during this delivery."""
+        """Start the resend after the first delivery if an equal Init came during this delivery."""
         if record in self._resend_after:
             self._resend_after.discard(record)
             self._begin_resend(record)
@@ -138,9 +132,8 @@ class Outbox:
     def _send(self, peer: Peer, outcome: RolloutOutcome) -> "asyncio.Future[Receipt]":
         """Send an outcome once.
 
-        An outcome can refer to chats instead of containing their messages and tokens. Only a peer that keeps its
-        replies understands such references. For any other peer, the outbox first replaces the references by messages
-        and tokens from the journal.
+        An outcome may refer to chats instead of containing their messages and tokens. If the peer does not keep its
+        replies, the references are first replaced by messages and tokens from the journal.
         """
         if peer.accepts_references or not has_references(outcome):
             return future(COMPLETE, peer.complete(outcome))
@@ -206,8 +199,8 @@ class Outbox:
                 log.error("the outcome of rollout %s expired undelivered after %d tries", record.rollout_id, tries)
                 return self._settle(record, events.Delivered(None, "expired", tries))
             if record.peer is peer and not record.delivery.dropped:
-                # If another call reaches the trainer, this wait ends early. There are two exceptions. The trainer sent
-                # a retry_after. Or the wait before the failed try ended early; two waits in a row must not end early.
+                # If another call reaches the trainer, this wait ends early, unless the trainer sent a retry_after, or
+                # the wait before the failed try ended early.
                 trainer = None if asked_to_wait or woken else peer.destination_key
                 woken = await self._context.destinations.wait(record, min(pause, left), trainer)
             if record.peer is not peer or record.delivery.dropped:  # this delivery does not call `peer` again

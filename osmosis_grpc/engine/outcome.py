@@ -14,7 +14,7 @@ from osmosis_grpc.protocol.types.samples import ROLLOUT_CUTS
 
 _COMPLETED = OutcomeStatus.COMPLETED
 _UNTOLD = frozenset({"", "stop", "final_answer"})
-"""The default finish reasons of agents. They do not say whether the last reply was cut."""
+"""The default finish reasons of agents, which do not show whether the last reply was cut."""
 
 
 def build_outcome(record: Record, termination: Termination, result_id: str, now: float) -> RolloutOutcome:
@@ -48,7 +48,7 @@ def build_outcome(record: Record, termination: Termination, result_id: str, now:
 def _ended_by(termination: Termination, reason: str) -> Termination:
     """Return the termination of a rollout whose main conversation did not end by itself. `reason` says how it ended.
 
-    A finish reason that the agent chose stays, and so does that of a failure that the agent did not cause.
+    The finish reason is kept if the agent chose it, or if the rollout failed for another cause than the agent.
     """
     chosen = termination.result.finish_reason if termination.result is not None else ""
     of_agent = termination.failure is None or termination.failure.reason is FailureReason.AGENT_EXCEPTION

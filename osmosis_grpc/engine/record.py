@@ -59,13 +59,13 @@ class Tenant:
     """The number of used slots."""
     undelivered: int = 0
     repeats_ids: bool = False
-    """Whether a prompt of the trainer has repeated ids of a chat before the newest one, so that they had to be read.
+    """Whether a prompt of the trainer has repeated ids of an older chat, which had to be read from the journal.
 
     From then on, the ids of all chats are kept."""
     lost: bool = False
     """Whether the trainer was away for longer than the grace period."""
     away_since: float | None = None
-    """The time since when the trainer is not connected, in Unix seconds. None if it is, and for callbacks."""
+    """When the trainer was disconnected, in Unix seconds. None if it is connected, and for callbacks."""
 
 
 ChatKey = tuple[str, int, str, int]
@@ -86,14 +86,12 @@ class Peer:
     chat: ChatModel
     complete: ResultSink
     key: object = None
-    """Equal keys mean the same peer. When an equal Init comes from another peer, the rollout is re-pointed.
-
-    From then on, the calls of the rollout go to the new peer.
-    """
+    """Equal keys mean the same peer. If an equal Init comes from another peer, the rollout is re-pointed: its calls go
+    to the new peer from then on."""
     has_tokens: bool = False
     """Whether the peer has the tokens of earlier chats. If so, chats need not carry these tokens."""
     any_role: bool = False
-    """Whether the peer accepts messages with roles that model servers do not know, as the legacy HTTP contract does."""
+    """Whether the peer accepts messages with unknown roles, as the legacy HTTP contract does."""
     accepts_references: bool = False
     """Whether the peer keeps its replies. If so, outcomes only refer to chats."""
     tenant: Tenant | None = None
@@ -126,7 +124,7 @@ class Run:
     """Whether the agent has returned, and its grader runs."""
     start_time: float | None = None
     termination: Termination | None = None
-    """How the rollout ends. None until that is decided."""
+    """How the rollout ends; None until this is decided."""
     agent_version: str = ""
     parked: bool = False
     """Whether the rollout stays unfinished in the journal, for the next process."""
@@ -195,7 +193,7 @@ class Trail:
     journaled: bool = True
     """Whether the events can be committed. If not, the rollout continues without events."""
     waiters: dict[asyncio.Event, None] = field(default_factory=dict)
-    """When an event is committed, all of these are set. An empty dict is smaller than an empty set."""
+    """All of these are set when an event is committed. An empty dict is smaller than an empty set."""
 
 
 @dataclass(slots=True, eq=False)
@@ -319,7 +317,7 @@ class Record:
             call.cancel()
 
     def activity(self) -> Activity:
-        """Return what the rollout does now."""
+        """Return the current activity of the rollout."""
         if self.state is RolloutState.RUNNING and self.run.termination is None:
             called = "grader" if self.run.grading else "agent"
             if self.run.called and not self.run.grading:

@@ -77,7 +77,7 @@ class RecordTable:
     def _cold(self, rollout_id: str) -> list[Record]:
         """Return the attempts that are in the journal only.
 
-        Every unsettled rollout is in memory. An unsettled one that is in the journal only was refused: its commit was
+        Every unsettled rollout is in memory. If one is only in the journal, it was refused, because its commit was
         reported as failed.
         """
         known = self._records.get(rollout_id, {})
@@ -99,7 +99,7 @@ class RecordTable:
         """Yield the owner's accepted records with higher sequence numbers, in order of acceptance.
 
         With `newest_first`, yield those with lower sequence numbers, in the reverse order. Then 0 means no limit.
-        `limit` is the number of records that the caller needs. Some yielded records possibly do not match the filter.
+        `limit` is the number of records that the caller needs. Some yielded records may not match the filter.
         """
         if where.only_unsettled:  # every unsettled rollout is in memory
             found = sorted(self._by_sequence, reverse=newest_first)
@@ -173,9 +173,9 @@ class RecordTable:
         self._journal.forget(record.rollout_id, record.attempt)
 
     def settled(self, record: Record) -> None:
-        """Note that a record is settled.
+        """Record that an attempt is settled.
 
-        When all attempts of the rollout are settled and are in a durable journal, they leave memory.
+        When all attempts of the rollout are settled and in a durable journal, they are removed from memory.
         """
         if record.delivery.settled and record in self._ended:
             self._settled.setdefault(record.owner, {})[record] = None
@@ -206,10 +206,7 @@ class RecordTable:
             self._settled.pop(record.owner, None)
 
     def check_alias(self, request: RolloutRequest, owner: str) -> None:
-        """Raise AlreadyExists if the request's idempotency_key does not fit its rollout id.
-
-        This is so if the key names another rollout, or if the rollout has another key.
-        """
+        """Raise AlreadyExists if the request's idempotency_key and rollout id do not belong together."""
         key = request.idempotency_key
         named = self._aliases.get((owner, key)) if key else None
         if key and named is None:
@@ -232,7 +229,7 @@ class RecordTable:
             self._sizes.add(record.owner, size)
 
     def ended(self, record: Record) -> None:
-        """Note that a record has ended, and count all its bytes."""
+        """Record the end of an attempt, and count all its bytes."""
         live = self._live.pop(record, 0)
         size = self._journal.size(record.rollout_id, record.attempt)
         self._sizes.add(record.owner, size - self._ended.get(record, 0) - live)

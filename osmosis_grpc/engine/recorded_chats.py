@@ -31,7 +31,7 @@ ChatName = tuple[str, int]
 
 
 class Diverged(Exception):
-    """Raised when an agent runs again and asks a different question than in its earlier run."""
+    """Raised when an agent that runs again sends a different chat than in its earlier run."""
 
     def __init__(self, asked: events.ChatRequested, original: str = "") -> None:
         name = f"chat {asked.chat_number} of sample {asked.sample!r}"
@@ -59,7 +59,7 @@ class ForkedChats:
     """The recorded chats of the original of a fork, up to the chat from which it starts."""
 
     def __init__(self, fork: Fork, trajectory: Iterable[TrajectoryEvent]) -> None:
-        """Read the events of the original until it got the reply to the chat. `found` says whether it did."""
+        """Read the events of the original up to the reply to the chat. `found` is whether there is one."""
         self._rollout_id = fork.rollout_id
         self._questions: dict[ChatName, str] = {}
         self._ends: dict[ChatName, ChatResponse | events.ChatFailed] = {}
@@ -69,7 +69,7 @@ class ForkedChats:
         self.answered: list[ChatName] = []
         """The chats that have a reply, in the order of the replies."""
         self.compares = True
-        """Whether a different question is an error. Otherwise it gets the recorded reply, too."""
+        """Whether a different chat is an error. Otherwise it gets the recorded reply, too."""
         self.folder: Path | None = None
         """The folder with the files of the original; None if there is none."""
         for event in trajectory:
@@ -90,9 +90,9 @@ class ForkedChats:
                 self._ends[kind.sample, kind.chat_number] = kind
 
     def reply(self, asked: events.ChatRequested) -> Reply | CallError | None:
-        """Return the recorded reply or error of a chat, or None if the trainer is to answer the chat.
+        """Return the recorded reply or error of a chat, or None if the trainer answers the chat.
 
-        Raises Diverged for a different question.
+        Raises Diverged for a different chat.
         """
         name = asked.sample, asked.chat_number
         end = self._ends.get(name)
@@ -113,9 +113,9 @@ class Recording:
         self._questions: dict[ChatName, str] = {}
         self._replies: dict[ChatName, Reply] = {}
         self.params: dict[ChatName, Mapping[str, Any]] = {}
-        """The parameters with which the chats were asked, pinned ones included."""
+        """The parameters of the chats, including pinned ones."""
         self.beside: dict[ChatName, tuple[int, ...]] = {}
-        """For each chat, the chats of the same sample that were open when it was first asked. Chats without any are
+        """For each chat, the other chats of its sample that were open when it was first sent. Chats without any are
         left out."""
         self.began = False
         self.ran = False
@@ -159,7 +159,7 @@ class Recording:
             meter.answered(response, prompt_ids, latency)
 
     def reply(self, asked: events.ChatRequested) -> Reply | None:
-        """Return the recorded reply of a chat, or None if there is none. Raises Diverged for a different question."""
+        """Return the recorded reply of a chat, or None if there is none. Raises Diverged for a different chat."""
         name = asked.sample, asked.chat_number
         before = self._questions.get(name)
         if before is not None and before != question(asked):
@@ -172,9 +172,9 @@ class Recording:
 
 
 def question(asked: events.ChatRequested) -> str:
-    """Return a string that identifies an agent's question: equal only for equal questions.
+    """Return a string that identifies the content of an agent's chat.
 
-    Pinned parameters are not part of the question, because the trainer or the server may pin others by now.
+    Pinned parameters are not part of it, because the trainer or the server may pin others by now.
     """
     body = [asked.parent_chat, list(asked.messages), dict(asked.agents_params), asked.purpose.value, asked.policy]
     return jsontext.canonical([*body, None if asked.tools is None else list(asked.tools)])

@@ -1,7 +1,7 @@
 """Continues the rollouts that the previous process left in the journal.
 
-A rollout is a suspect when the process has died several times while its agent ran and got no new reply. Each suspect
-runs alone. Otherwise, an agent that kills the process would do so at every start, and no other rollout would ever end.
+A rollout is a suspect if the process has died several times while its agent ran without a new reply. Each suspect runs
+alone. Otherwise, an agent that kills the process would do so at every start, and no other rollout would ever end.
 """
 
 import heapq
@@ -25,10 +25,7 @@ log = logging.getLogger(__name__)
 SUSPECTED = 2
 """When the process has died this many times, the rollout runs alone."""
 CONVICTED = 4
-"""When the process has died this many times, the rollout does not run again.
-
-The first death is in the first run or after a new reply. Each of the other deaths is in a further run.
-"""
+"""When the process has died this many times without a new reply to the agent, the rollout does not run again."""
 
 
 class Recovery:
@@ -106,7 +103,7 @@ class Recovery:
         agent = self._context.runnables.get(record.agent_loop)
         if recording.cancelled is not None:
             self._runner.decide(record, Termination.cancelled(recording.cancelled))
-        elif self._context.tombstones.take(record):  # the previous process stopped before it did this
+        elif self._context.tombstones.take(record):  # the previous process stopped before it used the tombstone
             self._runner.cancel(record, CANCELLED_EARLY)
         elif agent is None:
             why = f"there is no agent loop {record.agent_loop!r} any more"
@@ -155,7 +152,7 @@ class Recovery:
             self.passed(event.rollout_id, event.attempt)
 
     def passed(self, rollout_id: str, attempt: int) -> None:
-        """Note that a rollout has ended or has got a new reply. The suspects no longer wait for this rollout."""
+        """Record that a rollout has ended or has a new reply, so that the suspects no longer wait for it."""
         if (rollout_id, attempt) in self._before:
             self._before.discard((rollout_id, attempt))
             self._start_suspects()

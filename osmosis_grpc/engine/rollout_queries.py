@@ -1,4 +1,4 @@
-"""Answers questions about rollouts. An owner sees only its own rollouts."""
+"""Reads rollouts. An owner sees only its own rollouts."""
 
 from collections import Counter
 from collections.abc import AsyncGenerator
@@ -34,7 +34,7 @@ class Rollouts:
         info, outcome = record.info(), record.delivery.outcome
         if outcome is None:
             return info
-        bare = replace(outcome, from_journal=None) if outcome.from_journal else outcome  # for one caller only
+        bare = replace(outcome, from_journal=None) if outcome.from_journal else outcome  # it is for one caller only
         return replace(info, outcome=await resolve_from_journal(bare, self._context.journal))
 
     async def page(
@@ -83,13 +83,13 @@ class Rollouts:
         return newest is not None and newest.attempt > attempt
 
     def was_asked(self, owner: str, rollout_id: str, attempt: int, sample: str, number: int) -> bool:
-        """Return whether this chat was ever asked.
+        """Return whether this chat was ever sent.
 
         For an ended rollout, return True, because it does not keep its chats.
         """
         try:
             record = self._context.table.find(rollout_id, attempt)
-        except Unavailable:  # the journal cannot be read, so the rollout has possibly ended
+        except Unavailable:  # the journal cannot be read, so the rollout may have ended
             return True
         if record is None or record.owner != owner:
             return False

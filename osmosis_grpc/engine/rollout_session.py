@@ -1,7 +1,7 @@
 """The engine's side of a RolloutContext: the chat client and the trajectory of one run.
 
-The chat client finds the earlier chat that the new messages continue, and gives the new chat a number. The client
-writes the new chat to the log, and then sends the chat to the trainer (chat_calls.py).
+The chat client finds the earlier chat that the new messages continue, gives the new chat a number, writes it to the
+log, and then sends it to the trainer (chat_calls.py).
 """
 
 import asyncio
@@ -48,13 +48,13 @@ log = logging.getLogger(__name__)
 
 
 class RunControl(Protocol):
-    """What a session asks of the runner."""
+    """The part of the runner that a session uses."""
 
     def supersede(self, record: Record) -> None:
         """End a rollout because the trainer has a higher attempt of it."""
 
     def diverge(self, record: Record, why: str) -> None:
-        """End a rollout whose agent runs again and asks a different question than in its earlier run."""
+        """End a rollout whose agent runs again and sends a different chat than in its earlier run."""
 
     def begin_grading(self, record: Record) -> None:
         """End the time limit of the agent, and begin that of the grader."""
@@ -257,7 +257,7 @@ class RolloutSession:
         number = state.chats
         params = self._params(sample, number, passed, purpose)
         history = state.conversation.messages(position.node)
-        forked = position.parent_chat in state.forked  # the trainer need not have answered the parent chat
+        forked = position.parent_chat in state.forked  # the trainer may not have answered the parent chat
         request = ChatRequest(
             rollout_id=record.rollout_id,
             attempt=record.attempt,
@@ -347,7 +347,7 @@ class RolloutSession:
     def _params(self, sample: str, number: int, passed: Mapping[str, Any], purpose: ChatPurpose) -> Mapping[str, Any]:
         """Return the parameters of a chat: those that the agent passed, replaced by the pinned ones.
 
-        A chat that was asked before a restart keeps its parameters, because the trainer may be sampling its reply.
+        A chat that was sent before a restart keeps its parameters, because the trainer may be sampling its reply.
         """
         recording = self._record.run.recording
         if recording is not None and (sample, number) in recording.params:
@@ -358,7 +358,7 @@ class RolloutSession:
     async def _read_ids(self, sample: str, parent_chat: int, response: ChatResponse | None = None) -> None:
         """Read the tokens of a sample from the journal if state.lacks_ids(parent_chat, response).
 
-        If the journal does not have them, or cannot be read, the sample is not trainable. The rollout goes on.
+        If the journal does not have them, or cannot be read, the sample is not trainable. The rollout continues.
         """
         record, state = self._record, self.samples[sample]
         while state.lacks_ids(parent_chat, response):
@@ -379,7 +379,7 @@ class RolloutSession:
         """Return the reply that this chat got before the restart of the server, or in the original of a fork.
 
         Return the error of a chat that failed in the original, and None for a new chat. Raises RolloutEndedError if
-        the agent asked a different question before.
+        this chat differs from the recorded one.
         """
         recording, original = self._record.run.recording, self._record.run.original
         try:

@@ -129,9 +129,9 @@ class Samples(dict[str, RunningSample]):
             raise ValueError(f"{fields[1]}: chat {chat} of sample {sample!r} {problem}")
 
     def conclude(self, messages: Sequence[Any], field: str) -> None:
-        """Make own copies of the agent's final messages the conversation of the sample to which they belong.
+        """Use copies of the agent's final messages as the conversation of the sample to which they belong.
 
-        That is `main`. Without `main`, it is the sample that has most of the messages, or else the first one. Raises
+        This is `main` or, without `main`, the sample that has most of the messages, or else the first one. Raises
         InvalidArgument.
         """
         name = self.main

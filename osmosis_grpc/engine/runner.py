@@ -132,7 +132,7 @@ class Runner:
             record.run.termination = dataclasses.replace(record.run.termination, deliver=False)
 
     def diverge(self, record: Record, why: str) -> None:
-        """End a rollout whose agent runs again and asks a different question than in its earlier run."""
+        """End a rollout whose agent runs again and sends a different chat than in its earlier run."""
         self.decide(record, Termination.server_failed(FailureReason.REPLAY_DIVERGED, why, "replay"))
 
     def begin_grading(self, record: Record) -> None:
@@ -209,7 +209,7 @@ class Runner:
         self._context.supervisor.call(AGENT_OVER, self._over, record, task, report=partial(self.fail, record))
 
     def _over(self, record: Record, task: "asyncio.Task[Termination]") -> None:
-        """Decide how the rollout of an agent ends whose task has ended. Build its outcome a little later."""
+        """Decide how a rollout ends after its agent's task has ended. Build its outcome a little later."""
         if task in self.abandoned or record.run.parked:
             self.abandoned.discard(task)
             record.run.cancel_timers()
@@ -348,9 +348,9 @@ class Runner:
 def _timed_out(record: Record, blocked_at: str) -> Termination:
     """Return the termination of a rollout whose agent_timeout or grader_timeout ran out.
 
-    `blocked_at` is the line at which the agent or the grader blocked the event loop; empty if it did not.
-    The boundary depends on what the rollout was doing. If the agent asked more chats than max_turns, the
-    boundary is always the agent, because without the extra chats the rollout would have ended in time.
+    `blocked_at` is the line at which the agent or the grader blocked the event loop; empty if it did not. The boundary
+    depends on the activity of the rollout. If the agent sent more chats than max_turns, the boundary is always the
+    agent, because without the extra chats the rollout would have ended in time.
     """
     request, run = record.init.request, record.run
     doing, turns = record.activity().description, request.max_turns

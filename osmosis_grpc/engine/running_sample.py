@@ -44,20 +44,19 @@ class RunningSample:
     _refers: bool = False
     """Whether logprobs, extras and ids of earlier chats are not kept here, because the trainer has them."""
     _keeps: bool = False
-    """Whether all of them are kept, because a chat needed ids that were not."""
+    """Whether all of them are kept, because a chat needed ids that had not been kept."""
     _reasons: dict[int, str] = field(default_factory=dict)
     """The finish reasons of the replies that did not end by themselves."""
     _forms: dict[int, Hashable] = field(default_factory=dict)
-    """What chats asked for besides their history; chats that asked for nothing else are left out. See
-    dropped_chats()."""
+    """The chats' parameters about the form of their replies, see dropped_chats(). Chats without any are left out."""
     _open: dict[int, Node] = field(default_factory=dict)
     """The open chats, and the last messages of their histories."""
     _beside: dict[int, list[int]] = field(default_factory=dict)
-    """The chats that were open when an equal one was asked, under the number of the later one."""
+    """The chats that were open when an equal one was sent, under the number of the later one."""
     _removed: list[Message] = field(default_factory=list)
     """The messages before `newest` that the agent has removed from its history, for example to shorten it."""
     _skipped: int = 0
-    """The number of messages at the beginning of the newest history that `_removed` takes the place of."""
+    """`_removed` stands for this many messages at the beginning of the newest history."""
 
     def __post_init__(self, any_role: bool) -> None:
         self.conversation = Conversation(any_role, same_meaning)
@@ -132,10 +131,9 @@ class RunningSample:
         return length or 0
 
     def ask(self, number: int, asked: Node, form: Hashable, open_before: Collection[int] = ()) -> None:
-        """Note that a chat begins. `form` is what it asks for besides its history, or None.
+        """Record the start of a chat. `form` has its parameters about the form of the reply, or is None.
 
-        `open_before` has the chats that were open when this one was asked before a restart. They may be answered by
-        now.
+        `open_before` has the chats that were open when this one was sent before a restart. They may be answered by now.
         """
         self.limit = ""
         if form is not None:
@@ -148,7 +146,7 @@ class RunningSample:
         self._open[number] = asked
 
     def over(self, number: int) -> None:
-        """Note that a chat is answered, or gets no reply."""
+        """Record that a chat is answered, or gets no reply."""
         self._open.pop(number, None)
 
     def answer(self, asked: Node, response: ChatResponse, number: int, purpose: ChatPurpose) -> None:
@@ -215,7 +213,7 @@ class RunningSample:
         return messages, self.begins(name, self.newest.chat, len(messages))
 
     def begins(self, name: str, chat: int, prefix_len: int) -> PrefixChat | None:
-        """Return a reference to an answered chat; None if the trainer need not have answered it."""
+        """Return a reference to an answered chat; None if the trainer may not have answered it."""
         return None if not chat or chat in self.forked else PrefixChat(name, chat, prefix_len)
 
     def assembled(self, conversation: ConversationStart, end: Node | None = None, *, refer: bool) -> Sample:
@@ -289,7 +287,7 @@ def plain(messages: Any, field: str) -> list[Any]:
 
 
 def form_of(tools: Sequence[Mapping[str, Any]] | None, params: Mapping[str, Any], purpose: ChatPurpose) -> Hashable:
-    """Return a short form of what a chat asks for besides its history, or None if there is nothing."""
+    """Return a short form of a chat's parameters about the form of its reply, or None if there are none."""
     functions = (tool.get("function") for tool in tools or ())
     names = [str(function.get("name")) for function in functions if isinstance(function, Mapping)]
     wanted = [jsontext.canonical({name: params[name]}) for name in _FORM if name in params]
@@ -298,4 +296,4 @@ def form_of(tools: Sequence[Mapping[str, Any]] | None, params: Mapping[str, Any]
 
 
 _FORM = ("response_format", "tool_choice")
-"""The sampling parameters that say what kind of reply a chat asks for."""
+"""The sampling parameters that determine the form of a reply."""

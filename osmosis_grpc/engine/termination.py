@@ -20,13 +20,13 @@ class Termination:
     finish_reason: str = ""
     failure: Failure | None = None
     result: RunOutcome | None = None
-    """What the agent's run returned, or what an outcome without a run has instead. None if there is nothing."""
+    """The result of the agent's run, or the values of an outcome without a run. None if there are none."""
     deliver: bool = True
     """False for a superseded attempt, which sends no outcome."""
 
     @property
     def abandon_reason(self) -> AbandonReason:
-        """The reason for which the replies to open chats are no longer wanted."""
+        """The reason for which open chats are abandoned."""
         if not self.deliver:
             return AbandonReason.SUPERSEDED
         of_status = {

@@ -1,7 +1,7 @@
 """Tombstones are cancels that came before their Init. Each tombstone is kept for tombstone_ttl.
 
-After its answer, a cancel must take effect. So tombstones are never dropped to make room for new ones. If an owner has
-too many, its next cancel is refused.
+A confirmed cancel must take effect, so tombstones are never dropped to make room for new ones. If an owner has too
+many, its next cancel is refused.
 """
 
 from osmosis_grpc.engine.config import EngineConfig

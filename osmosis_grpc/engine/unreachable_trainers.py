@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from osmosis_grpc.engine.record import Record
 
 AT_ONCE = 16
-"""When a trainer is available again, at most this many deliveries to it are retried in parallel."""
+"""The most deliveries that are retried in parallel when a trainer is available again."""
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class Destinations:
         return record in destination.retrying
 
     def reached(self, key: object) -> None:
-        """Note that a call to an address succeeded. Retry the deliveries that wait for this address."""
+        """Record a successful call to an address, and retry the deliveries that wait for it."""
         destination = self._destinations.get(key) if self._destinations else None
         if destination is None:
             return
@@ -69,7 +69,7 @@ class Destinations:
             record.wake()
 
     def tried(self, record: Record, key: object, *, reached: bool) -> None:
-        """Note that a delivery was tried. If it reached its address, retry the next deliveries."""
+        """Record a try of a delivery. If it reached its address, retry the next deliveries."""
         destination = self._destinations.get(key)
         if destination is None:
             return

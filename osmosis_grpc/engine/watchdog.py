@@ -1,7 +1,7 @@
 """Warns about code that blocks the event loop, and about rollouts that run and make no progress.
 
-A thread regularly asks the loop for an answer. If no answer comes in time, the watchdog finds the line that the loop's
-thread executes.
+A thread regularly schedules a callback on the loop. If the callback does not run in time, the watchdog finds the line
+that the loop's thread executes.
 """
 
 import asyncio

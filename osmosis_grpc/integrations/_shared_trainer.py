@@ -21,7 +21,7 @@ class SharedTrainer:
         self._trainer = make(self._answer)
 
     async def start(self) -> None:
-        """Start the trainer, and waits for an agent server. Raises Unavailable if none can be reached."""
+        """Start the trainer, and wait for an agent server. Raises Unavailable if none can be reached."""
         await self._trainer.__aenter__()
         try:
             await self._trainer.wait_for_server()

@@ -62,7 +62,7 @@ class OsmosisSession(ResourceSession):
         """The outcome; None until wait_for_completion() has returned."""
 
     def wait_for_completion(self, timeout_s: float | None = None) -> int:
-        """Run the rollout and returns its exit code: 0, 124 after `timeout_s` seconds, or 1 for a failure."""
+        """Run the rollout and return its exit code: 0, 124 after `timeout_s` seconds, or 1 for a failure."""
         if self.outcome is None:
             limit = self._request.agent_timeout if timeout_s is None else timeout_s
             (self.outcome,) = self._trainer.run([replace(self._request, agent_timeout=limit)])

@@ -129,7 +129,7 @@ class TrlRollouts:
             trainer.close()
 
     def __call__(self, prompts: list[Prompt], trainer: "GRPOTrainer") -> dict[str, list[Any]]:
-        """Run one rollout for each prompt and returns TRL's columns, with one row for each prompt.
+        """Run one rollout for each prompt and return TRL's columns, with one row for each prompt.
 
         Besides `prompt_ids`, `completion_ids`, `logprobs` and `env_mask`, the columns are `rollout_reward` (None for a
         row without a reward), `rollout_id`, `rollout_status`, `rollout_reward_components`, `rollout_messages`,

@@ -45,7 +45,7 @@ class CallbackKeys:
         good = [
             hmac.compare_digest(_bytes(_sign(_bytes(whole), mark) if mark else whole), _bytes(shown))
             for whole in self._signatures
-        ]  # every signature is compared, so that the time does not depend on the credential
+        ]  # all signatures are compared, so that the time does not depend on the credential
         return any(good)
 
 

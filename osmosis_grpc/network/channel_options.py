@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from importlib import resources
 
 LEAST, MOST = 16, 4096
-"""The default is never lower and never higher."""
+"""The lowest and the highest default."""
 _SHARE = 4
-"""The default is this part of the files that the process may open, for each port."""
+"""The default for each port is this fraction of the files that the process may open."""
 
 
 def default_connections() -> int:
@@ -15,7 +15,7 @@ def default_connections() -> int:
 
 
 def agent_connections() -> int:
-    """Return how many connections of agents a port accepts at once: the same part, without a maximum."""
+    """Return how many connections of agents a port accepts at once: the same fraction, without a maximum."""
     return max(LEAST, _files() // _SHARE)
 
 
@@ -35,10 +35,9 @@ MAX_REPLY_BYTES = 32 * MIB
 MIN_PING_INTERVAL = 10.0
 """Our servers accept an HTTP/2 ping every 10 seconds."""
 PING_INTERVAL = 20.0
-"""A client pings a peer that accepts it after this many seconds of silence."""
+"""The seconds of silence after which a client pings a peer that accepts it."""
 MAX_AGE_GRACE = 10.0
-"""A call may last this many seconds after the GOAWAY of its old connection. A longer one is cut, and goes on elsewhere.
-"""
+"""A call may last this many seconds after the GOAWAY of its old connection. A longer one is ended and made again."""
 MAX_INT32 = 2**31 - 1
 """The largest value of a channel option."""
 

@@ -1,4 +1,4 @@
-"""The calls of clients and servers: how they are measured, and what a failed call raises.
+"""The calls of clients and servers: their metrics, and the exceptions of failed calls.
 
 A failed call's status becomes an exception: each code has its own class. The number, status, duration and bytes of
 calls are measured as gRFC A66 defines them. The client and the server each make a Call, add the bytes of its messages,
@@ -86,7 +86,7 @@ Metadata = Sequence[tuple[str, str]]
 
 
 async def call(method: Any, request: Any, *, timeout: float | None, metadata: Metadata = (), hide: str = "") -> Any:
-    """Awaits a unary call and returns the reply. Cancelling this coroutine cancels the call.
+    """Await a unary call and return the reply. Cancelling this coroutine cancels the call.
 
     Raises a CallError when the call fails. The error's text does not contain the secret `hide`.
     """
@@ -101,7 +101,7 @@ def error_of(error: grpc.aio.AioRpcError, *, hide: str = "") -> CallError:
     code = error.code().value[0]
     if hide and hide in str(error.details()) + repr(
         error.trailing_metadata()
-    ):  # the other side echoes what it was shown
+    ):  # the other side may echo the credential
         return from_code(code, (error.details() or "").replace(hide, "[credential]"))
     for key, value in error.trailing_metadata() or ():
         if key == DETAILS_KEY and isinstance(value, bytes):

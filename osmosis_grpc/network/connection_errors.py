@@ -1,7 +1,7 @@
 """Finds out why a server cannot be used, and whether the error is permanent.
 
 gRPC reports UNAVAILABLE if a server is unreachable, and also if only one side uses TLS. This module distinguishes these
-causes by the text of gRPC's error. If the text does not tell, it tries a TLS handshake itself. If the cause is still
+causes by the text of gRPC's error or, if that is not enough, by a TLS handshake of its own. If the cause is still
 uncertain, the error counts as temporary.
 """
 
@@ -24,11 +24,11 @@ from osmosis_grpc.protocol.errors import (
 )
 
 PROBE_LIMIT = 2.0
-"""A TLS handshake of this module ends after this many seconds."""
+"""The timeout of a TLS handshake of this module, in seconds."""
 _NOT_CONNECTED = "failed to connect to all addresses"
 _WHERE = "name the gRPC address that `osmosis-grpc serve` prints"
 _HTTP_ANSWER = "http2 header with status"
-"""A part of gRPC's error for an HTTP answer. Perhaps a proxy sent it while the server behind it restarts."""
+"""A part of gRPC's error for an HTTP answer, which may come from a proxy while the server behind it restarts."""
 
 _TLS: tuple[tuple[str, str, Hint | None], ...] = (
     ("WRONG_VERSION_NUMBER", "it speaks plain text and not TLS", Hint.LEAVE_OUT_TLS),
@@ -52,7 +52,7 @@ def is_permanent(error: CallError | None) -> bool:
 
 
 def is_replaced(error: CallError | None) -> bool:
-    """Return whether another stream with the same attachment id has replaced this one, whose owner then stays away."""
+    """Return whether another stream with the same attachment id has replaced this one, so it must stay closed."""
     return isinstance(error, Aborted) and error.reason == "ATTACHMENT_REPLACED"
 
 
@@ -102,7 +102,7 @@ _ADVICE: dict[type[CallError], Callable[[Credentials], str]] = {
 
 
 async def _handshake(target: str) -> Literal["", "open", "closed"]:
-    """Make a TLS handshake without a certificate, and returns the state of the connection after it.
+    """Make a TLS handshake without a certificate, and return the state of the connection after it.
 
     "closed" means that the server closed the connection or refused the handshake with an alert. An empty string means
     that the handshake failed for another reason.

@@ -13,7 +13,7 @@ from osmosis_grpc.network.tls import ClientTls, read_pems
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """The credentials that a client shows to a server, and the CAs that the client trusts.
+    """The credentials that a client sends to a server, and the CAs that the client trusts.
 
     Raises ValueError for a token that is not valid, and for a file that cannot be used. Raises TypeError for a `tls`
     that is not ClientTls.
@@ -50,7 +50,7 @@ class Credentials:
 
 
 def channel(target: str, tls: ClientTls | None, options: Options) -> grpc.aio.Channel:
-    """Return a channel to HOST:PORT. With `tls` the channel speaks TLS. Raises ValueError naming a bad file."""
+    """Return a channel to HOST:PORT, with TLS if `tls` is given. Raises ValueError naming a bad file."""
     if tls is None:
         return grpc.aio.insecure_channel(target, options=options)
     pems = read_pems(tls.cert, tls.key, tls.ca)

@@ -19,8 +19,8 @@ from osmosis_grpc.supervise import Backoff, System
 class DialledStream:
     """The caller's end of a stream call, a Duplex for FrameStream. It is an async context manager.
 
-    Each stream has a connection of its own. If streams shared connections, the next stream could use a connection that
-    is dead without notice. Raises Unavailable when a TLS file cannot be read now.
+    Each stream has its own connection. If streams shared connections, the next stream could use one that has died
+    silently. Raises Unavailable when a TLS file cannot be read now.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class DialledStream:
         return self._measured.received
 
     async def done_writing(self) -> None:
-        """Half-closes the call. The other side reads the remaining messages, and then ends the call."""
+        """Half-close the call. The other side reads the remaining messages, and then ends the call."""
         with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
             await self._call.done_writing()
 
@@ -92,8 +92,8 @@ class DialledStream:
 
 
 def _error_of(error: grpc.aio.AioRpcError) -> CallError:
-    # A message that grpc.aio writes while the call ends puts this error in the place of the status that the other side
-    # sent. That status is lost; the next call gets it again.
+    # If grpc.aio writes a message while the call ends, this error replaces the status that the other side sent. That
+    # status is lost, but the next call gets it again.
     if error.code() is grpc.StatusCode.INTERNAL and error.details() == "Internal error from Core":
         return Unavailable("the stream ended while a message was sent")
     return error_of(error)
@@ -108,7 +108,7 @@ async def redial(
     lasted: float = 1.0,
     is_final: Callable[[CallError | None], bool] = lambda _error: False,
 ) -> None:
-    """Call `connect` again and again, with a pause after each call. Returns after an error that `is_final`.
+    """Call `connect` repeatedly, with a pause after each call. Returns after an error that `is_final`.
 
     The pause doubles from the first value of `pauses` up to the second. `connect` runs one stream to its end. Then
     redial calls `on_ended` with the stream's error, or None, and with the upper limit of the next pause in seconds.

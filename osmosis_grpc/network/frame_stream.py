@@ -27,7 +27,7 @@ Each message takes the other side two to three iterations of its event loop. If 
 messages arrive sooner than many small messages. A message of one frame has no pause after it.
 """
 LONGEST_PAUSE = 0.003
-"""The next message waits at most this many seconds."""
+"""The most seconds that the next message waits."""
 READ_STEPS = 2
 """While iterations of the event loop are long, a message that has arrived is usually read within this many of them."""
 
@@ -82,19 +82,19 @@ class FrameStream:
         self._ended = asyncio.Event()
 
     def send(self, frame: bytes) -> None:
-        """Queues a frame, which is sent before all events."""
+        """Queue a frame, which is sent before all events."""
         self._machine.send(frame)
         self._frames_added.set()
 
     def answer(self, frame: bytes) -> None:
-        """Queues an answer to a frame of the other side. ANSWER_LIMIT and MAX_ANSWERS bound the answers."""
+        """Queue an answer to a frame of the other side. ANSWER_LIMIT and MAX_ANSWERS bound the answers."""
         self._machine.answer(frame)
         self._frames_added.set()
         if self._machine.state is State.ENDED:
             self._notice()
 
     def send_event(self, frame: bytes) -> None:
-        """Queues an event frame, which is sent after all other frames. Await event_space() first."""
+        """Queue an event frame, which is sent after all other frames. Await event_space() first."""
         self._machine.send_event(frame)
         self._frames_added.set()
 
@@ -131,7 +131,7 @@ class FrameStream:
         self._machine.pace(interval, timeout, self._time())
 
     async def hello(self, *, opener: bool) -> Any:
-        """Read the first message, and returns the other side's hello.
+        """Read the first message, and return the other side's hello.
 
         With `opener`, the other side has opened the call, and the hello must be alone in its message. Raises
         InvalidArgument if the message breaks a rule, or if it does not come within HELLO_TIMEOUT seconds. Raises
@@ -157,7 +157,7 @@ class FrameStream:
             self._machine.written(self._time())
 
     async def run(self, handlers: Handlers) -> CallError | None:
-        """Send and receives frames until the stream ends.
+        """Send and receive frames until the stream ends.
 
         The handler of the kind "" gets the whole frame, which has no kind or a kind of a later version. An exception of
         a handler ends the stream, and run() raises it. Returns the argument of end(), or None when the other side
@@ -193,7 +193,7 @@ class FrameStream:
         self._notice()
 
     def _notice(self) -> None:
-        """Wakes the tasks that depend on the state of the machine."""
+        """Wake the tasks that depend on the state of the machine."""
         self._frames_added.set()
         self._state_changed.set()
         if self._machine.state is State.ENDED:
@@ -211,7 +211,7 @@ class FrameStream:
             self._machine.receive(message, size, self._time())
 
     async def _read(self, handlers: Handlers) -> None:
-        """Read messages, and handles the first frames of each message at once."""
+        """Read messages, and handle the first frames of each message at once."""
         machine, message = self._machine, None
         while message is not grpc.aio.EOF and machine.state is not State.ENDED:
             if machine.paused:
@@ -238,7 +238,7 @@ class FrameStream:
     async def _handle(self, handlers: Handlers) -> None:
         """Handle the frames that _read() has left. Other tasks run in between, and the first answers are sent.
 
-        If no chat is left, it waits for READ_STEPS iterations after each message. The next message perhaps has chats,
+        If no chat is left, it waits for READ_STEPS iterations after each message. The next message may have chats,
         and they come first.
         """
         machine = self._machine

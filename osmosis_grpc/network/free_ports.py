@@ -16,7 +16,7 @@ _REASONS = {
 
 
 def check_free(host: str, port: int) -> None:
-    """Bind a plain socket and closes it. Raises OSError with the reason if the address is not free.
+    """Bind a plain socket and close it. Raises OSError with the reason if the address is not free.
 
     gRPC itself would print a line to stderr, and its exception has no reason.
     """

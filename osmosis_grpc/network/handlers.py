@@ -20,16 +20,16 @@ log = logging.getLogger(__name__)
 
 READ = job("link.read_request_of_stranger", OnFailure.RAISE)
 MOST = 2
-"""At most this many slow requests are read at once, each of at most MAX_MESSAGE_BYTES."""
+"""The most slow requests that are read at once, each of at most MAX_MESSAGE_BYTES."""
 PATIENCE = 0.005
 """Seconds after which a request is slow. A health check is a single packet, which arrives before its call does."""
 
 
 class Strangers:
-    """Reads the requests of strangers. If more than MOST of them are slow, the oldest are refused.
+    """Reads requests of callers without credentials. If more than MOST of them are slow, the oldest are refused.
 
-    gRPC does not say how large a request is before it has read it, and in a queue slow requests would hold up all
-    others. So each request is read at once, and slow ones make room for newer ones.
+    The size of a request is unknown before gRPC has read it, and in a queue, slow requests would delay all others. So
+    each request is read at once, and newer ones replace slow ones.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Registrar(grpc.GenericRpcHandler):
     """Wraps each handler of a server. Pass it to the generated add_..._to_server functions instead of the server.
 
     Each handler is wrapped once, at its first call. An interceptor would cost every call about 40 us. `guard` is called
-    with the context of the call before any of its request is read. Health checks are the exception: they need no
+    with the context of the call before its request is read. Health checks are the exception: they need no
     credential, and Strangers limits the memory that they take. `calls` counts the calls. It counts the calls of unknown
     methods under the name "other". `new_id` makes the ids of failed calls.
     """
@@ -192,7 +192,7 @@ class _Answering(Call):
             yield decoded(self.message(data))
 
     def message(self, data: bytes) -> Any:
-        """Return received bytes as a message. If they are not one, decoded() refuses the result."""
+        """Return received bytes as a message, or as an object that decoded() refuses."""
         self.received += len(data)
         return self._read(data)
 

@@ -77,7 +77,7 @@ class ServerSecurity:
     def check_admin(self, context: Any) -> None:
         """Raise PermissionDenied unless the caller is an administrator.
 
-        An administrator shows one of `admin_tokens`. If the server requires no credentials at all, every caller on the
+        An administrator sends one of `admin_tokens`. If the server requires no credentials at all, every caller on the
         server's machine is an administrator.
         """
         if self.admin_tokens:
@@ -125,7 +125,7 @@ class Authenticator:
 
 
 class CallbackAuthenticator:
-    """Accepts a callback that shows a credential made by this trainer, or one of the trainer's tokens.
+    """Accepts a callback with a credential made by this trainer, or with one of the trainer's tokens.
 
     With mTLS the caller also needs a certificate that contains a name.
     """

@@ -1,4 +1,5 @@
-"""The policy for callback addresses. A target is parsed, resolved and checked. Only checked addresses are dialled.
+"""The policy for callback addresses. A target is parsed, resolved and checked. Connections go only to checked
+addresses.
 
 A target comes from a caller, so it must be HOST:PORT and nothing else. This file does not import grpc, because the HTTP
 gateway uses the same policy.
@@ -35,12 +36,12 @@ class Address:
     authority: str
     """The HOST:PORT that the caller sent."""
     ips: tuple[str, ...]
-    """The addresses to dial. IPv4 addresses come first, because few servers listen on IPv6 alone."""
+    """The addresses to connect to. IPv4 addresses come first, because few servers listen only on IPv6."""
     port: int
 
     @property
     def grpc_target(self) -> str:
-        """The checked addresses in gRPC's notation, of the first address's IP version. gRPC resolves no name for it."""
+        """The checked addresses with the same IP version as the first, in gRPC's notation. So gRPC resolves no name."""
         family = "ipv6" if ":" in self.ips[0] else "ipv4"
         alike = [ip for ip in self.ips if (":" in ip) == (":" in self.ips[0])]
         return f"{family}:" + ",".join(f"[{ip}]:{self.port}" if ":" in ip else f"{ip}:{self.port}" for ip in alike)

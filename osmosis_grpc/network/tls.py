@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerTls:
-    """The PEM files of a server that speaks TLS. You can replace the files while the server runs."""
+    """The PEM files of a server with TLS. You can replace the files while the server runs."""
 
     cert: File
     """The certificate, followed by the intermediate certificates."""
@@ -41,16 +41,16 @@ class ServerTls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientTls:
-    """The PEM files of a client that speaks TLS. They are read for each new channel."""
+    """The PEM files of a client with TLS. They are read for each new channel."""
 
     ca: File | None = None
     """The CAs that this client trusts to sign the server's certificate. By default, the public CAs."""
     cert: File | None = None
-    """The client's certificate, for a server that asks for a certificate."""
+    """The client's certificate, for a server that requires one."""
     key: File | None = None
     """The private key of `cert`, without a pass phrase."""
     server_name: str = ""
-    """The name in the server's certificate. By default, the dialled host."""
+    """The name in the server's certificate; by default the host of the address."""
 
     def __post_init__(self) -> None:
         if (self.cert is None) != (self.key is None):
@@ -59,7 +59,7 @@ class ClientTls:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Pems:
-    """The contents of the files. The repr of this class does not show them."""
+    """The contents of the files, which are not in the repr."""
 
     cert: bytes | None
     key: bytes | None

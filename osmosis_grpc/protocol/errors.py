@@ -42,7 +42,7 @@ LONGEST_PAUSE = 86_400.0
 
 
 class Hint(StrEnum):
-    """What a caller can do about a failed call. The value says it to a program; a command line has words of its own."""
+    """What a caller can do about a failed call. The value is for programs; command lines have their own texts."""
 
     SHOW_CREDENTIAL = "pass its token as `token`"
     CHECK_CREDENTIAL = "check the `token`, or the certificate"
@@ -77,7 +77,7 @@ class CallError(OsmosisRolloutError):
     status: InitVar[int | None] = None
     """Replaces the `status_code` of the class."""
     retry_after: float | None = field(default=None, kw_only=True)
-    """The caller should wait this many seconds before a retry; None if the other side names no valid time."""
+    """The seconds to wait before a retry; None if the other side sends no valid time."""
     reason: str = field(default="", kw_only=True)
     """Why the call was refused, in upper snake case, for programs. error.proto has the list. Empty if it is unknown."""
     hint: Hint | None = field(default=None, kw_only=True)
@@ -132,7 +132,7 @@ class InvalidArgument(OsmosisValidationError, code=3):
 
 
 class ContextLengthExceeded(InvalidArgument):
-    """The prompt does not fit into the context of the model. A program may shorten its history and ask again."""
+    """The prompt is too long for the context of the model. A program may shorten its history and try again."""
 
     REASON = "CONTEXT_LENGTH_EXCEEDED"
 
@@ -204,7 +204,7 @@ class OutOfRange(OsmosisValidationError, code=11, status_code=416):
 
 
 class Unauthenticated(OsmosisValidationError, code=16, status_code=401):
-    """The call has no credential, or a wrong one."""
+    """The call has no credential or a wrong one."""
 
 
 class PermissionDenied(OsmosisValidationError, code=7, status_code=403):
@@ -275,10 +275,10 @@ class ToolArgumentError(ToolExecutionError):
 
 
 class ToolUnavailable(ToolExecutionError):
-    """The machine under a tool failed, whatever the model asked for.
+    """The machine under a tool failed, independently of the model's call.
 
-    The model never gets this error as a tool's answer, because the reward would no longer measure the same task. The
-    rollout ends FAILED with the boundary "server".
+    The model never gets this error as a tool's result, because the reward would then measure another task. The rollout
+    ends FAILED with the boundary "server".
     """
 
     boundary: Boundary = "server"
@@ -355,7 +355,7 @@ def install(requirement: str) -> str:
 
 
 def missing_extra(what: str, extra: str) -> str:
-    """Return a sentence that says how to install an extra from the source of this distribution."""
+    """Return a sentence on how to install an extra from the source of this distribution."""
     needs = f"{what} needs the extra {extra!r}"
     checkout = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     if os.path.exists(os.path.join(checkout, "pyproject.toml")):

@@ -55,7 +55,7 @@ class AgentServer:
 
     The health service has three names: "", the RolloutService, and "liveness". The first two are NOT_SERVING while the
     server drains or cannot write its journal, and after `supervisor` has failed. "liveness" is SERVING until the server
-    ends. Every caller may ask for health.
+    ends. Every caller may check the health.
 
     Args:
         agent_loops: The agents: agent loops, or classes of workflows.
@@ -66,8 +66,8 @@ class AgentServer:
             server within the running event loop.
         connect: The addresses of trainers, each HOST:PORT. The server opens a stream to each of them, and the trainer
             owns the rollouts of the stream.
-        security: What callers must show.
-        credentials: What the server shows: the token to the trainers in `connect`, the TLS files to all trainers.
+        security: The credentials that callers need.
+        credentials: The token for the trainers in `connect`, and the TLS files for all trainers.
         config: Limits and times.
         workers: Set if this is a worker of a server with several.
         system: Clocks, random numbers, ids and threads. Tests replace it.

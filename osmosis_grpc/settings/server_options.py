@@ -14,7 +14,7 @@ from typing import ClassVar
 from osmosis_grpc.settings.compound_values import commands_of, sampling_parameter
 from osmosis_grpc.settings.option import BOTH, GATEWAY, PORTS, Declared, Secret, host_port, option, options_in
 
-_SHOWN = "Others on this machine see a command line: prefer the file."
+_SHOWN = "Others on this machine can see a command line, so prefer the file."
 SET_BY_SERVER = ("OPENAI_BASE_URL", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY")
 """Variables of a program whose values are those of its rollout."""
 
@@ -97,7 +97,7 @@ class ServerOptions(Declared):
 
     module: tuple[str, ...] = _agents(
         "-m, --module MODULE:ATTR",
-        "Agent loop to host; for a workflow, also its file (entry.py) or its module.",
+        "Agent loop to host. For a workflow, you can also pass its file (entry.py) or its module.",
         check=_module,
         common=True,
     )
@@ -106,11 +106,11 @@ class ServerOptions(Declared):
     )
     workflow_config: tuple[str, ...] = _agents(
         "--workflow-config KEY=VALUE",
-        "A value of the workflows' configuration. The values of the variable stay, unless the flag replaces them.",
+        "A value of the workflows' configuration. It is added to the values of the variable, and replaces equal keys.",
         check=_key_value,
     )
     grader_config: tuple[str, ...] = _agents(
-        "--grader-config KEY=VALUE", "A value of the graders' configuration, likewise.", check=_key_value
+        "--grader-config KEY=VALUE", "The same for the graders' configuration.", check=_key_value
     )
     grader: str | None = _agents(
         "--grader MODULE:CLASS",
@@ -123,11 +123,11 @@ class ServerOptions(Declared):
     )
     legacy_listen: str = _agents(
         "--legacy-listen HOST:PORT",
-        "Where legacy agents reach this server; port 0 picks a free one.",
+        "Address at which legacy agents call this server; port 0 picks a free one.",
         "127.0.0.1:0",
         check=host_port,
     )
-    legacy_agent_token: Secret | None = _agents("", "The bearer token of the legacy agent servers. Never shown.")
+    legacy_agent_token: Secret | None = _agents("", "Bearer token for the legacy agent servers. It is never printed.")
     legacy_agent_token_file: Path | None = _agents("--legacy-agent-token-file FILE", "File that holds that token.")
     program: tuple[str, ...] = _agents(
         "--program NAME",
@@ -137,7 +137,7 @@ class ServerOptions(Declared):
     )
     box: str | None = _agents(
         "--box docker:IMAGE",
-        "Image for the programs, each of which runs in a container of its own; the [box] table of its file says more.",
+        "Image for the programs. Each runs in its own container, which the [box] table of its file configures.",
         check=_box,
         common=True,
     )
@@ -146,52 +146,54 @@ class ServerOptions(Declared):
     )
     program_context: int = _agents(
         "--program-context TOKENS",
-        "Tokens of the model's context. Coding programs compact their history before it is full.",
+        "Tokens of the model's context. Coding programs summarize their history before it is full.",
         200_000,
         bounds=(1024, 100_000_000),
     )
     reward: str | None = _agents(
         "--reward COMMAND",
-        "Command that runs in the folder of a program after its end, and prints the reward.",
+        "Command that runs in the program's folder after the program has ended, and prints the reward.",
         check=_commands,
     )
     strict_exit: bool = _agents(
-        "--strict-exit", "A program that ends with another exit code than 0 has failed, also with a result file."
+        "--strict-exit", "A program fails if its exit code is not 0, even if it has written a result file."
     )
     command: str | None = _agents(
         "--command COMMAND",
-        "Program to start for each rollout. It uses OPENAI_BASE_URL or ANTHROPIC_BASE_URL.",
+        "Program to start for each rollout. It sends its chats to OPENAI_BASE_URL or ANTHROPIC_BASE_URL.",
         check=_commands,
         lines=True,
         common=True,
     )
     command_name: tuple[str, ...] = _agents(
-        "--command-name NAME", "A name for each --command, in their order; the default is the script's name.", ()
+        "--command-name NAME",
+        "Name of a --command, in the order of the commands; the default is the script's name.",
+        (),
     )
     command_env: tuple[str, ...] = _agents(
         "--command-env VARIABLE", "Variable of the server's environment that programs get.", check=_variable
     )
     command_timeout_seconds: float | None = _agents(
         "--command-timeout SECONDS",
-        "How long a program may run; without it, until the end of its rollout's agent_timeout.",
+        "Time limit of a program; the default is the rollout's agent_timeout.",
         bounds=(0.1, 604_800),
     )
     command_memory_mib: int | None = _agents(
         "--command-memory MIB",
-        "The most address space of each process of a program, in MiB; without it, no limit.",
+        "Limit of the address space of each process of a program, in MiB; the default is no limit.",
         bounds=(16, 16_777_216),
     )
     no_validate: bool = _agents("--no-validate", "Do not validate the agent loops first.")
     agent_timeout_seconds: float = _agents(
         "--agent-timeout SECONDS",
-        "How long a rollout may run whose request names no agent_timeout.",
+        "Time limit of a rollout if its request has no agent_timeout.",
         1800.0,
         bounds=(1, 604_800),
         common=True,
     )
     pin_sampling: tuple[str, ...] = _agents(
         "--pin-sampling KEY=VALUE",
-        "Sampling parameter that agents cannot change, such as temperature=1.0. A trainer's value comes first.",
+        "Sampling parameter that agents cannot change, such as temperature=1.0. A value of the trainer replaces it.",
         check=_sampling,
     )
     max_concurrent_rollouts: int = _agents(
@@ -199,7 +201,7 @@ class ServerOptions(Declared):
     )
     max_concurrent_per_owner: int | None = _agents(
         "--max-concurrent-per-owner N",
-        "Rollouts that one owner may run at once; without it, all slots that other owners leave free.",
+        "Rollouts that one owner may run at once; the default is all slots that other owners leave free.",
         bounds=(1, 10_000),
     )
 
@@ -225,14 +227,14 @@ class ServerOptions(Declared):
     )
     metrics_port: int | None = _addresses(
         "--metrics-port PORT",
-        "Serve /metrics for Prometheus here too, on loopback and without a token; 0 picks a free one.",
+        "Also serve /metrics for Prometheus on this port, on loopback and without a token; 0 picks a free one.",
         bounds=PORTS,
         shown="off",
         common=True,
     )
     view: bool = _addresses(
         "--view",
-        "Show the rollouts of all callers in a browser. With admin tokens, a browser has to show one.",
+        "Show the rollouts of all callers in a browser. If there are admin tokens, the browser must send one.",
         common=True,
     )
     view_port: int = _addresses(
@@ -243,28 +245,28 @@ class ServerOptions(Declared):
     )
     max_connections: int | None = _addresses(
         "--max-connections N",
-        "Connections at once, of gRPC and of HTTP each; without it, a quarter of the files that may be open.",
+        "Limit of connections, for gRPC and HTTP separately; the default is a quarter of the files that may be open.",
         commands=BOTH,
         bounds=(1, 65_536),
     )
     max_connection_age_seconds: float | None = _addresses(
         "--max-connection-age SECONDS",
-        "End gRPC connections of this age, so that load balancers can move them. Rollouts go on.",
+        "Close gRPC connections of this age, so that load balancers can move them. Rollouts continue.",
         bounds=(1, 604_800),
     )
     max_metadata_size_bytes: int = _addresses(
-        "", "The most bytes of a request's metadata.", 1024 * 1024, commands=BOTH, bounds=(1024, 100 * 1024 * 1024)
+        "", "Limit of a request's metadata, in bytes.", 1024 * 1024, commands=BOTH, bounds=(1024, 100 * 1024 * 1024)
     )
 
     connect: tuple[str, ...] = _trainers(
-        "--connect HOST:PORT", "Trainer to dial out to and attach to.", check=host_port, common=True
+        "--connect HOST:PORT", "Trainer that this server connects to.", check=host_port, common=True
     )
-    connect_token: Secret | None = _trainers("--connect-token SECRET", f"Token to show to --connect. {_SHOWN}")
+    connect_token: Secret | None = _trainers("--connect-token SECRET", f"Token to send to --connect. {_SHOWN}")
     connect_token_file: Path | None = _trainers("--connect-token-file FILE", "File that holds --connect-token.")
-    connect_tls: bool = _trainers("--connect-tls", "Speak TLS with --connect. The options --trainer-* imply it.")
+    connect_tls: bool = _trainers("--connect-tls", "Use TLS with --connect. The options --trainer-* imply it.")
     max_attachments_per_owner: int | None = _trainers(
         "--max-attachments-per-owner N",
-        "Trainers of one owner that may be attached; without it, all that other owners leave of 1,024.",
+        "Trainers of one owner that may be attached; the default is all of 1,024 that other owners leave free.",
         bounds=(1, 1024),
     )
     allow_target: tuple[str, ...] = _trainers(
@@ -273,111 +275,121 @@ class ServerOptions(Declared):
         commands=BOTH,
         common=True,
     )
-    trainer_ca: Path | None = _trainers("--trainer-ca FILE", "CA of trainers that speak TLS, dialled or called back.")
-    trainer_cert: Path | None = _trainers("--trainer-cert FILE", "Certificate to show to such trainers.")
+    trainer_ca: Path | None = _trainers(
+        "--trainer-ca FILE", "CA of trainers with TLS, for --connect and for callbacks."
+    )
+    trainer_cert: Path | None = _trainers("--trainer-cert FILE", "Certificate to send to such trainers.")
     trainer_key: Path | None = _trainers("--trainer-key FILE", "Its private key.")
 
     token: Secret | None = _security(
         "--api-key, --token [NAME=]SECRET",
-        f"Bearer token of callers. The tokens of the variable and of the file are accepted, too. {_SHOWN}",
+        f"Bearer token of callers. It is added to those of the variable and the file. {_SHOWN}",
         commands=BOTH,
         lines=True,
     )
     token_file: Path | None = _security(
         "--token-file FILE",
-        "File of tokens that callers show, [NAME=]SECRET each, one a line.",
+        "File with the tokens of callers, one [NAME=]SECRET on each line.",
         commands=BOTH,
         common=True,
     )
     local: bool = _security(
-        "--local", "Ask callers for no token, also if there are tokens. For loopback only.", commands=BOTH, common=True
+        "--local",
+        "Require no token from callers, even if there are tokens. For loopback only.",
+        commands=BOTH,
+        common=True,
     )
-    skip_register: bool = _security("--skip-register", "No effect: this server is registered with no platform.")
+    skip_register: bool = _security(
+        "--skip-register", "No effect, because this server is never registered with a platform."
+    )
     admin_token: Secret | None = _security(
         "--admin-token [NAME=]SECRET",
         f"Bearer token of callers that may drain this server; --token is for callers that start rollouts. {_SHOWN}",
         lines=True,
     )
     admin_token_file: Path | None = _security(
-        "--admin-token-file FILE", "File of such tokens, [NAME=]SECRET each, one a line.", common=True
+        "--admin-token-file FILE", "File with such tokens, one [NAME=]SECRET on each line.", common=True
     )
     callback_key_file: Path = _security(
         "--callback-key-file FILE",
-        "File with the key of the credentials of callbacks. It is created if it is missing. A restarted gateway "
-        "needs it to continue.",
+        "File with the key for the credentials of callbacks, which a restarted gateway needs to continue. It is "
+        "created if it is missing.",
         Path(".osmosis/gateway.key"),
         commands=GATEWAY,
     )
     tls_cert: Path | None = _security(
-        "--tls-cert FILE", "Speak TLS, over gRPC and HTTP, with this certificate (PEM).", commands=BOTH, common=True
+        "--tls-cert FILE", "Use TLS for gRPC and HTTP, with this certificate (PEM).", commands=BOTH, common=True
     )
     tls_key: Path | None = _security(
-        "--tls-key FILE", "Its private key. Files may be replaced at any time.", commands=BOTH, common=True
+        "--tls-key FILE", "Its private key. You can replace the files at any time.", commands=BOTH, common=True
     )
     tls_client_ca: Path | None = _security(
-        "--tls-client-ca FILE", "Callers need a certificate of this CA (mTLS).", commands=BOTH
+        "--tls-client-ca FILE", "Require a client certificate of this CA (mTLS).", commands=BOTH
     )
     insecure: bool = _security(
-        "--insecure", "Listen on public addresses, and send tokens there, without TLS.", commands=BOTH, common=True
+        "--insecure",
+        "Allow a public address without TLS, so that tokens are sent in plain text.",
+        commands=BOTH,
+        common=True,
     )
-    unsafe_trace: bool = _security(
-        "--unsafe-trace", "Start although GRPC_TRACE may print bearer tokens.", commands=BOTH
-    )
+    unsafe_trace: bool = _security("--unsafe-trace", "Start even if GRPC_TRACE may print bearer tokens.", commands=BOTH)
 
     state_dir: str = _journal(
         "--state-dir DIR", "Folder of the journal; :memory: for none.", "./.osmosis/state", common=True
     )
-    no_journal: bool = _journal("--no-journal", "Keep everything in memory: a restart loses it.", common=True)
+    no_journal: bool = _journal("--no-journal", "Keep everything in memory, so that a restart loses it.", common=True)
     record_ttl_seconds: float = _journal(
         "--record-ttl SECONDS",
-        "How long ended rollouts are kept, and how long their delivery is tried.",
+        "How long ended rollouts are kept, and how long their delivery is retried.",
         3600.0,
         bounds=(60, 86_400),
     )
     disk_budget_gib: float = _journal(
         "--disk-budget GIB",
-        "The most of the disk that the journal may use; above it, the oldest delivered rollouts are dropped.",
+        "Limit of the journal's size. Above it, the oldest delivered rollouts are deleted.",
         10.0,
         bounds=(0.01, 100_000),
     )
     memory_budget_mib: int = _journal(
         "--memory-budget MIB",
-        "The most memory of unfinished rollouts and undelivered outcomes; above it, new rollouts are refused.",
+        "Memory limit of unfinished rollouts and undelivered outcomes. Above it, new rollouts are refused.",
         256,
         bounds=(16, 1_048_576),
     )
 
     log_level: str = _log(
         "--log-level LEVEL",
-        "How much is logged on stderr: debug, info, warning or error.",
+        "Level of the log on stderr: debug, info, warning or error.",
         "info",
         commands=BOTH,
         check=_log_level,
         common=True,
     )
-    otel: bool = _log(
-        "--otel", "Make OpenTelemetry traces. The variables OTEL_* name the exporter and its address.", common=True
-    )
+    otel: bool = _log("--otel", "Make OpenTelemetry traces. The variables OTEL_* configure the exporter.", common=True)
     log: Path | None = _log("--log DIR", "Write one .jsonl file per rollout below DIR.", common=True)
-    json_records: bool = _log("--json", "Only JSON records on stdout; the first one says ready.", commands=BOTH)
+    json_records: bool = _log(
+        "--json", "Print only JSON records on stdout, beginning with the ready record.", commands=BOTH
+    )
 
     workers: int = _process(
         "--workers N",
-        "Processes that serve as one server, each with its own journal and gRPC port. The limits hold for each.",
+        "Processes that serve as one server, each with its own journal and gRPC port. Limits apply to each.",
         1,
         bounds=(1, 128),
         common=True,
     )
     drain_timeout: float = _process(
-        "--drain-timeout SECONDS", "Time that running rollouts get on SIGTERM.", 30.0, bounds=(0, 86_400), common=True
+        "--drain-timeout SECONDS",
+        "Time that running rollouts get after SIGTERM.",
+        30.0,
+        bounds=(0, 86_400),
+        common=True,
     )
-    reload: bool = _process(
-        "--reload", "Start again when a Python or TOML file below this folder changes.", common=True
-    )
+    reload: bool = _process("--reload", "Restart when a Python or TOML file below this folder changes.", common=True)
 
-    ray: bool = _ray("--ray", "Place such servers on the nodes of a Ray cluster, and start them again when they end.")
+    ray: bool = _ray("--ray", "Run such servers on the nodes of a Ray cluster, and restart them when they end.")
     ray_servers: int | None = _ray(
-        "--ray-servers N", "How many servers; without it, as many as there are nodes at the start.", bounds=(1, 1024)
+        "--ray-servers N", "Number of servers; the default is the number of nodes at the start.", bounds=(1, 1024)
     )
     ray_resources: tuple[str, ...] = _ray(
         "--ray-resources NAME=AMOUNT",
@@ -387,7 +399,7 @@ class ServerOptions(Declared):
         shown="CPU=1",
     )
     ray_name: str = _ray(
-        "--ray-name NAME", "The name by which ray_targets(NAME) finds the servers.", "osmosis", check=_ray_name
+        "--ray-name NAME", "Name for ray_targets(NAME), which finds the servers.", "osmosis", check=_ray_name
     )
     targets_file: Path | None = _ray(
         "--targets-file FILE", "File with the addresses of the servers, for trainers that watch it."

@@ -1,4 +1,4 @@
-"""Copies a state folder or a ledger while a process uses it. The copy shows one moment. A failed one leaves no file."""
+"""Copies a state folder or a ledger while a process uses it. The copy is consistent; a failed copy leaves no file."""
 
 import shutil
 import sqlite3
@@ -20,7 +20,7 @@ PAGES = 1024
 """The pages that are copied between two calls of `progress`."""
 
 Progress = Callable[[int, int], None]
-"""Gets the number of bytes that are copied, and of all bytes."""
+"""Called with the number of copied bytes, and of all bytes."""
 
 
 @contextmanager
@@ -47,7 +47,7 @@ def new_folder(target: Path) -> Iterator[Path]:
 
 
 def copy_workers(state: Path, target: Path, progress: Callable[[Path], Progress]) -> None:
-    """Copy a state folder with the folders of all its workers, see copy_state(). The copy of each shows one moment."""
+    """Copy a state folder with the folders of all its workers, each as in copy_state()."""
     copy_state(state, target, progress(state))
     for worker, folder in worker_folders(state).items():
         if (folder / journal.FILE).exists():
@@ -60,8 +60,7 @@ def copy_state(state: Path, target: Path, progress: Progress) -> None:
     """Copy the state folder of a process: the journal, the credentials of running rollouts, the folders of rollouts.
 
     The server writes the credentials of a rollout before the journal has the rollout, and deletes them after its end.
-    So this copies them before and after the moment that the journal's copy shows. Raises JournalError, OSError,
-    sqlite3.Error.
+    So they are copied before and after the journal. Raises JournalError, OSError, sqlite3.Error.
     """
     _copy_files(state / CREDENTIALS, target / CREDENTIALS)
     with closing(look(state / journal.FILE, journal.JOURNAL)) as database:

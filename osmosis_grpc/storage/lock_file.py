@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 class Locked(Exception):
-    """Another holder has the lock. The text follows "in use by process", and is a process id or "of unknown id"."""
+    """Another holder has the lock. The text is its process id or "of unknown id", to follow "process" in a message."""
 
 
 class LockLost(Exception):
@@ -23,12 +23,12 @@ class LockLost(Exception):
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds a lock, according to its file."""
+    """The process that holds a lock, according to the lock's file."""
 
     process: int = 0
     """The id of the process; 0 if unknown."""
     until: float = 0.0
-    """The Unix time at which a process that is stopping will have ended; 0 for a process that goes on."""
+    """The Unix time at which a process that is stopping will have ended; 0 for a process that is not stopping."""
 
     def __str__(self) -> str:
         return f"{self.process or 'of unknown id'}{' (this one)' * (self.process == os.getpid())}"
@@ -102,7 +102,7 @@ class Lock:
             raise LockLost(f"the lock {self.path} was replaced: {_OTHERS}")
 
     def stop_by(self, until: float) -> None:
-        """Note that this process is stopping, and will have ended at this Unix time. The next one can wait for that."""
+        """Record that this process will have ended at this Unix time, so that the next one can wait for it."""
         with suppress(OSError):
             os.pwrite(self._file, f"{os.getpid()} {until:.0f}".encode(), 0)
 
@@ -138,9 +138,9 @@ def stop_by(path: Path, until: float) -> None:
 
 
 def is_held(path: Path) -> bool | None:
-    """Return whether a process holds the lock; None if nobody can tell. Create no file.
+    """Return whether a process holds the lock; None if this cannot be determined. Creates no file.
 
-    The question takes a shared lock for a moment. A Lock that is taken at this moment waits for it, see PAUSES.
+    The check takes a shared lock for a moment. A Lock that is taken at this moment waits for it, see PAUSES.
     """
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -160,13 +160,13 @@ def is_held(path: Path) -> bool | None:
 
 
 def holder_of(path: Path) -> Holder:
-    """Return who holds a lock that is held."""
+    """Return the holder of a lock that is held."""
     with open(path, "rb") as file:
         return Holder.read(file.fileno())
 
 
 PAUSES = (0.002, 0.01, 0.02)
-"""Seconds before each further try to take a lock that another process has: perhaps it only asks is_held()."""
+"""Seconds before each further try to take a lock that another process has, which may only be in is_held()."""
 _OTHERS = "another process may write here now, so this one stops; exclude this folder from cleaners of old files"
 _shared: dict[Path, int] = {}
 """The descriptors of locks that another process shares with this one."""

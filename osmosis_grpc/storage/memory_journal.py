@@ -18,7 +18,7 @@ T = TypeVar("T")
 PAGE = 1024
 """The number of events in a page."""
 STEP = 1000
-"""After this many rollouts or events, a search lets the event loop run other tasks."""
+"""The rollouts or events after which a search lets the event loop run other tasks."""
 _FREED: list[TrajectoryEvent | None] = [None] * PAGE
 """A page after all its events were forgotten."""
 
@@ -43,7 +43,7 @@ class MemoryJournal(Journal):
         self._newest: list[TrajectoryEvent | None] = [None] * PAGE
         self._pages = {0: self._newest}
         self._left = {0: PAGE - 1}  # positions begin with 1, so page 0 has one event fewer
-        """The number of events in each page that are kept, or not appended yet."""
+        """The number of places in each page that have an event or will get one."""
         self._rollouts: dict[tuple[str, int], _Rollout] = {}
         self._entries: dict[int, JournaledRollout] = {}
         """The entries by sequence, in the order of acceptance."""

@@ -45,7 +45,7 @@ class StreamEnd:
         self._put(message)
 
     async def done_writing(self) -> None:
-        """Half-closes the stream: the other end reads grpc.aio.EOF after the last message."""
+        """Half-close the stream: the other end reads grpc.aio.EOF after the last message."""
         self._put(grpc.aio.EOF)
 
     def cut(self, error: Exception | None = None) -> None:

@@ -15,10 +15,10 @@ log = logging.getLogger(__name__)
 
 
 class BaseTool:
-    """A tool with a state. A subclass has `execute`, and what else it needs.
+    """A tool with a state. A subclass defines `execute`, and the other methods that it needs.
 
-    For each trajectory the methods are called in this order: create() once, execute() for each call, reward() once,
-    release() once. The last two are called, too, if the trajectory fails or is cancelled.
+    For each trajectory, the methods are called in this order: create() once, execute() for each call, reward() once,
+    release() once. The last two are called even if the trajectory fails or is cancelled.
     """
 
     name: ClassVar[str] = ""
@@ -42,7 +42,7 @@ class BaseTool:
         return None
 
     async def release(self) -> None:
-        """Free what create() has reserved. Called also if create() has failed."""
+        """Free the resources of create(). Called even if create() has failed."""
 
     def as_tool(self, name: str = "") -> Tool[..., Any]:
         """Return the tool that an agent lists. Its calls run execute() of this object."""
@@ -67,7 +67,7 @@ class ToolsOfTrajectory:
         self._id, self._given = trajectory_id, dict(tools)
         self._created: list[tuple[str, BaseTool]] = []
         self.tools: dict[str, Tool[..., Any]] = {}
-        """What an agent lists, by name. The same objects answer all calls of the trajectory."""
+        """The tools for the agent, by name. The same objects answer all calls of the trajectory."""
         self.rewards: dict[str, float | None] = {}
         """The rewards by the tools' names, after the `async with`. None for a tool without a reward."""
         self._unrewarded: tuple[str, Exception] | None = None
@@ -93,7 +93,7 @@ class ToolsOfTrajectory:
             raise GradingError(f"the reward of the tool {name} failed: {describe(why)}", "", name) from why
 
     async def _release(self, *, with_rewards: bool) -> None:
-        """Ask each tool for its reward, and release it, the newest first. The others do not see an error of one."""
+        """Get the reward of each tool and release it, the newest first. The other tools do not see an error of one."""
         created, self._created = self._created, []
         for name, each in reversed(created):
             try:
@@ -112,7 +112,7 @@ class ToolsOfTrajectory:
 
 
 class ToolRegistry:
-    """Registers tools by name. A class gives each trajectory a new object. All trajectories share a given object."""
+    """Registers tools by name. For a class, each trajectory gets a new object; an object is shared by all."""
 
     def __init__(self) -> None:
         self._classes: dict[str, tuple[type[BaseTool], dict[str, Any]]] = {}

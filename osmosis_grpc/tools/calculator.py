@@ -35,7 +35,7 @@ def checked(value: Any) -> Number:
 
 
 def divide(a: Number, b: Number) -> Number:
-    """Return a / b. The quotient of two integers is an integer if nothing is left."""
+    """Return a / b. The quotient of two integers is an integer if there is no remainder."""
     if isinstance(a, int) and isinstance(b, int) and b and a % b == 0:
         return a // b
     return a / b
@@ -133,7 +133,7 @@ CONSTANTS: Mapping[str, float] = {"pi": math.pi, "e": math.e, "tau": math.tau}
 
 MAX_CHARACTERS = 1_000
 MAX_DEPTH = 50
-"""Parts within parts."""
+"""The most nested parts of an expression."""
 
 _SPELLINGS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "²": "**2", "³": "**3", "π": "pi"})  # noqa: RUF001
 
@@ -196,7 +196,7 @@ def _number(node: ast.expr, depth: int) -> Number:
 NAME = "calculator"
 MAX_NUMBERS = 1_000
 EXACT = 2.0**53
-"""Above it, a float that looks like an integer may be a rounded one."""
+"""Above it, a float that looks like an integer may have been rounded."""
 
 Operation = Literal["add", "subtract", "multiply", "divide", "power", "sqrt", "factorial", "log", "sin", "cos", "tan"]
 
@@ -213,7 +213,8 @@ _OPERATIONS: Mapping[str, tuple[Callable[..., Any], int, int]] = {
     "cos": (math.cos, 1, 1),
     "tan": (math.tan, 1, 1),
 }
-"""For each operation: the function, and the least and the most numbers. The first four take two and go on."""
+"""For each operation: the function, and the least and the most numbers. The first four are applied from left to right.
+"""
 
 
 def calculator_tool(*, precision: int = 10) -> Tool[..., Any]:

@@ -32,9 +32,9 @@ def lines_of(text: str) -> list[str]:
 
 
 def replaced(text: str, old: str, new: str) -> tuple[str, int]:
-    """Return the text with `old` replaced, which it has to have exactly once, and the line of the edit, from 1.
+    """Return the text with `old` replaced, and the line of the edit, from 1. The text must have `old` exactly once.
 
-    A newline in `old` also fits the line end of a file whose lines end with CR LF. Raises ToolArgumentError.
+    A newline in `old` also matches CR LF. Raises ToolArgumentError.
     """
     if not old:
         raise ToolArgumentError("old_str: it is empty; give the text to replace")
@@ -61,7 +61,7 @@ def inserted(text: str, line: int, new: str) -> tuple[str, int]:
     end = "\r\n" if _crlf(text) else "\n"
     added = _with_crlf(new) if end == "\r\n" else new
     before, after = "".join(lines[:line]), "".join(lines[line:])
-    if before and not before.endswith("\n"):  # the last line has no end, so the new last line gets none
+    if before and not before.endswith("\n"):  # the last line has no newline, so the new last line gets none
         return mark + before + end + added, line + 1
     if not added.endswith("\n"):
         added += end
@@ -101,7 +101,7 @@ def _with_crlf(text: str) -> str:
 NAME = "file_editor"
 CLIPPED = "\n<response clipped>"
 MAX_UNDO = 100
-"""At most this many edits can be undone."""
+"""The most edits that can be undone."""
 MAX_UNDO_BYTES = 32 * 1024 * 1024
 """The most bytes of old contents that are kept."""
 
@@ -112,7 +112,7 @@ def file_editor_tool(
     """Return the tool. One tool serves one rollout, because it keeps the contents before each edit.
 
     Args:
-        sandbox: Whose files it edits.
+        sandbox: The sandbox with the files.
         max_file_size: The most bytes of a file that is read or written.
         max_response_length: The most characters of a result.
 
@@ -134,7 +134,7 @@ def file_editor_tool(
         insert_line: int | None = None,
         view_range: list[int] | None = None,
     ) -> dict[str, Any]:
-        """View, creates and edits text files in the working folder.
+        """View, create and edit text files in the working folder.
 
         Args:
             command: view shows a file with line numbers, or a folder; create makes a new file; str_replace replaces a
@@ -176,7 +176,7 @@ class _Editor:
         self._undo: list[tuple[str, bytes | None]] = []
         """The path and the content before each edit, the newest last; None for a file that was not there."""
         self.lock = asyncio.Lock()
-        """Held during a command, so that two edits in one reply do not lose one of them."""
+        """Held during a command, so that of two edits in one reply, none is lost."""
 
     async def view(self, path: str, view_range: list[int] | None) -> dict[str, Any]:
         """Show a file or a folder."""
@@ -210,7 +210,7 @@ class _Editor:
         return {"message": f"{path} is created", "path": path}
 
     async def replace(self, path: str, old: str, new: str) -> dict[str, Any]:
-        """Replace a text that is there exactly once."""
+        """Replace a text that the file has exactly once."""
         before = await self._text(path)
         after, line = replaced(before, old, new)
         await self._write(path, encoded(before), encoded(after))

@@ -14,11 +14,11 @@ READ_AGAIN = job("tools.read_output", OnFailure.REPORT, "timer")
 PIPE = 1024 * 1024
 """The bytes that a program can write between two reads. The system may allow fewer."""
 READS = 2
-"""At most this many pieces are read at once."""
+"""The most pieces that are read at once."""
 PAUSE = 0.02
-"""Seconds between two reads. A program that writes without end waits for them, and costs the server little time."""
+"""Seconds between two reads. A program that writes endlessly waits for them, so it uses little time of the server."""
 LAST_OUTPUT = 1.0
-"""The output of a program that has ended is read for at most this many seconds."""
+"""The most seconds for which the output of an ended program is read."""
 
 
 class Output:
@@ -32,7 +32,7 @@ class Output:
         self._secrets = [secret.encode() for secret in secrets]
         self._longest = max(map(len, self._secrets), default=0)
         self._kept = b""
-        """More than `most_bytes` by the longest secret, so that no part of a secret is left at the beginning."""
+        """`most_bytes` plus the longest secret, so that no part of a secret is left at the beginning."""
         self._cut = False
         self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
@@ -58,7 +58,7 @@ class Output:
     def close(self) -> None:
         self._silence()
         os.close(self._read_end)
-        if self._write_end >= 0:  # no program was made
+        if self._write_end >= 0:  # no program was started
             os.close(self._write_end)
 
     @property

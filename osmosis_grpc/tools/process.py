@@ -1,9 +1,9 @@
 """Runs a program in a workspace: with its own process group, a time limit, and the last lines of its output.
 
 At the end of a run, the process group gets SIGTERM, then SIGKILL, and then every process with the program's marker in
-its environment gets SIGKILL. A process that has left the group and cleared its environment runs on until no other
-program runs in the workspace; then every process of the workspace's own user gets SIGKILL. In a workspace without a
-user of its own, such a process survives. The server is not forked (Python's subprocess uses vfork here).
+its environment gets SIGKILL. A process that has left the group and cleared its environment is killed when no other
+program runs in the workspace: then every process of the workspace's own user gets SIGKILL. In a workspace without its
+own user, such a process survives. The server is not forked (Python's subprocess uses vfork here).
 """
 
 import asyncio
@@ -34,7 +34,7 @@ RUN = job("tools.run_process", OnFailure.RAISE)
 WATCH = job("tools.watch_program", OnFailure.RAISE)
 
 PROGRAMS = 2048
-"""At most this many programs run at once in a process. Further ones wait."""
+"""The most programs that run at once in a process. Others wait."""
 KILLED = -signal.SIGKILL
 GRACE = 0.5
 """Seconds between SIGTERM and SIGKILL."""
@@ -43,7 +43,7 @@ program_threads = DaemonThreads(PROGRAMS)
 """Each thread starts one program and waits until it ends."""
 _stopping = DaemonThreads(16)
 _starts = threading.BoundedSemaphore(4)
-"""Held while a program starts. More starts at once would keep the event loop from running, and would not be faster."""
+"""Held while a program starts. Several starts at once would block the event loop, and would not be faster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +89,8 @@ async def run_process(
 ) -> Ended:
     """Run a program to its end. If the caller is cancelled, the program is stopped first.
 
-    The program has exactly the variables of `environment`, of the workspace and of program_caches.py. `cwd` is the
-    folder `work` of the workspace unless given. A program that does not read `stdin` blocks nothing. `secrets` are
+    The program has exactly the variables of `environment`, of the workspace and of program_caches.py. `cwd` is by
+    default the folder `work` of the workspace. If the program does not read `stdin`, nothing blocks. `secrets` are
     replaced in the output. The program is stopped when `give_up` returns. Raises OSError if the program cannot be
     started.
     """
@@ -217,7 +217,7 @@ class Program:
                     resource.prlimit(process.pid, resource.RLIMIT_AS, (self._memory, self._memory))
             if hasattr(
                 os, "waitid"
-            ):  # the process id stays in use until process.wait(): killpg() hits no other process
+            ):  # the process id stays in use until process.wait(), so killpg() cannot hit another process
                 with contextlib.suppress(ChildProcessError):
                     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
             else:
@@ -231,7 +231,7 @@ class Program:
         return process.wait()
 
     def _start(self, stdin: bytes) -> "subprocess.Popen[bytes] | None":
-        """Start the program, unless the run was stopped. The lock makes sure that a stop finds the new process."""
+        """Start the program, unless the run was stopped. With the lock, a stop always finds the new process."""
         with _starts, self._lock, tempfile.TemporaryFile() as given:
             if self._stopped:
                 return None

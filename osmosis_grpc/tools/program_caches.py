@@ -1,14 +1,14 @@
 """Keeps programs from using cached results of older files.
 
-Python, pytest, mypy and others compare a file with their caches by its size and the second of its last change. A model
-often edits a file and runs it within a second, and many corrections do not change the size. The cache would then give
-the old code.
+Python, pytest, mypy and others recognize a changed file by its size and the second of its last change. But a model
+often edits a file and runs it within a second, and many edits do not change the size. The caches would then return old
+results.
 """
 
 from collections.abc import Mapping
 
 WRITES_NOTHING: Mapping[str, str] = {"PYTHONDONTWRITEBYTECODE": "1", "MYPY_CACHE_DIR": "/dev/null"}
-"""The variables that switch caches off. A value of the caller wins."""
+"""The variables that switch caches off. The caller's values are kept."""
 PYTEST = "PYTEST_ADDOPTS"
 """The variable with options for pytest. Options of the caller are kept."""
 

@@ -1,9 +1,8 @@
 """Kills the processes and removes the folders that a dead server has left.
 
-A server starts this file as a process and writes to its standard input: one JSON line for each workspace that begins
-or ends. The reaper answers a line about a beginning with one byte. When the server dies, the input ends, and the reaper
-cleans up every workspace that has not ended. It imports only the standard library, so it starts fast and needs little
-memory.
+A server starts this file as a process, and writes one JSON line to its standard input for each workspace that begins or
+ends. The reaper confirms each beginning with one byte. When the server dies, the input ends, and the reaper cleans up
+all workspaces that have not ended. It imports only the standard library, so it starts fast and needs little memory.
 """
 
 import contextlib
@@ -27,7 +26,8 @@ KILL_WITHIN = 5.0
 PAUSE = 0.005
 """Seconds between two searches for processes."""
 UNREADABLE_SEARCHES = 3
-"""A process that just starts another program has no readable environment. The search is repeated so many times."""
+"""A process that is just starting another program has no readable environment. The search is repeated this many
+times."""
 
 Markers = Mapping[str, int | None]
 """Markers of workspaces, or of single programs of workspaces. The user belongs to the workspace alone, or is None."""
@@ -82,7 +82,8 @@ def _processes(markers: Markers) -> Found:
     wanted = {marker.encode(): marker for marker in markers}
     users = {user: marker for marker, user in markers.items() if user is not None}
     owners = {0, *users} if len(users) == len(markers) else None
-    """The owners of the folders in /proc of processes that can be wanted. It saves most of the time of a search."""
+    """The possible owners of the wanted processes' folders in /proc. Checking them first saves most of a search's
+    time."""
     parents: dict[int, int] = {}
     found: dict[int, set[str]] = {}
     unsure = False
@@ -139,10 +140,10 @@ def _pids() -> Iterable[int]:
 
 
 def remove_folders(*folders: str | Path) -> None:
-    """Remove folders with their content, also where a program has taken away its own permissions.
+    """Remove folders with their content, even if a program has removed its own permissions.
 
-    rm and chmod reach paths of any length, follow no link within a folder, and keep few files open. A part that cannot
-    be removed stays. A symbolic link in the place of a folder is removed, and its target stays.
+    rm and chmod reach paths of any length, follow no link within a folder, and keep few files open. Parts that cannot
+    be removed stay. If a folder was replaced by a symbolic link, the link is removed, and its target stays.
     """
     import subprocess  # it takes a third of the time in which this file starts
 
@@ -171,13 +172,13 @@ def _line(message: dict[str, Any]) -> bytes:
 
 def main() -> None:
     """Read lines until the server dies, and clean up then."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # they are meant for the server
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # these signals are meant for the server
         signal.signal(number, signal.SIG_IGN)
     left: dict[str, str] = {}
     users: dict[str, int | None] = {}
     answers: Any = sys.stdout.buffer
     for line in sys.stdin.buffer:
-        with contextlib.suppress(ValueError, KeyError):  # the server died within a line
+        with contextlib.suppress(ValueError, KeyError):  # the server died while it wrote a line
             message = json.loads(line)
             if "begins" in message:
                 left[message["begins"]] = message["folder"]

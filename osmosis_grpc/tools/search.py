@@ -15,7 +15,7 @@ SECONDS = 10.0
 MAX_RESULTS = 1_000
 MAX_CONTEXT = 10
 RESULT_BYTES = 16 * 1024 * 1024
-"""More than MAX_RESULTS matches with their context have."""
+"""More output than MAX_RESULTS matches with their context have."""
 
 
 def search_tool(
@@ -24,7 +24,7 @@ def search_tool(
     """Return the tool.
 
     Args:
-        sandbox: Whose files it searches.
+        sandbox: The sandbox with the files.
         max_results: The most matches of a result; a model may ask for fewer.
         max_file_size: Files with more bytes are skipped.
         timeout: A search that takes more seconds fails.
@@ -68,7 +68,7 @@ def search_tool(
             raise ToolArgumentError("pattern: it is empty", "", NAME)
         if max_results is not None and max_results < 1:
             raise ToolArgumentError("max_results: it has to be greater than 0", "", NAME)
-        await sandbox.list_files(path)  # raises for a path outside, and for a path that is not there
+        await sandbox.list_files(path)  # raises for a path that is outside or does not exist
         shown = min(max_results or most_results, most_results)
         options = {
             "command": command,

@@ -1,6 +1,6 @@
-"""Searches a folder. It runs as a program in a sandbox, so a pattern that never ends is killed with it.
+"""Searches a folder. It runs as a program in a sandbox, so that a search that takes too long can be killed.
 
-Reads the options as JSON from standard input, and prints the result as JSON. It uses the standard library only.
+Reads the options as JSON from standard input, and prints the result as JSON. It uses only the standard library.
 """
 
 import json

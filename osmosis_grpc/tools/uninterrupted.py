@@ -1,4 +1,4 @@
-"""Awaits work that must end, also when the caller is cancelled meanwhile."""
+"""Awaits work that must be completed even if the caller is cancelled."""
 
 import asyncio
 from collections.abc import Coroutine

@@ -1,4 +1,4 @@
-"""A workspace: a folder and the processes that run in it. Both end with it, also if the server is killed."""
+"""A workspace: a folder and the processes that run in it. Both end with it, even if the server is killed."""
 
 import atexit
 import contextlib
@@ -19,17 +19,17 @@ from osmosis_grpc.tools.uninterrupted import uninterrupted
 log = logging.getLogger(__name__)
 
 _threads = DaemonThreads(16)
-"""They make and remove folders, and kill processes."""
+"""The threads that make and remove folders, and kill processes."""
 
 
 class Workspace:
     """A new folder below the temporary folder. Used as `async with Workspace() as space`.
 
     At the end of the block, every process with the variables in `environment` is killed, and the folder is removed. If
-    this process dies before that, the reaper does both. With a `user`, the folders `work` and `tmp` belong to this
-    user, and every process of this user is killed, too. Only root can give a user.
+    this process dies before that, the reaper does both. With a `user`, which only root can set, the folders `work` and
+    `tmp` belong to this user, and every process of this user is killed, too.
 
-    Several programs can run at once. The end of one does not disturb the others.
+    Several programs can run at once. When one ends, the others continue.
     """
 
     def __init__(self, user: int | None = None) -> None:
@@ -80,7 +80,7 @@ class Workspace:
     def end_program(self, marker: str) -> None:
         """Kill the processes that a program has left. It blocks.
 
-        If no other program runs, every process of the workspace is killed, also one without the marker.
+        If no other program runs, every process of the workspace is killed, even without the marker.
         """
         with self._lock:
             self._programs -= 1
@@ -131,7 +131,7 @@ class _Reaper:
         """The open workspaces, by marker."""
 
     def begins(self, space: Workspace) -> None:
-        """Note a workspace that begins. Returns when the reaper knows it. Raises OSError if it cannot be started."""
+        """Report the start of a workspace, and wait until the reaper knows it. Raises OSError without a reaper."""
         with self._lock:
             self._open[space.marker] = space
             if self._process is not None:
@@ -143,7 +143,7 @@ class _Reaper:
                 raise OSError("the process that cleans up after this one does not start")
 
     def ends(self, space: Workspace) -> None:
-        """Note a workspace that has ended."""
+        """Report the end of a workspace."""
         with self._lock:
             self._open.pop(space.marker, None)
             if self._process is not None:
@@ -159,7 +159,7 @@ class _Reaper:
             return False
 
     def _started(self) -> "subprocess.Popen[bytes]":
-        # The path, and not -m, because the package imports much more than the file needs.
+        # The path is used instead of -m, because the package imports much more than the file needs.
         return subprocess.Popen(
             [sys.executable, "-I", "-S", reaper.__file__],
             bufsize=0,
@@ -223,7 +223,7 @@ class _Searches:
         self.forked()
 
     def forked(self) -> None:
-        """Begin anew in a forked child, because a thread of its parent may have held a lock."""
+        """Reset the state in a forked child, because a thread of its parent may have held a lock."""
         self._lock = threading.Lock()
         self._searching = threading.Lock()
         self._next = _Batch()

@@ -17,8 +17,7 @@ or by callbacks, for networks that allow no streams:
     async with Trainer(["127.0.0.1:50051"], policy, transport="callback", listen="0.0.0.0:60051") as trainer:
         outcome = await trainer.rollout(rollout_id="r1", messages=messages)
 
-The names of the modules in _MODULES are imported when they are first used, because a program that only asks a server
-needs nothing but RolloutClient.
+The modules in _MODULES are imported at the first use of their names, because some programs need only RolloutClient.
 """
 
 from importlib import import_module
@@ -164,7 +163,7 @@ _MODULES = {
 }
 
 
-if not TYPE_CHECKING:  # a type checker would take every name for one of the module
+if not TYPE_CHECKING:  # otherwise a type checker would accept every name of the module
 
     def __getattr__(name: str) -> Any:
         if name not in _MODULES:

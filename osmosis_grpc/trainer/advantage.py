@@ -34,7 +34,7 @@ class Advantages(ArrayEquality):
     """
 
     keys: tuple[tuple[str, str], ...]
-    """The rollout id and the sample name of each value. The name is empty if no sample is to be trained on."""
+    """The rollout id and the sample name of each value. The name is empty if no sample is for training."""
     values: NDArray[np.float32]
     """float32, shape (n,)."""
     rewards: NDArray[np.float32]
@@ -121,7 +121,7 @@ def _rows(outcomes: Iterable[RolloutOutcome]) -> list[_Row]:
 
 
 def _rewards(outcome: RolloutOutcome) -> dict[str, float]:
-    """Return the rewards of an outcome's samples by name. Leaves out samples that are not to be trained on."""
+    """Return the rewards of an outcome's samples by name. Leaves out samples with `train=False`."""
     names = [name for name, sample in outcome.samples.items() if sample.train is not False] or [""]
     rewards = {name: outcome.reward_of(name) for name in names}
     return {name: reward for name, reward in rewards.items() if reward is not None}

@@ -58,7 +58,8 @@ class Rollout:
     begun: bool = False
     """Whether the ledger has this attempt or a lower attempt of the rollout."""
     ending: bool = False
-    """Whether the rollout ends without an outcome of its server. It is done when the ledger has dropped it."""
+    """Whether the rollout ends without an outcome of its server. Such a rollout is done when the ledger has dropped
+    it."""
     losses: list[str] = field(default_factory=list)
     """The reason for each loss, with the attempt."""
     without_original: "list[AgentServerLink]" = field(default_factory=list)
@@ -86,8 +87,8 @@ class Rollout:
     def failed_by(self, outcome: RolloutOutcome) -> PolicyFailure | None:
         """Return what the policy raised, if the rollout has failed because of it.
 
-        An agent may catch the error of a chat and complete. The rollout still counts as failed if the policy answered
-        no chat.
+        If the agent catches the error and completes, the rollout still counts as failed unless the policy has answered
+        a chat.
         """
         failed = outcome.status in (OutcomeStatus.FAILED, OutcomeStatus.DEADLINE_EXCEEDED)
         unanswered = outcome.status is OutcomeStatus.COMPLETED and not outcome.metrics.num_llm_calls
@@ -99,7 +100,7 @@ class Rollout:
         return self.begun or not self.written
 
     def policy_raised(self, key: ChatKey, failure: PolicyFailure | None) -> None:
-        """Note that the policy has failed at a chat or, with None, that it has answered the chat."""
+        """Record that the policy has failed at a chat or, with None, has answered it."""
         if key[:2] != self.key:
             return
         if failure is None:
@@ -148,7 +149,7 @@ def job_failed(job: Job, error: BaseException) -> Internal:
 
 
 class SchedulerPort(Protocol):
-    """What a link and the recorder of outcomes need of the scheduler: they report, and the scheduler decides."""
+    """The part of the scheduler that links and the recorder of outcomes use. They report, and the scheduler decides."""
 
     cache: RolloutCache
     ledger: SqliteLedger | None
@@ -182,7 +183,7 @@ class SchedulerPort(Protocol):
         """End a rollout with an error."""
 
     def superseded(self, rollout_id: str, attempt: int, newest: int = 0) -> None:
-        """End an attempt that another attempt has replaced. `newest` is the other attempt; 0 if it is unknown."""
+        """End an attempt that the attempt `newest` has replaced; 0 if that is unknown."""
 
     def entered(self, key: RolloutKey) -> None:
         """End the lower attempts of a rollout at their servers, because the ledger has its newest attempt."""
@@ -217,9 +218,9 @@ class AgentServerLink(ABC):
 
     def __init__(self, name: str, scheduler: SchedulerPort, *, server_key: str = "") -> None:
         self.name = name
-        """The server's target, or the address from which the server dialled in."""
+        """The server's target, or the address from which it connected to this trainer."""
         self.credential = ""
-        """The name of the credential of a server that dials in."""
+        """The name of the credential of a server that connected to this trainer."""
         self.server_key = server_key
         """The ledger's key for this server; empty when the ledger does not know it."""
         self.scheduler = scheduler
@@ -244,7 +245,8 @@ class AgentServerLink(ABC):
         self.used = False
         """Whether the server was ever attached."""
         self.retired = False
-        """Whether the server is no longer named. It gets no new rollouts, and its running ones end there."""
+        """Whether the server was removed from the list of servers. It gets no new rollouts, and finishes its running
+        ones."""
 
     @property
     @abstractmethod
@@ -253,7 +255,7 @@ class AgentServerLink(ABC):
 
     @property
     def usable(self) -> bool:
-        """Whether the server can be reached now and is named."""
+        """Whether the server can be reached now and is in the list of servers."""
         return self.attached and not self.retired
 
     @property
@@ -291,7 +293,7 @@ class AgentServerLink(ABC):
     def part(self) -> None:
         """End the connection after the queued messages are sent."""
 
-    def close(self, error: Exception) -> None:  # noqa: B027 - a subclass without waits has nothing to end
+    def close(self, error: Exception) -> None:  # noqa: B027 - a subclass without waiting calls has nothing to end
         """Raise this error from every call that waits for this server."""
 
     def lost(self, error: CallError) -> None:
@@ -333,7 +335,7 @@ class AgentServerLink(ABC):
         self.leaving[rollout.key] = None
 
     def cancel_leaving(self, rollout_id: str = "") -> None:
-        """Cancel the attempts in `leaving`: those of one rollout, or of all rollouts.
+        """Cancel the attempts in `leaving` of one rollout or of all rollouts.
 
         Leaves out a rollout whose newest attempt is not yet in the ledger.
         """

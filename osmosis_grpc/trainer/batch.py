@@ -92,7 +92,7 @@ def pad(
     dropped: Dropped = "skip",
     extras: Sequence[str] = (),
 ) -> Batch:
-    """Return a batch of the trainable samples of outcomes. What is skipped is listed in its `skipped`.
+    """Return a batch of the trainable samples of outcomes. Its `skipped` lists the others.
 
     Args:
         outcomes: The outcomes; some or all of them may be groups.
@@ -100,9 +100,9 @@ def pad(
         pad_id: The token id of the padding.
         side: The side of the padding.
         max_length: The most tokens of a row.
-        too_long: What follows for a longer segment: "raise" InvalidArgument, "truncate" its end, after which the
-            logprobs of the other tokens stay exact, or "skip" it.
-        untrainable: What follows for an outcome that failed, was an evaluation, or has no reward or no exact tokens:
+        too_long: What to do with a longer segment: "raise" InvalidArgument, "truncate" its end, which keeps the
+            logprobs of the other tokens exact, or "skip" it.
+        untrainable: What to do with an outcome that failed, was an evaluation, or has no reward or no exact tokens:
             "raise" InvalidArgument, or "skip" it. If only some samples of an outcome are untrainable, they are skipped.
         cut: What to do with samples that a limit has cut (Sample.cut): "train" on them, "mask" their tokens, which
             keeps their rows and rewards, or "skip" them.
@@ -234,7 +234,7 @@ def _numbers(listed: list[Any], outcomes: int) -> NDArray[np.float32]:
     """Return the advantage of each outcome, float32, shape (outcomes,). Raises InvalidArgument."""
     try:
         values = np.asarray(listed)
-    except (TypeError, ValueError):  # lists of several lengths
+    except (TypeError, ValueError):  # lists of different lengths
         values = np.empty(0, dtype=object)
     if values.ndim != 1 or values.dtype.kind not in "iuf":
         raise InvalidArgument("advantages", f"holds what is not a number; {_WANTED}")

@@ -17,8 +17,8 @@ class TrainerConfig:
     delta: bool = True
     """Whether a chat refers to earlier chats instead of repeating its whole history."""
     ttl: float = 7200.0
-    """When no server mentions a rollout for this many seconds, the trainer forgets the rollout. Use at least twice the
-    server's record TTL."""
+    """The trainer forgets a rollout after this many seconds without a message about it. Use at least twice the server's
+    record TTL."""
     longest_pause: float = 10.0
     """The longest pause between two connection attempts, in seconds."""
     resolve_every: float = 10.0

@@ -23,7 +23,7 @@ from osmosis_grpc.trainer.submissions import Submissions
 log = logging.getLogger(__name__)
 
 OnFailure = Literal["drop_group", "drop_member", "raise"]
-"""What happens to a group after a member has failed for the last time."""
+"""What to do with a group after a member has failed for the last time."""
 MIN_MEMBERS = 2
 """The fewest members that can be compared."""
 
@@ -118,7 +118,7 @@ class GroupRun(Run):
             raise ValueError(f"on_failure: {on_failure!r} is not one of {', '.join(get_args(OnFailure))}")
         self.raises_at_once = self._raises = on_failure == "raise"
         self._may_fail = size - MIN_MEMBERS if on_failure == "drop_member" else 0
-        self._hints = on_failure == "drop_group" and size > MIN_MEMBERS  # log once, before the first yielded group
+        self._hints = on_failure == "drop_group" and size > MIN_MEMBERS  # logged once, before the first yielded group
         self._open: dict[str, dict[int, RolloutOutcome]] = {}
         """The outcomes of unfinished groups, by index."""
         self._requests: dict[str, dict[int, RolloutRequest]] = {}
@@ -138,14 +138,14 @@ class GroupRun(Run):
                 if len(_members(group, completed=False)) > self._may_fail:
                     if self._raises:
                         raise RolloutFailed(f"rollout {outcome.rollout_id}: {reason_of(outcome)}", outcome)
-                    if self._failed.get(name) != len(group):  # otherwise the last member may raise
+                    if self._failed.get(name) != len(group):  # if the policy failed all, the last one raises
                         await self._drop(name, group, outcome)
                         if outcome.status is not OutcomeStatus.CANCELLED:
                             dropped, last = dropped + 1, outcome
                 elif len(group) == self._size and not self._renew(name, group):
                     yields = True
                     yield self._finish(name, group)
-        if last is not None and not yields:  # otherwise a loop over nothing would end as if all were well
+        if last is not None and not yields:  # otherwise a loop without any group would end without an error
             count = "the group was" if dropped == 1 else f"all {dropped} groups were"
             raise RolloutFailed(
                 f"{count} dropped; the last failure was rollout {last.rollout_id}: {reason_of(last)}", last

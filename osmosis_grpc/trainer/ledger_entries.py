@@ -1,12 +1,12 @@
 """Enters the attempts of rollouts in the ledger, drops them from it, and reads unconfirmed outcomes.
 
-Three rules hold, whenever the process is killed:
+Three rules keep the ledger correct if the process is killed at any time:
 
 - An Init is sent after its attempt is in the ledger. Otherwise a server could run an attempt that no process knows.
 - A lower attempt is cancelled after the higher one is in the ledger. Otherwise neither would run after a crash.
 - A rollout that ends without an outcome is dropped before its callers know. Otherwise it would run again after a crash.
 
-What the ledger cannot write now is tried again later. Without a ledger, each step happens at once.
+Failed writes are retried later. Without a ledger, each step happens at once.
 """
 
 import asyncio
@@ -71,7 +71,7 @@ def assign(scheduler: SchedulerPort, rollout: Rollout, server: AgentServerLink) 
 
 
 def enter(scheduler: SchedulerPort, rollout: Rollout) -> None:
-    """Enter a higher attempt before any server gets it, because it can wait long for the slot of the lower one."""
+    """Enter a higher attempt at once, even without a server, because it may wait long for the lower one's slot."""
     key, ledger = rollout.key, scheduler.ledger
     if ledger is None or not rollout.begun:
         scheduler.cancel_leaving(key[0])
@@ -79,11 +79,13 @@ def enter(scheduler: SchedulerPort, rollout: Rollout) -> None:
 
     def again() -> None:
         newest = rollout.key == key and scheduler.rollouts.get(key[0], rollout) is rollout
-        if newest and rollout.server is None and not rollout.ending:  # with a server, it enters with the server
+        if (
+            newest and rollout.server is None and not rollout.ending
+        ):  # otherwise assign() enters it together with its server
             enter(scheduler, rollout)
 
     def committed(_: Any, error: LedgerError | None) -> None:
-        if error is None:  # also if the rollout has ended meanwhile: its lower attempts wait for this commit
+        if error is None:  # even if the rollout has ended meanwhile, because its lower attempts wait for this commit
             scheduler.entered(key)
         else:
             scheduler.later(UNWRITTEN_RETRY, again, rollout)
@@ -117,7 +119,7 @@ class UnconfirmedOutcomes:
     def __init__(self, ledger: SqliteLedger | None) -> None:
         self._attempts = ledger.unconfirmed if ledger is not None else {}
         self.left: dict[str, None] = dict.fromkeys(self._attempts)
-        """Rollouts of an earlier process that no caller has asked for, oldest first."""
+        """Rollouts of an earlier process that no caller has requested, oldest first."""
         self._ledger = ledger
 
     def holds(self, rollout_id: str, attempt: int) -> bool:

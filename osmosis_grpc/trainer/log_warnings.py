@@ -1,7 +1,7 @@
-"""Warnings of a trainer that repeat: of servers that cannot be reached or drain, and of outcomes.
+"""Repeated warnings of a trainer: about servers that cannot be reached or drain, and about outcomes.
 
-A warning is logged for the first outcome from an earlier run and for the first untrainable rollout, and then totals.
-Without logging configuration, Python's handler of last resort writes them to stderr.
+The first outcome from an earlier run and the first untrainable rollout get a warning, and later ones are counted in
+totals. Without logging configuration, Python's handler of last resort writes the warnings to stderr.
 """
 
 import logging
@@ -34,11 +34,11 @@ class Unreached:
         self.reached()
 
     def reached(self) -> None:
-        """Note that the server has answered."""
+        """Record that the server has answered."""
         self._why, self._refused, self._warned = "no answer yet", False, float("-inf")
 
     def failed(self, error: CallError | None) -> None:
-        """Note a failed call, and warn if it is time. None means that the server ended the connection."""
+        """Record a failed call, and log a warning if one is due. None means that the server ended the connection."""
         refused = is_permanent(error)
         if refused != self._refused:
             self._warned = float("-inf")
@@ -48,7 +48,7 @@ class Unreached:
     def warn(self) -> None:
         """Log a warning, unless the last one was just now."""
         now, pause = self._monotonic(), REFUSED_EVERY if self._refused else EVERY
-        if now - self._warned < 0.8 * pause:  # a look every EVERY seconds may come a little too early
+        if now - self._warned < 0.8 * pause:  # a check every EVERY seconds may come a little too early
             return
         self._warned = now
         if self._refused:

@@ -76,8 +76,8 @@ class OutcomeRecorder:
                 self._scheduler.refused(rollout, Internal(problem))
                 self._scheduler.changed()
             return
-        # An earlier process of this trainer may have begun a higher attempt and lost it with its end. Then the server
-        # has ended the newest attempt as superseded.
+        # An earlier process of this trainer may have started a higher attempt that it lost at its end. Then the server
+        # has ended the attempt that is the newest here as superseded.
         if rollout is not None and not rollout.ending and _is_superseded(outcome, rollout.key):
             self._scheduler.lost(rollout, "its server has ended it for a higher attempt of an earlier process")
         try:
@@ -168,7 +168,9 @@ class OutcomeRecorder:
             end()
             if rollout.done.done() or rollout.key != key:
                 return
-            if rollout.server is None or not rollout.server.attached:  # its server may come back, or be lost
+            if (
+                rollout.server is None or not rollout.server.attached
+            ):  # its server may come back, or count as lost later
                 self._limit(server, report)
                 return
             problem = "it refers to chats that are not known here, and its events did not name them in time"

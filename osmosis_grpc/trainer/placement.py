@@ -27,8 +27,8 @@ class Placement:
         Only servers that host the rollout's agent loop are considered. If some of these servers already got rollouts
         with the same affinity key and do not drain, only they are considered.
 
-        A fork goes to the server of its original, if it is known. Otherwise it goes to one server after the other,
-        until one has the original.
+        A fork goes to the server of its original if that is known. Otherwise one server after the other is tried until
+        one has the original.
         """
         fork = rollout.request.fork
         original = self._server_of(fork.rollout_id) if fork is not None else None
@@ -60,7 +60,7 @@ class Placement:
             self._by_affinity_key.popitem(last=False)
 
     def leave(self, server: AgentServerLink) -> None:
-        """Send no more rollouts to a lost server because of their affinity keys: their groups go on elsewhere."""
+        """Forget the affinity keys of a lost server, so that their groups continue elsewhere."""
         for servers in self._by_affinity_key.values():
             servers.discard(server)
 

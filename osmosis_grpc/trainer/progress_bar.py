@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 _LINE_PERIOD = 5.0
 """The least seconds between two lines."""
 _RATE_OVER = 256
-"""The shown rate is computed from the newest ends of rollouts, this many."""
+"""The number of newest ends of rollouts from which the shown rate is computed."""
 
 
 class Progress:

@@ -15,7 +15,7 @@ from osmosis_grpc.protocol.types.requests import check_id
 from osmosis_grpc.protocol.wire.rollout import init_to_wire
 
 MAX_INIT_BYTES = MAX_MESSAGE_BYTES - 64 * 1024
-"""The most bytes of a request. The rest of a message is for the callback and the frame."""
+"""The most bytes of a request. A message also needs space for the callback and the frame."""
 
 
 class RolloutFields(TypedDict, total=False):

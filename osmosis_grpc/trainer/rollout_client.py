@@ -66,8 +66,8 @@ class RolloutClient:
     Args:
         target: HOST:PORT of the server.
         timeout: Seconds after which a unary call fails.
-        lost_after: events() connects again after a break, until the server was away for so many seconds.
-        token: Sent with every call. Without TLS only to this machine, unless `insecure` is set.
+        lost_after: After a break, events() reconnects until the server was away for this many seconds.
+        token: The bearer token of every call. Without TLS, it is sent only to this machine unless `insecure` is set.
         tls: The files for TLS.
         insecure: Whether the token may be sent to other machines without TLS.
         system: Clocks and random numbers. Tests replace it.
@@ -172,8 +172,7 @@ class RolloutClient:
             undelivered: Only rollouts whose outcome is not delivered.
             newest_first: Reverses the order.
 
-        Raises:
-            TypeError: `where` is given, and another condition, too.
+        Raises: TypeError: `where` is combined with another condition.
         """
         if where is not None and (group_id or undelivered):
             raise TypeError("where: give all conditions in it, not also group_id or undelivered")

@@ -32,7 +32,7 @@ Requests = Iterable[RolloutRequest] | AsyncIterable[RolloutRequest]
 Ended = tuple[RolloutRequest, RolloutOutcome]
 
 REMEMBERED = 65_536
-"""A run remembers the ids of this many requests, and refuses a second request with the same id."""
+"""The number of newest requests whose ids a run refuses to run again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class RunOptions:
     evaluation: bool = False
     """Whether every request is marked as an evaluation."""
     max_version_lag: int | None = None
-    """A completed rollout with a token that is more versions behind runs again; None for no limit."""
+    """A completed rollout runs again if one of its tokens is more versions behind than this; None for no limit."""
 
     def __post_init__(self) -> None:
         if self.group_size < 1 or self.max_in_flight < 1:
@@ -72,8 +72,8 @@ class Run:
     raises_at_once = False
     """Whether the run raises the first exception of the policy."""
     yields_refused = True
-    """Whether a refused rollout is yielded as FAILED. Otherwise the run raises if a whole group is refused, or has run
-    before."""
+    """Whether a refused rollout is yielded as FAILED. If not, the run raises when a whole group is refused or has
+    already run."""
 
     def __init__(self, submissions: Submissions, options: RunOptions) -> None:
         self._submissions = submissions
@@ -85,13 +85,13 @@ class Run:
         self._fed: dict[tuple[str, int], None] = {}
         self._slots = asyncio.Semaphore(options.max_in_flight)
         self._without_slot = 0
-        """The number of rollouts that were started without a free slot. So many slots are not released later."""
+        """The number of rollouts that were started without a free slot. As many slots are not released later."""
         self._finished: asyncio.Queue[Rollout | PolicyFailure | BaseException | None] = asyncio.Queue()
         self._started: Counter[Rollout] = Counter()
         self._tries: Counter[str] = Counter()
         self._failed: dict[str, int] = {}
-        """How many members of each group the policy has failed. Groups with a member that ended otherwise are left
-        out."""
+        """How many members of each group failed because of the policy. Leaves out groups with a member that ended in
+        another way."""
         self._feeding = ""
         """The id of the request whose members are being started."""
 

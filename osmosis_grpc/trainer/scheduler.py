@@ -1,6 +1,6 @@
 """Scheduler sends each rollout to an agent server, and runs the rollouts of a lost server elsewhere.
 
-Theory of operation. An unfinished rollout is in one of these states, which the fields of Rollout tell apart:
+Theory of operation. An unfinished rollout is in one of these states, which follow from the fields of Rollout:
 
     queued     no server has it: it waits in the queue, or for a timer that queues it again    server is None
     assigned   a server is chosen; with a ledger, the Init waits for its commit                not written
@@ -8,18 +8,18 @@ Theory of operation. An unfinished rollout is in one of these states, which the 
     open       the server has accepted the Init                                                opened
     ending     it ends without an outcome of its server: refused, superseded, or cancelled     ending
 
-The same attempt goes back to the queue when a server refuses it for now. A higher attempt is queued when a server is
-lost, or has forgotten the rollout. In the end `done` has the outcome or an error, and the rollout leaves `rollouts`.
+If a server refuses an attempt for now, it returns to the queue. If a server is lost or has forgotten the rollout, a
+higher attempt is queued. At the end, `done` has the outcome or an error, and the rollout is removed from `rollouts`.
 
 Rules that every change keeps:
 
-- One attempt counts. `rollouts` has the newest attempt of a rollout. Lower attempts may still run, but only as entries
-  in `leaving` of their servers, which count against the free slots until the servers have cancelled them.
-- The ledger is ahead of the wire, and behind it only where a crash costs nothing: see ledger_entries.py.
-- Nobody waits for ever. Each rollout has a server, a place in the queue or a timer, or it is ending; whatever fails in
-  the background ends the rollout with an error.
-- Links report, and only the scheduler decides. It knows no transport and never awaits: each method leaves a consistent
-  state behind, so commits, timers and frames may come in any order.
+- Only the newest attempt counts, which `rollouts` has. Lower attempts may still run, but only as entries in `leaving`
+  of their servers, where they use slots until the servers have cancelled them.
+- The ledger is written before a message is sent, except where a crash loses nothing; see ledger_entries.py.
+- No caller waits forever. Each rollout has a server, a place in the queue or a timer, or it is ending. An error in the
+  background ends the rollout with that error.
+- Links report, and only the scheduler decides. It is independent of the transport and never awaits. Each method leaves
+  a consistent state, so commits, timers and frames may come in any order.
 """
 
 import asyncio
@@ -148,7 +148,7 @@ class Scheduler(SchedulerPort):
             self.restart(rollout, f"{name} is no longer one of this trainer's servers")
 
     def supersede(self, rollout: Rollout, attempt: int) -> None:
-        """End a rollout, because a caller asks for a higher attempt. Its callers get Superseded."""
+        """End a rollout, because a caller requests a higher attempt. Its callers get Superseded."""
         self._queue.remove(rollout)
         if rollout.server is not None:
             rollout.server.abandon(rollout)
@@ -211,7 +211,7 @@ class Scheduler(SchedulerPort):
             if server.attached:  # the next connection repeats all cancels
                 server.cancel_leaving(rollout_id)
 
-        self._timer(CANCEL_RETRY, again, lambda error: None)  # without it, the next connection repeats the cancel
+        self._timer(CANCEL_RETRY, again, lambda error: None)  # otherwise the next connection repeats the cancel
 
     def put_back(self, rollout: Rollout, after: float) -> None:
         rollout.server = None
@@ -300,7 +300,7 @@ class Scheduler(SchedulerPort):
         return True
 
     def remove(self, server: AgentServerLink, why: str) -> None:
-        """Forget a server that is no longer named. Its rollouts run elsewhere at once, with a higher attempt."""
+        """Forget a server that was removed from the list. Its rollouts run elsewhere at once, with a higher attempt."""
         self.servers.remove(server)
         server.lost(Unavailable(why))
         self.placement.leave(server)
@@ -318,7 +318,7 @@ class Scheduler(SchedulerPort):
             self.refused(rollout, job_failed(LOST, error))
 
     def _none_attached(self, error: CallError) -> None:
-        """End the rollouts that wait for a server. `error` says why no server is attached."""
+        """End the rollouts that wait for a server. `error` has the reason why no server is attached."""
         waiting = [
             rollout
             for rollout in self.rollouts.values()

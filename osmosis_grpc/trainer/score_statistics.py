@@ -168,5 +168,5 @@ class Scores:
 
 
 def shown_k(known: Collection[int]) -> list[int]:
-    """Return the k of pass@k that people see: the powers of two and the greatest one."""
+    """Return the k of pass@k that are shown: the powers of two and the greatest one."""
     return [k for k in sorted(known) if k.bit_count() == 1 or k == max(known)]

@@ -20,7 +20,7 @@ LOST = job("trainer.lost_server", OnFailure.REPORT, "timer")
 NONE_ATTACHED = job("trainer.no_server", OnFailure.FAIL_OWNER, "timer")
 
 FIRST_ANSWERS = 1.0
-"""Rollouts wait at most this many seconds for the first answers of servers that were added."""
+"""The most seconds that rollouts wait for the first answers of new servers."""
 _PARTING = 2 * LEAVE_TIMEOUT
 """part() waits this many seconds until the last frames of all streams are written and read."""
 
@@ -30,7 +30,7 @@ class Server:
     """The state of an agent server."""
 
     name: str
-    """The server's target, or the address from which the server dialled in."""
+    """The server's target, or the address from which it connected to this trainer."""
     attached: bool
     window: int
     """How many rollouts may be open on the server."""
@@ -40,11 +40,11 @@ class Server:
     version: str
     journal_id: str
     retired: bool = False
-    """Whether no source names the server any more. It gets no new rollouts."""
+    """Whether the server was removed from every source. It gets no new rollouts."""
 
 
 class Servers:
-    """The named servers and the servers that dialled in. Iterates over all of them.
+    """The servers of the sources, and those that connected to this trainer. Iterates over all of them.
 
     When a server was away for `lost_after` seconds, `lost` is called and runs the server's rollouts elsewhere. If
     `lost` fails, `stuck` is called. When no server was attached for `lost_after` seconds, `none_attached` is called.
@@ -63,7 +63,7 @@ class Servers:
         """Cleared while the trainer is paused."""
         self.running.set()
         self.more_may_come = False
-        """Whether servers that are not named may dial in."""
+        """Whether other servers may connect to this trainer."""
         self.why_not_more: Callable[[], list[str]] = list
         """Return why sources name no servers."""
         self._known: list[AgentServerLink] = []
@@ -149,9 +149,9 @@ class Servers:
 
     @property
     def first_answers_missing(self) -> float:
-        """How many seconds rollouts wait at most for the first answers of new servers. 0 if there is no need to wait.
+        """The most seconds that rollouts wait for the first answers of new servers; 0 if there is no need to wait.
 
-        Otherwise the first server to answer would get all of them.
+        Without this wait, the first server to answer would get all of them.
         """
         if all(server.used or server.retired or server.problem is not None for server in self._known):
             return 0.0

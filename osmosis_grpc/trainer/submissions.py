@@ -1,7 +1,7 @@
-"""What the callers of a trainer ask for: one rollout for each id, however often it is asked for.
+"""The requests of a trainer's callers: one rollout for each id, even if it is requested several times.
 
-Submissions decides what a request means: a new rollout, one that runs already, or an outcome that the ledger has. It
-also tells the callers how it ends, and counts it.
+A request starts a new rollout, joins one that runs already, or gets an outcome from the ledger. Submissions also passes
+the ends of rollouts to their callers, and counts them.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from osmosis_grpc.trainer.log_warnings import EarlierOutcomes, UntrainableOutcom
 from osmosis_grpc.trainer.scheduler import Scheduler
 
 SETTLING = 5.0
-"""settle() waits at most this many seconds for the outcomes of abandoned rollouts, and then as long for the ledger."""
+"""The most seconds that settle() waits for the outcomes of abandoned rollouts, and then again for the ledger."""
 
 
 class Submissions:

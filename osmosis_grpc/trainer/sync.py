@@ -42,7 +42,7 @@ T = TypeVar("T")
 _INTERRUPT_LIMIT = 10.0
 """After Ctrl-C, closing the trainer may take this many seconds."""
 _CANCEL_LIMIT = 2.0
-"""During this time, the trainer waits this many seconds at most for the answers to the cancels."""
+"""The most seconds of this time in which the trainer waits for the answers to the cancels."""
 _END = object()
 
 
@@ -84,10 +84,10 @@ class SyncTrainer:
             for outcome in trainer.run(requests, max_in_flight=64):
                 train_on(outcome)
 
-    SyncTrainer has a thread with an event loop. So it also works in a notebook, where another loop already runs. In a
-    notebook, call open() and close() instead of using `with`. Any thread may call the methods. An async policy runs on
-    the loop of SyncTrainer. Each sync policy runs on its own thread, one call at a time. ThreadedPolicy(policy,
-    threads=16) gives a sync policy more threads. Each iterator of requests is read on its own thread.
+    SyncTrainer has its own thread with an event loop, so it also works in a notebook, where another loop already runs.
+    There, call open() and close() instead of using `with`. Any thread may call the methods. An async policy runs on
+    this event loop. Each sync policy runs on its own thread, one call at a time; ThreadedPolicy(policy, threads=16)
+    gives it more threads. Each iterator of requests is read on its own thread.
 
     Ctrl-C cancels the unfinished rollouts, closes the trainer and raises KeyboardInterrupt. Raises the errors of
     Trainer.
@@ -223,7 +223,7 @@ def _requests_on_thread(args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _off_loop(policy: Policies) -> Policies:
-    """Return the policies, with each sync policy on a thread of its own, also if it has several names."""
+    """Return the policies, with each sync policy on one thread of its own, even if it has several names."""
     if not isinstance(policy, Mapping):
         return policy if is_async(policy) else ThreadedPolicy(policy)
     made = {id(each): each if is_async(each) else ThreadedPolicy(each) for each in policy.values()}

@@ -1,7 +1,7 @@
-"""Where a trainer finds the addresses of its agent servers: a list, a name in DNS, a file, or a function.
+"""The sources of a trainer's server addresses: a list, a name in DNS, a file, or a function.
 
-A list never changes. The trainer looks at the other sources again and again, and the newest list counts. A source that
-cannot be read keeps its last list.
+A list never changes. The trainer reads the other sources regularly and uses the newest list. If a source cannot be
+read, its last list stays in use.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from osmosis_grpc.supervise import System
 log = logging.getLogger(__name__)
 
 FindTargets = Callable[[], Awaitable[Sequence[str]]]
-"""Return the HOST:PORT of each agent server there is now."""
+"""Returns the HOST:PORT of each current agent server."""
 Named = str | Path | FindTargets
 """An agent server by HOST:PORT, or a source of agent servers."""
 
@@ -28,17 +28,17 @@ DNS, FILE = "dns:///", "file://"
 FORMS = "HOST:PORT, dns:///NAME:PORT or the path of a file"
 """The forms of an entry, for errors."""
 FILE_PERIOD = 1.0
-"""A file is read every this many seconds."""
+"""The seconds between two reads of a file."""
 FUNCTION_PERIOD = 2.0
 """A function is called again this many seconds after its answer."""
 FIRST_LOOK = 5.0
-"""A trainer begins without the list of a source that does not answer within this many seconds."""
+"""A trainer starts without the list of a source that takes longer than this many seconds."""
 SHORTEST_PERIOD = 1.0
-"""The shortest pause between two looks after a connection has ended."""
+"""The shortest pause between two reads after a connection has ended."""
 SETTLED = 0.1
-"""A changed file counts if it is the same after this many seconds. So a half-written file is not used."""
+"""A changed file is used when it has not changed for this many seconds, so that a half-written file is not."""
 MAX_TARGETS = 4096
-"""A source that names more servers is not used."""
+"""A list with more servers is not used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Target:
 
 
 class NoList(Exception):
-    """A source has no list now. The message names the source and says why."""
+    """A source has no list now. The message has the source and the reason."""
 
 
 class WrongList(ValueError):
@@ -72,12 +72,12 @@ class TargetSource:
         self.targets: list[Target] | None = None
         """The newest list. None before the first one."""
         self.problem = ""
-        """Why the newest look has brought no list, or that the list is empty. Empty if there are servers."""
+        """Why the newest read gave no servers; empty if it gave some."""
         self._look = look
         self._due = asyncio.Event()
 
     async def first_look(self) -> None:
-        """Look for the first time. Raises WrongList."""
+        """Read the source for the first time. Raises WrongList."""
         try:
             async with asyncio.timeout(FIRST_LOOK):
                 await self._take()
@@ -85,7 +85,7 @@ class TargetSource:
             self._failed(f"{self.name}: no answer yet")
 
     async def look(self) -> bool:
-        """Look once. Returns whether the list has changed. A problem is logged once."""
+        """Read the source once. Returns whether the list has changed. A problem is logged once."""
         try:
             return await self._take()
         except WrongList as error:
@@ -116,11 +116,11 @@ class TargetSource:
             log.warning("%s%s", problem, kept if "names no server" not in problem else "; rollouts wait for one")
 
     def hurry(self) -> None:
-        """Look again soon, because a connection has ended."""
+        """Read the source again soon, because a connection has ended."""
         self._due.set()
 
     async def watch(self, changed: Callable[[], None]) -> None:
-        """Look again and again. Calls `changed` after each change."""
+        """Read the source regularly, and call `changed` after each change."""
         assert self.period is not None
         while True:
             await asyncio.sleep(min(SHORTEST_PERIOD, self.period))

@@ -23,18 +23,19 @@ class Trainer(TrainerLifecycle):
     Args:
         servers: The agent servers. Each entry is HOST:PORT; "dns:///NAME:PORT", where each address of the name is a
             server; a Path, "./FILE" or "file:///PATH" with a HOST:PORT on each line and comments after #; or an async
-            function that returns a list of HOST:PORT, such as osmosis_grpc.integrations.ray.ray_targets(). Names and
-            files are looked up again and again. A server that is no longer named gets no new rollouts.
-        policy: Answers the chats. For agents that name several policies, a mapping from name to policy; the policy
-            with the name "" answers the chats that name none. A chat with another name is refused.
+            function that returns a list of HOST:PORT, such as osmosis_grpc.integrations.ray.ray_targets(). Names, files
+            and functions are read again regularly, and a server that is no longer in the list gets no new rollouts.
+        policy: Answers the chats. If agents use several policies, pass a mapping from names to policies; the policy
+            with the name "" answers the chats without a name. A chat with another name is refused.
         transport: "attach": one stream to each server carries all messages. With `listen`, agent servers can also open
             the stream (`serve --connect`). "callback": the trainer calls the servers, and they call it at `listen`.
-        listen: HOST:PORT; port 0 means a free port, and `address` has it. The default for callbacks is 127.0.0.1:0.
+        listen: HOST:PORT to listen on; port 0 means a free port, which `address` has. The default for callbacks is
+            127.0.0.1:0.
         ledger: A file that stores the sent rollouts, the answers to chats, and each outcome until it is confirmed with
-            `await outcome.confirm()`. A trainer that is started again with the same ledger continues the rollouts of
-            the earlier process; see unconfirmed(). Without a ledger, a killed trainer forgets its rollouts.
-        credentials: What `servers` get: a token, and the files for TLS.
-        security: What callers of `listen` need: tokens, and the files for TLS. With callbacks, the trainer makes a
+            `await outcome.confirm()`. A trainer that is restarted with the same ledger continues the rollouts of the
+            earlier process; see unconfirmed(). Without a ledger, a killed trainer forgets its rollouts.
+        credentials: The token and the TLS files for calls to `servers`.
+        security: The tokens that callers of `listen` need, and the TLS files. With callbacks, the trainer makes a
             credential for each rollout.
         config: Limits and times.
         system: Clocks, random numbers, ids and threads. Tests replace it.
@@ -96,7 +97,7 @@ class Trainer(TrainerLifecycle):
         A refused or superseded rollout is yielded as FAILED, with the reason.
 
         Args:
-            requests: The requests, also as an async iterator. They are taken when a rollout may start.
+            requests: An iterable or async iterable of requests. Each is read when its rollout may start.
             group_size: How often each request runs. Above 1, the id of the request becomes the id of a group with the
                 members ID-0, ID-1, and so on.
             retries: How often a rollout that fails runs again with a higher attempt, as in groups().
@@ -143,10 +144,10 @@ class Trainer(TrainerLifecycle):
             group_size: How many members a group has.
             retries: How often a member that does not complete runs again with a higher attempt, unless it was
                 cancelled, or refused with a permanent error.
-            on_failure: What follows if it still fails. "drop_group" cancels the other members and yields nothing.
+            on_failure: What to do if it still fails. "drop_group" cancels the other members and yields nothing.
                 "drop_member" yields the group without the member if at least two members complete. "raise" raises
-                RolloutFailed, or the first exception of the policy at once. What is dropped is logged and counted in
-                `group_counts`.
+                RolloutFailed, or the first exception of the policy at once. Dropped members and groups are logged, and
+                counted in `group_counts`.
             max_in_flight: As in run().
             max_version_lag: As in run(). Stale members run again before their group is yielded.
             colocate_groups: As in run().
@@ -202,10 +203,9 @@ class Trainer(TrainerLifecycle):
     async def unconfirmed(self) -> AsyncGenerator[RolloutOutcome, None]:
         """Yield the unconfirmed outcomes of an earlier process, and of the rollouts that it did not finish.
 
-        The unconfirmed outcomes in the ledger come first, oldest first. Then each unfinished rollout's outcome
-        is yielded when the rollout ends. Rollouts of calls of rollout() or run() are left out, and so is an outcome
-        for which a call has asked for a higher attempt. Leaving the loop cancels nothing.
-        Yields nothing without a ledger.
+        The unconfirmed outcomes in the ledger come first, oldest first. Then the outcome of each unfinished rollout
+        follows when the rollout ends. Leaves out rollouts that rollout() or run() waits for, and outcomes for which a
+        higher attempt was requested. Leaving the loop cancels nothing. Yields nothing without a ledger.
         """
         async with aclosing(left_over(self._open)) as outcomes:
             async for outcome in outcomes:

@@ -1,4 +1,4 @@
-"""How a trainer is opened, paused, watched and closed. Trainer adds the rollouts."""
+"""Opens, pauses, measures and closes a trainer. Trainer adds the rollouts."""
 
 from collections.abc import Awaitable, Sequence
 from contextlib import AsyncExitStack
@@ -157,8 +157,8 @@ class TrainerLifecycle:
             count: How many servers have to be reachable.
 
         Raises:
-            Unavailable: The time is over; the text has what is known about each server.
-            CallError: The servers refuse for good. Raised at once.
+            Unavailable: The time is over; the text has the problem of each server.
+            CallError: The servers refuse permanently. Raised at once.
         """
         await self.scheduler.servers.wait_for(count, timeout)
 

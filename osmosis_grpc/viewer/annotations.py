@@ -1,7 +1,7 @@
-"""The labels and notes of a rollout: what its trainer and people wrote, and a form for another one.
+"""The labels and notes of a rollout, which are annotations of its trainer and of people, and a form for new ones.
 
-They are annotations. A server stores them with the call Annotate. In a folder that no server uses, the viewer opens the
-journal for the moment of the write.
+A server stores them with the call Annotate. In a folder that no server uses, the viewer opens the journal while it
+writes.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from osmosis_grpc.viewer.pages import Pages
 from osmosis_grpc.viewer.reads import Loaded
 
 MOST_BYTES = 256 * 1024
-"""A form has at most this many bytes."""
+"""The most bytes of a form."""
 FORM = Bounds(size=MOST_BYTES, seconds=10.0)
 
 
@@ -36,11 +36,11 @@ class Fate(NamedTuple):
     reward: float | None
     """The corrected reward of the rollout."""
     consumed: float | None
-    """When the trainer said so, in Unix seconds."""
+    """The time of the trainer's annotation, in Unix seconds."""
 
 
 def fate_of(history: History) -> Fate:
-    """Return what the annotations of a rollout say about its fate."""
+    """Return the Fate of a rollout from its annotations."""
     notes = [event.annotation for event in reversed(history.annotated)]
 
     def newest(value: Callable[[Annotation], Any], default: Any = None) -> Any:
@@ -61,7 +61,7 @@ def fate_of(history: History) -> Fate:
 
 
 def remarks_of(loaded: Loaded) -> dict[str, Any]:
-    """Return what the template of the remarks needs."""
+    """Return the values of the template of the remarks."""
     notes = [event.annotation for event in loaded.history.annotated]
     ended = loaded.info.end_time is not None and not loaded.info.undelivered
     return {

@@ -70,10 +70,10 @@ def viewer_app(
 ) -> FastAPI:
     """Return the application over an open source.
 
-    `host` is the host that it will be bound to. With a `token`, callers have to show it, or one of several tokens.
-    `words` are the options with which the other commands read the same source; pages show them in commands to copy.
-    `texts` decodes tokens; without it, the page of tokens shows ids. `metrics` are those of the server.
-    The pages that follow take at most a `share` of the time of one processor. With `whole`, a page loads nothing later.
+    `host` is the host that it will be bound to. With a `token`, or several, callers must send one. `words` are the
+    options with which the other commands read the same source, for commands to copy. `texts` decodes tokens; without
+    it, the page of tokens shows ids. `metrics` are those of the server. Live pages use at most a `share` of the time of
+    one processor. With `whole`, a page loads nothing later.
     """
     names = {host} if is_loopback(host) else {host, socket.gethostname()}
     tokens = token if isinstance(token, Tokens) else Tokens(token or ())
@@ -116,9 +116,8 @@ async def serve_viewer(
 ) -> AsyncIterator[HttpServer]:
     """Serve the viewer of an open source, with `tls` over TLS. The other parameters are those of viewer_app.
 
-    Raises OSError if the port is taken.
-
-    Raises ValueError for a host that other machines reach without a `token`. At the end, open streams end at once.
+    Raises OSError if the port is taken, and ValueError if other machines can reach the host and there is no `token`. At
+    the end, open streams end at once.
     """
     if not is_loopback(host) and not token:
         raise ValueError(f"--host {host} can be reached from other machines, so it needs a token: --token-file FILE")

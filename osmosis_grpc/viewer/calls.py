@@ -1,4 +1,4 @@
-"""Reads what lists do not have: the model calls and tool calls of a rollout, from its events."""
+"""Reads the model calls and tool calls of a rollout from its events, because lists do not have them."""
 
 from collections.abc import Iterable, Mapping
 from contextlib import aclosing
@@ -95,7 +95,7 @@ async def read_calls(source: Source, info: RolloutInfo) -> Calls:
 
 
 async def read_all(source: Source, rows: Iterable[RolloutInfo], known: Mapping[Key, Calls]) -> dict[Key, Calls]:
-    """Return the calls of rollouts by id and attempt. Those that are known are not read again."""
+    """Return the calls of rollouts by id and attempt. Known ones are not read again."""
     found = {}
     with source.snapshot():
         for info in rows:

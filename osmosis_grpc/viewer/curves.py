@@ -19,14 +19,14 @@ from osmosis_grpc.viewer.reads import Listed, Shared
 from osmosis_grpc.viewer.rollouts import ROWS
 
 MOST_BINS = 12
-"""Rewards with at most this many values have a bin for each value; others have this many bins."""
+"""The most bins. If there are not more values of rewards, each value has its own bin."""
 SHADES = 5
-"""The style sheet has this many shades of bins."""
+"""The number of shades for bins in the style sheet."""
 OWN = {"steps": "20", "pass": "1"}
-"""The parameters of the address that are no filters of `list`, and their defaults."""
+"""The parameters of the address that are not filters of `list`, and their defaults."""
 MOST_STEPS = 40
 FULL = 4
-"""Unless the address says how many steps there are, a step has at least this many rollouts."""
+"""A step has at least this many rollouts, unless the address sets the number of steps."""
 CURVES: tuple[tuple[str, str, dict[str, str]], ...] = (
     ("mean_reward", "mean reward", {}),
     ("pass_rate", "pass rate", {}),
@@ -42,9 +42,9 @@ CALL_CURVES: tuple[tuple[str, str, dict[str, str]], ...] = (
 )
 """The same for the fields that need the calls of rollouts. The page loads them later."""
 RATES = ("pass_rate", "truncated", "tool_errors", "tool_failures", "out_of_time")
-"""The fields that are parts of one."""
+"""The fields that are fractions of 1."""
 READ = {True: 400, False: 40}
-"""The calls of at most this many rollouts are read for the curves: of a folder, of a server."""
+"""The most rollouts whose calls are read for the curves: of a folder, and of a server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +76,9 @@ class Step:
     """
 
     begin: float
-    """Unix seconds. The step has the rollouts that were accepted from then on."""
+    """The first time of acceptance in the step, in Unix seconds."""
     end: float
-    """Unix seconds. The step has the rollouts that were accepted before then."""
+    """The end of the step, in Unix seconds; its rollouts were accepted before."""
     rows: Sequence[RolloutInfo]
     ended: int
     rewards: tuple[float, ...]
@@ -99,7 +99,7 @@ class Step:
         return len(self.rows)
 
     def sample(self, most: int) -> Sequence[RolloutInfo]:
-        """Return at most so many of its ended rollouts, evenly chosen."""
+        """Return at most this many of its ended rollouts, evenly chosen."""
         ended = [info for info in self.rows if info.end_time is not None]
         return ended[:: math.ceil(len(ended) / most)] if ended else ()
 
@@ -194,7 +194,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the address of the page asks for."""
+    """The parameters in the address of the page."""
 
     options: ListOptions
     passing: float
@@ -202,7 +202,7 @@ class Asked:
 
     @classmethod
     def of(cls, request: Request) -> "Asked":
-        """Return what an address asks for. Raises FilterError."""
+        """Return the parameters of an address. Raises FilterError."""
         own = OWN | {name: text for name, text in request.query_params.items() if name in OWN and text}
         options = options_in(request, 0, OWN)
         passing = _number("pass", own["pass"])

@@ -1,7 +1,7 @@
 """Writes the pages of rollouts to files: a folder for any web server, or one HTML file.
 
-The pages are those of the viewer, which is asked without a socket. A link leads to a page of the export, or it is no
-link. What only a viewer can do is left out: filters, live updates, tokens, labels, search.
+The pages come from the viewer's application, without a socket. Links lead only to pages of the export; others are
+removed. Filters, live updates, tokens, labels and search need a viewer and are left out.
 """
 
 import hashlib
@@ -21,13 +21,13 @@ from osmosis_grpc.viewer.app import STATIC, viewer_app
 from osmosis_grpc.viewer.reads import MOST_ROWS
 
 MOST_BYTES = 20_000_000
-"""A single file is not larger than this."""
+"""The most bytes of a single file."""
 SCRIPTS = ("theme.js", "page.js", "timeline.js")
 """The scripts of a folder. Other scripts need a viewer."""
 EVERY = 200
-"""After this many pages, a line says how far the export is."""
+"""The pages after which a line shows the progress."""
 _CONTROLS = {"label", "input", "button", "script"}
-"""A file without scripts has none of these."""
+"""Elements that a file without scripts does not have."""
 _EMPTY = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "rect", "source", "wbr"}
 """Elements without content."""
 _POLICY = "default-src 'none'; style-src {style}; script-src {script}; img-src 'self' data:; base-uri 'none'"
@@ -38,7 +38,7 @@ Links = dict[Key, str]
 
 
 class ExportError(Exception):
-    """The rollouts cannot be exported. The message says what to do."""
+    """The rollouts cannot be exported. The message has advice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ class _Pages:
         return await self._ask(path, [("id", name), *([("attempt", attempt)] if attempt else [])])
 
     async def _ask(self, path: str, query: list[tuple[str, str]]) -> str:
-        """Ask the application as a browser on this machine does, without a socket."""
+        """Request a page from the application like a browser on this machine, without a socket."""
         scope: dict[str, Any] = {
             "type": "http",
             "asgi": {"version": "3.0"},
@@ -193,7 +193,7 @@ class _Pages:
 
 
 def _key(href: str) -> tuple[str, str, str] | None:
-    """Return what a link of a page leads to, or None if the export cannot have it."""
+    """Return the page to which a link leads, or None if the export cannot have it."""
     at = urlsplit(href)
     query = parse_qs(at.query)
     if at.path == "/" and ("page" in query or not query):
@@ -206,7 +206,7 @@ def _key(href: str) -> tuple[str, str, str] | None:
 
 
 def _name(key: tuple[str, str, str]) -> str:
-    """Return the name of a page's file. It begins with what can be read of the id."""
+    """Return the name of a page's file. It begins with the readable characters of the id."""
     path, name, attempt = key
     readable = "".join(c if c.isascii() and c.isalnum() else "-" for c in name)[:40].strip("-")
     digest = hashlib.sha256(f"{name}/{attempt}".encode()).hexdigest()[:10]
@@ -219,7 +219,7 @@ def _is_whole(listed: ListOptions) -> bool:
 
 
 class _Links(HTMLParser):
-    """Collects what the links of a table lead to."""
+    """Collects the targets of the links of a table."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The page of findings, which people look for first: failures, slow tools, drifted tokens, and equal groups."""
+"""The page of the findings that users need first: failures, slow tools, drifted tokens, and groups of equal rewards."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ from osmosis_grpc.viewer.pages import Pages, filter_values, options_in
 from osmosis_grpc.viewer.reads import MOST_ROWS, Listed, Shared
 
 STALLED = 60.0
-"""An unfinished rollout without an event for so many seconds has stalled."""
+"""An unfinished rollout has stalled after this many seconds without an event."""
 READ = {True: 200, False: 40}
-"""The calls of this many of the newest ended rollouts are read: of a folder, of a server."""
+"""The newest ended rollouts whose calls are read: of a folder, and of a server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Equal:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What was found."""
+    """The findings of some rollouts."""
 
     failures: tuple[Failures, ...]
     tools: tuple[Tool, ...]

@@ -18,16 +18,16 @@ from osmosis_grpc.viewer.throughput import round_step
 from osmosis_grpc.viewer.turns import Axis, Bar, calls_of
 
 MOST_LANES = 64
-"""A page compares at most this many rollouts."""
+"""The most rollouts that a page compares."""
 MOST_CELLS = 1000
-"""A page has at most this many turns of all rollouts together, but at least 8 of each."""
+"""The most turns of all rollouts on a page, which has at least 8 of each."""
 MOST_TICKS = 4
-"""A time axis has at most this many steps."""
+"""The most steps of a time axis."""
 SLIVER = 2.0
-"""A part of a bar has at least this many units. It is narrow, because the lane of a long rollout has many parts."""
+"""The least width of a part of a bar, in units. It is small, because the lane of a long rollout has many parts."""
 MARK = 6.0
 VERSION_COLOURS = 6
-"""The style sheet has this many colours of policy versions."""
+"""The number of colours for policy versions in the style sheet."""
 LINE_CHARS = 120
 
 
@@ -73,19 +73,19 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class TurnLine:
-    """The turns with one name, one of each rollout. A rollout without this turn has None."""
+    """The turns of all rollouts that have the same name. A rollout without this turn has None."""
 
     name: str
     cells: tuple[Turn | None, ...]
     differs: bool
     """Whether it is the first one in which the replies differ."""
     letters: tuple[str, ...]
-    """If it differs: equal replies have equal letters."""
+    """For the first differing turn, a letter for each reply; equal replies have equal letters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The rollouts of a group, with what the page shows about them together."""
+    """The rollouts of a group, and the values that the page computes from all of them."""
 
     lanes: tuple[Lane, ...]
     now: float
@@ -136,7 +136,7 @@ class Comparison:
 
     @property
     def ticks(self) -> list[tuple[float, float]]:
-        """Return the round times on the time axis: where they are, in percent of its length, and their seconds."""
+        """Return the round times on the time axis: the position in percent, and the seconds."""
         length = self.end - self.begin
         step = round_step(length, MOST_TICKS)
         return [(round(100 * count * step / length, 2), count * step) for count in range(int(length / step) + 1)]
@@ -241,7 +241,7 @@ def _turn(chat: Chat) -> Turn:
 
 
 def _value(reply: Message) -> str:
-    """Return a reply for a comparison by value. The ids of tool calls are left out: samplers make them up."""
+    """Return a reply for a comparison by value, without the ids of tool calls, which samplers make up."""
     functions = [mapping(call.get("function")) for call in mappings(reply.get("tool_calls"))]
     calls = [{name: _parsed(part) for name, part in function.items()} for function in functions]
     rest = {name: value for name, value in reply.items() if name != "tool_calls" and value not in (None, "", ())}
@@ -255,7 +255,7 @@ def _parsed(text: Any) -> Any:
 
 
 def _spans(info: RolloutInfo, history: History) -> Iterator[Span]:
-    """Yield what used the time of a rollout, also the delivery after its end."""
+    """Yield the parts of a rollout's time, including the delivery after its end."""
     started = history.started if history.started is not None else info.end_time
     yield Span("queue", info.accept_time, started)
     if history.earlier:

@@ -1,9 +1,8 @@
 """Checks each request to the viewer, and adds the headers that keep other pages and hosts out.
 
-A web page of another host must not read rollouts. So the Host header has to name this machine (DNS rebinding). A
-request that changes something has to come from the viewer's own pages. A page of another site may link to the viewer,
-and may not load anything from it. No page may be framed or load anything from elsewhere. The requests that are answered
-at once are bounded.
+A web page of another host must not read rollouts. So the Host header must name this machine (DNS rebinding). A request
+that changes something must come from the viewer's own pages. Other sites may link to the viewer, but may not load
+anything from it. No page may be framed or load anything from elsewhere. The number of concurrent requests is limited.
 """
 
 import hmac
@@ -20,17 +19,16 @@ from osmosis_grpc.network.bearer_tokens import Tokens
 from osmosis_grpc.network.http.guard import is_local_name
 
 COOKIE = "osmosis_view"
-"""The name of a cookie begins with this, and ends with the port. Browsers show a cookie to all ports of a host."""
+"""The prefix of a cookie's name, before the port. Browsers send a cookie to all ports of a host."""
 SAFE = frozenset(("GET", "HEAD"))
 MOST_QUERY = 8192
-"""The most bytes of a query. A page repeats its filters in its links."""
+"""The most bytes of a query, which each link of a page repeats."""
 MOST_STREAMS = 64
-"""At most this many pages follow at once. They share the time for their looks (live.py)."""
+"""The most live pages at once. They share the time for updates (live.py)."""
 MOST_REQUESTS = 64
-"""At most this many other requests are answered at once."""
+"""The most other requests that are answered at once."""
 MOST_FORMS = 16
-"""At most this many forms are read and answered at once. They do not count as requests, so slow forms block no
-pages."""
+"""The most forms that are read and answered at once. They do not count as requests, so slow forms block no pages."""
 MOST = {"stream": MOST_STREAMS, "form": MOST_FORMS, "page": MOST_REQUESTS}
 HEADERS = {
     "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'self'; "
@@ -46,8 +44,8 @@ HEADERS = {
 class ViewGuard:
     """ASGI middleware of the viewer.
 
-    `names` are the names of hosts that a request may name besides localhost and addresses. With `tokens`, a browser
-    shows one of them once as `?token=`, and then gets a cookie. Programs show it in the header Authorization: Bearer.
+    `names` are the host names that a request may have besides localhost and addresses. With `tokens`, a browser sends
+    one of them once as `?token=`, and then gets a cookie. Programs send it in the header Authorization: Bearer.
     """
 
     def __init__(self, app: ASGIApp, *, names: Collection[str], tokens: Tokens) -> None:
@@ -85,7 +83,7 @@ class ViewGuard:
             self._open[kind] -= 1
 
     def _busy(self, kind: str) -> Response | None:
-        """Return 503 if as many requests of a kind are open as may be."""
+        """Return 503 if the most requests of a kind are open."""
         if self._open[kind] < MOST[kind]:
             return None
         follows = f"{MOST_STREAMS} pages are already following; close some"
@@ -93,7 +91,8 @@ class ViewGuard:
         return PlainTextResponse(f"the viewer is busy: {what}", 503, {"retry-after": "2"})
 
     def _refusal(self, scope: Scope) -> Response | None:
-        """Return 403 for a host name that is not this machine's, and for what another page loads or changes.
+        """Return 403 for a host name that is not this machine's, and for requests of other pages that load or change
+        something.
 
         Return 414 for an address that is too long.
         """
@@ -112,7 +111,7 @@ class ViewGuard:
         return None
 
     def _unauthenticated(self, scope: Scope) -> Response | None:
-        """Return None for a caller that shows the token, a redirect with a cookie for `?token=`, or else 401."""
+        """Return None for a caller with the token, a redirect with a cookie for `?token=`, or else 401."""
         if not self._tokens:
             return None
         headers = Headers(scope=scope)

@@ -12,7 +12,7 @@ from osmosis_grpc.records.reading.history import History
 from osmosis_grpc.records.reading.message_text import mapping, mappings, text_of
 
 TYPES = frozenset(("image/png", "image/jpeg", "image/gif", "image/webp"))
-"""The types of images that are shown. SVG is not: it may have scripts."""
+"""The types of images that are shown. SVG is not shown, because it may have scripts."""
 DIGEST_CHARS = 32
 _BASE64 = re.compile(r"[A-Za-z0-9+/]+={0,2}")
 

@@ -1,6 +1,6 @@
-"""Streams the changes of pages to browsers, as server-sent events, and paces all pages that follow.
+"""Streams the changes of live pages to browsers as server-sent events.
 
-All of them together take at most a share of the time.
+All live pages together use at most a share of the processor time, so expensive updates are less frequent.
 """
 
 import asyncio
@@ -21,23 +21,23 @@ from osmosis_grpc.records.reading.source_port import SourceError
 
 T = TypeVar("T")
 PAUSE = 1.0
-"""The least seconds between two looks of a page."""
+"""The least seconds between two updates of a page."""
 CALM = 5.0
-"""The same for a page that people read or point at for long, such as one with charts."""
+"""The same for a page that users study for longer, such as one with charts."""
 SHARE = 0.04
-"""The pages of `view` take at most this share of the time of one processor, and of the server that they follow."""
+"""The share of one processor's time that the pages of `view` may use, in the viewer and in the server."""
 AGENTS_SHARE = 0.015
 """The same for the pages of `serve --view`, which has agents in its process."""
 PING = 15
 """Seconds between two lines that keep a quiet connection open."""
 Sent = Iterable[tuple[str, str]]
 Wait = Callable[[float, float, bool], Awaitable[bool]]
-"""Waits for the next look; see Feeds._wait."""
+"""Waits for the next update; see Feeds._wait."""
 
 
 @dataclass(slots=True)
 class Cost:
-    """What has been done so far for one look."""
+    """The time that one update has taken so far."""
 
     seconds: float = 0.0
 
@@ -74,7 +74,7 @@ def spending(clock: Callable[[], float] = time.thread_time) -> Iterator[None]:
 
 
 async def aside(compute: Callable[[], T], limiter: anyio.CapacityLimiter | None = None) -> T:
-    """Return the result of a function that takes long. It runs on another thread, and counts for the cost."""
+    """Return the result of a slow function. It runs on another thread, and counts for the cost."""
 
     def run() -> T:
         with spending():
@@ -84,13 +84,13 @@ async def aside(compute: Callable[[], T], limiter: anyio.CapacityLimiter | None 
 
 
 def pause(cost: float, pages: int, share: float, *, calm: bool = False) -> float:
-    """Return the seconds from one look to the next, if each of so many pages has looks with this cost."""
+    """Return the seconds between two updates, if each of this many pages has updates with this cost."""
     return max(CALM if calm else PAUSE, cost * pages / share)
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What a page shows, as events."""
+    """The new content of a page, as events."""
 
     number: int
     events: bytes
@@ -99,9 +99,9 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Feed(Generic[T]):
-    """What a page shows. `shown` renders what `look` returns, each time that its `key` changes.
+    """The changing content of a page. `shown` renders the result of `look` each time that its `key` changes.
 
-    There is no further look after something that has `ended`. `calm` is that of pause().
+    After a result that has `ended`, `look` is not called again. `calm` is that of pause().
     """
 
     look: Callable[[], Awaitable[T]]
@@ -112,7 +112,7 @@ class Feed(Generic[T]):
 
 
 class Feeds:
-    """The feeds of the open pages. They take at most a `share` of the time, and end when `stopping` is set."""
+    """The feeds of the open pages. They use at most a `share` of the time, and end when `stopping` is set."""
 
     def __init__(self, share: float, stopping: asyncio.Event) -> None:
         self._share = share
@@ -120,9 +120,9 @@ class Feeds:
         self._open: weakref.WeakValueDictionary[Hashable, _Followed[Any]] = weakref.WeakValueDictionary()
 
     def stream(self, name: Hashable, feed: Feed[T]) -> EventSourceResponse:
-        """Return a response with the updates of a feed. Feeds with an equal name show the same.
+        """Return a response with the updates of a feed. Feeds with the same name share their updates.
 
-        A read that fails is sent as the event `problem`, and the stream goes on.
+        A failed read is sent as the event `problem`, and the stream continues.
         """
         followed = self._open.get(name)
         if followed is None:
@@ -132,7 +132,7 @@ class Feeds:
     async def _events(self, followed: "_Followed[Any]") -> AsyncIterator[bytes]:
         opened, seen, missed = time.monotonic(), 0, 0
         while True:
-            # The page may be newer than the last update for other pages, so it gets none that is older than a pause.
+            # This page may be newer than the last update of other pages, so it gets none that is older than a pause.
             update = await followed.update(seen, opened - PAUSE, self._wait)
             if update is None:
                 return
@@ -148,7 +148,7 @@ class Feeds:
             seen = update.number
 
     async def _wait(self, began: float, cost: float, calm: bool) -> bool:
-        """Wait for the next look after one that began then. Return whether there is one."""
+        """Wait for the next update after one that began at this time. Return whether there is one."""
         if self._stopping.is_set():
             return False
         left = began + pause(cost, len(self._open), self._share, calm=calm) - time.monotonic()
@@ -160,7 +160,7 @@ class Feeds:
 
 
 class _Followed(Generic[T]):
-    """A feed while pages show it. The page that waits longest looks for all."""
+    """A feed while pages show it. The page that has waited longest makes the update for all."""
 
     def __init__(self, feed: Feed[T]) -> None:
         self._feed = feed
@@ -173,7 +173,7 @@ class _Followed(Generic[T]):
     async def update(
         self, seen: int, since: float, wait: Callable[[float, float, bool], Awaitable[bool]]
     ) -> Update | None:
-        """Return the newest update after the one that was seen, from a look since then. None if there is no more."""
+        """Return an update that is newer than the one that the page has; None if there will be no more."""
         while True:
             async with self._turn:
                 if self._newest.number > seen and self._began >= since:

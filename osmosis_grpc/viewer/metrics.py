@@ -24,11 +24,11 @@ from osmosis_grpc.server.attachment import Attachment
 from osmosis_grpc.viewer.live import aside
 
 EVERY = 5.0
-"""Seconds for which a page is shown again."""
+"""Seconds for which a read of the metrics is reused."""
 RECENT = 60.0
-"""Recent numbers are those of this many seconds."""
+"""The seconds that recent numbers cover."""
 LAGS = 240
-"""A chart of the event-loop lag has at most this many points."""
+"""The most points in a chart of the event-loop lag."""
 TIMEOUT = 5.0
 MOST_BYTES = 4_000_000
 
@@ -42,7 +42,7 @@ CALLS = "grpc_server_call"
 
 
 class MetricsError(Exception):
-    """The metrics cannot be read. The message says why."""
+    """The metrics cannot be read. The message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Calls:
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """What the pages show of the metrics."""
+    """The metrics that the pages show."""
 
     where: str
     seconds: float
@@ -143,7 +143,7 @@ class Metrics:
 def scraped(address: str, token: str = "", ca: str | None = None) -> Metrics:
     """Return the metrics of HOST:PORT, or of an address that begins with http:// or https://.
 
-    The token is shown only over https, or to this machine. Raises ValueError for another address.
+    The token is sent only over https or to this machine. Raises ValueError for another address.
     """
     given = address if "://" in address else f"http://{address}"
     parts = urlsplit(given)

@@ -1,4 +1,4 @@
-"""Renders the templates, with what all pages share: formats of numbers and times, addresses, commands to copy."""
+"""Renders the templates. Also has the formats of numbers and times, addresses, and commands to copy of all pages."""
 
 import json
 import shlex
@@ -30,7 +30,7 @@ A = TypeVar("A", bound=Hashable)
 T = TypeVar("T")
 TEMPLATES = Path(__file__).parent / "templates"
 MOST_CHARS = 20_000
-"""A text is cut after this many characters. The record of its turn has all of it."""
+"""A text is cut after this many characters. The record of its turn has the whole text."""
 KINDS = {
     RolloutState.COMPLETED: "good",
     RolloutState.FAILED: "bad",
@@ -39,11 +39,11 @@ KINDS = {
     RolloutState.RUNNING: "live",
     RolloutState.REPORTING: "live",
 }
-"""The colours of states. A state without one waits."""
+"""The colours of states. States without a colour are waiting."""
 
 
 class Pages:
-    """The templates, and what each page needs: the reads, and the feeds that it follows."""
+    """The templates, the reads and the feeds of the pages."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Pages:
         self.metrics = metrics
         self.feeds = feeds
         self.whole = whole
-        """Whether a page has all that it would load later, because it becomes a file."""
+        """Whether pages are complete without later loads, because they become files."""
         self._words = words
         self._templates = Environment(
             loader=FileSystemLoader(TEMPLATES),
@@ -104,7 +104,7 @@ class Pages:
         return HTMLResponse(self.text(template, **values))
 
     def problem(self, request: Request, text: str, status: int) -> HTMLResponse:
-        """Return a page, or a part of one, that says what is wrong."""
+        """Return a page, or a part of one, with an error."""
         template = "problem_part.html" if is_part(request) else "problem.html"
         return HTMLResponse(
             self.text(template, problem=text, status=status, phrase=HTTPStatus(status).phrase, at=""), status
@@ -127,14 +127,14 @@ class Pages:
 
         Args:
             routes: Where to add both.
-            name: Names the templates too: NAME.html, and NAME_part.html for what changes.
-            asked: Returns what the address of a page asks for.
-            read: Returns what the page shows.
+            name: The name, also of the templates: NAME.html, and NAME_part.html for the changing part.
+            asked: Returns the parameters of a page's address.
+            read: Returns the content of the page.
             values: Returns the values of the templates.
-            key: See Feed, as for `ended` and `calm`.
-            ended: Whether nothing changes any more.
-            later: Returns what the stream shows, if it is more than the page shows at first.
-            calm: Whether people read the page for long.
+            key: See Feed, also for `ended` and `calm`.
+            ended: Whether nothing can change any more.
+            later: Returns the content of the stream, if it is more than that of the page.
+            calm: Whether users study the page for longer.
         """
 
         @routes.get(f"/{name}")
@@ -166,7 +166,7 @@ class Pages:
 
 
 def is_part(request: Request) -> bool:
-    """Return whether a page asks for a part of itself."""
+    """Return whether a page requests a part of itself."""
     return request.headers.get("hx-request") == "true"
 
 
@@ -177,7 +177,7 @@ def address(path: str, **query: Any) -> str:
 
 
 def number(value: float | None) -> str:
-    """Return a number with at most four digits that count; empty for None."""
+    """Return a number with at most four significant digits; empty for None."""
     return "" if value is None else f"{value:.4g}"
 
 
@@ -194,7 +194,7 @@ def spaced(seconds: float) -> str:
 
 
 def size(count: float) -> str:
-    """Return a number of bytes, with at most three digits that count."""
+    """Return a number of bytes with at most three significant digits."""
     for unit in ("B", "KB", "MB", "GB"):
         if count < 1000 or unit == "GB":
             break
@@ -234,7 +234,7 @@ def as_json(value: Any) -> str:
 
 
 def options_in(request: Request, limit: int, own: Collection[str] = ()) -> ListOptions:
-    """Return the filters of an address, with this limit if it names none. `own` are no filters. Raises FilterError."""
+    """Return the filters of an address, with this limit if it has none. `own` are not filters. Raises FilterError."""
     options = options_of(pair for pair in request.query_params.multi_items() if pair[0] not in own)
     return options if "limit" in request.query_params else replace(options, limit=limit)
 

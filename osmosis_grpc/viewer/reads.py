@@ -1,7 +1,7 @@
 """Reads rollouts for the pages, off the event loop and not more often than needed.
 
-A state folder is read on other threads. A server is asked for at most one list a second, whatever number of pages is
-open: a list that is younger is shown again. live.py counts what the reads cost.
+A state folder is read on other threads. At most one list a second is requested from a server, however many pages are
+open; a newer list is reused. live.py measures the cost of the reads.
 """
 
 import asyncio
@@ -27,24 +27,24 @@ from osmosis_grpc.viewer.live import aside, counted, spending
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 READS = 2
-"""At most this many reads of a source at once. A folder is read on as many threads."""
+"""The most reads of a source at once, and the threads that read a folder."""
 LASTS = 0.9
-"""The age up to which a list, or an unfinished rollout, is shown again. A page that follows has longer pauses."""
+"""The age up to which a list or an unfinished rollout is reused. Live pages have longer pauses."""
 ENDED_FOR = 10.0
-"""Seconds for which an ended rollout is shown again. Annotations may follow its end."""
+"""Seconds for which an ended rollout is reused. Annotations may follow its end."""
 LISTS = 8
 ROLLOUTS = 4
-"""At most this many lists and rollouts are in memory."""
+"""The most lists and rollouts in memory."""
 SHARE = 0.1
-"""A value that is dear is shown again for so long that its reads take at most this share of the time."""
+"""An expensive value is reused for so long that its reads take at most this share of the time."""
 KEPT = 4
-"""At most this many values of a page are in memory. One may have 10,000 rollouts."""
+"""The most values of a page in memory. One may have 10,000 rollouts."""
 CALLS = 2_000
-"""The calls of at most about this many rollouts are in memory."""
+"""About the most rollouts whose calls are in memory."""
 MOST_ROWS = 500
-"""A page has at most this many rollouts."""
+"""The most rollouts of a page."""
 SEARCHED = {True: 10_000, False: MOST_ROWS}
-"""A search looks at this many of the newest rollouts: of a folder, of a server."""
+"""The newest rollouts that a search reads: of a folder, and of a server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Listed:
     now: float
     """The time for which the rows are shown, in Unix seconds."""
     stopped: bool
-    """Whether no server runs, so that nothing changes."""
+    """Whether nothing can change, because no server runs."""
     searched: int = 0
     cut: bool = False
 
@@ -105,22 +105,22 @@ class Reads:
                     return await read(self.source)
         folder = self.source.folder
 
-        async def of_folder() -> T:  # a source remembers its last read, so each thread has its own
+        async def of_folder() -> T:  # a source stores its last read, so each thread has its own
             return await read(FolderSource(folder, self._seen))
 
         return await self.aside(lambda: asyncio.run(of_folder()))
 
     async def aside(self, compute: Callable[[], T]) -> T:
-        """Return the result of a function that takes long. It runs on another thread, as a read of a folder does."""
+        """Return the result of a slow function. It runs on another thread, like a read of a folder."""
         return await aside(compute, self._reading)
 
     async def listed(self, options: ListOptions, search: str = "", token: str = "") -> Listed:
         """Return the rollouts that match. Raises FilterError for a wrong option and SourceError."""
-        rollout_filter(options, 0.0)  # a wrong option needs no read
+        rollout_filter(options, 0.0)  # checks the options before the read
         return await self._lists.get((options, search, token))
 
     async def newest(self, options: ListOptions) -> Listed:
-        """Return all rollouts that match, as far as a search looks. Raises FilterError and SourceError."""
+        """Return all rollouts that match, within the limit of a search. Raises FilterError and SourceError."""
         rollout_filter(options, 0.0)
         await self._wait_for_server()
         return await self.run(lambda source: _newest(source, options))
@@ -139,7 +139,7 @@ class Reads:
         return await self.run(lambda source: _list(source, *asked))
 
     async def _wait_for_server(self) -> None:
-        """Wait until a server may be asked for its next list."""
+        """Wait until the next list may be requested from a server."""
         if self.is_folder:
             return
         async with self._turn:
@@ -147,7 +147,7 @@ class Reads:
             self._listed_at = time.monotonic()
 
     async def rollout(self, rollout_id: str, attempt: int = 0, *, fresh: bool = False) -> Loaded:
-        """Return a rollout with its history. With `fresh`, it is read in any case. Raises SourceError."""
+        """Return a rollout with its history. With `fresh`, it is always read again. Raises SourceError."""
         key = rollout_id, attempt
         async with self._lock(key):
             lasts = (lambda it: 0.0) if fresh else _lasts
@@ -204,9 +204,9 @@ class Recent(Generic[T]):
 
 
 class Shared(Generic[K, T]):
-    """Reads a value once for all who ask at nearly the same time. It keeps `most` values.
+    """Reads a value once for all callers at nearly the same time. It keeps `most` values.
 
-    A value is shown again until it has the age LASTS, and for so long that reads take at most SHARE of the time.
+    A value is reused until it has the age LASTS, and for so long that reads take at most SHARE of the time.
     """
 
     def __init__(self, read: Callable[[K], Awaitable[T]], most: int = KEPT) -> None:
@@ -215,7 +215,7 @@ class Shared(Generic[K, T]):
         self._locks: weakref.WeakValueDictionary[K, asyncio.Lock] = weakref.WeakValueDictionary()
 
     async def get(self, key: K) -> T:
-        """Return the newest value of a key. Raises what `read` raises."""
+        """Return the newest value of a key. Raises the errors of `read`."""
         async with self._locks.setdefault(key, asyncio.Lock()):
             until, value = self._found.get(key, lambda it: math.inf) or (-math.inf, None)
             began = time.monotonic()

@@ -16,16 +16,16 @@ from osmosis_grpc.viewer.pages import Pages, is_part, options_in
 from osmosis_grpc.viewer.reads import Listed
 
 ROWS = 200
-"""A page has this many rollouts unless its address says otherwise."""
+"""The rollouts of a page, unless its address sets another limit."""
 MOST_TEXT = 500
 OWN = ("q", "page")
-"""The parameters of the address that are no filters of `list`: the text to search for, and the page."""
+"""The parameters of the address that are not filters of `list`: the text to search for, and the page."""
 STATES = ("RUNNING", "QUEUED", "COMPLETED", "FAILED", "CANCELLED", "DEADLINE_EXCEEDED")
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the address of the page asks for."""
+    """The parameters in the address of the page."""
 
     options: ListOptions
     search: str = ""
@@ -33,7 +33,7 @@ class Asked:
 
     @classmethod
     def of(cls, request: Request) -> "Asked":
-        """Return what an address asks for. Raises FilterError."""
+        """Return the parameters of an address. Raises FilterError."""
         own = {name: text for name, text in request.query_params.items() if name in OWN}
         options = options_in(request, ROWS, OWN)
         search = own.get("q", "").strip()

@@ -19,11 +19,11 @@ from osmosis_grpc.viewer.calls import TRUNCATED
 from osmosis_grpc.viewer.pages import Pages
 
 LEAST, MOST = 2, 4
-"""So many runs are compared."""
+"""The least and the most runs that are compared."""
 MOST_RUNS = 100
-"""A page lists at most this many of the newest runs."""
+"""The most runs on a page, the newest ones."""
 MOST_ROWS = 200
-"""A page shows at most this many rows."""
+"""The most rows on a page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the rollouts of a run have in common. The means are of all rollouts with a result."""
+    """Totals of a run. The means are of all rollouts with a result."""
 
     rollouts: int
     completed: int
@@ -104,7 +104,7 @@ class Compared:
     runs: tuple[RunSummary, ...]
     facts: tuple[Facts, ...]
     inputs: tuple[tuple[str, ...], ...]
-    """For each run, what differs from the inputs of the first run."""
+    """For each run, its inputs that differ from those of the first run."""
     lines: tuple[Line, ...]
     scores: tuple[str, ...]
     """The names of the scores that the first run and another one have."""
@@ -124,7 +124,7 @@ def runs_beside(folder: Path) -> list[RunSummary]:
             try:
                 found.append(RunSummary(_name(path), RunFolder.open(str(path)).about))
             except RunError:
-                continue  # another version wrote it
+                continue  # written by another version
     return found
 
 

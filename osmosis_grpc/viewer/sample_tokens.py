@@ -13,9 +13,9 @@ from osmosis_grpc.records.reading.phrases import split_text
 from osmosis_grpc.viewer.reads import Loaded
 
 WINDOW = 2048
-"""A page asks for at most this many tokens at once."""
+"""The most tokens that a page requests at once."""
 STRIP = 1024
-"""The strip over all tokens has at most this many points."""
+"""The most points of the strip over all tokens."""
 PROMPT, REPLY, TOOL = "prompt", "reply", "tool"
 TRAINER_LOGPROBS, ENTROPIES = 1, 2
 """The bits of the columns that a window has after its ids and logprobs."""
@@ -89,7 +89,7 @@ def tokens_of(loaded: Loaded, name: str, sample: Sample) -> SampleTokens:
 
 
 def layout(tokens: SampleTokens, history: History, name: str) -> dict[str, Any]:
-    """Return what the page needs beside the windows: the segments, the runs of tokens, and the strip.
+    """Return the data of the page besides the windows: the segments, the runs of tokens, and the strip.
 
     A run has the index of its first token, its kind, the number of its turn, and the version of the policy.
     """

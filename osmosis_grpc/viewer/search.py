@@ -19,12 +19,12 @@ from osmosis_grpc.viewer.reads import Recent
 from osmosis_grpc.viewer.rollouts import MOST_TEXT
 
 MOST_HITS = 100
-"""A search ends after this many rollouts with the text."""
+"""The rollouts with the text after which a search ends."""
 SECONDS = 4.0
 AROUND = 60
-"""A hit shows this many characters before and after the text."""
+"""The characters before and after the text in a hit."""
 READ = {True: 5_000, False: 50}
-"""A search reads at most this many of the newest rollouts: of a folder, of a server."""
+"""The most rollouts that a search reads, the newest ones: of a folder, and of a server."""
 LASTS = 10.0
 
 
@@ -57,7 +57,7 @@ class Hits:
 
 
 async def search(source: Source, rows: Sequence[RolloutInfo], text: str) -> Hits:
-    """Return the rollouts that have a text, upper and lower case alike. `searched` is below the rows if it stopped."""
+    """Return the rollouts that have a text, ignoring case. `searched` is less than the rows if it stopped early."""
     found: list[Hit] = []
     until, searched = time.monotonic() + SECONDS, 0
     with source.snapshot() if isinstance(source, FolderSource) else nullcontext():
@@ -116,7 +116,7 @@ def _texts(value: Any, key: str = "") -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Searched:
-    """A result with what it covers."""
+    """A result, and the rollouts that it covers."""
 
     hits: Hits
     left_out: bool

@@ -20,7 +20,7 @@ def router(pages: Pages) -> APIRouter:
     source = pages.reads.source
 
     async def measured() -> dict[str, Any]:
-        """Return what the metrics say, and the attached trainers; None if they are not known."""
+        """Return the metrics, and the attached trainers; None if they are not known."""
         numbers, problem = await pages.numbers()
         known = pages.metrics.trainers if pages.metrics is not None else None
         trainers = None if known is None else sorted(known(), key=lambda trainer: trainer.since)

@@ -19,7 +19,7 @@ from osmosis_grpc.viewer.pages import Pages, filter_values, options_in
 from osmosis_grpc.viewer.reads import Shared
 
 MOST_POINTS = 120
-"""A series has at most this many points, whatever time it covers."""
+"""The most points of a series, for any length of time."""
 LEAST = 0.1
 """The least time between two points, in seconds."""
 STEPS = (
@@ -28,7 +28,7 @@ STEPS = (
 )
 """Round times in seconds. Beyond the last, a round time is a whole number of days."""
 TIMED = {True: 200, False: 20}
-"""The calls of this many of the newest ended rollouts are read: of a folder, of a server."""
+"""The newest ended rollouts whose calls are read: of a folder, and of a server."""
 
 
 def round_step(seconds: float, most: int) -> float:
@@ -39,7 +39,7 @@ def round_step(seconds: float, most: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How long things of one kind took, in seconds."""
+    """The durations of things of one kind, in seconds."""
 
     kind: str
     name: str

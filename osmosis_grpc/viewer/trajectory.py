@@ -1,7 +1,7 @@
 """The page of one rollout: its end, its times, and its turns. The body of a turn is loaded when the turn is opened.
 
-The turns of a long rollout are in windows. The page loads a window when it comes into view, and empties it when it is
-far out of view (static/timeline.js).
+The turns of a long rollout are divided into windows. The page loads a window when it becomes visible, and empties it
+when it is far from the visible part (static/timeline.js).
 """
 
 from collections.abc import Sequence
@@ -24,11 +24,11 @@ from osmosis_grpc.viewer.pages import Pages, is_part
 from osmosis_grpc.viewer.reads import Loaded
 
 WINDOW = 50
-"""A window has this many turns."""
+"""The turns of a window."""
 MOST_MESSAGES = 200
-"""The page of one turn shows at most this many messages of its prompt."""
+"""The most messages of a prompt on the page of one turn."""
 SHORT = 12
-"""The turns of a rollout with at most this many are open from the start."""
+"""If a rollout has at most this many turns, all of them are open from the start."""
 
 
 @dataclass(frozen=True, slots=True)

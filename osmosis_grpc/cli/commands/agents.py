@@ -31,7 +31,9 @@ def init(
 def validate(
     *,
     unnamed: list[str] | None = argument("-m MODULE:ATTR", "", hidden=True),
-    module: list[str] | None = option("-m, --module MODULE:ATTR", "What to check; may be repeated.  [required]"),
+    module: list[str] | None = option(
+        "-m, --module MODULE:ATTR", "The agent loop to check; may be repeated.  [required]"
+    ),
     run: bool = option("--run", "Also run a rollout of each, with a mock model that calls every tool.", False),
     timeout: float = option("--timeout SECONDS", "How long such a rollout may take.", AGENT_TIMEOUT),
     agents: AgentSources,

@@ -1,1 +1,1 @@
-"""What every HTTP server of the package shares: bounded requests, bounded JSON, guarded access."""
+"""The common part of the package's HTTP servers: bounded requests, bounded JSON, guarded access."""

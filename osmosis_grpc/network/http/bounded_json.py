@@ -56,7 +56,7 @@ async def read_json(request: Request, bounds: Bounds, *, repair: bool = False) -
 
 
 async def read_body(request: Request, bounds: Bounds) -> bytes:
-    """Return the body of a request that says it is JSON. Raises BodyRefused."""
+    """Return the body of a request with a JSON content type. Raises BodyRefused."""
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media != "application/json":
         raise BodyRefused(415, "the body is not application/json")

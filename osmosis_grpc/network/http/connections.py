@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 BACKLOG = 2048
 """Connections that the operating system keeps until the event loop accepts them."""
 IN_ONE_PASS = 16
-"""Connections that the event loop accepts before it does other work. So many may be open above the limit."""
+"""Connections that the event loop accepts before it does other work, and that may be open above the limit."""
 
 
 def _always() -> bool:
@@ -45,7 +45,7 @@ class Accepted(socket.socket):
         self._leave = leave
 
     def end_handshake(self) -> None:
-        """End the connection if its TLS handshake is not complete, so that HTTP does not know it yet."""
+        """End the connection if its TLS handshake is not complete and uvicorn does not know it yet."""
         if self.idle is _always:
             self.end()
 
@@ -94,7 +94,7 @@ class LimitedSocket(socket.socket):
         return connection, place
 
     def attach(self, peer: tuple[str, int], idle: Callable[[], bool]) -> None:
-        """Set the function that says whether the connection of HOST, PORT has no request in work."""
+        """Set the function that returns whether the connection of HOST, PORT has no request in work."""
         connection = self._open.get(network_of(peer[0]), {}).get(peer)
         if connection is not None:
             connection.idle = idle
@@ -152,7 +152,7 @@ The time begins when a connection opens, and later with the first bytes of each 
 
 
 Watcher = Callable[[bool, bool], object]
-"""Gets whether the client has read the whole response, as far as is known, and whether the connection has ended."""
+"""Called with whether the client seems to have read the whole response, and whether the connection has ended."""
 
 
 class Connection:
@@ -175,7 +175,7 @@ class Connection:
             self._watcher = watcher
 
     def tell(self, whole: bool, ended: bool) -> None:
-        """Note that the client has sent another request, or that the connection has ended."""
+        """Record that the client has sent another request, or that the connection has ended."""
         self._ended, watcher, self._watcher = ended, self._watcher, None
         if watcher is not None:
             watcher(whole, ended)
@@ -196,7 +196,7 @@ MAX_HEAD = 64 * 1024
 class BoundedProtocol(HttpToolsProtocol):
     """Refuses long request heads, and closes a connection whose request head does not arrive in time.
 
-    Says to `listening` when it has no request.
+    Informs `listening` when it has no request.
     """
 
     head_seconds = HEAD_SECONDS
@@ -249,7 +249,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.send_400_response("The head of the request is too long.")
 
     def eof_received(self) -> None:
-        self._cut = self._answering()  # the transport is closing, and drops whatever is written from now on
+        self._cut = self._answering()  # the transport is closing, and drops all later writes
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_came()
@@ -279,7 +279,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 class OneBody:
-    """ASGI middleware that refuses a request with two lengths, or with a coding that is not read here.
+    """ASGI middleware that refuses a request with two lengths or an unsupported coding.
 
     It closes the connection after an unread body.
     """
@@ -292,7 +292,7 @@ class OneBody:
             await self.app(scope, receive, send)
             return
         names = {name for name, value in scope["headers"] if (name, value) != (b"content-length", b"0")}
-        if {b"content-length", b"transfer-encoding"} <= names:  # request smuggling: two readers may see two requests
+        if {b"content-length", b"transfer-encoding"} <= names:  # request smuggling: readers may see different requests
             refused = JSONResponse({"detail": "a body has one length"}, 400, {"Connection": "close"})
             await refused(scope, receive, send)
             return

@@ -27,8 +27,8 @@ class Guard:
     """ASGI middleware that requires a token, a client certificate, or both.
 
     It sets `request.state.owner` to the caller's name. It refuses a request without reading the body. Without tokens
-    and certificates, a server on loopback requires a Host header that names this machine. This stops DNS rebinding. In
-    that attack the host name of a web page resolves to this machine, so the page passes the browser's same-origin rule.
+    and certificates, a server on loopback requires a Host header that names this machine. This stops DNS rebinding, in
+    which the host name of a web page resolves to this machine, so that the page passes the browser's same-origin rule.
     But the Host header still has the name of the page's host.
     """
 

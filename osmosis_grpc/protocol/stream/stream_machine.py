@@ -14,13 +14,13 @@ the next timer, and its state. FrameStream connects it to a call. A test can con
 | ENDED | are dropped | are dropped | nothing | nothing |
 
 The number of waiting frames is bounded, even if the other side never reads. Each side grants the other side a window,
-which is the most rollouts or chats that may be open. The windows bound the requests. EVENT_LIMIT bounds the events.
-The other side can ask for answers without end, so ANSWER_LIMIT and MAX_ANSWERS bound the answers.
+which is the most rollouts or chats that may be open. The windows bound the requests. EVENT_LIMIT bounds the events. The
+other side can send requests endlessly, so ANSWER_LIMIT and MAX_ANSWERS bound the answers.
 
 The trainer stops reading while more than ANSWER_LIMIT bytes of its answers wait. If the server also stopped reading,
-both sides would wait for each other for ever. So the server always reads. It ends the stream when more than MAX_ANSWERS
-bytes of its answers wait. A trainer that respects its windows never asks for so many answers. A stream also ends when
-the other side reads nothing for the time of pace(), SILENCE seconds by default.
+both sides could wait for each other forever. So the server always reads, and ends the stream when more than MAX_ANSWERS
+bytes of its answers wait. A trainer that respects its windows never causes so many answers. A stream also ends when the
+other side reads nothing for the time of pace(), SILENCE seconds by default.
 """
 
 from collections.abc import Container, Sequence
@@ -33,7 +33,7 @@ from osmosis_grpc.protocol.stream.undecodable import decoded
 from osmosis_grpc.protocol.stream.waiting_frames import MAX_FRAMES, OutgoingFrames, ReceivedFrames
 
 EVENT_LIMIT = 4 * 1024 * 1024
-"""While this many bytes of events, or more, wait to be sent, `events_full` is true."""
+"""`events_full` is true while at least this many bytes of events wait to be sent."""
 ANSWER_LIMIT = 4 * 1024 * 1024
 """While more than this many bytes of answers wait to be sent, a side with `waits` handles and reads nothing."""
 MAX_ANSWERS = 64 * 1024 * 1024
@@ -43,9 +43,9 @@ HEARTBEAT = 15.0
 SILENCE = 45.0
 """When the other side sends nothing or reads nothing for this many seconds, the stream ends. pace() changes it."""
 HELLO_TIMEOUT = 10.0
-"""The other side's hello comes within this many seconds."""
+"""The other side's hello must come within this many seconds."""
 CHECKS = 3
-"""In each interval of heartbeats, the stream checks so often whether one is due and how long the other is silent."""
+"""The checks in each heartbeat interval: whether a heartbeat is due, and how long the other side is silent."""
 LEAVE_TIMEOUT = 5.0
 """After end(None), the stream has this many seconds to send the last frames.
 
@@ -138,12 +138,12 @@ class StreamMachine:
     # Frames to send.
 
     def send(self, frame: bytes) -> None:
-        """Queues a frame, which is sent before all events."""
+        """Queue a frame, which is sent before all events."""
         if self.state in _SENDS:
             self.outgoing.add(frame)
 
     def answer(self, frame: bytes) -> None:
-        """Queues an answer to a frame of the other side.
+        """Queue an answer to a frame of the other side.
 
         Ends the stream with ResourceExhausted if more than MAX_ANSWERS bytes of answers wait on a side without `waits`.
         """
@@ -154,7 +154,7 @@ class StreamMachine:
                 self.fail(ResourceExhausted(f"{waiting} bytes of answers wait to be read, more than {MAX_ANSWERS}"))
 
     def send_event(self, frame: bytes) -> None:
-        """Queues an event frame, which is sent after all other frames. Wait while `events_full`."""
+        """Queue an event frame, which is sent after all other frames. Wait while `events_full`."""
         if self.state in _SENDS:
             self.outgoing.add_event(frame)
 
@@ -177,13 +177,13 @@ class StreamMachine:
         return None
 
     def written(self, now: float) -> None:
-        """Note that the message has been written."""
+        """Record that the message has been written."""
         self._writing = False
-        if self.paused:  # this side reads nothing now, so the finished write is the sign of life
+        if self.paused:  # this side does not read now, so the finished write counts as a sign of life
             self._received_at = now
 
     def write_failed(self, error: BaseException, now: float) -> None:
-        """Note that the message could not be written. The stream ends with the call's error, or else with this one."""
+        """Record a failed write. The stream ends with the error of the call, or else with this one."""
         self._writing = False
         if self.state is State.FINISHING:
             self._all_sent(now)
@@ -193,10 +193,10 @@ class StreamMachine:
     # What arrives.
 
     def expect_hello(self, now: float, *, alone: bool) -> None:
-        """Make the other side's hello the next message that this side accepts.
+        """Accept only the other side's hello next. Call this before the first message arrives.
 
-        Call it before the first message arrives. With `alone`, the other side has opened the call, and its hello must
-        be the only frame of the message. Without, other frames may follow the hello.
+        With `alone`, the other side has opened the call, and its hello must be the only frame of the message. Otherwise
+        other frames may follow the hello.
         """
         self.state, self.timer, self._hello_alone = State.HELLO, now + HELLO_TIMEOUT, alone
 
@@ -223,8 +223,9 @@ class StreamMachine:
     def next_frames(self, accepted: Container[str]) -> list[tuple[str, Any]]:
         """Return the kinds and contents of the next frames to handle. Returns none while `paused`.
 
-        They are so few that the first answers do not wait for the last frame. The kind of an unknown frame is "", and
-        its content is the whole frame. If a kind is not in `accepted`, the stream ends with InvalidArgument.
+        Only a few are returned at a time, so that the first answers do not wait for the last frame. The kind of an
+        unknown frame is "", and its content is the whole frame. If a kind is not in `accepted`, the stream ends with
+        InvalidArgument.
         """
         if self.state not in _HANDLES:
             self.incoming.clear()
@@ -250,7 +251,7 @@ class StreamMachine:
         return self._waits and self.outgoing.answer_bytes > ANSWER_LIMIT
 
     def received_end(self) -> None:
-        """Note that the other side has closed its direction, or that the call has been cancelled."""
+        """Record that the other side has closed its direction, or that the call has been cancelled."""
         if self.state is State.HELLO:
             self.fail(Unavailable("the stream ended before a hello"))
         elif self.state is State.FINISHING:
@@ -297,7 +298,7 @@ class StreamMachine:
             self.send(self._heartbeat)
 
     def _all_sent(self, now: float) -> None:
-        """Half-closes the call after end(None), or ends the stream.
+        """Half-close the call after end(None), or end the stream.
 
         If the call were cancelled without the half-close, messages that the other side has not read would be lost. A
         servicer cannot half-close. Its call ends when the RPC's handler returns, and no message is lost then.

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 MAX_FRAMES = 4096
-"""A message has at most this many frames."""
+"""The most frames of a message."""
 MAX_BATCH_BYTES = 1024 * 1024
-"""A message has at most this many bytes. A single larger frame is a message of its own."""
+"""The most bytes of a message. A single larger frame is a message of its own."""
 _ANSWER_OVERHEAD = 256  # bytes of memory that a waiting answer takes in addition to its own bytes
 
 
@@ -35,13 +35,13 @@ class OutgoingFrames:
         return len(self._frames) + len(self._events)
 
     def add(self, frame: bytes, *, answer: bool = False) -> None:
-        """Queues a frame that is sent before all events. With `answer`, the frame counts in `answer_bytes`."""
+        """Queue a frame that is sent before all events. With `answer`, the frame counts in `answer_bytes`."""
         size = len(frame) + _ANSWER_OVERHEAD if answer else 0
         self._frames.append((frame, size))
         self.answer_bytes += size
 
     def add_event(self, frame: bytes) -> None:
-        """Queues an event frame, which is sent after all other frames."""
+        """Queue an event frame, which is sent after all other frames."""
         self._events.append((frame, 0))
         self.event_bytes += len(frame)
 
@@ -66,17 +66,17 @@ class OutgoingFrames:
 
 
 FIRST_AT_ONCE = 16
-"""take() returns at most this many chats and replies."""
+"""The most chats and replies that take() returns."""
 OTHERS_AT_ONCE = 8
-"""take() returns about this many other frames if few wait."""
+"""About the number of other frames that take() returns if few wait."""
 MOST_OTHERS = 32
-"""take() returns at most this many other frames."""
+"""The most other frames that take() returns."""
 MORE_FOR_EACH = 16
-"""take() returns one more of the other frames for each 16 that wait. So a cancel behind many Inits is not late."""
+"""take() returns one more of the other frames for each 16 that wait, so that a cancel behind many Inits is not late."""
 LONG = {"init": 4, "complete": 4}
 """An Init or an outcome counts as this many frames, because its work takes longer."""
 READ_AHEAD = 1024 * 1024
-"""While this many bytes wait, or more, no further message is read."""
+"""While at least this many bytes wait, no further message is read."""
 
 
 class ReceivedFrames:
@@ -105,7 +105,7 @@ class ReceivedFrames:
         return self.bytes >= READ_AHEAD or len(self._first) + len(self._others) >= MAX_FRAMES
 
     def add(self, frames: Sequence[Any], size: int) -> None:
-        """Queues the frames of a message of `size` bytes."""
+        """Queue the frames of a message of `size` bytes."""
         share = size / max(len(frames), 1)
         for frame in frames:
             kind = frame.WhichOneof("frame") or ""
@@ -137,9 +137,9 @@ class ReceivedFrames:
 def _goes_first(kind: str, frame: Any) -> bool:
     """Return whether a frame is handled before other frames.
 
-    A refusal is not. The trainer refuses a chat after a Cancel, and the cancel must be handled first. Nor is the
-    AbandonChat of all chats: the outcome that was sent before it must be handled first. An Init's response and the
-    AbandonChat of one chat keep their order among the chats.
+    A refusal is not, because the trainer refuses a chat after a Cancel, which must be handled first. The AbandonChat of
+    all chats is not, because the outcome before it must be handled first. An Init's response and the AbandonChat of one
+    chat keep their order among the chats.
     """
     if kind in ("chat_reply", "init_reply"):
         return bool(getattr(frame, kind).WhichOneof("result") == "response")

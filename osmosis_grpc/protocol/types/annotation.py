@@ -73,9 +73,9 @@ class SegmentAnnotation(ArrayEquality):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Annotation:
-    """The fate of a rollout after its end. Every field but `id` is optional.
+    """Facts about a rollout that are known after its end. Every field but `id` is optional.
 
-    An annotation changes no outcome: the reward of the outcome stays beside a corrected reward.
+    An annotation does not change the outcome, which keeps its reward even if there is a corrected one.
     """
 
     id: str = field(default_factory=lambda: uuid4().hex)
@@ -88,7 +88,7 @@ class Annotation:
     advantage: float | None = None
     """The advantage of the rollout."""
     trained: bool | None = None
-    """Whether the trainer trained on the rollout. None if it does not say."""
+    """Whether the trainer trained on the rollout; None if unknown."""
     dropped_reason: str = ""
     """Why the trainer dropped the rollout."""
     weight_step: str = ""

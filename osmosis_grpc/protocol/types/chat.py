@@ -1,7 +1,7 @@
 """A chat: the request for one model reply, and the reply.
 
-The ids of tool calls distinguish equal conversations of one rollout, for example of two sub-agents. For a call without
-an id, the trainer and the agent server make the same one, so both have the same history.
+The ids of tool calls distinguish equal conversations of one rollout, for example of two sub-agents. If a call has no
+id, the trainer and the agent server make the same one, so that both have the same history.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ class ChatPurpose(StrEnum):
 
 
 class AbandonReason(StrEnum):
-    """Why the replies to open chats are no longer wanted."""
+    """Why open chats are abandoned."""
 
     CANCELLED = "CANCELLED"
     """The rollout was cancelled."""
@@ -87,7 +87,7 @@ class ChatRequest(ArrayEquality):
     timeout: float | None = None
     """The caller waits this many seconds for the reply; None for no limit."""
     version: str = ""
-    """The policy version that the trainer got when it was resumed; empty if it got none."""
+    """The policy version that was passed to resume(); empty if there was none."""
     wire: bytes = field(default=b"", repr=False, compare=False)
     """The serialized chat, if the receiver keeps it; otherwise empty."""
 

@@ -87,7 +87,7 @@ class Conversation:
 
     def __init__(self, any_role: bool = False, same: Callable[[Message, Message], bool] | None = None) -> None:
         self._same = same
-        """Returns whether a message says the same as a message of the tree, in another spelling. None: compare all."""
+        """Returns whether a message has the meaning of a message of the tree. With None, messages must be equal."""
         self.root = Node({}, None)
         self._any_role = any_role
         """See check_role()."""
@@ -101,7 +101,7 @@ class Conversation:
     def insert(self, messages: Sequence[Message], field: str = "messages") -> Position:
         """Return the position of a full history, and copy new messages into the tree.
 
-        If the tree has a message in another spelling, the spelling of the tree is kept.
+        If the tree has a message with the same meaning, the tree's message is kept.
 
         Raises InvalidArgument for a new message that cannot be sent. The tree is then unchanged.
         """
@@ -163,7 +163,7 @@ class Conversation:
         return self._line.copy() if node is self._end else path(node)
 
     def release(self) -> None:
-        """Cuts the links from each message to the messages that follow it. Call it when the tree is no longer used.
+        """Cut the links from each message to the messages that follow it. Call it when the tree is no longer used.
 
         Without the links, the messages and their nodes are freed at once. With them, they wait for the garbage
         collector, which stops the process for a longer time the more objects there are.
@@ -178,7 +178,7 @@ class Conversation:
                 node = child
 
     def _respelled(self, node: Node, message: Message) -> Node | None:
-        """Return the child that has a message in another spelling; None if there is none."""
+        """Return the child whose message has the same meaning; None if there is none."""
         same = self._same
         return next((child for child in node.children if same(child.message, message)), None) if same else None
 
@@ -234,7 +234,7 @@ def answered_call(message: Message) -> str | None:
 
 
 def _cut_elders(child: Node) -> list[Node]:
-    """Cuts the links from a child to the children before it, and returns these."""
+    """Cut the links from a child to the children before it, and return these."""
     elders = []
     while child._elder is not None:
         elder, child._elder = child._elder, None

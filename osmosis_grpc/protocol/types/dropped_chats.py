@@ -1,9 +1,9 @@
 """Finds the chats whose replies the agent dropped.
 
-An agent may ask the same question twice, to retry or to take the best of several replies. The reply with which the
-conversation goes on is kept. The others are dropped, along with everything that continues them. Nothing else counts as
-dropped: if the agent edits a reply, shortens its history, or asks several questions after the same history, its earlier
-replies can be legitimate work.
+An agent may send the same chat several times, to retry or to take the best reply. The reply with which the conversation
+continues is kept. The others are dropped, along with all chats that continue them. Nothing else counts as dropped: if
+the agent edits a reply, shortens its history, or sends different chats after the same history, its earlier replies may
+still be useful work.
 """
 
 from collections.abc import Collection, Hashable, Mapping
@@ -16,13 +16,12 @@ def dropped_chats(
 ) -> set[int]:
     """Return the numbers of the dropped chats. `end` is the last message of the conversation.
 
-    A chat is dropped if the question of its reply, or of a reply in its history, also got another reply, and the
-    conversation goes on with that one. If the replies are equal as well, the newest one is kept. `forms` has what chats
-    asked for besides their history; questions are equal only if this is equal, too. Chats in `undecided` never count as
-    dropped.
+    A chat is dropped if an equal chat, or one equal to a chat in its history, also got a reply, and the conversation
+    continues with that one. If the replies are equal, too, the newest one is kept. Chats are equal if their histories
+    and their values in `forms` are. Chats in `undecided` never count as dropped.
     """
     replies = tree.replies
-    if len({reply.parent for reply in replies.values()}) == len(replies):  # no history was asked twice
+    if len({reply.parent for reply in replies.values()}) == len(replies):  # no history was sent twice
         return set()
     line: dict[Node, Node | None] = {}
     node: Node | None = end

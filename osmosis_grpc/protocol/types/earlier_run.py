@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class EarlierRun:
-    """Says that a rollout ended before this run of the trainer requested it. Nothing ran for this request."""
+    """The earlier end of a rollout that this run of the trainer requested again. It did not run again."""
 
     end_time: float
     """The time of the rollout's end, in Unix seconds by the server's clock."""

@@ -58,7 +58,7 @@ class ChatRequested:
 
     @property
     def agents_params(self) -> Mapping[str, Any]:
-        """The parameters that the agent passed. They are equal in two runs of an agent, whatever was pinned."""
+        """The parameters that the agent passed. Pinned parameters do not change them."""
         return self.params if self.passed is None else self.passed
 
 
@@ -96,9 +96,9 @@ class ToolCalled:
 
     call: Mapping[str, Any]
     sample: str = ""
-    """The sample whose reply asked for the call; empty if it is not known."""
+    """The sample whose reply has the call; empty if it is not known."""
     chat_number: int = 0
-    """The number of the chat whose reply asked for the call; 0 if it is not known."""
+    """The number of the chat whose reply has the call; 0 if it is not known."""
 
 
 @fast_init

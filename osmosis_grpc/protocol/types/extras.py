@@ -119,8 +119,8 @@ def join(parts: Sequence[Part]) -> dict[str, Extra]:
 def gather(parts: Sequence[Part]) -> tuple[Mapping[str, Extra], Mapping[str, Extra], tuple[str, ...]]:
     """Return sampled_extras, token_extras and incomplete_extras of a segment; see Segment.
 
-    An extra that is complete in all tokens is a token extra. One that is complete in the replies only is a sampled
-    extra, also if some prompts have it. If there is no prompt, all extras are sampled extras.
+    An extra that is complete in all tokens is a token extra. One that is complete only in the replies is a sampled
+    extra, even if some prompts have it. If there is no prompt, all extras are sampled extras.
     """
     replies = [part for part in parts if part.mask]
     tokens = join(parts) if len(replies) < len(parts) else {}

@@ -1,4 +1,4 @@
-"""Converts to JSON what users' code returns: results of tools, data for the trainer, rewards, logs.
+"""Converts values of users' code to JSON: results of tools, data for the trainer, rewards, logs.
 
 | value | JSON |
 |---|---|
@@ -192,7 +192,7 @@ class _Walk:
             raise _NotJson(error.violations[0][1]) from None
 
     def _converted(self, value: Any) -> Any:
-        """Return what stands for a value that is not a list, object or plain scalar: one of these. Raises _NotJson."""
+        """Convert a value that is not a list, object or plain scalar to one of these. Raises _NotJson."""
         if isinstance(value, Enum):
             return value.value
         if isinstance(value, os.PathLike):

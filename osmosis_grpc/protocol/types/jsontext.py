@@ -169,9 +169,9 @@ def parse_reply(text: str | bytes, field: str) -> Any:
     """Return the value of a JSON text as parse() does, several times as fast.
 
     It is for the replies of model servers, which have an object for each token. If an object has a key twice, the last
-    value counts, and a number that is too large for a float is infinite: who sends such a value on refuses it.
+    value counts. A number that is too large for a float is infinite, and is refused where it is sent on.
     """
-    from pydantic_core import from_json  # not needed by every process that imports this module
+    from pydantic_core import from_json  # not every process that imports this module needs it
 
     try:
         with large_value():
@@ -231,7 +231,7 @@ class Unparsed:
     def __init__(self, text: str, digest: bytes, read: Callable[[int], None] = lambda size: None) -> None:
         self.text = text
         self.digest = digest
-        """What digest() returns for the value."""
+        """The digest() of the value."""
         self._read = read
 
     @classmethod
@@ -242,7 +242,7 @@ class Unparsed:
             if not isinstance(value, dict):
                 raise InvalidArgument(field, "is not a JSON object")
             made = cls(text, _digest_of(_encode_sorted(value)))
-            del value  # before the garbage collector may look at it
+            del value  # before the garbage collector runs again
         return made
 
     def value(self) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Messages and tools: plain dicts in OpenAI's formats, and the rules for them.
 
-Agent loops append messages to their lists, and model servers return messages. A message stays unchanged, with unknown
-keys, nulls and vendor fields. Its role is checked, because every model server must know the role. Only trainers of the
-legacy HTTP contract accept other roles. All other keys and values only need to be valid JSON.
+A message stays unchanged, with unknown keys, nulls and vendor fields. Its role is checked, because every model server
+must know the role; only trainers of the legacy HTTP contract accept other roles. All other keys and values only need to
+be valid JSON.
 """
 
 import sys

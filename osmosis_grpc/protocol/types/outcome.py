@@ -1,4 +1,4 @@
-"""The value that describes the end of a rollout, and of a failed rollout, too."""
+"""The outcome of a rollout, and its parts."""
 
 import traceback
 from collections.abc import Mapping, Sequence
@@ -186,7 +186,7 @@ class RolloutOutcome:
     def messages(self) -> Sequence[Message]:
         """The conversation of sample `main`, or of the first sample; empty without samples.
 
-        Samples that are not to be trained on, such as one for a title, come after all others.
+        Samples that are not for training, such as one for a title, come after all others.
         """
         trained = {name: sample for name, sample in self.samples.items() if sample.train is not False} or self.samples
         main = trained.get("main") or next(iter(trained.values()), None)
@@ -195,9 +195,8 @@ class RolloutOutcome:
     async def confirm(self) -> None:
         """Record in the trainer's ledger that this outcome has been used. The trainer does not yield it again.
 
-        Waits for a commit. Calls that wait at the same time share one, so confirm many outcomes with asyncio.gather().
-        Idempotent. Does nothing without a ledger. Raises LedgerError if the ledger cannot be written. The caller can
-        then try again later.
+        Waits for a commit. Concurrent calls share one, so confirm many outcomes with asyncio.gather(). Idempotent. Does
+        nothing without a ledger. Raises LedgerError if the ledger cannot be written now; the call can be repeated.
         """
         if self.confirmation is not None:
             await self.confirmation.confirm()
@@ -272,7 +271,7 @@ def _chosen(sample: Sample, cut: Cut, dropped: Dropped) -> tuple[Segment, ...]:
 
 
 def lacks(sample: Sample) -> str:
-    """Return why a sample is not trained on, whatever its reward; an empty string if it can be trained on."""
+    """Return why a sample cannot be trained on, apart from its reward; an empty string if it can."""
     if sample.train is False:
         return "its author does not want it trained on (train=False)"
     if not sample.trainable:

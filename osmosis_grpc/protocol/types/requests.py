@@ -34,7 +34,7 @@ class Group:
 class Fork:
     """A chat of a recorded rollout, the original. A rollout that forks from it gets the recorded replies up to it.
 
-    From there on, the trainer answers. The agent loop must be replayable, and it must ask the same questions again.
+    The trainer answers later chats. The agent loop must be replayable, and must send the same chats again.
     """
 
     rollout_id: str
@@ -74,9 +74,9 @@ class RolloutRequest:
     pin_completion_params: bool = False
     """Whether completion_params replace the parameters that the agent passes. A judge's chats keep their own."""
     max_turns: int = DEFAULT_MAX_TURNS
-    """The most turns. This is advice for the agent; the server does not enforce it."""
+    """The suggested limit of turns. The server does not enforce it."""
     max_tokens_total: int = DEFAULT_MAX_TOKENS_TOTAL
-    """The most tokens of the whole rollout. This is advice for the agent; the server does not enforce it."""
+    """The suggested limit of tokens of the whole rollout. The server does not enforce it."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Any data from the trainer for the agent. An agent server parses it when the agent first reads it."""
     label: str | None = None
@@ -89,7 +89,7 @@ class RolloutRequest:
     priority: int = 0
     """A rollout with a higher priority leaves the queue first."""
     agent_timeout: float | None = None
-    """The rollout ends this many seconds after its acceptance; the time in the queue counts.
+    """The time limit in seconds from the acceptance, including the time in the queue.
 
     None means the server's limit, half an hour by default."""
     grader_timeout: float | None = None
@@ -152,7 +152,7 @@ class Callback:
     tls: CallbackTls | None = None
     """TLS for the callback; None for plain text."""
     run_id: str = ""
-    """The name of the trainer's run. If it is empty, the target names the run."""
+    """The name of the trainer's run. If it is empty, the target identifies the run."""
     protocol: int = 0
     """The protocol version of the trainer; 0 if it is unknown."""
     features: tuple[str, ...] = ()
@@ -202,7 +202,7 @@ DIGESTED = (
     "fork",
     "pin_sampling",
 )
-"""The fields of RolloutSpec that a digest covers. The agent loop is not in it, because its name may be left out.
+"""The fields of RolloutSpec that a digest covers, without the agent loop, whose name may be left out.
 
 The last one is in the digest only if it is true, because earlier versions do not have it."""
 

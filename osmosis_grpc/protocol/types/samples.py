@@ -1,4 +1,4 @@
-"""Samples and segments: the data for training. Also what cuts replies and rollouts, see Sample.cut."""
+"""Samples and segments: the data for training. Also the limits that cut replies and rollouts, see Sample.cut."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,11 +28,11 @@ CUTS = {
     "model_context_window_exceeded": "context",
     **dict.fromkeys(ABORTED, "abort"),
 }
-"""The finish reasons of replies that were cut, and what cut them."""
+"""The finish reasons of replies that were cut, with the limit that cut them."""
 UNREAD_CALLS = "unread_tool_calls"
 """The key of a reply's `extra` with what is wrong with each tool call that could not be read."""
 TOOL_CHOICE_UNMET = "tool_choice_unmet"
-"""The key of a reply's `extra` that is true if the chat requires a tool call which the reply does not have."""
+"""The key of a reply's `extra` that is true if the chat requires a tool call that the reply lacks."""
 ROLLOUT_CUTS = {
     "length": "length",
     "max_turns": "max_turns",
@@ -62,7 +62,7 @@ class SplitReason(StrEnum):
     BRANCH = "branch"
     """Its history continues a chat that another chat continues already."""
     TOKENS_DIFFER = "tokens_differ"
-    """Its prompt does not repeat the tokens of the chat that it continues; `drift_index` says where."""
+    """Its prompt does not repeat the tokens of the chat that it continues; `drift_index` has the position."""
     RECORDED = "recorded"
     """It continues a recorded chat of the rollout from which this rollout forks."""
     JUDGE = "judge"
@@ -100,7 +100,8 @@ class Segment(ArrayEquality):
     incomplete_extras: tuple[str, ...] = ()
     """The names of extras that were left out, sorted. A reply lacks the extra, or has it with another type or shape."""
     dropped: bool = False
-    """Whether the agent dropped the replies: it asked again, and the conversation goes on with another reply."""
+    """Whether the agent dropped the replies: it sent the chat again, and the conversation continues with another
+    reply."""
 
     @property
     def referred(self) -> bool:
@@ -190,7 +191,7 @@ class SampledChat(ArrayEquality):
     tokens: TokenBlock | None
     """The tokens of the reply; None if the sampler did not return them."""
     params: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
-    """The sampling parameters with which the chat was asked, under OpenAI's names."""
+    """The sampling parameters of the chat, under OpenAI's names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +230,7 @@ class Sample:
     """One conversation of a rollout."""
 
     messages: Sequence[Message] = ()
-    """The conversation as the agent left it, with replies in the spelling of the policy."""
+    """The conversation as the agent left it, with replies as the policy sent them."""
     begins: PrefixChat | None = None
     """The newest answered chat whose messages and reply are the beginning of `messages`; None if there is none."""
     segments: tuple[Segment, ...] = ()
@@ -246,7 +247,7 @@ class Sample:
     policy: str = ""
     """The name of the policy that answers the chats of the sample; empty for the trainer's only policy."""
     parent: ChatRef | None = None
-    """The chat from which the agent branched or called this sample; None for a sample that stands alone."""
+    """The chat from which the agent branched or called this sample; None if there is none."""
     train: bool | None = None
     """Whether the agent's author wants the trainer to train on the sample. None means yes."""
     cut: str = ""

@@ -1,12 +1,11 @@
 """Assembles the chats of a sample into segments. A trainer trains on the segments.
 
-A chat can continue an earlier chat. The tokens of a chat are its prompt and its reply. A new chat becomes a part of the
-earlier chat's segment under two conditions. The prompt of the new chat begins with all tokens of the earlier chat, and
-the earlier chat is the newest chat of its segment. The segment then grows by the new tokens of the prompt, which get
-mask 0, and by the reply, which gets mask 1.
+The tokens of a chat are its prompt and its reply. A new chat extends the segment of the earlier chat that it continues
+if its prompt begins with all tokens of that chat, and that chat is the newest one of its segment. The segment then
+grows by the new tokens of the prompt, which get mask 0, and by the reply, which gets mask 1.
 
-In all other cases, the new chat begins a new segment, and all tokens before its reply get mask 0. The segment says why
-it began (SplitReason), unless it is the first one of the sample. So each sampled token gets mask 1 only once.
+Otherwise, the new chat begins a new segment, in which all tokens before its reply get mask 0. The segment has the
+reason (SplitReason), unless it is the first one of the sample. So each sampled token gets mask 1 only once.
 
 The segments do not depend on the order in which the replies arrive. If two chats continue the same chat, the chat with
 the lower number becomes a part of the segment, and the other chat begins a new segment. Dropped chats (see
@@ -68,7 +67,7 @@ class SegmentBuilder:
         return None if place is None else place.segment.ids(0, place.prompt_end)
 
     def prompt_extras(self, chat: int, first: int) -> Extras:
-        """Return the extras of a chat's prompt from token `first` on, as far as all these tokens have them."""
+        """Return the extras of a chat's prompt from token `first` on. Omits an extra that one of these tokens lacks."""
         place = self._ends.get(chat)
         if place is None or place.segment.parts is None:
             return NOTHING
@@ -120,18 +119,18 @@ class SegmentBuilder:
         refer: bool = False,
         keep_ids: bool = False,
     ) -> int | None:
-        """Add an answered chat to the segments. A chat with the purpose JUDGE is in no segment of the outcome.
+        """Add an answered chat to the segments.
 
-        Neither is a `forked` chat, whose reply is recorded in another rollout: that rollout is trained on it. A chat
-        that continues a forked chat begins a segment, in which all tokens before its reply have mask 0.
+        A chat with the purpose JUDGE is in no segment of the outcome. Neither is a `forked` chat, because the rollout
+        that recorded its reply is trained on it. A chat that continues a forked chat begins a segment, in which all
+        tokens before its reply have mask 0.
 
-        With `refer`, the logprobs of the reply are not kept. references() may be called then, but segments() may not.
-        A reply that leaves out all tokens of the earlier chat needs only their number, so without `keep_ids` their ids
-        are dropped.
-        Another reply perhaps needs them; lacks(parent_chat, response.prompt_prefix) returns that.
+        With `refer`, the logprobs of the reply are not kept, so segments() may not be called later, but references()
+        may. A reply that leaves out all tokens of the earlier chat needs only their number, so without `keep_ids` their
+        ids are dropped. If another reply needs them, lacks(parent_chat, response.prompt_prefix) is true.
 
-        If the reply came without ids or logprobs, or needs dropped ids, the sample is not trainable, and `reason` says
-        why. Returns the result of prompt_length(). Raises InvalidArgument as prompt_length() does.
+        If the reply came without ids or logprobs, or needs dropped ids, the sample is not trainable, and `reason` has
+        the reason. Returns the result of prompt_length(). Raises InvalidArgument as prompt_length() does.
         """
         length = self.prompt_length(parent_chat, response)
         outside = SplitReason.RECORDED if forked else SplitReason.JUDGE if purpose is ChatPurpose.JUDGE else None
@@ -196,10 +195,9 @@ class SegmentBuilder:
         return True
 
     def drop(self, chats: Collection[int]) -> None:
-        """Move dropped chats to segments of their own. The other segments then grow as if these chats had not been
-        asked.
+        """Move dropped chats to their own segments. The other segments then grow as if these chats did not exist.
 
-        A chat that another chat continues is dropped only if that chat is dropped, too. Call this after the last add().
+        If a dropped chat is continued by another chat, that chat is dropped, too. Call this after the last add().
         """
         dropped = self._ends.keys() & chats
         if not dropped:

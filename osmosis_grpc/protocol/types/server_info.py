@@ -24,7 +24,7 @@ class AgentLoopInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLimits:
-    """The bounds and times of a server. Times are in seconds. control.proto says what each one means."""
+    """The bounds and times of a server, as control.proto describes them. Times are in seconds."""
 
     max_message_bytes: int
     max_metadata_bytes: int
@@ -76,7 +76,7 @@ class ServerInfo:
     features: tuple[str, ...] = ()
     """The features of the protocol that the server has."""
     current_time: float | None = None
-    """The time of the answer by the server's clock, in Unix seconds. None if the server does not say it."""
+    """The time of the answer by the server's clock, in Unix seconds; None if unknown."""
     workers: Sequence[Worker] = ()
     """All processes of the server, in the order of their ports. Empty if the server is one process."""
 

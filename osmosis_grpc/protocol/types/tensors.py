@@ -1,7 +1,7 @@
-"""Arrays of numbers as they travel: rectangular ones, and rows of different lengths.
+"""Arrays of numbers for the wire: rectangular ones, and rows of different lengths.
 
-NumPy is imported at its first use, so that a command that shows no tokens starts faster. Modules that a server or a
-trainer imports may import NumPy itself, so that no event loop waits for the import.
+NumPy is imported at its first use, so that commands that show no tokens start faster. Modules of a server or a trainer
+may import NumPy directly, so that no event loop waits for the import.
 """
 
 import math
@@ -159,7 +159,7 @@ class RaggedTensor(ArrayEquality):
             dtype: The type, such as "float32"; None for that of the arrays. It is needed if there are no rows.
 
         Raises:
-            InvalidArgument: The rows have different types or shapes beyond their lengths, or the type is unknown.
+            InvalidArgument: The rows differ in their types or in dimensions after the first, or the type is unknown.
         """
         if dtype is not None and TENSOR_DTYPES.get(dtype) is None:
             raise InvalidArgument("extras", f"a tensor of {dtype} cannot be made")

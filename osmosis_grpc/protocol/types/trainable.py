@@ -48,8 +48,7 @@ class Skipped:
     segment: int | None = None
     """The index of the segment in its sample; None for the whole sample or outcome."""
     chosen: bool = False
-    """Whether somebody chose to leave it out: `cut="skip"`, `dropped="skip"`, or `train=False` of the agent's
-    author."""
+    """Whether it was left out by choice: `cut="skip"`, `dropped="skip"`, or `train=False` of the agent's author."""
 
 
 class TrainableSegment(NamedTuple):
@@ -70,12 +69,12 @@ class TrainableSegment(NamedTuple):
 
     @property
     def sampled(self) -> BoolArray:
-        """Where the policy sampled a token, bool, shape (n,): the mask of the segment before `cut="mask"`."""
+        """bool, shape (n,): whether the policy sampled the token. It is the segment's mask before `cut="mask"`."""
         return self.sample.segments[self.row.segment].mask()
 
     @property
     def weight(self) -> float:
-        """1 / `segments`. The weights of a rollout add up to 1, so a rollout with more segments counts no more."""
+        """1 / `segments`. The weights of a rollout add up to 1, so more segments do not give a rollout more weight."""
         return 1.0 / self.segments
 
     def __str__(self) -> str:
@@ -132,8 +131,8 @@ def select(
 class Selection:
     """Selects the segments of many outcomes, one outcome after the other, and counts what is left out.
 
-    What the caller or the agent's author has chosen to leave out is always left out; see Skipped.chosen. Any other
-    sample that cannot be trained on raises InvalidArgument, or is left out with `untrainable="skip"`.
+    Samples that the caller or the agent's author excludes are left out; see Skipped.chosen. Any other sample that
+    cannot be trained on raises InvalidArgument, or is left out with `untrainable="skip"`.
     """
 
     def __init__(self, untrainable: Untrainable = "raise", *, cut: Cut = "train", dropped: Dropped = "skip") -> None:

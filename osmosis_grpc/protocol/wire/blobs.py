@@ -1,7 +1,7 @@
 """The blobs of message.proto: data URLs of a content part, as bytes instead of base64 text.
 
-A data URL becomes a blob only if base64 of the bytes gives the same text again. So the receiver gets the value that the
-sender had. Only the values of keys become blobs. The elements of a list stay text.
+A data URL becomes a blob only if base64 of the bytes gives the same text again, so that the receiver gets the sender's
+value. Only the values of keys become blobs. The elements of a list stay text.
 """
 
 import re

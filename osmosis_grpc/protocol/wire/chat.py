@@ -154,7 +154,7 @@ def chat_from_wire(
 
 _ENCODED_TOOLS = 256
 _encoded_tools: dict[int, tuple[Sequence[Mapping[str, Any]], message_pb2.Tools]] = {}
-"""The tools that were encoded last, by the id of their list, which an entry keeps alive."""
+"""The tools that were encoded last, by the id of their list. An entry keeps its list alive."""
 
 
 def tools_to_wire(tools: Sequence[Mapping[str, Any]] | None) -> message_pb2.Tools | None:

@@ -24,7 +24,7 @@ FEATURES = (ABANDON_CHAT, ANNOTATE, BLOBS, FORK, GOODBYE, OUTCOME_BY_REFERENCE)
 """The features of our servers and trainers, as they list them."""
 
 MAX_FEATURES = 256
-"""The most names of features that are kept of a peer."""
+"""The most feature names that are kept for a peer."""
 
 
 def features_from_wire(names: Iterable[str]) -> frozenset[str]:

@@ -96,7 +96,7 @@ _FIELD_BYTES = 8
 
 
 def fit(message: pb.RolloutOutcome, limit: int = MAX_OUTCOME_BYTES) -> pb.RolloutOutcome:
-    """Cuts an outcome to `limit` bytes and returns it. Its field `omitted` names the fields that were left out.
+    """Cut an outcome to `limit` bytes and return it. Its field `omitted` names the fields that were left out.
 
     It leaves out the tokens of one segment after another, then all messages, then extra_json. A segment without its
     tokens refers to its chats.

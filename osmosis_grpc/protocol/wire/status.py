@@ -58,7 +58,7 @@ _DETAILS = (
         {"first_event_number": "first_event_number", "first_cursor": "first_cursor"},
     ),
 )
-"""The details that need no code. The others have rows of violations, or make another class."""
+"""The details that only copy fields. The others have lists of violations, or become another exception class."""
 _READ: tuple[type[Message], ...] = (
     *{detail.message for detail in _DETAILS},
     error_details_pb2.BadRequest,

@@ -103,7 +103,7 @@ _CHATS = (
 )
 _TOOLS = (
     *_ID,
-    Column("sample", "VARCHAR", "The sample whose reply asks for the call; NULL if unknown."),
+    Column("sample", "VARCHAR", "The sample whose reply has the call; NULL if unknown."),
     Column("chat_number", "BIGINT", "The chat of that reply; NULL if unknown."),
     Column("tool_call_id", "VARCHAR", "The id of the call."),
     Column("name", "VARCHAR", "The name of the tool."),

@@ -31,7 +31,7 @@ class OpenTrail(NamedTuple):
     read_from: float
     """All events since this time are here, in Unix seconds. 0 if all events are here."""
     after: int = 0
-    """The events have positions above this one, and the caller knows those before. 0 if it knows none."""
+    """The events have positions above this one; the caller knows earlier ones. 0 if it knows none."""
     read_to: int = 0
     """The position of the newest event of the journal."""
 

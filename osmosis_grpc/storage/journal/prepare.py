@@ -37,9 +37,9 @@ def prepare(database: sqlite3.Connection, path: Path, system: System) -> bool:
 
 
 def _report_damaged(database: sqlite3.Connection, path: Path) -> None:
-    """Log the damaged rows of rollouts, also of those that look settled: the damage can be in that very column.
+    """Log the damaged rows of rollouts, even if they look settled, because that column itself may be damaged.
 
-    Their columns `positions` are cleared, because they can name the events of other rollouts.
+    Their columns `positions` are cleared, because they may name the events of other rollouts.
     """
     wrong = schema.JOURNAL.tables["rollouts"].wrong
     for row in database.execute("SELECT * FROM rollouts NOT INDEXED").fetchall():

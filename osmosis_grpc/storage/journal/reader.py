@@ -21,14 +21,14 @@ from osmosis_grpc.storage.sqlite.database import look
 log = logging.getLogger(__name__)
 
 READ_BYTES = 1024 * 1024
-"""A call stops to read events after this many bytes, because the event loop waits for the call."""
+"""The bytes after which a call reads no further events, because the event loop waits for the call."""
 CHECKED_BYTES = 4 * 1024 * 1024
 """If an ended rollout has more bytes, an event's checksum is checked only when this event is read.
 
 A check of all these events at once would block the event loop.
 """
 WINDOW = 4096
-"""One call of all_events looks at this many positions at most."""
+"""The most positions that one call of all_events reads."""
 _SELECT = "SELECT * FROM rollouts "
 _EVENT = "SELECT * FROM main.events WHERE position = ?"
 _ANNOTATED = """SELECT * FROM events WHERE position IN (SELECT value FROM json_each(?)) AND kind = ?
@@ -45,7 +45,7 @@ _OPEN = """SELECT * FROM events
 
 
 SLICE = 200
-"""One transaction drops this many rollouts at most."""
+"""The most rollouts that one transaction drops."""
 ROLLOUT_BYTES = 1024
 """About how many bytes a rollout takes in the file in addition to its events."""
 
@@ -57,10 +57,10 @@ class Reader:
     """Reads rollouts and events over a connection. The entries that it returns contain no credentials."""
 
     def __init__(self, database: sqlite3.Connection, *, frozen: bool = False) -> None:
-        """`frozen` says that all reads over the connection see the same commit."""
+        """`frozen` is whether all reads over the connection see the same commit."""
         self._database = database
         self._trails: dict[int, Trail] | None = {} if frozen else None
-        """The trails of unfinished rollouts, by sequence. To find one of them takes a look at all later events."""
+        """The trails of unfinished rollouts, by sequence. Finding one requires reading all later events."""
 
     @classmethod
     def look(cls, folder: Path) -> Self:
@@ -95,7 +95,7 @@ class Reader:
 
     @staticmethod
     def in_use(folder: Path) -> bool | None:
-        """Return whether a process writes the journal in a folder; None if nobody can tell."""
+        """Return whether a process writes the journal in a folder; None if this cannot be determined."""
         return is_held(folder / schema.LOCK)
 
     def newest_time(self) -> float | None:

@@ -58,7 +58,7 @@ class Retention:
         return rollout_id in self._dropping.values()
 
     def measured(self, used: int) -> None:
-        """Note how many bytes of the file are in use. If they are over the budget, delete rollouts."""
+        """Record how many bytes of the file are in use. If they exceed the budget, delete rollouts."""
         self._used = used
         if used > self._budget:
             self.sweep()
@@ -100,12 +100,12 @@ class Retention:
         self._on_drop([row.rollout_id for row in rows], position)
 
     def _dropped(self, sequences: Sequence[int]) -> None:
-        """Note that a deletion is committed. Called on the writer's thread."""
+        """Record that a deletion is committed. Called on the writer's thread."""
         for sequence in sequences:
             self._dropping.pop(sequence, None)
 
     def failed(self) -> None:
-        """Note that the disk fails. The rows are perhaps still in the file, so the next sweep drops them again."""
+        """Record that the disk failed. The rows may still be in the file, so the next sweep drops them again."""
         self._dropping.clear()
 
     def close(self) -> None:

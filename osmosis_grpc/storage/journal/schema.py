@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class JournalError(Exception):
-    """The journal cannot be opened. The message says why."""
+    """The journal cannot be opened. The message has the reason."""
 
 
 class Damaged(DataLoss):
@@ -136,7 +136,8 @@ ANNOTATE = f"{END} -- again"
 CALLBACK = 5
 """The index of the callback in a row of ACCEPT."""
 SEQUENCES = {ACCEPT: 0, EVENT: 1, END: 0, SETTLE: 0, ANNOTATE: 0}
-"""The statements that write many rows, in the order of a rollout's life. The value is the index of a row's sequence."""
+"""The statements that write many rows, in the order of a rollout's life. The value is the index of the sequence in a
+row."""
 
 
 def _clean(database: sqlite3.Connection) -> list[str]:
@@ -160,7 +161,7 @@ def _clean(database: sqlite3.Connection) -> list[str]:
 FACT = "INSERT OR REPLACE INTO facts VALUES (?, ?, ?)"
 
 KEPT = 10 * 365 * 86_400.0
-"""A journal that drops nothing keeps its rollouts for this many seconds."""
+"""The seconds for which a journal that drops nothing keeps its rollouts."""
 BUDGET = 2**62
 """The disk budget of a journal that drops nothing, in bytes. A journal over its budget drops rollouts."""
 FILE = "journal.db"
@@ -197,7 +198,7 @@ def selection(
 ) -> tuple[str, tuple[Any, ...]]:
     """Return a query, and its values but the last, which is the largest number of rows.
 
-    The rows have all rollouts that match the filter, and possibly unsettled rollouts that do not. See Journal.entries.
+    The rows have all rollouts that match the filter, and may have unsettled rollouts that do not. See Journal.entries.
     """
     known = _known(owner, after, where, newest_first=newest_first)
     order = f"ORDER BY sequence{' DESC' if newest_first else ''}"

@@ -4,10 +4,9 @@ The table of events is ordered by position and contains each event in wire form.
 the positions of the rollout's events, so the table of events needs no second index. Memory holds the positions of
 unsettled rollouts only.
 
-The journal's clock measures how long a rollout has run, and how long the journal has kept a rollout. The clock is
-monotonic, and it runs only while a process has the journal open. A jump of the wall clock does not make a rollout
-older. Time without a server does not make a rollout older, either. The process writes the clock's time to the journal,
-and the next process continues from this time.
+The journal's clock measures how long a rollout has run, and how long the journal has kept it. The clock is monotonic
+and runs only while a process has the journal open, so neither a jump of the wall clock nor time without a server makes
+a rollout older. The process writes the clock's time to the journal, and the next process continues from it.
 """
 
 import asyncio
@@ -37,9 +36,9 @@ from osmosis_grpc.supervise import OnFailure, Supervisor, job
 
 SWEEP_FOLDERS = job("journal.sweep_folders", OnFailure.RESTART)
 CLOCK_INTERVAL = 1.0
-"""When the journal's time was written this many seconds ago, the next event writes the time again."""
+"""An event writes the journal's time again if the last write was this many seconds ago."""
 VERSIONS = 64
-"""The journal stores at most this many versions of agents."""
+"""The most versions of agents that the journal stores."""
 _OLD_VERSIONS = """DELETE FROM facts WHERE name IN (SELECT name FROM facts WHERE name LIKE 'agent version %'
     ORDER BY json_extract(value, '$.time') DESC LIMIT -1 OFFSET ?)"""
 
@@ -118,7 +117,7 @@ class SqliteJournal(StoredRollouts):
         number, body = kind_to_bytes(event.kind)
         try:
             self._append(event, number, body, token, entry)
-        except Exception as error:  # rows and positions perhaps disagree, so nothing more is committed
+        except Exception as error:  # rows and positions may disagree, so nothing more is committed
             self.writer.broken(error)
             self._loop.call_soon(self.on_commit, [token], False)
         return False
@@ -304,7 +303,7 @@ class SqliteJournal(StoredRollouts):
         self.writer.batch().latest["clock"] = Latest(schema.FACT, schema.fact("clock", now))
 
     def _on_drop(self, rollout_ids: Sequence[str], position: int) -> None:
-        """Record in the transaction of a deletion what the deleted rows no longer tell."""
+        """Record the facts that only the deleted rows had, in the transaction of the deletion."""
         self.forgotten_position = max(self.forgotten_position, position)
         for rollout_id in rollout_ids:
             self._found.pop(rollout_id, None)
@@ -314,7 +313,7 @@ class SqliteJournal(StoredRollouts):
         ]
 
     def _report(self, tokens: list[Token], ok: bool) -> None:
-        """Note and report whether events are committed. Called on the event loop.
+        """Record and report whether events are committed. Called on the event loop.
 
         `ok` is False if these events cannot be committed.
         """
@@ -342,7 +341,7 @@ class SqliteJournal(StoredRollouts):
 
     def _report_problem(self, problem: str) -> None:
         self.problem = problem
-        self._found.clear()  # what the journal owes is written with the first transaction that works again
+        self._found.clear()  # pending writes are part of the first transaction that works again
         self._retention.failed()
         self.on_problem(problem)
 
@@ -353,8 +352,8 @@ def _other_rows(batch: Batch, rollout: OpenRollout) -> list[Row]:
 
 
 _WAITS = dict.fromkeys((events.ChatRequested, events.ChatAnswered, events.ToolCalled, events.ToolReturned), 0.02)
-"""The seconds for which events wait for others. Nobody waits for these: after a crash, their chats are asked again and
-the trainer has the replies. A commit for each of them would cost as much as the chat itself."""
+"""The seconds for which events wait for others, to share a commit: a commit costs as much as a chat. Nothing depends on
+these events: after a crash, their chats are sent again, and the trainer has the replies."""
 _UPDATES = {
     events.Started: SqliteJournal._start,
     events.Ended: SqliteJournal._end,

@@ -58,9 +58,9 @@ async def read_on_thread(system: System, path: Path, read: Callable[[Reader], R]
 
 
 CACHED = 256
-"""The cache has the results of `find` for at most this many rollouts."""
+"""The most rollouts whose results of `find` are cached."""
 CACHED_BYTES = 64 * 1024
-"""The cache takes a result of `find` only if the Inits in this result have at most this many bytes."""
+"""The most bytes of the Inits in a cached result of `find`."""
 VERSION = "agent version "
 """The names of the facts about agent versions begin with this text."""
 P = ParamSpec("P")
@@ -74,7 +74,7 @@ def _reads(method: "Callable[Concatenate[StoredRollouts, P], R]") -> "Callable[C
         with unavailable():
             try:
                 return method(self, *args, **named)
-            except schema.Damaged:  # perhaps a sweep has deleted rows between two statements
+            except schema.Damaged:  # a sweep may have deleted rows between two statements
                 with self._reader.snapshot():
                     return method(self, *args, **named)
 
@@ -135,7 +135,7 @@ class StoredRollouts(Journal):
     def find(self, rollout_id: str) -> Sequence[JournaledRollout]:
         found = self._found.get(rollout_id)
         if found is None:
-            # The thread may commit a deletion during the read. So this is asked before the read.
+            # Checked before the read, because the thread may commit a deletion during it.
             dropping = self._is_dropping(rollout_id)
             found = [self._with_credentials(entry) for entry in self._reader.find(rollout_id)]
             small = sum(entry.init.size for entry in found) <= CACHED_BYTES

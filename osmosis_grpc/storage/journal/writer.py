@@ -21,15 +21,15 @@ FLUSH = job("journal.flush", OnFailure.FAIL_OWNER, "timer")
 BARRIER = job("journal.barrier", OnFailure.REPORT, "callback")
 
 RETRY = 1.0
-"""While writing fails and no batch comes, the thread tests every this many seconds whether writing works again."""
+"""The seconds between two tests whether writing works again, while writing fails and no batch comes."""
 MEASURE_INTERVAL = 0.05
-"""Two measurements of the file are at least this many seconds apart, except after a batch that deletes rollouts."""
+"""The least seconds between two measurements of the file, except after a batch that deletes rollouts."""
 IDLE = 0.25
-"""When there is no commit for this many seconds, the thread releases all free pages."""
+"""The seconds without a commit after which the thread releases all free pages."""
 VACUUM_PAGES = 256
-"""The thread releases at most this many free pages in one step, because new batches wait for the step's end."""
+"""The most free pages that the thread releases in one step, because new batches wait for its end."""
 REPORTED = 4
-"""So many tokens are reported in one call. A token can begin or end a rollout, which takes up to 0.5 ms."""
+"""The most tokens that are reported in one call. A token can begin or end a rollout, which takes up to 0.5 ms."""
 CHUNKS = (1024, 128, 32, 8, 2, 1)
 """The possible numbers of rows in one statement.
 
@@ -112,7 +112,7 @@ class Writer(Committer[Batch]):
         """Whether something was committed since the last measurement."""
         (self._page,) = file.database.execute("PRAGMA page_size").fetchone()
         self._shrinking = True
-        """Whether the file possibly has free pages to release, or a write-ahead log to empty."""
+        """Whether the file may have free pages to release, or a write-ahead log to empty."""
         self._idle = False
         self._broken: set[int] = set()
         """The `sequence` numbers of rollouts with an event that could not be committed.
@@ -250,9 +250,8 @@ class Writer(Committer[Batch]):
         """Release up to VACUUM_PAGES free pages.
 
         While the thread is idle, it repeats the call until no free page is left, and then empties the write-ahead log.
-        While the thread is busy, a call releases pages only if there are many free pages. Their number must be above
-        VACUUM_PAGES, and above a quarter of the number of pages in use. Otherwise the free pages stay in the file, and
-        new rollouts reuse them. Reuse costs less than a release.
+        While it is busy, a call releases pages only if there are more than VACUUM_PAGES free ones, and more than a
+        quarter of the pages in use. Otherwise new rollouts reuse the free pages, which costs less than a release.
         """
         try:
             used, free = self._pages()

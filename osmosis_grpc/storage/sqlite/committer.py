@@ -1,9 +1,8 @@
 """The group commit of the journal and of the ledger. One thread commits all waiting writes in one transaction.
 
-While the thread commits one batch, new writes go to the next batch. The thread starts the next commit after the present
-commit has ended, and perhaps after a pause. A pause makes batches larger, which is cheaper: a commit costs the same for
-one write and for a hundred. But it makes callers wait. So the pause grows with the size of the batch before it, and
-writes that come slowly are committed at once.
+While the thread commits one batch, new writes go to the next batch. Between two commits there may be a pause. A pause
+makes batches larger, which is cheaper, because a commit costs the same for one write and for a hundred. But callers
+wait longer. So the pause grows with the size of the previous batch, and infrequent writes are committed at once.
 """
 
 import asyncio
@@ -56,7 +55,7 @@ class Committer(ABC, Generic[Batch]):
         self._earliest = 0.0
         """The earliest start of the next commit, by the loop's clock."""
         self._due = math.inf
-        """When the next commit starts at the latest, by the loop's clock, unless one runs then."""
+        """The latest start of the next commit, by the loop's clock, unless another commit is running then."""
         self._timer: asyncio.TimerHandle | None = None
         self._error: BaseException | None = None
         """The error that has ended the thread, or None."""
@@ -71,7 +70,7 @@ class Committer(ABC, Generic[Batch]):
 
     @abstractmethod
     def _commit(self, items: Sequence[Batch]) -> None:
-        """Commit batches in their order, on the thread. `items` is empty after a timeout, and perhaps at the end.
+        """Commit batches in their order, on the thread. `items` is empty after a timeout, and may be empty at the end.
 
         Schedule a call of `_next` on the event loop.
         """

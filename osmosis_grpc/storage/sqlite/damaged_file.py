@@ -1,11 +1,11 @@
-"""Notices lost commits, and replaces a damaged file with a new one that has the rows which SQLite can still read.
+"""Detects lost commits, and replaces a damaged file by a new one with the rows that SQLite can still read.
 
 The damaged file stays in the same folder. Rows with a wrong checksum are copied, too, so that readers can report them.
-If SQLite can read nothing, the file is refused, and a backup is the only way back.
+If SQLite can read nothing, the file is refused, and only a backup helps.
 
 SQLite does not read every commit of a damaged write-ahead log (https://sqlite.org/walformat.html). It stops at the
-first frame with a wrong checksum and says nothing, because a crash in the middle of a write leaves such a frame, too.
-But a crash leaves no complete transaction after such a frame. If there is one, commits are lost.
+first frame with a wrong checksum, without an error, because a crash during a write leaves such a frame, too. But a
+crash leaves no complete transaction after such a frame. If there is one, commits are lost.
 """
 
 import logging
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 _HEAD = 32
 _FRAME_HEAD = 24
 _FRAMES_AT = 16
-"""The offset in the index of the log of the number of frames that SQLite reads."""
+"""Where the index of the log has the number of frames that SQLite reads."""
 _MASK = 0xFFFFFFFF
 
 
@@ -45,8 +45,8 @@ def has_log(path: Path) -> bool:
 def log_damage(path: Path) -> str:
     """Describe the damage in a database's write-ahead log. Return an empty text if no commit is lost.
 
-    Call it while a connection that has read something is open, and no other process writes: SQLite has then written
-    the index of the log, which says how much of the log is in use.
+    Call this while no other process writes, and while a connection is open that has read something. SQLite has then
+    written the index of the log, which shows how much of the log is in use.
     """
     with suppress(FileNotFoundError), log_of(path).open("rb") as log, Path(f"{path}-shm").open("rb") as index:
         file, size = log.fileno(), os.fstat(log.fileno()).st_size

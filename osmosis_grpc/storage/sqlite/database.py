@@ -3,8 +3,8 @@
 Before the release of 0.1.0, no file is converted to another version. What SQLite can read of a damaged file is copied
 to a new file (damaged_file.py).
 
-It also notices when somebody removes, replaces or truncates a file that this process writes. SQLite goes on writing to
-a removed file, and everything that it writes is lost when the process ends.
+It also detects that a file which this process writes was removed, replaced or truncated. SQLite continues to write to a
+removed file, and all these writes are lost when the process ends.
 """
 
 import os

@@ -122,7 +122,7 @@ class Schema:
     error: Callable[[str], Exception]
     """Makes the error for a file that cannot be opened, for example a file of another version."""
     instead: str
-    """Messages propose to use this instead of a refused file."""
+    """The advice in the error for a refused file."""
     page_size: int
     shrinks: bool
     lock_of: Callable[[Path], Path]

@@ -1,1 +1,1 @@
-"""What sandboxes in containers share: how programs run in one, and how its files are read and written."""
+"""The common part of sandboxes in containers: running programs, and reading and writing files."""

@@ -1,4 +1,4 @@
-"""A tar archive in a temporary file of this machine: what is copied into containers, and out of them."""
+"""A tar archive in a temporary file of this machine, for copies into and out of containers."""
 
 import hashlib
 import os
@@ -13,7 +13,7 @@ from osmosis_grpc.supervise import DaemonThreads
 from osmosis_grpc.tools.sandbox import SandboxError
 
 _threads = DaemonThreads(8)
-"""They read and write the files."""
+"""The threads that read and write the files."""
 
 
 class Archive:
@@ -48,7 +48,7 @@ class Archive:
         def work() -> None:
             try:
                 with tarfile.open(fileobj=cast(IO[bytes], _Appended(self)), mode="w|") as archive:
-                    for path in sorted(folder.iterdir()):  # not the folder itself, whose mode is of this machine
+                    for path in sorted(folder.iterdir()):  # not the folder itself, which has a mode of this machine
                         archive.add(path, posixpath.join(within, path.name), filter=_of_root)
             except (OSError, tarfile.TarError) as error:
                 raise SandboxError(f"{folder}: cannot be copied: {error}") from None
@@ -60,10 +60,10 @@ class Archive:
 
         Args:
             other: The other archive.
-            change: Returns what a member becomes; None for one that is left out.
+            change: Returns the changed member, or None to leave it out.
 
         Raises:
-            SandboxError: The other one is no archive, or this one becomes too large.
+            SandboxError: The other file is not an archive, or this archive becomes too large.
         """
 
         def work() -> None:
@@ -133,7 +133,7 @@ class Archive:
 
 
 class _Appended:
-    """What tarfile writes to."""
+    """The file object that tarfile writes to."""
 
     def __init__(self, archive: Archive) -> None:
         self._archive = archive
@@ -144,9 +144,9 @@ class _Appended:
 
 
 def digest_of_folder(folder: Path, without: Collection[str] = ()) -> str:
-    """Return a hash of the files of a folder: of their paths, of their contents, and of whether they are programs.
+    """Return a hash of the files of a folder: of their paths, their contents, and whether they are executable.
 
-    Files and folders with the names of `without`, directly in the folder, do not count. Raises OSError.
+    Files and folders directly in the folder whose names are in `without` do not count. Raises OSError.
     """
     hashed = hashlib.sha256()
     files = (path for path in folder.rglob("*") if path.relative_to(folder).parts[0] not in without)
@@ -166,5 +166,5 @@ def _of_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def _plain(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
-    """Return a file or a folder of an archive that a stranger has made; None for what else is in it."""
+    """Return a member of an untrusted archive if it is a file or a folder; otherwise None."""
     return tarfile.data_filter(member, folder) if member.isfile() or member.isdir() else None

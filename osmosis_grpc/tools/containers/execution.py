@@ -1,4 +1,4 @@
-"""Talks to a command in a container: its input, its two outputs, and its exit code."""
+"""Connects to a command in a container: its input, its two outputs, and its exit code."""
 
 import asyncio
 import contextlib
@@ -105,7 +105,7 @@ async def _receive(stream: Stream, sinks: dict[int, Sink]) -> None:
 
 
 async def _send(stream: Stream, stdin: AsyncIterator[bytes]) -> None:
-    with contextlib.suppress(ConnectionError):  # the command may end before it has read all
+    with contextlib.suppress(ConnectionError):  # the command may end before it has read everything
         async for part in stdin:
             for start in range(0, len(part), CHUNK):
                 await stream.send(part[start : start + CHUNK])

@@ -1,4 +1,4 @@
-"""The machine that runs the containers of one agent server: it makes sandboxes, and removes what is left of them."""
+"""The machine that runs the containers of one agent server: makes sandboxes, and removes containers that are left."""
 
 import asyncio
 import logging
@@ -23,7 +23,7 @@ CLEAN_EVERY = 60.0
 
 
 class MachineConfig(ContainerConfig, Protocol):
-    """What a machine needs to know of its configuration."""
+    """The fields of a configuration that a machine uses."""
 
     @property
     def warm(self) -> int: ...
@@ -54,12 +54,12 @@ class ContainerMachine(ABC, Generic[C]):
     def sandbox(
         self, rollout: str = "", *, require: Collection[Protection | str] = (), config: C | None = None
     ) -> ContainerSandbox:
-        """Return a sandbox, not started. Each has a container of its own.
+        """Return a sandbox, not started. Each has its own container.
 
         Args:
             rollout: The rollout, for a label of the container.
             require: The protections without which the sandbox does not start (SandboxRefused).
-            config: How this container is made; by default as the machine's configuration says.
+            config: The configuration of this container; by default the machine's.
         """
         chosen = self.config if config is None else config
 
@@ -98,7 +98,7 @@ class ContainerMachine(ABC, Generic[C]):
                 await self.delete(name)
 
     async def delete(self, name: str) -> None:
-        """Remove a container at once. One that is gone is no error. A failure is logged, and clean_up() tries again.
+        """Remove a container at once, if it exists. A failure is logged, and clean_up() tries again.
 
         Args:
             name: The name of the container.
@@ -110,7 +110,7 @@ class ContainerMachine(ABC, Generic[C]):
             log.warning("a container is left, and is tried again in %g s: %s", CLEAN_EVERY, error)
 
     async def _make(self, config: C, rollout: str) -> Started:
-        """Start a container. Raises SandboxError; nothing of the container is left then."""
+        """Start a container. Raises SandboxError, and then leaves no container."""
         name = f"osmosis-{SYSTEM.new_id()}"
         self._open.add(name)
         try:
@@ -143,7 +143,7 @@ class ContainerMachine(ABC, Generic[C]):
 
     @abstractmethod
     async def connect(self) -> None:
-        """Connect to what runs the containers. Raises MissingExtraError, and SandboxError."""
+        """Connect to the daemon or cluster. Raises MissingExtraError, and SandboxError."""
 
     @abstractmethod
     async def disconnect(self) -> None:
@@ -165,7 +165,7 @@ class ContainerMachine(ABC, Generic[C]):
 
     @abstractmethod
     async def remove(self, name: str) -> None:
-        """Remove a container at once. One that is gone is no error. Raises SandboxError."""
+        """Remove a container at once, if it exists. Raises SandboxError."""
 
     @abstractmethod
     async def why_ended(self, name: str) -> str:

@@ -1,4 +1,4 @@
-"""A sandbox in a container of its own: runs programs there, and reads and writes its files."""
+"""A sandbox in its own container: runs programs there, and reads and writes files."""
 
 import asyncio
 import posixpath
@@ -34,20 +34,20 @@ from osmosis_grpc.tools.uninterrupted import uninterrupted
 RUN = job("tools.run_in_container", OnFailure.RAISE)
 
 GUARD = 5
-"""A program that no server watches any more ends so many seconds after its time limit."""
+"""If the server has died, a program ends this many seconds after its time limit."""
 KILL_WITHIN = 5.0
-"""A killed program has to end within this many seconds; then it is killed again. At last its container is deleted."""
+"""A killed program must end within this many seconds, or it is killed again. In the end, its container is deleted."""
 KILLS = 3
 TIMED_OUT = 137
 FILE_SECONDS = 60.0
 PACK_SECONDS = 600.0
 LIST_BYTES = 32 * 1024 * 1024
 SAID = 300
-"""An error has at most this many characters of a program's standard error."""
+"""The most characters of a program's standard error in an error."""
 
 
 class ContainerConfig(Protocol):
-    """What a sandbox needs to know of the configuration of its containers."""
+    """The fields of a container's configuration that a sandbox uses."""
 
     @property
     def folder(self) -> str: ...
@@ -60,7 +60,7 @@ class ContainerConfig(Protocol):
 
 
 class Containers(Protocol):
-    """What a sandbox asks of the machine that runs its container: a Kubernetes cluster, or a Docker daemon."""
+    """The part of a machine that a sandbox uses: a Kubernetes cluster, or a Docker daemon."""
 
     async def delete(self, name: str) -> None: ...
     async def why_ended(self, name: str) -> str: ...
@@ -158,10 +158,10 @@ class ContainerSandbox:
     ) -> RunResult:
         argv = ["sh", "-c", command] if isinstance(command, str) else list(command)
         given = dict(environment or {})
-        if PYTEST in given:  # otherwise the script in the container keeps the options of the image
+        if PYTEST in given:  # if not given, the script in the container keeps the options of the image
             given = without_caches(given, scripts.MARK)
         check_program(argv, given)
-        if "=" in argv[0]:  # env would take it for a variable
+        if "=" in argv[0]:  # env would read it as a variable
             argv = ["sh", "-c", 'exec "$@"', "sh", *argv]
         variables = [f"{name}={value}" for name, value in given.items()]
         script = shlex.join([self.folder or "/", self._relative(cwd), *variables, *argv])
@@ -311,7 +311,7 @@ class ContainerSandbox:
 
         Args:
             local: The folder on this machine.
-            path: An absolute path of the container, which is made. Files that are there stay, unless they are replaced.
+            path: An absolute path of the container, which is created. Existing files stay unless they are replaced.
 
         Raises:
             SandboxError: The folder cannot be read, or the path cannot be written.
@@ -322,11 +322,11 @@ class ContainerSandbox:
                 await self._unpack(content, self._absolute(path))
 
     async def download(self, path: str, local: Path) -> None:
-        """Copy a folder of the container to this machine. Links and files that are no plain ones are left out.
+        """Copy a folder of the container to this machine. Links and special files are left out.
 
         Args:
             path: An absolute path of the container.
-            local: The folder on this machine, which is made.
+            local: The folder on this machine, which is created.
 
         Raises:
             SandboxError: There is no such folder, or it has more than `snapshot_bytes`.

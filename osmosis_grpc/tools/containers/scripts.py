@@ -1,7 +1,7 @@
 """The shell scripts that run in a container. They are fixed texts: paths and programs are arguments or standard input.
 
-So no name of a file and no content is ever parsed by a shell, except by shlex.quote for the program itself. The program
-and its variables travel on standard input, because the API server of a cluster logs the arguments of an exec.
+So a shell never parses file names or contents; only the program itself is quoted with shlex.quote. The program and its
+variables are sent on standard input, because the API server of a cluster logs the arguments of an exec.
 """
 
 from osmosis_grpc.tools import program_caches
@@ -14,7 +14,7 @@ _CACHES = "".join(f'export {name}="${{{name}-{value}}}"\n' for name, value in pr
     f'case "${program_caches.PYTEST}" in *cache*) ;; *) export '
     f"{program_caches.PYTEST}=\"${program_caches.PYTEST} \"'{program_caches.own_pytest_cache(MARK)}' ;; esac\n"
 )
-"""Sets the variables of program_caches.py. Variables of the image win, and its pytest options are kept."""
+"""Sets the variables of program_caches.py, unless the image sets them; its pytest options are kept."""
 
 _SWEEP = f"""sweep() {{
   n=0
@@ -45,14 +45,15 @@ code=$?
 sweep "$mark"
 exit $code"""
 )
-"""Runs a program. $1 is the mark, $2 a time limit in seconds that holds if the server dies, $3 the bytes of the quoted
-working folder, relative folder and program at the start of standard input, $4 the bytes of the program's own input."""
+"""Runs a program. $1 is the mark, $2 a time limit in seconds in case the server dies, $3 the number of bytes of the
+quoted working folder, relative folder and program at the start of standard input, $4 that of the program's own
+input."""
 
 
 def _fed(count: str, script: str) -> str:
-    """Return a script that reads its input to the end in any case. $count has the number of bytes.
+    """Return a script that always reads its input to the end. $count has the number of bytes.
 
-    Docker does not say that a command has ended while it still holds input for it.
+    Docker does not report the end of a command while it still has input for it.
     """
     return f'head -c "${count}" | {{ (\n{script}\n); code=$?; cat >/dev/null; exit $code; }}'
 
@@ -116,4 +117,4 @@ done' sh {{}} +"""
 PACK = 'exec tar -C "$1" -cf - .'
 REPLACE = _fed("2", 'find "$1" -mindepth 1 -delete && exec tar -C "$1" -xof -')
 UNPACK = _fed("2", 'mkdir -p "$1" && exec tar -C "$1" -xof -')
-"""They write an archive below the folder $1. $2 is the bytes of the archive."""
+"""Scripts that write an archive below the folder $1. $2 is the number of bytes of the archive."""

@@ -1,4 +1,4 @@
-"""The configuration of sandboxes in containers, and what the daemon is asked to create."""
+"""The configuration of sandboxes in containers, and the requests to the daemon that create them."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ NO_NETWORK = "none"
 ADDRESS = re.compile(r"(?:[A-Za-z0-9.-]+|\[[0-9A-Fa-f:]+\]):[0-9]{1,5}")
 HOST = re.compile(r"(?:\*\.)?[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*")
 OF_ROOT = ["CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID"]
-"""What root of a container may do besides, because package managers do it."""
+"""More capabilities for the root of a container, because package managers need them."""
 MB = 1024 * 1024
 
 
@@ -31,28 +31,28 @@ class DockerConfig:
     """
 
     server_id: str
-    """The name of this agent server. A process removes what others of the same name have left: containers that were
-    never started, and folders. At most 63 letters, digits, dots, dashes and underscores."""
+    """The name of this agent server: at most 63 letters, digits, dots, dashes and underscores. A process removes
+    containers that were never started, and folders, which earlier processes with this name have left."""
     image: str
     url: str = ""
     """The address of the daemon, such as unix:///run/docker.sock; empty for DOCKER_HOST or the usual socket."""
     folder: str = "/work"
-    """The working folder in the container. It is in memory and empty, unless `writable` keeps that of the image. Empty
-    for the one that the image names, which needs `writable`."""
+    """The working folder in the container. It is in memory and empty, unless `writable` keeps the image's. An empty
+    text means the folder that the image names, which needs `writable`."""
     user: int | str | None = 65532
-    """The user of the programs. 0, a name, or None for that of the image, needs `writable`."""
+    """The user of the programs. 0, a name, or None (the user of the image) needs `writable`."""
     writable: bool = False
     """Whether programs can change the whole file system of their container, as images of tasks expect."""
     network: str = NO_NETWORK
     """The network of Docker to which the container belongs; "none" for no network."""
     hosts: Sequence[str] = ()
-    """Hosts that a container without a network reaches on ports 80 and 443 by an HTTP proxy, such as pypi.org or
-    *.pythonhosted.org. Its variables name the proxy. The daemon has to run on this machine."""
+    """Hosts that a container without a network can reach through an HTTP proxy on ports 80 and 443, such as pypi.org or
+    *.pythonhosted.org. The proxy variables are set in the container. The daemon must run on this machine."""
     reach: Sequence[str] = ()
-    """Addresses of this machine that a container reaches on its own loopback, such as 127.0.0.1:8080. The daemon has to
+    """Addresses of this machine that a container can reach on its own loopback, such as 127.0.0.1:8080. The daemon must
     run on this machine."""
     mounts: Mapping[str, str] = field(default_factory=dict)
-    """Folders of the daemon's machine that the container sees and cannot change, by their paths in the container."""
+    """Read-only folders of the daemon's machine, by their paths in the container."""
     cpus: float = 1.0
     memory: int = 1024 * MB
     """The most bytes of memory, the working folder included."""
@@ -63,9 +63,9 @@ class DockerConfig:
     lifetime: float = 3600.0
     """The container ends after this time. It also ends when this process has ended."""
     warm: int = 0
-    """So many containers run before a sandbox needs them."""
+    """The number of containers that are started before a sandbox needs them."""
     request_timeout: float = 60.0
-    """One call of the daemon may take this long."""
+    """The timeout of a call to the daemon."""
     snapshot_bytes: int = 256 * MB
     """The most bytes of a snapshot."""
     python: str = "python3"
@@ -115,7 +115,7 @@ class DockerConfig:
 
 
 def container_body(config: DockerConfig, process: str, rollout: str, sockets: str = "") -> dict[str, Any]:
-    """Return what the daemon is asked to create.
+    """Return the request that creates a container.
 
     Args:
         config: The configuration.
@@ -133,8 +133,8 @@ def container_body(config: DockerConfig, process: str, rollout: str, sockets: st
     mounts = {FOLDER: sockets, **config.mounts} if sockets else config.mounts
     body: dict[str, Any] = {
         "Image": config.image,
-        # The first process reads its input, which nobody writes and which ends when this process of the server ends.
-        # Docker's init collects the processes that lose their parent.
+        # The first process waits for the end of its input, which comes when this process of the server ends. Docker's
+        # init collects the processes that lose their parent.
         "Entrypoint": ["timeout", str(int(config.lifetime)), "cat"],
         "Cmd": [],
         "OpenStdin": True,
@@ -162,7 +162,7 @@ def container_body(config: DockerConfig, process: str, rollout: str, sockets: st
     if config.user is not None:
         body["User"] = f"{config.user}:{config.user}" if isinstance(config.user, int) else config.user
     if config.writable:
-        body["HostConfig"]["CapAdd"] = OF_ROOT  # of no use to another user, who cannot get new privileges
+        body["HostConfig"]["CapAdd"] = OF_ROOT  # useless for other users, who cannot get new privileges
     else:
         body["HostConfig"]["Tmpfs"] = {config.folder: in_memory, "/tmp": in_memory}  # noqa: S108
     return body

@@ -1,8 +1,8 @@
-"""What a container without a network can reach: addresses of the server, and the hosts of a list.
+"""Lets a container without a network reach some addresses of the server, and the hosts of a list.
 
-The folder of a Forwarding has one Unix socket for each port. One container sees the folder. A program in the container
-listens on the ports, and passes each connection to the socket (relays.py). So the container needs no network, and this
-process decides about each connection.
+The folder of a Forwarding has one Unix socket for each port, and is mounted into one container. A program in the
+container listens on the ports, and forwards each connection to the socket (relays.py). So the container needs no
+network, and this process checks each connection.
 """
 
 import asyncio
@@ -26,15 +26,15 @@ log = logging.getLogger(__name__)
 FORWARD = job("tools.docker_forward", OnFailure.REPORT)
 PASS_ON = job("tools.docker_pass_on", OnFailure.RAISE)
 MOST = 1024
-"""So many connections of all containers are open at once."""
+"""The most open connections of all containers."""
 MOST_OF_ONE = 128
-"""So many connections of one container are open at once. Further ones are closed."""
+"""The most open connections of one container. Further ones are closed."""
 SHARE = 16
-"""So many connections each container may have even if all containers together have MOST."""
+"""The connections that each container may have even if all containers together have MOST."""
 PART = 64 * 1024
 PREFIX = "osmosis-reach-"
 LEFT_AFTER = 120.0
-"""What a process makes is complete after so many seconds."""
+"""A folder without sockets is removed after this many seconds. A younger one may be unfinished."""
 Connected = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -46,7 +46,7 @@ class Open:
 
 
 class Forwarding:
-    """Passes on the connections of one container. Each has a folder of its own, so that none takes the others' share.
+    """Forwards the connections of one container. Each has its own folder, so that none uses the others' share.
 
     Args:
         server_id: The name of the server, which is in the name of the folder.
@@ -71,7 +71,7 @@ class Forwarding:
 
     @property
     def ports(self) -> list[int]:
-        """The ports of a container that lead to the outside. The socket of each has the port as its name."""
+        """The forwarded ports of the container. Each socket is named after its port."""
         return [*self._addresses, *([PROXY_PORT] if self._hosts else [])]
 
     async def open(self) -> None:
@@ -141,7 +141,7 @@ class Forwarding:
 
 
 def remove_left_over(server_id: str) -> None:
-    """Remove the folders that processes of a server have left: nobody listens at their sockets. Blocks for a moment."""
+    """Remove folders of a server's earlier processes, at whose sockets no process listens. Blocks for a moment."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}{server_id}.*"):
         with contextlib.suppress(OSError):  # it is gone, or belongs to another user
             sockets = list(folder.iterdir())
@@ -165,7 +165,7 @@ async def _handled(
 
 
 async def _joined(one: Connected, other: Connected, head: bytes) -> None:
-    """Pass the bytes of each connection to the other one, until both have ended."""
+    """Copy bytes between two connections in both directions, until both have ended."""
     other[1].write(head)
     ways = {child(PASS_ON, _pump(one[0], other[1])), child(PASS_ON, _pump(other[0], one[1]))}
     try:

@@ -1,4 +1,4 @@
-"""Reads what a program asks of the HTTP proxy of its container, and decides whether it may."""
+"""Reads a program's request to the HTTP proxy of its container, and decides whether it is allowed."""
 
 import asyncio
 from collections.abc import Sequence
@@ -30,20 +30,20 @@ class Asked:
     host: str
     port: int
     reply: bytes
-    """What the program gets first."""
+    """The first bytes for the program."""
     head: bytes
-    """What the host gets first."""
+    """The first bytes for the host."""
 
 
 async def asked_of_proxy(reader: asyncio.StreamReader, hosts: Sequence[str]) -> Asked:
-    """Return what a program asks for: a tunnel (CONNECT), or one plain HTTP request.
+    """Return the request of a program: a tunnel (CONNECT), or one plain HTTP request.
 
     Args:
         reader: The connection of the program.
-        hosts: The allowed names. A name that begins with *. allows all names that end with the rest.
+        hosts: The allowed names. A name that begins with *. allows all names with the same end.
 
     Raises:
-        Refused: The host or its port is not allowed, or this is no request.
+        Refused: The host or its port is not allowed, or the request cannot be read.
     """
     try:
         async with asyncio.timeout(HEAD_SECONDS):

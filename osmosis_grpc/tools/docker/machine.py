@@ -34,9 +34,9 @@ BUILD_BYTES = 1024 * 1024 * 1024
 class DockerMachine(ContainerMachine[DockerConfig]):
     """Makes sandboxes in containers: `async with DockerMachine(config) as machine, machine.sandbox() as box`.
 
-    A container ends with its sandbox, and when this process ends, however it ends. At its start, and then every minute,
-    the machine removes what is left of the same `server_id`. Raises MissingExtraError without aiodocker, and
-    SandboxError if the daemon cannot be reached.
+    A container ends with its sandbox, and with this process, even after SIGKILL. At its start, and then every minute,
+    the machine removes containers that are left of the same `server_id`. Raises MissingExtraError without aiodocker,
+    and SandboxError if the daemon cannot be reached.
     """
 
     def __init__(self, config: DockerConfig) -> None:
@@ -45,7 +45,7 @@ class DockerMachine(ContainerMachine[DockerConfig]):
         self._attached: dict[str, Any] = {}
         """The inputs of the containers' first processes. Each container ends with its own."""
         self._forwarding: dict[str, Forwarding] = {}
-        """What containers reach, by their names."""
+        """The forwarding of each container, by name."""
         self._connections = Open()
         self._building: dict[str, asyncio.Lock] = {}
 
@@ -73,7 +73,7 @@ class DockerMachine(ContainerMachine[DockerConfig]):
     async def _call(
         self, what: str, asked: Awaitable[T], *, accept: int | tuple[int, ...] = (), seconds: float | None = None
     ) -> T | None:
-        """Return the result of a call of the daemon. Raises SandboxLost. With a status of `accept` it is None."""
+        """Return the result of a call to the daemon; None for a status in `accept`. Raises SandboxLost."""
         import aiohttp
         from aiodocker import DockerError
 
@@ -88,9 +88,9 @@ class DockerMachine(ContainerMachine[DockerConfig]):
             raise SandboxLost(f"{what}: the Docker daemon failed: {type(error).__name__}: {error}"[:500]) from None
 
     async def running(self) -> Mapping[str, str]:
-        """Return the containers of this process, and what others have left of theirs, with the process of each.
+        """Return the containers of this process, and those that earlier processes left, with the process of each.
 
-        A container that runs has a process that holds its input, so it is never one that was left. Raises SandboxError.
+        A running container has a process that holds its input, so it was not left. Raises SandboxError.
         """
         wanted = {"label": [f"{SERVER_LABEL}={self.config.server_id}"]}
         listed = await self._call("the list of containers", self._docker.containers.list(all=True, filters=wanted))
@@ -113,7 +113,7 @@ class DockerMachine(ContainerMachine[DockerConfig]):
 
         Args:
             folder: The folder, which is the context of the build.
-            timeout: The build may take so many seconds.
+            timeout: The most seconds of the build.
 
         Raises:
             SandboxError: The build failed. The text has the end of its output.
@@ -188,19 +188,19 @@ class DockerMachine(ContainerMachine[DockerConfig]):
 
         return await self._call(f"{path} of container {name}", look()) or False
 
-    # Files of containers, which the daemon itself reads and writes: no program of the container takes part.
+    # Files of containers. The daemon itself reads and writes them, without a program of the container.
 
     async def pause(self, name: str) -> None:
-        """Stop the processes of a container from running on. Raises SandboxError."""
+        """Pause the processes of a container. Raises SandboxError."""
         await self._call(f"the pause of container {name}", self._docker.containers.container(name).pause())
 
     async def read_path(self, name: str, path: str, most: int) -> Archive | None:
-        """Return the archive of a file or a folder of a container, by its last name; None if there is none.
+        """Return the archive of a file or a folder of a container, under its last name; None if it does not exist.
 
         Args:
             name: The name of the container.
             path: An absolute path.
-            most: The archive has at most so many bytes.
+            most: The most bytes of the archive.
 
         Raises:
             SandboxError: The archive is larger, or the daemon failed.
@@ -235,12 +235,12 @@ class DockerMachine(ContainerMachine[DockerConfig]):
         await self._call(f"files for container {name}", writing, seconds=COPY_SECONDS)
 
     async def run_as_root(self, name: str, script: str, *arguments: str) -> None:
-        """Run a shell script in a container, as its root. Raises SandboxError if it fails.
+        """Run a shell script in a container as root. Raises SandboxError if it fails.
 
         Args:
             name: The name of the container.
             script: The script.
-            *arguments: What the script has as $1, $2 and so on.
+            *arguments: The values of $1, $2 and so on.
         """
         err = Tail(4096)
         argv = ["sh", "-c", script, "sh", *arguments]
@@ -286,7 +286,7 @@ class DockerMachine(ContainerMachine[DockerConfig]):
         return made
 
     async def _open_ports(self, name: str, ports: Sequence[int]) -> None:
-        """Open the ports of a container that lead to the outside. Raises SandboxError."""
+        """Open the forwarded ports of a container. Raises SandboxError."""
         argv = ["sh", "-c", RELAY, "sh", FOLDER, *map(str, ports)]
         err = Tail(4096)
         async with asyncio.timeout(self.config.request_timeout), self.stream(name, argv) as stream:
@@ -296,7 +296,7 @@ class DockerMachine(ContainerMachine[DockerConfig]):
             raise SandboxError(f"reach, hosts: {text}")
 
     async def remove(self, name: str) -> None:
-        """Remove a container at once. One that is gone is no error. Raises SandboxError."""
+        """Remove a container at once, if it exists. Raises SandboxError."""
         forwarding = self._forwarding.pop(name, None)
         if forwarding is not None:
             await forwarding.close()
@@ -373,7 +373,7 @@ class ExecStream:
 
 @contextlib.contextmanager
 def _broken() -> Iterator[None]:
-    """Raise ConnectionError for the errors with which aiodocker says that a stream is closed."""
+    """Raise ConnectionError for aiodocker's errors about a closed stream."""
     import aiohttp
 
     try:

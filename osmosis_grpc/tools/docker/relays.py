@@ -4,7 +4,7 @@ An image has at least one of them. The texts are fixed, and get ports and paths 
 """
 
 FOLDER = "/run/osmosis"
-"""Where a container sees the sockets."""
+"""The path of the sockets in a container."""
 PROXY_PORT = 3128
 """The port of the proxy in a container, if a list of hosts is allowed."""
 NO_LANGUAGE, NO_SOCKETS, NOT_LISTENING = 50, 51, 52

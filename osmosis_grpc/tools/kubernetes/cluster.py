@@ -23,9 +23,9 @@ HEARTBEAT = 20.0
 """Seconds between two pings of an exec's stream."""
 CONNECTIONS = 1024
 CLOSE_WITHIN = 1.0
-"""A stream that is not closed by both sides within so many seconds is cut."""
+"""A stream that both sides have not closed within this many seconds is cut."""
 LOOKS = (0.1, 2.0)
-"""The first and the longest pause between two looks at a pod that does not run yet, in seconds."""
+"""The first and the longest pause between two checks of a pod that does not run yet, in seconds."""
 HOPELESS = frozenset(
     {"ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "CreateContainerConfigError", "CreateContainerError"}
 )
@@ -37,9 +37,9 @@ _threads = DaemonThreads(1)
 class KubernetesCluster(ContainerMachine[KubernetesConfig]):
     """Makes sandboxes in pods: `async with KubernetesCluster(config) as cluster, cluster.sandbox() as box`.
 
-    At its start, and then every minute, it deletes the pods of the same `server_id` that no sandbox of this process
-    has. At its end it deletes all of them. Raises MissingExtraError without kubernetes_asyncio, and SandboxError if the
-    cluster cannot be reached.
+    At its start, and then every minute, it deletes the pods of the same `server_id` that belong to no sandbox of this
+    process. At its end it deletes all of them. Raises MissingExtraError without kubernetes_asyncio, and SandboxError if
+    the cluster cannot be reached.
     """
 
     def __init__(self, config: KubernetesConfig) -> None:
@@ -138,7 +138,7 @@ class KubernetesCluster(ContainerMachine[KubernetesConfig]):
             rollout: The rollout, for an annotation of the pod.
         """
         manifest = pod_manifest(config, name, self.process, rollout)
-        # The name is random, so a pod that exists is that of an earlier try whose answer was lost.
+        # The name is random, so an existing pod is from an earlier try whose answer was lost.
         await self.call(
             f"pod {name}", lambda: self._pods.create_namespaced_pod(self.config.namespace, manifest), accept=409
         )
@@ -216,7 +216,7 @@ class KubernetesCluster(ContainerMachine[KubernetesConfig]):
 
 
 class _Failure:
-    """A failed call: its status, whether a retry is of no use, and its text without anything secret."""
+    """A failed call: its status, whether a retry is useless, and its text without secrets."""
 
     def __init__(self, error: Exception) -> None:
         status = getattr(error, "status", None)

@@ -16,9 +16,9 @@ PROCESS_LABEL = "osmosis-grpc/process"
 ROLLOUT_ANNOTATION = "osmosis-grpc/rollout"
 CONTAINER = "sandbox"
 MADE = frozenset({Protection.USER, Protection.FILES, Protection.PROCESSES})
-"""What the manifest itself makes. A cluster's network plugin and its nodes make the others."""
+"""The protections of the manifest itself. A cluster's network plugin and its nodes provide the others."""
 FIRST_PROCESS = "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done"
-"""The first process of a pod does nothing, and collects the processes that lose their parent."""
+"""The first process of a pod, which only collects the processes that lose their parent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,12 +30,12 @@ class KubernetesConfig:
     """
 
     server_id: str
-    """The name of this agent server. Its next process removes the pods that this process left behind, so no two running
-    processes may have the same name. At most 63 letters, digits, dots, dashes and underscores."""
+    """The name of this agent server: at most 63 letters, digits, dots, dashes and underscores. A process removes the
+    pods that an earlier process with this name has left, so no two running processes may have the same name."""
     image: str
     namespace: str = "default"
     kubeconfig: Path | None = None
-    """None for the service account inside a cluster, and otherwise for the usual file."""
+    """The kubeconfig. None means the service account inside a cluster, and otherwise the usual file."""
     context: str | None = None
     """The context of the kubeconfig; None for its current one."""
     folder: str = "/work"
@@ -47,22 +47,22 @@ class KubernetesConfig:
     disk: str = "1Gi"
     """The size of each of the two volumes, and of the pod's ephemeral storage."""
     lifetime: float = 3600.0
-    """The cluster ends the pod after this time, also if no server is left."""
+    """The cluster ends the pod after this time, even if no server is left."""
     ready_within: float = 120.0
-    """The pod has to run within this time."""
+    """The pod must be running within this time."""
     attempts: int = 5
     """The most tries of one call of the API."""
     request_timeout: float = 30.0
-    """One try of a call may take this long."""
+    """The timeout of one try of a call."""
     snapshot_bytes: int = 256 * 1024 * 1024
     """The most bytes of a snapshot."""
     warm: int = 0
-    """So many pods run before a sandbox needs them."""
+    """The number of pods that are started before a sandbox needs them."""
     python: str = "python3"
     """The Python interpreter of the image; empty if it has none."""
     operator_provides: Collection[Protection] = ()
-    """Protections that the cluster's operator makes: NETWORK with a NetworkPolicy that the network plugin enforces,
-    LIMITS with a limit of processes for each pod. This project cannot see them."""
+    """Protections that the cluster's operator provides, because this project cannot check them: NETWORK with a
+    NetworkPolicy that the network plugin enforces, LIMITS with a limit of processes for each pod."""
     pod: Mapping[str, Any] = field(default_factory=dict)
     """More fields of the pod's spec, such as nodeSelector, tolerations or runtimeClassName."""
 

@@ -1,4 +1,4 @@
-"""Reads and writes files below a folder. No path leads out of it, also while a program changes its folders.
+"""Reads and writes files below a folder. No path leads out of it, even while a program changes its folders.
 
 Each folder of a path is opened from the one before, and no link is followed. All functions block.
 """
@@ -25,7 +25,7 @@ _LINKS = {
 }
 
 _OF_THE_MACHINE = {errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EROFS}
-"""The errors that have nothing to do with the path that the model named."""
+"""The errors that do not depend on the model's path."""
 
 
 def confined(path: str, shown: str) -> list[str]:
@@ -33,7 +33,7 @@ def confined(path: str, shown: str) -> list[str]:
     try:
         if b"\0" in os.fsencode(path):
             raise ValueError("null character")
-    except ValueError:  # also a character that has no bytes
+    except ValueError:  # or a character that cannot be encoded
         raise SandboxFileError(f"path: {path!r} has a character that no path has") from None
     normal = posixpath.normpath(posixpath.join(shown, path))
     if normal != shown and not normal.startswith(shown.rstrip("/") + "/"):

@@ -1,6 +1,6 @@
-"""Saves the folder of a sandbox as one compressed file, and makes a folder of it again. All functions block.
+"""Saves the folder of a sandbox as one compressed file, and restores it. All functions block.
 
-The file is a tar archive. Its first member is a note of the caller. A file that was cut or changed is an error.
+The file is a tar archive. Its first member is a note of the caller. A truncated or changed file is an error.
 """
 
 import gzip
@@ -18,7 +18,7 @@ from osmosis_grpc.tools.sandbox.port import SandboxError
 
 NOTE = "note"
 FILES = "files/"
-"""Before the path of each file and folder."""
+"""The prefix of the path of each file and folder."""
 _ERRORS = (OSError, EOFError, tarfile.TarError, zlib.error)
 
 
@@ -26,9 +26,8 @@ def write_archive(source: Path, target: Path, note: bytes, limits: SandboxLimits
     """Save a folder and a note as a file that survives a power cut. Return the bytes of the file.
 
     Files, folders and links are saved with their permissions and times. Special files are left out, and no link is
-    followed. `target` appears as a whole or not at all. The files have to belong to the user `of`; None is the user
-    of this process.
-    Raises SandboxError if the folder exceeds the limits, or cannot be read or saved.
+    followed. `target` is written completely or not at all. The files must belong to the user `of`; None means the user
+    of this process. Raises SandboxError if the folder exceeds the limits, or cannot be read or saved.
     """
     new = target.with_name(f"{target.name}.new")
     try:
@@ -108,7 +107,7 @@ def read_archive(path: Path, target: Path, limits: SandboxLimits, owner: int | N
                     _set(made, member)
             assert archive.fileobj is not None
             archive.fileobj.read(-1)  # the checksum is at the end
-        for made, member in reversed(folders):  # a folder may lose its write permission after its files are there
+        for made, member in reversed(folders):  # a folder may lose its write permission after its files are written
             _set(made, member)
     except _ERRORS as error:
         raise SandboxError(f"{path.name} is not a whole saved folder: {error}") from None
@@ -129,9 +128,9 @@ def _set(made: Path, member: tarfile.TarInfo) -> None:
 
 
 def _opened(path: Path, of: int | None) -> IO[bytes]:
-    """Open a file that has to belong to a user; None for the user of this process. Raises OSError and SandboxError.
+    """Open a file of a user; None means the user of this process. Raises OSError and SandboxError.
 
-    A program can make a hard link to a file of another user that it cannot read.
+    The owner is checked because a program can make a hard link to another user's file that it cannot read.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if os.fstat(descriptor).st_uid != (os.geteuid() if of is None else of):

@@ -9,7 +9,7 @@ from osmosis_grpc.tools.sandbox.limits import SandboxLimits
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 OPEN = 16
-"""A measurement keeps at most this many folders open."""
+"""The most folders that a measurement keeps open."""
 
 
 class _Full(Exception):
@@ -32,11 +32,11 @@ class _Level:
 
 
 class Measurement:
-    """Measures folders again and again while programs change them.
+    """Measures folders repeatedly while programs change them.
 
-    A folder that cannot be read hides its content. The folders count as full if this happens in LOOKS measurements in a
-    row, because tests of programs make such folders for a moment. The same holds if folders are moved during every
-    measurement.
+    The content of an unreadable folder cannot be measured. Tests of programs make such folders for a moment, so the
+    folders count as full only after LOOKS incomplete measurements in a row. The same applies if folders are moved
+    during every measurement.
     """
 
     LOOKS = 3
@@ -44,7 +44,7 @@ class Measurement:
     def __init__(self, folders: tuple[Path, ...], limits: SandboxLimits) -> None:
         self._folders, self._limits = folders, limits
         self._hidden = 0
-        """How many measurements in a row have not seen everything."""
+        """The number of incomplete measurements in a row."""
         self._unseen = False
         self._count = self._size = 0
 
@@ -93,7 +93,7 @@ class Measurement:
         try:
             path.append(_Level(name, os.open(name, _FOLDER, dir_fd=around)))
         except (FileNotFoundError, NotADirectoryError):
-            return  # it is gone, or something else is in its place
+            return  # it is gone or was replaced
         except OSError:
             self._unseen = True
             return

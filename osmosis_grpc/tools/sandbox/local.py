@@ -1,4 +1,4 @@
-"""A sandbox on this machine: a private folder, a clean environment, limits, and the best isolation that is there."""
+"""A sandbox on this machine: a private folder, a clean environment, limits, and the best available isolation."""
 
 import asyncio
 import errno
@@ -45,19 +45,19 @@ SNAPSHOT = "snapshot.tar.gz"
 SHELL = "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh"
 
 _threads = DaemonThreads(32)
-"""They read, write, measure and copy files."""
+"""The threads that read, write, measure and copy files."""
 _warned: set[Isolation] = set()
 
 
 class LocalSandbox:
     """Runs programs on this machine with the best isolation that it has. Used as `async with LocalSandbox() as box`.
 
-    See `Sandbox` for the methods, and docs/sandbox.md for what each isolation does not do.
+    See `Sandbox` for the methods, and docs/sandbox.md for the limits of each isolation.
 
     Args:
         require: The protections without which the sandbox does not start (SandboxRefused).
         limits: What programs may use.
-        environment: Added to PATH, HOME, TMPDIR and LANG. No variable of the server is.
+        environment: Variables besides PATH, HOME, TMPDIR and LANG. The server's variables are not passed on.
         read_only: More folders that programs can read.
         method: "bubblewrap", "namespaces" or "processes"; by default the first of them that works.
 
@@ -171,7 +171,7 @@ class LocalSandbox:
                 seconds=end.seconds,
             )
         except OSError as error:
-            kind = SandboxError if error.errno == errno.E2BIG else SandboxLost  # the model wrote the command
+            kind = SandboxError if error.errno == errno.E2BIG else SandboxLost  # the model's command is too long
             raise kind(f"the program cannot be started: {error}") from None
         finally:
             self._running -= 1
@@ -196,7 +196,7 @@ class LocalSandbox:
 
     async def snapshot(self) -> "LocalSnapshot":
         async with self._without_programs() as space:
-            kept = Workspace()  # it is removed with this process
+            kept = Workspace()  # the reaper removes it with this process
             try:
                 await uninterrupted(_threads.run(kept.make))
                 return LocalSnapshot(self, kept, await self._saved(space, kept.folder / SNAPSHOT, b""))
@@ -207,8 +207,8 @@ class LocalSandbox:
     async def save(self, path: Path, note: bytes = b"") -> int:
         """Save the working folder as a file, which outlives the sandbox. Return the bytes of the file.
 
-        restore() of another sandbox makes the folder of it again, and read_note() returns the note. Raises SandboxError
-        as snapshot() does.
+        restore() of another sandbox restores the folder, and read_note() returns the note. Raises SandboxError as
+        snapshot() does.
 
         Args:
             path: The file.

@@ -1,6 +1,6 @@
-"""The ways in which this machine can isolate programs: bubblewrap, else namespaces of `unshare`, else processes alone.
+"""The methods with which this machine can isolate programs: bubblewrap, namespaces of `unshare`, or only processes.
 
-Each way is tried once with a real program, and the first one that works is used.
+Each method is tried once with a real program, and the first one that works is used.
 """
 
 import itertools
@@ -27,7 +27,7 @@ TEMPORARY = "/tmp"  # noqa: S108
 SHARED_MEMORY = 64 * 1024 * 1024
 """The bytes of /dev/shm in bubblewrap."""
 FIRST_USER, USERS = 1_000_000_000, 1_000_000_000
-"""The first number and the count of private users. Accounts of people and of containers have smaller numbers."""
+"""The first number and the count of private users. Accounts of people and containers have smaller numbers."""
 PROBE_SECONDS = 10.0
 
 _LINKS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64")
@@ -90,7 +90,7 @@ class Choice:
 
 
 def _as_user(user: int | None) -> list[str]:
-    """Return the words that change to a user who can get no privilege again."""
+    """Return the beginning of a command that runs as a user without privileges, which it can never regain."""
     if user is None:
         return []
     return ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "--no-new-privs", "--"]
@@ -115,7 +115,7 @@ def _bubblewrap(space: Workspace, read_only: Sequence[Path]) -> list[str]:
 
 def _unshare(space: Workspace, read_only: Sequence[Path]) -> list[str]:
     words = ["unshare", "--user", "--map-user=1000", "--map-group=1000", "--net", "--ipc", "--uts", "--pid", "--fork"]
-    # The first process of a namespace ignores most signals, so it is a shell that waits for the program.
+    # The first process of a namespace ignores most signals, so a shell is used that waits for the program.
     return [*words, "--kill-child", "--mount", "--mount-proc", "--", "/bin/sh", "-c", '"$@"; exit $?', "sh"]
 
 
@@ -128,13 +128,13 @@ METHODS = (
 
 _lock = Lock()
 _users = itertools.count(FIRST_USER + secrets.randbelow(USERS))
-"""Each sandbox takes the next one."""
+"""The numbers of private users. Each sandbox uses the next one."""
 
 
 def choose(read_only: tuple[Path, ...] = (), name: str = "") -> Choice:
     """Return the best method that works, or the named one. Raises OSError if none works.
 
-    It blocks at the first call, so it is called on a thread.
+    The first call blocks, so call it on a thread.
     """
     with _lock:
         return _chosen(tempfile.gettempdir(), read_only, tuple(each for each in METHODS if name in ("", each.name)))
@@ -153,7 +153,7 @@ def _chosen(temporary: str, read_only: tuple[Path, ...], methods: tuple[Method, 
             if private_user:
                 protections |= {Protection.USER, Protection.LIMITS}
             elif private:
-                protections -= {Protection.LIMITS}  # the number of root's processes has no limit
+                protections -= {Protection.LIMITS}  # the number of root's processes is not limited
             choice = Choice(method, Isolation(method.name, protections), private_user, "")
             python, problem = _tried(choice, read_only)
             if not problem:

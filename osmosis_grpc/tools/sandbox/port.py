@@ -1,6 +1,6 @@
-"""The port of sandboxes: what a tool asks of the machine that runs a program for a rollout.
+"""The port of sandboxes, through which tools run programs and use files.
 
-`LocalSandbox` runs programs on this machine. Another implementation runs them in a pod.
+`LocalSandbox` runs programs on this machine. Other implementations run them in a container or a pod.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -17,11 +17,11 @@ OUTPUT_BYTES = 64 * 1024
 FILE_BYTES = 1024 * 1024
 """The default limit of a file that is read or written."""
 LISTED = 10_000
-"""At most this many files and folders are listed."""
+"""The most files and folders that are listed."""
 
 
 class Protection(StrEnum):
-    """One thing that separates the programs of a sandbox from the machine."""
+    """One kind of separation between the programs of a sandbox and the machine."""
 
     USER = "user"
     """Programs run as a user that has no privileges, owns nothing outside, and belongs to this sandbox alone."""
@@ -40,7 +40,7 @@ class Isolation:
     """The isolation that is in force in a sandbox."""
 
     method: str
-    """How it is made, such as "bubblewrap" or "kubernetes"."""
+    """The method, such as "bubblewrap" or "kubernetes"."""
     protections: frozenset[Protection]
     reason: str = ""
     """Why a protection is missing."""
@@ -55,8 +55,8 @@ class Isolation:
         """Check the isolation.
 
         Args:
-            required: The protections that have to be in force.
-            named: Whether the caller has named the method, for the advice in the error.
+            required: The protections that must be in force.
+            named: Whether the caller has chosen the method, for the advice in the error.
 
         Raises:
             SandboxRefused: A required protection is not in force.
@@ -78,7 +78,7 @@ def protections_of(names: Collection[Protection | str]) -> frozenset[Protection]
 
 
 class SandboxError(ToolExecutionError):
-    """A sandbox cannot do what it was asked to do. The text names the path or the option."""
+    """An operation of a sandbox failed. The text names the path or the option."""
 
 
 class SandboxRefused(SandboxError):
@@ -108,7 +108,7 @@ class RunResult:
     """The end of a program."""
 
     exit_code: int
-    """As in a shell: 127 if there is no such program, 128 plus the signal's number if a signal has ended it."""
+    """As in a shell: 127 if there is no such program, 128 plus the number of the signal that has ended it."""
     stdout: bytes
     """The newest output, up to the limit."""
     stderr: bytes
@@ -170,10 +170,10 @@ class Sandbox(Protocol):
         cwd: str = ".",
         output_bytes: int = OUTPUT_BYTES,
     ) -> RunResult:
-        """Run a program to its end. No process of it is left afterwards, also if the caller is cancelled.
+        """Run a program to its end. No process of it is left afterwards, even if the caller is cancelled.
 
-        Several programs can run at once; the end of one does not disturb the others. They share folder and limits.
-        A program begins after a snapshot that is being made.
+        Several programs can run at once, with the same folder and limits. When one ends, the others continue. A program
+        waits for a snapshot that is being made.
 
         Args:
             command: The words of a command, or a text that runs in a shell.
@@ -215,11 +215,11 @@ class Sandbox(Protocol):
         """Remove a file. Raises SandboxFileError, also if there is no such file."""
 
     async def list_files(self, path: str = ".", *, depth: int = 1) -> list[FileInfo]:
-        """Return the files and folders of a folder, sorted by path. At most LISTED are returned, and no links.
+        """Return the files and folders of a folder, without links, sorted by path. At most LISTED are returned.
 
         Args:
-            path: The folder; of a file, the file itself is returned.
-            depth: 2 has the content of its folders, too, and so on.
+            path: The folder. For a file, the file itself is returned.
+            depth: The levels of folders; 2 includes the content of its folders.
 
         Raises:
             SandboxFileError: There is no such folder.
@@ -228,7 +228,7 @@ class Sandbox(Protocol):
     async def snapshot(self) -> "Snapshot":
         """Copy the working folder. Raises SandboxError while a program runs, and if the folder is too large.
 
-        Programs, writes and removals that come meanwhile wait until the copy is made.
+        Programs, writes and removals that start during the copy wait for it.
         """
 
 
@@ -251,7 +251,7 @@ class Snapshot(Protocol):
 
 
 def check_program(argv: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Raise SandboxError if there is no program with these words and variables on any machine."""
+    """Raise SandboxError if no machine can run a program with these words and variables."""
     if not argv or any("\0" in text for text in [*argv, *environment, *environment.values()]):
         raise SandboxError("command, environment: it is empty, or has a null character")
     if any(not name or "=" in name for name in environment):

@@ -1,7 +1,7 @@
 """Copies the artifacts of a task from the agent's box into that of the tests.
 
-The daemon reads and writes the files. Neither a program that the agent has replaced nor a file that it has put beside
-an artifact gets into the box of the tests.
+The daemon reads and writes the files, so programs that the agent has replaced are not used, and files that it has put
+beside an artifact are not copied.
 """
 
 import fnmatch
@@ -15,15 +15,15 @@ from osmosis_grpc.tools.tasks.harbor_task import Artifact
 
 _EMPTY = """if [ -d "$1" ]; then find "$1" -mindepth 1 -delete; else rm -f "$1"; fi"""
 _NOWHERE = "/artifact"
-"""A folder that stands for the artifact when its links are checked."""
+"""A folder that represents the artifact when its links are checked."""
 
 
 async def copy_artifacts(
     machine: DockerMachine, artifacts: Sequence[Artifact], source: str, folder: str, target: str, most: int
 ) -> None:
-    """Copy artifacts, each to its own path. A folder replaces what the other container has there.
+    """Copy artifacts, each to its own path. A folder replaces the one at this path.
 
-    Those that do not exist, and links that lead out of their artifact, are left out.
+    Missing artifacts, and links that lead out of their artifact, are left out.
 
     Args:
         machine: The machine of both containers.
@@ -31,7 +31,7 @@ async def copy_artifacts(
         source: The container with the artifacts, which is paused.
         folder: The folder of artifacts with relative paths.
         target: The other container.
-        most: An artifact has at most so many bytes.
+        most: The most bytes of an artifact.
 
     Raises:
         SandboxError: A container failed, or an artifact is larger.
@@ -48,11 +48,12 @@ async def copy_artifacts(
 
 
 def placed(path: str, exclude: Sequence[str] = ()) -> Callable[[tarfile.TarInfo], tarfile.TarInfo | None]:
-    """Return what makes of the archive of a path one of the root folder, without members that lead out of the path.
+    """Return a function that moves the members of a path's archive to the root folder, except those that lead out of
+    it.
 
     Args:
         path: The absolute path of a file or a folder.
-        exclude: Patterns of files that are left out, as tar has them.
+        exclude: Patterns of files that are left out, as in tar.
     """
     top = posixpath.basename(path)
 

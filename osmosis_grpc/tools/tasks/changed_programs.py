@@ -1,7 +1,7 @@
-"""Finds what an agent has changed that the tests of its task run, too: programs, libraries, and what loads before them.
+"""Finds changes of an agent to programs, libraries and startup files that the tests of its task use, too.
 
-In the mode that Harbor calls shared, the tests run in the file system that the agent has left. An agent that may write
-anywhere can replace the interpreter of the tests, and no copy of the tests helps against that. So it is reported.
+In Harbor's mode "shared", the tests run in the file system that the agent has left. An agent that may write anywhere
+can replace the interpreter of the tests, and a fresh copy of the tests does not help. So such changes are reported.
 """
 
 import posixpath
@@ -15,18 +15,18 @@ _LOADED = ("sitecustomize.py", "usercustomize.py")
 """Modules that every Python interpreter imports at its start."""
 _SETTINGS = ("/etc/ld.so.preload", "/etc/ld.so.cache", "/etc/environment")
 _LEFT_OUT = ("/__pycache__", ".pyc", "/docker-init")
-"""Compiled files, and what Docker itself puts into each container."""
+"""Compiled files, and files that Docker itself puts into each container."""
 MOST = 20
-"""At most so many paths are reported."""
+"""The most paths that are reported."""
 LOOKS = 100
-"""At most so many new programs are compared with those of other folders."""
+"""The most new programs that are compared with those of other folders."""
 
 
 async def changed_programs(machine: DockerMachine, name: str) -> list[str]:
-    """Return the paths of a container that change what its programs do, at most 20. Raises SandboxError.
+    """Return changed paths of a container that affect its programs, at most 20. Raises SandboxError.
 
-    These are programs and libraries of the image that are no longer the same, new programs with the name of another
-    one, and files that a program loads at its start.
+    These are changed programs and libraries of the image, new programs with the name of another one, and files that a
+    program loads at its start.
 
     Args:
         machine: The machine of the container.
@@ -45,10 +45,10 @@ async def changed_programs(machine: DockerMachine, name: str) -> list[str]:
 
 
 def suspects(changes: Mapping[str, bool]) -> list[str]:
-    """Return the changed paths that change what programs do, as their names say.
+    """Return the changed paths that affect programs, judged by their names.
 
     Args:
-        changes: Whether the image has the path, by each changed path. A folder in which a path has changed is one, too.
+        changes: For each changed path, whether the image has it. The folders of a changed path are included.
     """
     folders = {posixpath.dirname(path) for path in changes}
     return [path for path, of_image in changes.items() if path not in folders and _is_suspect(path, of_image)]

@@ -1,7 +1,7 @@
 """Reads a task in Harbor's format: a folder with task.toml, instruction.md, environment/, tests/ and solution/.
 
-A key that would change the task and is not supported is refused by its name. Harbor ignores keys that it does not know;
-they are logged here.
+An unsupported key that would change the task is refused with an error that names it. Unknown keys, which Harbor
+ignores, are logged.
 """
 
 import logging
@@ -21,13 +21,13 @@ log = logging.getLogger(__name__)
 CONFIG = "task.toml"
 COMPOSE = "docker-compose.yaml"
 ARTIFACTS = "/logs/artifacts"
-"""What a program writes here is always an artifact."""
+"""The folder whose files are always artifacts."""
 _UNSUPPORTED: Mapping[str, tuple[str, ...]] = {
     "": ("steps", "multi_step_reward_strategy"),
     "environment": ("gpus", "gpu_types", "tpu", "mcp_servers", "skills_dir", "healthcheck"),
     "verifier": ("collect",),
 }
-"""Keys that change what a task is, by their tables."""
+"""Keys that would change a task, by their tables."""
 _KNOWN: Mapping[str, str] = {
     "": "schema_version version task metadata verifier agent environment solution source artifacts",
     "agent": "timeout_sec user network_mode allowed_hosts",
@@ -42,30 +42,30 @@ _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where the agent, or the tests, of a task run."""
+    """The environment of a task's agent or of its tests."""
 
     image: str
-    """A prebuilt image; empty for that of `folder`."""
+    """A prebuilt image; empty if it is built from `folder`."""
     folder: Path
     """The folder with the Dockerfile."""
     build_seconds: float = 600.0
     cpus: float | None = None
     memory_mib: int | None = None
     workdir: str = ""
-    """The working folder; empty for that of the image."""
+    """The working folder; empty for the image's."""
     env: Mapping[str, str] = field(default_factory=dict)
     network: bool = True
-    """Whether there is a network without limits."""
+    """Whether the whole network can be reached."""
     hosts: tuple[str, ...] = ()
-    """What can be reached without such a network."""
+    """The hosts that can be reached otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Artifact:
-    """What is copied from the box of the agent into a separate one of the tests."""
+    """A path that is copied from the box of the agent into a separate box of the tests."""
 
     source: str
-    """An absolute path, or one below the working folder."""
+    """An absolute path, or one relative to the working folder."""
     exclude: tuple[str, ...] = ()
 
 
@@ -78,20 +78,20 @@ class HarborTask:
     folder: Path
     instruction: str
     place: Place
-    """Where the agent works."""
+    """The environment of the agent."""
     agent_seconds: float | None = None
-    """The agent may work for so long."""
+    """The time limit of the agent, in seconds."""
     agent_user: str | int | None = None
-    """The user of the agent; None for that of the image."""
+    """The user of the agent; None for the image's."""
     verifier_place: Place
-    """Where the tests run."""
+    """The environment of the tests."""
     verifier_seconds: float = 600.0
     verifier_user: str | int | None = None
     verifier_env: Mapping[str, str] = field(default_factory=dict)
     separate: bool = False
-    """Whether the tests get only the artifacts, and not the whole file system that the agent has left."""
+    """Whether the tests get only the artifacts instead of the whole file system that the agent has left."""
     bundled_tests: bool = False
-    """Whether the image of the tests has them already."""
+    """Whether the image of the tests already has the tests."""
     artifacts: tuple[Artifact, ...] = ()
 
     @property
@@ -106,7 +106,7 @@ class HarborTask:
 
     @property
     def metadata(self) -> dict[str, str]:
-        """What a request says of its task. A server with other files of the task refuses it. Raises OSError."""
+        """The metadata of a request for the task. A server with other files of the task refuses it. Raises OSError."""
         return {"task": self.name, "task_digest": self.digest()}
 
     def digest(self) -> str:
@@ -115,7 +115,7 @@ class HarborTask:
 
 
 def load_task(folder: Path) -> HarborTask:
-    """Return the task of a folder. Raises ValueError, which begins with the file, for what is missing or refused."""
+    """Return the task of a folder. Raises ValueError, which begins with the file, for missing or refused parts."""
     path = folder / CONFIG
     try:
         table = tomllib.loads(path.read_text())
@@ -134,7 +134,7 @@ def load_tasks(folder: Path) -> dict[str, HarborTask]:
     """Return the tasks of a folder, by their names; or the one task that the folder is.
 
     Args:
-        folder: A task, or a folder of tasks. Folders without task.toml in it are left out.
+        folder: A task, or a folder of tasks. Its folders without task.toml are left out.
 
     Raises:
         ValueError: There is no task, or one cannot be used. The message begins with the file.
@@ -205,7 +205,7 @@ def _check(folder: Path, table: Mapping[str, Any], within: str = "") -> None:
 
 
 def _place(folder: Path, own: Mapping[str, Any], phase: Mapping[str, Any], name: str) -> Place:
-    """Return where a phase of a task runs. The network of the phase wins over that of the environment."""
+    """Return the environment of a phase of a task. The network of the phase replaces that of the environment."""
     if str(own.get("os", "linux")).lower() != "linux":
         raise ValueError(f"{name}.os: {own['os']!r} is not supported")
     if (folder / COMPOSE).exists():
@@ -268,7 +268,7 @@ def _mib(text: Any, name: str) -> float | None:
 
 
 def resolved_env(env: Mapping[str, str]) -> dict[str, str]:
-    """Return variables with the server's own ones in place of ${NAME} and ${NAME:-default}.
+    """Return variables in which ${NAME} and ${NAME:-default} are replaced by the server's variables.
 
     Raises ValueError for a variable that the server does not have.
     """

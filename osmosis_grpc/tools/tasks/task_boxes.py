@@ -24,7 +24,7 @@ class TaskBoxes:
 
     Args:
         folder: A task in Harbor's format, or a folder of tasks.
-        machine: Makes the boxes. The fields of its configuration that a task does not set hold for all tasks.
+        machine: Makes the boxes. Its configuration applies to all fields that a task does not set.
 
     Raises:
         ValueError: There is no task, or one cannot be used.
@@ -42,7 +42,7 @@ class TaskBoxes:
                     raise ValueError(f"{task.folder}: {error}") from None
 
     def task_of(self, metadata: Mapping[str, Any]) -> HarborTask:
-        """Return the task that a request's metadata name, as the rows of `-d FOLDER` do. Raises InvalidArgument."""
+        """Return the task that a request's metadata names, as in the rows of `-d FOLDER`. Raises InvalidArgument."""
         name = metadata.get("task")
         if not isinstance(name, str) or name not in self.tasks:
             known = ", ".join(list(self.tasks)[:5]) + (", ..." if len(self.tasks) > 5 else "")
@@ -74,8 +74,8 @@ class TaskBoxes:
     async def verify(self, task: HarborTask, box: ContainerSandbox) -> Verdict:
         """Run the tests of a task in a new box. The box of the agent ends.
 
-        The new box has the file system that the agent has left, or only the artifacts if the task says so. The agent's
-        processes, the tests that it may have written, and its reward files are not in it.
+        The new box has the file system that the agent has left, or only the artifacts if the task requires this. It
+        does not have the agent's processes, tests that it may have written, or its reward files.
 
         Args:
             task: The task.
@@ -86,7 +86,7 @@ class TaskBoxes:
         """
         await self._check_files(task)
         config = await self._config(task.verifier_place, task.verifier_user)
-        await self._machine.pause(box.name)  # nothing that the agent has started changes a file any more
+        await self._machine.pause(box.name)  # the agent's processes can no longer change a file
         if task.separate:
             async with self._machine.sandbox(box.name, config=config) as fresh:
                 most = config.snapshot_bytes
@@ -119,6 +119,6 @@ class TaskBoxes:
         )
 
     async def _check_files(self, task: HarborTask) -> None:
-        """Raise SandboxError if the files of a task are not those with which the server began."""
+        """Raise SandboxError if the files of a task have changed since the start of the server."""
         if await asyncio.to_thread(task.digest) != self._digests[task.name]:
             raise SandboxError(f"{task.folder}: its files have changed since the server began; start it again")

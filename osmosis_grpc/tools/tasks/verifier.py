@@ -1,4 +1,4 @@
-"""The tests of a task: what their reward files say."""
+"""Runs the tests of a task, and reads their reward files."""
 
 import json
 import tarfile
@@ -17,12 +17,12 @@ TEXT, JSON = "reward.txt", "reward.json"
 MOST_BYTES = 64 * 1024
 MOST_OF_TESTS = 1024 * 1024 * 1024
 SAID = 2000
-"""A verdict has at most this many characters of the tests' output."""
+"""The most characters of the tests' output in a verdict."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What the tests of a task say."""
+    """The result of the tests of a task."""
 
     reward: float | None = None
     rewards: Mapping[str, float] = field(default_factory=dict)
@@ -44,7 +44,7 @@ async def run_tests(task: HarborTask, box: ContainerSandbox, machine: DockerMach
 
     Args:
         task: The task.
-        box: The box with what the agent has left.
+        box: The box with the files of the agent.
         machine: The machine of the box.
 
     Raises:
@@ -83,7 +83,7 @@ async def run_tests(task: HarborTask, box: ContainerSandbox, machine: DockerMach
 async def _file(machine: DockerMachine, name: str, path: str) -> bytes | None:
     """Return the content of a file of a container; None if there is none.
 
-    Raises ValueError for what is no plain file, and for one that is too large.
+    Raises ValueError if it is not a plain file, or is too large.
     """
     try:
         content = await machine.read_path(name, path, MOST_BYTES)

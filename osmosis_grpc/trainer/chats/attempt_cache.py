@@ -5,11 +5,11 @@ Theory of operation. A chat is in one of these states:
     sampling     its policy call runs                                                 task, done is open
     unwritten    its reply is kept, and the ledger has not committed it yet           unwritten
     answered     its reply is kept; `written` has the bytes until they are sent       done
-    failed       it leaves `asked`, so that the next request samples it anew          done has the error
+    failed       it is removed from `asked`, so that the next request samples it      done has the error
 
 and the attempt in one of these:
 
-    live         it takes chats
+    live         it accepts chats
     committing   its outcome is being committed; further reports wait for that        committing
     over         it has a result, and its chats are dropped                           result_id
     ended        it ends without an outcome of its server                             ended
@@ -19,10 +19,10 @@ Rules that every change keeps:
 
 - A reply leaves only after its commit. Otherwise another process would sample again what an agent has already seen.
 - A chat that comes again joins the sampling, or gets the kept reply. The same number with another body is refused.
-- A sampling belongs to the attempt and not to a call. It goes on when its caller leaves, and stops when nobody can want
-  the reply: after abandon(), end() and close().
-- Nothing is written after the end: in the ledger, a late reply would begin the rollout again.
-- Nothing here knows servers, streams or clocks.
+- A sampling belongs to the attempt and not to a call. It continues when its caller leaves, and stops when the reply is
+  no longer needed: after abandon(), end() and close().
+- Nothing is written after the end, because a late reply in the ledger would start the rollout again.
+- This module does not depend on servers, streams or clocks.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ from osmosis_grpc.trainer.chats.sample_state import PendingChat, SampleState, to
 from osmosis_grpc.trainer.chats.sampler import Sampler, versioned
 
 ABORTED_RETRY = 1.0
-"""When the engine has aborted a reply, the server asks again after this many seconds."""
+"""When the engine has aborted a reply, the server sends the chat again after this many seconds."""
 UNWRITTEN_RETRY = 1.0
 """When the ledger cannot be written, a server retries after this many seconds."""
 
@@ -78,7 +78,7 @@ class AttemptCache:
         self.entered = False
         """Whether the ledger knows this attempt."""
         self.replaces = False
-        """Whether the ledger has a lower attempt, and not yet this attempt. After a crash, the lower one goes on."""
+        """Whether the ledger has a lower attempt but not yet this one. After a crash, the lower one would continue."""
         self.replaced = False
         """Whether a higher attempt has replaced this attempt."""
         self.restored = False
@@ -110,7 +110,7 @@ class AttemptCache:
             position = sample.tree.insert_after(request.parent_chat, request.messages[request.prefix_len :])
         if position is None and request.parent_chat and not request.prefix_len:
             raise UnknownChat(request.sample, request.parent_chat)
-        if position is None:  # the history is whole, and continues no chat or one that an earlier process answered
+        if position is None:  # a full history that continues no chat, or one that an earlier process answered
             position = sample.tree.insert(request.messages)
         params = jsontext.canonical(dict(request.params)) if request.params else "{}"
         body = (position.node, params, self._tools_of(request), request.purpose, request.policy)
@@ -182,7 +182,7 @@ class AttemptCache:
         stopped = task.cancelling() > 0 if isinstance(task, asyncio.Task) else cancelled
         if stopped and isinstance(reply, BaseException):
             name = f"chat {request.chat_number} of rollout {request.rollout_id}"
-            if self.replaced:  # the answer to the next try says whether the attempt is over
+            if self.replaced:  # the answer to the next try shows whether the attempt is over
                 asked.fail(Unavailable(f"the sampling of {name} was stopped by a higher attempt", retry_after=0.0))
             else:
                 asked.fail(Cancelled(f"the sampling of {name} was stopped, because no reply is needed any more"))
@@ -199,7 +199,7 @@ class AttemptCache:
                 asked.answer(reply)
                 errors.answered(request)
                 return True
-            if self.result_id is not None or self.ended:  # in the ledger, the reply would begin the rollout again
+            if self.result_id is not None or self.ended:  # in the ledger, the reply would start the rollout again
                 asked.fail(FailedPrecondition(f"rollout {request.rollout_id} has ended", kind="ENDED"))
                 return False
             asked.keep(reply)
@@ -295,7 +295,7 @@ class AttemptCache:
 
 
 def names(sample: str, chat_number: int, of_sample: str, of_number: int) -> bool:
-    """Return whether the sample and the chat number of an AbandonChatRequest name the other sample and chat number."""
+    """Return whether an AbandonChatRequest with this sample and chat number includes another sample and chat number."""
     return sample in ("", of_sample) and chat_number in (0, of_number)
 
 
@@ -321,11 +321,11 @@ def _error_of(reply: object) -> BaseException | None:
     if isinstance(reply, ChatResponse):
         aborted = reply.finish_reason in ABORTED
         return Unavailable("the engine aborted the reply", retry_after=ABORTED_RETRY) if aborted else None
-    if isinstance(reply, asyncio.CancelledError):  # of what the policy awaits, such as a closed engine
+    if isinstance(reply, asyncio.CancelledError):  # raised by what the policy awaits, such as a closed engine
         problem = RuntimeError("the policy's call was cancelled, but not by the trainer")
         problem.__cause__ = reply
         return problem
-    if isinstance(reply, StopIteration | StopAsyncIteration):  # generators on its way would hide where it is from
+    if isinstance(reply, StopIteration | StopAsyncIteration):  # generators that it passes through would hide its origin
         return RuntimeError(f"the policy raised {reply!r}").with_traceback(reply.__traceback__)
     return reply if isinstance(reply, BaseException) else None
 

@@ -17,10 +17,9 @@ Samples = dict[str, SampleState]
 
 
 def question_of(received: ChatRequest, parent_chat: int) -> bytes:
-    """Return the bytes of a received chat if they are the question of its row; otherwise no bytes.
+    """Return the bytes of a received chat if the ledger can store them unchanged; otherwise no bytes.
 
-    They are if they have the messages after the reply of `parent_chat`, which the chat continues, and nothing that the
-    row leaves out.
+    It can if the chat has exactly the messages after the reply of `parent_chat`, and no fields that the row leaves out.
     """
     more = received.prefix_len or received.tools_overridden or received.state
     return b"" if more or received.parent_chat != parent_chat else received.wire
@@ -43,7 +42,7 @@ def kept_chat(request: ChatRequest, asked: PendingChat) -> ChatRow:
 def _question(request: ChatRequest) -> bytes:
     if request.state or request.tools_overridden:
         request = replace(request, state=b"", tools=None, tools_overridden=False)
-    if request.prefix_len and not request.parent_chat:  # the prompt has the tokens of the original
+    if request.prefix_len and not request.parent_chat:  # a fork, whose prompt has the tokens of the original
         request = replace(request, prefix_len=0, known_ids=None)
     return chat_bytes(request, delta=True, all_tools=False, blobs=True)
 

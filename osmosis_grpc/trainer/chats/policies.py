@@ -3,7 +3,7 @@
 - A CallError, such as Unavailable, refuses the chat. The agent gets this error.
 - Any other exception, and a result that is not a reply, means that the policy itself has failed. The agent gets
   Internal, and the log has the traceback. If a rollout or a whole group fails because of it, the trainer raises the
-  exception in the program that waits for them. Otherwise a training loop would go on without any data.
+  exception in the waiting program. Otherwise a training loop would continue without data.
 """
 
 import logging
@@ -46,11 +46,11 @@ class PolicyFailure:
 
     @property
     def name(self) -> str:
-        """The policy as messages call it, with its name if it has one."""
+        """The policy's description for messages, with its name if it has one."""
         return f"the policy {self.policy!r}" if self.policy else "the policy"
 
     def of_rollout(self, reported: Failure | None) -> Failure:
-        """Return the failure of the rollout. `reported` is what the server reported; it may blame the agent."""
+        """Return the failure of the rollout. `reported` is the server's, which may blame the agent."""
         text = str(self)
         if reported is not None and reported.boundary != "trainer":
             text = clip(f"{text}; then the {reported.boundary} failed: {reported.message}")
@@ -91,7 +91,7 @@ class PolicyErrors:
         return self._log(key, failure)
 
     def answered(self, request: ChatRequest) -> None:
-        """Note that a chat has its reply."""
+        """Record that a chat has its reply."""
         if self._any:
             self.listener(key_of(request), None)
 
@@ -127,8 +127,7 @@ def _place(trace: TracebackType | None) -> object:
 
 
 Policies = Policy | Mapping[str, Policy]
-"""One policy, for chats that name none; or several by name. The policy with an empty name is for chats that name none.
-"""
+"""A policy, or several by name. The policy with an empty name answers the chats that name none."""
 
 
 class PolicyTable:
@@ -152,7 +151,7 @@ class PolicyTable:
         self._any_name = any_name
 
     def __iter__(self) -> Iterator[Policy]:
-        """Yield each policy once, also if it has several names."""
+        """Yield each policy once, even if it has several names."""
         return iter({id(policy): policy for policy in self._named.values()}.values())
 
     def of(self, name: str) -> Policy:

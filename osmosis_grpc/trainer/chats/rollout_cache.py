@@ -26,7 +26,7 @@ Recorded = Callable[[Receipt | CallError, RolloutOutcome | None], None]
 
 
 class LedgerReceipt:
-    """Confirms one outcome. The copy that another process unpickles has no ledger."""
+    """Confirms one outcome. A copy that another process unpickles has no ledger."""
 
     __slots__ = ("_key", "_ledger")
 
@@ -221,8 +221,8 @@ class RolloutCache:
     def _is_over(self, rollout_id: str) -> CallError:
         """Return the error for the server of an attempt that is not the newest.
 
-        Aborted ends the attempt at its server. So it is not sent before the ledger has the newest attempt: after a
-        crash, the rollout would go on as an attempt that has ended without an outcome.
+        Aborted ends the attempt at its server. So it is sent only after the ledger has the newest attempt. Otherwise,
+        after a crash, the trainer would continue with an attempt that has ended without an outcome.
         """
         entry = self._rollouts.get(rollout_id)
         newest = entry.attempt if entry is not None else 0
@@ -233,13 +233,13 @@ class RolloutCache:
         return Aborted(f"rollout {rollout_id} is at attempt {newest}", rollout_id=rollout_id, attempt=newest)
 
     def entered(self, rollout_id: str, attempt: int, *, dropped: bool = False) -> None:
-        """Note that the ledger has an attempt, or with `dropped` no attempt of the rollout."""
+        """Record that the ledger has an attempt, or with `dropped` no attempt of the rollout."""
         entry = self._rollouts.get(rollout_id)
         if entry is not None and entry.attempt == attempt:
             entry.entered, entry.replaces = not dropped, False
 
     def replaces(self, rollout_id: str) -> bool:
-        """Return whether a lower attempt has to stay at its server, because the ledger has not yet the newest one."""
+        """Return whether a lower attempt must stay at its server until the ledger has the newest one."""
         entry = self._rollouts.get(rollout_id)
         return entry is not None and entry.replaces
 

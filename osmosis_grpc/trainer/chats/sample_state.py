@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from osmosis_grpc.storage.ledger import ChatRow
 
 Body = tuple[Node, str, str, ChatPurpose, str]
-"""The last node of the history (equal histories have the same node), parameters, digest of the tools, purpose, policy.
-"""
+"""What makes two chats equal: the last node of the history, the parameters, the digest of the tools, the purpose and
+the policy. Equal histories have the same last node."""
 
 
 class PendingChat:
@@ -192,7 +192,7 @@ class SampleState:
             position = self.tree.insert_after(asked.parent_chat, asked.messages)
         else:
             position = self.tree.insert(asked.messages)
-        if position is not None:  # without the continued chat, the sample stays as reported
+        if position is not None:  # otherwise the continued chat is missing, and the sample stays as reported
             self._add(asked, position, asked.parent_chat, tools_digest(asked.tools), response, forked=forked)
 
     def learn(self, asked: ChatRequest, parent_chat: int, tools: str, response: ChatResponse) -> None:
@@ -264,7 +264,7 @@ class SampleState:
             and _shape(reported.segments) != _shape(segments)
         ):
             return _untrainable(reported, "its segments do not agree with the chats that were answered here")
-        if _shape(reported.segments) == _shape(segments):  # the server may know more about why a segment began
+        if _shape(reported.segments) == _shape(segments):  # the server may know better why a segment began
             told = zip(segments, reported.segments, strict=True)
             segments = tuple(s if s.split is r.split else replace(s, split=r.split or s.split) for s, r in told)
         return replace(reported, segments=segments, trainable=not reason, not_trainable_reason=reason)

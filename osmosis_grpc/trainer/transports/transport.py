@@ -1,8 +1,8 @@
-"""Transport connects a trainer to its named agent servers. Each transport has a subclass.
+"""Transport connects a trainer to its agent servers. Each transport has a subclass.
 
-The set of named servers changes while rollouts run: sources name other servers, and a server names its workers. The
-transport connects to each new server. A server that is no longer named is retired: it gets no new rollouts, its running
-ones end there as long as it can be reached, and then the transport forgets it.
+The list of servers changes while rollouts run, because sources change, and because a server names its workers. The
+transport connects to each new server. A server that is no longer in the list is retired: it gets no new rollouts,
+finishes its running ones as long as it can be reached, and is then forgotten.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ WARN = job("trainer.warn", OnFailure.RESTART)
 TARGET = "target "
 """The prefix of the ledger's key for a server to which the trainer connects."""
 RETIRE_PERIOD = 0.25
-"""The transport looks at each retired server every this many seconds."""
+"""The seconds between two checks of a retired server."""
 FIRST_CONNECTION = 10.0
 """A server that only the ledger names is forgotten if it cannot be reached within this many seconds."""
 
@@ -78,7 +78,7 @@ class Transport(ABC, Generic[Link]):
         config: TrainerConfig,
     ) -> None:
         self.address = listen
-        """HOST:PORT where the trainer listens, with the bound port after listen(). Empty if the trainer only dials."""
+        """HOST:PORT where the trainer listens, with the bound port after listen(). Empty if it does not listen."""
         self._scheduler = scheduler
         self._sources = sources
         self._credentials = credentials
@@ -108,7 +108,7 @@ class Transport(ABC, Generic[Link]):
         """Do what is necessary after a named server was not reached."""
 
     async def find_servers(self) -> None:
-        """Look at all sources for the first time. Raises WrongList."""
+        """Read all sources for the first time. Raises WrongList."""
         await asyncio.gather(*(source.first_look() for source in self._sources))
         self._scheduler.servers.why_not_more = lambda: [source.problem for source in self._sources if source.problem]
 
@@ -218,7 +218,7 @@ class Transport(ABC, Generic[Link]):
             )
         if link.attached:
             link.part()
-            await asyncio.sleep(RETIRE_PERIOD)  # the last frames go out
+            await asyncio.sleep(RETIRE_PERIOD)  # the last frames are still being sent
         self._dialled.pop(server.target.address, None)
         self._scheduler.remove(link, f"server {link.name} is no longer one of this trainer's servers")
         server.retiring = None
@@ -256,7 +256,8 @@ class Transport(ABC, Generic[Link]):
     async def _keep_connected(self, server: Dialled[Link]) -> None:
         """Connect again after each connection, with growing pauses.
 
-        Ends if another stream of this attachment has replaced the stream: two owners would replace each other for ever.
+        Ends if another stream of this attachment has replaced the stream; otherwise two owners would replace each other
+        forever.
         """
         link = server.link
 

@@ -31,8 +31,8 @@ MAX_PARKED = 64
 class OpenChats:
     """The open chats of one agent server.
 
-    `unopened` returns whether a rollout waits for the answer to its Init. `superseded` is called with the id of a
-    rollout, an attempt that another attempt has replaced, and the other attempt (0 if it is unknown).
+    `unopened` returns whether a rollout waits for the answer to its Init. `superseded` is called for a replaced
+    attempt, with the rollout's id, the attempt and the new attempt (0 if unknown).
     """
 
     def __init__(
@@ -81,11 +81,11 @@ class OpenChats:
         """Answer a chat. Raises ResourceExhausted if the server exceeds the largest window granted on this stream."""
         key = (message.rollout_id, message.attempt, message.sample, message.chat_number)
         if key in self._open:
-            return  # the server sent the chat twice on this stream, and gets one answer
+            return  # the server sent the chat twice on this stream and gets only one answer
         if self._unopened(key[:2]):  # the server sends the lost answer to the Init again
             waiting = self._parked.setdefault(key[:2], [])
             if len(waiting) < MAX_PARKED:
-                waiting.append(copy.deepcopy(message))  # the frame does not live as long
+                waiting.append(copy.deepcopy(message))  # the frame is freed earlier
             return
         if len(self._open) >= self._granted:
             text = f"the window is {self._granted} open chats"

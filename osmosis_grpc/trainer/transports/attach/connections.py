@@ -1,7 +1,4 @@
-"""The attach transport: the trainer opens streams to the named servers.
-
-Other servers may dial in: they open streams to the trainer.
-"""
+"""The attach transport: the trainer opens streams to its servers, and other servers may open streams to the trainer."""
 
 import asyncio
 import logging
@@ -37,19 +34,19 @@ log = logging.getLogger(__name__)
 
 ATTACH = "/osmosis.rollout.v1.RolloutService/Attach"
 JOURNAL = "journal "
-"""The prefix of the ledger's key for a server that dials in."""
+"""The prefix of the ledger's key for a server that opens the stream."""
 MAX_DIALLED = 1024
-"""How many agent servers may dial in."""
+"""How many agent servers may open streams."""
 MAX_WORKERS = 1024
 """How many workers of one server are used."""
 SHORTEST_HEARTBEAT = 0.1
-"""The trainer sends heartbeats no more often than every this many seconds, even if the server asks for more."""
+"""The shortest interval of heartbeats, in seconds, even if the server requests a shorter one."""
 ASK_WORKERS = job("trainer.ask_workers", OnFailure.RESTART)
 _HEARTBEAT = trainer_frame("heartbeat", attach_pb2.Heartbeat())
 
 
 class AttachTransport(Transport[AttachedServer], services_pb2_grpc.TrainerServiceServicer):
-    """The streams of one trainer. The RPC Accept is for agent servers that dial in."""
+    """The streams of one trainer. Agent servers open streams with the RPC Accept."""
 
     _server: grpc.aio.Server | None = None
     _asking: "asyncio.Task[None] | None" = None
@@ -66,7 +63,7 @@ class AttachTransport(Transport[AttachedServer], services_pb2_grpc.TrainerServic
         self.address = self._network.listen(self._server, self.address, self._security)
 
     def add_servers(self, kept: Iterable[LedgerRollout]) -> None:
-        """Add the named servers, and each server that dialled in before and has rollouts in the ledger."""
+        """Add the servers of the sources, and each server with rollouts in the ledger that opened its stream itself."""
         super().add_servers(kept)
         if self._server is not None:
             rows = [row for row in kept if row.init is not None and row.server_key.startswith(JOURNAL)]
@@ -96,7 +93,7 @@ class AttachTransport(Transport[AttachedServer], services_pb2_grpc.TrainerServic
     Complete = Chat
 
     async def Accept(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
-        """Serve the stream of an agent server that dials in. Raises CallError when the server is refused."""
+        """Serve the stream that an agent server opens. Raises CallError when the server is refused."""
         servers, peer = self._scheduler.servers, context.peer()
         credential = self._guard(context) if self._guard is not None else ""
         stream = FrameStream(context, _HEARTBEAT, waits=True)
@@ -131,9 +128,9 @@ class AttachTransport(Transport[AttachedServer], services_pb2_grpc.TrainerServic
             return await self._live(link, stream, hello, granted)
 
     def _not_reached(self, server: Dialled[AttachedServer]) -> None:
-        """Ask for the workers of the server that has named an unreached worker. Perhaps the worker has left for good.
+        """Call the server that has named an unreachable worker, because this worker may no longer exist.
 
-        A hello is sent once, so without this question the trainer would try such a worker until its next stream.
+        Only a hello lists the workers, so without the call the trainer would try the worker until its next stream.
         """
         naming = [self._dialled[each] for each, workers in self._workers.items() if server.target.address in workers]
         attached = [each for each in naming if each.link.attached]
@@ -152,7 +149,7 @@ class AttachTransport(Transport[AttachedServer], services_pb2_grpc.TrainerServic
             info = await calls.ask(
                 "GetServerInfo", control_pb2.GetServerInfoRequest(), control_pb2.GetServerInfoResponse
             )
-        except CallError:  # the next attempt to reach the worker asks again
+        except CallError:  # the next attempt to reach the worker repeats this call
             return
         finally:
             await channel.close()

@@ -168,7 +168,7 @@ class AttachedServer(AgentServerLink):
 
     def part(self) -> None:
         if self.stream is not None:
-            if self.scheduler.ledger is None and GOODBYE in self.features:  # with a ledger, the next process goes on
+            if self.scheduler.ledger is None and GOODBYE in self.features:  # with a ledger, the next process continues
                 self.stream.send(trainer_frame("goodbye", pb.Goodbye()))
             self.stream.end(None)
 

@@ -73,7 +73,7 @@ class OpenRequests(Generic[Answer]):
 
 
 MAX_WAITING = 4096
-"""When this many events wait for their reader, the subscription is paused."""
+"""A subscription is paused when this many of its events are unread."""
 
 
 class Subscription:

@@ -51,9 +51,9 @@ PING_PERIOD = 5.0
 """The pause between two pings of a server, in seconds."""
 PING_TIMEOUT = 10.0
 STATE_PERIOD = 0.25
-"""The link checks the state of its channel every this many seconds, to notice the end of the connection."""
+"""The seconds between two checks of the channel's state, which notice the end of the connection."""
 MAX_CALLS = 256
-"""At most this many calls are open at one server. Inits and cancels are counted together."""
+"""The most open calls at one server, Inits and cancels together."""
 RESEND_PAUSE = 1.0
 """An Init that renews a callback is repeated after this many seconds if the server refuses it for now."""
 
@@ -77,7 +77,7 @@ class CalledServer(AgentServerLink):
         super().__init__(target, scheduler, server_key=server_key)
         self._lost_after = config.lost_after
         self.credentials = credentials
-        """What the next connection shows."""
+        """The credentials of the next connection."""
         self._network = network
         self._make_callback = make_callback
         self._calls = Calls(credentials, self.cache.metrics.made_calls)
@@ -155,7 +155,7 @@ class CalledServer(AgentServerLink):
             left -= STATE_PERIOD
 
     def _take(self, info: control_pb2.GetServerInfoResponse) -> None:
-        """Use a server that was reached. Resend the Inits and cancels that the server perhaps does not have."""
+        """Use a server that was reached. Resend the Inits and cancels that it may not have."""
         check_protocol(info)
         loops = tuple(loop.name for loop in info.agent_loops)
         self.identify(ServerIdentity(info.journal_id, info.process_id, info.version, loops))
@@ -189,8 +189,8 @@ class CalledServer(AgentServerLink):
     async def _send_init(self, rollout: Rollout, key: RolloutKey) -> None:
         """Send an Init until the server answers, or its connection has ended.
 
-        The worker of the rollout can be away, although the server answers. After `lost_after` seconds the rollout is
-        lost. If the worker comes back, the attempt is cancelled there.
+        The rollout's worker can be away although the server answers. After `lost_after` seconds, the rollout is lost.
+        If the worker comes back, the attempt is cancelled there.
         """
         monotonic = self.scheduler.supervisor.system.monotonic
         away_since: float | None = None
@@ -204,7 +204,7 @@ class CalledServer(AgentServerLink):
                     callback = self._make_callback(key[0], self.features)
                     init = InitRequest(request=rollout.request, callback=callback, trace=rollout.trace)
                     answer = await self._init(init)
-                except (NoAnswer, DeadlineExceeded) as error:  # perhaps the server, or a worker of it, has the rollout
+                except (NoAnswer, DeadlineExceeded) as error:  # the server or one of its workers may have the rollout
                     if isinstance(error, NoAnswer):
                         away_since = None
                     else:
@@ -256,8 +256,8 @@ class CalledServer(AgentServerLink):
     async def _repoint_ended(self) -> None:
         """Renew the callbacks of ended rollouts whose outcomes the server has not delivered.
 
-        Such a callback can have the address of an earlier process, which has recorded the outcome, but whose answer did
-        not reach the server. If the trainer still waits for a rollout, send_init() renews its callback.
+        Such a callback may have the address of an earlier process that recorded the outcome, but whose answer did not
+        reach the server. If the trainer still waits for a rollout, send_init() renews its callback.
         """
         request = control_pb2.ListRolloutsRequest(undelivered=True)
         try:

@@ -1,7 +1,6 @@
-"""CallbackRecorder answers chats with a policy, and calls a function with each outcome.
+"""CallbackRecorder answers chats with a policy, and calls a function with each outcome. The gateway uses it.
 
-CallbackRecorder starts no rollouts and has no ledger, so the function stores the outcomes. The gateway uses
-CallbackRecorder.
+It starts no rollouts and has no ledger, so the function stores the outcomes.
 """
 
 import asyncio
@@ -33,12 +32,11 @@ Record = Callable[[RolloutOutcome, bytes, str], Awaitable[None]]
 class CallbackRecorder(Receiver):
     """Answers callbacks. Used with `async with`.
 
-    `policy` answers all chats, whatever policy they name; the name is in `ChatRequest.policy`.
-    CallbackRecorder awaits `record` with each outcome. When `record` returns, the outcome is recorded. If
-    `record` raises an error, the agent server gets the error and sends the outcome again, except after
-    InvalidArgument, Aborted and Unimplemented. CallbackRecorder forgets a rollout `ttl` seconds after its last call.
-    Raises OSError when the port of `listen` is taken, ValueError for an address that needs more security, and
-    TypeError for a policy that is not callable.
+    `policy` answers all chats, with any policy name in `ChatRequest.policy`. `record` is awaited with each outcome,
+    which is recorded when `record` returns. If `record` raises an error, the agent server gets the error and sends the
+    outcome again, except after InvalidArgument, Aborted and Unimplemented. A rollout is forgotten `ttl` seconds after
+    its last call. Raises OSError when the port of `listen` is taken, ValueError for an address that needs more
+    security, and TypeError for a policy that is not callable.
     """
 
     def __init__(

@@ -4,12 +4,11 @@ isort:skip_file
 Annotations: what became of a rollout after its end, written by the trainer
 or by a person.
 
-The record of a rollout begins with its Init. Annotations continue it to
-the loss: whether the trainer used the rollout, with which weights, and
-which logprobs it computed for the same tokens. A viewer compares them with
-the logprobs of the sampler.
+For example, a trainer records whether it used the rollout, with which
+weights, and which logprobs it computed for the same tokens. A viewer
+compares these with the logprobs of the sampler.
 
-Annotations are events of the rollout. They are kept and forgotten with it.
+Annotations are events of the rollout, and are kept as long as it is.
 """
 
 import builtins
@@ -62,8 +61,8 @@ class AnnotateResponse(google.protobuf.message.Message):
     event_number: builtins.int
     """The number of the event that has the annotation."""
     created: builtins.bool
-    """Whether this request added the annotation. False: an equal one with the
-    same id was there.
+    """Whether this request added the annotation. False if there was already an
+    equal one with the same id.
     """
     def __init__(
         self,

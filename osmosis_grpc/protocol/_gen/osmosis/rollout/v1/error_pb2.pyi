@@ -28,10 +28,10 @@ the message is for people. The reasons:
 A later version may add a reason. A client treats a reason that it does not
 know like the status code.
 
-Standard details are used wherever one fits: BadRequest names wrong fields,
-ResourceInfo names a thing that does not exist, RetryInfo says when to ask
-again, PreconditionFailure says which condition does not hold.
-docs/write-a-trainer.md says where each language has them.
+Standard details are used where possible: BadRequest for wrong fields,
+ResourceInfo for things that do not exist, RetryInfo for the time of a
+retry, PreconditionFailure for conditions that are not met.
+docs/write-a-trainer.md lists where each language has them.
 """
 
 import builtins

@@ -3,10 +3,9 @@
 isort:skip_file
 A conversation: messages, tool calls, tool schemas and sampling parameters.
 
-An OpenAI-style message survives the way through these types. The keys that
-every language uses are typed fields. Every other key travels as JSON text
-in the `extra_json` field beside them. JSON text is used instead of
-google.protobuf.Struct: Struct turns integers into doubles and limits the
+These types preserve every key of an OpenAI-style message. Common keys are
+typed fields. Every other key is in `extra_json` as JSON text, and not in a
+google.protobuf.Struct, which turns integers into doubles and limits the
 depth.
 
 To read a message back as JSON, take the typed fields that are present and
@@ -416,7 +415,7 @@ class SamplingParams(google.protobuf.message.Message):
     seed: builtins.int
     """The seed of the sampler."""
     logprobs: builtins.bool
-    """Whether the agent asks for logprobs."""
+    """Whether the agent requests logprobs."""
     extra_json: builtins.str
     """All other parameters: a JSON object as text. Empty means none."""
     @property

@@ -130,8 +130,8 @@ class RolloutOutcome(google.protobuf.message.Message):
 
     Each attempt has exactly one outcome, with two exceptions. An attempt that a
     higher attempt supersedes ends without an outcome. So does an attempt with a
-    chat that the trainer answered with ABORTED, because that answer says that a
-    higher attempt exists.
+    chat that the trainer answered with ABORTED, because this status means that
+    a higher attempt exists.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -232,8 +232,8 @@ class RolloutOutcome(google.protobuf.message.Message):
 
     @property
     def from_journal(self) -> global___EarlierRun:
-        """Set: the caller's Init did not start this rollout. It had ended in an
-        earlier run of the trainer.
+        """Set if the rollout ended in an earlier run of the trainer, so that the
+        caller's Init did not start it.
         """
 
     def __init__(

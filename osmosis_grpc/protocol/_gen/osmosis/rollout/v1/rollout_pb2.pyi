@@ -211,8 +211,8 @@ class RolloutSpec(google.protobuf.message.Message):
     label: builtins.str
     """The reference answer, for the code that computes the reward."""
     priority: builtins.int
-    """The position in the queue: rollouts of higher priority start first, equal
-    ones in order of arrival.
+    """The position in the queue: rollouts of higher priority start first, those
+    of equal priority in order of arrival.
     """
     tool_server_url: builtins.str
     """The URL of a tool server of the trainer, for the agent. From the HTTP
@@ -245,9 +245,9 @@ class RolloutSpec(google.protobuf.message.Message):
 
     @property
     def agent_timeout(self) -> google.protobuf.duration_pb2.Duration:
-        """The time limit of the agent, greater than zero, counted from acceptance
-        on the monotonic clock, with the time in the queue. Unset means
-        Limits.agent_timeout.
+        """The time limit of the agent, greater than zero. It starts at the
+        acceptance, so it includes the time in the queue, and is measured by the
+        monotonic clock. Unset means Limits.agent_timeout.
         """
 
     @property
@@ -298,11 +298,11 @@ class Fork(google.protobuf.message.Message):
     """A point in a recorded rollout, the original. A rollout that forks from it
     gets the recorded replies up to that chat, and live replies from there on.
 
-    The agent runs from its beginning, its tools included. A chat that the
-    original had answered when it got the reply to `chat` gets the recorded
-    reply under the same sample and number, and a chat that had failed fails
-    again. The trainer is not asked for these chats. The agent has to ask the
-    same questions; otherwise the fork ends FAILED with the reason
+    The agent runs from its beginning, including its tools. Each chat that had a
+    reply in the original when `chat` was answered gets this recorded reply,
+    under the same sample and number. A chat that had failed fails again. The
+    trainer does not get these chats. The agent has to send the same chats as in
+    the original; otherwise the fork ends FAILED with the reason
     REPLAY_DIVERGED. So the messages, the metadata and the sampling parameters
     of both specs are usually equal.
 
@@ -370,9 +370,8 @@ class InitResponse(google.protobuf.message.Message):
 
     @property
     def from_journal(self) -> osmosis_grpc.protocol._gen.osmosis.rollout.v1.outcome_pb2.EarlierRun:
-        """Set: the rollout had ended in an earlier run of the trainer before this
-        request came. Nothing runs. The server sends the recorded outcome to the
-        caller once more.
+        """Set if the rollout ended in an earlier run of the trainer. It does not run
+        again, and the server sends the recorded outcome to the caller once more.
         """
 
     def __init__(
@@ -394,7 +393,7 @@ class Callback(google.protobuf.message.Message):
     """The address of a trainer that serves TrainerService.
 
     The listener accepts messages of 64 MiB (gRPC's default is 4 MiB), and
-    HTTP/2 pings as often as `min_ping_interval` says.
+    HTTP/2 pings at `min_ping_interval`.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -428,8 +427,8 @@ class Callback(google.protobuf.message.Message):
     """The name of the trainer's run: at most 256 printable ASCII characters. A
     trainer makes a new one at every start, and keeps it if it resumes its
     earlier work. An Init that finds a rollout which ended for another run is
-    answered with `from_journal`. Empty: `target` names the run. An
-    attachment has no such field; its id names the run.
+    answered with `from_journal`. If empty, `target` identifies the run. Over
+    an attachment, the attachment id identifies it.
     """
     protocol: builtins.int
     """The highest version of the protocol that the trainer speaks. 0 is read as
@@ -442,7 +441,7 @@ class Callback(google.protobuf.message.Message):
     """
     @property
     def tls(self) -> global___CallbackTls:
-        """Set: the server speaks TLS. It checks the certificate against its own
+        """If set, the server uses TLS and checks the certificate against its own
         list of authorities.
         """
 

@@ -3,13 +3,13 @@
 isort:skip_file
 The two services. The messages are defined in the other files.
 
-RolloutService is served by the agent server. TrainerService is served by a
-trainer that takes callbacks or lets agent servers dial in. The life of a
-rollout is one Init, any number of Chats and one Complete.
+The agent server serves RolloutService. A trainer serves TrainerService if
+it uses callbacks, or if agent servers connect to it. A rollout consists of
+one Init, any number of Chats and one Complete.
 
-Features. A feature is a part of the protocol that a peer may lack. Each
-side lists its features (GetServerInfoResponse, Callback, TrainerHello,
-ServerHello). A sender uses a feature only if its peer lists it:
+Features are optional parts of the protocol. Each side lists its features
+(GetServerInfoResponse, Callback, TrainerHello, ServerHello). A sender uses
+a feature only if its peer lists it:
 
   blobs                 ContentPart.blobs
   abandon_chat          AbandonChat, as RPC and as frame
@@ -19,7 +19,7 @@ ServerHello). A sender uses a feature only if its peer lists it:
   fork                  RolloutSpec.fork
   chat_delta            reserved: streamed replies
 
-All other parts of this version are in every implementation.
+Every implementation has all other parts of this version.
 """
 
 import builtins

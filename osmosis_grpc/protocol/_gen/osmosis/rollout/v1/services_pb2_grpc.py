@@ -109,14 +109,14 @@ class RolloutServiceServicer(object):
         """Starts a rollout and returns its tools.
 
         Idempotent by rollout id and attempt. An equal request gets the same
-        answer, except for `created`, which is true in exactly one of the
-        answers. This holds also while the first request is still being handled,
-        and after the rollout has ended: the server then sends the recorded
-        outcome again. Reusing the id with a different spec fails with
-        ALREADY_EXISTS, whose detail SpecDiffers names the fields. A lower
-        attempt than the highest known fails with ABORTED. A higher attempt
-        supersedes the lower one, which ends without an outcome. The answer is
-        sent after the server has stored the request.
+        answer, except for `created`, which is true in exactly one of the answers.
+        This is also true while the first request is still being handled. After
+        the rollout has ended, the server also sends the recorded outcome again.
+        Reusing the id with a different spec fails with ALREADY_EXISTS, and the
+        detail SpecDiffers names the fields. A lower attempt than the highest
+        known fails with ABORTED. A higher attempt supersedes the lower one, which
+        ends without an outcome. The answer is sent after the server has stored
+        the request.
 
         If the queue is full, the call fails with RESOURCE_EXHAUSTED and
         RetryInfo. While the server drains, it fails with UNAVAILABLE and
@@ -130,15 +130,15 @@ class RolloutServiceServicer(object):
     def Cancel(self, request, context):
         """Cancels rollouts of the caller: one by id, a group, or all.
 
-        Idempotent. The call succeeds for unknown and for ended rollouts, and its
-        result says so. The server remembers the cancel of an unknown id for 10
+        Idempotent. The call succeeds even for unknown and ended rollouts; see
+        CancelDisposition. The server remembers the cancel of an unknown id for 10
         minutes, because the cancel may overtake its Init. The Init is then
-        accepted, and the rollout ends CANCELLED without running. The call
-        returns after the server has stored the cancel; the outcome follows. If
-        the server cannot store it, the call fails with UNAVAILABLE and
-        RetryInfo, and the cancel holds until the server stops. If too many
-        cancels of the caller wait for their Inits, one of an unknown id fails
-        with RESOURCE_EXHAUSTED and RetryInfo.
+        accepted, and the rollout ends CANCELLED without running. The call returns
+        after the server has stored the cancel; the outcome follows. If the server
+        cannot store it, the call fails with UNAVAILABLE and RetryInfo, and the
+        cancel has effect until the server stops. If too many cancels of the
+        caller wait for their Inits, a cancel of an unknown id fails with
+        RESOURCE_EXHAUSTED and RetryInfo.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -149,9 +149,9 @@ class RolloutServiceServicer(object):
         NOT_FOUND if the rollout is unknown or forgotten, or belongs to another
         owner.
 
-        A trainer with callbacks asks from time to time, and when it reaches the
-        server again, because a server that has lost its journal sends no outcome.
-        After NOT_FOUND it starts the rollout again, with a higher attempt.
+        A server that has lost its journal sends no outcome. So a trainer with
+        callbacks calls this from time to time, and when it reaches the server
+        again. After NOT_FOUND, it starts the rollout again with a higher attempt.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -208,14 +208,14 @@ class RolloutServiceServicer(object):
         different one under the same id fails with ALREADY_EXISTS. An unknown
         rollout fails with NOT_FOUND. While the rollout runs, an annotation with
         values for a segment or a sample fails with FAILED_PRECONDITION. The
-        annotation becomes an event.
+        annotation is stored as an event.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Attach(self, request_iterator, context):
-        """Carries everything between this server and one trainer on one stream.
+        """Carries all messages between this server and one trainer on one stream.
         attach.proto has the rules. A rollout belongs to its owner and not to the
         stream: after a break the trainer attaches again with the same attachment
         id, and nothing is lost.
@@ -599,15 +599,15 @@ class TrainerServiceServicer(object):
         parameters, purpose and policy.
 
         The call stays open until there is a reply, for Limits.chat_silence at
-        most. Then the server asks again under the same number. A call that is
-        cut does not stop the sampling; AbandonChat does. The server also asks
-        again after UNAVAILABLE, RESOURCE_EXHAUSTED (both possibly with
-        RetryInfo) and DEADLINE_EXCEEDED, with pauses of Limits.chat_retry_min to
-        Limits.chat_retry_max. If the trainer stays away for longer than
-        Limits.trainer_grace, the rollout ends FAILED with the boundary TRAINER
-        and the reason TRAINER_UNREACHABLE. Every other status is raised in the
-        agent, and ends the rollout FAILED with the reason CHAT_REFUSED unless
-        the agent handles it.
+        most. Then the server sends the chat again under the same number. If the
+        call breaks, the sampling continues; only AbandonChat stops it. The server
+        also sends the chat again after UNAVAILABLE, RESOURCE_EXHAUSTED (both
+        possibly with RetryInfo) and DEADLINE_EXCEEDED, with pauses of
+        Limits.chat_retry_min to Limits.chat_retry_max. If the trainer stays away
+        for longer than Limits.trainer_grace, the rollout ends FAILED with the
+        boundary TRAINER and the reason TRAINER_UNREACHABLE. Every other status is
+        raised in the agent, and ends the rollout FAILED with the reason
+        CHAT_REFUSED unless the agent handles it.
 
         A trainer answers a chat of a rollout that it does not know with
         NOT_FOUND. It answers a chat after the outcome with FAILED_PRECONDITION,
@@ -639,19 +639,19 @@ class TrainerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def AbandonChat(self, request, context):
-        """Says that the reply to a chat is no longer wanted, so that the trainer
-        stops sampling. The server calls it once and does not wait for success.
-        Unknown chats have no effect. It needs the feature `abandon_chat`.
+        """Abandons a chat: the trainer stops sampling, because the reply is
+        not needed. The server calls it once and does not wait for success. Unknown
+        chats have no effect. It needs the feature `abandon_chat`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Accept(self, request_iterator, context):
-        """The counterpart of RolloutService.Attach for agent servers that dial out.
-        Frames and rules are the same; the server sends the first hello. The
-        trainer answers with the attachment id that it has for the server's
-        journal, or with a new one.
+        """The counterpart of RolloutService.Attach for agent servers that connect to
+        their trainer. Frames and rules are the same; the server sends the first
+        hello. The trainer answers with the attachment id that it has for the
+        server's journal, or with a new one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -3,13 +3,13 @@
 isort:skip_file
 The two services. The messages are defined in the other files.
 
-RolloutService is served by the agent server. TrainerService is served by a
-trainer that takes callbacks or lets agent servers dial in. The life of a
-rollout is one Init, any number of Chats and one Complete.
+The agent server serves RolloutService. A trainer serves TrainerService if
+it uses callbacks, or if agent servers connect to it. A rollout consists of
+one Init, any number of Chats and one Complete.
 
-Features. A feature is a part of the protocol that a peer may lack. Each
-side lists its features (GetServerInfoResponse, Callback, TrainerHello,
-ServerHello). A sender uses a feature only if its peer lists it:
+Features are optional parts of the protocol. Each side lists its features
+(GetServerInfoResponse, Callback, TrainerHello, ServerHello). A sender uses
+a feature only if its peer lists it:
 
   blobs                 ContentPart.blobs
   abandon_chat          AbandonChat, as RPC and as frame
@@ -19,7 +19,7 @@ ServerHello). A sender uses a feature only if its peer lists it:
   fork                  RolloutSpec.fork
   chat_delta            reserved: streamed replies
 
-All other parts of this version are in every implementation.
+Every implementation has all other parts of this version.
 """
 
 import abc
@@ -60,14 +60,14 @@ class RolloutServiceStub:
     """Starts a rollout and returns its tools.
 
     Idempotent by rollout id and attempt. An equal request gets the same
-    answer, except for `created`, which is true in exactly one of the
-    answers. This holds also while the first request is still being handled,
-    and after the rollout has ended: the server then sends the recorded
-    outcome again. Reusing the id with a different spec fails with
-    ALREADY_EXISTS, whose detail SpecDiffers names the fields. A lower
-    attempt than the highest known fails with ABORTED. A higher attempt
-    supersedes the lower one, which ends without an outcome. The answer is
-    sent after the server has stored the request.
+    answer, except for `created`, which is true in exactly one of the answers.
+    This is also true while the first request is still being handled. After
+    the rollout has ended, the server also sends the recorded outcome again.
+    Reusing the id with a different spec fails with ALREADY_EXISTS, and the
+    detail SpecDiffers names the fields. A lower attempt than the highest
+    known fails with ABORTED. A higher attempt supersedes the lower one, which
+    ends without an outcome. The answer is sent after the server has stored
+    the request.
 
     If the queue is full, the call fails with RESOURCE_EXHAUSTED and
     RetryInfo. While the server drains, it fails with UNAVAILABLE and
@@ -81,15 +81,15 @@ class RolloutServiceStub:
     ]
     """Cancels rollouts of the caller: one by id, a group, or all.
 
-    Idempotent. The call succeeds for unknown and for ended rollouts, and its
-    result says so. The server remembers the cancel of an unknown id for 10
+    Idempotent. The call succeeds even for unknown and ended rollouts; see
+    CancelDisposition. The server remembers the cancel of an unknown id for 10
     minutes, because the cancel may overtake its Init. The Init is then
-    accepted, and the rollout ends CANCELLED without running. The call
-    returns after the server has stored the cancel; the outcome follows. If
-    the server cannot store it, the call fails with UNAVAILABLE and
-    RetryInfo, and the cancel holds until the server stops. If too many
-    cancels of the caller wait for their Inits, one of an unknown id fails
-    with RESOURCE_EXHAUSTED and RetryInfo.
+    accepted, and the rollout ends CANCELLED without running. The call returns
+    after the server has stored the cancel; the outcome follows. If the server
+    cannot store it, the call fails with UNAVAILABLE and RetryInfo, and the
+    cancel has effect until the server stops. If too many cancels of the
+    caller wait for their Inits, a cancel of an unknown id fails with
+    RESOURCE_EXHAUSTED and RetryInfo.
     """
 
     GetRollout: grpc.UnaryUnaryMultiCallable[
@@ -100,9 +100,9 @@ class RolloutServiceStub:
     NOT_FOUND if the rollout is unknown or forgotten, or belongs to another
     owner.
 
-    A trainer with callbacks asks from time to time, and when it reaches the
-    server again, because a server that has lost its journal sends no outcome.
-    After NOT_FOUND it starts the rollout again, with a higher attempt.
+    A server that has lost its journal sends no outcome. So a trainer with
+    callbacks calls this from time to time, and when it reaches the server
+    again. After NOT_FOUND, it starts the rollout again with a higher attempt.
     """
 
     ListRollouts: grpc.UnaryUnaryMultiCallable[
@@ -158,14 +158,14 @@ class RolloutServiceStub:
     different one under the same id fails with ALREADY_EXISTS. An unknown
     rollout fails with NOT_FOUND. While the rollout runs, an annotation with
     values for a segment or a sample fails with FAILED_PRECONDITION. The
-    annotation becomes an event.
+    annotation is stored as an event.
     """
 
     Attach: grpc.StreamStreamMultiCallable[
         osmosis_grpc.protocol._gen.osmosis.rollout.v1.services_pb2.AttachRequest,
         osmosis_grpc.protocol._gen.osmosis.rollout.v1.services_pb2.AttachResponse,
     ]
-    """Carries everything between this server and one trainer on one stream.
+    """Carries all messages between this server and one trainer on one stream.
     attach.proto has the rules. A rollout belongs to its owner and not to the
     stream: after a break the trainer attaches again with the same attachment
     id, and nothing is lost.
@@ -194,14 +194,14 @@ class RolloutServiceAsyncStub:
     """Starts a rollout and returns its tools.
 
     Idempotent by rollout id and attempt. An equal request gets the same
-    answer, except for `created`, which is true in exactly one of the
-    answers. This holds also while the first request is still being handled,
-    and after the rollout has ended: the server then sends the recorded
-    outcome again. Reusing the id with a different spec fails with
-    ALREADY_EXISTS, whose detail SpecDiffers names the fields. A lower
-    attempt than the highest known fails with ABORTED. A higher attempt
-    supersedes the lower one, which ends without an outcome. The answer is
-    sent after the server has stored the request.
+    answer, except for `created`, which is true in exactly one of the answers.
+    This is also true while the first request is still being handled. After
+    the rollout has ended, the server also sends the recorded outcome again.
+    Reusing the id with a different spec fails with ALREADY_EXISTS, and the
+    detail SpecDiffers names the fields. A lower attempt than the highest
+    known fails with ABORTED. A higher attempt supersedes the lower one, which
+    ends without an outcome. The answer is sent after the server has stored
+    the request.
 
     If the queue is full, the call fails with RESOURCE_EXHAUSTED and
     RetryInfo. While the server drains, it fails with UNAVAILABLE and
@@ -215,15 +215,15 @@ class RolloutServiceAsyncStub:
     ]
     """Cancels rollouts of the caller: one by id, a group, or all.
 
-    Idempotent. The call succeeds for unknown and for ended rollouts, and its
-    result says so. The server remembers the cancel of an unknown id for 10
+    Idempotent. The call succeeds even for unknown and ended rollouts; see
+    CancelDisposition. The server remembers the cancel of an unknown id for 10
     minutes, because the cancel may overtake its Init. The Init is then
-    accepted, and the rollout ends CANCELLED without running. The call
-    returns after the server has stored the cancel; the outcome follows. If
-    the server cannot store it, the call fails with UNAVAILABLE and
-    RetryInfo, and the cancel holds until the server stops. If too many
-    cancels of the caller wait for their Inits, one of an unknown id fails
-    with RESOURCE_EXHAUSTED and RetryInfo.
+    accepted, and the rollout ends CANCELLED without running. The call returns
+    after the server has stored the cancel; the outcome follows. If the server
+    cannot store it, the call fails with UNAVAILABLE and RetryInfo, and the
+    cancel has effect until the server stops. If too many cancels of the
+    caller wait for their Inits, a cancel of an unknown id fails with
+    RESOURCE_EXHAUSTED and RetryInfo.
     """
 
     GetRollout: grpc.aio.UnaryUnaryMultiCallable[
@@ -234,9 +234,9 @@ class RolloutServiceAsyncStub:
     NOT_FOUND if the rollout is unknown or forgotten, or belongs to another
     owner.
 
-    A trainer with callbacks asks from time to time, and when it reaches the
-    server again, because a server that has lost its journal sends no outcome.
-    After NOT_FOUND it starts the rollout again, with a higher attempt.
+    A server that has lost its journal sends no outcome. So a trainer with
+    callbacks calls this from time to time, and when it reaches the server
+    again. After NOT_FOUND, it starts the rollout again with a higher attempt.
     """
 
     ListRollouts: grpc.aio.UnaryUnaryMultiCallable[
@@ -292,14 +292,14 @@ class RolloutServiceAsyncStub:
     different one under the same id fails with ALREADY_EXISTS. An unknown
     rollout fails with NOT_FOUND. While the rollout runs, an annotation with
     values for a segment or a sample fails with FAILED_PRECONDITION. The
-    annotation becomes an event.
+    annotation is stored as an event.
     """
 
     Attach: grpc.aio.StreamStreamMultiCallable[
         osmosis_grpc.protocol._gen.osmosis.rollout.v1.services_pb2.AttachRequest,
         osmosis_grpc.protocol._gen.osmosis.rollout.v1.services_pb2.AttachResponse,
     ]
-    """Carries everything between this server and one trainer on one stream.
+    """Carries all messages between this server and one trainer on one stream.
     attach.proto has the rules. A rollout belongs to its owner and not to the
     stream: after a break the trainer attaches again with the same attachment
     id, and nothing is lost.
@@ -330,14 +330,14 @@ class RolloutServiceServicer(metaclass=abc.ABCMeta):
         """Starts a rollout and returns its tools.
 
         Idempotent by rollout id and attempt. An equal request gets the same
-        answer, except for `created`, which is true in exactly one of the
-        answers. This holds also while the first request is still being handled,
-        and after the rollout has ended: the server then sends the recorded
-        outcome again. Reusing the id with a different spec fails with
-        ALREADY_EXISTS, whose detail SpecDiffers names the fields. A lower
-        attempt than the highest known fails with ABORTED. A higher attempt
-        supersedes the lower one, which ends without an outcome. The answer is
-        sent after the server has stored the request.
+        answer, except for `created`, which is true in exactly one of the answers.
+        This is also true while the first request is still being handled. After
+        the rollout has ended, the server also sends the recorded outcome again.
+        Reusing the id with a different spec fails with ALREADY_EXISTS, and the
+        detail SpecDiffers names the fields. A lower attempt than the highest
+        known fails with ABORTED. A higher attempt supersedes the lower one, which
+        ends without an outcome. The answer is sent after the server has stored
+        the request.
 
         If the queue is full, the call fails with RESOURCE_EXHAUSTED and
         RetryInfo. While the server drains, it fails with UNAVAILABLE and
@@ -353,15 +353,15 @@ class RolloutServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[osmosis_grpc.protocol._gen.osmosis.rollout.v1.control_pb2.CancelResponse, collections.abc.Awaitable[osmosis_grpc.protocol._gen.osmosis.rollout.v1.control_pb2.CancelResponse]]:
         """Cancels rollouts of the caller: one by id, a group, or all.
 
-        Idempotent. The call succeeds for unknown and for ended rollouts, and its
-        result says so. The server remembers the cancel of an unknown id for 10
+        Idempotent. The call succeeds even for unknown and ended rollouts; see
+        CancelDisposition. The server remembers the cancel of an unknown id for 10
         minutes, because the cancel may overtake its Init. The Init is then
-        accepted, and the rollout ends CANCELLED without running. The call
-        returns after the server has stored the cancel; the outcome follows. If
-        the server cannot store it, the call fails with UNAVAILABLE and
-        RetryInfo, and the cancel holds until the server stops. If too many
-        cancels of the caller wait for their Inits, one of an unknown id fails
-        with RESOURCE_EXHAUSTED and RetryInfo.
+        accepted, and the rollout ends CANCELLED without running. The call returns
+        after the server has stored the cancel; the outcome follows. If the server
+        cannot store it, the call fails with UNAVAILABLE and RetryInfo, and the
+        cancel has effect until the server stops. If too many cancels of the
+        caller wait for their Inits, a cancel of an unknown id fails with
+        RESOURCE_EXHAUSTED and RetryInfo.
         """
 
     @abc.abstractmethod
@@ -374,9 +374,9 @@ class RolloutServiceServicer(metaclass=abc.ABCMeta):
         NOT_FOUND if the rollout is unknown or forgotten, or belongs to another
         owner.
 
-        A trainer with callbacks asks from time to time, and when it reaches the
-        server again, because a server that has lost its journal sends no outcome.
-        After NOT_FOUND it starts the rollout again, with a higher attempt.
+        A server that has lost its journal sends no outcome. So a trainer with
+        callbacks calls this from time to time, and when it reaches the server
+        again. After NOT_FOUND, it starts the rollout again with a higher attempt.
         """
 
     @abc.abstractmethod
@@ -442,7 +442,7 @@ class RolloutServiceServicer(metaclass=abc.ABCMeta):
         different one under the same id fails with ALREADY_EXISTS. An unknown
         rollout fails with NOT_FOUND. While the rollout runs, an annotation with
         values for a segment or a sample fails with FAILED_PRECONDITION. The
-        annotation becomes an event.
+        annotation is stored as an event.
         """
 
     @abc.abstractmethod
@@ -451,7 +451,7 @@ class RolloutServiceServicer(metaclass=abc.ABCMeta):
         request_iterator: _MaybeAsyncIterator[osmosis_grpc.protocol._gen.osmosis.rollout.v1.services_pb2.AttachRequest],
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[osmosis_grpc.protocol._gen.osmosis.rollout.v1.services_pb2.AttachResponse], collections.abc.AsyncIterator[osmosis_grpc.protocol._gen.osmosis.rollout.v1.services_pb2.AttachResponse]]:
-        """Carries everything between this server and one trainer on one stream.
+        """Carries all messages between this server and one trainer on one stream.
         attach.proto has the rules. A rollout belongs to its owner and not to the
         stream: after a break the trainer attaches again with the same attachment
         id, and nothing is lost.
@@ -489,15 +489,15 @@ class TrainerServiceStub:
     parameters, purpose and policy.
 
     The call stays open until there is a reply, for Limits.chat_silence at
-    most. Then the server asks again under the same number. A call that is
-    cut does not stop the sampling; AbandonChat does. The server also asks
-    again after UNAVAILABLE, RESOURCE_EXHAUSTED (both possibly with
-    RetryInfo) and DEADLINE_EXCEEDED, with pauses of Limits.chat_retry_min to
-    Limits.chat_retry_max. If the trainer stays away for longer than
-    Limits.trainer_grace, the rollout ends FAILED with the boundary TRAINER
-    and the reason TRAINER_UNREACHABLE. Every other status is raised in the
-    agent, and ends the rollout FAILED with the reason CHAT_REFUSED unless
-    the agent handles it.
+    most. Then the server sends the chat again under the same number. If the
+    call breaks, the sampling continues; only AbandonChat stops it. The server
+    also sends the chat again after UNAVAILABLE, RESOURCE_EXHAUSTED (both
+    possibly with RetryInfo) and DEADLINE_EXCEEDED, with pauses of
+    Limits.chat_retry_min to Limits.chat_retry_max. If the trainer stays away
+    for longer than Limits.trainer_grace, the rollout ends FAILED with the
+    boundary TRAINER and the reason TRAINER_UNREACHABLE. Every other status is
+    raised in the agent, and ends the rollout FAILED with the reason
+    CHAT_REFUSED unless the agent handles it.
 
     A trainer answers a chat of a rollout that it does not know with
     NOT_FOUND. It answers a chat after the outcome with FAILED_PRECONDITION,
@@ -529,19 +529,19 @@ class TrainerServiceStub:
         osmosis_grpc.protocol._gen.osmosis.rollout.v1.chat_pb2.AbandonChatRequest,
         osmosis_grpc.protocol._gen.osmosis.rollout.v1.chat_pb2.AbandonChatResponse,
     ]
-    """Says that the reply to a chat is no longer wanted, so that the trainer
-    stops sampling. The server calls it once and does not wait for success.
-    Unknown chats have no effect. It needs the feature `abandon_chat`.
+    """Abandons a chat: the trainer stops sampling, because the reply is
+    not needed. The server calls it once and does not wait for success. Unknown
+    chats have no effect. It needs the feature `abandon_chat`.
     """
 
     Accept: grpc.StreamStreamMultiCallable[
         osmosis_grpc.protocol._gen.osmosis.rollout.v1.services_pb2.AcceptRequest,
         osmosis_grpc.protocol._gen.osmosis.rollout.v1.services_pb2.AcceptResponse,
     ]
-    """The counterpart of RolloutService.Attach for agent servers that dial out.
-    Frames and rules are the same; the server sends the first hello. The
-    trainer answers with the attachment id that it has for the server's
-    journal, or with a new one.
+    """The counterpart of RolloutService.Attach for agent servers that connect to
+    their trainer. Frames and rules are the same; the server sends the first
+    hello. The trainer answers with the attachment id that it has for the
+    server's journal, or with a new one.
     """
 
 class TrainerServiceAsyncStub:
@@ -568,15 +568,15 @@ class TrainerServiceAsyncStub:
     parameters, purpose and policy.
 
     The call stays open until there is a reply, for Limits.chat_silence at
-    most. Then the server asks again under the same number. A call that is
-    cut does not stop the sampling; AbandonChat does. The server also asks
-    again after UNAVAILABLE, RESOURCE_EXHAUSTED (both possibly with
-    RetryInfo) and DEADLINE_EXCEEDED, with pauses of Limits.chat_retry_min to
-    Limits.chat_retry_max. If the trainer stays away for longer than
-    Limits.trainer_grace, the rollout ends FAILED with the boundary TRAINER
-    and the reason TRAINER_UNREACHABLE. Every other status is raised in the
-    agent, and ends the rollout FAILED with the reason CHAT_REFUSED unless
-    the agent handles it.
+    most. Then the server sends the chat again under the same number. If the
+    call breaks, the sampling continues; only AbandonChat stops it. The server
+    also sends the chat again after UNAVAILABLE, RESOURCE_EXHAUSTED (both
+    possibly with RetryInfo) and DEADLINE_EXCEEDED, with pauses of
+    Limits.chat_retry_min to Limits.chat_retry_max. If the trainer stays away
+    for longer than Limits.trainer_grace, the rollout ends FAILED with the
+    boundary TRAINER and the reason TRAINER_UNREACHABLE. Every other status is
+    raised in the agent, and ends the rollout FAILED with the reason
+    CHAT_REFUSED unless the agent handles it.
 
     A trainer answers a chat of a rollout that it does not know with
     NOT_FOUND. It answers a chat after the outcome with FAILED_PRECONDITION,
@@ -608,19 +608,19 @@ class TrainerServiceAsyncStub:
         osmosis_grpc.protocol._gen.osmosis.rollout.v1.chat_pb2.AbandonChatRequest,
         osmosis_grpc.protocol._gen.osmosis.rollout.v1.chat_pb2.AbandonChatResponse,
     ]
-    """Says that the reply to a chat is no longer wanted, so that the trainer
-    stops sampling. The server calls it once and does not wait for success.
-    Unknown chats have no effect. It needs the feature `abandon_chat`.
+    """Abandons a chat: the trainer stops sampling, because the reply is
+    not needed. The server calls it once and does not wait for success. Unknown
+    chats have no effect. It needs the feature `abandon_chat`.
     """
 
     Accept: grpc.aio.StreamStreamMultiCallable[
         osmosis_grpc.protocol._gen.osmosis.rollout.v1.services_pb2.AcceptRequest,
         osmosis_grpc.protocol._gen.osmosis.rollout.v1.services_pb2.AcceptResponse,
     ]
-    """The counterpart of RolloutService.Attach for agent servers that dial out.
-    Frames and rules are the same; the server sends the first hello. The
-    trainer answers with the attachment id that it has for the server's
-    journal, or with a new one.
+    """The counterpart of RolloutService.Attach for agent servers that connect to
+    their trainer. Frames and rules are the same; the server sends the first
+    hello. The trainer answers with the attachment id that it has for the
+    server's journal, or with a new one.
     """
 
 class TrainerServiceServicer(metaclass=abc.ABCMeta):
@@ -649,15 +649,15 @@ class TrainerServiceServicer(metaclass=abc.ABCMeta):
         parameters, purpose and policy.
 
         The call stays open until there is a reply, for Limits.chat_silence at
-        most. Then the server asks again under the same number. A call that is
-        cut does not stop the sampling; AbandonChat does. The server also asks
-        again after UNAVAILABLE, RESOURCE_EXHAUSTED (both possibly with
-        RetryInfo) and DEADLINE_EXCEEDED, with pauses of Limits.chat_retry_min to
-        Limits.chat_retry_max. If the trainer stays away for longer than
-        Limits.trainer_grace, the rollout ends FAILED with the boundary TRAINER
-        and the reason TRAINER_UNREACHABLE. Every other status is raised in the
-        agent, and ends the rollout FAILED with the reason CHAT_REFUSED unless
-        the agent handles it.
+        most. Then the server sends the chat again under the same number. If the
+        call breaks, the sampling continues; only AbandonChat stops it. The server
+        also sends the chat again after UNAVAILABLE, RESOURCE_EXHAUSTED (both
+        possibly with RetryInfo) and DEADLINE_EXCEEDED, with pauses of
+        Limits.chat_retry_min to Limits.chat_retry_max. If the trainer stays away
+        for longer than Limits.trainer_grace, the rollout ends FAILED with the
+        boundary TRAINER and the reason TRAINER_UNREACHABLE. Every other status is
+        raised in the agent, and ends the rollout FAILED with the reason
+        CHAT_REFUSED unless the agent handles it.
 
         A trainer answers a chat of a rollout that it does not know with
         NOT_FOUND. It answers a chat after the outcome with FAILED_PRECONDITION,
@@ -693,9 +693,9 @@ class TrainerServiceServicer(metaclass=abc.ABCMeta):
         request: osmosis_grpc.protocol._gen.osmosis.rollout.v1.chat_pb2.AbandonChatRequest,
         context: _ServicerContext,
     ) -> typing.Union[osmosis_grpc.protocol._gen.osmosis.rollout.v1.chat_pb2.AbandonChatResponse, collections.abc.Awaitable[osmosis_grpc.protocol._gen.osmosis.rollout.v1.chat_pb2.AbandonChatResponse]]:
-        """Says that the reply to a chat is no longer wanted, so that the trainer
-        stops sampling. The server calls it once and does not wait for success.
-        Unknown chats have no effect. It needs the feature `abandon_chat`.
+        """Abandons a chat: the trainer stops sampling, because the reply is
+        not needed. The server calls it once and does not wait for success. Unknown
+        chats have no effect. It needs the feature `abandon_chat`.
         """
 
     @abc.abstractmethod
@@ -704,10 +704,10 @@ class TrainerServiceServicer(metaclass=abc.ABCMeta):
         request_iterator: _MaybeAsyncIterator[osmosis_grpc.protocol._gen.osmosis.rollout.v1.services_pb2.AcceptRequest],
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[osmosis_grpc.protocol._gen.osmosis.rollout.v1.services_pb2.AcceptResponse], collections.abc.AsyncIterator[osmosis_grpc.protocol._gen.osmosis.rollout.v1.services_pb2.AcceptResponse]]:
-        """The counterpart of RolloutService.Attach for agent servers that dial out.
-        Frames and rules are the same; the server sends the first hello. The
-        trainer answers with the attachment id that it has for the server's
-        journal, or with a new one.
+        """The counterpart of RolloutService.Attach for agent servers that connect to
+        their trainer. Frames and rules are the same; the server sends the first
+        hello. The trainer answers with the attachment id that it has for the
+        server's journal, or with a new one.
         """
 
 def add_TrainerServiceServicer_to_server(servicer: TrainerServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -108,11 +108,12 @@ class _SplitReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """
     SPLIT_REASON_BRANCH: _SplitReason.ValueType  # 2
     """The history continues a chat that another chat continues already: the
-    agent has gone back, has changed a later message, or has asked twice.
+    agent has gone back, has changed a later message, or has sent a chat
+    twice.
     """
     SPLIT_REASON_TOKENS_DIFFER: _SplitReason.ValueType  # 3
     """The prompt does not repeat the tokens of the chat that it continues;
-    `drift_index` says where.
+    `drift_index` has the position.
     """
     SPLIT_REASON_RECORDED: _SplitReason.ValueType  # 4
     """The rollout is a fork, and the chat that it continues belongs to the
@@ -134,11 +135,12 @@ earlier messages, or has begun another conversation in the sample.
 """
 SPLIT_REASON_BRANCH: SplitReason.ValueType  # 2
 """The history continues a chat that another chat continues already: the
-agent has gone back, has changed a later message, or has asked twice.
+agent has gone back, has changed a later message, or has sent a chat
+twice.
 """
 SPLIT_REASON_TOKENS_DIFFER: SplitReason.ValueType  # 3
 """The prompt does not repeat the tokens of the chat that it continues;
-`drift_index` says where.
+`drift_index` has the position.
 """
 SPLIT_REASON_RECORDED: SplitReason.ValueType  # 4
 """The rollout is a fork, and the chat that it continues belongs to the
@@ -339,7 +341,8 @@ global___VersionSpan = VersionSpan
 
 @typing.final
 class Segment(google.protobuf.message.Message):
-    """A stretch of a sample whose tokens only grow. A trainer trains on segments.
+    """A sequence of tokens of a sample to which chats only append. A trainer
+    trains on segments.
 
     A chat extends a segment if its prompt begins with every token (prompt and
     reply) of the segment's newest chat, and if its history continues that
@@ -415,22 +418,22 @@ class Segment(google.protobuf.message.Message):
     split: global___SplitReason.ValueType
     """Why the segment began. Unset for the first segment of the sample."""
     dropped: builtins.bool
-    """Whether the agent dropped the replies of this segment: it asked again with
-    the same history, the same tools and the same requested form of the reply,
-    and the end of the conversation continues another of these replies. Replies
-    that continue a dropped one are dropped, too. The end of the conversation
-    is the agent's final messages or, without them, the newest chat. None of
-    the replies is dropped if the end continues none of them, or if the newest
-    chat was asked while an equal one was open. Replies are not dropped because
-    the agent has edited or shortened the history, or has asked something else.
-    An agent may also say itself that it dropped a reply.
+    """Whether the agent dropped the replies of this segment. A reply is dropped
+    if the agent sent another chat with the same history, the same tools and
+    the same requested form of the reply, and the end of the conversation
+    continues that other reply. Replies that continue a dropped one are
+    dropped, too. The end of the conversation is the agent's final messages
+    or, without them, the newest chat. None of the replies is dropped if the
+    end continues none of them, or if the newest chat was sent while an equal
+    one was open. Editing or shortening the history, or sending a different
+    chat, drops no reply. An agent may also mark a reply as dropped itself.
     """
     @property
     def ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """All tokens, prompts and replies, in order. Empty while `mask_runs` is not
-        empty: the trainer answered the chats itself, has their tokens, and asked
-        to leave them out. A segment without ids has no logprobs, no versions and
-        no extras.
+        """All tokens, prompts and replies, in order. Empty, with `mask_runs` set, if
+        the trainer requested outcomes by reference, because it has the tokens of
+        its own replies. A segment without ids has no logprobs, no versions and no
+        extras.
         """
 
     @property
@@ -545,7 +548,7 @@ class Sample(google.protobuf.message.Message):
     not_trainable_reason: builtins.str
     """The reason why the sample is not trainable; empty if it is."""
     prefix_chat: builtins.int
-    """Not 0: the conversation begins with the history of this chat and its
+    """If not 0, the conversation begins with the history of this chat and its
     reply, which the trainer has, and `messages` has only the messages after
     that reply.
     """
@@ -555,7 +558,7 @@ class Sample(google.protobuf.message.Message):
     """
     train: builtins.bool
     """Whether the author wants the trainer to train on this sample. Unset means
-    yes. `trainable` says whether it is possible.
+    yes. `trainable` is whether the tokens permit it.
     """
     cut: builtins.str
     """What cut the conversation; empty if nothing did. One of "length" (the last
@@ -566,8 +569,8 @@ class Sample(google.protobuf.message.Message):
     """
     @property
     def messages(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[osmosis_grpc.protocol._gen.osmosis.rollout.v1.message_pb2.Message]:
-        """The conversation as the agent left it, with replies in the spelling of the
-        policy.
+        """The conversation as the agent left it, with replies as the policy sent
+        them.
         """
 
     @property
@@ -587,7 +590,7 @@ class Sample(google.protobuf.message.Message):
     @property
     def parent(self) -> global___ChatRef:
         """The sample and chat from which the agent branched or called this sample;
-        unset for a sample that stands alone.
+        unset if there is none.
         """
 
     def __init__(
