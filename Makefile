@@ -18,7 +18,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow conformance test-adapters test-browser test-deploy test-trainers test-vllm test-ray test-docker test-harbor test-model learn check lint collect sim sim-ablations faults bench plots generate docs audit site image clients workers bench-viewer screenshots compat-newest clean
+.PHONY: help venv demo test test-slow conformance test-adapters test-browser test-deploy test-trainers test-vllm test-ray test-docker test-harbor test-model learn check lint collect compare compare-cost sim sim-ablations faults bench plots generate docs audit site image clients workers bench-viewer screenshots compat-newest clean
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -60,6 +60,7 @@ lint: .venv/.dev ## All linters, type checks, import contracts, and generated fi
 	$(BIN)/python scripts/llms.py --check
 	$(BIN)/python scripts/bill_of_materials.py --check
 	$(BIN)/python scripts/dashboard.py --check
+	$(BIN)/python -m comparison.page --check
 	$(BIN)/python scripts/conformance_coverage.py
 
 collect: .venv/.dev ## Import all tests once, so that the workers of a new clone find them compiled
@@ -137,6 +138,14 @@ bench: .venv/.dev ## Run the benchmarks and print the table of their figures (mi
 	$(BIN)/python -m benchmarks.table
 	$(BIN)/python -m benchmarks.in_flight --mode http --rollouts 1000 --turns 2 --tokens 0 --latency 2
 	$(BIN)/python -m benchmarks.added_time --mode http
+
+compare: .venv/.adapters ## Run the comparison with other systems: all cells, or SYSTEM=trl, or CASE=bestof of it (docs/comparison.md)
+	$(BIN)/python -m comparison.environments $(SYSTEM)
+	$(BIN)/python -m comparison.run $(if $(SYSTEM),--system $(SYSTEM)) $(if $(CASE),--case $(CASE)) $(if $(MODEL),--model $(MODEL))
+
+compare-cost: .venv/.adapters ## Measure CPU, added time and memory of the compared systems in five rounds (an hour)
+	$(BIN)/python -m comparison.environments
+	$(BIN)/python -m comparison.cost
 
 plots: .venv/.dev ## Measure and draw how cost grows, into docs/plots (many minutes)
 	$(BIN)/python -m benchmarks.plots --folder docs/plots --record docs/plots/sweeps.json

@@ -16,11 +16,11 @@ from comparison.run import load, save
 from comparison.scripted import TOKENS, TURNS
 from comparison.stage import Opened, opened, stage, used
 
-WARM, COUNT, IN_FLIGHT, ONE_BY_ONE = 48, 128, 64, 12
+WARM, COUNT, IN_FLIGHT, ONE_BY_ONE = 48, 96, 64, 12
 OPEN = 1000
 """Streams that are open at once."""
-LONG_TURNS, LONG_COUNT = 36, 16
-"""Rollouts whose clients send a history of up to so many turns."""
+LONG_TURNS, LONG_COUNT = 36, 12
+"""Clients send a history of up to so many turns, in so many rollouts."""
 Figures = dict[str, float]
 MEASURES: dict[str, str] = {
     "cpu": "CPU of a rollout, ms",
@@ -54,8 +54,8 @@ class _Running:
         return (after - before) * 1000 / count, got["wall"] * 1000 / count
 
 
-def measure(system: System, scale: float) -> Figures:
-    """Measure one system once. `scale` shortens a trial run."""
+def measure(system: System, scale: float, *, whole: bool = True) -> Figures:
+    """Measure one system once. `scale` shortens a trial run. Only a `whole` measurement has open and long histories."""
     figures: Figures = {}
 
     def share(count: int) -> int:
@@ -68,10 +68,12 @@ def measure(system: System, scale: float) -> Figures:
         figures["rate"], figures["memory"] = 1000 / wall, running.memory
         _, alone = running.many("bench", "alone", share(ONE_BY_ONE), 1, TURNS * TOKENS)
         figures["chat"] = alone / TURNS
+        if not whole:
+            return figures
         few, _ = running.many("bench", "few", share(LONG_COUNT), 8, TURNS * TOKENS)
         many, _ = running.many(f"bench{LONG_TURNS}", "many", share(LONG_COUNT), 8, LONG_TURNS * TOKENS)
         figures["growth"] = (many / LONG_TURNS) / (few / TURNS) if few else 0.0
-        figures["long"] = running.many("long", "long", share(COUNT), IN_FLIGHT)[0] / 3
+        figures["long"] = running.many("long", "long", share(COUNT // 2), IN_FLIGHT)[0] / 3
     if system.streams:
         with stage("chatml") as on, opened(system, on) as process:
             running = _Running(system, process)
@@ -88,7 +90,7 @@ def summed(rounds: dict[str, list[Figures]]) -> dict[str, Any]:
         for each, alone in zip(figures, floor, strict=False):
             each["added"] = each["chat"] - alone
     medians = {
-        name: {key: round(statistics.median(each[key] for each in figures), 2) for key in figures[0]}
+        name: {key: round(statistics.median(f[key] for f in figures if key in f), 2) for key in figures[0]}
         for name, figures in rounds.items()
     }
     return {"medians": medians, "ratios": {name: _ratios(name, rounds) for name in rounds if name in OURS}}
@@ -118,7 +120,7 @@ def run(systems: Sequence[System], count: int, scale: float) -> dict[str, Any]:
             if system.name in failed:
                 continue
             try:
-                got = measure(system, scale)
+                got = measure(system, scale, whole=number == 0)
             except RuntimeError as error:
                 failed[system.name] = str(error)[:300]
                 rounds.pop(system.name, None)

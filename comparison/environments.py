@@ -17,7 +17,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from comparison.known import ENVIRONMENTS, REQUIREMENTS
+from comparison.known import BY_NAME, ENVIRONMENTS, REQUIREMENTS
 
 PYTHON = "3.11"
 """The version that the project and most systems run on."""
@@ -29,20 +29,21 @@ def main() -> int:
     """Make what the options choose."""
     known = sorted(path.stem for path in REQUIREMENTS.glob("*.txt"))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("environments", nargs="*", metavar="ENVIRONMENT", help=", ".join(known))
+    parser.add_argument("environments", nargs="*", metavar="ENVIRONMENT", help=f"or a system: {', '.join(known)}")
     parser.add_argument("--lock", action="store_true", help="take the newest versions that fit, and write the locks")
     options = parser.parse_args()
-    if unknown := set(options.environments) - set(known):
+    wanted = [BY_NAME[name].environment if name in BY_NAME else name for name in options.environments] or known
+    if unknown := set(wanted) - set(known):
         parser.error(f"no such environment: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     failed = []
-    for name in options.environments or known:
+    for name in wanted:
         print(f"{name}: {ENVIRONMENTS / name}", flush=True)
         try:
             make(name, locked=not options.lock)
         except (subprocess.CalledProcessError, LookupError) as error:
             failed.append(name)
             print(f"{name}: {error}", file=sys.stderr)
-    print(f"made {len(options.environments or known) - len(failed)}", *(["failed:", *failed] if failed else []))
+    print(f"made {len(wanted) - len(failed)}", *(["failed:", *failed] if failed else []))
     return len(failed)
 
 
