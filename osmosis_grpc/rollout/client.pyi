@@ -1,2 +1,0 @@
-from osmosis_gateway.llm_client import OsmosisLLMClient as OsmosisLLMClient
-from osmosis_grpc.agent.results import CompletionsResult as CompletionsResult

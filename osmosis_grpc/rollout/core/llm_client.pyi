@@ -1,1 +1,0 @@
-from osmosis_grpc.agent.model_client import LLMClientProtocol as LLMClientProtocol

@@ -1,2 +1,0 @@
-from osmosis_grpc.integrations.strands import OsmosisRolloutModel as OsmosisRolloutModel
-from osmosis_grpc.integrations.strands import OsmosisStrandsAgent as OsmosisStrandsAgent

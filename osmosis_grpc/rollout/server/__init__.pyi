@@ -1,6 +1,0 @@
-from osmosis_gateway.app import DEFAULT_HOST as DEFAULT_HOST
-from osmosis_gateway.app import DEFAULT_PORT as DEFAULT_PORT
-from osmosis_gateway.app import ServeError as ServeError
-from osmosis_gateway.app import create_app as create_app
-from osmosis_gateway.app import serve_agent_loop as serve_agent_loop
-from osmosis_grpc.compat.sdk_functions import validate_and_report as validate_and_report
