@@ -56,6 +56,7 @@ lint: .venv/.dev ## All linters, type checks, import contracts, and generated fi
 	$(BIN)/python scripts/settings.py --check
 	$(BIN)/python scripts/public_names.py --check
 	$(BIN)/python scripts/sdk_rows.py --check
+	$(BIN)/python scripts/older_stubs.py --check
 	$(BIN)/python scripts/views.py --check
 	$(BIN)/python scripts/llms.py --check
 	$(BIN)/python scripts/bill_of_materials.py --check
@@ -148,6 +149,7 @@ generate: .venv/.dev ## Make the stubs and docs/protocol.md from proto/
 docs: .venv/.dev ## Write docs/settings.md, docs/public-names.md, the views in docs/query.md, llms.txt and more
 	$(BIN)/python scripts/settings.py
 	$(BIN)/python scripts/public_names.py
+	$(BIN)/python scripts/older_stubs.py
 	$(BIN)/python scripts/views.py
 	$(BIN)/python scripts/llms.py
 	$(BIN)/python scripts/bill_of_materials.py

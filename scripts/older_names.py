@@ -18,8 +18,18 @@ from pathlib import Path
 DATA = Path(__file__).resolve().parent.parent / "osmosis_grpc" / "compat" / "older_names.json"
 PACKAGES = {"sdk": "osmosis_ai", "library": "workers"}
 DOCUMENTED = {
-    "sdk": ("rollout.agent_workflow", "rollout.context", "rollout.grader", "rollout.registry", "rollout.tools")
-    + ("rollout.core", "rollout.types", "rollout.client", "rollout.integrations.agents", "rollout.server.app"),
+    "sdk": (
+        "rollout.agent_workflow",
+        "rollout.client",
+        "rollout.context",
+        "rollout.core",
+        "rollout.grader",
+        "rollout.integrations.agents",
+        "rollout.registry",
+        "rollout.server.app",
+        "rollout.tools",
+        "rollout.types",
+    ),
     "library": ("agentic_rollout", "core", "agents", "tools.", "utils.llm_client"),
 }
 """How the modules begin that count without `__all__`."""
@@ -66,7 +76,8 @@ def main(system: str, version: str, folder: str = "") -> None:
         root = Path(folder) / package
     else:
         spec = importlib.util.find_spec(package)
-        assert spec is not None and spec.submodule_search_locations
+        assert spec is not None
+        assert spec.submodule_search_locations
         root = Path(spec.submodule_search_locations[0])
     packages = tuple(each for each in WITHIN[system] if each) if system == "sdk" else WITHIN[system]
     found = {}

@@ -105,7 +105,7 @@ class TaskMode(StrEnum):
     TEMPLATE = "template"
 
 
-_UNUSED = [
+_UNUSED = {
     "orchestrator",
     "cleanup_successful_trials",
     "trials_dir",
@@ -115,7 +115,7 @@ _UNUSED = [
     "max_queue_depth",
     "verified_tasks",
     "model_name",
-]
+}
 """Options about how Harbor runs its trials. A server of this package has its own queue and boxes."""
 _INSTEAD = {
     "environment_config": "describe the box in `box`, for example box={'mounts': {...}} (docs/boxes.md)",
@@ -131,14 +131,15 @@ _INSTEAD = {
 class HarborBackend(ExecutionBackend):
     """Runs a program in the box of a Harbor task, and the tests of the task, which decide on the reward.
 
-    The trainer names the task in the metadata of its request: `{"task": NAME}` or `{"harbor_task_id": NAME}`. Needs the extra `docker`.
+    The trainer names the task in the metadata of its request: `{"task": NAME}` or `{"harbor_task_id": NAME}`. Needs the
+    extra `docker`.
 
     Args:
         tasks_dir: The folder of the tasks.
         agent: A preset such as "claude-code", the path of a file for serve --program, or a command.
         task_mode: TaskMode.DATASET; a template is refused.
         box: Fields of the box, as in the table [box] of such a file.
-        **harbor: Options of Harbor. Those about its queue have no effect; those that would change a rollout are refused.
+        **harbor: Options of Harbor. Those about its queue have no effect; others are refused.
 
     Raises:
         TypeError: An option is refused. The text says what to write instead.

@@ -9,13 +9,13 @@ The agent asks the rollout's base URL, so its requests are chats of the rollout.
 recorded messages in OpenAI's format; with one, those of the session.
 """
 
-import uuid
 from typing import Any, NoReturn
 
 from osmosis_grpc.agent.context import get_rollout_context
 from osmosis_grpc.agent.grader import RolloutSample
 from osmosis_grpc.agent.workflow_output import SampleSource
 from osmosis_grpc.protocol.errors import MissingExtraError
+from osmosis_grpc.supervise import SYSTEM
 
 try:
     from agents import Agent
@@ -81,7 +81,7 @@ class OsmosisMemorySession(SessionABC):
     """A session in memory. In a rollout, the grader gets its items as the messages of the only sample."""
 
     def __init__(self) -> None:
-        self.session_id = uuid.uuid4().hex
+        self.session_id = SYSTEM.new_id()
         self.items: list[Any] = []
         self._context = get_rollout_context()
         if self._context is not None:

@@ -30,9 +30,8 @@ strands = pytest.importorskip("strands")
 @pytest.mark.parametrize("name", ["OsmosisRolloutModel", "OsmosisStrandsAgent"])
 @pytest.mark.row("SDK 1", "SDK 2")
 def test_both_paths_have_the_same_objects(name):
-    import osmosis_grpc.rollout.integrations.agents.strands as below
-
     import osmosis_grpc.rollout as root
+    import osmosis_grpc.rollout.integrations.agents.strands as below
 
     assert getattr(root, name) is getattr(below, name)
     assert name in below.__all__

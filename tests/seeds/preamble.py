@@ -5,9 +5,8 @@ then what a page leaves to its reader.
 """
 # ruff: noqa: F401 - the blocks use the imports
 
-from osmosis_grpc.rollout.tools import ToolArgumentError, create_tool_result, execute_tool_calls, get_tool_call_info
-
 from osmosis_grpc.rollout import RolloutAgentLoop, RolloutContext, RolloutRequest, RolloutResult, create_app
+from osmosis_grpc.rollout.tools import ToolArgumentError, create_tool_result, execute_tool_calls, get_tool_call_info
 from osmosis_grpc.testing.calculator import TOOLS as CALCULATOR_TOOLS
 from osmosis_grpc.testing.calculator import agent_loop
 

@@ -58,4 +58,5 @@ def test_a_module_that_no_version_had_is_missing():
 
 
 def test_a_private_name_is_an_attribute_error():
-    assert not hasattr(importlib.import_module("osmosis_grpc.rollout.server.app"), "_handle_rollout")
+    with pytest.raises(AttributeError):
+        exec("import osmosis_grpc.rollout.server.app as app; app._handle_rollout")

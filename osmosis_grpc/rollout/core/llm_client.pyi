@@ -1,0 +1,1 @@
+from osmosis_grpc.agent.model_client import LLMClientProtocol as LLMClientProtocol
