@@ -1,4 +1,4 @@
-"""Writes the stubs of the Osmosis SDK's modules below osmosis_grpc/rollout, for type checkers; --check only checks them.
+"""Writes the stubs of the Osmosis SDK's modules below osmosis_grpc/rollout for type checkers; --check checks them.
 
 The modules themselves are made while a program runs, see osmosis_grpc/compat/older_paths.py.
 """

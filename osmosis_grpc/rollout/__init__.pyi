@@ -52,6 +52,7 @@ from osmosis_grpc.compat.rubric import ModelNotFoundError as ModelNotFoundError
 from osmosis_grpc.compat.rubric import ProviderRequestError as ProviderRequestError
 from osmosis_grpc.compat.rubric import RubricResult as RubricResult
 from osmosis_grpc.compat.sdk_functions import AgentLoopRegistry as AgentLoopRegistry
+from osmosis_grpc.compat.sdk_functions import ValidationError as ValidationError
 from osmosis_grpc.compat.sdk_functions import count_messages_by_role as count_messages_by_role
 from osmosis_grpc.compat.sdk_functions import get_agent_loop as get_agent_loop
 from osmosis_grpc.compat.sdk_functions import get_message_content as get_message_content

@@ -2,3 +2,4 @@ from osmosis_grpc.agent.validator import AgentLoopValidationError as AgentLoopVa
 from osmosis_grpc.agent.validator import ValidationResult as ValidationResult
 from osmosis_grpc.agent.validator import validate_agent_loop as validate_agent_loop
 from osmosis_grpc.agent.workflow_validator import validate_workflow as validate_workflow
+from osmosis_grpc.compat.sdk_functions import ValidationError as ValidationError

@@ -5,6 +5,10 @@ import itertools
 
 import aiohttp
 import pytest
+from pydantic import ValidationError
+
+from osmosis_gateway.http_server import serve_http
+from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.rollout.config import (
     RolloutClientSettings,
     RolloutServerSettings,
@@ -13,10 +17,6 @@ from osmosis_grpc.rollout.config import (
     get_settings,
     reset_settings,
 )
-from pydantic import ValidationError
-
-from osmosis_gateway.http_server import serve_http
-from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.testing.calculator import CalculatorAgent
 from tests.gateway.legacy import LegacyTrainer

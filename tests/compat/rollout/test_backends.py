@@ -6,6 +6,10 @@ from typing import ClassVar
 
 import aiohttp
 import pytest
+
+from osmosis_grpc.network.http.server import HttpServer
+from osmosis_grpc.policies import EchoPolicy
+from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.rollout.agent_workflow import AgentWorkflow
 from osmosis_grpc.rollout.backend import ExecutionBackend
 from osmosis_grpc.rollout.backend.harbor import HarborBackend, TaskMode
@@ -14,10 +18,6 @@ from osmosis_grpc.rollout.context import AgentWorkflowContext, GraderContext, Sa
 from osmosis_grpc.rollout.grader import Grader
 from osmosis_grpc.rollout.server import create_rollout_server
 from osmosis_grpc.rollout.types import AgentWorkflowConfig, AgentWorkflowOutput, ConcurrencyConfig, RolloutSample
-
-from osmosis_grpc.network.http.server import HttpServer
-from osmosis_grpc.policies import EchoPolicy
-from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.testing import run_rollout
 from tests.legacy.polling_client import PollingClient
 

@@ -5,10 +5,10 @@ import subprocess
 import sys
 
 import pytest
-from osmosis_grpc.rollout.server import DEFAULT_PORT, ServeError, serve_agent_loop
 
 import osmosis_grpc
 from osmosis_grpc.rollout import RolloutAgentLoop, ValidationResult, validate_agent_loop, validate_and_report
+from osmosis_grpc.rollout.server import DEFAULT_PORT, ServeError, serve_agent_loop
 from osmosis_grpc.testing.calculator import CalculatorAgent
 
 ROOT = """
