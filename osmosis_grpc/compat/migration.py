@@ -15,6 +15,7 @@ from osmosis_grpc.compat.older_sentences import LIBRARY
 SDK, HERE = "osmosis_ai", "osmosis_grpc"
 LIBRARY_HERE = f"{HERE}.agentic"
 _LIBRARY = ("workers", "verl.workers.rollout.agentic_rollout")
+_PLATFORMS = "it belonged to the SDK's own command line and platform"
 _SKIPPED = {"node_modules", "site-packages", "__pycache__", "build", "dist"}
 _REQUIREMENT = re.compile(r"osmosis-ai(?=[\[\s\"'=<>~!;,)]|$)")
 _PROJECT = ("pyproject.toml", "setup.cfg", "setup.py", "requirements*.txt", "Dockerfile*", "*.yml", "*.yaml")
@@ -129,14 +130,17 @@ def _python(path: Path) -> _File:
             file.replace(node.lineno, node.col_offset, SDK, HERE)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and re.search(rf"\b{SDK}\b", node.value):
             file.note(node.lineno, f"a text names {SDK}; if it is the name of a module, change it to {HERE}")
-        elif isinstance(node, ast.Call) and _called(node) == "create_rollout_server":
-            if not any(keyword.arg in ("api_key", None) for keyword in node.keywords):
-                file.note(node.lineno, "without api_key only callers on this machine are served; pass a token")
+        elif isinstance(node, ast.Call) and _called(node) == "create_rollout_server" and not _has_key(node):
+            file.note(node.lineno, "without api_key only callers on this machine are served; pass a token")
     return file
 
 
 def _called(node: ast.Call) -> str:
     return getattr(node.func, "attr", "") or getattr(node.func, "id", "")
+
+
+def _has_key(node: ast.Call) -> bool:
+    return any(keyword.arg in ("api_key", None) for keyword in node.keywords)
 
 
 def _from(file: _File, node: ast.ImportFrom, module: str) -> None:
@@ -162,7 +166,7 @@ def _check(file: _File, line: int, module: str, name: str) -> None:
     if name == "*" or inner in known or any(each.startswith(f"{inner}.") for each in known):
         return
     if module.partition(".")[0] not in ("", "rollout", "eval") or (module and not _is_module(module)):
-        file.note(line, f"there is no {HERE}.{module}: it belonged to the SDK's own command line and platform")
+        file.note(line, f"there is no {HERE}.{module}: {_PLATFORMS}")
     elif module and source_of(module, name) is None:
         sentence = sentence_of(module, name, f"{HERE}.{module}")
         file.note(line, sentence or f"{name} is not in {HERE}.{module}, and was no public name of the SDK")
@@ -184,9 +188,7 @@ def _import(file: _File, node: ast.Import) -> None:
             continue
         file.replace(alias.lineno, alias.col_offset, SDK, HERE)
         if below and not _is_module(below):
-            file.note(
-                alias.lineno, f"there is no {HERE}.{below}: it belonged to the SDK's own command line and platform"
-            )
+            file.note(alias.lineno, f"there is no {HERE}.{below}: {_PLATFORMS}")
 
 
 def _requirements(path: Path) -> Iterator[Note]:

@@ -59,10 +59,10 @@ def left(out, name):
     return {row["line"] for row in rows if row["event"] == "left" and row["path"].endswith(name)}
 
 
-async def test_import_lines_change_and_nothing_else(folder, capsys):
+async def test_import_lines_change_and_nothing_else(folder, capfd):
     done = await command("migrate", str(folder), "--json")
     assert done.exit_code == 1
-    out = capsys.readouterr().out
+    out = capfd.readouterr().out
     lines = (folder / "main.py").read_text().splitlines()
     before = PROGRAM.splitlines()
     assert {number for number, (a, b) in enumerate(zip(before, lines, strict=True), 1) if a != b} == CHANGED
@@ -78,23 +78,23 @@ async def test_import_lines_change_and_nothing_else(folder, capsys):
     assert left(out, "mine.toml") == {1}
 
 
-async def test_a_second_run_changes_nothing(folder, capsys):
+async def test_a_second_run_changes_nothing(folder, capfd):
     await command("migrate", str(folder))
-    capsys.readouterr()
+    capfd.readouterr()
     await command("migrate", str(folder), "--json")
-    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    rows = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
     assert rows
     assert [row for row in rows if row["event"] == "change"] == []
 
 
-async def test_the_names_of_the_library_move_and_an_own_package_stays(folder, capsys):
+async def test_the_names_of_the_library_move_and_an_own_package_stays(folder, capfd):
     await command("migrate", str(folder), "--json")
     assert (folder / "library.py").read_text().splitlines() == [
         "from osmosis_grpc.agentic import AgenticRollout, AgenticRolloutConfig",
         "from osmosis_grpc.agentic import StepType, ToolFactory",
         "from workers.mine import Worker",
     ]
-    assert left(capsys.readouterr().out, "library.py") == {2}
+    assert left(capfd.readouterr().out, "library.py") == {2}
 
 
 async def test_check_changes_nothing(folder):
