@@ -85,12 +85,12 @@ BY_MODULE = {
 
 LIBRARY = {
     "AgentFactory": _FACTORY,
+    "get_global_tool_registry": "use register_tool, register_tool_instance and list_tools",
     "AgentRegistry": "use register_agent, get_agent_class and list_agents",
     "CodebaseState": "read the phases of a CodingAgent in its trajectory",
     "SWEPhase": "read the phases of a CodingAgent in its trajectory",
     "GeneralAgent": 'use agent_type="tool", whose model calls tools natively',
     "SweAgent": 'use agent_type="coding" with a sandbox, or a Harbor task in a box (docs/boxes.md)',
-    "FinishTool": 'name the tool in tools_config={"finish": {}}',
     "OpenAIFunction": "write the schema as a dict, or with create_openai_tool_schema",
     "OpenAIFunctionParameters": "write the schema as a dict, or with create_openai_tool_schema",
     "OpenAIFunctionToolSchema": "write the schema as a dict, or with create_openai_tool_schema",
