@@ -19,6 +19,7 @@ from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.rollout import Grader
 from osmosis_grpc.server import AgentServer
 from osmosis_grpc.trainer import Trainer
+from tests.legacy.polling_client import PollingClient
 from tests.legacy.test_controllers import serving
 from tests.legacy.workflows import Sums, config
 from tests.ports import quiet_port
@@ -144,3 +145,33 @@ async def test_our_trainer_gets_the_samples_and_rewards_of_the_sdks_servers(vers
     assert (broken.status, broken.failure.boundary) == (OutcomeStatus.FAILED, "agent")
     assert "the agent broke" in broken.failure.message
     assert (ungraded.status, ungraded.reward) == (OutcomeStatus.COMPLETED, None)
+
+
+@pytest.mark.row("SDK S21")
+async def test_the_scaffold_of_0_3_8_runs_after_its_migration(tmp_path):
+    python, port = Path(await asyncio.to_thread(installed, "0.3.8")), quiet_port()
+    for folder in ("rollouts", "configs/training", "configs/eval", "data"):
+        (tmp_path / folder).mkdir(parents=True)
+    subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
+    own = os.environ | {"HOME": str(tmp_path), "_OSMOSIS_ROLLOUT_PORT": str(port)}
+    init = [str(python.with_name("osmosis")), "--plain", "rollout", "init", "mine"]
+    subprocess.run(init, cwd=tmp_path, env=own, check=True, capture_output=True)
+    folder = tmp_path / "rollouts" / "mine"
+    migrate = subprocess.run(
+        [sys.executable, "-m", "osmosis_grpc", "migrate", str(tmp_path)], check=False, capture_output=True, text=True
+    )
+    assert migrate.returncode == 1
+    assert "main.py:" in migrate.stdout  # a server without a token
+    assert "pyproject.toml:" in migrate.stdout
+    process = await asyncio.create_subprocess_exec(sys.executable, "main.py", cwd=folder, env=own)
+    try:
+        async with asyncio.timeout(60), PollingClient() as client:
+            while not await asyncio.to_thread(listens, port):
+                assert process.returncode is None
+                await asyncio.sleep(0.1)  # until the process listens
+            result = await client.run(f"127.0.0.1:{port}")
+    finally:
+        process.terminate()
+        await process.wait()
+    assert (result.status, result.err_category) == ("failure", "agent_error")
+    assert "MyAgentWorkflow" in result.err_message  # its author has not written it yet

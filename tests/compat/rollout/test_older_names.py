@@ -1,6 +1,9 @@
 """Every name that the Osmosis SDK promised works, or raises one sentence that says what to write instead."""
 
 import importlib
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -60,3 +63,14 @@ def test_a_module_that_no_version_had_is_missing():
 def test_a_private_name_is_an_attribute_error():
     with pytest.raises(AttributeError):
         exec("import osmosis_grpc.rollout.server.app as app; app._handle_rollout")
+
+
+def test_the_modules_of_eval_are_there_without_an_import_before():
+    program = "from osmosis_grpc.eval.rubric import RubricResult; print(RubricResult(1.0, 'good').score)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "1.0\n"
+
+
+def test_the_page_lists_all_names():
+    page = Path(__file__).parents[3].joinpath("docs", "older-names.md").read_text()
+    assert [name for _, name in NAMES if f"`{name}`" not in page] == []
