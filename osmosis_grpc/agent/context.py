@@ -94,7 +94,7 @@ class RolloutContext(RolloutScope):
 
     def bind_tools(self, tools: Sequence[Any]) -> None:
         """Let run_tools() run these tools, too. Schemas without a function are left out."""
-        self._runnable_tools |= {tool.name: tool for tool in tools if isinstance(tool, RunnableTool)}
+        self._runnable_tools |= {t.name: t for t in tools if type(t) is not dict and isinstance(t, RunnableTool)}
 
     @property
     def tools(self) -> list[Any]:

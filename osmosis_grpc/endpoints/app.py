@@ -5,14 +5,15 @@ Each API is a module with read(), write(), stream(), count(), too_long(), error(
 
 import logging
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 from types import ModuleType
 from typing import Any
 
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
-from starlette.exceptions import HTTPException
+from pydantic_core import to_json
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from osmosis_grpc.agent.history_chats import POLICY
 from osmosis_grpc.endpoints import anthropic_messages, chat_completions, gemini, responses
@@ -22,59 +23,71 @@ from osmosis_grpc.endpoints.open_chats import ClientGone, OpenRequest
 from osmosis_grpc.endpoints.request_bodies import read_asked, reserved_bytes
 from osmosis_grpc.endpoints.rollout_endpoint import Endpoint
 from osmosis_grpc.network.bearer_tokens import bearer
-from osmosis_grpc.network.http.server import http_app
+from osmosis_grpc.network.http.connections import OneBody
 from osmosis_grpc.protocol.errors import CallError, ContextLengthExceeded, NotFound, RolloutEndedError
 from osmosis_grpc.protocol.types.outcome import clip
 
 log = logging.getLogger(__name__)
 
-PREFIX = "/v1/rollouts/{rollout_id}"
-APIS: dict[str, ModuleType] = {
-    "/chat/completions": chat_completions,
-    "/responses": responses,
-    "/messages": anthropic_messages,
-    "/v1/messages": anthropic_messages,
-}
-COUNTS: dict[str, ModuleType] = {
-    "/responses/input_tokens": responses,
-    "/messages/count_tokens": anthropic_messages,
-    "/v1/messages/count_tokens": anthropic_messages,
-}
-"""The paths that say how many tokens a request has."""
+PREFIX = "/v1/rollouts/"
+_MODELS = ("models", "v1/models", "v1beta/models")
 _SERVED = "POST chat/completions, responses, messages and Gemini's generateContent, GET models"
 _STREAM = "text/event-stream"
 _PING = ": waiting for the reply\n\n"
 """A comment, which clients ignore."""
 
 Answer = Callable[[Request, Endpoint], Awaitable[Response]]
+Route = Mapping[str, tuple[ModuleType, Answer]]
+"""For each method of a path, the API whose errors it has, and its answer."""
 Read = Callable[[Any], ModelRequest]
 
 
-def base_url_app(endpoints: Endpoints) -> FastAPI:
+class BaseUrlApp:
+    """The ASGI application that serves the base URLs of all endpoints.
+
+    It has its own routes, without a framework: a rollout calls it for each chat.
+    """
+
+    def __init__(self, endpoints: Endpoints) -> None:
+        self._endpoints = endpoints
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        response = await self._answer(request)
+        await response(scope, receive, send)
+
+    async def _answer(self, request: Request) -> Response:
+        path: str = request.scope["path"]
+        rollout_id, _, rest = path.removeprefix(PREFIX).partition("/")
+        if not path.startswith(PREFIX) or not rollout_id:
+            return _unknown_path(request, 404)
+        if not rest:  # some programs look whether the URL answers before they use it
+            here = request.method in ("GET", "HEAD")
+            return JSONResponse({"serves": _SERVED}) if here else _unknown_path(request, 405, "GET, HEAD")
+        route = _ROUTES.get(rest) or _model_route(request, rest)
+        if route is None:
+            return _unknown_path(request, 404)
+        if request.method not in route:
+            return _unknown_path(request, 405, ", ".join(route))
+        api, answer = route[request.method]
+        try:
+            return await answer(request, self._endpoints.find(rollout_id, _key(request)))
+        except Exception as error:
+            return JSONResponse(*_failed(error, api, api.error), _retries(error))
+
+
+def base_url_app(endpoints: Endpoints) -> ASGIApp:
     """Return the application that serves the base URLs of all endpoints."""
-    app = http_app("osmosis_grpc, the model of a rollout", openapi_url=None)
-    app.add_exception_handler(HTTPException, _unknown_path)
+    return OneBody(BaseUrlApp(endpoints))
 
-    def add(path: str, method: str, api: ModuleType, answer: Answer) -> None:
-        async def route(request: Request, rollout_id: str) -> Response:
-            try:
-                return await answer(request, endpoints.find(rollout_id, _key(request)))
-            except Exception as error:
-                return JSONResponse(*_failed(error, api, api.error), _retries(error))
 
-        app.add_api_route(PREFIX + path, route, methods=[method], response_model=None)
-
-    for path, api in APIS.items():
-        add(path, "POST", api, partial(_chat, api))
-    for path, api in COUNTS.items():
-        add(path, "POST", api, partial(_count, api, api.read))
-    for path in ("/models", "/v1/models", "/v1beta/models"):
-        add(path, "GET", chat_completions, _models)
-        add(path + "/{model:path}", "GET", chat_completions, _model)
-        add(path + "/{call:path}", "POST", gemini, _gemini)
-    for path in ("", "/"):  # some programs look whether the URL answers before they use it
-        app.add_api_route(PREFIX + path, _here, methods=["GET", "HEAD"], response_model=None)
-    return app
+def _model_route(request: Request, rest: str) -> Route | None:
+    """Return the route of a model or of a method of a model, and note which in the request's path parameters."""
+    for prefix in _MODELS:
+        if rest.startswith(prefix + "/"):
+            request.scope["path_params"] = {"model": rest.removeprefix(prefix + "/")}
+            return _MODEL_ROUTE
+    return None
 
 
 def _key(request: Request) -> str:
@@ -84,13 +97,9 @@ def _key(request: Request) -> str:
     return key or request.query_params.get("key", "")
 
 
-async def _here(rollout_id: str) -> Response:
-    return JSONResponse({"serves": _SERVED})
-
-
 async def _gemini(request: Request, endpoint: Endpoint) -> Response:
     """Return the answer of a method of a model. Raises CallError, RolloutEndedError."""
-    model, _, method = str(request.path_params["call"]).rpartition(":")
+    model, _, method = str(request.path_params["model"]).rpartition(":")
     if method == gemini.COUNT:
         return await _count(gemini, gemini.read_count, request, endpoint)
     if method not in gemini.METHODS:
@@ -132,7 +141,7 @@ async def _chat(api: ModuleType, request: Request, endpoint: Endpoint, read: Rea
         return Response(status_code=499)
     if wanted.stream:
         return Response("".join(api.stream(wanted, result)), media_type=_STREAM)
-    return JSONResponse(api.write(wanted, result))
+    return Response(to_json(api.write(wanted, result)), media_type="application/json")
 
 
 async def _waiting(api: ModuleType, wanted: ModelRequest, endpoint: Endpoint, chat: OpenRequest) -> AsyncIterator[str]:
@@ -169,13 +178,13 @@ def _described(model: str) -> dict[str, Any]:
     return openai | {"type": "model", "display_name": model, "created_at": "1970-01-01T00:00:00Z"}
 
 
-async def _unknown_path(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    api = anthropic_messages if "/messages" in request.url.path else chat_completions
-    what = f"{request.method} {clip(request.url.path, 300)} is not served here; a rollout's base URL serves {_SERVED}"
-    code = "method_not_allowed" if error.status_code == 405 else "not_found"
-    headers = {**(error.headers or {}), "x-should-retry": "false"}
-    return JSONResponse(api.error(error.status_code, what, code), error.status_code, headers)
+def _unknown_path(request: Request, status: int, allow: str = "") -> Response:
+    path: str = request.scope["path"]
+    api = anthropic_messages if "/messages" in path else chat_completions
+    what = f"{request.method} {clip(path, 300)} is not served here; a rollout's base URL serves {_SERVED}"
+    code = "method_not_allowed" if status == 405 else "not_found"
+    headers = {"x-should-retry": "false"} | ({"allow": allow} if allow else {})
+    return JSONResponse(api.error(status, what, code), status, headers)
 
 
 def _retries(error: Exception) -> dict[str, str]:
@@ -197,3 +206,24 @@ def _failed(error: Exception, api: ModuleType, write: Callable[[int, str, str], 
         status, code = 500, "internal"
         return write(status, "internal error; the server's log has the exception", code), status
     return write(status, str(error), code), status
+
+
+def _chats(api: ModuleType) -> Route:
+    return {"POST": (api, partial(_chat, api))}
+
+
+def _counts(api: ModuleType) -> Route:
+    """Return the route that says how many tokens a request has."""
+    return {"POST": (api, partial(_count, api, api.read))}
+
+
+_MODEL_ROUTE: Route = {"GET": (chat_completions, _model), "POST": (gemini, _gemini)}
+_ROUTES: dict[str, Route] = {
+    "chat/completions": _chats(chat_completions),
+    "responses": _chats(responses),
+    "messages": _chats(anthropic_messages),
+    "v1/messages": _chats(anthropic_messages),
+    "responses/input_tokens": _counts(responses),
+    "messages/count_tokens": _counts(anthropic_messages),
+    "v1/messages/count_tokens": _counts(anthropic_messages),
+} | {path: {"GET": (chat_completions, _models)} for path in _MODELS}

@@ -54,7 +54,7 @@ async def read_asked(
             await _discard(request)
         raise
     sample = unquote(next(filter(None, map(request.headers.get, SAMPLE_HEADERS)), "") or "")
-    path, retried = request.url.path, request.headers.get(RETRY_HEADER, "0") != "0"
+    path, retried = request.scope["path"], request.headers.get(RETRY_HEADER, "0") != "0"
     if len(raw) > THREAD_BYTES:
         async with reading:
             return await asyncio.to_thread(_asked, raw, read, sample, path, retried, replies)

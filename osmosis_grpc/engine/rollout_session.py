@@ -39,7 +39,7 @@ from osmosis_grpc.protocol.types import (
     jsontext,
 )
 from osmosis_grpc.protocol.types.chat import with_call_ids
-from osmosis_grpc.protocol.types.messages import copy_messages, tool_dicts
+from osmosis_grpc.protocol.types.messages import ToolDict, copy_messages, tool_dicts
 from osmosis_grpc.protocol.types.outcome import clip
 from osmosis_grpc.protocol.types.requests import check_id, check_policy_name, own_params, pinned_params, with_params
 from osmosis_grpc.supervise.system import System
@@ -85,13 +85,15 @@ class _Running:
 class RolloutSession:
     """One run of one rollout. After close(), every other method raises RolloutEndedError."""
 
-    __slots__ = ("_chats", "_context", "_pinned", "_record", "_runner", "calls", "samples")
+    __slots__ = ("_chat_tools", "_chats", "_context", "_pinned", "_record", "_runner", "calls", "samples")
 
     def __init__(self, record: Record, context: EngineContext, runner: RunControl) -> None:
         self._record = record
         self._context = context
         self._runner = runner
         self._chats = ChatCalls(record, context)
+        self._chat_tools: list[ToolDict] | None = None
+        """The tools of the newest chat with tools of its own. An agent at a base URL sends the same in each chat."""
         self._pinned = pinned_params(record.init.request, context.config.pin_sampling)
         self.samples = Samples(record.peer.any_role)
         self.calls = CallOrigins()
@@ -243,6 +245,9 @@ class RolloutSession:
         try:
             position = insert(state.conversation, messages, "messages")
             chat_tools = None if tools is None else tool_dicts(tools)
+            if chat_tools is not None and chat_tools == self._chat_tools:
+                chat_tools = self._chat_tools  # the same object: it is encoded once
+            self._chat_tools = chat_tools or self._chat_tools
             passed = own_params(params, "params") if params else jsontext.NOTHING
         except InvalidArgument as error:  # the agent's arguments are wrong, so the agent gets a ValueError
             raise ValueError(str(error)) from error

@@ -111,7 +111,10 @@ def _chunks(raw: bytes) -> Iterator[dict[str, Any]]:
     for _, data in _events(raw):
         if data == _DONE:
             return
-        yield jsontext.parse_object(data, "chunk")
+        chunk = jsontext.parse_reply(data, "chunk")
+        if not isinstance(chunk, dict):
+            raise ValueError("a chunk is not a JSON object")
+        yield chunk
 
 
 def _events(raw: bytes) -> Iterator[tuple[str, str]]:

@@ -8,6 +8,8 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 from urllib.parse import quote, urlsplit
 
+from pydantic_core import to_json
+
 from osmosis_grpc.protocol.errors import (
     CallError,
     ContextLengthExceeded,
@@ -100,7 +102,7 @@ class ModelHttp:
         """Return the JSON of the answer. Raises what post_raw() raises, and Internal if the answer is not JSON."""
         raw = await self.post_raw(request, body)
         try:
-            return jsontext.parse(raw.decode(), "body")
+            return jsontext.parse_reply(raw, "body")
         except (ValueError, InvalidArgument) as error:
             raise self.unreadable(error) from None
 
@@ -134,7 +136,10 @@ class ModelHttp:
         headers = {SESSION_HEADER: quote(session_id)} if session_id else {}
         seconds, at = self._timeout if timeout is None else min(timeout, self._timeout), self._at(method, path)
         limit = aiohttp.ClientTimeout(total=seconds)
-        more: Any = {"json": body, "headers": headers, "timeout": limit, "allow_redirects": False}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        data = None if body is None else to_json(body)
+        more: Any = {"data": data, "headers": headers, "timeout": limit, "allow_redirects": False}
         try:
             async with session.request(method, self._url + path, **more) as response:
                 raw, status, retry_after = await response.read(), response.status, response.headers.get("Retry-After")

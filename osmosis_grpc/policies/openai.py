@@ -107,7 +107,9 @@ class OpenAIPolicy(HttpPolicy):
         if problem:
             raise Unavailable(f"the model server's stream {self._http.without_key(problem)}{self._http.at}")
         try:
-            whole: dict[str, Any] = read_stream(raw) if is_stream(raw) else jsontext.parse_object(raw.decode(), "body")
+            whole: dict[str, Any] = (
+                read_stream(raw) if is_stream(raw) else typed(jsontext.parse_reply(raw, "body"), dict)
+            )
         except BAD_BODY as error:
             raise self._http.unreadable(error) from None
         return whole
@@ -180,14 +182,16 @@ def _logprobs(choice: dict[str, Any], count: int) -> "np.ndarray[Any, Any] | Non
     rows = (choice.get("logprobs") or {}).get("content")
     if rows is None or len(rows) != count:
         return None
-    return np.array([np.nan if row.get("logprob") is None else row["logprob"] for row in rows], dtype="<f4")
+    return np.array([row.get("logprob") for row in rows], dtype="<f4")  # None becomes NaN
 
 
 def _top_logprobs(choice: dict[str, Any], count: int) -> dict[str, Tensor]:
     """Return the extras top_logprobs and top_logprob_ids. vLLM returns ids for `return_tokens_as_token_ids`."""
     rows = (choice.get("logprobs") or {}).get("content") or []
+    if not rows or not rows[0].get("top_logprobs"):  # nobody has asked for them
+        return {}
     tops = [row.get("top_logprobs") or [] for row in rows]
-    if len(tops) != count or len(set(map(len, tops))) != 1 or not tops[0]:
+    if len(tops) != count or len(set(map(len, tops))) != 1:
         return {}
     extras = {"top_logprobs": Tensor.of(np.array([[top["logprob"] for top in row] for row in tops], dtype="<f4"))}
     names = [[str(top.get("token")) for top in row] for row in tops]

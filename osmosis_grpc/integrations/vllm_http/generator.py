@@ -97,7 +97,7 @@ class VllmHttpGenerator:
         """Return the most tokens of a prompt and its reply together; 0 if this server does not say."""
         raw = await self._http.send("GET", "/v1/models", timeout=SHORT)
         try:
-            models: list[Any] = jsontext.parse(raw.decode(), "body")["data"]
+            models: list[Any] = jsontext.parse_reply(raw, "body")["data"]
             found = next((model for model in models if model["id"] == self._model), models[0])
             return int(found.get("max_model_len") or 0)
         except BAD_BODY as error:
@@ -105,6 +105,6 @@ class VllmHttpGenerator:
 
     def _read(self, request: GenerateRequest, raw: bytes) -> Generated:
         try:
-            return from_body(request, jsontext.parse(raw.decode(), "body"), self._weights)
+            return from_body(request, jsontext.parse_reply(raw, "body"), self._weights)
         except BAD_BODY as error:
             raise self._http.unreadable(error) from None

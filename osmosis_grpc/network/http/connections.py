@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from osmosis_grpc.network.http.guard import certificate_owner
 from osmosis_grpc.supervise import OnFailure, call_later, job
@@ -188,10 +188,19 @@ class Connection:
             return True
 
 
-class BoundedProtocol(H11Protocol):
-    """Closes a connection whose request head does not arrive in time. Says to `listening` when it has no request."""
+MAX_HEAD = 64 * 1024
+"""A request's head has at most this many bytes. What arrives in one piece with the end of the head is not counted."""
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """Refuses long request heads, and closes a connection whose request head does not arrive in time.
+
+    Says to `listening` when it has no request.
+    """
 
     head_seconds = HEAD_SECONDS
+    _in_head = False
+    _head_bytes = 0
     _waiting: asyncio.TimerHandle | None = None
     _cut = False
     """Whether the client has ended the connection in the middle of a response."""
@@ -219,6 +228,24 @@ class BoundedProtocol(H11Protocol):
         super().data_received(data)
         if self._answering():
             self._head_came()
+        if self._in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD and not self.transport.is_closing():
+                self._refuse_head()
+
+    def on_message_begin(self) -> None:
+        self._in_head, self._head_bytes = True, 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        super().on_headers_complete()
+
+    def _refuse_head(self) -> None:
+        if self._answering():  # the head of the next request has come while this one is answered
+            self.transport.close()
+        else:
+            self.send_400_response("The head of the request is too long.")
 
     def eof_received(self) -> None:
         self._cut = self._answering()  # the transport is closing, and drops whatever is written from now on
@@ -251,7 +278,10 @@ class BoundedProtocol(H11Protocol):
 
 
 class OneBody:
-    """ASGI middleware that refuses a request with two lengths. It closes the connection after an unread body."""
+    """ASGI middleware that refuses a request with two lengths, or with a coding that is not read here.
+
+    It closes the connection after an unread body.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -263,6 +293,10 @@ class OneBody:
         names = {name for name, value in scope["headers"] if (name, value) != (b"content-length", b"0")}
         if {b"content-length", b"transfer-encoding"} <= names:  # request smuggling: two readers may see two requests
             refused = JSONResponse({"detail": "a body has one length"}, 400, {"Connection": "close"})
+            await refused(scope, receive, send)
+            return
+        if any(name == b"transfer-encoding" and value.lower() != b"chunked" for name, value in scope["headers"]):
+            refused = JSONResponse({"detail": "the only transfer coding here is chunked"}, 501, {"Connection": "close"})
             await refused(scope, receive, send)
             return
         unread = bool(names & {b"content-length", b"transfer-encoding"})

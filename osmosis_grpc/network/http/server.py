@@ -10,6 +10,7 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from osmosis_grpc import __version__
 from osmosis_grpc.network import fork_safety
@@ -43,9 +44,10 @@ def http_app(title: str, **more: Any) -> FastAPI:
 class HttpServer:
     """Serves an ASGI application. Used as `async with HttpServer(app, port=0) as http`.
 
-    With `tls`, it uses TLS. `connections` is the most connections at once, and one address has at most half of them.
-    Without it, the server is for agents, and the limit is agent_connections() for all addresses. With `path`, it
-    listens at this Unix socket, and not at a host and a port, and has no limit.
+    Only a FastAPI application has a startup and a shutdown. With `tls`, it uses TLS. `connections` is the most
+    connections at once, and one address has at most half of them. Without it, the server is for agents, and the limit
+    is agent_connections() for all addresses. With `path`, it listens at this Unix socket, and not at a host and a port,
+    and has no limit.
 
     If uvicorn ends unexpectedly, `supervisor` records the failure. Without `supervisor`, the server makes its own.
     Raises ValueError for a TLS file that cannot be used. Entering the context raises OSError if the port is taken.
@@ -53,7 +55,7 @@ class HttpServer:
 
     def __init__(
         self,
-        app: FastAPI,
+        app: ASGIApp,
         *,
         host: str = "127.0.0.1",
         port: int = 0,
@@ -86,7 +88,7 @@ class HttpServer:
             listening = listen_on(self._host, self.port, self._connections)
             self.port = listening.getsockname()[1]
             fork_safety.keep_from_children(self, self.port)
-        config = uvicorn_config(self.app, listening)
+        config = uvicorn_config(self.app, listening, lifespan=isinstance(self.app, FastAPI))
         config.ssl = self._tls
         if isinstance(listening, LimitedSocket) and self._tls is not None:
             listening.on_accept = lambda made: call_later(AWAIT_HEAD, HEAD_SECONDS, made.end_handshake)
@@ -111,7 +113,7 @@ class HttpServer:
             raise RuntimeError("the HTTP server has stopped by itself")
 
 
-def uvicorn_config(app: FastAPI, listening: socket.socket, *, lifespan: bool = True) -> uvicorn.Config:
+def uvicorn_config(app: ASGIApp, listening: socket.socket, *, lifespan: bool = True) -> uvicorn.Config:
     """Return the loaded uvicorn configuration for an application, and the socket on which it listens.
 
     Leave out `lifespan` if the application has no startup or shutdown of its own: an ending event loop would cancel its

@@ -165,6 +165,21 @@ def parse(text: str, field: str, levels: int = MAX_DEPTH, *, repair: bool = Fals
         return _parsed(text, field, levels, repair=repair)
 
 
+def parse_reply(text: str | bytes, field: str) -> Any:
+    """Return the value of a JSON text as parse() does, several times as fast.
+
+    It is for the replies of model servers, which have an object for each token. If an object has a key twice, the last
+    value counts, and a number that is too large for a float is infinite: who sends such a value on refuses it.
+    """
+    from pydantic_core import from_json  # not needed by every process that imports this module
+
+    try:
+        with large_value():
+            return from_json(text, allow_inf_nan=False)
+    except ValueError:  # with another limit of levels, and without the place of an error
+        return parse(text if isinstance(text, str) else text.decode(), field)
+
+
 def _parsed(
     text: str, field: str, levels: int, decode: Callable[[str], Any] | None = None, *, repair: bool = False
 ) -> Any:

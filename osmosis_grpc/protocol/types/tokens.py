@@ -6,6 +6,7 @@ module never estimates them. Received arrays are read-only views.
 
 import math
 import struct
+from array import array
 from dataclasses import dataclass, field
 
 from osmosis_grpc.protocol.errors import InvalidArgument
@@ -47,11 +48,8 @@ class TokenBlock(ArrayEquality):
         Raises:
             InvalidArgument: A value is wrong; the text names the field.
         """
-        given = _flat(ids, "ids")
-        if given.size and (given.dtype.kind not in "iu" or int(given.min()) < 0 or int(given.max()) > 0xFFFFFFFF):
-            raise InvalidArgument("ids", f"{_wrong_id(given)}; token ids are integers from 0 to 2**32 - 1")
         block = cls(
-            np.ascontiguousarray(given, dtype="<u4"),
+            _ids(ids),
             None if logprobs is None else _flat(logprobs, "logprobs", "<f4"),
             dict(extras) if extras else NOTHING,
         )
@@ -87,6 +85,18 @@ class VersionSpan:
 
     version: str
     tokens: int
+
+
+def _ids(values: ArrayLike) -> Ids:
+    if isinstance(values, list) and values and type(values[0]) is int:  # from JSON: four times as fast as NumPy
+        try:
+            return np.frombuffer(array("I", values), dtype=np.uint32).astype("<u4", copy=False)
+        except (TypeError, OverflowError):
+            pass  # the rest says what is wrong
+    given = _flat(values, "ids")
+    if given.size and (given.dtype.kind not in "iu" or int(given.min()) < 0 or int(given.max()) > 0xFFFFFFFF):
+        raise InvalidArgument("ids", f"{_wrong_id(given)}; token ids are integers from 0 to 2**32 - 1")
+    return np.ascontiguousarray(given, dtype="<u4")
 
 
 def _flat(values: ArrayLike, name: str, dtype: str | None = None) -> Array:

@@ -152,11 +152,23 @@ def chat_from_wire(
     )
 
 
+_ENCODED_TOOLS = 256
+_encoded_tools: dict[int, tuple[Sequence[Mapping[str, Any]], message_pb2.Tools]] = {}
+"""The tools that were encoded last, by the id of their list, which an entry keeps alive."""
+
+
 def tools_to_wire(tools: Sequence[Mapping[str, Any]] | None) -> message_pb2.Tools | None:
-    """Return a chat's own tools as a message; None if it uses the rollout's tools."""
+    """Return a chat's own tools as a message; None if it uses the rollout's tools. The tools must not change later."""
     if tools is None:
         return None
-    return message_pb2.Tools(tools=[tool_to_wire(tool) for tool in tools])
+    known = _encoded_tools.get(id(tools))
+    if known is not None:
+        return known[1]
+    encoded = message_pb2.Tools(tools=[tool_to_wire(tool) for tool in tools])
+    if len(_encoded_tools) >= _ENCODED_TOOLS:
+        del _encoded_tools[next(iter(_encoded_tools))]
+    _encoded_tools[id(tools)] = tools, encoded
+    return encoded
 
 
 def reply_bytes(response: ChatResponse) -> bytes:

@@ -128,7 +128,7 @@ class SqliteJournal(StoredRollouts):
     ) -> None:
         self._written = position = self._written + 1
         key = event.rollout_id, event.attempt
-        batch = self.writer.batch()
+        batch = self.writer.batch(_WAITS.get(type(event.kind), 0.0))
         now = self._now()
         if entry is not None:
             rollout = OpenRollout(entry.sequence, key, entry.owner, position, now)
@@ -352,6 +352,9 @@ def _other_rows(batch: Batch, rollout: OpenRollout) -> list[Row]:
     return [row for row in batch.rows[schema.ANNOTATE] if row[0] != rollout.sequence]
 
 
+_WAITS = dict.fromkeys((events.ChatRequested, events.ChatAnswered, events.ToolCalled, events.ToolReturned), 0.02)
+"""The seconds for which events wait for others. Nobody waits for these: after a crash, their chats are asked again and
+the trainer has the replies. A commit for each of them would cost as much as the chat itself."""
 _UPDATES = {
     events.Started: SqliteJournal._start,
     events.Ended: SqliteJournal._end,

@@ -8,6 +8,7 @@ writes that come slowly are committed at once.
 
 import asyncio
 import logging
+import math
 import sqlite3
 import threading
 from abc import ABC, abstractmethod
@@ -54,6 +55,8 @@ class Committer(ABC, Generic[Batch]):
         """Whether the thread has a batch whose end is not reported."""
         self._earliest = 0.0
         """The earliest start of the next commit, by the loop's clock."""
+        self._due = math.inf
+        """When the next commit starts at the latest, by the loop's clock, unless one runs then."""
         self._timer: asyncio.TimerHandle | None = None
         self._error: BaseException | None = None
         """The error that has ended the thread, or None."""
@@ -91,10 +94,16 @@ class Committer(ABC, Generic[Batch]):
         """Whether no batch waits and no transaction runs."""
         return not self._busy and self._timer is None
 
-    def batch(self) -> Batch:
-        """Return the batch of the next transaction. The caller must add to it at once, and must not keep it."""
-        if self.idle:
-            self._arm()
+    def batch(self, wait: float = 0.0) -> Batch:
+        """Return the batch of the next transaction. The caller must add to it at once, and must not keep it.
+
+        The write may wait `wait` seconds for others, with which it shares a transaction.
+        """
+        due = self._loop.time() + wait
+        if due < self._due:
+            self._due = due
+            if not self._busy:
+                self._arm()
         return self._batch
 
     def flush(self) -> None:
@@ -108,7 +117,9 @@ class Committer(ABC, Generic[Batch]):
             self._loop.call_soon(self._fail, [batch], self._error)
 
     def _arm(self) -> None:
-        pause = self._earliest - self._loop.time()
+        if self._timer is not None:
+            self._timer.cancel()
+        pause = max(self._earliest, self._due) - self._loop.time()
         self._timer = self._supervisor.call_later(self._flush_job, pause, self.flush, report=self.died)
 
     def _take(self) -> Batch:
@@ -116,13 +127,13 @@ class Committer(ABC, Generic[Batch]):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        batch, self._batch = self._batch, self._new()
+        batch, self._batch, self._due = self._batch, self._new(), math.inf
         return batch
 
     def _next(self) -> None:
         """Arrange the next commit. A subclass calls it on the event loop at the end of each commit."""
         self._busy = False
-        if self._timer is None and self._batch:
+        if self._timer is None and self._due < math.inf:
             self._arm()
 
     def _end(self) -> None:

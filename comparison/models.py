@@ -1,0 +1,166 @@
+"""The two models of the comparison: tokenizers, chat templates, and reading what a prompt says.
+
+- `chatml`: a byte-level BPE with the chat template of Qwen3, which drops the reasoning of earlier turns.
+- `brackets`: a BPE with U+2581 for blanks and bytes for what it has no token for, as Llama 2 and Mistral have it. Its
+  template trims contents, has no generation prompt and no line break behind the end of a turn, and keeps reasoning.
+
+Both are trained on this folder's own texts, so the ids stay the same when the documentation of the project changes.
+"""
+
+import json
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+HERE = Path(__file__).parent
+NAMES = ("chatml", "brackets")
+END = {"chatml": "<|im_end|>", "brackets": "</s>"}
+SPECIAL = {
+    "chatml": ["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+    "brackets": ["<unk>", "<s>", "</s>"]
+    + [f"[{slash}{role}]" for role in ("SYSTEM", "USER", "RESULT", "TOOLS") for slash in ("", "/")],
+}
+PLAIN = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
+Message = dict[str, Any]
+
+
+def make(folder: Path) -> None:
+    """Write both models below `folder`, as transformers loads them."""
+    corpus = [HERE.parent / "LICENSE", HERE / "scripted.py"]
+    for name in NAMES:
+        place = folder / name
+        place.mkdir(parents=True, exist_ok=True)
+        (_byte_level if name == "chatml" else _blanks)([str(path) for path in corpus]).save(
+            str(place / "tokenizer.json")
+        )
+        template = (HERE / "templates" / f"{name}.jinja").read_text()
+        (place / "chat_template.jinja").write_text(template)
+        settings = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "eos_token": END[name],
+            "pad_token": SPECIAL[name][0],
+            "chat_template": template,
+            "model_max_length": 1_000_000,
+            "clean_up_tokenization_spaces": False,
+        }
+        (place / "tokenizer_config.json").write_text(json.dumps(settings))
+        kind = {"model_type": "qwen3" if name == "chatml" else "mistral", "vocab_size": 4096}
+        (place / "config.json").write_text(json.dumps({**kind, "max_position_embeddings": 1_000_000}))
+
+
+def _byte_level(corpus: list[str]) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train(corpus, trainers.BpeTrainer(vocab_size=3000, initial_alphabet=alphabet, show_progress=False))
+    return _with_tokens(tokenizer, "chatml")
+
+
+def _blanks(corpus: list[str]) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    bytes_as_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
+    special = ["<unk>", *bytes_as_tokens]
+    tokenizer.train(corpus, trainers.BpeTrainer(vocab_size=2000, special_tokens=special, show_progress=False))
+    content = json.loads(tokenizer.to_str())
+    content["added_tokens"] = []  # bytes are tokens of the model, not marks that a text could contain
+    tokenizer = Tokenizer.from_str(json.dumps(content))
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return _with_tokens(tokenizer, "brackets")
+
+
+def _with_tokens(tokenizer: Tokenizer, name: str) -> Tokenizer:
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIAL[name]])
+    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in PLAIN])
+    return tokenizer
+
+
+@dataclass(frozen=True)
+class Model:
+    """A tokenizer with its template."""
+
+    name: str
+    tokenizer: Tokenizer
+    template: jinja2.Template
+
+    @classmethod
+    def load(cls, folder: Path) -> "Model":
+        """Load what `make` wrote: `folder` is the folder of one model."""
+        env = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, autoescape=False)
+        env.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        return cls(folder.name, tokenizer, env.from_string((folder / "chat_template.jinja").read_text()))
+
+    @property
+    def end(self) -> int:
+        """The id that ends a turn."""
+        return int(self.tokenizer.token_to_id(END[self.name]))
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text, with nothing added."""
+        return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, ids: list[int]) -> str:
+        """Return the text of ids, with the marks."""
+        return str(self.tokenizer.decode(ids, skip_special_tokens=False))
+
+    def render(self, messages: list[Message], tools: Any = None, *, prompt: bool = True) -> list[int]:
+        """Return the prompt of a history in OpenAI's format."""
+        read = [_for_template(message) for message in messages]
+        return self.encode(self.template.render(messages=read, tools=tools or None, add_generation_prompt=prompt))
+
+    def read(self, prompt: list[int]) -> list[Message]:
+        """Return the messages that a prompt shows to the model: role and text, as the template wrote them."""
+        text = self.decode(prompt)
+        return _read_chatml(text) if self.name == "chatml" else _read_brackets(text)
+
+
+def _for_template(message: Message) -> Message:
+    out = dict(message)
+    if isinstance(out.get("content"), list):
+        out["content"] = "".join(part.get("text", "") for part in out["content"])
+    if out.get("tool_calls"):
+        out["tool_calls"] = [{**call, "function": _function(call["function"])} for call in out["tool_calls"]]
+    if out.get("reasoning") and not out.get("reasoning_content"):
+        out["reasoning_content"] = out["reasoning"]
+    return out
+
+
+def _function(function: Message) -> Message:
+    arguments = function["arguments"]
+    return {**function, "arguments": json.loads(arguments) if isinstance(arguments, str) else arguments}
+
+
+def _read_chatml(text: str) -> list[Message]:
+    out: list[Message] = []
+    for role, content in re.findall(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>", text, re.S):
+        if role == "user" and content.startswith("<tool_response>"):
+            results = re.findall(r"<tool_response>\n(.*?)\n</tool_response>", content, re.S)
+            out += [{"role": "tool", "content": result} for result in results]
+        elif role == "system":
+            own = content.split("# Tools\n\nYou may call", 1)[0].strip()
+            out += [{"role": role, "content": own}] if own else []
+        else:
+            out.append({"role": role, "content": content})
+    return out
+
+
+def _read_brackets(text: str) -> list[Message]:
+    out: list[Message] = []
+    pattern = r"\[(SYSTEM|USER|RESULT|TOOLS)\](.*?)\[/\1\]|(.*?)</s>"
+    for mark, content, reply in re.findall(pattern, text.removeprefix("<s>"), re.S):
+        if not mark:
+            out.append({"role": "assistant", "content": reply})
+        elif mark != "TOOLS":
+            out.append({"role": {"RESULT": "tool"}.get(mark, mark.lower()), "content": content})
+    return out
+
+
+if __name__ == "__main__":
+    make(Path(sys.argv[1]))

@@ -1,0 +1,1 @@
+"""The adapters: one file for each system, of at most 80 lines."""
