@@ -25,7 +25,7 @@ from osmosis_grpc.endpoints.endpoint_registry import Endpoints
 from osmosis_grpc.endpoints.rollout_endpoint import Endpoint
 from osmosis_grpc.network.bearer_tokens import bearer
 from osmosis_grpc.network.http.bounded_json import Bounds, read_json
-from osmosis_grpc.network.http.server import HttpServer
+from osmosis_grpc.network.http.server import HttpServer, http_app
 from osmosis_grpc.protocol.errors import CallError, InvalidArgument, Unavailable
 from osmosis_grpc.protocol.types import Failure, FailureReason, RolloutRequest, ToolDict, jsontext
 from osmosis_grpc.protocol.types.json_values import number_of
@@ -192,7 +192,7 @@ class WorkflowServerAgent:
             raise Unavailable(f"the answer of {self._base.authority} cannot be read: {error}") from None
 
     def _app(self) -> FastAPI:
-        app, bounds = base_url_app(self._endpoints), Bounds()
+        app, bounds = http_app("osmosis_grpc, for a rollout server"), Bounds()
 
         @app.post(_CALLBACK, response_model=None)
         async def callback(request: Request, kind: str) -> JSONResponse:
@@ -205,6 +205,7 @@ class WorkflowServerAgent:
                 callbacks.add(kind, body)
             return JSONResponse({"status": "ok"})
 
+        app.mount("/", base_url_app(self._endpoints))
         return app
 
 
