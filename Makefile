@@ -18,7 +18,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow conformance test-adapters test-browser test-deploy test-trainers test-vllm test-ray test-docker test-harbor test-model learn check lint collect compare compare-cost sim sim-ablations faults bench plots generate docs audit site image clients workers bench-viewer screenshots compat-newest clean
+.PHONY: help venv demo test test-slow conformance test-adapters test-browser test-deploy test-trainers test-sdk test-vllm test-ray test-docker test-harbor test-model learn check lint collect compare compare-cost sim sim-ablations faults bench plots generate docs audit site image clients workers bench-viewer screenshots compat-newest clean
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -56,6 +56,7 @@ lint: .venv/.dev ## All linters, type checks, import contracts, and generated fi
 	$(BIN)/python scripts/settings.py --check
 	$(BIN)/python scripts/public_names.py --check
 	$(BIN)/python scripts/sdk_rows.py --check
+	$(BIN)/python scripts/older_stubs.py --check
 	$(BIN)/python scripts/views.py --check
 	$(BIN)/python scripts/llms.py --check
 	$(BIN)/python scripts/bill_of_materials.py --check
@@ -88,6 +89,10 @@ test-trainers: $(TRAINERS:%=.venv-trainers/%/.done) ## Run the tests with TRL, v
 
 test-programs: $(PROGRAMS:%=.venv-programs/%/.done) ## Run coding programs and frameworks as agents: PROGRAMS="claude-code agno" (needs npm); MATRIX=1 writes docs/programs.md
 	OSMOSIS_TEST_MATRIX="$(MATRIX)" OSMOSIS_TEST_PROGRAMS="$(PROGRAMS)" $(BIN)/pytest -m programs -n 2 --timeout 300 tests/coding_programs
+
+test-sdk: .venv/.dev ## Run the Osmosis SDK of the package index in both directions, in environments of its own (needs a Python 3.12), and its own tests where an sdist has them
+	$(BIN)/pytest -m "" --timeout 300 tests/legacy/test_sdk_packages.py
+	$(BIN)/python scripts/sdk_own_tests.py
 
 test-docker: .venv/.adapters .venv-programs/claude-code/.done .venv-programs/mini-swe-agent/.done ## Run the tests with a Docker daemon of their own (needs root, npm, and Debian's docker.io and debootstrap)
 	$(BIN)/pytest -m $(DOCKER_TESTS) --timeout 300 tests/tools tests/deploy/docker
@@ -157,6 +162,7 @@ generate: .venv/.dev ## Make the stubs and docs/protocol.md from proto/
 docs: .venv/.dev ## Write docs/settings.md, docs/public-names.md, the views in docs/query.md, llms.txt and more
 	$(BIN)/python scripts/settings.py
 	$(BIN)/python scripts/public_names.py
+	$(BIN)/python scripts/older_stubs.py
 	$(BIN)/python scripts/views.py
 	$(BIN)/python scripts/llms.py
 	$(BIN)/python scripts/bill_of_materials.py

@@ -6,12 +6,15 @@ osmosis_ai. Importing it imports nothing heavy.
 
 import contextlib
 import importlib
+import sys
 from typing import Any
 
 __version__ = "0.1.0"
 __all__ = [
     "CompletionsResult",
     "InitResponse",
+    "MissingAPIKeyError",
+    "ModelNotFoundError",
     "OpenAIFunctionToolSchema",
     "OsmosisLLMClient",
     "OsmosisRolloutError",
@@ -19,12 +22,14 @@ __all__ = [
     "OsmosisTimeoutError",
     "OsmosisTransportError",
     "OsmosisValidationError",
+    "ProviderRequestError",
     "RolloutAgentLoop",
     "RolloutContext",
     "RolloutMetrics",
     "RolloutRequest",
     "RolloutResponse",
     "RolloutResult",
+    "RubricResult",
     "__version__",
     "create_app",
     "get_agent_loop",
@@ -47,6 +52,21 @@ def __getattr__(name: str) -> Any:
         with contextlib.suppress(AttributeError):
             getattr(rollout, name)  # raises ImportError for a name of an older system
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+class _OfEval:
+    """Lets `osmosis_grpc.eval.rubric` be imported, whose finder is that of `osmosis_grpc.rollout`."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
+        """Return the spec of the SDK's `eval`; None for any other module."""
+        if name != f"{__name__}.eval":
+            return None
+        importlib.import_module(f"{__name__}.rollout")
+        return importlib.import_module(f"{__name__}.compat.older_paths").OlderModules().find_spec(name, path)
+
+
+sys.meta_path.append(_OfEval)  # type: ignore[arg-type]
 
 
 def __dir__() -> list[str]:

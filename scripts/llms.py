@@ -85,7 +85,7 @@ PAGES = {
         "observe",
         "settings",
     ),
-    "Protocol": ("write-a-trainer", "protocol", "conformance", "implementers", "compatibility"),
+    "Protocol": ("write-a-trainer", "protocol", "conformance", "implementers", "compatibility", "older-names"),
     "Optional": ("architecture", "decisions", "reliability", "performance"),
 }
 """The pages of docs/ by heading. New pages come under the first heading. The last heading has pages that few need."""

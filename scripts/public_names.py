@@ -80,7 +80,8 @@ def names_of(module: str) -> list[str]:
     """Return the names of a public module: its `__all__`, or what its .pyi file imports."""
     for node in _tree(module).body:
         target = node.targets[0] if isinstance(node, ast.Assign) else None
-        if isinstance(target, ast.Name) and target.id == "__all__":
+        literal = isinstance(target, ast.Name) and isinstance(getattr(node, "value", None), ast.List)
+        if literal and target.id == "__all__":
             return sorted(ast.literal_eval(node.value), key=str.casefold)
     return sorted(_imports(_path(module).with_suffix(".pyi")), key=str.casefold)
 

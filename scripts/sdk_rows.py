@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "compatibility.md"
 ROW = re.compile(r"^\| ((?:S|ARL )?\d+) \| (.*) \| (`test_\w+`|-) \|$", re.M)
-ELSEWHERE = {"78", "79", "S14"}
+ELSEWHERE = {"78", "79"}
 """Rows that other features test."""
 NONE = "-"
 """What the table shows for a row without a test."""

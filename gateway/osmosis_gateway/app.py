@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from fastapi import FastAPI
 
 import osmosis_grpc.endpoints  # noqa: F401 # serves the base URLs of rollouts
 from osmosis_gateway.http_server import InProcessRollouts, NotStarted, tokens_of
-from osmosis_gateway.leases import Leases
+from osmosis_gateway.leases import Leases, LeaseTimes
 from osmosis_gateway.legacy_trainers import HttpTrainers
 from osmosis_gateway.outgoing_calls import Calls
 from osmosis_gateway.rollout_routes import add_rollout_routes
@@ -78,20 +78,68 @@ def create_app(
     """
     _ignore("create_app", platform, ("credentials", "server_host", "server_port"))
     known = settings or get_settings()
-    tokens = tokens_of(known) if api_key is None else Tokens(f"api={check_token(api_key)}")
-    policy = TargetPolicy(loopback=False, allow=allow_target, option="create_app(allow_target=[...])")
     config = EngineConfig(
         max_concurrent=known.server.max_concurrent_rollouts if max_concurrent is None else max_concurrent,
         record_ttl=known.server.record_ttl_seconds if record_ttl_seconds is None else record_ttl_seconds,
     )
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    async def hooks(app: FastAPI) -> AsyncIterator[None]:
+        if on_startup is not None:
+            await on_startup()
+        try:
+            yield
+        finally:
+            if on_shutdown is not None:
+                await on_shutdown()
+
+    return agent_app(
+        agent_loop.name,
+        lambda: nullcontext(agent_loop),
+        config,
+        known,
+        tokens=None if api_key is None else Tokens(f"api={check_token(api_key)}"),
+        policy=TargetPolicy(loopback=False, allow=allow_target, option="create_app(allow_target=[...])"),
+        lifespan=hooks,
+        sinks=partial(_sinks, debug_dir),
+    )
+
+
+def agent_app(
+    name: str,
+    open_agent: Callable[[], AbstractAsyncContextManager[Any]],
+    config: EngineConfig,
+    known: RolloutSettings,
+    *,
+    tokens: Tokens | None,
+    policy: TargetPolicy,
+    lifespan: Callable[[FastAPI], AbstractAsyncContextManager[Any]],
+    sinks: Callable[[], Sequence[EventSink]] = tuple,
+    times: LeaseTimes | None = None,
+) -> FastAPI:
+    """Return an application with an agent.
+
+    Args:
+        name: The name of the agent, which is the application's title.
+        open_agent: Returns a context manager with the agent. It is entered when the application starts.
+        config: The limits of the engine.
+        known: The settings.
+        tokens: The tokens of callers, instead of those of the settings.
+        policy: Says which trainers may be called.
+        lifespan: Is entered when the application has started, and left when it stops.
+        sinks: Returns the sinks of events.
+        times: The times of polled results.
+    """
+    tokens = tokens_of(known) if tokens is None else tokens
+
+    @asynccontextmanager
+    async def life(app: FastAPI) -> AsyncIterator[None]:
         async with (
             Calls(known.client, checked_only=True) as calls,
-            Engine([agent_loop], config, sinks=app.state.make_sinks(), journal=MemoryJournal()) as engine,
+            open_agent() as agent,
+            Engine([agent], config, sinks=app.state.make_sinks(), journal=MemoryJournal()) as engine,
         ):
-            leases = Leases(engine)
+            leases = Leases(engine, times)
             trainers = HttpTrainers(calls, policy, known.client, leases)
             leases.start()
 
@@ -100,19 +148,16 @@ def create_app(
 
             app.state.engine, app.state.metrics = engine, ServerMetrics(engine)
             app.state.rollouts = InProcessRollouts(engine, trainers.peer, leases, drain)
-            if on_startup is not None:
-                await on_startup()
-            try:
-                yield
-                await engine.shutdown.stop(0.0 if app.state.called_by_test_client else DRAIN_TIMEOUT)
-            finally:
-                app.state.rollouts = NotStarted(agent_loop.name)
-                if on_shutdown is not None:
-                    await on_shutdown()
+            async with lifespan(app):
+                try:
+                    yield
+                    await engine.shutdown.stop(0.0 if app.state.called_by_test_client else DRAIN_TIMEOUT)
+                finally:
+                    app.state.rollouts = NotStarted(name)
 
-    app = http_app("osmosis_grpc", lifespan=lifespan)
-    app.state.rollouts, app.state.called_by_test_client = NotStarted(agent_loop.name), False
-    app.state.make_sinks = partial(_sinks, debug_dir)
+    app = http_app(name, lifespan=life)
+    app.state.rollouts, app.state.called_by_test_client = NotStarted(name), False
+    app.state.make_sinks = sinks
     limit = metadata_limit_that_was_set() or known.server.max_metadata_size_bytes
     access = HttpAccess(tokens=tokens, max_metadata_bytes=limit)
     add_routes(app, access)

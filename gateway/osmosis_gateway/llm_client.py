@@ -57,6 +57,7 @@ class OsmosisLLMClient:
         self.timeout_seconds = self._settings.timeout_seconds
         self.max_retries = self._settings.max_retries
         self.complete_rollout_retries = self._settings.complete_rollout_retries
+        self.api_key = api_key
         self._key = check_header(api_key or "", "api_key")
         self._calls = Calls(self._settings)
         self._metrics = RolloutMetrics()

@@ -29,12 +29,14 @@ if TYPE_CHECKING:
         ConcurrencyConfig,
         GraderConfig,
     )
+    from osmosis_grpc.agent.workflow_output import AgentWorkflowOutput, SampleSource
     from osmosis_grpc.agent.workflow_runnable import WorkflowRunnable
 
 __all__ = [
     "AgentWorkflow",
     "AgentWorkflowConfig",
     "AgentWorkflowContext",
+    "AgentWorkflowOutput",
     "CallError",
     "ChatPurpose",
     "CompletionsResult",
@@ -48,6 +50,7 @@ __all__ = [
     "RolloutRequest",
     "RolloutResult",
     "RolloutSample",
+    "SampleSource",
     "SyncRolloutContext",
     "ToolExecutionError",
     "WorkflowRunnable",
@@ -64,11 +67,13 @@ _MODULES = {
     "AgentWorkflow": "osmosis_grpc.agent.workflow",
     "AgentWorkflowConfig": "osmosis_grpc.agent.workflow",
     "AgentWorkflowContext": "osmosis_grpc.agent.workflow",
+    "AgentWorkflowOutput": "osmosis_grpc.agent.workflow_output",
     "ConcurrencyConfig": "osmosis_grpc.agent.workflow",
     "Grader": "osmosis_grpc.agent.grader",
     "GraderConfig": "osmosis_grpc.agent.workflow",
     "GraderContext": "osmosis_grpc.agent.grader",
     "RolloutSample": "osmosis_grpc.agent.grader",
+    "SampleSource": "osmosis_grpc.agent.workflow_output",
     "WorkflowRunnable": "osmosis_grpc.agent.workflow_runnable",
     "grade_recorded": "osmosis_grpc.agent.grading",
     "tool": "osmosis_grpc.agent.tool_decorator",

@@ -13,6 +13,8 @@ class RolloutErrorCategory(StrEnum):
     VALIDATION_ERROR = "validation_error"
     HTTP_ERROR = "http_error"
     AGENT_ERROR = "agent_error"
+    LEASE_EXPIRED = "lease_expired"
+    INTERNAL_ERROR = "internal_error"
 
 
 class GraderStatus(StrEnum):

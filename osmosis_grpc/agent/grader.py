@@ -3,14 +3,17 @@
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from osmosis_grpc.agent.reward_decorator import reward_of
-from osmosis_grpc.agent.workflow import GraderConfig
+from osmosis_grpc.agent.workflow import GraderConfig, WithArtifacts
 
 TGraderConfig = TypeVar("TGraderConfig", bound=GraderConfig)
+MAIN = "main"
+"""The name of a sample that has no other one."""
 
 
 class RolloutSample(BaseModel):
@@ -18,7 +21,7 @@ class RolloutSample(BaseModel):
 
     model_config = ConfigDict(validate_assignment=True)
 
-    id: str
+    id: str = MAIN
     """The name of the sample: the name of the agent that made it."""
     messages: list[dict[str, Any]] = Field(default_factory=list)
     """All messages in the format of the agent's library; without a registered agent, in OpenAI's format."""
@@ -37,7 +40,7 @@ class RolloutSample(BaseModel):
         return None if reward is None else reward_of(reward)
 
 
-class GraderContext:
+class GraderContext(WithArtifacts):
     """The input of a grader, and the place for its rewards.
 
     Args:
@@ -47,6 +50,8 @@ class GraderContext:
         metadata: The dict that the workflow got.
         prompt: The messages that the workflow got.
         rollout_id: The rollout.
+        sample: The only sample, instead of `samples`.
+        artifacts_dir: A folder for files of the rollout, or None. It is that of the workflow.
     """
 
     def __init__(
@@ -58,9 +63,14 @@ class GraderContext:
         metadata: Mapping[str, Any] | None = None,
         prompt: Sequence[Any] = (),
         rollout_id: str = "",
+        sample: RolloutSample | None = None,
+        artifacts_dir: Path | None = None,
     ) -> None:
         self.label = label
         self.samples: dict[str, RolloutSample] = dict(samples or {})
+        if sample is not None:
+            self.samples[sample.id] = sample
+        self._artifacts = artifacts_dir
         self.workspace_path = workspace_path
         self.metadata = metadata if isinstance(metadata, dict) else dict(metadata or {})
         self.prompt: list[dict[str, Any]] = list(prompt)
@@ -70,6 +80,28 @@ class GraderContext:
     def project_path(self) -> str | os.PathLike[str] | None:
         """The later name of workspace_path."""
         return self.workspace_path
+
+    @property
+    def sample(self) -> RolloutSample | None:
+        """The only sample; None without samples. Raises ValueError if there are several."""
+        if len(self.samples) > 1:
+            raise ValueError(f"there are several samples, {', '.join(self.samples)}: use ctx.samples[NAME]")
+        return next(iter(self.samples.values()), None)
+
+    def set_reward(self, reward: float) -> None:
+        """Set the reward of the only sample. Setting it again replaces it.
+
+        Args:
+            reward: A finite number. An int or a bool becomes a float.
+
+        Raises:
+            ValueError: There is no sample, or there are several.
+            BadRewardError: The reward is not a finite number. It is a ValueError.
+        """
+        sample = self.sample
+        if sample is None:
+            raise ValueError("there is no sample to reward")
+        sample.reward = reward_of(reward)
 
     def get_samples(self) -> dict[str, RolloutSample]:
         """Return the samples by id."""

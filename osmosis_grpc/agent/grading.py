@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from osmosis_grpc.agent.context import RolloutContext
@@ -83,7 +84,10 @@ def grader_failure(error: BaseException) -> Failure:
 
 
 def grader_context(
-    request: RolloutRequest, samples: Mapping[str, RolloutSample], folder: str | None = None
+    request: RolloutRequest,
+    samples: Mapping[str, RolloutSample],
+    folder: str | None = None,
+    artifacts: Path | None = None,
 ) -> GraderContext:
     """Return the context for grading a rollout. Each sample gets the label of the request."""
     for sample in samples.values():
@@ -95,6 +99,7 @@ def grader_context(
         metadata=request.metadata,
         prompt=[dict(message) for message in request.messages],
         rollout_id=request.rollout_id,
+        artifacts_dir=artifacts,
     )
 
 

@@ -8,6 +8,7 @@ from osmosis_grpc.protocol.types import Failure
 from osmosis_grpc.protocol.types.outcome import clip
 
 _EXTRAS = {
+    "agents": "openai-agents",
     "aiohttp": "policies",
     "fastapi": "server",
     "greenlet": "strands",
@@ -20,7 +21,7 @@ _EXTRAS = {
 }
 """The extra of osmosis-grpc that has a module."""
 
-_PACKAGES = {"agents": "openai-agents", "anthropic": "anthropic", "transformers": "transformers"}
+_PACKAGES = {"anthropic": "anthropic", "transformers": "transformers"}
 """The package of a library that the examples or the documentation use, and that has no extra."""
 
 _AGENTIC = ("workers", "verl.workers.rollout.agentic_rollout")

@@ -81,6 +81,7 @@ class RolloutScope:
     def __init__(self, *, rollout_id: str = "", chat_completions_url: str = "", api_key: str | None = None) -> None:
         self._given = rollout_id, chat_completions_url, api_key
         self._agents: dict[str, Any] = {}
+        self._source: Any = None
         self._outer: list[Token[Any]] = []
         self._base_urls: BaseUrls | None = None
         self._address: tuple[str, str] | None = None
@@ -137,6 +138,24 @@ class RolloutScope:
             if hasattr(agent, "message_format"):
                 self.log_event(AGENT_REGISTERED, agent=sample_id, format=agent.message_format)
         self._agents[sample_id] = agent
+
+    @property
+    def sample_source(self) -> Any:
+        """The source of the grader's messages; None if the workflow has set none."""
+        return self._source
+
+    def set_sample_source(self, source: Any) -> None:
+        """Let the grader get the messages of the rollout's only sample from a source of the author's.
+
+        Args:
+            source: A SampleSource, whose get_sample() is awaited when the workflow has ended.
+
+        Raises:
+            ValueError: There is a source already.
+        """
+        if self._source is not None:
+            raise ValueError("the rollout already has a source of its sample; make one agent or session in a rollout")
+        self._source = source
 
     def get_samples(self: Any) -> "dict[str, RolloutSample]":
         """Return the samples that have a reply of the policy, and those of registered agents, in their order.

@@ -3,6 +3,7 @@
 import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -111,21 +112,43 @@ def config_class(cls: type, generic: type) -> type[BaseConfig] | None:
 TConfig = TypeVar("TConfig", bound=AgentWorkflowConfig)
 
 
-class AgentWorkflowContext(Generic[TConfig]):
+class WithArtifacts:
+    """The base class of contexts with a folder for files."""
+
+    _artifacts: Path | None = None
+
+    @property
+    def artifacts_dir(self) -> Path | None:
+        """A folder for files of the rollout, which its first use makes. They are deleted with the rollout's record.
+
+        None if the server has no state folder.
+        """
+        if self._artifacts is not None:
+            self._artifacts.mkdir(parents=True, exist_ok=True)
+        return self._artifacts
+
+
+class AgentWorkflowContext(WithArtifacts, Generic[TConfig]):
     """The input of one run of a workflow.
 
     Args:
         prompt: The messages to start from. The list belongs to the run, which may change it.
         config: The configuration of this run; None if the workflow has none.
         metadata: Any data from the trainer. The grader gets the same dict.
+        artifacts_dir: A folder for files of the rollout, or None.
     """
 
     def __init__(
-        self, prompt: Sequence[Any], config: TConfig | None = None, metadata: Mapping[str, Any] | None = None
+        self,
+        prompt: Sequence[Any],
+        config: TConfig | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        artifacts_dir: Path | None = None,
     ) -> None:
         self.prompt: list[dict[str, Any]] = list(prompt)
         self.config = config
         self.metadata = metadata if isinstance(metadata, dict) else dict(metadata or {})
+        self._artifacts = artifacts_dir
 
 
 class AgentWorkflow(ABC, Generic[TConfig]):
@@ -144,4 +167,8 @@ class AgentWorkflow(ABC, Generic[TConfig]):
 
     @abstractmethod
     async def run(self, ctx: AgentWorkflowContext[TConfig]) -> Any:
-        """Run the agent on `ctx.prompt`. The returned value is ignored. An exception fails the rollout."""
+        """Run the agent on `ctx.prompt`. An exception fails the rollout.
+
+        An AgentWorkflowOutput or a list of messages replaces the messages that the grader gets of the only sample.
+        Another returned value is ignored.
+        """

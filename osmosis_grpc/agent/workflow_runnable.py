@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import copy
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -30,6 +30,7 @@ from osmosis_grpc.agent.workflow import (
     config_class,
     overlaid,
 )
+from osmosis_grpc.agent.workflow_output import with_own_messages
 from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.protocol.types import RolloutRequest
 from osmosis_grpc.protocol.types.json_values import loggable
@@ -44,6 +45,8 @@ GRADER_CONFIG_KEY = "grader_config"
 """The key of a request's metadata with values for the configuration of this rollout's grader."""
 GRADE_KEY = "run_grader"
 """The key of a request's metadata that is False if the grader does not run."""
+ARTIFACTS = "artifacts"
+"""The folder of `ctx.artifacts_dir` in that of the rollout."""
 NATIVE_KEY = "native_messages"
 """The key of the outcome's extra_fields with the messages of registered agents in the format of their library.
 
@@ -125,18 +128,26 @@ class WorkflowRunnable:
         config = self._config(request)
         prompt = copy.deepcopy([dict(message) for message in request.messages])
         workflow = self.workflow(config)
-        await with_sync_waits(workflow.run(AgentWorkflowContext(prompt, config, request.metadata)))
+        own = session.folders().own
+        artifacts = None if own is None else own / ARTIFACTS
+        returned = await with_sync_waits(
+            workflow.run(AgentWorkflowContext(prompt, config, request.metadata, artifacts))
+        )
         session.begin_grading()
         samples = context.get_samples()
         samples = {name: sample for name, sample in samples.items() if session.sample_messages(name) is not None}
         if not samples:
             return invalid_result("the workflow has no sample: none of its agents got a reply of the policy")
+        try:
+            native = {*context.registered_agents, *await with_own_messages(returned, context.sample_source, samples)}
+        except ValueError as error:
+            return invalid_result(str(error))
         if self.grader is None or request.metadata.get(GRADE_KEY) is False:
-            return _with_native(RunOutcome(messages=None), context, samples)
+            return _with_native(RunOutcome(messages=None), context, samples, native)
         if request.label is None and not request.metadata:
             why = "the request has no label and no metadata, so the grader did not run"
-            return _with_native(RunOutcome(messages=None, extra_fields={"grading": why}), context, samples)
-        graded_context = grader_context(request, samples, self._folder)
+            return _with_native(RunOutcome(messages=None, extra_fields={"grading": why}), context, samples, native)
+        graded_context = grader_context(request, samples, self._folder, artifacts)
         with context.for_grader() as judge:
             if self._grades_groups and self.groups.has(request):
                 work = self.groups.grade(
@@ -145,7 +156,7 @@ class WorkflowRunnable:
             else:
                 work = self._grade(request, "grade", graded_context)
             outcome = (await graded(work, graded_context)).apply(judge)
-            return _with_native(outcome, context, samples)
+            return _with_native(outcome, context, samples, native)
 
     def ended(self, rollout_id: str, attempt: int) -> None:
         """Let the other rollouts of the group no longer wait for this one.
@@ -222,8 +233,11 @@ def _check_class(workflow: object) -> None:
         raise TypeError(f"{what} is not the class of a workflow; of an agent loop, give an instance")
 
 
-def _with_native(outcome: RunOutcome, context: RolloutContext, samples: Mapping[str, RolloutSample]) -> RunOutcome:
+def _with_native(
+    outcome: RunOutcome, context: RolloutContext, samples: Mapping[str, RolloutSample], names: Collection[str]
+) -> RunOutcome:
+    """Add the messages of the samples that are not in OpenAI's format, if the trainer speaks HTTP."""
     if not context.request.server_url:
         return outcome
-    native = {name: loggable(samples[name].messages) for name in context.registered_agents if name in samples}
+    native = {name: loggable(samples[name].messages) for name in samples if name in names}
     return replace(outcome, extra_fields={**(outcome.extra_fields or {}), NATIVE_KEY: native}) if native else outcome

@@ -11,8 +11,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from osmosis_grpc.agent.loop import AgentNameError, RolloutAgentLoop, name_problem
-from osmosis_grpc.agent.validator import ValidationResult, validate_agent_loop
+from osmosis_grpc.agent.validator import Finding, ValidationResult, validate_agent_loop
 from osmosis_grpc.protocol.errors import AgentLoopNotFoundError
+
+ValidationError = Finding
+"""What the SDK calls a finding of the validator."""
 
 
 class AgentLoopRegistry:

@@ -11,18 +11,25 @@ from osmosis_grpc.protocol.types.messages import Message
 from osmosis_grpc.protocol.types.tool_models import OpenAIFunctionToolSchema
 
 MessageDict = Message
+Messages = list[dict[str, Any]]
+"""A conversation."""
 SamplingParamsDict = dict[str, Any]
 """Sampling parameters, under OpenAI's names."""
 
 
 class RolloutStatus(StrEnum):
-    """How a rollout ended: the values of the SDK 0.2.14, and in lower case those of 0.2.18."""
+    """How a rollout ended: the values of the SDK 0.2.14, and in lower case those of later versions."""
 
     COMPLETED = "COMPLETED"
     ERROR = "ERROR"
     PENDING = "pending"
     SUCCESS = "success"
     FAILURE = "failure"
+    QUEUED = "queued"
+    RUNNING = "running"
+    GRADING = "grading"
+    CANCELLED = "cancelled"
+    UNKNOWN = "unknown"
 
 
 class InitResponse(BaseModel):

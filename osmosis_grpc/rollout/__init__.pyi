@@ -6,6 +6,7 @@ from osmosis_gateway.app import serve_agent_loop as serve_agent_loop
 from osmosis_gateway.llm_client import OsmosisLLMClient as OsmosisLLMClient
 from osmosis_gateway.mock_trainer import RolloutCompletionTracker as RolloutCompletionTracker
 from osmosis_gateway.mock_trainer import create_mock_trainer_app as create_mock_trainer_app
+from osmosis_gateway.rollout_server import create_rollout_server as create_rollout_server
 from osmosis_grpc.agent.context import RolloutContext as RolloutContext
 from osmosis_grpc.agent.context import get_rollout_context as get_rollout_context
 from osmosis_grpc.agent.error_categories import GraderStatus as GraderStatus
@@ -40,9 +41,18 @@ from osmosis_grpc.agent.workflow import AgentWorkflowContext as AgentWorkflowCon
 from osmosis_grpc.agent.workflow import BaseConfig as BaseConfig
 from osmosis_grpc.agent.workflow import ConcurrencyConfig as ConcurrencyConfig
 from osmosis_grpc.agent.workflow import GraderConfig as GraderConfig
+from osmosis_grpc.agent.workflow_output import AgentWorkflowOutput as AgentWorkflowOutput
+from osmosis_grpc.agent.workflow_output import SampleSource as SampleSource
 from osmosis_grpc.agent.workflow_runnable import WorkflowRunnable as WorkflowRunnable
 from osmosis_grpc.agent.workflow_validator import validate_workflow as validate_workflow
+from osmosis_grpc.compat.backends import ExecutionBackend as ExecutionBackend
+from osmosis_grpc.compat.backends import LocalBackend as LocalBackend
+from osmosis_grpc.compat.rubric import MissingAPIKeyError as MissingAPIKeyError
+from osmosis_grpc.compat.rubric import ModelNotFoundError as ModelNotFoundError
+from osmosis_grpc.compat.rubric import ProviderRequestError as ProviderRequestError
+from osmosis_grpc.compat.rubric import RubricResult as RubricResult
 from osmosis_grpc.compat.sdk_functions import AgentLoopRegistry as AgentLoopRegistry
+from osmosis_grpc.compat.sdk_functions import ValidationError as ValidationError
 from osmosis_grpc.compat.sdk_functions import count_messages_by_role as count_messages_by_role
 from osmosis_grpc.compat.sdk_functions import get_agent_loop as get_agent_loop
 from osmosis_grpc.compat.sdk_functions import get_message_content as get_message_content
@@ -87,7 +97,6 @@ from osmosis_grpc.protocol.types.tool_models import OpenAIFunctionParametersSche
 from osmosis_grpc.protocol.types.tool_models import OpenAIFunctionPropertySchema as OpenAIFunctionPropertySchema
 from osmosis_grpc.protocol.types.tool_models import OpenAIFunctionSchema as OpenAIFunctionSchema
 from osmosis_grpc.protocol.types.tool_models import OpenAIFunctionToolSchema as OpenAIFunctionToolSchema
-from osmosis_grpc.rollout.validator import ValidationError as ValidationError
 from osmosis_grpc.settings.settings import RolloutClientSettings as RolloutClientSettings
 from osmosis_grpc.settings.settings import RolloutServerSettings as RolloutServerSettings
 from osmosis_grpc.settings.settings import RolloutSettings as RolloutSettings

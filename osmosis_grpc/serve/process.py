@@ -162,12 +162,12 @@ def _trace(stack: AsyncExitStack) -> None:
 
 
 async def _legacy(stack: AsyncExitStack, text: str, settings: "RolloutSettings") -> Any:
-    """Start an HttpAgent in front of a legacy agent and return it. Raises OptionError."""
-    from osmosis_gateway.http_agent import HttpAgent
+    """Start the agent in front of a legacy agent server and return it. Raises OptionError."""
+    from osmosis_gateway.workflow_server_agent import hosted_legacy_agent
 
     name, url = split_legacy_agent(text)
     try:
-        loop = HttpAgent(
+        loop = await hosted_legacy_agent(
             url,
             name=name,
             api_key=settings.server.secret("legacy_agent_token"),

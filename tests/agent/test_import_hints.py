@@ -29,8 +29,8 @@ IMPORTS = {
         "ImportError: cannot import name 'RolloutContxt' from 'osmosis_grpc.rollout'"
     ),
     "import numpi": "ModuleNotFoundError: No module named 'numpi'; install its package with pip install PACKAGE",
-    "raise ModuleNotFoundError('no agents', name='agents.run')": (
-        "ModuleNotFoundError: no agents; install its package with pip install openai-agents"
+    "raise ModuleNotFoundError('no client', name='anthropic.run')": (
+        "ModuleNotFoundError: no client; install its package with pip install anthropic"
     ),
 }
 

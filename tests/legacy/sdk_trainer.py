@@ -63,6 +63,43 @@ class Trainer:
         raise NotImplementedError
 
 
+class Of0231(Trainer):
+    """0.2.31 has no client: this one has its models. Chats and samples have names."""
+
+    def __init__(self, server):
+        super().__init__(server, KEY)
+        self.graded = {}
+
+    async def callback(self, rollout_id, kind, body):
+        from osmosis_ai.rollout.types.protocol import GraderCompleteRequest, RolloutCompleteRequest
+
+        if kind == "completion":
+            RolloutCompleteRequest.model_validate(body)
+        else:
+            self.graded[rollout_id].set_result(GraderCompleteRequest.model_validate(body))
+        return {}
+
+    async def run(self, rollout_id):
+        import httpx
+
+        self.graded[rollout_id] = asyncio.get_running_loop().create_future()
+        init = RolloutInitRequest(
+            rollout_id=rollout_id,
+            initial_messages=PROMPT,
+            label="6",
+            chat_completions_url=self.url("any"),
+            controller_api_key=KEY,
+            completion_callback_url=self.url(rollout_id, "completion"),
+            grader_callback_url=self.url(rollout_id, "grader"),
+        )
+        async with httpx.AsyncClient() as http:
+            response = await http.post(f"{self.server}/rollout", json=init.model_dump(mode="json"))
+        assert response.status_code == 200, response.text
+        result = await self.graded[rollout_id]
+        (sample,) = result.samples.values()
+        return result.status, sample, None
+
+
 class Of030(Trainer):
     """0.3.0 has no client: this one has its models, and knows a rollout by the path of its URLs only."""
 
@@ -152,10 +189,12 @@ class Of038(Trainer):
 
 
 async def main(version, server, count):
-    trainer = {"0.3.0": Of030, "0.3.2": Of032, "0.3.8": Of038}[version](server)
+    trainer = {"0.2.31": Of0231, "0.3.0": Of030, "0.3.2": Of032, "0.3.8": Of038}[version](server)
     ids = [uuid.uuid4().hex for _ in range(count)]
     for rollout_id, (status, sample, graded) in zip(ids, await asyncio.gather(*map(trainer.run, ids)), strict=True):
+        texts = [message["content"] for message in sample.messages] if sample else []
         row = {"rollout_id": rollout_id, "status": status, "reward": sample and sample.reward, "graded": graded}
+        row["texts"] = texts
         print(json.dumps(row))
 
 

@@ -26,6 +26,23 @@ def init(
     raise typer.Exit(run_init(folder, template, force=force, json=json))
 
 
+@commands.command(short_help="Change the imports of programs for the Osmosis SDK.")
+def migrate(
+    folder: str = argument("FOLDER", "The folder of the program, or one file.", ...),
+    check: bool = option("--check", "Only print, and change nothing.", False),
+    json: Json = False,
+) -> None:
+    """Change the import lines of a program for the Osmosis SDK or the Agentic Rollout Library.
+
+    Prints what is left to do by hand, with file and line. Keep the folder in git, to see and to take back the change.
+
+    Exit codes: 0 nothing is left, 1 something is left, or with --check would change, 2 there is no such folder.
+    """
+    from osmosis_grpc.cli.migrate import run_migrate
+
+    raise typer.Exit(run_migrate(folder, check=check, json=json))
+
+
 @commands.command()
 @with_agents
 def validate(

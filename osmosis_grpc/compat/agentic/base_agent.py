@@ -18,7 +18,7 @@ from osmosis_grpc.compat.agentic.reply_formats import (
     parameters_of,
 )
 from osmosis_grpc.compat.agentic.runnable import agent_runnable
-from osmosis_grpc.compat.agentic.tools import MakeSandbox, Toolbox, as_tools, opened_tools, run_calls
+from osmosis_grpc.compat.agentic.tools import MakeSandbox, Toolbox, as_tools, named_tools, opened_tools, run_calls
 from osmosis_grpc.compat.agentic.trajectory import COMPLETED, StepType, StopReason, Trajectory, TrajectoryStep
 from osmosis_grpc.compat.agentic.view import StepBuilder
 from osmosis_grpc.protocol.errors import InvalidArgument
@@ -52,6 +52,7 @@ class BaseAgent(ABC):
         self.max_steps = max_steps
         self.max_tokens_per_step = max_tokens_per_step
         self.temperature = float(temperature)
+        self._tools_config = tools_config
         self.toolbox = Toolbox(tools_config)
         self.own_tools: dict[str, Any] = {}
         """The tools of set_tools()."""
@@ -67,7 +68,9 @@ class BaseAgent(ABC):
 
     def set_tools(self, tools: Mapping[str, Any] | Iterable[Any]) -> None:
         """Set tools: by name, or a list. They join those of tools_config. See as_tools(). Raises InvalidArgument."""
-        self.own_tools = as_tools(tools)
+        named, others = named_tools(tools)
+        self.own_tools = as_tools(others)
+        self.toolbox = Toolbox(self._tools_config, named)
 
     @property
     def tools(self) -> dict[str, Any]:

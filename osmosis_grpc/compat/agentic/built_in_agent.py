@@ -1,5 +1,6 @@
 """The base class of the agents of this package: one loop over the rollout's context, for every reply format."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
@@ -11,7 +12,7 @@ from osmosis_grpc.compat.agentic.base_agent import BaseAgent
 from osmosis_grpc.compat.agentic.config import Count, check
 from osmosis_grpc.compat.agentic.episode import Episode, Progress
 from osmosis_grpc.compat.agentic.llm import LLMFunction
-from osmosis_grpc.compat.agentic.local_engine import run_one
+from osmosis_grpc.compat.agentic.local_engine import request_fields, run_one
 from osmosis_grpc.compat.agentic.reply_formats import FORMATS, Answer, Call, Unreadable, parameters_of
 from osmosis_grpc.compat.agentic.tools import ToolResult, open_stateful, run_calls
 from osmosis_grpc.compat.agentic.trajectory import StopReason, Trajectory
@@ -19,6 +20,8 @@ from osmosis_grpc.compat.agentic.view import BEGAN, STOP_REASON
 from osmosis_grpc.protocol.types import Message
 from osmosis_grpc.protocol.types.samples import CUTS
 from osmosis_grpc.tools.sandbox import Sandbox
+
+log = logging.getLogger(__name__)
 
 GO_ON = "The reply has no action and no final answer. Give one of them."
 """What the model gets after a reply without an action and without an answer."""
@@ -58,9 +61,13 @@ class BuiltInAgent(BaseAgent):
         """Run one rollout on an engine in this process, and return its trajectory.
 
         `prompt` is a text, {"content": ...}, {"prompt": ...}, {"messages": [...]} or a list of messages. `kwargs` are
-        further fields of RolloutRequest, such as `label`. Raises InvalidArgument for a wrong prompt or field.
+        further fields of RolloutRequest, such as `label`. Others are ignored, as in the library. Raises InvalidArgument
+        for a wrong prompt or field.
         """
-        trajectory = await run_one(self, prompt, llm_generate_func, request_id, **kwargs)
+        known = {name: value for name, value in kwargs.items() if name in request_fields()}
+        for name in kwargs.keys() - known.keys():
+            log.debug("run_trajectory: %s is no field of a request, and is ignored", name)
+        trajectory = await run_one(self, prompt, llm_generate_func, request_id, **known)
         if self.on_trajectory is not None:
             await self.on_trajectory(trajectory)
         return trajectory
@@ -92,13 +99,14 @@ class BuiltInAgent(BaseAgent):
             progress = Progress(self, context, parameters)
             stop = await self._loop(context, tools, messages, progress, episode)
             report = await episode.end()
-            progress.add(report.reward)
-            return RunOutcome(
-                finish_reason=stop,
-                messages=messages,
-                reward=progress.reward,
-                extra_fields={STOP_REASON: stop.value, **report.extra_fields},
-            )
+        for reward in (report.reward, *(stateful.rewards.values() if stateful else ())):
+            progress.add(reward)
+        return RunOutcome(
+            finish_reason=stop,
+            messages=messages,
+            reward=progress.reward,
+            extra_fields={STOP_REASON: stop.value, **report.extra_fields},
+        )
 
     def _opening(self, context: RolloutContext, schemas: Sequence[Mapping[str, Any]]) -> list[Message]:
         asked = [dict(message) for message in context.request.messages]

@@ -246,3 +246,33 @@ class ClaudeAPIClient(AnthropicFunction):
         if not chosen:
             raise InvalidArgument("model", f"is missing; give model, or set {MODEL}")
         super().__init__(model=chosen, api_key=api_key, **config)
+
+
+class LLMAPIClient(OpenAIFunction):
+    """An OpenAIFunction with the library's parameters. generate() returns the text of a reply.
+
+    Args:
+        api_key: The key.
+        base_url: The address of the API.
+        model: The model.
+        debug: No effect: the log is that of the package.
+        max_retries: The most calls for one reply.
+        proxy_url: Refused: requests go to `base_url` itself.
+    """
+
+    def __init__(
+        self,
+        api_key: str,
+        base_url: str,
+        model: str,
+        debug: bool = False,
+        max_retries: int = 3,
+        proxy_url: str | None = None,
+    ) -> None:
+        if proxy_url:
+            raise InvalidArgument("proxy_url", "is not served: requests go to base_url itself")
+        retries = Retries(attempts=max(1, max_retries))
+        super().__init__(model=model, base_url=base_url, api_key=api_key, retries=retries)
+
+    async def close(self) -> None:
+        """Do nothing: outside of `async with`, a call keeps no connection."""

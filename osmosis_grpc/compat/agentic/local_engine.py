@@ -102,9 +102,14 @@ class LocalEngine:
             raise FailedPrecondition(with_type(error)) from error
 
 
+def request_fields() -> list[str]:
+    """Return the fields of RolloutRequest that a caller sets."""
+    return [each.name for each in fields(RolloutRequest) if each.name not in _SET_HERE]
+
+
 def check_request(request: Mapping[str, Any]) -> None:
     """Raise InvalidArgument for a name that is not a field of RolloutRequest, or that the caller cannot set."""
-    known = [each.name for each in fields(RolloutRequest) if each.name not in _SET_HERE]
+    known = request_fields()
     for name in request:
         if name not in known:
             close = get_close_matches(name, known, 1)

@@ -15,8 +15,9 @@ from osmosis_grpc.compat.agentic.files import TrajectoryFile, TrajectorySaveErro
 from osmosis_grpc.compat.agentic.interactions import make_interactions
 from osmosis_grpc.compat.agentic.llm import LLMFunction
 from osmosis_grpc.compat.agentic.local_engine import LocalEngine, StepStream, check_request
-from osmosis_grpc.compat.agentic.tools import MakeSandbox, as_tools
+from osmosis_grpc.compat.agentic.tools import MakeSandbox
 from osmosis_grpc.compat.agentic.trajectory import StopReason, Trajectory
+from osmosis_grpc.compat.agentic.verl_batch import data_proto, is_data_proto
 from osmosis_grpc.protocol.errors import InvalidArgument, OsmosisRolloutError
 from osmosis_grpc.protocol.types.outcome import with_type
 from osmosis_grpc.supervise import SYSTEM, DaemonThreads, OnFailure, child, job
@@ -31,7 +32,8 @@ class AgenticRollout:
     """Runs rollouts of the agent that a configuration describes.
 
     `llm_generate_func` answers the chats, see LLMFunction. `tools` are further tools. `sandbox` makes the sandbox of
-    each rollout, by default a LocalSandbox. `tokenizer` is None, because tokens come from the model.
+    each rollout, by default a LocalSandbox. Of `tokenizer`, only `pad_token_id` is used, for a DataProto: tokens
+    come from the model, and are never made of text.
 
     Raises InvalidArgument, which names the argument or the field of the configuration.
     """
@@ -40,20 +42,18 @@ class AgenticRollout:
         self,
         config: AgenticRolloutConfig,
         llm_generate_func: LLMFunction,
-        tokenizer: None = None,
+        tokenizer: Any = None,
         *,
         tools: Tools = (),
         sandbox: MakeSandbox | None = None,
     ) -> None:
-        if tokenizer is not None:
-            raise InvalidArgument("tokenizer", "is not None; tokens come from the model, and are never made of text")
         if not isinstance(config, AgenticRolloutConfig):
             made = "make one with AgenticRolloutConfig(...), or with AgenticRolloutConfig.from_dict(...)"
             raise InvalidArgument("config", f"is a {type(config).__name__}, not an AgenticRolloutConfig; {made}")
         if not callable(llm_generate_func):
             why = "is not callable; pass a function of messages, or OpenAIFunction(...)"
             raise InvalidArgument("llm_generate_func", f"{llm_generate_func!r:.80} {why}")
-        self.config, self._llm = config, llm_generate_func
+        self.config, self._llm, self._tokenizer = config, llm_generate_func, tokenizer
         of_the_config = {
             "max_steps": config.max_steps,
             "max_tokens_per_step": config.max_tokens_per_step,
@@ -62,9 +62,9 @@ class AgenticRollout:
         }
         self.agent: BaseAgent = make_agent(config.agent_type, of_the_config, config.agent_options)
         """The agent. Its set_tools() replaces its tools."""
-        self.tools: dict[str, Any] = as_tools(tools)
-        if self.tools:
-            self.agent.set_tools(self.tools)
+        self._tools: Tools = {}
+        if tools:
+            self.tools = tools
         if sandbox is not None:
             self.agent.make_sandbox = sandbox
         self.agent.set_interactions(make_interactions(config.interactions_config))
@@ -74,6 +74,16 @@ class AgenticRollout:
             logging.getLogger("osmosis_grpc").setLevel(level)
         self._file = TrajectoryFile(save_path(config.trajectory_save_path)) if saves else None
         self.agent.on_trajectory = self._save
+
+    @property
+    def tools(self) -> Tools:
+        """The tools that were set here. Setting them is the same as the agent's set_tools()."""
+        return self._tools
+
+    @tools.setter
+    def tools(self, tools: Tools) -> None:
+        self.agent.set_tools(tools)
+        self._tools = tools
 
     async def run(self, prompt: Any, request_id: str = "", **request: Any) -> Trajectory:
         """Run one rollout and return its trajectory. A failed rollout has a stop reason and an error.
@@ -164,13 +174,16 @@ class AgenticRollout:
         if unsaved:
             raise TrajectorySaveError(str(unsaved[0]), [each for error in unsaved for each in error.trajectories])
 
-    async def generate_sequences(self, prompts: Any) -> list[dict[str, Any]]:
+    async def generate_sequences(self, prompts: Any) -> Any:
         """Run a rollout for each prompt, and return an output for each: its id, response, reward, end and tokens.
 
-        `prompts` is a list of prompts, or an object with `non_tensor_batch["raw_prompt"]`, as verl's DataProto has it.
+        `prompts` is a list of prompts, or an object with `non_tensor_batch["raw_prompt"]`. Of verl's DataProto, it
+        returns a DataProto, and raises InvalidArgument for a rollout without tokens.
         """
         batch = getattr(prompts, "non_tensor_batch", None)
         trajectories = await self.run_batch(batch["raw_prompt"] if batch is not None else prompts)
+        if is_data_proto(prompts):
+            return data_proto(trajectories, prompts, getattr(self._tokenizer, "pad_token_id", None) or 0)
         return [self._output(trajectory) for trajectory in trajectories]
 
     def _output(self, made: Trajectory) -> dict[str, Any]:
@@ -189,3 +202,16 @@ class AgenticRollout:
         file = self._file
         if file is not None:
             await _disk.run(lambda: file.append([trajectory]))
+
+
+def create_agentic_rollout(config_dict: Mapping[str, Any], **kwargs: Any) -> AgenticRollout:
+    """Return an AgenticRollout with the configuration of a dict.
+
+    Args:
+        config_dict: The fields of an AgenticRolloutConfig.
+        **kwargs: The other arguments of AgenticRollout.
+
+    Raises:
+        InvalidArgument: A field or an argument is wrong.
+    """
+    return AgenticRollout(AgenticRolloutConfig.from_dict(config_dict), **kwargs)

@@ -20,6 +20,8 @@ from osmosis_grpc.agent.tool_calls import (
     note_error,
     tool_text,
 )
+from osmosis_grpc.compat.agentic.older_options import split, with_older
+from osmosis_grpc.compat.agentic.older_tools import NamedTool, instance_tool
 from osmosis_grpc.protocol.errors import (
     InvalidArgument,
     RolloutEndedError,
@@ -117,6 +119,10 @@ def as_tool(given: Any, name: str = "", field: str = "") -> Any:
         return StatefulTool(given, name)
     if hasattr(given, "openai_schema") and hasattr(given, "run"):
         return given if name in ("", given.name) else _Renamed(given, name)
+    if isinstance(given, NamedTool):
+        raise InvalidArgument(field or f"tools.{name}", f"{given!r} acts in a rollout; pass it to set_tools()")
+    if callable(getattr(given, "execute_tool", None)):
+        return StatefulTool(instance_tool(given), name)
     function = given if inspect.isroutine(given) else getattr(given, "execute", None)
     if not callable(function):
         raise InvalidArgument(field or f"tools.{name}", f"{given!r:.60} is not a function, and has no method execute")
@@ -182,14 +188,57 @@ def as_tools(given: Mapping[str, Any] | Iterable[Any]) -> dict[str, Any]:
     return tools
 
 
-def register_tool(name: str, make: Callable[..., Any]) -> None:
-    """Register a tool: make(**options) returns it, see as_tool(). Raises ValueError for a name that is known.
+def named_tools(given: Mapping[str, Any] | Iterable[Any]) -> tuple[dict[str, NamedTool], Any]:
+    """Return the tools of this package that are given with their options, by name, and the other tools."""
+    if isinstance(given, Mapping):
+        named = {name: each for name, each in given.items() if isinstance(each, NamedTool)}
+        return named, {name: each for name, each in given.items() if name not in named}
+    if not isinstance(given, Iterable):
+        return {}, given
+    listed = list(given)
+    named = {each.kind: each for each in listed if isinstance(each, NamedTool)}
+    return named, [each for each in listed if not isinstance(each, NamedTool)]
 
-    A `make` with a parameter `sandbox` gets the sandbox of the rollout.
+
+def register_tool(name: Any, make: Any = None, tool_name: str | None = None) -> None:
+    """Register a tool for configurations.
+
+    A `make` with a parameter `sandbox` gets the sandbox of the rollout. The library's form is register_tool(CLASS,
+    OPTIONS, NAME).
+
+    Args:
+        name: The name of the tool, or its class.
+        make: make(**options) returns the tool, see as_tool(). Of a class, the options that it always gets.
+        tool_name: The name of a class; by default the one in its schema.
+
+    Raises:
+        ValueError: The name is known.
     """
+    if isinstance(name, type):
+        cls, fixed = name, dict(make or {})
+        name = tool_name or as_tool(cls(fixed) if fixed else cls()).name
+
+        def make(**options: Any) -> Any:
+            return cls({**fixed, **options}) if fixed or options else cls()
+
+    if not callable(make):
+        raise ValueError("make: is not callable; pass a function that returns the tool")
     if name in list_tools():
         raise ValueError(f"name: the tool {name!r} is registered already")
     _registered[name] = make
+
+
+def register_tool_instance(tool: Any, name: str | None = None) -> None:
+    """Register one object, which all rollouts share, for configurations.
+
+    Args:
+        tool: The tool, see as_tool().
+        name: Its name; by default that of its schema.
+
+    Raises:
+        ValueError: The name is known.
+    """
+    register_tool(name or as_tool(tool).name, lambda: tool)
 
 
 def list_tools() -> list[str]:
@@ -200,17 +249,20 @@ def list_tools() -> list[str]:
 class Toolbox:
     """The tools of a configuration: name to options. Raises InvalidArgument, which names the tool or the option."""
 
-    def __init__(self, config: Mapping[str, Mapping[str, Any]] | None) -> None:
-        self._config = dict(config or {})
-        for name, options in self._config.items():
-            _check(name, options)
-        self.needs_sandbox = any("sandbox" in _parameters(name) for name in self._config)
+    def __init__(
+        self, config: Mapping[str, Mapping[str, Any]] | None, named: Mapping[str, NamedTool] | None = None
+    ) -> None:
+        self._config = {name: (name, options) for name, options in (config or {}).items()}
+        self._config |= {name: (each.kind, each.options) for name, each in (named or {}).items()}
+        for kind, options in self._config.values():
+            _check(kind, options)
+        self.needs_sandbox = any("sandbox" in _parameters(kind) for kind, _ in self._config.values())
         self.tools = self.make(LocalSandbox() if self.needs_sandbox else None)
         """Tools that show their schemas. Those that need a sandbox cannot run."""
 
     def make(self, sandbox: Sandbox | None) -> dict[str, Any]:
         """Return the tools by name, for one rollout."""
-        return {name: _make(name, options, sandbox) for name, options in self._config.items()}
+        return {name: _make(name, kind, options, sandbox) for name, (kind, options) in self._config.items()}
 
     async def open(self, stack: AsyncExitStack, make_sandbox: MakeSandbox) -> tuple[dict[str, Any], Sandbox | None]:
         """Return the tools of one rollout, and its sandbox, which ends with `stack`. None if no tool needs one.
@@ -233,15 +285,18 @@ def _check(name: str, options: Mapping[str, Any]) -> None:
     field = f"tools_config.{name}"
     if name not in list_tools():
         raise InvalidArgument(field, f"is not a tool; the tools are {', '.join(list_tools())}")
-    known = [each for each in _parameters(name) if each != "sandbox"]
-    for option in options:
-        if option not in known:
+    parameters = _parameters(name)
+    known = [each for each in parameters if each != "sandbox"]
+    own, _ = split(name, options)
+    for option in own:
+        if option not in known and not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
             raise InvalidArgument(f"{field}.{option}", f"is not an option; the tool has {', '.join(known) or 'none'}")
 
 
-def _make(name: str, options: Mapping[str, Any], sandbox: Sandbox | None) -> Any:
-    needed = {"sandbox": sandbox} if "sandbox" in _parameters(name) else {}
+def _make(name: str, kind: str, options: Mapping[str, Any], sandbox: Sandbox | None) -> Any:
+    needed = {"sandbox": sandbox} if "sandbox" in _parameters(kind) else {}
+    own, older = split(kind, options)
     try:
-        return as_tool(_maker(name)(**needed, **options), name)
+        return with_older(as_tool(_maker(kind)(**needed, **own), name), kind, older)
     except (TypeError, ValueError) as error:
         raise InvalidArgument(f"tools_config.{name}", str(error)) from None

@@ -7,10 +7,10 @@ from osmosis_grpc.agent.request_model import RolloutMetrics as RolloutMetrics
 from osmosis_grpc.agent.request_model import get_max_metadata_size_bytes as get_max_metadata_size_bytes
 from osmosis_grpc.agent.request_model import set_max_metadata_size_bytes as set_max_metadata_size_bytes
 from osmosis_grpc.agent.results import RolloutResult as RolloutResult
+from osmosis_grpc.compat.sdk_schemas import CompletionUsage as CompletionUsage
 from osmosis_grpc.compat.sdk_schemas import CompletionsChoice as CompletionsChoice
 from osmosis_grpc.compat.sdk_schemas import CompletionsRequest as CompletionsRequest
 from osmosis_grpc.compat.sdk_schemas import CompletionsResponse as CompletionsResponse
-from osmosis_grpc.compat.sdk_schemas import CompletionUsage as CompletionUsage
 from osmosis_grpc.compat.sdk_schemas import InitResponse as InitResponse
 from osmosis_grpc.compat.sdk_schemas import MessageDict as MessageDict
 from osmosis_grpc.compat.sdk_schemas import OpenAIFunctionCallSchema as OpenAIFunctionCallSchema

@@ -1,1 +1,2 @@
 from osmosis_gateway.app import create_app as create_app
+from osmosis_gateway.rollout_server import create_rollout_server as create_rollout_server

@@ -60,12 +60,8 @@ INSTEAD = {
     "rollout.is_valid_hostname_or_ip": "use the module ipaddress",
     "rollout.server.api_key.generate_api_key": "pass it as api_key",
     "rollout.testing.patch_httpx_for_mock_trainer": "run create_mock_trainer_app",
-    "rollout.LocalBackend": "serve the workflow with osmosis-grpc serve",
-    "evaluate_rubric": ": compute the reward",
+    "evaluate_rubric": ": in a grader, ask a model",
     "osmosis_rubric": ": compute the reward",
-    "MissingAPIKeyError": ": compute the reward",
-    "ModelNotFoundError": ": compute the reward",
-    "ProviderRequestError": ": compute the reward",
 }
 """A name that is not here, and a part of the sentence that says what to use."""
 

@@ -1,0 +1,262 @@
+"""Tools in the manner of the Agentic Rollout Library: classes of its tools, and tools of authors with execute_tool().
+
+`set_tools({"bash_executor": BashExecutorTool({...})})` is the same as naming the tool in tools_config: its options are
+those, and the tools of a rollout share its sandbox.
+"""
+
+import inspect
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar
+
+from osmosis_grpc.protocol.errors import InvalidArgument, ToolExecutionError
+from osmosis_grpc.protocol.types.messages import dump_model
+from osmosis_grpc.protocol.types.tool_models import OpenAIFunctionToolSchema
+from osmosis_grpc.supervise import SYSTEM
+from osmosis_grpc.tools.base_tool import BaseTool
+
+
+@dataclass(kw_only=True)
+class ToolResult:
+    """The result of an execute_tool()."""
+
+    success: bool
+    result: Any = None
+    error: str | None = None
+    metrics: dict[str, Any] = field(default_factory=dict)
+    reward_score: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields."""
+        return asdict(self)
+
+
+@dataclass(kw_only=True)
+class ToolCallInfo:
+    """One call of a tool."""
+
+    tool_name: str
+    instance_id: str
+    parameters: dict[str, Any]
+    call_id: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields."""
+        return asdict(self)
+
+
+def create_openai_tool_schema(
+    name: str, description: str, parameters: Mapping[str, Any], required: Sequence[str] | None = None
+) -> OpenAIFunctionToolSchema:
+    """Return the schema of a tool.
+
+    Args:
+        name: The name by which a model calls the tool.
+        description: What the tool does.
+        parameters: The JSON schemas of the parameters by name.
+        required: The names of those that a call must have.
+    """
+    schema = {"type": "object", "properties": dict(parameters), "required": list(required or ())}
+    function = {"name": name, "description": description, "parameters": schema}
+    return OpenAIFunctionToolSchema.model_validate({"type": "function", "function": function})
+
+
+class BaseAgenticTool(ABC):
+    """A tool with instances. A subclass has get_openai_tool_schema() and execute_tool().
+
+    Each trajectory has an instance of its own, which create_instance() makes and release_instance() ends.
+
+    Args:
+        config: Options for the subclass.
+        tool_schema: The schema, for a subclass without get_openai_tool_schema().
+    """
+
+    def __init__(self, config: Mapping[str, Any] | None = None, tool_schema: Any = None) -> None:
+        self.config = dict(config or {})
+        self.tool_schema = tool_schema or self.get_openai_tool_schema()
+        self.name = str(schema_of(self)["name"])
+
+    def get_openai_tool_schema(self) -> Any:
+        """Return the schema in OpenAI's format."""
+        raise NotImplementedError(f"{type(self).__name__} has no schema: write get_openai_tool_schema()")
+
+    def get_description(self) -> str:
+        """Return the schema as JSON."""
+        return json.dumps(dump_model(self.tool_schema), ensure_ascii=False, indent=2)
+
+    async def create_instance(self, instance_id: str | None = None, **kwargs: Any) -> str:
+        """Make the state of a trajectory, and return its id."""
+        made = instance_id or SYSTEM.new_id()
+        await self._initialize_instance(made, **kwargs)
+        return made
+
+    async def _initialize_instance(self, instance_id: str, **kwargs: Any) -> None:  # noqa: B027
+        """Prepare an instance. A subclass overrides it."""
+
+    @abstractmethod
+    async def execute_tool(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> ToolResult:
+        """Run one call."""
+
+    async def calculate_reward(self, instance_id: str, **kwargs: Any) -> float:
+        """Return the reward of an instance. Agents add those of the results only."""
+        return 0.0
+
+    async def release_instance(self, instance_id: str, **kwargs: Any) -> None:
+        """End an instance."""
+        await self._cleanup_instance(instance_id, **kwargs)
+
+    async def _cleanup_instance(self, instance_id: str, **kwargs: Any) -> None:  # noqa: B027
+        """Free what an instance has. A subclass overrides it."""
+
+    def validate_parameters(self, parameters: Mapping[str, Any]) -> bool:
+        """Return whether the parameters that a call must have are there."""
+        required = (schema_of(self).get("parameters") or {}).get("required") or ()
+        return all(name in parameters for name in required)
+
+
+AgenticBaseTool = BaseAgenticTool
+
+
+class SimpleAgenticTool(BaseAgenticTool):
+    """A tool without instances. A subclass has simple_execute().
+
+    Args:
+        name: The name by which a model calls the tool.
+        description: What the tool does.
+        parameters: The JSON schemas of the parameters by name.
+        required: The names of those that a call must have.
+        config: Options for the subclass.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        description: str,
+        parameters: Mapping[str, Any],
+        required: Sequence[str] | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(config, create_openai_tool_schema(name, description, parameters, required))
+
+    async def execute_tool(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> ToolResult:
+        """Run simple_execute(). An exception is a result, too."""
+        try:
+            return ToolResult(success=True, result=await self.simple_execute(parameters, **kwargs))
+        except Exception as error:
+            return ToolResult(success=False, error=str(error) or type(error).__name__)
+
+    async def simple_execute(self, parameters: dict[str, Any], **kwargs: Any) -> Any:
+        """Run one call, and return its result."""
+        raise NotImplementedError(f"{type(self).__name__} has no method simple_execute")
+
+
+def schema_of(tool: Any) -> Mapping[str, Any]:
+    """Return the function of a tool's schema. Raises InvalidArgument without one."""
+    given = getattr(tool, "tool_schema", None) or getattr(tool, "get_openai_tool_schema", lambda: None)()
+    schema = dump_model(given)
+    function = schema.get("function") if isinstance(schema, Mapping) else None
+    if not isinstance(function, Mapping) or not function.get("name"):
+        raise InvalidArgument("tools", f"{type(tool).__name__} has no schema; write get_openai_tool_schema()")
+    return function
+
+
+class InstanceTool(BaseTool):
+    """One instance of a tool with execute_tool(), for one trajectory. The rewards of its results are its reward."""
+
+    given: ClassVar[Any]
+
+    def __init__(self) -> None:
+        self._id = ""
+        self._reward: float | None = None
+
+    async def create(self, trajectory_id: str) -> None:
+        """Make the instance."""
+        make = getattr(self.given, "create_instance", None)
+        made = None if make is None else await _awaited(make(trajectory_id))
+        self._id = made if isinstance(made, str) else trajectory_id
+
+    async def execute(self, **arguments: Any) -> Any:
+        """Run one call. Raises ToolExecutionError for a result that is none."""
+        result = await _awaited(self.given.execute_tool(self._id, arguments))
+        if not hasattr(result, "success"):
+            return result
+        if getattr(result, "reward_score", 0.0):
+            self._reward = (self._reward or 0.0) + result.reward_score
+        if not result.success:
+            raise ToolExecutionError(str(result.error or "the tool failed without a reason"), "", self.name)
+        return result.result
+
+    async def reward(self) -> float | None:
+        """Return the sum of the rewards of the results."""
+        return self._reward
+
+    async def release(self) -> None:
+        """End the instance."""
+        end = getattr(self.given, "release_instance", None)
+        if end is not None and self._id:
+            await _awaited(end(self._id))
+
+
+def instance_tool(given: Any) -> type[InstanceTool]:
+    """Return the class of the instances of a tool with execute_tool(). Raises InvalidArgument without a schema."""
+    schema = schema_of(given)
+    fields = {
+        "given": given,
+        "name": schema["name"],
+        "description": str(schema.get("description") or ""),
+        "parameters": dict(schema.get("parameters") or {"type": "object", "properties": {}}),
+    }
+    return type(type(given).__name__, (InstanceTool,), fields)
+
+
+async def _awaited(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value
+
+
+class NamedTool:
+    """A tool of this package with its options, for set_tools().
+
+    Args:
+        config: The options, as in tools_config.
+    """
+
+    kind: ClassVar[str]
+    """The name of the tool in tools_config."""
+
+    def __init__(self, config: Mapping[str, Any] | None = None) -> None:
+        self.options = dict(config or {})
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.options!r})"
+
+
+class CalculatorTool(NamedTool):
+    """The calculator."""
+
+    kind = "calculator"
+
+
+class BashExecutorTool(NamedTool):
+    """Runs commands in the sandbox of the rollout."""
+
+    kind = "bash_executor"
+
+
+class FileEditorTool(NamedTool):
+    """Edits files in the sandbox of the rollout."""
+
+    kind = "file_editor"
+
+
+class SearchTool(NamedTool):
+    """Searches files in the sandbox of the rollout."""
+
+    kind = "search"
+
+
+class FinishTool(NamedTool):
+    """Ends the rollout with an answer."""
+
+    kind = "finish"

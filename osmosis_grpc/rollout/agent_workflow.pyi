@@ -1,0 +1,1 @@
+from osmosis_grpc.agent.workflow import AgentWorkflow as AgentWorkflow

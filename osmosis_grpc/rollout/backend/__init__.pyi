@@ -1,0 +1,2 @@
+from osmosis_grpc.compat.backends import ExecutionBackend as ExecutionBackend
+from osmosis_grpc.compat.backends import LocalBackend as LocalBackend

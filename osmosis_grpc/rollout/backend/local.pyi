@@ -1,0 +1,1 @@
+from osmosis_grpc.compat.backends import LocalBackend as LocalBackend

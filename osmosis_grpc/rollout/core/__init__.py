@@ -1,5 +1,0 @@
-"""The Osmosis SDK's osmosis_ai.rollout.core. Its names are imported on first use."""
-
-from osmosis_grpc.compat.lazy_names import attach
-
-__getattr__, __dir__, __all__ = attach(__name__, __file__)

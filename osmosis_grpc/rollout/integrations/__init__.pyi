@@ -1,0 +1,2 @@
+from osmosis_grpc.integrations.strands import OsmosisRolloutModel as OsmosisRolloutModel
+from osmosis_grpc.integrations.strands import OsmosisStrandsAgent as OsmosisStrandsAgent

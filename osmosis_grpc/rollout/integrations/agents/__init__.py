@@ -1,1 +1,0 @@
-"""The Osmosis SDK's osmosis_ai.rollout.integrations.agents."""

@@ -1,0 +1,5 @@
+from osmosis_grpc.compat.openai_agents import OsmosisAgent as OsmosisAgent
+from osmosis_grpc.compat.openai_agents import OsmosisLitellmModel as OsmosisLitellmModel
+from osmosis_grpc.compat.openai_agents import OsmosisMemorySession as OsmosisMemorySession
+from osmosis_grpc.compat.openai_agents import OsmosisRolloutModel as OsmosisRolloutModel
+from osmosis_grpc.compat.openai_agents import SessionSampleSource as SessionSampleSource

@@ -1,0 +1,1 @@
+from osmosis_grpc.agent.workflow_output import AgentWorkflowOutput as AgentWorkflowOutput

@@ -1,0 +1,1 @@
+from osmosis_grpc.agent.error_categories import GraderStatus as GraderStatus

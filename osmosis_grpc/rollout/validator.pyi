@@ -1,0 +1,5 @@
+from osmosis_grpc.agent.validator import AgentLoopValidationError as AgentLoopValidationError
+from osmosis_grpc.agent.validator import ValidationResult as ValidationResult
+from osmosis_grpc.agent.validator import validate_agent_loop as validate_agent_loop
+from osmosis_grpc.agent.workflow_validator import validate_workflow as validate_workflow
+from osmosis_grpc.compat.sdk_functions import ValidationError as ValidationError
