@@ -301,7 +301,7 @@ CASES: dict[str, Case] = {
     "abort": Case(_retry, (1, 2), "The engine aborts a reply, as for new weights.", (0, 2, 3), (1,)),
     "versions": Case(lambda a: a.turns(3), (1, 1), "The weights change between turns."),
     "long": Case(_long, (1, 1), "A message of 64 KB."),
-    "twochoices": Case(_two_choices, (1, 2), "A request for two choices: n=2."),
+    "twochoices": Case(_two_choices, (1, 2), "A request for two choices: n=2. The agent keeps the first.", GOT),
     "cancel": Case(lambda a: a.turns(2), (0, 1), "The trainer ends the rollout in its second turn.", (0,)),
 }
 MEASURED: dict[str, Case] = {

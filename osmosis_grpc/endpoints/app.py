@@ -136,12 +136,12 @@ async def _chat(api: ModuleType, request: Request, endpoint: Endpoint, read: Rea
         raise
     chat.send(stream=wanted.stream)
     try:
-        result = chat.result()
+        results = chat.result()
     except ClientGone:
         return Response(status_code=499)
     if wanted.stream:
-        return Response("".join(api.stream(wanted, result)), media_type=_STREAM)
-    return Response(to_json(api.write(wanted, result)), media_type="application/json")
+        return Response("".join(api.stream(wanted, *results)), media_type=_STREAM)
+    return Response(to_json(api.write(wanted, *results)), media_type="application/json")
 
 
 async def _waiting(api: ModuleType, wanted: ModelRequest, endpoint: Endpoint, chat: OpenRequest) -> AsyncIterator[str]:
@@ -151,7 +151,7 @@ async def _waiting(api: ModuleType, wanted: ModelRequest, endpoint: Endpoint, ch
         while not await chat.ended(endpoint.waits.ping):
             yield _PING
         try:
-            text = "".join(api.stream(wanted, chat.result()))
+            text = "".join(api.stream(wanted, *chat.result()))
         except ClientGone:
             return
         except Exception as error:

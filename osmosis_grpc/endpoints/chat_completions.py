@@ -1,7 +1,7 @@
 """OpenAI's Chat Completions: reads a request, and writes a reply as a body or as server-sent events."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from osmosis_grpc.agent import CompletionsResult
@@ -12,6 +12,8 @@ from osmosis_grpc.protocol.errors import ContextLengthExceeded, InvalidArgument
 
 _OWN = frozenset({"messages", "model", "stream", "stream_options", "tools", "n"})
 """Keys of a body that are read here."""
+MAX_CHOICES = 64
+"""The most replies to one request."""
 
 
 def read(body: Any) -> ModelRequest:
@@ -22,8 +24,9 @@ def read(body: Any) -> ModelRequest:
         _check(message, path)
     refuse(body, ("functions", "function_call"), "send `tools` and `tool_choice`")
     refuse(body, ("top_logprobs",), "the policy's reply has the logprobs of its own tokens only")
-    if body.get("n") not in (None, 1):
-        raise InvalidArgument("n", "is not 1: a chat has one reply; ask again for another one")
+    choices = body.get("n") or 1
+    if type(choices) is not int or not 1 <= choices <= MAX_CHOICES:
+        raise InvalidArgument("n", f"is not a whole number from 1 to {MAX_CHOICES}")
     options = body.get("stream_options") or {}
     params, ignored = passed(body, _OWN)
     return ModelRequest(
@@ -34,24 +37,37 @@ def read(body: Any) -> ModelRequest:
         model=str(body.get("model") or ""),
         stream=bool(body.get("stream")),
         stream_usage=bool(isinstance(options, dict) and options.get("include_usage")),
+        choices=choices,
     )
 
 
-def write(request: ModelRequest, result: CompletionsResult) -> dict[str, Any]:
-    """Return the body of a reply."""
-    logprobs = logprobs_of(result) if request.params.get("logprobs") else None
-    choice = {"index": 0, "message": _message(result), "finish_reason": finish_reason_of(result), "logprobs": logprobs}
-    body = _head(request, "chat.completion") | {"choices": [choice]}
-    return body | {"usage": usage_of(result)} if result.usage else body
+def write(request: ModelRequest, *results: CompletionsResult) -> dict[str, Any]:
+    """Return the body of a reply, with a choice for each result."""
+    choices = [
+        {"index": index, "message": _message(result), "finish_reason": finish_reason_of(result), "logprobs": logprobs}
+        for index, result in enumerate(results)
+        for logprobs in [logprobs_of(result) if request.params.get("logprobs") else None]
+    ]
+    usage = _usage(results)
+    return _head(request, "chat.completion") | {"choices": choices} | ({"usage": usage} if usage else {})
 
 
-def stream(request: ModelRequest, result: CompletionsResult) -> Iterator[str]:
-    """Yield the reply as server-sent events."""
+def stream(request: ModelRequest, *results: CompletionsResult) -> Iterator[str]:
+    """Yield the choices of a reply as server-sent events."""
     head = _head(request, "chat.completion.chunk")
+    for index, result in enumerate(results):
+        yield from _streamed(request, head, index, result)
+    usage = _usage(results)
+    if request.stream_usage and usage:
+        yield event(head | {"choices": [], "usage": usage})
+    yield "data: [DONE]\n\n"
+
+
+def _streamed(request: ModelRequest, head: dict[str, Any], number: int, result: CompletionsResult) -> Iterator[str]:
     message = _message(result)
 
     def chunk(delta: dict[str, Any], finish_reason: str | None = None, logprobs: Any = None) -> str:
-        choice = {"index": 0, "delta": delta, "finish_reason": finish_reason, "logprobs": logprobs}
+        choice = {"index": number, "delta": delta, "finish_reason": finish_reason, "logprobs": logprobs}
         return event(head | {"choices": [choice]})
 
     yield chunk({"role": "assistant", "content": None if message.get("tool_calls") else ""})
@@ -62,9 +78,17 @@ def stream(request: ModelRequest, result: CompletionsResult) -> Iterator[str]:
         yield chunk({"tool_calls": [{"index": index} | call]})
     logprobs = logprobs_of(result) if request.params.get("logprobs") else None
     yield chunk({}, finish_reason_of(result), logprobs)
-    if request.stream_usage and result.usage:
-        yield event(head | {"choices": [], "usage": usage_of(result)})
-    yield "data: [DONE]\n\n"
+
+
+def _usage(results: Sequence[CompletionsResult]) -> dict[str, Any]:
+    """Return the tokens of one prompt and of all replies; empty if the policy does not say them."""
+    usage = usage_of(results[0]) if results[0].usage else {}
+    for other in results[1:]:
+        more = usage_of(other).get("completion_tokens", 0) if other.usage else 0
+        for key in ("completion_tokens", "total_tokens"):
+            if key in usage:
+                usage[key] += more
+    return usage
 
 
 def too_long(error: ContextLengthExceeded) -> str:

@@ -32,7 +32,7 @@ _NAMES: dict[type, str] = {dict: "an object", list: "a list", str: "a string"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRequest:
-    """A request for one reply."""
+    """A request for a reply, or for several."""
 
     messages: list[Message]
     params: dict[str, Any]
@@ -54,6 +54,8 @@ class ModelRequest:
     """The id of the earlier reply whose history comes before `messages`."""
     reply_id: str = field(default_factory=lambda: uuid4().hex)
     """The id of the reply, without the prefix of its API."""
+    choices: int = 1
+    """The number of replies."""
     stored: bool = False
     """Whether a later request may continue this one by the id of its reply."""
 

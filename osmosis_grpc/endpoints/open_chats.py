@@ -8,7 +8,7 @@ otherwise.
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -29,7 +29,9 @@ MAX_LEFT = 256
 
 Wanted = Callable[[], Awaitable[Any]]
 """Returns as soon as a client waits for the reply."""
-Work = Callable[[Wanted], Coroutine[Any, Any, CompletionsResult]]
+Replies = Sequence[CompletionsResult]
+"""The replies to one request, which nearly always is one."""
+Work = Callable[[Wanted], Coroutine[Any, Any, Replies]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +89,7 @@ class OpenRequest:
         self.sent = False
         self.gone = False
         self.number = next(_numbers)
-        self.reply: asyncio.Future[CompletionsResult] = asyncio.get_running_loop().create_future()
+        self.reply: asyncio.Future[Replies] = asyncio.get_running_loop().create_future()
 
     async def ended(self, seconds: float | None = None) -> bool:
         """Wait until the chat has ended or the client is gone. Return False if that takes longer than `seconds`."""
@@ -99,8 +101,8 @@ class OpenRequest:
         if stream:
             self.chat.streamed_to = self.number
 
-    def result(self) -> CompletionsResult:
-        """Return the reply of a chat that has ended. Raises CallError, RolloutEndedError and ClientGone."""
+    def result(self) -> Replies:
+        """Return the replies of a chat that has ended. Raises CallError, RolloutEndedError and ClientGone."""
         if self.gone:
             raise ClientGone
         if self.reply.cancelled():
@@ -237,10 +239,11 @@ class OpenChats:
         # A client can stop reading a stream as soon as it has seen the end of the reply. It then does not ask again.
         stopped_reading = chat.streamed_to == self._newest[chat.digest]
         if chat.answered and not (chat.read or stopped_reading):
-            self._unread(chat.task.result())
+            for reply in chat.task.result():
+                self._unread(reply)
         chat.task.cancel()
 
-    def _ended(self, chat: _Chat, task: "asyncio.Task[CompletionsResult]") -> None:
+    def _ended(self, chat: _Chat, task: "asyncio.Task[Replies]") -> None:
         self._open.discard(chat)
         if not task.cancelled():
             task.exception()  # asyncio logs an error that nobody has read, for example of a chat without a client

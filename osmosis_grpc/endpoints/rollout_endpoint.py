@@ -2,17 +2,21 @@
 
 import asyncio
 import json
+from collections.abc import Coroutine, Mapping
 from functools import partial
+from typing import Any
 
 from osmosis_grpc.agent import CompletionsResult, RolloutContext
 from osmosis_grpc.agent.history_chats import HistoryChats
 from osmosis_grpc.endpoints.byte_budget import ByteBudget
 from osmosis_grpc.endpoints.model_request import Asked
-from osmosis_grpc.endpoints.open_chats import OpenChats, OpenRequest, Waits, Wanted
+from osmosis_grpc.endpoints.open_chats import OpenChats, OpenRequest, Replies, Waits, Wanted
 from osmosis_grpc.endpoints.stored_replies import StoredReplies
 from osmosis_grpc.network.http.connections import Connection
 from osmosis_grpc.protocol.errors import CallError, ResourceExhausted, RolloutEndedError
+from osmosis_grpc.supervise import OnFailure, child, job
 
+CHOICE = job("gateway.ask_choice", OnFailure.RAISE)
 IGNORED = "ignored in requests"
 """The event that says which keys of a program's requests no policy gets."""
 OPEN_BYTES = 64 * 1024 * 1024
@@ -95,30 +99,56 @@ class Endpoint:
     def _ended(self, reply: object) -> None:
         self._waiting -= 1
 
-    async def _ask(self, asked: Asked, wanted: Wanted) -> CompletionsResult:
+    async def _ask(self, asked: Asked, wanted: Wanted) -> Replies:
+        """Return the replies to a request. Further choices are asked when the first one has begun its sample."""
         request = asked.request
         try:
-            result = await self._history_chats.ask(
-                asked.history,
-                tools=request.tools,
-                params=request.params,
-                model=request.model,
-                sample=asked.sample,
-                written=request.written,
-                wanted=wanted,
-            )
+            first = await self._chat(asked, asked.sample, request.params, wanted)
+            choices = [
+                child(CHOICE, self._chat(asked, first.sample, _choice(request.params, number), wanted))
+                for number in range(1, request.choices)
+            ]
+            try:
+                more = await asyncio.gather(*choices)
+            except BaseException:  # no client gets the replies that there are
+                for choice in choices:
+                    choice.cancel()
+                answered = await asyncio.gather(*choices, return_exceptions=True)
+                for reply in (first, *(each for each in answered if isinstance(each, CompletionsResult))):
+                    self._history_chats.unread(reply)
+                raise
         finally:
             if self.limit:
                 self.over.set()
-        prompt_tokens = result.usage.get("prompt_tokens")
+        prompt_tokens = first.usage.get("prompt_tokens")
         if prompt_tokens:
             self._token_bytes = max(1.0, _nbytes(asked) / prompt_tokens)
         if request.stored:
-            self.replies.add(request.reply_id, asked.history, result.message)
-        if request.ignored and self._ignored.get(result.sample) != request.ignored:
-            self._ignored[result.sample] = request.ignored
-            self._context.log_event(IGNORED, sample=result.sample, keys=list(request.ignored))
-        return result
+            self.replies.add(request.reply_id, asked.history, first.message)
+        if request.ignored and self._ignored.get(first.sample) != request.ignored:
+            self._ignored[first.sample] = request.ignored
+            self._context.log_event(IGNORED, sample=first.sample, keys=list(request.ignored))
+        return first, *more
+
+    def _chat(
+        self, asked: Asked, sample: str, params: Mapping[str, Any], wanted: Wanted
+    ) -> Coroutine[Any, Any, CompletionsResult]:
+        request = asked.request
+        return self._history_chats.ask(
+            asked.history,
+            tools=request.tools,
+            params=params,
+            model=request.model,
+            sample=sample,
+            written=request.written,
+            wanted=wanted,
+        )
+
+
+def _choice(params: Mapping[str, Any], number: int) -> Mapping[str, Any]:
+    """Return the parameters of a further choice. Two choices with one seed would be the same reply."""
+    seed = params.get("seed")
+    return params if not isinstance(seed, int) else {**params, "seed": seed + number}
 
 
 def _nbytes(asked: Asked) -> int:

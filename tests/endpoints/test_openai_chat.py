@@ -87,6 +87,55 @@ async def test_tokens_are_the_policys_and_stay_in_one_segment(stream, transport)
     assert np.array_equal(segment.logprobs, np.concatenate([reply.tokens.logprobs for reply in given]))
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_each_choice_is_a_chat_of_its_own_and_the_program_continues_one(stream):
+    seen = []
+
+    def watched(request):
+        seen.append(request)
+        return answer(request, f"reply {request.chat_number}", tokens=request.chat_number)
+
+    async def program(endpoint):
+        async with client(endpoint) as model:
+            asked = {"model": "policy", "messages": [USER], "n": 3, "seed": 7}
+            texts = {0: "", 1: "", 2: ""}
+            if stream:
+                options = {"include_usage": True}
+                async for chunk in await model.chat.completions.create(**asked, stream=True, stream_options=options):
+                    usage = chunk.usage
+                    for choice in chunk.choices:
+                        texts[choice.index] += choice.delta.content or ""
+            else:
+                reply = await model.chat.completions.create(**asked)
+                usage = reply.usage
+                texts = {choice.index: choice.message.content for choice in reply.choices}
+            assert texts == {0: "reply 1", 1: "reply 2", 2: "reply 3"}
+            assert usage.completion_tokens == 6
+            kept = {"role": "assistant", "content": texts[1]}
+            await model.chat.completions.create(model="policy", messages=[USER, kept, USER])
+
+    outcome = await outcome_of(program, watched)
+    assert list(outcome.samples) == ["main"]
+    assert [request.params.get("seed") for request in seen] == [7, 8, 9, None]
+    assert seen[-1].parent_chat == 2
+    assert {chat for segment in outcome.samples["main"].segments for chat in segment.chats} == {1, 2, 3, 4}
+
+
+async def test_choices_of_a_request_that_fails_are_not_trained():
+    def fails(request):
+        if request.chat_number == 3:
+            raise InvalidArgument("messages", "are too long")
+        return answer(request, f"reply {request.chat_number}")
+
+    async def program(endpoint):
+        async with client(endpoint) as model:
+            with pytest.raises(openai.BadRequestError):
+                await model.chat.completions.create(model="policy", messages=[USER], n=3)
+
+    outcome = await outcome_of(program, fails)
+    assert [sample.train for sample in outcome.samples.values()] == [False]
+
+
 async def test_structured_output_and_other_parameters_go_to_the_trainer():
     seen = []
 
@@ -142,7 +191,8 @@ async def test_an_error_of_the_trainer_reaches_the_program_once():
     [
         ({"key": "wrong"}, openai.AuthenticationError, 401),
         ({"path": "/v1/rollouts/r2"}, openai.NotFoundError, 404),
-        ({"body": {"n": 2}}, openai.BadRequestError, 400),
+        ({"body": {"n": 65}}, openai.BadRequestError, 400),
+        ({"body": {"n": "two"}}, openai.BadRequestError, 400),
         ({"body": {"messages": "no list"}}, openai.BadRequestError, 400),
         ({"body": {"messages": [{"role": "nobody", "content": ""}]}}, openai.BadRequestError, 400),
     ],

@@ -81,6 +81,20 @@ async def ask_chat(h, fail):
     assert "injected" in outcome.failure.message
 
 
+async def ask_choice(h, fail):
+    class Asks(Talk):
+        async def run(self, ctx):
+            with Endpoints(lambda: "http://rollout.invalid").open(ctx) as endpoint:
+                request = ModelRequest(messages=[USER], params={}, choices=2)
+                chat = endpoint.ask(Asked(request=request, history=History.of([USER]), sample="", digest=b""))
+                await chat.ended()
+                chat.result()
+
+    fail()
+    outcome = await run_rollout(Asks(), EchoPolicy(), [USER])
+    assert "injected" in outcome.failure.message
+
+
 async def serve_endpoints(h, fail):
     """A request of the agent waits until the job runs again."""
 
@@ -363,6 +377,7 @@ SCENARIOS = {
     "cli.run_in_daemon_thread": run_in_a_thread,
     "console.write_log": write_log,
     "gateway.ask_chat": ask_chat,
+    "gateway.ask_choice": ask_choice,
     "gateway.await_head": await_head,
     "gateway.drop_chat": drop_chat,
     "gateway.relay_chat": relay_chat,
