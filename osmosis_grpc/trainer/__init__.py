@@ -81,6 +81,7 @@ if TYPE_CHECKING:
     from osmosis_grpc.trainer.metrics import version_lag
     from osmosis_grpc.trainer.server_availability import Server
     from osmosis_grpc.trainer.sync import SyncTrainer
+    from osmosis_grpc.trainer.task_sampler import TaskRecord, TaskSampler
     from osmosis_grpc.trainer.trainer import Trainer
     from osmosis_grpc.trainer.trainer_lifecycle import TransportName
 
@@ -128,6 +129,8 @@ __all__ = [
     "Skipped",
     "Superseded",
     "SyncTrainer",
+    "TaskRecord",
+    "TaskSampler",
     "Tensor",
     "TokenBlock",
     "Trainer",
@@ -158,6 +161,8 @@ _MODULES = {
     "OutcomeGroup": "trainer.groups",
     "Server": "trainer.server_availability",
     "SyncTrainer": "trainer.sync",
+    "TaskRecord": "trainer.task_sampler",
+    "TaskSampler": "trainer.task_sampler",
     "Trainer": "trainer.trainer",
     "TransportName": "trainer.trainer_lifecycle",
     "version_lag": "trainer.metrics",
