@@ -9,6 +9,8 @@ ROLLOUTS_AT_ONCE ?= 16
 DOCKER_TESTS ?= docker
 # The libraries that train. `make test-trainers TRAINERS=trl` takes one of them.
 TRAINERS ?= trl verl verifiers openenv
+# The libraries of environments. `make test-environments KINDS=textarena` takes one; nemo_gym needs a python3.12 on the path.
+KINDS ?= reasoning_gym textarena gymnasium verifiers openenv nemo_gym
 # The coding programs and the frameworks, in folders and environments of their own. openhands needs a python3.12 on the path.
 PROGRAMS ?= claude-code codex opencode qwen-code gemini-cli pi mini-swe-agent aider openai anthropic langchain langgraph \
 	litellm smolagents crewai autogen dspy google-adk llama-index strands agno instructor pydantic-ai
@@ -18,7 +20,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow conformance test-adapters test-browser test-deploy test-trainers test-sdk test-vllm test-ray test-docker test-harbor test-model learn check lint collect compare compare-cost sim sim-ablations faults bench plots generate docs audit site image clients workers bench-viewer screenshots compat-newest clean
+.PHONY: help venv demo test test-slow conformance test-adapters test-browser test-deploy test-trainers test-sdk test-environments test-vllm test-ray test-docker test-harbor test-model learn check lint collect compare compare-cost sim sim-ablations faults bench plots generate docs audit site image clients workers bench-viewer screenshots compat-newest clean
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -85,6 +87,11 @@ test-deploy: .venv/.deploy ## Run the tests of deploy/ (kubectl, promtool, nginx
 test-trainers: $(TRAINERS:%=.venv-trainers/%/.done) ## Run the tests with TRL, verl, verifiers and OpenEnv, each in its own environment (5 GB)
 	for name in $(TRAINERS); do \
 		.venv-trainers/$$name/bin/python -m pytest -m trainers --timeout 300 tests/trainers/test_$$name*.py || exit 1; \
+	done
+
+test-environments: $(KINDS:%=.venv-environments/%/.done) ## Run the tests with other libraries' environments, each in its own environment: KINDS="reasoning_gym textarena"
+	for name in $(KINDS); do \
+		PATH=$(CURDIR)/.venv-environments/$$name/bin:$$PATH .venv-environments/$$name/bin/python -m pytest -m environments --timeout 300 tests/environments/test_$$name.py tests/environments/test_page.py || exit 1; \
 	done
 
 test-programs: $(PROGRAMS:%=.venv-programs/%/.done) ## Run coding programs and frameworks as agents: PROGRAMS="claude-code agno" (needs npm); MATRIX=1 writes docs/programs.md
@@ -187,7 +194,7 @@ compat-newest: .venv/.dev ## Run the compatibility test with the newest protobuf
 	OSMOSIS_COMPAT=newest $(BIN)/pytest -m slow --timeout 600 tests/versions
 
 clean: ## Remove what make made
-	rm -rf .venv .venv-tools .venv-audit .venv-model .venv-trainers .venv-harbor .venv-learn .venv-ray .venv-vllm build dist
+	rm -rf .venv .venv-tools .venv-audit .venv-model .venv-trainers .venv-environments .venv-harbor .venv-learn .venv-ray .venv-vllm build dist
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; this is " + sys.version)'
@@ -255,6 +262,13 @@ clean: ## Remove what make made
 .venv-programs/%/.done: tests/coding_programs/versions.txt .venv/.dev
 	@echo "installing $* into .venv-programs/$* ..."
 	@$(BIN)/python -m tests.coding_programs.install $* .venv-programs
+	@touch $@
+
+.venv-environments/%/.done: tests/environments/requirements/%.txt tests/trainers/requirements/tests.txt
+	@echo "installing $* into .venv-environments/$* ..."
+	@$(if $(filter nemo_gym,$*),python3.12,$(PYTHON)) -m venv .venv-environments/$*
+	@.venv-environments/$*/bin/python -m pip install --quiet --disable-pip-version-check --requirement $< \
+		--requirement tests/trainers/requirements/tests.txt --editable '.[server]'
 	@touch $@
 
 .venv-harbor/.done: tests/records/export/harbor.txt tests/trainers/requirements/tests.txt

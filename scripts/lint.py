@@ -194,6 +194,7 @@ RULES = (
             "osmosis_grpc/supervise/system.py",  # is the System
             "osmosis_grpc/supervise/unsupervised.py",  # starts threads outside of a server or trainer
             "osmosis_grpc/trainer/progress_bar.py",  # draws on the screen
+            "osmosis_grpc/trainer/task_sampler.py",  # draws with a seed of its own
         ),
     ),
     Rule(

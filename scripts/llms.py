@@ -93,6 +93,7 @@ EXAMPLES = {
     "examples/trainer_minimal.py": "the smallest trainer",
     "examples/grpo_numpy.py": "GRPO on the calculator, without a GPU",
     "examples/learn_to_calculate": "GRPO with torch and exact tokens on an agent with tools",
+    "examples/reasoning_gym": "GRPO on an environment of reasoning-gym, with tasks that are chosen",
     "examples/asynchronous": "training while rollouts run, which survives kills of both sides",
     "examples/calculator": "an agent with tools, a grader and a dataset",
     "examples/image_agent": "an agent that shows pictures to the model",

@@ -21,6 +21,7 @@ MODULES = {
         ".tools.kubernetes",
         ".tools.docker",
         ".tools.tasks",
+        ".environments",
         ".trainer",
         ".policies",
         ".policies.transformers",

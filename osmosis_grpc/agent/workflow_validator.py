@@ -10,6 +10,7 @@ from typing import Any
 
 from osmosis_grpc.agent.grader import Grader
 from osmosis_grpc.agent.import_hints import import_hint
+from osmosis_grpc.agent.loader import is_runnable
 from osmosis_grpc.agent.validator import (
     Finding,
     ValidationResult,
@@ -23,10 +24,12 @@ from osmosis_grpc.agent.workflow_files import FoundWorkflow
 from osmosis_grpc.agent.workflow_runnable import WorkflowRunnable
 
 
-def validate_agent(agent: object) -> ValidationResult:
+def validate_agent(agent: Any) -> ValidationResult:
     """Return all problems of an agent loop or of a workflow. Raises nothing."""
     if isinstance(agent, FoundWorkflow | WorkflowRunnable):
         return validate_workflow(agent.workflow, agent.config, agent.grader, agent.grader_config)
+    if is_runnable(agent):  # it has no code of an agent loop
+        return ValidationResult(agent.name, tuple(name_findings(agent.name, f"{agent.name!r:.80}", agent)))
     return validate_agent_loop(agent)
 
 

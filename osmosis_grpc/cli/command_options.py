@@ -9,8 +9,11 @@ from osmosis_grpc.cli.options import AgentSources, choice, with_options
 class RunOptions(AgentSources):
     """The agent, the dataset, the model, and how the rows run. Each field is an option of the command line."""
 
-    module: str | None = choice("-m, --module, --agent MODULE:ATTR", "Agent loop or workflow.  [required]")
-    dataset: str | None = choice("-d, --dataset FILE", ".json, .jsonl, .csv or .parquet, or tasks.  [required]")
+    module: str | None = choice("-m, --module, --agent MODULE:ATTR", "Agent loop or workflow; this or --env.")
+    env: str | None = choice("--env KIND:NAME", "Environment of another library, instead of an agent loop.")
+    dataset: str | None = choice(
+        "-d, --dataset FILE", ".json, .jsonl, .csv or .parquet, tasks, or env:KIND:NAME. Default: those of --env."
+    )
     model: str = choice(
         "--model NAME",
         "mock:echo, mock:tools, mock:script=FILE, litellm:NAME, vllm-grpc:HOST:PORT, vllm-http:HOST:PORT, "

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.agent.loader import load_agents
+from osmosis_grpc.agent.loader import as_agents
 from osmosis_grpc.agent.runnable import Runnable, as_runnable
 from osmosis_grpc.agent.source_version import AgentVersion
 from osmosis_grpc.cli.command_options import Choices, ForkOptions, RunOptions
 from osmosis_grpc.cli.daemon_thread import run_in_daemon_thread
+from osmosis_grpc.environments.loading import load_hosted
+from osmosis_grpc.environments.spec import PREFIX
 from osmosis_grpc.policies import Policy
 from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.protocol.types.outcome import printable
@@ -113,9 +115,13 @@ def prepare(options: RunOptions, choices: Choices, given: frozenset[str] = froze
         DatasetError, ModelError, RunError, LoadError, EvalFunctionError: What the options name cannot be used.
     """
     command = choices.command
-    if not options.module:
+    if options.module and options.env:
+        usage_error(command, "-m and --env name an agent each; give one of them")
+    module = options.module or (PREFIX + options.env if options.env else None)
+    source = options.dataset or (module if options.env else None)
+    if not module:
         usage_error(command, f"-m or --module names the agent loop: {command} -m MODULE:ATTR -d FILE")
-    if not options.dataset:
+    if not source:
         usage_error(command, f"-d or --dataset names the dataset: {command} -m MODULE:ATTR -d FILE")
     if not math.isfinite(choices.pass_threshold):
         usage_error(command, f"--pass-threshold {choices.pass_threshold} is not a finite number")
@@ -140,10 +146,10 @@ def prepare(options: RunOptions, choices: Choices, given: frozenset[str] = froze
         check_url(options.base_url)
     columns = parsed(command, "--map", parse_map, tuple(options.columns or ()))
     price = parsed(command, "--price", Price.of, options.price) if options.price else None
-    loops = load_agents([options.module], options.sources())
+    loops = as_agents(load_hosted([module], options.sources()))
     if len(loops) != 1:
-        usage_error(command, f"{options.module} has {counted(len(loops), 'agent loop')}; name one of them")
-    dataset = Dataset(options.dataset, columns)
+        usage_error(command, f"{module} has {counted(len(loops), 'agent loop')}; name one of them")
+    dataset = Dataset(source, columns)
     recorded, pinned = RunFolder.open(options.replay, replays=False) if options.replay else None, options.pin_sampling
     if recorded is not None:
         _check_runs(recorded, choices.n)
@@ -172,7 +178,7 @@ def prepare(options: RunOptions, choices: Choices, given: frozenset[str] = froze
     )
     missing = rows.chosen.after(prepared.total) if isinstance(rows.chosen, RowChoice) else None
     if missing is not None:
-        usage_error(command, printable(f"--rows {choices.rows}: {dataset.path} has no row {missing}"))
+        usage_error(command, printable(f"--rows {choices.rows}: {dataset.name} has no row {missing}"))
     return prepared
 
 
@@ -255,10 +261,10 @@ def about(options: RunOptions, choices: Choices, prepared: Prepared) -> dict[str
     options_of_eval = {**stored(options), **own, "eval_fn": functions, "rows": choices.rows}
     return {
         "command": choices.command,
-        "module": options.module,
+        "module": options.module or options.env,
         "agent_loop": agent_loop.name,
         "agent_version": AgentVersion.of(as_runnable(agent_loop).source).digest,
-        "dataset": str(prepared.dataset.path),
+        "dataset": prepared.dataset.name,
         "columns": list(options.columns or ()),
         "offset": prepared.rows.offset,
         "limit": prepared.rows.limit,
@@ -288,7 +294,7 @@ def inputs(options: RunOptions, choices: Choices, prepared: Prepared) -> Inputs:
     return {
         "agent": agent_inputs(prepared.agent_loop),
         "configuration": _configuration(options),
-        "dataset": {"file": digest_of(prepared.dataset.path), "columns": list(options.columns or ())},
+        "dataset": {"file": prepared.dataset.digest(), "columns": list(options.columns or ())},
         "model": model,
         "sampling": {
             **prepared.config.completion_params,

@@ -51,7 +51,7 @@ def run_dataset(run: RunOptions, choices: Choices, given: frozenset[str]) -> int
 def _check(run: RunOptions, choices: Choices) -> None:
     """End the command with exit code 2 if options exclude each other."""
     command, sliced = choices.command, bool(run.offset or run.limit is not None)
-    if run.module and run.dataset and choices.interactive:
+    if (run.env or (run.module and run.dataset)) and choices.interactive:
         problem = check_terminal() if not choices.json else "-i shows a session on stdout; leave out --json"
         if problem:
             usage_error(command, problem)

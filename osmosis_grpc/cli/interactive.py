@@ -70,7 +70,7 @@ class Session:
             self._row, self._next, self._asks = row.number, row.number + 1, True
             self._stops, self._seen = True, 0
             self._attempts[row.number] = self._attempts.get(row.number, 0) + 1
-            _say(f"\n[row {row.number} of {self._total}] {self._dataset.path}:{row.line}")
+            _say(f"\n[row {row.number} of {self._total}] {self._dataset.name}:{row.line}")
             yield replace(row, attempt=self._attempts[row.number])
 
     def _choose_row(self) -> bool:

@@ -3,9 +3,10 @@
 from collections.abc import AsyncIterator, Sequence
 
 from osmosis_grpc.agent import RolloutAgentLoop
-from osmosis_grpc.agent.loader import LoadError, load_agents
+from osmosis_grpc.agent.loader import LoadError, as_agents
 from osmosis_grpc.agent.runnable import Runnable
 from osmosis_grpc.cli.options import AgentSources
+from osmosis_grpc.environments.loading import load_hosted
 from osmosis_grpc.protocol.types import RolloutFilter, RolloutInfo
 from osmosis_grpc.protocol.types.outcome import printable
 from osmosis_grpc.records.reading.source_port import Source
@@ -20,7 +21,7 @@ Loops = dict[str, RolloutAgentLoop | Runnable]
 def load_loops(command: str, modules: Sequence[str], agents: AgentSources) -> Loops:
     """Return the agent loops of -m. Those that cannot be loaded end the command with exit code 2."""
     try:
-        return {loop.name: loop for loop in load_agents(list(modules), agents.sources())}
+        return {loop.name: loop for loop in as_agents(load_hosted(modules, agents.sources()))}
     except LoadError as error:
         usage_error(command, printable(str(error)))
 

@@ -18,6 +18,7 @@ from osmosis_grpc.agent.workflow_validator import validate_agent
 from osmosis_grpc.cli.options import AgentSources
 from osmosis_grpc.cli.screen import say_wrapped
 from osmosis_grpc.cli.transcript import transcript
+from osmosis_grpc.environments.spec import PREFIX
 from osmosis_grpc.protocol.types.outcome import printable
 from osmosis_grpc.records.reading.phrases import counted
 from osmosis_grpc.serve.json_output import Records, records, say_error, usage_error
@@ -36,6 +37,9 @@ def validate_all(
     if unnamed or not specs:
         meant = " ".join(f"-m {spec}" for spec in unnamed or ["MODULE:ATTR"])
         usage_error("validate", _printable(f"-m or --module names an agent loop: validate {meant}"))
+    environments = [spec.removeprefix(PREFIX) for spec in specs if spec.startswith(PREFIX)]
+    if environments:
+        usage_error("validate", _printable(f"an environment is tried by its tasks: test --env {environments[0]}"))
     if not 0 < timeout <= LONGEST:
         usage_error("validate", f"--timeout {timeout:g}: is not between 0 and {LONGEST:g} seconds")
     try:

@@ -113,7 +113,9 @@ def run(line: Line) -> None:
 
 def add_serve(app: typer.Typer, name: str = "serve") -> None:
     """Add the command to an application."""
-    add_command(app, name, "-m MODULE:ATTR | --program NAME | --command COMMAND [OPTIONS]", run, of="serve")
+    add_command(
+        app, name, "-m MODULE:ATTR | --env KIND:NAME | --program NAME | --command COMMAND [OPTIONS]", run, of="serve"
+    )
 
 
 def _beyond(options: "RolloutServerSettings") -> list[int]:
@@ -158,9 +160,10 @@ def _checked(line: Line, settings: "RolloutSettings") -> "tuple[ServerSecurity, 
     from osmosis_grpc.settings.option import split_host_port
 
     options = settings.server
-    if not (options.module or options.legacy_agent or options.command or options.program):
+    if not (options.module or options.env or options.legacy_agent or options.command or options.program):
         raise OptionError(
-            "there is nothing to host: name an agent loop with -m/--module MODULE:ATTR, a --program or a --command"
+            "there is nothing to host: name an agent loop with -m/--module MODULE:ATTR, an --env, a --program or a "
+            "--command"
         )
     for name, hosts in (("reward", True), ("strict_exit", True), ("program_context", False)):
         if name in options.model_fields_set and not (options.program or (hosts and options.command)):
@@ -236,13 +239,16 @@ def _check_view(options: "RolloutServerSettings", security: "ServerSecurity") ->
 
 def _load(line: Line, settings: "RolloutSettings") -> "list[RolloutAgentLoop | Runnable]":
     """Load and check the agents. A problem ends the command with exit code 2, and a finding with exit code 1."""
-    from osmosis_grpc.agent.loader import LoadError, as_agents, load_configured
+    from osmosis_grpc.agent.loader import LoadError, as_agents
     from osmosis_grpc.agent.workflow_validator import validate_agent
+    from osmosis_grpc.environments.loading import load_hosted
+    from osmosis_grpc.environments.spec import PREFIX
     from osmosis_grpc.serve.json_output import say_error
 
     options = settings.server
     with usage_errors("serve", line, settings, LoadError):
-        items = load_configured(options.module, config_sources(options, line))
+        named = [*options.module, *(PREFIX + each for each in options.env)]
+        items = load_hosted(named, config_sources(options, line))
     findings = [] if options.no_validate else [each for item in items for each in validate_agent(item).findings]
     for finding in findings:
         place = f"{finding.file}:{finding.line}" if finding.file else "?"

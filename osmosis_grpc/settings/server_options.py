@@ -31,6 +31,7 @@ def _like(pattern: str, form: str) -> Callable[[str], str]:
 
 
 _module = _like("[^:]+(:.+)?", "MODULE:ATTRIBUTE, for example server:agent_loop")
+_environment = _like("[a-z][a-z0-9-]*:.+", "KIND:NAME[,KEY=VALUE...], for example reasoning-gym:leg_counting,size=50")
 _class = _like("[^:]+:.+", "MODULE:CLASS")
 _key_value = _like("[^=]+=.*", "KEY=VALUE")
 _log_level = _like("debug|info|warning|error", "one of debug, info, warning, error")
@@ -99,6 +100,12 @@ class ServerOptions(Declared):
         "-m, --module MODULE:ATTR",
         "Agent loop to host. For a workflow, you can also pass its file (entry.py) or its module.",
         check=_module,
+        common=True,
+    )
+    env: tuple[str, ...] = _agents(
+        "--env KIND:NAME",
+        "Environment of another library to host, with its options: reasoning-gym:leg_counting,size=50.",
+        check=_environment,
         common=True,
     )
     config_file: Path | None = _agents(

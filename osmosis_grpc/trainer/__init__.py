@@ -80,6 +80,7 @@ if TYPE_CHECKING:
     from osmosis_grpc.trainer.metrics import version_lag
     from osmosis_grpc.trainer.server_availability import Server
     from osmosis_grpc.trainer.sync import SyncTrainer
+    from osmosis_grpc.trainer.task_sampler import TaskRecord, TaskSampler
     from osmosis_grpc.trainer.trainer import Trainer
     from osmosis_grpc.trainer.trainer_lifecycle import TransportName
 
@@ -127,6 +128,8 @@ __all__ = [
     "Skipped",
     "Superseded",
     "SyncTrainer",
+    "TaskRecord",
+    "TaskSampler",
     "Tensor",
     "TokenBlock",
     "Trainer",
@@ -157,6 +160,8 @@ _MODULES = {
     "OutcomeGroup": "trainer.groups",
     "Server": "trainer.server_availability",
     "SyncTrainer": "trainer.sync",
+    "TaskRecord": "trainer.task_sampler",
+    "TaskSampler": "trainer.task_sampler",
     "Trainer": "trainer.trainer",
     "TransportName": "trainer.trainer_lifecycle",
     "version_lag": "trainer.metrics",

@@ -113,6 +113,7 @@ class SyncTrainer:
     groups = _iterates(Trainer.groups)
     evaluate = _waits(Trainer.evaluate)
     annotate = _waits(Trainer.annotate)
+    write_note = _waits(Trainer.write_note)
 
     def confirm(self, outcome: Confirmable) -> None:
         """Confirm an outcome; see RolloutOutcome.confirm."""
@@ -121,6 +122,10 @@ class SyncTrainer:
     def resume(self, *, version: str | int | None = None) -> None:
         """See Trainer.resume."""
         self._on_loop(lambda: self._trainer.resume(version=version))
+
+    def read_note(self, name: str) -> dict[str, Any] | None:
+        """See Trainer.read_note."""
+        return self._on_loop(lambda: self._trainer.read_note(name))
 
     def metrics(self) -> dict[str, float]:
         """See Trainer.metrics."""

@@ -1,16 +1,18 @@
 """Opens, pauses, measures and closes a trainer. Trainer adds the rollouts."""
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from osmosis_grpc.network.credentials import Credentials
 from osmosis_grpc.network.network import GRPC, Network
 from osmosis_grpc.network.server_security import ServerSecurity
-from osmosis_grpc.protocol.errors import TrainerFailed
+from osmosis_grpc.protocol.errors import FailedPrecondition, TrainerFailed
+from osmosis_grpc.protocol.types import jsontext
+from osmosis_grpc.protocol.types.json_values import to_json
 from osmosis_grpc.storage.ledger import SqliteLedger
 from osmosis_grpc.supervise import SYSTEM, ForkGuard, Supervisor, System
 from osmosis_grpc.trainer.chats.policies import Policies, PolicyTable
@@ -161,6 +163,33 @@ class TrainerLifecycle:
             CallError: The servers refuse permanently. Raised at once.
         """
         await self.scheduler.servers.wait_for(count, timeout)
+
+    async def write_note(self, name: str, value: Mapping[str, Any]) -> None:
+        """Store a note of your program in the ledger, for example the state of a TaskSampler.
+
+        Args:
+            name: Its name. An earlier note of this name is replaced.
+            value: JSON.
+
+        Raises:
+            FailedPrecondition: The trainer has no ledger.
+            InvalidArgument: The value is not JSON.
+            LedgerError: The ledger cannot write.
+        """
+        text = jsontext.render(to_json(value, "value"))
+        await self._ledger.write_note(name, text)
+
+    def read_note(self, name: str) -> dict[str, Any] | None:
+        """Return a note, also one of an earlier process; None if there is none. Raises FailedPrecondition."""
+        text = self._ledger.note(name)
+        return None if text is None else jsontext.parse_object(text, "note")
+
+    @property
+    def _ledger(self) -> SqliteLedger:
+        self._open  # noqa: B018 # raises outside of `async with`
+        if self.scheduler.ledger is None:
+            raise FailedPrecondition("the trainer has no ledger for notes: give it one with ledger=FILE")
+        return self.scheduler.ledger
 
     def pause(self, *, idle: bool = False) -> Awaitable[None]:
         """Stop servers from opening chats, for example while weights are swapped. Open chats are still answered.

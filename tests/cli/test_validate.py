@@ -768,3 +768,9 @@ def test_without_the_openai_package_the_error_names_the_extra(here):
     done = here.validate("-m", "agent:agent")
     assert done.returncode == 2
     assert "@rollout_agent needs the extra 'openai': pip install" in done.stderr
+
+
+def test_an_environment_is_tried_by_test(forked):
+    done = forked.run("-m", "osmosis_grpc", "validate", "-m", "env:reasoning-gym:leg_counting")
+    assert done.returncode == 2
+    assert "test --env reasoning-gym:leg_counting" in done.stderr

@@ -32,6 +32,7 @@ QUESTION = [{"role": "user", "content": "What is 1 + 2?"}]
 # By variable: a good text, its value, and a wrong text. The rows of the other options follow from their kinds.
 TEXTS = {
     "SERVER_MODULE": ("a:b c:d", ("a:b", "c:d"), "a:"),
+    "SERVER_ENV": ("a:b c:d,e=1", ("a:b", "c:d,e=1"), "a:"),
     "SERVER_WORKFLOW_CONFIG": ("a=1 b=x", ("a=1", "b=x"), "a"),
     "SERVER_GRADER_CONFIG": ("a=1 b=x", ("a=1", "b=x"), "a"),
     "SERVER_GRADER": ("a:B", "a:B", "a"),

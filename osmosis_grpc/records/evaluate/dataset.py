@@ -1,14 +1,17 @@
-"""A dataset: the rows of a file, read one at a time, and the rows that a user chooses by number."""
+"""A dataset: the rows of a file or of an environment, read one at a time, and those that a user chooses by number."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from osmosis_grpc.environments.spec import PREFIX
 from osmosis_grpc.protocol.types import Message
 from osmosis_grpc.records.evaluate.columns import ColumnError, Columns
 from osmosis_grpc.records.evaluate.errors import DatasetError
-from osmosis_grpc.records.evaluate.formats import READERS, Raw, read_tasks
+from osmosis_grpc.records.evaluate.formats import READERS, Raw, read_environment, read_tasks
+from osmosis_grpc.records.evaluate.inputs import digest_of, digest_of_environment
 
 Chosen = Callable[[int], bool]
 
@@ -84,7 +87,9 @@ class Row:
 
 
 class Dataset:
-    """The rows of a .json, .jsonl, .csv or .parquet file, or the tasks of a folder in Harbor's format.
+    """The rows of a .json, .jsonl, .csv or .parquet file, or the tasks of an environment (env:KIND:NAME).
+
+    A folder is one of tasks in Harbor's format.
 
     `columns` maps fields to columns (see columns.parse_map).
 
@@ -93,14 +98,24 @@ class Dataset:
 
     def __init__(self, path: str | Path, columns: Mapping[str, str] | None = None) -> None:
         self.path = Path(path)
+        self.name = text if (text := str(path)).startswith(PREFIX) else str(self.path)
+        """The path, or env:KIND:NAME for an environment."""
         self._columns = dict(columns or {})
+        self._is_environment = self.name.startswith(PREFIX)
+        if self._is_environment:
+            self._read: Callable[[], Iterator[Raw]] = partial(read_environment, self.name)
+            return
         is_folder = self.path.is_dir()
         reader = read_tasks if is_folder else READERS.get(self.path.suffix.lower())
         if reader is None:
             raise DatasetError(str(path), f"not a dataset; the name ends with one of {', '.join(READERS)}")
         if not is_folder and not self.path.is_file():
             raise DatasetError(str(path), "there is no such file")
-        self._read = reader
+        self._read = partial(reader, self.path)
+
+    def digest(self) -> str:
+        """Return the digest of the file, or for an environment of its name and version. Raises OSError."""
+        return digest_of_environment(self.name) if self._is_environment else digest_of(self.path)
 
     def rows(self, offset: int = 0, limit: int | None = None, chosen: Chosen = every) -> Iterator[Row]:
         """Yield rows, from row `offset`, out of at most `limit`. Raises DatasetError at a row that is not usable.
@@ -109,30 +124,30 @@ class Dataset:
         """
         number = 0
         try:
-            for raw in self._read(self.path):
+            for raw in self._read():
                 if limit is not None and number >= offset + limit:
                     return
                 if number >= offset and chosen(number):
                     yield self._row(raw, number)
                 number += 1
         except OSError as error:
-            raise DatasetError(str(self.path), f"cannot be read: {error.strerror or error}") from None
+            raise DatasetError(self.name, f"cannot be read: {error.strerror or error}") from None
 
     def check(self, offset: int = 0, limit: int | None = None, chosen: Chosen = every) -> int:
         """Read the rows, and return how many there are. Raises DatasetError also if there are none."""
         count = sum(1 for _ in self.rows(offset, limit, chosen))
         if not count:
             none = "has no rows" if chosen is every else "has none of the chosen rows"
-            raise DatasetError(str(self.path), f"has no row {offset}" if offset else none)
+            raise DatasetError(self.name, f"has no row {offset}" if offset else none)
         return count
 
     def _row(self, raw: Raw, number: int) -> Row:
         if not isinstance(raw.value, dict):
-            raise DatasetError(str(self.path), "the row is not an object with columns", raw.line, raw.column)
+            raise DatasetError(self.name, "the row is not an object with columns", raw.line, raw.column)
         try:
             columns = Columns(raw.value, self._columns)
             messages, label = columns.messages(), columns.label()
             metadata = columns.metadata(number, label)
         except ColumnError as error:
-            raise DatasetError(str(self.path), str(error), raw.line, raw.column, error.field) from None
+            raise DatasetError(self.name, str(error), raw.line, raw.column, error.field) from None
         return Row(number=number, line=raw.line, messages=messages, label=label, metadata=metadata)

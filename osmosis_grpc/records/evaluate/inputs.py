@@ -8,6 +8,7 @@ from typing import Any
 from osmosis_grpc.agent import RolloutAgentLoop
 from osmosis_grpc.agent.runnable import Runnable, as_runnable
 from osmosis_grpc.agent.source_version import AgentVersion
+from osmosis_grpc.environments.loading import open_environment
 from osmosis_grpc.records.evaluate.eval_functions import EvalFunction
 from osmosis_grpc.tools.containers.archive import digest_of_folder
 
@@ -24,6 +25,12 @@ def digest_of(path: Path) -> str:
         return DIGEST + digest_of_folder(path)
     with path.open("rb") as file:
         return DIGEST + hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digest_of_environment(text: str) -> str:
+    """Return the digest of an environment: of its name, its options, and its library's version."""
+    environment = open_environment(text)
+    return DIGEST + hashlib.sha256(f"{environment.spec} {environment.version}".encode()).hexdigest()
 
 
 def agent_inputs(agent_loop: RolloutAgentLoop | Runnable) -> dict[str, Any]:

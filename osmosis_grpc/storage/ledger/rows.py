@@ -18,6 +18,8 @@ from osmosis_grpc.storage.sqlite.file_schema import Schema, row_sum, with_sum
 
 log = logging.getLogger(__name__)
 
+NOTE = "note "
+"""The beginning of the server_key of a row that is no attachment, but a note of the application."""
 Then = Callable[[Any, LedgerError | None], None]
 """A function that is called on the event loop with the value that was read, or with the error."""
 
@@ -151,7 +153,9 @@ def restore(connection: sqlite3.Connection, path: Path, ttl: float, now: float) 
     connection.execute("DELETE FROM confirmed WHERE time < ?", (old,))
     connection.execute("DELETE FROM chat WHERE rollout_id NOT IN (SELECT rollout_id FROM rollout)")
     connection.execute(
-        "DELETE FROM attachment WHERE seen < ? AND server_key NOT IN (SELECT server_key FROM rollout)", (old,)
+        "DELETE FROM attachment WHERE seen < ? AND server_key NOT IN (SELECT server_key FROM rollout) "
+        "AND substr(server_key, 1, ?) != ?",
+        (old, len(NOTE), NOTE),
     )
     running = _running(connection, path, now)
     ended = _ended(connection, now)

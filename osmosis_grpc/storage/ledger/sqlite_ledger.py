@@ -14,7 +14,17 @@ from typing import Any, Literal
 
 from osmosis_grpc.protocol.errors import LedgerError
 from osmosis_grpc.protocol.types import RolloutOutcome
-from osmosis_grpc.storage.ledger.rows import LEDGER, ChatRow, Found, LedgerRollout, Then, end_sum, read_rollout, restore
+from osmosis_grpc.storage.ledger.rows import (
+    LEDGER,
+    NOTE,
+    ChatRow,
+    Found,
+    LedgerRollout,
+    Then,
+    end_sum,
+    read_rollout,
+    restore,
+)
 from osmosis_grpc.storage.ledger.writer import Statement, Writer
 from osmosis_grpc.storage.sqlite.database import LockedFile, explained
 from osmosis_grpc.storage.sqlite.file_schema import row_sum, with_sum
@@ -113,6 +123,29 @@ class SqliteLedger:
         attachment_id, _ = self.attachment(server_key)
         self.record_server(server_key, "")  # records the time of this use
         return attachment_id
+
+    # Notes.
+
+    def note(self, name: str) -> str | None:
+        """Return the text that write_note() has recorded last under a name; None if there is none."""
+        known = self._attachments.get(NOTE + name)
+        return None if known is None else known[1]
+
+    async def write_note(self, name: str, text: str) -> None:
+        """Record a text of the application under a name. It is a row of the attachments that never becomes old.
+
+        Raises LedgerError.
+        """
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def committed(_: Any, error: LedgerError | None) -> None:
+            if not future.done():
+                future.set_result(None) if error is None else future.set_exception(error)
+
+        self._attachments[NOTE + name] = "", text
+        row = NOTE + name, "", text, self._system.time()
+        self.writer.write([(_SET_ATTACHMENT, with_sum(b"attachment.checksum", row))], committed)
+        await future
 
     # Rollouts.
 

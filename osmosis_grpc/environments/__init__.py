@@ -1,0 +1,27 @@
+"""Environments of other libraries as agents: their tasks, their episodes, and their rewards.
+
+`serve --env KIND:NAME` hosts one, and `-d env:KIND:NAME` reads its tasks. In Python, open_environment() does both: the
+environment goes where an agent loop goes, and task_requests() makes a trainer's requests. For an environment of your
+own, subclass Environment.
+"""
+
+from osmosis_grpc.environments.environment import Environment, SeededEnvironment
+from osmosis_grpc.environments.episode import Episode
+from osmosis_grpc.environments.loading import KINDS, open_environment
+from osmosis_grpc.environments.port import EnvironmentFault, EnvironmentTask, Score
+from osmosis_grpc.environments.spec import EnvironmentSpec
+from osmosis_grpc.environments.tasks import task_requests, task_rows
+
+__all__ = [
+    "KINDS",
+    "Environment",
+    "EnvironmentFault",
+    "EnvironmentSpec",
+    "EnvironmentTask",
+    "Episode",
+    "Score",
+    "SeededEnvironment",
+    "open_environment",
+    "task_requests",
+    "task_rows",
+]

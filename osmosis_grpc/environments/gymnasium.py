@@ -1,0 +1,118 @@
+"""Environments with reset() and step(), as Gymnasium has them, whose observations are texts or JSON.
+
+Needs the extra `gymnasium`. The name is what gymnasium.make() takes, such as FrozenLake-v1 or package:Name-v0, or
+MODULE:CLASS for a class that is not registered. A task is a seed. `system` is the system message; options that are not
+those of steps.py are arguments of the environment. With render_mode=ansi, the model sees the rendered text, in which
+brackets stand for colours.
+
+A reply for a Text space is the action as it is. For other spaces, the action is the last JSON value of the reply.
+"""
+
+import importlib
+import json
+import re
+from typing import Any
+
+import numpy as np
+
+from osmosis_grpc.environments.episode import Episode
+from osmosis_grpc.environments.port import EnvironmentFault, EnvironmentTask, Score
+from osmosis_grpc.environments.spec import EnvironmentSpec
+from osmosis_grpc.environments.steps import NoActionError, Step, SteppedEnvironment
+from osmosis_grpc.protocol.errors import MissingExtraError
+from osmosis_grpc.protocol.types import jsontext
+
+try:
+    import gymnasium as gym
+except ImportError as error:
+    raise MissingExtraError("an environment of Gymnasium", "gymnasium") from error
+
+__all__ = ["Gymnasium"]
+
+VALUE = re.compile(r"\[[^\[\]]*\]|\{[^{}]*\}|-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
+"""What can be an action in a reply: a flat list or object, or a number."""
+COLOURED = re.compile(r"\x1b\[[0-9;]+m(.*?)\x1b\[0m", re.DOTALL)
+ENDS = {4: 1, 5: 2}
+"""How many values of a step's result say whether the episode has ended, by the length of the result."""
+
+
+class Gymnasium(SteppedEnvironment):
+    """One environment with reset() and step()."""
+
+    distribution = "gymnasium"
+
+    def __init__(self, spec: EnvironmentSpec) -> None:
+        super().__init__(spec)
+        system = self.options.pop("system", None)
+        try:
+            env = self._made()
+        except Exception as error:
+            raise ValueError(f"{self.name}: it cannot be made: {error or type(error).__name__}") from error
+        text = f"You act in {spec.name}. {_how(_space(env))}" if system is None else str(system)
+        self.opening = ({"role": "system", "content": text},)
+        env.close()
+
+    def _made(self) -> Any:
+        module, colon, name = self.spec.name.partition(":")
+        if colon and (kind := getattr(importlib.import_module(module), name, None)) is not None:
+            return kind(**self.options)
+        return gym.make(self.spec.name, **self.options)
+
+    async def play(self, task: EnvironmentTask, episode: Episode) -> Score:
+        """Play until the environment terminates or truncates the episode."""
+        env = await episode.call(self._made)
+        episode.close_with(env.close)
+
+        async def step(action: Any) -> Step:
+            result = await episode.call(env.step, action)
+            if not isinstance(result, tuple) or len(result) not in ENDS:
+                raise EnvironmentFault(f"step() returned {result!r:.80}, not (observation, reward, ..., info)")
+            observation, reward, *ends, info = result
+            news = await episode.call(_shown, env, observation)
+            return Step(news, reward, bool(ends[0]), any(ends), info)
+
+        began = await episode.call(env.reset, seed=task.data)
+        news = await episode.call(_shown, env, began[0] if isinstance(began, tuple) else began)
+        return await self.steps(episode, news, lambda text: _action(_space(env), text), step)
+
+
+def _space(env: Any) -> Any:
+    return getattr(env, "action_space", None)
+
+
+def _shown(env: Any, observation: Any) -> str:
+    if getattr(env, "render_mode", None) == "ansi":
+        return COLOURED.sub(r"[\1]", str(env.render()))
+    return observation if isinstance(observation, str) else jsontext.render(_plain(observation))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+
+
+def _how(space: Any) -> str:
+    if space is None or isinstance(space, gym.spaces.Text):
+        return "Your whole reply is your next action."
+    if isinstance(space, gym.spaces.Discrete):
+        last = space.start + space.n - 1
+        return f"End your reply with your next action: a whole number from {space.start} to {last}."
+    return f"End your reply with your next action, as JSON, which is an element of {space}."
+
+
+def _action(space: Any, text: str) -> Any:
+    """Return the action of a reply. Raises NoActionError."""
+    if space is None or isinstance(space, gym.spaces.Text):
+        action: Any = text
+    else:
+        try:
+            value = json.loads(text if text[:1] in "[{" else VALUE.findall(text)[-1])
+            action = value if isinstance(space, gym.spaces.Discrete) else space.from_jsonable([value])[0]
+        except Exception as error:  # from_jsonable() raises whatever the wrong value causes
+            raise NoActionError(f"That is no action. {_how(space)}") from error
+    if space is not None and not space.contains(action):
+        raise NoActionError(f"That is no action. {_how(space)}")
+    return action

@@ -1,0 +1,120 @@
+"""Environments of OpenEnv: one on a server, or one in this process. Needs the extra `openenv`.
+
+The name is the URL of a server, or MODULE:CLASS of an Environment, of which each episode gets one of its own. A task is
+a seed of reset(); `reset` has more of its arguments, `system` is the system message, and steps.py has further options.
+
+A reply is the action: its text goes to the field `action`, by default the only one that an action needs. Without such a
+field, the last line of the reply that is a JSON object has the fields.
+"""
+
+import contextlib
+import importlib
+import json
+import urllib.request
+from typing import Any, get_type_hints
+
+from osmosis_grpc.environments.episode import Episode
+from osmosis_grpc.environments.port import EnvironmentTask, Score
+from osmosis_grpc.environments.spec import EnvironmentSpec
+from osmosis_grpc.environments.steps import NoActionError, Step, SteppedEnvironment
+from osmosis_grpc.protocol.errors import MissingExtraError
+from osmosis_grpc.protocol.types import jsontext
+from osmosis_grpc.protocol.types.json_values import loggable
+
+try:
+    from openenv.core.client_types import StepResult
+    from openenv.core.generic_client import GenericEnvClient
+except ImportError as error:
+    raise MissingExtraError("an environment of OpenEnv", "openenv") from error
+
+__all__ = ["OpenEnv"]
+
+
+class _Local:  # an environment in this process, with the methods of a client
+    def __init__(self, kind: Any, action: Any, options: dict[str, Any]) -> None:
+        self._env, self._action = kind(**options), action
+
+    async def reset(self, **options: Any) -> Any:
+        return _result(await self._env.reset_async(**options))
+
+    async def step(self, fields: dict[str, Any]) -> Any:
+        return _result(await self._env.step_async(self._action.model_validate(fields)))
+
+    async def close(self) -> None:
+        self._env.close()
+
+
+class OpenEnv(SteppedEnvironment):
+    """One environment of OpenEnv."""
+
+    distribution = "openenv"
+
+    def __init__(self, spec: EnvironmentSpec) -> None:
+        super().__init__(spec)
+        self._url = spec.name if "://" in spec.name else ""
+        self._reset = self.options.pop("reset", {})
+        field, system = self.options.pop("action", None), self.options.pop("system", None)
+        try:
+            schema = self._action_schema()
+            if self._url and self.options:
+                raise ValueError(f"a server takes no option {', '.join(sorted(self.options))}")
+        except Exception as error:
+            raise ValueError(f"{self.name}: it cannot be used: {error or type(error).__name__}") from error
+        self._field = field or _only_text(schema)
+        self._how = "Your whole reply is your next action."
+        if not self._field:
+            fields = json.dumps({name: each for name, each in schema["properties"].items() if name != "metadata"})
+            self._how = f"End each reply with a line that is your next action, a JSON object with: {fields}"
+        self.opening = ({"role": "system", "content": self._how if system is None else str(system)},)
+
+    def _action_schema(self) -> dict[str, Any]:
+        if self._url:
+            with urllib.request.urlopen(f"{self._url.rstrip('/')}/schema", timeout=10) as answer:  # noqa: S310
+                return json.load(answer)["action"]  # type: ignore[no-any-return]
+        module, _, kind = self.spec.name.partition(":")
+        self._kind = getattr(importlib.import_module(module), kind)
+        self._action = get_type_hints(self._kind.step)["action"]
+        return self._action.model_json_schema()  # type: ignore[no-any-return]
+
+    async def play(self, task: EnvironmentTask, episode: Episode) -> Score:
+        """Reset the environment with the seed, and play until it is done."""
+        env: Any = GenericEnvClient(self._url) if self._url else _Local(self._kind, self._action, self.options)
+        try:
+            began = await episode.wait(env.reset(seed=task.data, **self._reset), "reset()")
+
+            async def step(action: Any) -> Step:
+                made = await episode.wait(env.step(action), "step()")
+                reward = 0.0 if made.reward is None and not made.done else made.reward
+                return Step(_shown(made.observation), reward, bool(made.done), info=made.metadata or {})
+
+            return await self.steps(episode, _shown(began.observation), self._fields, step)
+        finally:
+            with contextlib.suppress(Exception):
+                await env.close()
+
+    def _fields(self, text: str) -> dict[str, Any]:
+        if self._field:
+            return {self._field: text}
+        for line in reversed(text.strip().splitlines()):
+            with contextlib.suppress(ValueError):
+                if isinstance(found := json.loads(line), dict):
+                    return found
+        raise NoActionError(f"That is no action. {self._how}")
+
+
+def _result(made: Any) -> Any:
+    return StepResult(made.model_dump(), made.reward, made.done, made.metadata)
+
+
+def _only_text(schema: dict[str, Any]) -> str:
+    """Return the only field that an action needs if it is a text, and otherwise an empty text."""
+    needed = schema.get("required", [])
+    return needed[0] if len(needed) == 1 and schema["properties"][needed[0]].get("type") == "string" else ""
+
+
+def _shown(observation: Any) -> str:
+    if isinstance(observation, dict):
+        observation = {name: value for name, value in observation.items() if name not in ("done", "reward", "metadata")}
+        if len(observation) == 1 and isinstance(text := next(iter(observation.values())), str):
+            return text
+    return jsontext.render(loggable(observation))

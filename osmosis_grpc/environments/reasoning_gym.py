@@ -1,0 +1,68 @@
+"""The data sets of reasoning-gym: one question, one answer, one score. Needs the extra `reasoning-gym`.
+
+The name is that of a data set, such as leg_counting. Options are the fields of its configuration, such as `size` and
+`seed`; the seed is 0 without one, because reasoning-gym would take another one each time. `system` names one of
+reasoning-gym's system prompts, and an empty text leaves it out. As in reasoning-gym's own evaluations, the answer is
+what the last <answer> of the reply has.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from osmosis_grpc.environments.environment import Environment
+from osmosis_grpc.environments.episode import Episode
+from osmosis_grpc.environments.port import EnvironmentTask, Score
+from osmosis_grpc.environments.spec import EnvironmentSpec
+from osmosis_grpc.protocol.errors import MissingExtraError
+from osmosis_grpc.protocol.types import Message
+
+try:
+    from reasoning_gym.factory import DATASETS, create_dataset
+    from reasoning_gym.utils import SYSTEM_PROMPTS, extract_answer
+except ImportError as error:
+    raise MissingExtraError("an environment of reasoning-gym", "reasoning-gym") from error
+
+__all__ = ["ReasoningGym"]
+
+
+class ReasoningGym(Environment):
+    """One data set of reasoning-gym."""
+
+    distribution = "reasoning-gym"
+
+    def __init__(self, spec: EnvironmentSpec) -> None:
+        super().__init__(spec)
+        system = self.options.pop("system", "default")
+        if system and system not in SYSTEM_PROMPTS:
+            raise ValueError(f"{self.name}: system is {system!r}, not one of {', '.join(SYSTEM_PROMPTS)}")
+        self._system: list[Message] = [{"role": "system", "content": SYSTEM_PROMPTS[system]}] if system else []
+        if spec.name not in DATASETS:
+            raise ValueError(f"reasoning-gym has no data set {spec.name!r}; it has: {', '.join(sorted(DATASETS))}")
+        try:
+            self._dataset = create_dataset(spec.name, **{"seed": 0, **self.options})
+        except Exception as error:  # its checks are assertions
+            raise ValueError(f"{self.name}: {error or type(error).__name__}") from error
+
+    def keys(self) -> Iterator[str]:
+        """Yield the numbers of the entries."""
+        return map(str, range(len(self._dataset)))
+
+    def task(self, key: str) -> EnvironmentTask:
+        """Return the entry with a number. Its data is the entry."""
+        if not (key.isascii() and key.isdecimal()) or int(key) >= len(self._dataset):
+            raise LookupError(key)
+        entry: dict[str, Any] = self._dataset[int(key)]
+        answer = entry["answer"]
+        return EnvironmentTask(
+            key=key,
+            messages=[*self._system, {"role": "user", "content": entry["question"]}],
+            label=None if answer is None else str(answer),
+            data=entry,
+        )
+
+    async def play(self, task: EnvironmentTask, episode: Episode) -> Score:
+        """Ask once, and score the answer."""
+        reply = await episode.ask()
+        answer = extract_answer(str(reply.content or ""))
+        score = await episode.call(self._dataset.score_answer, answer, task.data)
+        return Score(reward=score, parts={"answered": answer is not None}, facts={"answer": answer})

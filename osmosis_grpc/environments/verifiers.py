@@ -1,0 +1,117 @@
+"""The tasksets of verifiers, played by its environments and harnesses. Needs the extra `verifiers`.
+
+The name is the id of an installed taskset, such as gsm8k-v1. Options are those of verifiers' configuration of an
+environment, with dots: agent.harness={"id":"null"} is the one that only talks and calls tools, and taskset.NAME=VALUE
+is an option of the taskset. `tasks` limits how many tasks there are: 100 of an infinite taskset, else all. Without
+agent.runtime, programs run as subprocesses of the server.
+
+verifiers runs its program for each episode, and the program asks the base URL of the rollout. The parts of the reward
+are verifiers' weighted rewards, and its metrics.
+"""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+from osmosis_grpc.environments.environment import TASKS, Environment
+from osmosis_grpc.environments.episode import Episode
+from osmosis_grpc.environments.port import EnvironmentFault, EnvironmentTask, Score
+from osmosis_grpc.environments.spec import EnvironmentSpec
+from osmosis_grpc.protocol.errors import MissingExtraError
+from osmosis_grpc.protocol.types import Message
+
+try:
+    import verifiers.v1 as vf
+    from verifiers.v1.dialects.chat import message_to_wire
+    from verifiers.v1.utils.loaders import load_environment, resolve_env_config
+except ImportError as error:
+    raise MissingExtraError("an environment of verifiers", "verifiers") from error
+
+__all__ = ["Verifiers"]
+
+NO_KEY = "OSMOSIS_ROLLOUT_NO_SUCH_KEY"
+"""A variable that is not set: the key of the rollout is a header."""
+
+
+class Verifiers(Environment):
+    """One taskset of verifiers."""
+
+    distribution = "verifiers"
+    replayable = False  # its programs may do anything between two chats
+
+    def __init__(self, spec: EnvironmentSpec) -> None:
+        super().__init__(spec)
+        limit = int(self.number("tasks", 0))
+        self._config: dict[str, Any] = {}
+        for name, value in self.options.items():
+            _set(self._config, name.split("."), value)
+        _set(self._config, ["taskset", "id"], spec.name)
+        try:
+            taskset = self._made().taskset
+        except Exception as error:
+            raise ValueError(f"{self.name}: it cannot be made: {error or type(error).__name__}") from error
+        limit = limit or (0 if taskset.bounded else TASKS)
+        self._tasks = list(itertools.islice(taskset, limit or None))
+
+    def _made(self, max_turns: int | None = None) -> Any:
+        config = resolve_env_config(self._config)
+        changed = {}
+        for name, agent in config:
+            if isinstance(agent, vf.AgentConfig):
+                local = {} if "runtime" in agent.model_fields_set else {"runtime": vf.SubprocessConfig()}
+                changed[name] = agent.model_copy(update={"max_turns": agent.max_turns or max_turns, **local})
+        return load_environment(config.model_copy(update=changed))
+
+    def keys(self) -> Iterator[str]:
+        """Yield the positions of the tasks."""
+        return map(str, range(len(self._tasks)))
+
+    def task(self, key: str) -> EnvironmentTask:
+        """Return the task at a position. Its data is verifiers' own."""
+        if not (key.isascii() and key.isdecimal()) or int(key) >= len(self._tasks):
+            raise LookupError(key)
+        task = self._tasks[int(key)]
+        answer = getattr(task.data, "answer", None)
+        label = answer if isinstance(answer, str) else None
+        return EnvironmentTask(key=key, messages=_prompt(task.data), label=label, data=task)
+
+    async def play(self, task: EnvironmentTask, episode: Episode) -> Score:
+        """Run an episode of verifiers, whose model is the rollout's base URL."""
+        context, request = episode.context, episode.context.request
+        if request.messages and list(request.messages) != list(task.messages):
+            raise EnvironmentFault(
+                "verifiers begins the conversation itself: send the messages of its dataset, or none"
+            )
+        env = await episode.call(self._made, request.max_turns)
+        model = vf.ModelContext(
+            model=request.agent_loop or self.name,
+            client=vf.EvalClientConfig(
+                base_url=context.chat_completions_url, headers={"x-api-key": context.api_key}, api_key_var=NO_KEY
+            ),
+            sampling=vf.SamplingConfig(**request.completion_params),
+        )
+        async with env.serving():
+            played = await env.run_episode(task.data, model)
+        traces, errors = played.traces, [*played.errors, *(error for trace in played.traces for error in trace.errors)]
+        if errors or not played.ok:
+            raise EnvironmentFault(f"{errors[-1].type}: {errors[-1].message}" if errors else "the episode failed")
+        if len(traces) != 1:
+            raise EnvironmentFault(f"the episode has {len(traces)} agents; only one can be trained here")
+        (trace,) = traces
+        parts = {name: reward.value for name, reward in trace.rewards.items() if reward is not None}
+        parts |= {name: value for name, value in trace.metrics.items() if value is not None and name not in parts}
+        reason = "max_turns" if trace.stop_condition == "max_turns" else "stop"
+        return Score(reward=trace.reward, parts=parts, finish_reason=reason, facts={"ended": trace.stop_condition})
+
+
+def _prompt(data: Any) -> list[Message]:
+    system: list[Message] = [{"role": "system", "content": data.system_prompt}] if data.system_prompt else []
+    if isinstance(data.prompt, str):
+        return [*system, {"role": "user", "content": data.prompt}]
+    return [*system, *(message_to_wire(message) for message in data.prompt or ())]
+
+
+def _set(into: dict[str, Any], path: list[str], value: Any) -> None:
+    for name in path[:-1]:
+        into = into.setdefault(name, {})
+    into[path[-1]] = value

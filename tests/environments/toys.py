@@ -1,0 +1,66 @@
+"""Environments without a library: one that counts, and one that goes wrong in every way that its option names."""
+
+import sys
+import threading
+
+from osmosis_grpc.environments import EnvironmentSpec, Score
+from osmosis_grpc.environments.environment import SeededEnvironment
+
+TURNS = 3
+
+
+class Counting(SeededEnvironment):
+    """Asks TURNS times, and rewards the sum of the numbers that the model says plus the seed."""
+
+    opening = ({"role": "system", "content": "Say a number."},)
+
+    def __init__(self, spec):
+        super().__init__(spec)
+        self.open = set()
+        self.most = 0
+
+    async def play(self, task, episode):
+        place = object()
+        self.open.add(place)
+        self.most = max(self.most, len(self.open))
+        episode.close_with(lambda: self.open.remove(place))
+        total = task.data
+        for turn in range(TURNS):
+            reply = await episode.ask(f"turn {turn}")
+            total = await episode.call(lambda total, text: total + int(text), total, reply.content)
+        return Score(reward=total, parts={"turns": episode.turns}, facts={"seed": task.data})
+
+
+class Wrong(Counting):
+    """Goes wrong in the way of the option `how`."""
+
+    let_go = threading.Event()
+
+    def __init__(self, spec):
+        super().__init__(spec)
+        self.how = self.options.pop("how")
+
+    async def play(self, task, episode):
+        scored = {"nan": float("nan"), "list": [1.0], "none": None, "text": "1.0", "infinite": float("inf")}
+        self.open.add(episode)
+        episode.close_with(lambda: self.open.remove(episode))
+        await episode.ask("go")
+        match self.how:
+            case "raises":
+                await episode.call(lambda: {}["lost"])
+            case "raises_in_the_adapter":
+                return Score(reward=[][task.data])
+            case "exits":
+                await episode.call(sys.exit, 3)
+            case "never_ends":
+                while True:
+                    await episode.ask("again")
+            case "hangs":
+                await episode.call(self.let_go.wait)
+            case "part":
+                return Score(reward=1.0, parts={"style": float("nan")})
+        return Score(reward=scored[self.how])
+
+
+counting = Counting(EnvironmentSpec("toy", "counting", {"tasks": 10_000}))
+hanging = Wrong(EnvironmentSpec("toy", "hanging", {"how": "hangs"}))
