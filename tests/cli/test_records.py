@@ -43,6 +43,7 @@ AGENT_LOOP = ("-m", "agent:agent_loop")
 RUN = (*AGENT_LOOP, "-d", "data.jsonl", "--model", "mock:tools")
 COMMANDS = {
     "init": (["project"], {"made"}),
+    "migrate": (["agent.py", "--check"], {"end"}),
     "validate": ([*AGENT_LOOP, "--run"], {"run", "validated"}),
     "test": ([*RUN, "--save-dir", "c"], {"started", "row", "summary"}),
     "eval": ([*RUN, "--save-dir", "e", "--eval-fn", "agent:score"], {"started", "row", "summary"}),

@@ -72,6 +72,8 @@ CALLS = {
     "cancel": lambda trainer: trainer.cancel("r"),
     "annotate": lambda trainer: trainer.annotate(RolloutOutcome(rollout_id="r", status="COMPLETED"), id="a"),
     "events": lambda trainer: drained(trainer.events("r")),
+    "write_note": lambda trainer: trainer.write_note("n", {}),
+    "read_note": lambda trainer: resolved(trainer.read_note("n")),
     "pause": lambda trainer: trainer.pause(),
     "resume": lambda trainer: resolved(trainer.resume()),
     "resume with a version": lambda trainer: resolved(trainer.resume(version=1)),
