@@ -46,9 +46,9 @@ class System:
 
 SYSTEMS = (
     System("osmosis_native", "osmosis_grpc, native", "ours", "the agent in the server asks with ctx.chat, over Attach",
-           "events, tokens, logprobs, versions, outcome; on disk before they are sent", streams=False),
+           "events, tokens, logprobs, versions, outcome; in a journal on disk", streams=False),
     System("osmosis_base_url", "osmosis_grpc, base URL", "ours", "a program calls the rollout's base URL",
-           "events, tokens, logprobs, versions, outcome; on disk before they are sent"),
+           "events, tokens, logprobs, versions, outcome; in a journal on disk"),
     System("agent_lightning", "Agent Lightning", "agent-lightning", "a program calls its proxy; triplets",
            "each request with its tokens and logprobs, in its store",
            "a small server that is easy to read and to change"),
