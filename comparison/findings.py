@@ -42,6 +42,14 @@ NEMO_GYM = (
     Finding(("twochoices",), ONE_CHOICE),
 )
 FINDINGS: dict[str, Sequence[Finding]] = {
+    "agent_lightning": (
+        Finding(("stream", "streamtool"), "Its proxy refuses requests that stream with an error 400."),
+        Finding(
+            ("branchfirst", "bestof"),
+            "Its triplets keep the last of several requests with one prompt, so the reply that the agent went on with is "
+            "not trained.",
+        ),
+    ),
     "verifiers": (
         Finding(
             ("brokencall",),
