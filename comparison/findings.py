@@ -46,8 +46,8 @@ FINDINGS: dict[str, Sequence[Finding]] = {
         Finding(("stream", "streamtool"), "Its proxy refuses requests that stream with an error 400."),
         Finding(
             ("branchfirst", "bestof"),
-            "Its triplets keep the last of several requests with one prompt, so the reply that the agent went on with is "
-            "not trained.",
+            "Its triplets keep the last of several requests with one prompt, so the reply that the agent went on with "
+            "is not trained.",
         ),
     ),
     "verifiers": (

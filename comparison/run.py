@@ -27,7 +27,7 @@ LIMIT, CANCELLED = 60.0, 3.0
 def cells(
     system: System, model: str, names: Iterable[str], python: Path | None = None
 ) -> Iterator[tuple[str, Verdict]]:
-    """Run cases in a system with a model; yield the verdict on each. A first rollout, from a cold start, is not judged."""
+    """Run cases in a system with a model; yield the verdict on each. A first rollout is not judged: the cold start."""
     with stage(model) as on, opened(system, on, python) as running:
         running.order(do="rollout", case="plain", key=f"{system.name}-cold-{uuid.uuid4().hex[:6]}", limit=LIMIT)
         for case in names:
