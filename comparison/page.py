@@ -95,7 +95,7 @@ def number(value: float | None) -> str:
 
 def cost(record: Record) -> str:
     """Return the medians of all rounds."""
-    medians = record["cost"]["medians"]
+    medians = record.get("cost", {}).get("medians", {})
     order = [system for system in (*SYSTEMS, ENGINE_ALONE) if system.name in medians]
     return table(
         ["", *MEASURES.values()],
@@ -107,14 +107,14 @@ def ratios(record: Record) -> str:
     """Return our share of the best peer, as the median of the rounds."""
     rows = (
         [BY_NAME[name].title, *(f"{shares[key]:.2f}" if key in shares else "-" for key in ("cpu", "added", "memory"))]
-        for name, shares in record["cost"]["ratios"].items()
+        for name, shares in record.get("cost", {}).get("ratios", {}).items()
     )
     return table(["against the best peer of each figure", "CPU of a rollout", "added time", "memory"], rows)
 
 
 def short(record: Record) -> str:
     """Return the table of the README."""
-    medians = record["cost"]["medians"]
+    medians = record.get("cost", {}).get("medians", {})
     keys = ("cpu", "added", "memory")
     rows = (
         [s.title if s.name not in OURS else f"**{s.title}**", exact(record, s)]
