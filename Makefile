@@ -153,7 +153,7 @@ bench: .venv/.dev ## Run the benchmarks and print the table of their figures (mi
 
 compare: .venv/.adapters ## Run the comparison with other systems: all cells, or SYSTEM=trl, or CASE=bestof of it (docs/comparison.md)
 	$(BIN)/python -m comparison.environments $(SYSTEM)
-	$(BIN)/python -m comparison.run $(if $(SYSTEM),--system $(SYSTEM)) $(if $(CASE),--case $(CASE)) $(if $(MODEL),--model $(MODEL))
+	$(BIN)/python -m comparison.run $(if $(SYSTEM),--system $(SYSTEM)) $(if $(CASE),--case $(CASE)) $(if $(MODEL),--model $(MODEL)) $(if $(KEEP),--keep $(KEEP))
 
 compare-cost: .venv/.adapters ## Measure CPU, added time and memory of the compared systems in five rounds (an hour)
 	$(BIN)/python -m comparison.environments

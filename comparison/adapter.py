@@ -87,13 +87,13 @@ def merged(steps: list[dict[str, Any]]) -> list[Row]:
     rows: list[Row] = []
     for step in steps:
         prompt, ids, logprobs = list(step["prompt"]), list(step["ids"]), step.get("logprobs")
-        before = rows[-1] if rows and prompt[: len(rows[-1].ids)] == rows[-1].ids else None
+        before = max((row for row in rows if prompt[: len(row.ids)] == row.ids), key=lambda r: len(r.ids), default=None)
         gap = prompt[len(before.ids) :] if before else prompt
         old = before.logprobs if before else []
         both = None if old is None or logprobs is None else [*old, *[0.0] * len(gap), *logprobs]
         mask = [*(before.mask if before else []), *[0] * len(gap), *[1] * len(ids)]
         row = Row([*prompt, *ids], mask, both)
-        rows = [*rows[:-1], row] if before else [*rows, row]
+        rows = [*(other for other in rows if other is not before), row]
     return rows
 
 

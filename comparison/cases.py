@@ -223,6 +223,28 @@ async def _two_choices(agent: Agent) -> None:
     await agent.say()
 
 
+async def _swapped(agent: Agent) -> None:
+    message = await agent.say(tools=ADD)
+    calls = enumerate(message.get("tool_calls") or [])
+    answers = [{"role": "tool", "tool_call_id": call["id"], "content": f"tool says {n}"} for n, call in calls]
+    agent.history += reversed(answers)
+    await agent.say(tools=ADD)
+
+
+async def _result_parts(agent: Agent) -> None:
+    for _ in range(2):
+        for result in results(await agent.say(tools=ADD)):
+            parts = [{"type": "text", "text": "tool "}, {"type": "text", "text": "says 3"}]
+            agent.history.append({**result, "content": parts})
+    await agent.say(tools=ADD)
+
+
+async def _reminder(agent: Agent) -> None:
+    await agent.turns(1)
+    agent.history.append({"role": "system", "content": "Two turns are left."})
+    await agent.turns(2)
+
+
 def _serialized(message: Message) -> Message:
     calls = message.get("tool_calls") or []
     if not calls:
@@ -302,6 +324,9 @@ CASES: dict[str, Case] = {
     "versions": Case(lambda a: a.turns(3), (1, 1), "The weights change between turns."),
     "long": Case(_long, (1, 1), "A message of 64 KB."),
     "twochoices": Case(_two_choices, (1, 2), "A request for two choices: n=2. The agent keeps the first.", GOT),
+    "swapped": Case(_swapped, (1, 1), "Two tool calls, whose results the agent sends in the other order."),
+    "resultparts": Case(_result_parts, (1, 1), "The agent sends the results of tools as lists of two parts."),
+    "reminder": Case(_reminder, (1, 1), "A system message in the middle of the conversation."),
     "cancel": Case(lambda a: a.turns(2), (0, 1), "The trainer ends the rollout in its second turn.", (0,)),
 }
 MEASURED: dict[str, Case] = {

@@ -42,6 +42,13 @@ NEMO_GYM = (
     Finding(("twochoices",), ONE_CHOICE),
 )
 FINDINGS: dict[str, Sequence[Finding]] = {
+    "osmosis_base_url": (
+        Finding(
+            ("reminder",),
+            "The endpoint makes a system message in the middle a part of the user's message before it, because some "
+            "templates refuse it. The rows have the prompts that the model saw, but the agent sent another history.",
+        ),
+    ),
     "agent_lightning": (
         Finding(("stream", "streamtool"), "Its proxy refuses requests that stream with an error 400."),
         Finding(
@@ -57,6 +64,12 @@ FINDINGS: dict[str, Sequence[Finding]] = {
             "next prompt shows an empty turn to the model.",
         ),
         Finding(("stopstring",), STOP_STRING),
+        Finding(
+            ("resultparts",),
+            "Its client renders the template itself and gives it the list of parts of a tool's result, which this "
+            "template writes as Python writes a list: [{'type': 'text', ...}]. Its renderer for Qwen3 joins the parts.",
+            ("brackets",),
+        ),
         Finding(
             ("abort",),
             "The finish reason abort becomes stop, so the agent goes on with half a reply, which is trained.",
@@ -88,7 +101,8 @@ FINDINGS: dict[str, Sequence[Finding]] = {
     ),
     "atropos": (
         Finding(
-            ("parts",), "Its proxy takes no contents as lists of parts: it answers 422, and the agent cannot go on."
+            ("parts", "resultparts"),
+            "Its proxy takes no contents as lists of parts: it answers 422, and the agent cannot go on.",
         ),
         Finding(("stopstring",), STOP_STRING),
         Finding(
@@ -105,6 +119,11 @@ FINDINGS: dict[str, Sequence[Finding]] = {
     ),
     "trl": (
         Finding(
+            ("reminder",),
+            "A system message in the middle is moved to the head of the prompt, so the model sees it before what was "
+            "said before it, and a new row begins.",
+        ),
+        Finding(
             ("newtools", "subagent"),
             "Where one call has tools, the capture takes conversations without tools for auxiliary ones, such as those "
             "that write titles, and leaves them out.",
@@ -119,5 +138,15 @@ FINDINGS: dict[str, Sequence[Finding]] = {
             "worker.",
         ),
         Finding(("twochoices",), ONE_CHOICE),
+    ),
+    "openinference": (
+        Finding(
+            ("bestof", "twochoices"),
+            "A span is a reply, and nothing says which one the agent kept: both candidates are trained, and the second "
+            "choice of n=2 makes a row of its own.",
+        ),
+        Finding(
+            ("abort",), "The half of a reply that the engine aborted has a span like any other, so it is trained, too."
+        ),
     ),
 }

@@ -69,6 +69,9 @@ SYSTEMS = (
            "each conversation as one sequence, in memory", "environments are services of their own, in any language"),
     System("trl", "TRL with OpenEnv", "trl", "a program calls OpenEnv's capture server; TRL makes rows of its trace",
            "a graph of calls with tokens and logprobs, in memory", "four dialects of APIs", adapter="trl_openenv"),
+    System("openinference", "OpenInference", "openinference", "an agent whose openai client is instrumented",
+           "a span for each reply, with the JSON that the client got; no trainer is behind it",
+           "two lines in the agent's process"),
 )  # fmt: skip
 BY_NAME = {system.name: system for system in SYSTEMS}
 ENGINE_ALONE = System("engine_alone", "engine alone", "ours", "agents call the engine; nothing is recorded", "nothing")

@@ -25,10 +25,10 @@ LIMIT, CANCELLED = 60.0, 3.0
 
 
 def cells(
-    system: System, model: str, names: Iterable[str], python: Path | None = None
+    system: System, model: str, names: Iterable[str], python: Path | None = None, keep: Path | None = None
 ) -> Iterator[tuple[str, Verdict]]:
     """Run cases in a system with a model; yield the verdict on each. A first rollout is not judged: the cold start."""
-    with stage(model) as on, opened(system, on, python) as running:
+    with stage(model, keep) as on, opened(system, on, python) as running:
         running.order(do="rollout", case="plain", key=f"{system.name}-cold-{uuid.uuid4().hex[:6]}", limit=LIMIT)
         for case in names:
             if case in NATIVE_HAS_NO and system.name == "osmosis_native":
@@ -36,6 +36,8 @@ def cells(
             key = f"{system.name}-{case}-{uuid.uuid4().hex[:6]}"
             limit = CANCELLED if case == "cancel" else LIMIT
             answer = running.order(do="rollout", case=case, key=key, limit=limit)
+            with (on.folder / "rows.jsonl").open("a") as log:
+                log.write(json.dumps({"id": key, **answer}) + "\n")
             yield case, judged(case, key, on.logs, answer, on.model)
 
 
@@ -61,6 +63,7 @@ def main() -> int:
     parser.add_argument("--system", choices=sorted(BY_NAME), help="all by default")
     parser.add_argument("--case", choices=list(CASES), help="all by default; one case is not recorded")
     parser.add_argument("--model", choices=NAMES, help="all that the system takes by default")
+    parser.add_argument("--keep", type=Path, help="a folder for the logs and the rows, one folder a model in it")
     options = parser.parse_args()
     for system in [BY_NAME[options.system]] if options.system else SYSTEMS:
         if not system.python.exists():
@@ -68,7 +71,8 @@ def main() -> int:
             continue
         for model in [options.model] if options.model else system.models:
             row = {}
-            for case, verdict in cells(system, model, [options.case] if options.case else CASES):
+            keep = options.keep and options.keep / f"{system.name}-{model}"
+            for case, verdict in cells(system, model, [options.case] if options.case else CASES, keep=keep):
                 row[case] = short(verdict)
                 print(f"{system.name:17} {model:9} {case:12}", json.dumps(row[case]), flush=True)
             if not options.case:

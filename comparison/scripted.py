@@ -106,6 +106,9 @@ SCRIPTS: dict[str, tuple[Step, ...]] = {
         s("I could not call it."),
         END,
     ),
+    "swapped": (s("Two calls.\n" + call('{"a": 1, "b": 2}') + "\n" + call('{"a": 3, "b": 4}')), s("Both are done.")),
+    "resultparts": SUMS,
+    "reminder": (s("A first reply."), s("Reminded now."), END),
     "open": (s("An open stream ends.", delay=5.0), s("And one more.")),
 }
 FILL = "It is a good idea to look at what the tool said before the next step is taken. " * 40

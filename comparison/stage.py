@@ -7,6 +7,7 @@ folder of the stage.
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -55,10 +56,12 @@ class Opened:
 
 
 @contextmanager
-def stage(model: str) -> Iterator[Stage]:
-    """Start the engine and the agents with one of the models."""
+def stage(model: str, keep: Path | None = None) -> Iterator[Stage]:
+    """Start the engine and the agents with one of the models. `keep` is where their logs stay; it is emptied first."""
     with tempfile.TemporaryDirectory(prefix="comparison-", ignore_cleanup_errors=True) as name, ExitStack() as stack:
-        folder = Path(name)
+        folder = keep.resolve() if keep else Path(name)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
         make(folder / "models")
         where = folder / "models" / model
         log, agents_log = folder / "engine.jsonl", folder / "agents.jsonl"
