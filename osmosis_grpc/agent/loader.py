@@ -182,7 +182,8 @@ def _agent(item: Any, spec: str) -> Any:
 
 def is_runnable(item: object) -> bool:
     """Return whether an object has the methods of a Runnable, which the engine hosts as it is."""
-    return not isinstance(item, type) and all(hasattr(item, name) for name in ("name", "tools", "run", "ended"))
+    methods = (getattr(item, name, None) for name in ("tools", "run", "ended"))  # the tools of a loop are no method
+    return not isinstance(item, type) and hasattr(item, "name") and all(map(callable, methods))
 
 
 def _with_module(item: Any, spec: str) -> Any:

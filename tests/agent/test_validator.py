@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from osmosis_grpc.agent import RolloutAgentLoop, validator
 from osmosis_grpc.agent.validator import AgentLoopValidationError, validate_agent_loop
+from osmosis_grpc.agent.workflow_validator import validate_agent
 from osmosis_grpc.protocol.errors import OsmosisRolloutError
 from osmosis_grpc.rollout import OpenAIFunctionSchema, OpenAIFunctionToolSchema, tool
 from osmosis_grpc.testing.calculator import CalculatorAgent
@@ -334,3 +335,17 @@ def test_warnings_are_not_raised(tools):
     result = validate_agent_loop(WithTools(tools))
     assert result.warnings
     result.raise_if_invalid()
+
+
+def test_an_agent_loop_with_tools_is_checked_as_a_loop():
+    class Loop(RolloutAgentLoop):
+        name = "loop"
+        tools = (lambda: None,)
+
+        def get_tools(self, request):
+            raise RuntimeError("no tools")
+
+        async def run(self, ctx):
+            return ctx.complete()
+
+    assert [finding.code for finding in validate_agent(Loop()).errors] == ["GET_TOOLS_FAILED"]
