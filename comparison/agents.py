@@ -19,7 +19,7 @@ Job = dict[str, Any]
 def record(log: TextIO | None, agent: cases.Agent | None, ended: bool) -> None:
     """Write what an agent sent and got, and whether it came to its end."""
     if log and agent and agent.case not in cases.MEASURED:
-        log.write(json.dumps({"key": agent.key, "sent": agent.sent, "got": agent.got, "ended": ended}) + "\n")
+        log.write(json.dumps({"key": agent.key, "requests": agent.requests, "ended": ended}) + "\n")
         log.flush()
 
 

@@ -57,14 +57,13 @@ def results(message: Message) -> list[Message]:
 
 @dataclass
 class Agent:
-    """One conversation; `sent` and `got` are what the judge holds against the engine's log."""
+    """One conversation; `requests` are what the judge holds against the engine's log."""
 
     case: str
     key: str
     chat: Chat
     history: list[Message] = field(default_factory=list)
-    sent: list[list[Message]] = field(default_factory=list)
-    got: list[Message] = field(default_factory=list)
+    requests: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def mark(self) -> str:
@@ -73,11 +72,12 @@ class Agent:
 
     async def ask(self, messages: list[Message], **options: Any) -> Message:
         """Ask for a reply to any history; return the message, which is not kept."""
-        self.sent.append([dict(message) for message in messages])
+        request = {"messages": [dict(message) for message in messages], "tools": options.get("tools"), "got": None}
+        self.requests.append(request)
         answer = await self.chat(messages, **options)
         message = said(answer["message"])
         if answer.get("finish_reason") != "abort":
-            self.got.append(dict(message))
+            request["got"] = dict(message)
         return {**message, "finish_reason": answer.get("finish_reason")}
 
     async def say(self, **options: Any) -> Message:
@@ -163,7 +163,7 @@ async def _edited(agent: Agent) -> None:
 
 async def _subagent(agent: Agent) -> None:
     message = await agent.say(tools=ASK)
-    helper = Agent(agent.case, agent.key, agent.chat, sent=agent.sent, got=agent.got)
+    helper = Agent(agent.case, agent.key, agent.chat, requests=agent.requests)
     helper.history = [{"role": "system", "content": f"You are a helper. {agent.mark}"}, user("What?")]
     await helper.turns(2)
     agent.history += results(message)

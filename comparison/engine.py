@@ -51,15 +51,23 @@ class Engine:
         text = json.dumps(body["messages"][:4]) if prompt is None else self.model.decode(prompt[:1200])
         mark = MARK.search(text)
         case, key = mark.groups() if mark else ("plain", "none")
+        choices = int(body.get("n") or 1) if kind == "chat" else 1
         step = self.served.get(key, 0)
-        self.served[key] = step + 1
+        self.served[key] = step + choices
         if case.startswith("bench"):
             return 200, self._bench(case, kind, body, step, prompt)
-        return await self._sample(case, key, step, kind, body, self._render(body) if prompt is None else prompt)
+        prompt = self._render(body) if prompt is None else prompt
+        sampled = [await self._sample(case, key, step + n, kind, prompt) for n in range(choices)]
+        if isinstance(sampled[0], int):
+            error = {"message": "scripted failure", "type": "server_error", "code": sampled[0]}
+            return sampled[0], {"error": error}
+        replied = [reply for reply in sampled if isinstance(reply, replies.Sampled)]
+        if body.get("stream") and kind == "chat":
+            return 200, replies.streamed(replied[0], body, self.model)
+        return 200, replies.whole(replied, body, self.model)
 
-    async def _sample(
-        self, case: str, key: str, number: int, kind: str, body: dict[str, Any], prompt: list[int]
-    ) -> Answer:
+    async def _sample(self, case: str, key: str, number: int, kind: str, prompt: list[int]) -> replies.Sampled | int:
+        """Return a reply, or the status of an error."""
         script = scripted.SCRIPTS.get(case, scripted.SCRIPTS["plain"])
         step = script[number] if number < len(script) else scripted.Step(("Over the end.",))
         ids = step.ids(self.model)
@@ -70,12 +78,9 @@ class Engine:
             self.log.write(json.dumps({**known, "logprobs": logprobs, **more}) + "\n")
         await asyncio.sleep(step.delay)
         if step.status != 200:
-            return step.status, {"error": {"message": "scripted failure", "type": "server_error", "code": step.status}}
+            return step.status
         name = f"cmpl-{key}-{number}"
-        reply = replies.Sampled(name, kind, prompt, ids, logprobs, step.finish, step.version, step.stop)
-        if body.get("stream") and kind == "chat":
-            return 200, replies.streamed(reply, body, self.model)
-        return 200, replies.whole(reply, body, self.model)
+        return replies.Sampled(name, kind, prompt, ids, logprobs, step.finish, step.version, step.stop)
 
     def _bench(self, case: str, kind: str, body: dict[str, Any], number: int, prompt: list[int] | None) -> bytes:
         """Return a reply of the rollout whose cost is measured. Rendering is not what is measured: once for a turn."""
@@ -86,7 +91,7 @@ class Engine:
             logprobs = scripted.logprobs("bench", number, len(ids))
             shown = self._render(json.loads(MARK.sub(f"CASE={case} ID=x.", json.dumps(body)))) if kind == "chat" else []
             reply = replies.Sampled(f"cmpl-{number}", kind, shown, ids, logprobs, "stop", "1", "")
-            self.cache[slot] = json.dumps(replies.whole(reply, body, self.model)).encode()
+            self.cache[slot] = json.dumps(replies.whole([reply], body, self.model)).encode()
         answer = self.cache[slot]
         if prompt is not None and b'"prompt_token_ids": []' in answer:
             answer = answer.replace(b'"prompt_token_ids": []', b'"prompt_token_ids": ' + json.dumps(prompt).encode())

@@ -4,11 +4,10 @@
 - `brackets`: a BPE with U+2581 for blanks and bytes for what it has no token for, as Llama 2 and Mistral have it. Its
   template trims contents, has no generation prompt and no line break behind the end of a turn, and keeps reasoning.
 
-Both are trained on this folder's own texts, so the ids stay the same when the documentation of the project changes.
+Both are trained on `corpus.txt` and the licence, so the ids stay the same when cases are added.
 """
 
 import json
-import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +30,7 @@ Message = dict[str, Any]
 
 def make(folder: Path) -> None:
     """Write both models below `folder`, as transformers loads them."""
-    corpus = [HERE.parent / "LICENSE", HERE / "scripted.py"]
+    corpus = [HERE.parent / "LICENSE", HERE / "corpus.txt"]
     for name in NAMES:
         place = folder / name
         place.mkdir(parents=True, exist_ok=True)
@@ -115,11 +114,6 @@ class Model:
         read = [_for_template(message) for message in messages]
         return self.encode(self.template.render(messages=read, tools=tools or None, add_generation_prompt=prompt))
 
-    def read(self, prompt: list[int]) -> list[Message]:
-        """Return the messages that a prompt shows to the model: role and text, as the template wrote them."""
-        text = self.decode(prompt)
-        return _read_chatml(text) if self.name == "chatml" else _read_brackets(text)
-
 
 def _for_template(message: Message) -> Message:
     out = dict(message)
@@ -135,33 +129,6 @@ def _for_template(message: Message) -> Message:
 def _function(function: Message) -> Message:
     arguments = function["arguments"]
     return {**function, "arguments": json.loads(arguments) if isinstance(arguments, str) else arguments}
-
-
-def _read_chatml(text: str) -> list[Message]:
-    out: list[Message] = []
-    for role, content in re.findall(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>|<\|im_end\|>", text, re.S):
-        if not role:  # a turn that ends twice
-            out.append({"role": "assistant", "content": ""})
-        elif role == "user" and content.startswith("<tool_response>"):
-            results = re.findall(r"<tool_response>\n(.*?)\n</tool_response>", content, re.S)
-            out += [{"role": "tool", "content": result} for result in results]
-        elif role == "system":
-            own = content.split("# Tools\n\nYou may call", 1)[0].strip()
-            out += [{"role": role, "content": own}] if own else []
-        else:
-            out.append({"role": role, "content": content})
-    return out
-
-
-def _read_brackets(text: str) -> list[Message]:
-    out: list[Message] = []
-    pattern = r"\[(SYSTEM|USER|RESULT|TOOLS)\](.*?)\[/\1\]|(.*?)</s>"
-    for mark, content, reply in re.findall(pattern, text.removeprefix("<s>"), re.S):
-        if not mark:
-            out.append({"role": "assistant", "content": reply})
-        elif mark != "TOOLS":
-            out.append({"role": {"RESULT": "tool"}.get(mark, mark.lower()), "content": content})
-    return out
 
 
 if __name__ == "__main__":

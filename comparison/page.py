@@ -15,7 +15,8 @@ from comparison.run import load
 
 PAGE = HERE.parent / "docs" / "comparison.md"
 README = HERE.parent / "README.md"
-MARKS = {"exact": "✓", "left out": "o", "no logprobs": "n", "failed": "F", "lost": "L", "wrong": "W"}
+MARKS = {"exact": "✓", "split": "s", "twice": "2", "left out": "o", "no logprobs": "n"}
+MARKS |= {"failed": "F", "lost": "L", "wrong": "W"}
 Record = dict[str, Any]
 
 

@@ -3,7 +3,7 @@
 import json
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,9 +53,10 @@ def parse(text: str, model: Model, stop: str = "") -> Json:
     return message
 
 
-def whole(reply: Sampled, body: Json, model: Model) -> Json:
-    """Return the answer to a request that does not stream."""
-    usage = {"prompt_tokens": len(reply.prompt), "completion_tokens": len(reply.ids)}
+def whole(replies: Sequence[Sampled], body: Json, model: Model) -> Json:
+    """Return the answer to a request that does not stream. Only chats have several choices."""
+    reply = replies[0]
+    usage = {"prompt_tokens": len(reply.prompt), "completion_tokens": sum(len(each.ids) for each in replies)}
     base: Json = {
         "id": reply.name,
         "created": 1,
@@ -64,13 +65,15 @@ def whole(reply: Sampled, body: Json, model: Model) -> Json:
         "metadata": {"weight_version": reply.version},
         "weight_version": int(reply.version),
     }
+    if reply.kind == "chat":
+        return {**base, **_chat(replies, body, model)}
     return {**base, **_SHAPES[reply.kind](reply, body, model)}
 
 
-def _chat(reply: Sampled, body: Json, model: Model) -> Json:
-    message = parse(model.decode(reply.ids), model, reply.stop)
+def _chat(replies: Sequence[Sampled], body: Json, model: Model) -> Json:
     choices = []
-    for index in range(int(body.get("n") or 1)):
+    for index, reply in enumerate(replies):
+        message = parse(model.decode(reply.ids), model, reply.stop)
         choice: Json = {"index": index, "message": message, "finish_reason": _finish(reply, message), "logprobs": None}
         if body.get("logprobs"):
             choice["logprobs"] = {"content": _content(reply, body, model)}
@@ -79,7 +82,7 @@ def _chat(reply: Sampled, body: Json, model: Model) -> Json:
         if reply.stop:
             choice["stop_reason"] = reply.stop
         choices.append(choice)
-    prompt = {"prompt_token_ids": reply.prompt} if body.get("return_token_ids") else {}
+    prompt = {"prompt_token_ids": replies[0].prompt} if body.get("return_token_ids") else {}
     return {"object": "chat.completion", "choices": choices, **prompt}
 
 
@@ -127,12 +130,12 @@ def _sglang(reply: Sampled, _body: Json, model: Model) -> Json:
     return {"text": model.decode(reply.ids), "output_ids": reply.ids, "meta_info": meta}
 
 
-_SHAPES = {"chat": _chat, "completion": _completion, "generate": _generate, "sglang": _sglang}
+_SHAPES = {"completion": _completion, "generate": _generate, "sglang": _sglang}
 
 
 def streamed(reply: Sampled, body: Json, model: Model) -> Iterator[bytes]:
     """Yield the events of a reply that streams: a few tokens each, tool calls whole, the usage, and [DONE]."""
-    answer = whole(reply, body, model)
+    answer = whole([reply], body, model)
     choice, usage = answer["choices"][0], answer.pop("usage")
     answer["object"] = "chat.completion.chunk"
     prompt = answer.pop("prompt_token_ids", None)

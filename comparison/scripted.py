@@ -100,7 +100,7 @@ SCRIPTS: dict[str, tuple[Step, ...]] = {
     "newtools": (s("No tool yet."), s(call('{"a": 1, "b": 2}')), s("The sum is 3.")),
     "system": (s("Short."), s("Long now."), END),
     "long": (s("I have read it."), s("And once more."), END),
-    "twochoices": (s("A first reply."), s("A choice."), END),
+    "twochoices": (s("A first reply."), s("A choice."), s("Another choice."), END),
     "brokencall": (
         s('<tool_call>\n{"name": "add", "arguments": {"a": 1,\n</tool_call>'),
         s("I could not call it."),

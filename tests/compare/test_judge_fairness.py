@@ -9,7 +9,7 @@ pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
 
 from comparison.adapter import Delivered, merged
-from comparison.cases import CASES, Agent, user
+from comparison.cases import CASES, user
 from comparison.judge import Truth, judge
 from comparison.models import NAMES, Model, make
 
@@ -25,6 +25,10 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return Model.load(folder / request.param)
 
 
+def asked(messages: list[dict[str, Any]], got: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {"messages": messages, "tools": None, "got": got}
+
+
 def sampled(model: Model, number: int, messages: list[dict[str, Any]], text: str) -> dict[str, Any]:
     ids = [*model.encode(text), model.end]
     step = {"step": number, "status": 200, "stop": "", "version": "1", "finish": "stop"}
@@ -33,7 +37,7 @@ def sampled(model: Model, number: int, messages: list[dict[str, Any]], text: str
 
 def test_a_reply_whose_first_tokens_are_trained_in_its_twin_is_delivered(model):
     steps = [sampled(model, n, BEGIN, text) for n, text in enumerate(("A first reply.", "A second reply."))]
-    known = Truth(steps, [BEGIN], [])
+    known = Truth(steps, [asked(BEGIN)])
     first, second = (merged([step])[0] for step in steps)
     shared = len(steps[0]["prompt"]) + 1
     part = replace(second, mask=[0] * shared + second.mask[shared:])
@@ -45,17 +49,16 @@ def test_reasoning_in_the_content_of_a_reply_with_tool_calls_is_no_other_reply(m
     call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
     reply = {"role": "assistant", "content": "<think>The tool.</think>", "tool_calls": [call]}
     step = sampled(model, 0, BEGIN, REASON)
-    known = Truth([step], [BEGIN], [reply])
+    known = Truth([step], [asked(BEGIN, reply)])
     assert judge(CASES["toolplain"], known, Delivered(merged([step])), model).verdict == "exact"
 
 
 def test_a_turn_that_ends_twice_is_another_history(model):
     first = sampled(model, 0, BEGIN, "A first reply.")
-    agent = Agent("plain", "key", None)  # type: ignore[arg-type]
-    agent.sent = [BEGIN, [*BEGIN, {"role": "assistant", "content": "A first reply."}, user("Go on.")]]
-    second = sampled(model, 1, agent.sent[1], "And more.")
+    histories = [BEGIN, [*BEGIN, {"role": "assistant", "content": "A first reply."}, user("Go on.")]]
+    second = sampled(model, 1, histories[1], "And more.")
     at = len(first["prompt"]) + len(first["ids"])
     twice = {**second, "prompt": [*second["prompt"][:at], model.end, *second["prompt"][at:]]}
     for step, verdict in (second, "exact"), (twice, "wrong"):
-        known = Truth([first, step], agent.sent, [])
+        known = Truth([first, step], [asked(history) for history in histories])
         assert judge(CASES["plain"], known, Delivered(merged([first, step])), model).verdict == verdict
