@@ -67,7 +67,7 @@ def main() -> int:
     options = parser.parse_args()
     for system in [BY_NAME[options.system]] if options.system else SYSTEMS:
         if not system.python.exists():
-            print(f"{system.name}: not installed: make .venv-comparison/{system.environment}")
+            print(f"{system.name}: not installed: run python -m comparison.environments {system.name}")
             continue
         for model in [options.model] if options.model else system.models:
             row = {}
