@@ -16,7 +16,7 @@ from comparison.run import load, save
 from comparison.scripted import TOKENS, TURNS
 from comparison.stage import Opened, opened, stage, used
 
-WARM, COUNT, IN_FLIGHT, ONE_BY_ONE = 48, 96, 64, 12
+WARM, COUNT, IN_FLIGHT, ONE_BY_ONE = 32, 64, 64, 12
 OPEN = 1000
 """Streams that are open at once."""
 LONG_TURNS, LONG_COUNT = 36, 12
@@ -138,8 +138,8 @@ def main() -> int:
     parser.add_argument("--system", action="append", choices=sorted(BY_NAME), help="all by default; may be repeated")
     parser.add_argument("--scale", type=float, default=1.0, help="a share of the rollouts, for a trial; not recorded")
     options = parser.parse_args()
-    systems = [BY_NAME[name] for name in options.system or BY_NAME] + [ENGINE_ALONE]
-    found = run([system for system in systems if system.python.exists()], options.rounds, options.scale)
+    systems = [BY_NAME[name] for name in options.system or BY_NAME if options.system or BY_NAME[name].measured]
+    found = run([s for s in [*systems, ENGINE_ALONE] if s.python.exists()], options.rounds, options.scale)
     for name, figures in found["medians"].items():
         print(f"{name:17}", figures)
     print(found["ratios"], found["failed"])

@@ -26,6 +26,8 @@ class System:
     adapter: str = ""
     streams: bool = True
     """Whether its agents may stream."""
+    measured: bool = True
+    """Whether its cost is comparable: its agents run in processes of their own."""
 
     @property
     def module(self) -> str:
@@ -60,18 +62,20 @@ SYSTEMS = (
            "what is sampled once is trained once; a harness is 15 lines", adapter="verifiers_v1"),
     System("nemo_gym", "NeMo Gym", "nemo-gym", "a program calls its model server",
            "each call with tokens and logprobs, in a file of the rollout",
-           "leaves a sample out with the reason; a share of what was delivered, and a limit of what is left out"),
+           "leaves a sample out with the reason; a share of what was delivered, and a limit of what is left out",
+           measured=False),
     System("nemo_gym_prefix", "NeMo Gym, required prefixes", "nemo-gym", "the same, with an engine that takes prefixes",
            "each call with tokens and logprobs, in a file of the rollout", "the engine goes on with what it sampled"),
     System("art", "ART", "art", "an agent in the trainer's process; its HTTP client records",
-           "the replies in OpenAI's format with logprobs, in memory", "no server between agent and engine"),
+           "the replies in OpenAI's format with logprobs, in memory", "no server between agent and engine",
+           measured=False),
     System("atropos", "Atropos", "atropos", "a program calls its proxy; nodes",
            "each conversation as one sequence, in memory", "environments are services of their own, in any language"),
     System("trl", "TRL with OpenEnv", "trl", "a program calls OpenEnv's capture server; TRL makes rows of its trace",
            "a graph of calls with tokens and logprobs, in memory", "four dialects of APIs", adapter="trl_openenv"),
     System("openinference", "OpenInference", "openinference", "an agent whose openai client is instrumented",
            "a span for each reply, with the JSON that the client got; no trainer is behind it",
-           "two lines in the agent's process"),
+           "two lines in the agent's process", measured=False),
 )  # fmt: skip
 BY_NAME = {system.name: system for system in SYSTEMS}
 ENGINE_ALONE = System("engine_alone", "engine alone", "ours", "agents call the engine; nothing is recorded", "nothing")
