@@ -93,7 +93,18 @@ FINDINGS: dict[str, Sequence[Finding]] = {
         *NEMO_GYM,
     ),
     "nemo_gym_prefix": NEMO_GYM,
+    "rllm_gateway": (
+        Finding(
+            ("no case of this record",),
+            "On a machine under load, three of about 400 cells were lost: `flush` returned, and the traces of a "
+            "session that had just ended were not there yet.",
+        ),
+    ),
     "art": (
+        Finding(
+            ("parts", "reserial"),
+            "It takes a reply that the agent writes back in another form for another history, so each turn is a row.",
+        ),
         Finding(
             ("cancel",),
             "A trajectory whose agent did not end is an exception of its group, so what it had sampled is not trained.",

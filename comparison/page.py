@@ -95,12 +95,19 @@ def number(value: float | None) -> str:
 
 
 def cost(record: Record) -> str:
-    """Return the medians of all rounds."""
-    medians = record.get("cost", {}).get("medians", {})
+    """Return the medians of all rounds, and what could not be measured."""
+    measured = record.get("cost", {})
+    medians = measured.get("medians", {})
+    unknown = "is not in the table, and whose fault that is was not found out"
+    said = "".join(f"\n{BY_NAME[n].title} {unknown}: {why}.\n" for n, why in measured.get("failed", {}).items())
     order = [system for system in (*SYSTEMS, ENGINE_ALONE) if system.name in medians]
-    return table(
-        ["", *MEASURES.values()],
-        ([system.title, *(number(medians[system.name].get(key)) for key in MEASURES)] for system in order),
+    return (
+        table(
+            ["", *MEASURES.values()],
+            ([system.title, *(number(medians[system.name].get(key)) for key in MEASURES)] for system in order),
+        )
+        + f"\nMedians of {measured.get('rounds', 0)} rounds.\n"
+        + said
     )
 
 
