@@ -95,9 +95,9 @@ FINDINGS: dict[str, Sequence[Finding]] = {
     "nemo_gym_prefix": NEMO_GYM,
     "rllm_gateway": (
         Finding(
-            ("no case of this record",),
-            "On a machine under load, three of about 400 cells were lost: `flush` returned, and the traces of a "
-            "session that had just ended were not there yet.",
+            ("plain", "swapped"),
+            "They are exact in this record. On a machine under load, three of about 400 cells were lost: `flush` "
+            "returned, and the traces of a session that had just ended were not there yet.",
         ),
     ),
     "art": (
