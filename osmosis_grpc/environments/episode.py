@@ -87,8 +87,6 @@ class Episode:
         Raises:
             EnvironmentFault: It raised, or took too long. `__cause__` is its exception.
         """
-        with self._lock:
-            self._busy = True
         name = getattr(function, "__qualname__", None) or type(function).__name__
         return await self.wait(_threads.run(lambda: self._on_thread(function, args, kwargs)), name)
 
@@ -124,6 +122,10 @@ class Episode:
         await _threads.run(self._close)
 
     def _on_thread(self, function: Callable[..., T], args: Any, kwargs: Any) -> T:
+        with self._lock:
+            if self._ended:  # cancelled while every thread was busy; end() has closed the environment
+                raise EnvironmentFault("the episode has ended")
+            self._busy = True
         try:
             return function(*args, **kwargs)
         finally:

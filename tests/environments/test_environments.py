@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from osmosis_grpc.environments import EnvironmentSpec, task_requests, task_rows
+from osmosis_grpc.environments.episode import THREADS
 from osmosis_grpc.environments.own_randomness import OwnRandomness
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.protocol.errors import Internal, InvalidArgument
@@ -148,6 +149,29 @@ async def test_a_call_that_does_not_return_does_not_keep_the_rollout(end):
         if end == "cancel":
             await trainer.cancel(request.rollout_id)
         assert (await running).status is (CANCELLED if end == "cancel" else DEADLINE)
+        toys.Wrong.let_go.set()
+        await until(lambda: not environment.open)
+    toys.Wrong.let_go.clear()
+
+
+async def test_an_episode_that_is_cancelled_before_a_thread_is_free_is_closed():
+    environment, asked, may = wrong("hangs"), [], asyncio.Event()
+
+    async def together(request):
+        asked.append(request.rollout_id)
+        if len(asked) == THREADS + 1:
+            may.set()
+        await may.wait()
+        return two(request)
+
+    requests = list(task_requests(environment, "r"))[: THREADS + 1]
+    server = AgentServer([environment], port=0, config=ServerConfig(max_concurrent=THREADS + 1))
+    async with server, Trainer([server.address], together) as trainer:
+        running = [asyncio.ensure_future(trainer.rollout(request)) for request in requests]
+        await until(lambda: len(environment.hanging) == THREADS)
+        for request in sorted(requests, key=lambda request: request.rollout_id in environment.hanging):
+            await trainer.cancel(request.rollout_id)  # the one that waits comes first
+        assert {(await each).status for each in running} == {CANCELLED}
         toys.Wrong.let_go.set()
         await until(lambda: not environment.open)
     toys.Wrong.let_go.clear()

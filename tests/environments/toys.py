@@ -39,6 +39,12 @@ class Wrong(Counting):
     def __init__(self, spec):
         super().__init__(spec)
         self.how = self.options.pop("how")
+        self.hanging = set()
+        """The rollouts whose call hangs."""
+
+    def hang(self, rollout_id):
+        self.hanging.add(rollout_id)
+        self.let_go.wait()
 
     async def play(self, task, episode):
         scored = {"nan": float("nan"), "list": [1.0], "none": None, "text": "1.0", "infinite": float("inf")}
@@ -56,7 +62,7 @@ class Wrong(Counting):
                 while True:
                     await episode.ask("again")
             case "hangs":
-                await episode.call(self.let_go.wait)
+                await episode.call(self.hang, episode.context.request.rollout_id)
             case "part":
                 return Score(reward=1.0, parts={"style": float("nan")})
         return Score(reward=scored[self.how])
