@@ -4,79 +4,34 @@
 "gateway" among their commands. After a change, run `python scripts/settings.py`.
 """
 
-import re
-import shlex
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
-from osmosis_grpc.settings.compound_values import commands_of, sampling_parameter
+from osmosis_grpc.settings import value_checks as checks
 from osmosis_grpc.settings.option import BOTH, GATEWAY, PORTS, Declared, Secret, host_port, option, options_in
 
 _SHOWN = "Others on this machine can see a command line, so prefer the file."
 SET_BY_SERVER = ("OPENAI_BASE_URL", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY")
 """Variables of a program whose values are those of its rollout."""
-
-
-def _like(pattern: str, form: str) -> Callable[[str], str]:
-    """Return a check that a whole value matches a pattern. `form` describes the pattern."""
-
-    def check(text: str) -> str:
-        if not re.fullmatch(pattern, text, re.DOTALL):
-            raise ValueError(f"{text!r} is not {form}")
-        return text
-
-    return check
-
-
-_module = _like("[^:]+(:.+)?", "MODULE:ATTRIBUTE, for example server:agent_loop")
-_environment = _like("[a-z][a-z0-9-]*:.+", "KIND:NAME[,KEY=VALUE...], for example reasoning-gym:leg_counting,size=50")
-_class = _like("[^:]+:.+", "MODULE:CLASS")
-_key_value = _like("[^=]+=.*", "KEY=VALUE")
-_log_level = _like("debug|info|warning|error", "one of debug, info, warning, error")
-_ray_name = _like(
+_module = checks.like("[^:]+(:.+)?", "MODULE:ATTRIBUTE, for example server:agent_loop")
+_environment = checks.like(
+    "[a-z][a-z0-9-]*:.+", "KIND:NAME[,KEY=VALUE...], for example reasoning-gym:leg_counting,size=50"
+)
+_class = checks.like("[^:]+:.+", "MODULE:CLASS")
+_key_value = checks.like("[^=]+=.*", "KEY=VALUE")
+_log_level = checks.like("debug|info|warning|error", "one of debug, info, warning, error")
+_ray_name = checks.like(
     "[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "a name: use at most 64 letters, digits, dots, dashes and underscores"
 )
-_legacy_agent = _like("([^/=]*=)?https?://.*", "http://HOST:PORT or NAME=http://HOST:PORT")
+_legacy_agent = checks.like("([^/=]*=)?https?://.*", "http://HOST:PORT or NAME=http://HOST:PORT")
 
 
-def _sampling(text: str) -> str:
-    sampling_parameter(text)
-    return text
-
-
-def _resource(text: str) -> str:
-    name, _, amount = text.partition("=")
-    try:
-        if name and float(amount) > 0:
-            return text
-    except ValueError:
-        pass
-    raise ValueError(f"{text!r} is not NAME=AMOUNT with an amount above 0, for example CPU=0.5")
-
-
-def _commands(text: str) -> str:
-    """Return commands unchanged, one on each line. Raises ValueError for a command with an open quote."""
-    for line in commands_of(text):
-        try:
-            shlex.split(line)
-        except ValueError as error:
-            raise ValueError(f"{line!r} cannot be split: {error}") from None
-    return text
-
-
-def _box(text: str) -> str:
-    kind, _, image = text.partition(":")
-    if kind != "docker" or not image:
-        raise ValueError(f"{text!r} is not docker:IMAGE")
-    return text
+_name = checks.like("[A-Za-z_][A-Za-z0-9_]*", "the name of a variable")
 
 
 def _variable(text: str) -> str:
-    if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", text):
-        raise ValueError(f"{text!r} is not the name of a variable")
-    if text in SET_BY_SERVER:
+    if _name(text) in SET_BY_SERVER:
         raise ValueError(f"{text} is always the rollout's own")
     return text
 
@@ -145,7 +100,7 @@ class ServerOptions(Declared):
     box: str | None = _agents(
         "--box docker:IMAGE",
         "Image for the programs. Each runs in its own container, which the [box] table of its file configures.",
-        check=_box,
+        check=checks.box,
         common=True,
     )
     tasks: Path | None = _agents(
@@ -160,7 +115,7 @@ class ServerOptions(Declared):
     reward: str | None = _agents(
         "--reward COMMAND",
         "Command that runs in the program's folder after the program has ended, and prints the reward.",
-        check=_commands,
+        check=checks.commands,
     )
     strict_exit: bool = _agents(
         "--strict-exit", "A program fails if its exit code is not 0, even if it has written a result file."
@@ -168,7 +123,7 @@ class ServerOptions(Declared):
     command: str | None = _agents(
         "--command COMMAND",
         "Program to start for each rollout. It sends its chats to OPENAI_BASE_URL or ANTHROPIC_BASE_URL.",
-        check=_commands,
+        check=checks.commands,
         lines=True,
         common=True,
     )
@@ -201,7 +156,7 @@ class ServerOptions(Declared):
     pin_sampling: tuple[str, ...] = _agents(
         "--pin-sampling KEY=VALUE",
         "Sampling parameter that agents cannot change, such as temperature=1.0. A value of the trainer replaces it.",
-        check=_sampling,
+        check=checks.sampling,
     )
     max_concurrent_rollouts: int = _agents(
         "--max-concurrent N", "Rollouts that run at once.", 100, bounds=(1, 10_000), common=True
@@ -402,7 +357,7 @@ class ServerOptions(Declared):
         "--ray-resources NAME=AMOUNT",
         "What each server reserves, such as CPU=0.5 or GPU=1.",
         ("CPU=1",),
-        check=_resource,
+        check=checks.resource,
         shown="CPU=1",
     )
     ray_name: str = _ray(
