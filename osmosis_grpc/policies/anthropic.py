@@ -250,7 +250,7 @@ def read_message(reply: dict[str, Any]) -> ChatResponse:
     response = ChatResponse(
         message=reply_message(typed(reply["content"], list)),
         finish_reason=FINISH_REASONS.get(stop_reason, stop_reason),
-        usage=usage_of(reply["usage"]),
+        usage=jsontext.copy(usage_of(reply["usage"]), "usage"),
     )
     response.check()
     return response

@@ -150,9 +150,9 @@ def read_completion(body: dict[str, Any], version: str = "") -> ChatResponse:
     finish_reason = typed(choice.get("finish_reason") or "", str)
     version = WeightNames("").read(_weight_version(body)) or version
     response = ChatResponse(
-        message=message,
+        message=jsontext.copy(message, "message"),  # refuses what parse_reply() lets pass
         finish_reason=finish_reason,
-        usage=typed(body.get("usage") or {}, dict) or None,
+        usage=jsontext.copy(typed(body.get("usage") or {}, dict), "usage") or None,
         tokens=block,
         prompt_ids=prompt_ids,
         versions=(VersionSpan(version, len(block.ids)),) if version and block is not None else (),
@@ -169,7 +169,7 @@ def _without_nulls(message: dict[str, Any]) -> dict[str, Any]:
 
 def _extra(body: dict[str, Any], choice: dict[str, Any], *, has_tokens: bool) -> dict[str, Any]:
     extra = {"choices": body["choices"][1:], "logprobs": None if has_tokens else choice.get("logprobs")}
-    return {name: value for name, value in extra.items() if value}
+    return {name: jsontext.copy(value, name) for name, value in extra.items() if value}
 
 
 def _weight_version(body: dict[str, Any]) -> str:

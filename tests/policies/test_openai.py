@@ -260,6 +260,15 @@ GARBAGE = {
     "logprobs above zero": choice(logprobs={"content": [{"logprob": 0.5}, {"logprob": -1}]}),
     "a finish reason that is a number": choice(finish_reason=5),
     "usage that is a list": {**VLLM, "usage": [1]},
+    "usage beyond a float": json.dumps({**VLLM, "usage": {"prompt_tokens": 0}}).replace(": 0}", ": 1e999}").encode(),
+    "a message with a number beyond a float": json.dumps(
+        choice(message={"role": "assistant", "content": "x", "n": "N"})
+    )
+    .replace('"N"', "1e999")
+    .encode(),
+    "a logprob beyond a float": json.dumps(choice(logprobs={"content": [{"logprob": "N"}, {"logprob": -1}]}))
+    .replace('"N"', "-1e999")
+    .encode(),
 }
 
 

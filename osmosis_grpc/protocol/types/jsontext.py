@@ -169,7 +169,7 @@ def parse_reply(text: str | bytes, field: str) -> Any:
     """Return the value of a JSON text as parse() does, several times as fast.
 
     It is for the replies of model servers, which have an object for each token. If an object has a key twice, the last
-    value counts. A number that is too large for a float is infinite, and is refused where it is sent on.
+    value counts. A number that is too large for a float is infinite, so copy() has to check what is passed on.
     """
     from pydantic_core import from_json  # not every process that imports this module needs it
 

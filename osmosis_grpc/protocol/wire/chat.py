@@ -166,7 +166,7 @@ def tools_to_wire(tools: Sequence[Mapping[str, Any]] | None) -> message_pb2.Tool
         return known[1]
     encoded = message_pb2.Tools(tools=[tool_to_wire(tool) for tool in tools])
     if len(_encoded_tools) >= _ENCODED_TOOLS:
-        del _encoded_tools[next(iter(_encoded_tools))]
+        _encoded_tools.pop(next(iter(_encoded_tools)), None)  # loops of several threads encode
     _encoded_tools[id(tools)] = tools, encoded
     return encoded
 
