@@ -145,7 +145,9 @@ def _has_key(node: ast.Call) -> bool:
 
 def _from(file: _File, node: ast.ImportFrom, module: str) -> None:
     top, _, below = module.partition(".")
-    if top == SDK:
+    if top == SDK and below and not _is_here(below):
+        file.note(node.lineno, f"there is no {HERE}.{below}: {_PLATFORMS}")  # and the line stays, for the next run, too
+    elif top == SDK:
         file.replace(node.lineno, node.col_offset, SDK, HERE)
         for alias in node.names:
             _check(file, alias.lineno, below, alias.name)
@@ -165,9 +167,7 @@ def _check(file: _File, line: int, module: str, name: str) -> None:
     inner = f"{module}.{name}" if module else name
     if name == "*" or inner in known or any(each.startswith(f"{inner}.") for each in known):
         return
-    if module.partition(".")[0] not in ("", "rollout", "eval") or (module and not _is_module(module)):
-        file.note(line, f"there is no {HERE}.{module}: {_PLATFORMS}")
-    elif module and source_of(module, name) is None:
+    if module and source_of(module, name) is None:
         sentence = sentence_of(module, name, f"{HERE}.{module}")
         file.note(line, sentence or f"{name} is not in {HERE}.{module}, and was no public name of the SDK")
     elif not module and name not in known[""]:
@@ -176,9 +176,11 @@ def _check(file: _File, line: int, module: str, name: str) -> None:
         file.note(line, str(sentence_of("rollout", name, HERE)))
 
 
-def _is_module(module: str) -> bool:
+def _is_here(module: str) -> bool:
+    """Return whether a module of the SDK has a counterpart, which gives or explains its names."""
     known = recorded()
-    return module in known or any(each.startswith(f"{module}.") for each in known)
+    ours = module.partition(".")[0] in ("rollout", "eval")
+    return ours and (module in known or any(each.startswith(f"{module}.") for each in known))
 
 
 def _import(file: _File, node: ast.Import) -> None:
@@ -186,9 +188,10 @@ def _import(file: _File, node: ast.Import) -> None:
         top, _, below = alias.name.partition(".")
         if top != SDK:
             continue
-        file.replace(alias.lineno, alias.col_offset, SDK, HERE)
-        if below and not _is_module(below):
+        if below and not _is_here(below):
             file.note(alias.lineno, f"there is no {HERE}.{below}: {_PLATFORMS}")
+        else:
+            file.replace(alias.lineno, alias.col_offset, SDK, HERE)
 
 
 def _requirements(path: Path) -> Iterator[Note]:
