@@ -21,7 +21,7 @@ from comparison.models import NAMES
 from comparison.stage import opened, stage
 
 RECORD = HERE / "record.json"
-LIMIT, CANCELLED = 60.0, 3.0
+LIMIT, CANCELLED = 60.0, 5.0
 
 
 def cells(
