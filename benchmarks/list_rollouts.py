@@ -56,7 +56,7 @@ async def _times(client: RolloutClient, folder: Path, started: Server, starts: i
     for name, (where, options) in FILTERS.items():
         progress(f"lists: {name}")
         rpc[name] = [await _timed(partial(_page, client, where)) for _ in range(calls + 1)][1:]
-        for source, given in (("folder", ["--state-dir", str(folder)]), ("server", ["--server", started.grpc])):
+        for source, given in (("folder", ["--from", str(folder)]), ("server", ["--from", started.grpc])):
             line = _line(given, options)
             commands[f"{name}, {source}"] = [
                 await _timed(partial(asyncio.to_thread, _run, line)) for _ in range(starts + 1)

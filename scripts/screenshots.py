@@ -106,7 +106,7 @@ def server(folder: Path) -> Iterator[str]:
             assert process.stdout is not None
             ready = json.loads(process.stdout.readline())
             asyncio.run(run_rollouts(ready["grpc"]))
-            with viewing("--follow", ready["grpc"], "--metrics", ready["metrics"]) as address:
+            with viewing("--from", ready["grpc"], "--metrics", ready["metrics"]) as address:
                 yield address
         finally:
             process.terminate()
@@ -130,7 +130,7 @@ def runs(folder: Path) -> Iterator[str]:
     for model in ("mock:echo", "mock:tools", "mock:tools"):
         words = ("test", "-m", CALCULATOR, "-d", "rows.jsonl", "--model", model, "-q")
         subprocess.run([sys.executable, "-m", "osmosis_grpc", *words], cwd=folder, check=False, capture_output=True)
-    with viewing("--run", "last", cwd=folder) as address:
+    with viewing("--from", "last", cwd=folder) as address:
         yield address
 
 

@@ -1,6 +1,7 @@
 """Loads agents by their specification: MODULE:ATTRIBUTE, the file of a workflow, or the module of a workflow."""
 
 import contextlib
+import difflib
 import importlib
 import os
 import sys
@@ -61,8 +62,18 @@ def _module(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name and (name == error.name or name.startswith(error.name + ".")):
-            raise LoadError(f"there is no module {error.name!r} in {os.getcwd()} or on the path") from error
+            where = f"in {os.getcwd()} or on the path{_near(error.name)}"
+            raise LoadError(f"there is no module {error.name!r} {where}") from error
         raise
+
+
+def _near(name: str) -> str:
+    """Return a question about a module of this folder with a similar name; empty without one."""
+    package, _, last = name.rpartition(".")
+    folder = Path(*package.split(".")) if package else Path()
+    found = [path.stem for path in folder.glob("*.py")] + [path.parent.name for path in folder.glob("*/__init__.py")]
+    near = difflib.get_close_matches(last, sorted(found), 1, 0.6)
+    return f"; do you mean {package}{'.' * bool(package)}{near[0]}?" if near else ""
 
 
 def _put_folder_on_path() -> None:
@@ -226,8 +237,10 @@ def _workflow_of_module(name: str) -> Any:
 
 def _instead(module: ModuleType, spec: str) -> str:
     """Return a hint for a module that has agent loops, and no workflow."""
-    loops = [name for name, value in vars(module).items() if _is_loop(value, module)]
-    return f"; it has agent loops: name one as {spec.replace('ATTRIBUTE', sorted(loops)[0])}" if loops else ""
+    loops = {name: value for name, value in vars(module).items() if _is_loop(value, module)}
+    instances = [name for name, value in loops.items() if not isinstance(value, type)]
+    named = spec.replace("ATTRIBUTE", sorted(instances or loops)[0]) if loops else ""
+    return f"; it has an agent loop: name it as {named}" if named else ""
 
 
 def _suggest(module: Any) -> str:

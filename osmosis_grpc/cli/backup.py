@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from osmosis_grpc.cli.source import state_folder
+from osmosis_grpc.cli.place import state_folder
 from osmosis_grpc.protocol.errors import LedgerError
 from osmosis_grpc.protocol.types.outcome import printable
 from osmosis_grpc.serve.json_output import records, say_error
@@ -63,7 +63,7 @@ def back_up(target: str, state_dir: str | None, ledger: str | None, *, json: boo
 
 def _content(one: Examined) -> str:
     rows = ", ".join(f"{count} {name}" for name, count in sorted(one.sound.items()))
-    return rows if one.is_sound else f"{rows}; DAMAGED, as the original is: osmosis-grpc doctor lists the damage"
+    return rows if one.is_sound else f"{rows}; DAMAGED, as the original is; for the damage: osmosis-grpc doctor"
 
 
 def _refused(problem: str) -> int:

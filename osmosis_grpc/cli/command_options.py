@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass, fields
 
-from osmosis_grpc.cli.options import AgentSources, choice, with_options
+from osmosis_grpc.cli.options import NAME, AgentSources, choice, with_options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions(AgentSources):
     """The agent, the dataset, the model, and how the rows run. Each field is an option of the command line."""
 
+    unnamed: tuple[str, ...] = choice(" -m MODULE:ATTR -d FILE", "", (), hidden=True)
     module: str | None = choice("-m, --module, --agent MODULE:ATTR", "Agent loop or workflow; this or --env.")
     env: str | None = choice("--env KIND:NAME", "Environment of another library, instead of an agent loop.")
     dataset: str | None = choice(
@@ -127,7 +128,6 @@ with_eval_choices = with_options(Choices, "choices", without=(*_OF_BOTH, *_OF_TE
 class RescoreOptions:
     """What rescore scores, and with what."""
 
-    run: str | None = choice("[RUN]", "The folder of a run of eval or test, or `last`.")
     eval_fn: tuple[str, ...] = choice("--eval-fn MODULE:FUNCTION", "A function that scores; repeatable.", ())
     grader: str | None = choice("--grader MODULE:CLASS", "A grader that scores.")
     grader_config: tuple[str, ...] = choice(
@@ -148,7 +148,7 @@ with_rescore = with_options(RescoreOptions, "options")
 class ReplayOptions:
     """Which rollouts replay runs again, and with which agent loops."""
 
-    rollout: str | None = choice("[ROLLOUT]", "The rollout's id.")
+    rollout: str | None = choice("[ROLLOUT]", NAME)
     module: tuple[str, ...] = choice("-m, --module MODULE:ATTR", "Its agent loop; may be repeated.  [required]", ())
     until_turn: int | None = choice("--until-turn N", "Stop after N chats.", min=1)
     attempt: int | None = choice("--attempt N", "Which attempt. Default: the newest.", min=1)
@@ -170,7 +170,7 @@ with_replay = with_options(ReplayOptions, "options")
 class ForkOptions:
     """Where a fork begins, what runs it, and which model replies."""
 
-    rollout: str = choice("ROLLOUT", "The rollout to fork from.", ...)
+    rollout: str = choice("ROLLOUT", NAME, ...)
     at_chat: int = choice("--at-chat N", "The last chat whose recorded reply is used.", ..., min=1)
     sample: str = choice("--sample NAME", "The sample of this chat.", "main")
     attempt: int | None = choice("--attempt N", "Which attempt. Default: the newest.", min=1)
@@ -194,15 +194,6 @@ with_fork = with_options(ForkOptions, "options")
 class ViewOptions:
     """What view shows first, and where it listens."""
 
-    folder: str | None = choice(
-        "[STATE_DIR]",
-        "A state folder, or the folder of a run of test or eval; a server may be using it. "
-        "Default: ./.osmosis/state, else the newest run, else the server 127.0.0.1:50051.",
-    )
-    follow: str | None = choice(
-        "--follow, --server HOST:PORT", "Read from this running server instead.", show_default=False
-    )
-    run: str | None = choice("--run RUN", "The folder of a run of test or eval instead, or last.")
     demo: bool = choice("--demo", "Run twelve rollouts with a mock model, and show them.", False)
     rollout: str | None = choice("--rollout ROLLOUT", "Begin with this rollout; a failed one at the turn to look at.")
     host: str = choice("--host HOST", "Listen on this host. Other machines need a token.", "127.0.0.1")
@@ -211,7 +202,7 @@ class ViewOptions:
     token_file: str | None = choice("--token-file FILE", "File that holds --token.")
     server_token_file: str | None = choice("--server-token-file FILE", "File with the token to send to the server.")
     metrics: str | None = choice(
-        "--metrics HOST:PORT", "With --follow: also read the page /metrics of the server there.", show_default=False
+        "--metrics HOST:PORT", "With a server: also read the page /metrics of the server there.", show_default=False
     )
     tokenizer: str | None = choice(
         "--tokenizer FOLDER", "Show tokens as text: the folder of a model with tokenizer.json."
@@ -231,11 +222,11 @@ class QueryOptions:
 
     sql: str | None = choice("SQL", "One SELECT; - reads it from stdin. Without it, list the views.")
     file: str | None = choice("--file FILE", "Read the SELECT from a file.")
-    state_dir: str | None = choice(
-        "--state-dir DIR", "The folder of the journal; a server may be using it. Default: ./.osmosis/state"
+    where: str | None = choice(
+        "--from WHERE",
+        "A run (last, or the beginning of its name) or a folder; a server may be using it. "
+        "Default: the newest of ./.osmosis.",
     )
-    run: str | None = choice("--run RUN", "The folder of a run of test or eval instead, or last.")
-    server: str | None = choice("--server", "", hidden=True)
     csv: bool = choice("--csv", "Print CSV with a header.", False)
     limit: int | None = choice(
         "--limit N", "Print at most N rows; 0 prints all. Default: 100 in a table, else all.", min=0

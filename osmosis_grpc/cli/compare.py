@@ -1,11 +1,12 @@
 """The compare command: prints how the scores of two runs over the same dataset differ. Formats scores for people."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from osmosis_grpc.cli.screen import Line, Screen, wrapped
+from osmosis_grpc.cli.place import Place
+from osmosis_grpc.cli.screen import Line, Screen, columns, program, wrapped
 from osmosis_grpc.protocol.types.outcome import printable
-from osmosis_grpc.records.evaluate import RunError, RunFolder
-from osmosis_grpc.records.evaluate.comparison import Comparison, RowPair, compare, differences
+from osmosis_grpc.records.evaluate import RowResult, RunError, RunFolder
+from osmosis_grpc.records.evaluate.comparison import Comparison, compare, differences
 from osmosis_grpc.records.evaluate.run_folder import SCHEMA_VERSION
 from osmosis_grpc.records.reading.phrases import counted
 from osmosis_grpc.serve.json_output import records, usage_error
@@ -13,6 +14,8 @@ from osmosis_grpc.trainer.score_statistics import Estimate, ScoreSummary, shown_
 
 MOST_ROWS = 10
 """At most this many rows that got better, or worse, are printed."""
+MOST_LABEL = 20
+"""The most characters of a label."""
 
 
 def score_lines(name: str, found: ScoreSummary, total: int, width: int) -> Iterator[Line]:
@@ -50,14 +53,20 @@ def run_compare(first: str, second: str, *, json: bool) -> int:
         names = [str(run.path) for run in runs]
         out.write("runs", schema_version=SCHEMA_VERSION, a=names[0], b=names[1], different=different)
         screen = Screen.of(out)
+        results = [_first_runs(run) for run in runs]
         for letter, name in zip("AB", names, strict=True):
             screen.say(f"{letter}: {name}")
         for line in wrapped(f"other inputs: {'; '.join(different) or 'none'}", screen.width):
             screen.say(line)
         for each in found:
             out.write("comparison", **each.record())
-            for text in _lines(each, screen.width):
+            for text in (*_lines(each, screen.width), *_table(each, results, screen)):
                 screen.say(text)
+        changed = [pair for each in found for pair in (*each.worse, *each.better)]
+        if changed:
+            screen.say(f"To see row {changed[0].row} in A and in B:")
+            for run, known in zip(runs, results, strict=True):
+                screen.say(f"{program()} show {known[changed[0].row].name} {Place(run.path).words}")
         screen.say("Intervals: 95 %, t over rows; that of a difference is paired by row.", "note")
     return 0
 
@@ -90,16 +99,36 @@ def _lines(found: Comparison, width: int) -> Iterator[Line]:
             rollouts = f"{counted(count, 'rollout')} of {run} in these rows {'has' if count == 1 else 'have'} no score"
             for piece in wrapped(f"{rollouts}; not in the means above", width - 2):
                 yield Line.of(piece, "bad", 2)
-    for title, kind, rows in (("better", "good", found.better), ("worse", "bad", found.worse)):
-        yield from _rows(title, kind, rows)
 
 
 def _without(found: Comparison) -> tuple[tuple[Sequence[int], str], ...]:
     return (found.only[1], "A"), (found.only[0], "B")
 
 
-def _rows(title: str, kind: str, rows: Sequence[RowPair]) -> Iterator[Line]:
-    for pair in rows[:MOST_ROWS]:
-        yield Line.of(f"{title}: row {pair.row}  {pair.before:.3g} to {pair.after:.3g}", kind, 2)
-    if len(rows) > MOST_ROWS:
-        yield Line.of(f"and {len(rows) - MOST_ROWS} more; --json has all", "note", 2)
+def _first_runs(run: RunFolder) -> dict[int, RowResult]:
+    """Return the first run of each row."""
+    return {row: result for (row, _), result in sorted(run.newest_results().items(), reverse=True)}
+
+
+def _table(found: Comparison, results: Sequence[Mapping[int, RowResult]], screen: Screen) -> Iterator[Line]:
+    """Yield the rows that changed, side by side: what got worse, and then what got better."""
+    if not found.worse and not found.better:
+        return
+    heads = ("row", "A", "B", "B - A", "label", "prompt")
+    rows, kinds = [heads], ["note"]
+    for pairs, kind in ((found.worse, "bad"), (found.better, "good")):
+        for pair in pairs[:MOST_ROWS]:
+            asked = results[1].get(pair.row) or results[0][pair.row]
+            label = (asked.label or "").partition("\n")[0][:MOST_LABEL]
+            means = f"{pair.before:.3g}", f"{pair.after:.3g}", f"{pair.difference:+.3g}"
+            rows.append((str(pair.row), *means, printable(label), printable(asked.prompt)))
+            kinds.append(kind)
+    widths = [max(map(columns, column)) for column in zip(*rows, strict=True)]
+    labelled = any(row[4] for row in rows[1:])
+    for row, kind in zip(rows, kinds, strict=True):
+        cells = [" " * (width - columns(text)) + text for text, width in zip(row[:4], widths, strict=False)]
+        cells += [row[4] + " " * (widths[4] - columns(row[4]))] if labelled else []
+        yield Line.of(screen.fitted(f"  {'  '.join([*cells, row[5]]).rstrip()}"), kind)
+    left = sum(max(0, len(pairs) - MOST_ROWS) for pairs in (found.worse, found.better))
+    if left:
+        yield Line.of(f"and {left} more; --json has all", "note", 2)

@@ -103,13 +103,12 @@ class Prepared:
                     yield replace(row, run_index=index, runs=choices.n, attempt=attempt)
 
 
-def prepare(options: RunOptions, choices: Choices, given: frozenset[str] = frozenset()) -> Prepared:
+def prepare(options: RunOptions, choices: Choices) -> Prepared:
     """Check the options, and read the rows for the first time. A wrong option ends the command with exit code 2.
 
     Args:
         options: The options that both commands have.
         choices: The options of the command.
-        given: The names of the options on the command line.
 
     Raises:
         DatasetError, ModelError, RunError, LoadError, EvalFunctionError: What the options name cannot be used.
@@ -135,13 +134,6 @@ def prepare(options: RunOptions, choices: Choices, given: frozenset[str] = froze
         path, problem = error.violations[0]
         usage_error(command, f"--{path.strip('.').replace('_', '-')} {problem}")
     _check_output(command, options.output)
-    if options.replay:
-        models = [
-            f"--{name.replace('_', '-')}" for name in ("model", "tokenizer", "base_url", "api_key") if name in given
-        ]
-        if models:
-            wrong = " and ".join(models)
-            usage_error(command, f"--replay takes the replies of a run, and asks no model; leave out {wrong}")
     if options.base_url:
         check_url(options.base_url)
     columns = parsed(command, "--map", parse_map, tuple(options.columns or ()))
@@ -276,7 +268,8 @@ def about(options: RunOptions, choices: Choices, prepared: Prepared) -> dict[str
         "completion_params": dict(config.completion_params),
         "pin_sampling": config.pin_completion_params,
         "concurrency": config.concurrency,
-        **({**own, "eval_fns": functions, "options": options_of_eval} if choices.command == "eval" else {}),
+        "options": options_of_eval if choices.command == "eval" else stored(options),
+        **({**own, "eval_fns": functions} if choices.command == "eval" else {}),
     }
 
 
@@ -311,5 +304,5 @@ def inputs(options: RunOptions, choices: Choices, prepared: Prepared) -> Inputs:
 
 def stored(options: RunOptions) -> dict[str, Any]:
     """Return the options that a run can be continued with. The key is not among them."""
-    left_out = ("api_key", "output", "save_dir", "quiet", "plain", "debug")
+    left_out = ("unnamed", "api_key", "output", "save_dir", "quiet", "plain", "debug")
     return {name: value for name, value in asdict(options).items() if name not in left_out}

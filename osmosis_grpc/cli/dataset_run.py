@@ -11,6 +11,8 @@ from osmosis_grpc.cli.command_options import Choices, RunOptions
 from osmosis_grpc.cli.daemon_thread import STOPPING, run_in_daemon_thread
 from osmosis_grpc.cli.dataset_options import Prepared
 from osmosis_grpc.cli.interactive import Session, SteppedPolicy
+from osmosis_grpc.cli.noted_rows import Noted
+from osmosis_grpc.cli.place import Place
 from osmosis_grpc.cli.run_display import Display, failed_lines, figures, row_lines, shown
 from osmosis_grpc.cli.screen import Screen, program, say_wrapped
 from osmosis_grpc.cli.transcript import transcript
@@ -19,7 +21,7 @@ from osmosis_grpc.protocol.types import RolloutOutcome
 from osmosis_grpc.protocol.types.outcome import printable
 from osmosis_grpc.records.evaluate import DatasetError, RowResult, Run, RunError, RunFolder, Summary
 from osmosis_grpc.records.evaluate.eval_functions import OWN_REWARD, Scorer
-from osmosis_grpc.records.evaluate.run_folder import SCHEMA_VERSION
+from osmosis_grpc.records.evaluate.run_folder import SCHEMA_VERSION, short_name
 from osmosis_grpc.records.reading.phrases import counted
 from osmosis_grpc.serve.json_output import Records, say_error, usage_error
 from osmosis_grpc.storage import JournalError
@@ -57,6 +59,7 @@ class DatasetRun:
         self._summary = Summary()
         self._failed: list[RowResult] = []
         """The first results that failed."""
+        self._noted = Noted(rewards=not prepared.functions)
         self._unfinished = ""
         """Why the run ended before its last row, in one word."""
         again = {(row.number, row.run_index) for row in prepared.pending(choices, results)} if results else set()
@@ -71,7 +74,7 @@ class DatasetRun:
         options, began = self._options, time.monotonic()
         self._out.write("started", run=str(self._folder.path), **self._folder.about)
         if self._scores and not options.quiet and not self._known:
-            self._out.say(f"If it is stopped, continue it: --resume {self._quoted}")
+            self._out.say(f"If it is stopped, continue it: {program()} eval --resume {self._name}")
         interrupted, problem = False, ""
         stepped = self._choices.interactive
         plain = options.plain or stepped
@@ -112,6 +115,7 @@ class DatasetRun:
 
     def _count(self, result: RowResult) -> None:
         self._summary.add(result)
+        self._noted.add(result)
         if not result.good and len(self._failed) < MOST_FAILURES:
             self._failed.append(result)
 
@@ -126,6 +130,10 @@ class DatasetRun:
     @property
     def _quoted(self) -> str:
         return shlex.quote(str(self._folder.path))
+
+    @property
+    def _name(self) -> str:
+        return shlex.quote(short_name(self._folder.path))
 
     @cached_property
     def _results(self) -> Results:
@@ -153,10 +161,9 @@ class DatasetRun:
 
     def _say_summary(self, seconds: float) -> None:
         """Write the record and the lines of the summary. The very last line is the command to use next."""
-        folder, summary = self._quoted, self._summary
-        # A row that was refused has no rollout in the journal.
-        failed = next((result.rollout_id for result in self._failed if result.token_usage), None)
-        show = f"{program()} show {failed} --state-dir {folder}" if failed else None
+        summary, where = self._summary, Place(self._folder.path).words
+        failed = next((result.name for result in self._failed if result.token_usage), None)
+        show = f"{program()} show {failed} {where}" if failed else None
         self._out.write("summary", run=str(self._folder.path), seconds=round(seconds, 3), show=show, **self._record())
         done, state = summary.passed, "COMPLETED"
         if self._scores:
@@ -174,21 +181,21 @@ class DatasetRun:
         sums = [f"{done} of {counted(self._total, self._unit)} {state}", *figures(summary, scores=False)]
         sums += [counted(summary.num_llm_calls, "chat"), f"{seconds:.1f} s"]
         say_wrapped(self._out, f"{self._unfinished}: " * bool(self._unfinished) + ", ".join(sums))
+        for text, name in self._noted.lines():
+            say_wrapped(self._out, f"{text}: {program()} show {name} {where}" if name else text)
         continued = self._scores and bool(self._unfinished)
-        if summary.passed or failed or continued:
-            self._out.say(f"The run is in {folder}.")
-        if self._prepared.model is not None and not continued and (summary.passed or failed):
-            self._out.say(f"To run it again without a model: --replay {folder}")
-        if failed and show:
-            which = "the first failure" if summary.failed + summary.unscored > 1 else "the failure"
-            self._out.say(f"To see {which} in a browser:")
-            self._out.say(f"{program()} view {folder} --rollout {failed}")
-            self._out.say(f"To see {which}:")
-            self._out.say(show)
+        if not (summary.passed or failed or continued):
+            return
+        self._out.say(f"The run is in {self._quoted}.")
+        self._out.say(f"In a browser: {program()} view {where}{f' --rollout {failed}' * bool(failed)}")
         if continued:  # the key is in no file, so the user gives it again
             more = " --retry-failed" * self._choices.retry_failed + " --api-key KEY" * bool(self._options.api_key)
-            self._out.say("To continue it:")
-            self._out.say(f"{program()} eval --resume {folder}{more}")
+            self._out.say(f"To continue it: {program()} eval --resume {self._name}{more}")
+            return
+        if self._prepared.model is not None:
+            self._out.say(f"Again without a model: {program()} {self._choices.command} --replay {self._name}")
+        if before := self._folder.before():
+            self._out.say(f"Beside the run before: {program()} compare {short_name(before)} {self._name}")
 
     def _write_output(self, path: str) -> bool:
         """Write the JSON of -o. Print the problem and return False if the file cannot be written."""

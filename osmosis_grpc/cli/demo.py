@@ -136,8 +136,8 @@ def run_demo(as_json: bool, agent: Sequence[str] = (), state_dir: str | None = N
             out.say(f"A rollout failed: {text}")
         if state_dir is not None:
             kept = shlex.quote(state_dir)
-            out.say(f"To look at them: {program()} list --state-dir {kept}")
-            out.say(f"To export them: {program()} export --to messages --state-dir {kept}")
+            out.say(f"To look at them: {program()} list --from {kept}")
+            out.say(f"To export them: {program()} export --to messages --from {kept}")
         elif not agent:
             out.say(NEXT.format(program=program()))
     return 0 if done == len(outcomes) else 1

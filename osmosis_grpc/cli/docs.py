@@ -67,8 +67,8 @@ def _found(pages: dict[str, Path], topic: str) -> Section:
         known[name] = page
         for section in (page, *others):
             known.setdefault(section.title.strip("`").lower(), section)
-    if wanted not in known:
+    if wanted not in known and f"{wanted}s" not in pages:
         near = difflib.get_close_matches(wanted, known, 3, 0.6)
         hint = f"near are: {', '.join(near)}" if near else f"the pages are {', '.join(pages)}"
         usage_error("docs", printable(f"there is no page and no heading {topic}; {hint}"))
-    return known[wanted]
+    return known[f"{wanted}s" if f"{wanted}s" in pages and wanted not in pages else wanted]

@@ -19,8 +19,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from osmosis_grpc.cli.place import sets_options, state_folder, usual_folder
 from osmosis_grpc.cli.screen import wrapped
-from osmosis_grpc.cli.source import sets_options, state_folder, usual_folder
 from osmosis_grpc.protocol.errors import DISTRIBUTION, LedgerError, install
 from osmosis_grpc.protocol.types.outcome import printable
 from osmosis_grpc.serve.json_output import Records, records, say_error
@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 GIB = 1024**3
 SOON = 7 * 86_400.0
 """A certificate that expires within so many seconds is a problem."""
-FOR_DEVELOPMENT = ("adapters", "dev")
+FOR_DEVELOPMENT = ("adapters", "browser", "deploy", "dev")
 """Extras that users do not need."""
+MISSING = "not installed"
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?([^;]*)(?:;.*extra == ['\"]([^'\"]+)['\"])?")
 _BOUND = re.compile(r"(>=|<)\s*([0-9.]+)")
 WIDTH = 80
@@ -123,15 +124,19 @@ def _versions() -> Iterator[Check]:
             yield check
         else:
             extras.setdefault(read[3], []).append(check)
-    for name, packages in sorted(extras.items()):
-        yield from _extra(name, packages)
+    missing = {name for name, packages in extras.items() if any(each.found == MISSING for each in packages)}
+    for title, names in (("installed", extras.keys() - missing), ("not installed", missing)):
+        if names:
+            yield Check(f"extras {title}", ", ".join(sorted(names)))
+    for name in sorted(extras.keys() - missing):
+        yield from (each for each in extras[name] if each.problem)
 
 
 def _package(name: str, wanted: str) -> Check:
     try:
         found = metadata.version(name)
     except metadata.PackageNotFoundError:
-        return Check(name, "not installed", True, install(f"{name}{wanted}"))
+        return Check(name, MISSING, True, install(f"{name}{wanted}"))
     return _version(name, found, wanted, install(f"{name}{wanted}"))
 
 
@@ -139,16 +144,6 @@ def _version(name: str, version: str, wanted: str, fix: str = "") -> Check:
     if _fits(version, wanted):
         return Check(name, version)
     return Check(name, f"{version}, and {wanted} is needed", True, fix)
-
-
-def _extra(name: str, packages: list[Check]) -> Iterator[Check]:
-    """Yield the state of an extra, and then its packages with wrong versions. A missing extra is no problem."""
-    missing = [each.name for each in packages if each.found == "not installed"]
-    if missing:
-        yield Check(f"extra {name}", f"not installed, it needs {', '.join(missing)}")
-        return
-    yield Check(f"extra {name}", "installed")
-    yield from (each for each in packages if each.problem)
 
 
 def _fits(found: str, wanted: str) -> bool:

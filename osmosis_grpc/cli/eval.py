@@ -19,19 +19,36 @@ from osmosis_grpc.records.evaluate.inputs import Inputs, changes
 from osmosis_grpc.records.reading.phrases import counted
 from osmosis_grpc.serve.json_output import records, say_error, usage_error
 
+OF_EVAL = "eval_fn", "n", "pass_threshold"
+"""The options of eval that a run is continued with."""
+OF_MODELS = frozenset(
+    {"model", "tokenizer", "base_url", "api_key", "temperature", "max_tokens", "pin_sampling", "price", "replay"}
+)
+"""The options that a replay does not take from the run that it replays."""
+
 
 def run_dataset(run: RunOptions, choices: Choices, given: frozenset[str]) -> int:
     """Run what has no result yet, print the results, and return the exit code: 0, 1, 2 or 130.
 
     `given` has the names of the options that are on the command line. The others of a resumed run are those of then.
     """
+    if run.unnamed:
+        agents = [word for word in run.unnamed if ":" in word or not Path(word).suffix]
+        files = [word for word in run.unnamed if word not in agents]
+        meant = [*(f"-m {word}" for word in agents), *(f"-d {word}" for word in files)]
+        usage_error(choices.command, printable(f"-m names the agent and -d the dataset: {' '.join(meant)}"))
     with records(choices.json, drops_text=True) as out:
         try:
+            if run.replay:
+                _check_replay(choices.command, given)
+                recorded = RunFolder.open(run.replay, replays=False)
+                run = replace(run, replay=str(recorded.path))  # a run of its own may begin before the next look
+                run, choices = _with_stored(run, choices, recorded, given | OF_MODELS)
             old = _earlier(run, choices)
             if choices.resume and old is not None:
                 run, choices = _with_stored(run, choices, old, given)
             _check(run, choices)
-            prepared = prepare(run, choices, given)
+            prepared = prepare(run, choices)
             now = inputs(run, choices, prepared)
             results = _results(old, choices, now)
             total = prepared.total * choices.n
@@ -46,6 +63,14 @@ def run_dataset(run: RunOptions, choices: Choices, given: frozenset[str]) -> int
             retried = f", and {pending} of {total} run now" if pending else ", and none is left to run"
             say_error(printable(f"{folder.path} has the results of {done}{retried}"))
         return DatasetRun(run, choices, prepared, folder, out, results).run()
+
+
+def _check_replay(command: str, given: frozenset[str]) -> None:
+    """End the command with exit code 2 if options name a model, which a replay does not ask."""
+    models = [f"--{name.replace('_', '-')}" for name in ("model", "tokenizer", "base_url", "api_key") if name in given]
+    if models:
+        wrong = " and ".join(models)
+        usage_error(command, f"--replay takes the replies of a run, and asks no model; leave out {wrong}")
 
 
 def _check(run: RunOptions, choices: Choices) -> None:
@@ -88,12 +113,16 @@ def _with_stored(
     run: RunOptions, choices: Choices, old: RunFolder, given: frozenset[str]
 ) -> tuple[RunOptions, Choices]:
     """Return the options of an earlier run. Those on the command line stay."""
+    if given & {"module", "env"}:
+        given |= {"module", "env"}
+    if "dataset" in given and run.dataset != old.about.get("dataset"):
+        given |= {"columns", "limit", "offset", "rows"}  # they are about the rows of the other file
     left = {name: value for name, value in old.about.get("options", {}).items() if name not in given}
     of_run = {name: left[name] for name in stored(run) if name in left}
-    own = {name: left[name] for name in ("eval_fn", "n", "pass_threshold") if name in left}
+    own = {name: left[name] for name in OF_EVAL if name in left and choices.command == "eval"}
     if "eval_fn" in own:
         own["eval_fn"] = tuple(own["eval_fn"])
-    if "rows" in left and not given & {"limit", "offset"}:
+    if left.get("rows") and not given & {"limit", "offset"}:
         own["rows"] = left["rows"]
     if choices.rows is not None:
         of_run |= {"limit": run.limit, "offset": run.offset}

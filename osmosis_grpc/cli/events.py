@@ -4,6 +4,7 @@ import time
 from contextlib import aclosing
 
 from osmosis_grpc.cli.options import SourceOptions
+from osmosis_grpc.cli.recorded import named
 from osmosis_grpc.cli.screen import Screen
 from osmosis_grpc.cli.source import Source, read_source, stopped_text
 from osmosis_grpc.protocol.types import OutcomeStatus, TrajectoryEvent, events
@@ -24,7 +25,11 @@ def run_events(rollout: str | None, attempt: int | None, options: SourceOptions,
         as_of = await source.as_of() if follow else None
         if as_of is not None:
             say_error(f"events: {stopped_text(source.where, as_of)}; new events come when a server uses it")
-        trail = source.all_events() if rollout is None else source.events(rollout, attempt or 0, follow=follow)
+        if rollout is None:
+            trail = source.all_events()
+        else:
+            info = await named(source, rollout, attempt or 0)
+            trail = source.events(info.rollout_id, info.attempt, follow=follow)
         async with aclosing(trail) as found:
             async for event in found:
                 out.write(name_of(event.kind), **event_record(event))

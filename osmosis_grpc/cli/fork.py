@@ -18,7 +18,8 @@ from osmosis_grpc.cli.command_options import ForkOptions
 from osmosis_grpc.cli.daemon_thread import STOPPING, run_in_daemon_thread
 from osmosis_grpc.cli.dataset_options import model_of
 from osmosis_grpc.cli.options import AgentSources, SourceOptions
-from osmosis_grpc.cli.recorded import load_loops, loop_of
+from osmosis_grpc.cli.place import Place, place_of
+from osmosis_grpc.cli.recorded import load_loops, loop_of, named
 from osmosis_grpc.cli.screen import program
 from osmosis_grpc.cli.source import Source, open_source
 from osmosis_grpc.engine.recorded_chats import ForkedChats
@@ -59,11 +60,12 @@ def run_fork_command(options: ForkOptions, agents: AgentSources, source: SourceO
     """Run the fork, print its end, and return the exit code: 0, 1, 2 or 130."""
     with records(json) as out:
         try:
-            found = open_source("fork", source)
+            place = place_of("fork", source.where)
+            found = open_source("fork", source, place)
             original = run_in_daemon_thread(lambda: _original(options, found))
             if options.module:
                 return _Here(options, agents, original, out).run()
-            return _on_server(options, source, original, out)
+            return _on_server(options, source, place, original, out)
         except (SourceError, ModelError, RunError, LoadError, JournalError, OSError) as error:
             usage_error("fork", printable(str(error)))
 
@@ -71,11 +73,12 @@ def run_fork_command(options: ForkOptions, agents: AgentSources, source: SourceO
 async def _original(options: ForkOptions, source: Source) -> _Original:
     """Read the rollout to fork. Raises SourceError if it is missing, or has no reply to the chat."""
     async with source:
-        info = await source.get(options.rollout, options.attempt or 0)
-        fork = Fork(options.rollout, options.at_chat, options.sample, info.attempt)
-        request, _ = await source.request(options.rollout, info.attempt)
-        events = [event async for event in source.events(options.rollout, info.attempt)]
-        folder = await source.rollout_folder(options.rollout, info.attempt)
+        info = await named(source, options.rollout, options.attempt or 0)
+        attempt = info.rollout_id, info.attempt
+        fork = Fork(info.rollout_id, options.at_chat, options.sample, info.attempt)
+        request, _ = await source.request(*attempt)
+        events = [event async for event in source.events(*attempt)]
+        folder = await source.rollout_folder(*attempt)
     chats = ForkedChats(fork, events)
     chats.folder = folder
     if not chats.found:
@@ -129,8 +132,7 @@ class _Here:
             self._folder.end(state, {} if outcome is None else {"status": str(outcome.status)})
         if outcome is None:
             return 130
-        folder = shlex.quote(str(path))
-        return _say_end(self._out, request, outcome, f"--state-dir {folder}", str(path))
+        return _say_end(self._out, request, outcome, Place(path).words, str(path))
 
 
 def _agent_loop(options: ForkOptions, agents: AgentSources, original: _Original) -> RolloutAgentLoop | Runnable:
@@ -146,18 +148,18 @@ def _agent_loop(options: ForkOptions, agents: AgentSources, original: _Original)
     return agent_loop
 
 
-def _on_server(options: ForkOptions, source: SourceOptions, original: _Original, out: Records) -> int:
+def _on_server(options: ForkOptions, source: SourceOptions, place: Place, original: _Original, out: Records) -> int:
     """Run the fork on the server of the source, as its trainer."""
-    if source.server is None:
+    if not place.server:
         usage_error(
             "fork",
-            f"-m MODULE:ATTR names agent loop {original.agent_loop!r}, which then runs here; or --server names the "
+            f"-m MODULE:ATTR names agent loop {original.agent_loop!r}, which then runs here; or --from names the "
             "running server that has the rollout, and runs the fork there",
         )
     from osmosis_grpc.cli.source import chosen_server
     from osmosis_grpc.trainer import Trainer
 
-    server, model = chosen_server("fork", source), model_of(options)
+    server, model = chosen_server("fork", source, place), model_of(options)
     run_in_daemon_thread(lambda: model.probe(original.request.completion_params))
     request = original.forked()
     if not request.agent_loop:
@@ -171,7 +173,7 @@ def _on_server(options: ForkOptions, source: SourceOptions, original: _Original,
     outcome = _outcome(work)
     if outcome is None:
         return 130
-    return _say_end(out, request, outcome, f"--server {server.target}", None)
+    return _say_end(out, request, outcome, place.words, None)
 
 
 def _outcome(work: Callable[[], Awaitable[RolloutOutcome]]) -> RolloutOutcome | None:

@@ -21,6 +21,8 @@ Command = Callable[..., None]
 Attempt = Annotated[
     int | None, typer.Option("--attempt", metavar="N", min=1, help="Which attempt. Default: the newest.")
 ]
+NAME = "Its id, the number of its row, or the beginning of its id."
+"""What names a rollout; see osmosis_grpc.cli.recorded.named()."""
 Json = Annotated[bool, typer.Option("--json", help="Only JSON records on stdout.")]
 
 
@@ -41,7 +43,7 @@ def option(usage: str, help: str, default: Any = None, **more: Any) -> Any:  # n
 
 def argument(metavar: str, help: str, default: Any = None, **more: Any) -> Any:  # noqa: A002
     """Return the default of a command's parameter that is an argument. See option()."""
-    return typer.Argument(default, metavar=metavar, help=help, **more)
+    return typer.Argument(default, metavar=metavar.strip(), help=help, **more)
 
 
 def choice(usage: str, help: str, default: Any = None, **more: Any) -> Any:  # noqa: A002
@@ -93,12 +95,12 @@ class SourceOptions:
     """Where a command finds rollouts, and its credentials. Each field is an option of the command line."""
 
     server: str | None = choice("--server HOST:PORT", "Call this running server.", show_default=False)
-    state_dir: str | None = choice(
-        "--state-dir DIR",
-        "Read this state folder; a server may be using it. "
-        "Default: ./.osmosis/state if it has a journal, else the server 127.0.0.1:50051.",
+    where: str | None = choice(
+        "--from WHERE",
+        "A run (last, or the beginning of its name), a folder, or a server HOST:PORT. "
+        "Default: the newest of ./.osmosis, else the server 127.0.0.1:50051.",
+        show_default=False,
     )
-    run: str | None = choice("--run RUN", "Read the folder of this run of test or eval, or last.")
     token: str | None = choice("--token SECRET", "Token to send to the server. Prefer the file or the variable.")
     token_file: str | None = choice("--token-file FILE", "File that holds --token.")
     tls: bool = choice("--tls", "Use TLS with the server.", False)
@@ -108,14 +110,12 @@ class SourceOptions:
     insecure: bool = choice("--insecure", "Send the token to another machine without TLS.", False)
 
 
-with_source = with_options(SourceOptions, "source")
-"""Gives a command the options of SourceOptions. The function gets them as its parameter `source`."""
-with_journal = with_options(SourceOptions, "source", without=("run",))
-"""Gives a command the same options without --run."""
-with_server = with_options(SourceOptions, "source", without=("state_dir", "run"))
+with_source = with_options(SourceOptions, "source", without=("server",))
+"""Gives a command the options that name where rollouts are. The function gets them as its parameter `source`."""
+with_server = with_options(SourceOptions, "source", without=("where",))
 """Gives a command the options that name a running server."""
-with_view_server = with_options(SourceOptions, "source", without=("server", "state_dir", "run", "token", "token_file"))
-"""Gives a command only the options for the connection to a server. Its other options have names of their own."""
+with_view_source = with_options(SourceOptions, "source", without=("server", "token", "token_file"))
+"""Gives a command the options of with_source without a token. Its other options have names of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

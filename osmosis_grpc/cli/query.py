@@ -13,8 +13,8 @@ from typing import Any
 
 from osmosis_grpc.cli.command_options import QueryOptions
 from osmosis_grpc.cli.daemon_thread import exit_after
+from osmosis_grpc.cli.place import folder_of
 from osmosis_grpc.cli.screen import Screen, columns, wrapped
-from osmosis_grpc.cli.source import RUNS, run_folder, state_folder
 from osmosis_grpc.protocol.errors import MissingExtraError
 from osmosis_grpc.protocol.types.outcome import printable
 from osmosis_grpc.records.query import VIEWS, VIEWS_VERSION, Interrupted, QueryDatabase, QueryError
@@ -23,7 +23,6 @@ from osmosis_grpc.records.reading.journal_folder import doctor_hint
 from osmosis_grpc.records.reading.record_values import plain
 from osmosis_grpc.records.reading.source_port import SourceError
 from osmosis_grpc.serve.json_output import Records, records, say_error, usage_error
-from osmosis_grpc.storage.journal.schema import FILE
 
 TABLE_ROWS = 100
 """A table has at most this many rows, unless --limit names another number."""
@@ -41,14 +40,12 @@ def run_query(given: QueryOptions, *, json: bool) -> int:
     """Run the query, print its rows, and return the exit code. Without a query, print the views."""
     if json and given.csv:
         usage_error("query", "--json and --csv exclude each other; name one of them")
-    if given.server is not None:
-        usage_error("query", "it asks a folder and no server; --state-dir names the state folder of the server")
     with records(json) as out, _quiet_when_the_reader_is_gone():
         sql = _sql(given)
         if sql is None:
             _print_views(out)
             return 0
-        folder = _folder(given)
+        folder = folder_of("query", given.where, "it asks a folder and no server; --from names the server's folder")
         try:
             late = f"query: no answer within {given.timeout:g} s, and a single function of it cannot be interrupted"
             with exit_after(given.timeout + GRACE, late), QueryDatabase(folder) as database:
@@ -91,20 +88,9 @@ def _sql(given: QueryOptions) -> str | None:
         return given.sql
     if not text.strip():
         usage_error(
-            "query", f"{'stdin' if given.sql == '-' else given.file} is empty; osmosis-grpc query lists the views"
+            "query", f"{'stdin' if given.sql == '-' else given.file} is empty; for the views: osmosis-grpc query"
         )
     return text
-
-
-def _folder(given: QueryOptions) -> Path:
-    if given.run is None:
-        folder = state_folder("query", given.state_dir)
-        if given.state_dir is None and not (folder / FILE).exists() and any(RUNS.glob(f"*/{FILE}")):
-            usage_error("query", f"there is no journal in {folder}; --run last asks the newest run in {RUNS}")
-        return folder
-    if given.state_dir is not None:
-        usage_error("query", "--run and --state-dir exclude each other; name one of them")
-    return run_folder("query", given.run)
 
 
 def _print(answer: Answer, given: QueryOptions, out: Records, *, json: bool) -> None:
@@ -221,4 +207,4 @@ def _print_views(out: Records) -> None:
             text = f"{each.name:<21}{each.type:<9}{each.meaning}"
             for line in wrapped(text, screen.width - 4, 30):
                 screen.say(f"    {line}")
-    screen.say(f"views version {VIEWS_VERSION}; osmosis-grpc docs query has examples", "note")
+    screen.say(f"views version {VIEWS_VERSION}; for examples: osmosis-grpc docs query", "note")

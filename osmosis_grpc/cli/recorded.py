@@ -1,4 +1,4 @@
-"""Shared by replay, fork and rescore: finds the recorded rollouts that options select, and their agent loops."""
+"""Finds recorded rollouts by what a user calls them or by a filter, and their agent loops."""
 
 from collections.abc import AsyncIterator, Sequence
 
@@ -9,10 +9,14 @@ from osmosis_grpc.cli.options import AgentSources
 from osmosis_grpc.environments.loading import load_hosted
 from osmosis_grpc.protocol.types import RolloutFilter, RolloutInfo
 from osmosis_grpc.protocol.types.outcome import printable
-from osmosis_grpc.records.reading.source_port import Source
+from osmosis_grpc.records.reading.source_port import NoRollout, Source, SourceError
 from osmosis_grpc.serve.json_output import usage_error
 
 PAGE = 100
+MOST_SEARCHED = 20_000
+"""A number or a beginning is looked for in the ids of at most this many of the newest rollouts."""
+MOST_NAMES = 10
+"""An error names at most this many rollouts."""
 
 Loops = dict[str, RolloutAgentLoop | Runnable]
 """Agent loops by name."""
@@ -31,6 +35,43 @@ def loop_of(command: str, loops: Loops, name: str) -> RolloutAgentLoop | Runnabl
     if name not in loops:
         usage_error(command, f"the rollout ran agent loop {name!r}; -m names {', '.join(sorted(loops)) or 'none'}")
     return loops[name]
+
+
+async def named(source: Source, name: str, attempt: int = 0) -> RolloutInfo:
+    """Return the rollout that a user names, with its outcome if it has ended.
+
+    Args:
+        source: An open source.
+        name: Its id; else the number of its row, such as 3 or 3.0, with which its id ends; else the beginning of its
+            id.
+        attempt: Which attempt; 0 is the newest.
+
+    Raises:
+        SourceError: There is no such rollout, or there are several.
+    """
+    try:
+        return await source.get(name, attempt)
+    except NoRollout:
+        found = await _ids(source, name)
+        if not found or found == [name]:
+            raise
+    if len(found) > 1:
+        more = f" and {len(found) - MOST_NAMES} more" if len(found) > MOST_NAMES else ""
+        raise SourceError(f"{name} can be {', '.join(found[:MOST_NAMES])}{more} in {source.where}; name one of them")
+    return await source.get(found[0], attempt)
+
+
+async def _ids(source: Source, name: str) -> list[str]:
+    """Return the ids that a number or a beginning can mean, the newest first."""
+    rows, _ = await source.headers(RolloutFilter(), limit=MOST_SEARCHED, newest_first=True)
+    known = list(dict.fromkeys(info.rollout_id for info in rows))
+    if name.replace(".", "", 1).isdecimal() and name.isascii():
+        ends = {each: each.rpartition("-")[2] for each in known if "-" in each}
+        numbered = [each for each, end in ends.items() if end == name]
+        numbered = numbered or [each for each, end in ends.items() if end.partition(".")[0] == name]
+        if numbered:
+            return numbered
+    return [each for each in known if name and each.startswith(name)]
 
 
 async def selected(source: Source, where: RolloutFilter, *, newest_first: bool = False) -> AsyncIterator[RolloutInfo]:

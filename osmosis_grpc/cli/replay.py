@@ -15,7 +15,7 @@ from osmosis_grpc.cli.command_options import ReplayOptions
 from osmosis_grpc.cli.daemon_thread import STOPPING, run_in_daemon_thread
 from osmosis_grpc.cli.list import chosen_filter
 from osmosis_grpc.cli.options import AgentSources, SourceOptions
-from osmosis_grpc.cli.recorded import Loops, load_loops, loop_of, selected
+from osmosis_grpc.cli.recorded import Loops, load_loops, loop_of, named, selected
 from osmosis_grpc.cli.source import Source, nothing_in, open_source
 from osmosis_grpc.protocol.errors import OsmosisRolloutError
 from osmosis_grpc.protocol.types import RolloutFilter, RolloutInfo
@@ -56,12 +56,12 @@ def run_replay(options: ReplayOptions, agents: AgentSources, source: SourceOptio
         return 1 if any(done.differences()) else 0
 
 
-def _recorded(source: Source, rollout_id: str, attempt: int) -> Recorded:
+def _recorded(source: Source, name: str, attempt: int) -> Recorded:
     """Return the record of a rollout. A missing or damaged record ends the command with exit code 2."""
 
     async def read() -> Recorded:
         async with source:
-            return await recorded_of(source, await source.get(rollout_id, attempt))
+            return await recorded_of(source, await named(source, name, attempt))
 
     try:
         return run_in_daemon_thread(read)

@@ -39,7 +39,6 @@ from osmosis_grpc.protocol.types import (
 )
 from osmosis_grpc.protocol.types.annotation import MAX_ID_CHARS
 from osmosis_grpc.protocol.types.outcome import printable
-from osmosis_grpc.records.evaluate import RunError, RunFolder
 from osmosis_grpc.records.evaluate.errors import EvalFunctionError
 from osmosis_grpc.records.evaluate.eval_functions import (
     MOST_NAME_CHARS,
@@ -146,12 +145,8 @@ def run_rescore(options: RescoreOptions, source: SourceOptions, *, json: bool) -
         )
     if options.grader_config and options.grader is None:
         usage_error("rescore", "--grader-config goes with --grader MODULE:CLASS")
-    if options.run is not None and (source.server is not None or source.state_dir is not None):
-        usage_error("rescore", "RUN, --state-dir and --server exclude each other; name one of them")
     with records(json, drops_text=True) as out:
         try:
-            if options.run is not None:
-                source = replace(source, state_dir=str(RunFolder.open(options.run).path))
             functions = load_eval_functions(options.eval_fn)
             grader = None
             if options.grader is not None:
@@ -159,7 +154,7 @@ def run_rescore(options: RescoreOptions, source: SourceOptions, *, json: bool) -
                     options.grader, options.grader_config, author=options.author, timeout=options.timeout
                 )
             return asyncio.run(_Rescore(options, functions, grader, open_source("rescore", source), out).run())
-        except (RunError, LoadError, EvalFunctionError, SourceError) as error:
+        except (LoadError, EvalFunctionError, SourceError) as error:
             usage_error("rescore", printable(str(error)))
         except KeyboardInterrupt:
             return 130

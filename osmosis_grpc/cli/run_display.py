@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from osmosis_grpc.cli.screen import pieces, say_wrapped
-from osmosis_grpc.engine import runner
+from osmosis_grpc.engine.agent_calls import AGENT_RAISED
 from osmosis_grpc.protocol.types.outcome import printable
 from osmosis_grpc.records.evaluate import RowResult, Summary
 from osmosis_grpc.records.evaluate.eval_functions import OWN_REWARD
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 MOST_CHARS = 300
 """The most characters of an error in a line."""
+MOST_PROMPT = 60
+"""The most characters of a prompt in the line of a row."""
+MOST_LABEL = 20
+"""The most characters of a label in the line of a row."""
 
 
 class Display(Protocol):
@@ -111,7 +115,7 @@ class _Notes(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            if record.name == runner.__name__ and not self._debug:
+            if record.msg == AGENT_RAISED and not self._debug:
                 return
             text = f"{record.levelname.lower()}: {record.getMessage()}"
             if record.exc_info and record.exc_info[1] is not None:
@@ -146,8 +150,21 @@ def row_lines(result: RowResult, dataset: str) -> list[str]:
     chats, tokens = usage.get("num_llm_calls", 0), usage.get("total_tokens", 0)
     parts = [f"row {result.name}", result.status, *(rewards or ["no reward"])]
     parts += [counted(chats, "chat"), f"{tokens:,} tokens", *price_text(result.cost)]
-    first = "  ".join([*parts, f"{result.duration_ms / 1000:.2f} s"])
+    parts += [f"cut by {printable(result.cut)}"] * bool(result.cut)
+    parts += [f"{result.duration_ms / 1000:.2f} s", *_asked(result)]
+    first = "  ".join(parts)
     return [first, *failed_lines(result, dataset)]
+
+
+def _asked(result: RowResult) -> list[str]:
+    """Return the label and the prompt of a row, as far as they are known."""
+    label = [] if result.label is None else [f"label {printable(_short(result.label, MOST_LABEL))}"]
+    return [*label, printable(_short(result.prompt, MOST_PROMPT))] if result.prompt else label
+
+
+def _short(text: str, most: int) -> str:
+    text = text.partition("\n")[0]
+    return text if len(text) <= most else f"{text[: most - 4]} ..."
 
 
 def failed_lines(result: RowResult, dataset: str) -> list[str]:
@@ -159,15 +176,10 @@ def _failures(result: RowResult) -> Iterator[str]:
     """Yield a line for a rollout that failed, or for each of its scores that failed."""
     if not result.completed:
         where = f" (at {result.where})" if result.where else ""
-        text = f"{_first_line(result.error or '')}{where}"
+        text = f"{_short(result.error or '', MOST_CHARS)}{where}"
         yield printable(f"{result.status}  {result.reason}: {text}" if result.reason else f"{result.status}  {text}")
     for name, error in (result.score_errors or {}).items():
-        yield printable(f"{name} has no score: {_first_line(error)}")
-
-
-def _first_line(text: str) -> str:
-    first = text.partition("\n")[0]
-    return first if len(first) <= MOST_CHARS else first[: MOST_CHARS - 4] + " ..."
+        yield printable(f"{name} has no score: {_short(error, MOST_CHARS)}")
 
 
 def figures(summary: Summary, *, scores: bool = True) -> list[str]:
@@ -191,7 +203,8 @@ def _of(summary: Summary) -> str:
     """Return which rollouts a mean reward is of; empty if it is of all."""
     if summary.rewarded == summary.total:
         return ""
-    which = "completed" if summary.rewarded == summary.passed else "have a reward"
+    has = "has" if summary.rewarded == 1 else "have"
+    which = "completed" if summary.rewarded == summary.passed else f"{has} a reward"
     return f" of the {summary.rewarded} that {which}"
 
 

@@ -8,13 +8,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from osmosis_grpc.cli.options import SourceOptions
+from osmosis_grpc.cli.recorded import named
 from osmosis_grpc.cli.screen import Line, Screen, wrapped
 from osmosis_grpc.cli.source import Source, read_source, stopped_text
 from osmosis_grpc.cli.transcript import Conversation, View, reward_lines, sample_lines
 from osmosis_grpc.protocol.types import Failure, FailureReason, OutcomeStatus, RolloutInfo, Sample, Segment
 from osmosis_grpc.records.reading.event_text import failure_text, one_line
 from osmosis_grpc.records.reading.history import MAIN, Chat, History, ToolCall, by_tool, history_of
-from osmosis_grpc.records.reading.phrases import counted, pinned_text, reward_text, split_text
+from osmosis_grpc.records.reading.phrases import INTERRUPTED, counted, pinned_text, reward_text, split_text
 from osmosis_grpc.records.reading.rollout_record import rollout_record, turn_record
 from osmosis_grpc.serve.json_output import Records, usage_error
 
@@ -74,8 +75,11 @@ class Wanted:
 class RolloutText:
     """One rollout, and what is wanted of it."""
 
-    def __init__(self, info: RolloutInfo, history: History, wanted: Wanted, screen: Screen, *, now: float) -> None:
-        """`now` is in Unix seconds. Times of an unfinished rollout end there."""
+    def __init__(
+        self, info: RolloutInfo, history: History, wanted: Wanted, screen: Screen, *, now: float, stopped: bool = False
+    ) -> None:
+        """`now` is in Unix seconds. Times of an unfinished rollout end there. If `stopped`, no process runs it."""
+        self._state = INTERRUPTED if stopped and info.end_time is None else str(info.state)
         self._info = info
         self._history = history
         self._wanted = wanted
@@ -136,9 +140,8 @@ class RolloutText:
     def _conversation(self, name: str, sample: Sample) -> Iterator[Line]:
         history = self._history
         now = None if self._ended else self._now
-        known = Conversation(
-            sample.messages, tools=history.tool_ends(name, now), notes=history.notes(name), view=self._view
-        )
+        view = replace(self._view, long_from=self._failing_turn(name))
+        known = Conversation(sample.messages, tools=history.tool_ends(name, now), notes=history.notes(name), view=view)
         yield from sample_lines(name, sample, history.answered(), known)
         for chat in history.chats.values():
             if chat.asked.sample == name and chat.answered is None:
@@ -157,7 +160,7 @@ class RolloutText:
             yield Line.of(f"{number} assistant: the reply {waited}", "note")
 
     def _end(self) -> Iterator[Line]:
-        """Yield the rewards, the times, and the end with the turn that failed."""
+        """Yield the rewards, the times, and the end."""
         info, history = self._info, self._history
         outcome = info.outcome
         now = info.end_time if info.end_time is not None else self._now
@@ -181,7 +184,7 @@ class RolloutText:
         if outcome is None:
             doing = info.activity
             since = self._now - doing.start_time
-            yield from self._wrapped(f"{info.state}: {doing.description}, for {max(0.0, since):.1f} s", "bad")
+            yield from self._wrapped(f"{self._state}: {doing.description}, for {max(0.0, since):.1f} s", "bad")
             return
         metrics = outcome.metrics
         calls = len(history.tools) or metrics.num_tool_calls
@@ -201,7 +204,7 @@ class RolloutText:
             yield from self._failure(outcome.status, outcome.failure)
 
     def _failure(self, status: OutcomeStatus, failure: Failure) -> Iterator[Line]:
-        """Yield why and where a rollout failed. The last lines are the turn that failed, with its tool results."""
+        """Yield why and where a rollout failed. The conversation above ends with the turn that failed."""
         reason = ", ".join(filter(None, [str(failure.reason), failure.boundary, "retryable" * failure.retryable]))
         first, *more = failure_text(failure).splitlines() or [""]
         where = f" at {failure.where}" if failure.where else ""
@@ -218,18 +221,14 @@ class RolloutText:
         for frame in failure.frames:
             text = f"{frame.file}:{frame.line} in {frame.function}: {frame.code}"
             yield from self._wrapped(text, indent=2)
-        yield from self._last_turns()
 
-    def _last_turns(self) -> Iterator[Line]:
-        """Yield the last turn, after the last turn with tools if that is an earlier one."""
-        history = self._history
-        last = history.chats.get(history.last) if history.last else None
-        calling = next((history.chats.get((tool.sample, tool.chat_number)) for tool in reversed(history.tools)), None)
-        shown = [("the last tools, turn", calling)] if calling is not last else []
-        for title, chat in (*shown, ("the last turn,", last)):
-            if chat is not None:
-                yield Line.of(f"{title} {_turn_name(*chat.name)}:", "head", 2)
-                yield from (line.indented(4) for line in self._reply(chat, MOST_FAILING_LINES))
+    def _failing_turn(self, name: str) -> int | None:
+        """Return the chat of a sample from which on a rollout that failed is shown at length; None for the others."""
+        outcome, history = self._info.outcome, self._history
+        if outcome is None or outcome.failure is None or not history.last or history.last[0] != name:
+            return None
+        called = [tool.chat_number for tool in history.tools if tool.sample == name]
+        return min([history.last[1], *called[-1:]])
 
     def turns(self) -> list[Chat]:
         """Return the chats that are wanted."""
@@ -255,20 +254,20 @@ class RolloutText:
             text = "asked with " + ", ".join(f"{name} {value}" for name, value in about.items())
             text += f"; {pinned_text(asked)}" if asked.passed is not None else ""
             yield from self._wrapped(text, "note", indent=2)
-        yield from (line.indented(2) for line in self._reply(chat, None))
+        yield from (line.indented(2) for line in self._reply(chat))
         if chat.answered is not None:
             usage = chat.answered.response.usage or {}
             counts = ", ".join(f"{name} {value}" for name, value in usage.items() if isinstance(value, int))
             if counts:
                 yield from self._wrapped(f"usage: {counts}", "note", indent=2)
 
-    def _reply(self, chat: Chat, lines: int | None) -> Iterator[Line]:
-        """Yield the reply of a chat with the results of its tools."""
+    def _reply(self, chat: Chat) -> Iterator[Line]:
+        """Yield the whole reply of a chat with the results of its tools."""
         if chat.answered is None:
             yield from self._open_chat(chat)
             return
         name, number = chat.name
-        view = replace(self._view, lines=lines, reasoning=self._view.reasoning or lines is None)
+        view = replace(self._view, lines=None, reasoning=True)
         messages = [chat.answered.response.message, *self._history.tool_messages(chat, self.samples)]
         now = None if self._ended else self._now
         tools = self._history.tool_ends(name, now)
@@ -307,11 +306,13 @@ def run_show(rollout: str, attempt: int | None, wanted: Wanted, options: SourceO
     """Print a rollout, and return the exit code."""
 
     async def read(source: Source, out: Records) -> int:
-        info = await source.get(rollout, attempt or 0)
-        history = await history_of(source.events(rollout, info.attempt))
+        info = await named(source, rollout, attempt or 0)
+        history = await history_of(source.events(info.rollout_id, info.attempt))
         as_of = await source.as_of()
         screen = Screen.of(out)
-        shown = RolloutText(info, history, wanted, screen, now=time.time() if as_of is None else as_of)
+        shown = RolloutText(
+            info, history, wanted, screen, now=time.time() if as_of is None else as_of, stopped=as_of is not None
+        )
         if problem := shown.problem():
             usage_error("show", problem)
         if wanted.turn is None:

@@ -33,6 +33,9 @@ class View:
     """Whether the reasoning of replies is shown. False shows its size, and None nothing."""
     hints: bool = False
     """Whether the lines about what is left out name the options that show it."""
+    long_from: int | None = None
+    """The chat from which on a text may have `long_lines` lines, because the rollout failed there."""
+    long_lines: int = 40
 
 
 NOT_KNOWN = ToolEnd()
@@ -135,7 +138,10 @@ class Conversation:
         yield from self._limited(found)
 
     def _limited(self, found: Sequence[Line]) -> Iterator[Line]:
-        most = len(found) if self.view.lines is None else self.view.lines
+        view = self.view
+        most = len(found) if view.lines is None else view.lines
+        if view.long_from is not None and self._number >= view.long_from:
+            most = max(most, view.long_lines)
         yield from found[:most]
         if len(found) > most:
             hint = f" (--turn {self._number or 1} shows them)" if self.view.hints else ""

@@ -15,7 +15,9 @@ from urllib.parse import urlencode
 
 from osmosis_grpc.cli.command_options import ViewOptions
 from osmosis_grpc.cli.options import SourceOptions
-from osmosis_grpc.cli.source import RUNS, Source, open_source
+from osmosis_grpc.cli.place import Place, place_of
+from osmosis_grpc.cli.recorded import named
+from osmosis_grpc.cli.source import Source, open_source
 from osmosis_grpc.policies.template_tokenizer import TokenTexts
 from osmosis_grpc.protocol.errors import MissingExtraError, missing_extra
 from osmosis_grpc.protocol.types.outcome import printable
@@ -33,7 +35,7 @@ def run_view(options: ViewOptions, listed: ListOptions, source: SourceOptions, *
 
     `listed` has the filters of the first table, or of the export.
     """
-    source = replace(source, server=options.follow, run=options.run, token_file=options.server_token_file)
+    source = replace(source, token_file=options.server_token_file)
     with records(json) as out, ExitStack() as stack:
         try:
             app: Any = importlib.import_module("osmosis_grpc.viewer.app")
@@ -43,17 +45,17 @@ def run_view(options: ViewOptions, listed: ListOptions, source: SourceOptions, *
             usage_error("view", "--single-file needs --export FILE")
         token = _token(options)
         texts = _texts(options.tokenizer)
-        chosen = _chosen(options, source, stack)
-        opened = open_source("view", chosen)
+        place = _place(options, source, stack)
+        opened = open_source("view", source, place)
         try:
             if options.export is not None:
                 return asyncio.run(_export(opened, options.export, listed, out, single_file=options.single_file))
-            shown_with = {"words": _words(chosen), "texts": texts, "metrics": _metrics(options, chosen)}
+            shown_with = {"words": place.words, "texts": texts, "metrics": _metrics(options, source, place)}
             return asyncio.run(_view(app, opened, options, listed, token, shown_with, out))
         except FilterError as error:
             usage_error("view", f"--{error.option}: {error}")
         except (SourceError, ValueError) as error:
-            hint = "" if chosen.server or chosen.state_dir or chosen.run else "; view --demo shows an example"
+            hint = "" if options.demo or source.where else "; view --demo shows an example"
             usage_error("view", f"{error}{hint}")
         except OSError as error:
             usage_error("view", f"{error}; --port chooses another port")
@@ -97,7 +99,7 @@ async def _view(
         if options.rollout is None:
             await source.page(rollout_filter(listed, time.time()), limit=1)
         else:
-            await source.get(options.rollout)
+            options = replace(options, rollout=(await named(source, options.rollout)).rollout_id)
         try:
             port = PORT if options.port is None else options.port
             http = await stack.enter_async_context(app.serve_viewer(source, port=port, **given))
@@ -115,12 +117,12 @@ async def _view(
     return 0
 
 
-def _metrics(options: ViewOptions, source: SourceOptions) -> Any:
+def _metrics(options: ViewOptions, source: SourceOptions, place: Place) -> Any:
     """Return the metrics of --metrics; None without it. A wrong address ends the command."""
     if options.metrics is None:
         return None
-    if source.server is None:
-        usage_error("view", "--metrics needs --follow HOST:PORT: a folder has no metrics")
+    if not place.server:
+        usage_error("view", "--metrics needs --from HOST:PORT: a folder has no metrics")
     try:
         token = Path(source.token_file).read_text().strip() if source.token_file else ""
         return importlib.import_module("osmosis_grpc.viewer.metrics").scraped(options.metrics, token, source.ca)
@@ -146,35 +148,18 @@ def _address(server: str, rollout: str | None, token: str = "", listed: ListOpti
     return f"http://{server}/{path}{'?' * bool(query)}{query}{'' if rollout is None else '#failed'}"
 
 
-def _chosen(options: ViewOptions, source: SourceOptions, stack: ExitStack) -> SourceOptions:
-    """Return the options of the source. --demo writes rollouts to a folder that is deleted at the end.
+def _place(options: ViewOptions, source: SourceOptions, stack: ExitStack) -> Place:
+    """Return what is shown. --demo writes rollouts to a folder that is deleted at the end."""
+    if not options.demo:
+        return place_of("view", source.where)
+    if source.where is not None:
+        usage_error("view", "--from and --demo exclude each other; name one of them")
+    from osmosis_grpc.cli.view_demo import write_demo
 
-    Without a source, it is the state folder, else the newest run of test or eval, else a server on this machine.
-    """
-    named = [options.folder is not None, source.server is not None, source.run is not None, options.demo]
-    if sum(named) > 1:
-        usage_error("view", "a folder, --run, --follow and --demo exclude each other; name one of them")
-    if options.demo:
-        from osmosis_grpc.cli.view_demo import write_demo
-
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="osmosis-view-demo-"))
-        say_error("running twelve rollouts of the demo ...")
-        asyncio.run(write_demo(Path(folder)))
-        return replace(source, state_dir=folder)
-    if options.folder is not None:
-        if not (Path(options.folder) / "journal.db").exists():
-            known = "there is no journal in it" if Path(options.folder).is_dir() else "there is no such folder"
-            usage_error("view", f"{options.folder}: {known}; name a state folder or the folder of a run")
-        return replace(source, state_dir=options.folder)
-    state = Path(".osmosis/state/journal.db")
-    if not any(named) and not state.exists() and any(RUNS.glob("*/journal.db")):
-        return replace(source, run="last")
-    return source
-
-
-def _words(source: SourceOptions) -> str:
-    given = {"--server": source.server, "--state-dir": source.state_dir, "--run": source.run}
-    return " ".join(f"{name} {shlex.quote(value)}" for name, value in given.items() if value is not None)
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="osmosis-view-demo-"))
+    say_error("running twelve rollouts of the demo ...")
+    asyncio.run(write_demo(Path(folder)))
+    return Place(Path(folder))
 
 
 def _token(options: ViewOptions) -> str:

@@ -76,7 +76,7 @@ BY_MODULE = {
     "rollout.eval.common.dataset": _DATASET,
     "rollout.server": _WIRE,
     "rollout.server.registration": _ADDRESS,
-    "rollout.trajectory": "write trajectories with osmosis-grpc export --format atif",
+    "rollout.trajectory": "write trajectories with osmosis-grpc export --to atif",
     "rollout.types": _WIRE,
     "rollout.types.harbor": _TASKS,
     "rollout": _WIRE,

@@ -18,6 +18,8 @@ from osmosis_grpc.protocol.types.outcome import log_traceback, printable
 from osmosis_grpc.protocol.types.requests import copy_of, unread_metadata
 
 log = logging.getLogger(__name__)
+AGENT_RAISED = "the agent of rollout %s raised%s\n%s"
+"""The line of the log about an exception that ends a rollout. Its outcome says the same."""
 
 
 async def run_agent(
@@ -43,7 +45,7 @@ async def run_agent(
         if failure and (failure.boundary == "trainer" or isinstance(error, RolloutEndedError | SnapshotGone)):
             log.warning("rollout %s failed%s: %s", rollout_id, where, printable(failure.message))
         else:
-            log.warning("the agent of rollout %s raised%s\n%s", rollout_id, where, log_traceback(error))
+            log.warning(AGENT_RAISED, rollout_id, where, log_traceback(error))
         return termination
 
 

@@ -112,7 +112,7 @@ async def run_process(
         if worker is not None:
             await worker.begin(server)
         out.write("ready", **addresses, agent_loops=names, pid=os.getpid(), version=__version__)
-        out.say(_banner(names, addresses, security, reflection=config.reflection))
+        out.say(_banner(names, addresses, security))
         state = options.state_folder
         log.info(
             "serving %s",
@@ -333,17 +333,14 @@ def _exit_now(code: int) -> None:
     os._exit(code)
 
 
-def _banner(names: Sequence[str], addresses: dict[str, str], security: ServerSecurity, *, reflection: bool) -> str:
-    scheme, more = ("https", "") if security.tls else ("http", "--http2-prior-knowledge ")
-    if security.tokens:
-        more += '-H "Authorization: Bearer $TOKEN" --reflect-header "*" '
+def _banner(names: Sequence[str], addresses: dict[str, str], security: ServerSecurity) -> str:
+    scheme = "https" if security.tls else "http"
+    ping = f"osmosis-grpc ping {addresses['grpc']}"
+    ping += " --tls" * bool(security.tls) + " --token-file FILE" * bool(security.tokens)
     lines = [
         f"serving {', '.join(names)}",
         f"  gRPC    {addresses['grpc']}",
-        f"  try     buf curl --protocol grpc {more}"
-        f"{scheme}://{addresses['grpc']}/osmosis.rollout.v1.RolloutService/GetServerInfo"
-        if reflection
-        else "",
+        f"  try     {ping}",
         f"  HTTP    {scheme}://{addresses['http']}/v1/rollout/init, and /rollout" if "http" in addresses else "",
         f"  metrics http://{addresses['metrics']}/metrics" if "metrics" in addresses else "",
         f"  view    {scheme}://{addresses['view']}/{'?token=...' * bool(security.admin_tokens)}"

@@ -176,7 +176,12 @@ class ServerOptions(Declared):
     )
     grpc_port: int = _addresses("--grpc-port PORT", "gRPC port; 0 picks a free one.", 50051, bounds=PORTS, common=True)
     http_port: int = _addresses(
-        "-p, --port, --http-port PORT", "HTTP port; 0 picks a free one.", 9000, commands=BOTH, bounds=PORTS, common=True
+        "-p, --port, --http-port PORT",
+        "HTTP port, not that of gRPC; 0 picks a free one.",
+        9000,
+        commands=BOTH,
+        bounds=PORTS,
+        common=True,
     )
     no_http: bool = _addresses("--no-http", "Serve gRPC only.")
     no_reflection: bool = _addresses("--no-reflection", "Do not describe the protocol to tools such as buf curl.")

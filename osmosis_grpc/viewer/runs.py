@@ -196,7 +196,7 @@ def router(pages: Pages) -> APIRouter:
         chosen = request.query_params.getlist("run")
         runs = await anyio.to_thread.run_sync(runs_beside, folder)
         if not runs:
-            raise HTTPException(404, "the viewer shows no run of test or eval: osmosis-grpc view --run last")
+            raise HTTPException(404, "the viewer shows no run of test or eval: osmosis-grpc view --from last")
         return pages.page("runs.html", runs=runs, here=folder.absolute().name, chosen=chosen, most=MOST, at="runs")
 
     @routes.get("/compare")

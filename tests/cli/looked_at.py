@@ -74,7 +74,7 @@ class LookedAt:
 
     def options(self, kind: str) -> tuple[str, str]:
         """Return the options that name the server or the state folder."""
-        return ("--server", self.address) if kind == "server" else ("--state-dir", str(self.folder / "state"))
+        return "--from", self.address if kind == "server" else str(self.folder / "state")
 
 
 def _call(name: str, arguments: str, number: int) -> dict:

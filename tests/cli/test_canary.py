@@ -60,9 +60,9 @@ def test_the_key_of_a_model_is_nowhere(seen, folder, how):
     assert seen("test", *MODEL, *url, *key, **variables) == 2
     ident = json.loads((folder / "run" / "run.json").read_text())["id"]
     for more in ((), ("--json",)):
-        assert seen("show", f"test-{ident}-0", "--state-dir", "run", *more) == 1
-    assert seen("events", f"test-{ident}-1", "--state-dir", "run", "--json") == 0
-    assert seen("query", "SELECT * FROM chats", "--run", "run", "--json") == 0
+        assert seen("show", f"test-{ident}-0", "--from", "run", *more) == 1
+    assert seen("events", f"test-{ident}-1", "--from", "run", "--json") == 0
+    assert seen("query", "SELECT * FROM chats", "--from", "run", "--json") == 0
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,11 @@ def test_a_url_with_a_secret_is_refused(seen, url, model):
 @pytest.mark.parametrize("command", ["list", "ping", "ctl config", "call GetServerInfo"])
 def test_an_address_with_a_password_is_not_shown(seen, command):
     words = command.split()
-    target = (f"user:{KEY}@127.0.0.1:1",) if command == "ping" else ("--server", f"user:{KEY}@127.0.0.1:1")
+    target = (
+        (f"user:{KEY}@127.0.0.1:1",)
+        if command == "ping"
+        else ("--server" if " " in command else "--from", f"user:{KEY}@127.0.0.1:1")
+    )
     assert seen(*words, *target) == 2
 
 
@@ -91,4 +95,5 @@ def test_the_token_of_a_server_is_nowhere(seen, folder, how):
     variables = {"OSMOSIS_ROLLOUT_CLIENT_TOKEN": KEY} if how == "variable" else {}
     for words in (("list",), ("events",), ("show", "r"), ("ctl", "config"), ("call", "GetServerInfo"), ("rescore",)):
         more = ("--eval-fn", "rewards:exact") if words == ("rescore",) else ()
-        assert seen(*words, *more, "--server", "127.0.0.1:1", *ways[how], **variables) in (1, 2)
+        server = "--server" if words[0] in ("ctl", "call") else "--from"
+        assert seen(*words, *more, server, "127.0.0.1:1", *ways[how], **variables) in (1, 2)

@@ -38,7 +38,11 @@ def test_two_runs_are_compared_row_by_row(runs, capsys):
     assert "rewards:exact: A 0.5, B 0.667, B - A 0.167 (-1 to 1) over 3 rows\n" in printed
     assert "  1 better, 1 worse, 1 the same, 2 without a score in A, 1 without a score in B\n" in printed
     assert "  no score in A: rows 4, 5; not in the means above\n  no score in B: row 3; not in the" in printed
-    assert "  better: row 0  0 to 1\n  worse: row 1  1 to 0.5\n" in printed
+    table = [line.split() for line in printed.splitlines() if line.startswith("  ")][-3:]
+    assert table == [["row", "A", "B", "B", "-", "A", "prompt"], ["1", "1", "0.5", "-0.5"], ["0", "0", "1", "+1"]]
+    assert [line.partition(" show ")[2] for line in printed.splitlines() if " show " in line] == [
+        f"1.0 --from {run}" for run in runs
+    ]
 
 
 def test_a_row_that_failed_in_one_run_has_not_passed_there(tmp_path, capfd):
@@ -93,7 +97,7 @@ def test_runs_that_have_nothing_in_common_are_refused(tmp_path, runs, capsys):
     for second, problem in (
         (other, "are runs over different datasets, so their rows are not the same: dataset (file)"),
         (apart, "no row has a score of the same function in both runs"),
-        (str(tmp_path / "none"), "is not the folder of a run"),
+        (str(tmp_path / "none"), "is no folder and no run"),
     ):
         with pytest.raises(Exit) as ended:
             run_compare(runs[0], second, json=False)

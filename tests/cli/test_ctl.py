@@ -67,7 +67,7 @@ async def test_cancel_says_what_became_of_each_rollout(serve):
     assert (await served.trainer.outcome("a")).status is OutcomeStatus.CANCELLED
     again = await served.ctl("cancel", "a", "--attempt", "1")
     assert (again.exit_code, again.stdout) == (0, "a: nothing changed, it had ended CANCELLED\n")
-    assert "it hangs" in (await command("events", "a", "--server", served.server.address)).stdout
+    assert "it hangs" in (await command("events", "a", "--from", served.server.address)).stdout
     assert (await served.ctl("cancel", "--group", "g")).stdout == "no rollout is unfinished\n"
     assert (await served.ctl("cancel", "--prefix", "e")).stdout == "no rollout is unfinished\n"
     assert (await served.ctl("cancel", "--prefix", "b")).stdout == "b: cancelled\n"

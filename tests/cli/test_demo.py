@@ -32,8 +32,8 @@ def test_the_rollouts_of_a_demo_are_kept_on_request_and_exported(tmp_path):
     made = run("-m", "osmosis_grpc", "demo", "--state-dir", "kept", cwd=tmp_path)
     assert made.returncode == 0, made.stderr
     *_, line = made.stdout.splitlines()
-    assert line.endswith("export --to messages --state-dir kept")
-    made = run("-m", "osmosis_grpc", "export", "--to", "messages", "--state-dir", "kept", cwd=tmp_path)
+    assert line.endswith("export --to messages --from kept")
+    made = run("-m", "osmosis_grpc", "export", "--to", "messages", "--from", "kept", cwd=tmp_path)
     assert made.stdout == "8 rollouts read, 8 lines written: messages.jsonl\n"
 
 

@@ -51,9 +51,10 @@ def test_each_row_runs_n_times_and_has_the_scores_of_every_function(finished):
     _, done = finished
     assert (done.returncode, done.stderr) == (0, "")
     lines = [line for line in done.stdout.splitlines() if line != "the agent prints"]
-    assert lines.pop(0) == "If it is stopped, continue it: --resume run"
+    assert lines.pop(0).endswith(" eval --resume run")
     assert re.fullmatch(
-        r"row 0\.0  COMPLETED  reward 0\.25  rewards:exact 1  rewards:length 0\.5  1 chat  \d+ tokens  \d\.\d\d s",
+        r"row 0\.0  COMPLETED  reward 0\.25  rewards:exact 1  rewards:length 0\.5  1 chat  \d+ tokens  \d\.\d\d s"
+        r"  label 3  What is 6 / 2\?",
         lines[0],
     )
     assert lines[6:10] == [
@@ -63,7 +64,11 @@ def test_each_row_runs_n_times_and_has_the_scores_of_every_function(finished):
         "  pass@1 0 (0 to 0), pass@2 0 (0 to 0)",
     ]
     assert re.fullmatch(r"6 of 6 rollouts scored, mean reward 0\.25, \d+ \+ \d+ tokens, 6 chats, \d+\.\d s", lines[10])
-    assert lines[11:] == ["The run is in run.", "To run it again without a model: --replay run"]
+    assert lines[11] == "The run is in run."
+    assert [line.partition("osmosis")[2].partition(" ")[2] for line in lines[12:]] == [
+        "view --from run",
+        "eval --replay run",
+    ]
 
 
 def test_the_output_file_has_the_shape_of_the_sdk(finished):
@@ -95,7 +100,7 @@ def test_the_output_file_has_the_shape_of_the_sdk(finished):
 def test_show_prints_the_scores_and_the_agents_reward(forked, finished):
     folder, _ = finished
     rollout = next(result["rollout_id"] for result in results_of(folder / "run") if result["run_index"] == 1)
-    shown = forked.run("-m", "osmosis_grpc", "show", rollout, "--state-dir", "run", cwd=folder)
+    shown = forked.run("-m", "osmosis_grpc", "show", rollout, "--from", "run", cwd=folder)
     assert "annotated by eval: reward 0, labels rewards:exact\n" in shown.stdout
     assert "annotated by eval: reward 0.5, labels rewards:length\n" in shown.stdout
     assert "\nreward 0.25\n" in shown.stdout
@@ -128,9 +133,8 @@ def test_failed_scores_have_their_texts_and_the_exit_code_is_1(evaluate, forked,
     )
     assert "rewards:fails: mean 1, 1 of 4 scored, 2 failed\n  pass@1 0.5 (0 to 1)\n" in done.stdout
     assert "1 of 4 rollouts scored, 1 failed, 2 without a score, " in done.stdout
-    command = shlex.split(done.stdout.splitlines()[-1])
-    assert command[-4] == "show"
-    shown = " ".join(forked.run("-m", "osmosis_grpc", *command[-4:], cwd=folder).stdout.split())
+    line = next(line for line in done.stdout.splitlines() if line.startswith("2 without a score (rows 0, 1): "))
+    shown = " ".join(forked.run("-m", "osmosis_grpc", *shlex.split(line)[-4:], cwd=folder).stdout.split())
     told = "ValueError: \\x1b[31mI cannot judge this at rewards.py:14 "
     assert f"annotated by eval: labels rewards:fails, note no score: {told}" in shown
     (row,) = [row for row in json.loads((folder / "out.json").read_text())["rows"] if row["row_index"] == 0]
@@ -146,7 +150,7 @@ WRONG = [
     ((*EXACT, "--rows", "1,x"), "--rows '1,x' has 'x', which is neither a row nor a range"),
     ((*EXACT, "--rows", "1-4"), "--rows 1-4: data.jsonl has no row 3"),
     ((*EXACT, "--rows", "1", "--limit", "1"), "--rows chooses rows by number; leave out --offset and --limit"),
-    ((*EXACT, "--resume", "none"), "none is not the folder of a run"),
+    ((*EXACT, "--resume", "none"), "none is no folder and no run"),
     ((*EXACT, "--pass-threshold", "nan"), "--pass-threshold nan is not a finite number"),
     ((*EXACT, "--retry-failed"), "--retry-failed needs an earlier run"),
     ((*EXACT, "--resume", "last", "--save-dir", "x"), "--resume and --save-dir name a run each"),
@@ -196,11 +200,12 @@ def test_an_interrupted_run_prints_the_command_that_continues_it(forked, folder)
         process.send_signal(signal.SIGINT)
         assert process.wait() == 130
     (run,) = (folder / ".osmosis" / "runs").iterdir()
-    name = run.relative_to(folder)
+    name = run.name.rpartition("-")[2]
     lines = [line for line in out.read_text().splitlines() if line != "the agent prints"]
-    assert lines[0] == f"If it is stopped, continue it: --resume {name}"
+    assert lines[0].endswith(f" eval --resume {name}")
     assert lines[-4].startswith("interrupted: 0 of 3 rollouts scored, ")
-    assert lines[-3:-1] == [f"The run is in {name}.", "To continue it:"]
+    assert lines[-3] == f"The run is in {run.relative_to(folder)}."
+    assert lines[-1].startswith("To continue it: ")
     assert lines[-1].endswith(f" eval --resume {name}")
 
 

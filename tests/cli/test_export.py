@@ -92,7 +92,7 @@ async def test_a_damaged_rollout_is_named_or_left_out(looked_at, tmp_path):
     with closing(sqlite3.connect(tmp_path / "state" / "journal.db")) as journal, journal:
         (sequence,) = journal.execute("SELECT sequence FROM rollouts WHERE rollout_id = 'bad'").fetchone()
         journal.execute("UPDATE events SET body = ? WHERE sequence = ? AND number = 2", (b"?", sequence))
-    export = ["export", "--to", "messages", "-o", str(tmp_path / "m"), "--state-dir", str(tmp_path / "state")]
+    export = ["export", "--to", "messages", "-o", str(tmp_path / "m"), "--from", str(tmp_path / "state")]
     made = await command(*export)
     assert made.exit_code == 2
     assert "export: rollout bad is damaged: event 2" in made.output
@@ -148,6 +148,6 @@ async def test_wrong_options(looked_at, tmp_path, monkeypatch, arguments, proble
 
 
 async def test_a_folder_without_a_journal(tmp_path):
-    made = await command("export", "--to", "messages", "-o", str(tmp_path / "m"), "--state-dir", str(tmp_path))
+    made = await command("export", "--to", "messages", "-o", str(tmp_path / "m"), "--from", str(tmp_path))
     assert made.exit_code == 2
     assert "there is no journal" in made.output

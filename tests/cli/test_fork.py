@@ -16,7 +16,7 @@ from tests.cli.in_process import command
 from tests.processes import ROOT
 from tests.server.forking import CHATS, USER, Brancher, fork_at, policy
 
-STATE = ("--state-dir", "state")
+STATE = ("--from", "state")
 AGENT = "from tests.server.forking import Brancher\nclass Agent(Brancher):\n    pass\nagent_loop = Agent()\n"
 CHANGED = """
 from tests.server.forking import Brancher, user
@@ -73,20 +73,20 @@ async def test_a_fork_with_an_agent_runs_here_and_is_shown(recorded, forked):
     end = found[-1]
     assert (end["status"], end["reward"], end["chats"]) == ("COMPLETED", 1.0, len(CHATS) - 2)
     assert end["forked_from"] == {"rollout_id": "r1", "attempt": 1, "sample": "main", "chat_number": 2}
-    shown = await command("show", end["rollout_id"], "--state-dir", "run")
+    shown = await command("show", end["rollout_id"], "--from", "run")
     assert "forked from r1 at chat main 2" in " ".join(shown.stdout.split())
     assert "recorded): r1 main 2" in shown.stdout
-    assert end["show"].endswith(f"show {end['rollout_id']} --state-dir run")
+    assert end["show"].endswith(f"show {end['rollout_id']} --from run")
 
 
 async def test_a_fork_without_an_agent_runs_on_the_server(recorded):
-    arguments = ("fork", "r1", "--at-chat", "1", "--sample", "helper", "--server", recorded.address)
+    arguments = ("fork", "r1", "--at-chat", "1", "--sample", "helper", "--from", recorded.address)
     done = await command(*arguments, "--model", "mock:echo")
     assert done.exit_code == 0, done.output
     assert "COMPLETED (stop), reward 1, 3 live chats" in done.stdout
     rows, _ = await recorded.engine.rollouts.page("", where=RolloutFilter(forked_from="r1"))
     assert [row.fork.sample for row in rows] == ["main", "helper"]
-    assert f"--server {recorded.address}" in done.stdout
+    assert f"--from {recorded.address}" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ async def test_replay_all_without_work_says_why(recorded, arguments, problem):
 
 
 async def test_replay_reads_a_server(recorded):
-    arguments = ("--server", recorded.address, "-m", "today:agent_loop")
+    arguments = ("--from", recorded.address, "-m", "today:agent_loop")
     all_, one = await command("replay", "--all", *arguments), await command("replay", "f1", *arguments)
     assert (all_.exit_code, one.exit_code) == (0, 0), all_.output + one.output
     assert one.stdout.count("same") == len(CHATS) + 1

@@ -97,10 +97,9 @@ def test_a_comment_in_a_block_is_no_heading():
     assert [(each.title, each.text) for each in sections("p", text)] == [("A", text.rstrip()), ("B", "## B\nb")]
 
 
-def test_the_wheel_has_the_pages_that_commands_name():
-    found = IN_THE_WHEEL["force-include"]
-    pages = {name: path for name, path in found.items() if name.startswith("docs/")}
-    assert {"docs/errors.md", "docs/query.md"} <= set(pages)
-    assert all((ROOT / name).exists() and path == f"osmosis_grpc/{name}" for name, path in pages.items())
+def test_the_wheel_has_every_page():
+    assert "docs" in IN_THE_WHEEL["only-include"]
+    assert IN_THE_WHEEL["sources"]["docs"] == "osmosis_grpc/docs"
+    assert all("md" not in each for each in IN_THE_WHEEL["exclude"])
     text = (ROOT / "docs" / "errors.md").read_text()
     assert {reason.value for reason in FailureReason} <= {each.title for each in sections("errors", text)}

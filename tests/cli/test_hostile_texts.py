@@ -81,7 +81,7 @@ SCRIPT = [
 ]
 MODEL = ("-m", "agent:agent_loop", "--model", "mock:script=script.json")
 DATA = ("-d", f"{NAME}.jsonl")
-RUN = ("--state-dir", f"runs/{NAME}")
+RUN = ("--from", f"runs/{NAME}")
 OURS = re.compile(r"\x1b\[[0-9;]*m|\x1b\[\?25[lh]|\x1b\[[0-9]*A|\x1b\[2K|\r(?=\x1b\[2K|\n)")
 """What our own lines and bars write: colours, and on a terminal the movements of the cursor of a bar."""
 
@@ -156,8 +156,8 @@ SLOW = {
     "events --json": ("events", "ROLLOUT-1", *RUN, "--json"),
     "list": ("list", *RUN),
     "list --json": ("list", *RUN, "--json"),
-    "list of no folder": ("list", "--state-dir", NAME),
-    "list of no server": ("list", "--server", NAME),
+    "list of no folder": ("list", "--from", NAME),
+    "list of no server": ("list", "--from", NAME),
     "query --json": ("query", f'SELECT *, 1 AS "{EVIL}" FROM chats', *RUN, "--json"),
     "query --csv": ("query", "SELECT * FROM chats", *RUN, "--csv"),
     "query with a mistake": ("query", f"SELEC {EVIL}", *RUN),
@@ -165,7 +165,7 @@ SLOW = {
     "call": ("call", NAME),
     "call of no file": ("call", "Init", "--data", f"@{NAME}"),
     "init": ("init", NAME),
-    "doctor": ("doctor", *RUN),
+    "doctor": ("doctor", "--state-dir", f"runs/{NAME}"),
     "validate": ("validate", "-m", "agent:agent_loop", "--run"),
     "validate of an agent with an evil name": ("validate", "-m", "agent:named"),
     "serve of no agent": ("serve", "-m", f"agent:{NAME}"),

@@ -48,7 +48,7 @@ def test_a_row_of_three_turns_then_row_2_then_quit(session, folder):
         terminal.send("r 2")
         assert "[row 2 of 3] data.jsonl:3" in terminal.expect("[row 2, chat 1]")
         terminal.send("q")
-        end = terminal.expect("To see the failure:")
+        end = terminal.expect("1 failed (row 2): ")
         assert "row 2 (data.jsonl:3)  CANCELLED" in end
         assert process.wait() == 0
     reader = Reader.look(folder / "run")

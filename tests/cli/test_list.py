@@ -8,7 +8,7 @@ from contextlib import closing
 
 import pytest
 
-from osmosis_grpc.cli.list import table
+from osmosis_grpc.cli.list import Listed, rewards, table
 from osmosis_grpc.protocol.types import Activity, RolloutInfo, RolloutState
 from osmosis_grpc.storage import SqliteJournal
 from osmosis_grpc.storage.journal import open_trails as open_trails_file
@@ -75,8 +75,8 @@ def test_a_stuck_tool_is_in_the_table_with_its_name(listing):
     done = listing("--stalled", "10ms")
     assert done.returncode == 0, done.stderr
     head, row, below = done.stdout.splitlines()
-    assert head.split() == ["ID", "AGENT", "STATE", "CHATS", "ELAPSED", "IDLE", "TOKENS"]
-    assert re.fullmatch(r"stuck +traveller +RUNNING +1 +\S+ +\S+ +\d+/\d+", row), row
+    assert head.split() == ["ID", "AGENT", "STATE", "CHATS", "ELAPSED", "IDLE", "TOKENS", "LABEL", "PROMPT"]
+    assert re.fullmatch(r"stuck +traveller +RUNNING +1 +\S+ +\S+ +\d+/\d+  sunny +How is Paris\?", row), row
     assert re.fullmatch(r"  tool forever \S+", below), below
 
 
@@ -98,8 +98,8 @@ WRONG = {
         "--reason: 'AGENT_EXCEPTON' is not a reason; do you mean AGENT_EXCEPTION or ",
     ),
     "reward": (["--min-reward", "nan"], "--min-reward: nan is not a number"),
-    "two sources": (["--server", "127.0.0.1:1", "--state-dir", "x"], "--server and --state-dir exclude each other"),
-    "folder": (["--state-dir", "nowhere"], "there is no journal nowhere/journal.db"),
+    "folder": (["--from", "nowhere"], "--from: nowhere is no folder and no run"),
+    "folder without a journal": (["--from", "."], "there is no journal journal.db"),
 }
 
 
@@ -114,16 +114,19 @@ def test_a_wrong_option_is_one_line_and_code_2(forked, tmp_path, options, told):
 def test_a_folder_without_a_server_stands_still(looked_at, forked, tmp_path):
     shutil.copytree(looked_at.folder / "state", tmp_path / "state")
     listed, shown, record = (
-        [forked.run("-m", "osmosis_grpc", *command, "--state-dir", "state", cwd=tmp_path).stdout for _ in range(2)]
+        [forked.run("-m", "osmosis_grpc", *command, "--from", "state", cwd=tmp_path).stdout for _ in range(2)]
         for command in (("list", "--stalled", "1ms"), ("show", "stuck"), ("list", "--json"))
     )
     assert listed[0] == listed[1]
+    assert re.search(r"^stuck +traveller +INTERRUPTED ", listed[0], re.M)
     note = r"no server uses the state folder state; shown as of \d+-\d+-\d+ \d+:\d+:\d+Z\n"
     assert re.search(rf"\nstuck .*\n  tool forever \d+\.\ds\n{note}\Z", listed[0]), listed[0]
     assert shown[0] == shown[1]
-    assert re.search(rf"\nRUNNING: tool forever, for \d+\.\d s\n{note}\Z", shown[0]), shown[0]
+    assert re.search(rf"\nINTERRUPTED: tool forever, for \d+\.\d s\n{note}\Z", shown[0]), shown[0]
     assert record[0] == record[1]
     assert json.loads(record[0].splitlines()[-1])["as_of"] > 0
+    found = [json.loads(line) for line in record[0].splitlines()[:-1]]
+    assert [each["rollout_id"] for each in found if each["interrupted"]] == ["stuck"]
 
 
 def test_the_lock_says_whether_a_server_uses_the_folder(tmp_path):
@@ -158,18 +161,29 @@ def failed(name, text):
 
 def test_a_failure_is_below_its_row_and_an_id_is_whole():
     name = "3f" * 30
-    lines = list(
-        table([failed(name, "ValueError: " + "long text " * 10), info("r2", state=RolloutState.RUNNING)], 9.0, 80)
-    )
+    infos = failed(name, "ValueError: " + "long text " * 10), info("r2", state=RolloutState.RUNNING)
+    lines = list(table(list(map(Listed, infos)), 9.0, 80))
     assert lines[1].startswith(f"{name}  traveller  FAILED ")
     assert f"{lines[2]} {lines[3].strip()}" == "  AGENT_EXCEPTION: ValueError: " + ("long text " * 10).rstrip()
     assert lines[-1] == "  tool look 8.0s"
     assert max(map(len, lines[2:4])) <= 80
 
 
+@pytest.mark.parametrize(
+    ("values", "texts"),
+    [
+        ([1.0, 0.0, None], ["1.0", "0.0", ""]),
+        ([1.0, 0.25, 0.0, -0.5], ["1.00", "0.25", "0.00", "-0.50"]),
+        ([1e12, 0.0], ["1e+12", "0.0"]),
+    ],
+)
+def test_rewards_have_equally_many_decimals(values, texts):
+    assert rewards(values) == texts
+
+
 async def test_an_empty_folder_has_no_rollouts(forked, tmp_path):
     SqliteJournal(tmp_path / "state").close()
-    done = forked.run("-m", "osmosis_grpc", "list", "--state-dir", "state", cwd=tmp_path)
+    done = forked.run("-m", "osmosis_grpc", "list", "--from", "state", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "there are no rollouts yet in the state folder state\n")
 
 

@@ -96,7 +96,7 @@ async def test_ping_without_an_answer_is_code_2(arguments, said):
 async def test_ping_without_the_token_is_code_2(serve):
     done = await command("ping", (await serve(TOKEN)).address)
     assert (done.exit_code, done.stdout) == (2, "")
-    assert "--token-file names the file of its token" in done.stderr
+    assert "--token-file FILE" in done.stderr
 
 
 async def test_call_prints_the_reply_as_json(serve, tmp_path):

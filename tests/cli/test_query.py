@@ -76,7 +76,7 @@ def query(forked, looked_at):
     """Runs the command on the state folder of a server that is running."""
 
     def command(*arguments):
-        return forked.run("-m", "osmosis_grpc", "query", *arguments, "--state-dir", str(looked_at.folder / "state"))
+        return forked.run("-m", "osmosis_grpc", "query", *arguments, "--from", str(looked_at.folder / "state"))
 
     return command
 
@@ -188,7 +188,7 @@ def printed(looked_at, monkeypatch, capsys):
         monkeypatch.setenv("COLUMNS", "60")
         monkeypatch.setenv("NO_COLOR", "1")
         monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-        assert run_query(QueryOptions(sql=sql, state_dir=str(looked_at.folder / "state")), json=False) == 0
+        assert run_query(QueryOptions(sql=sql, where=str(looked_at.folder / "state")), json=False) == 0
         return capsys.readouterr().out.splitlines()
 
     return command
@@ -235,7 +235,7 @@ REFUSED = {
     "an unknown function": ("SELECT osmosis_value('x')", "osmosis_value"),
     "no SQL": ("SELEC 1", "SELEC"),
     "two statements": ("SELECT 1; SELECT 2", "only one SELECT"),
-    "a comment": ("-- nothing", "osmosis-grpc query lists the views"),
+    "a comment": ("-- nothing", "for the views: osmosis-grpc query"),
     "a Python variable": ("SELECT * FROM sql", "sql"),
     "a table of the journal": ("SELECT * FROM facts", "facts"),
     "a deletion": ("DELETE FROM rollouts", "only one SELECT"),
@@ -272,7 +272,7 @@ def test_without_duckdb_the_extra_is_named(tmp_path, looked_at):
     (tmp_path / "duckdb.py").write_text("raise ModuleNotFoundError('No module named duckdb', name='duckdb')")
     state = str(looked_at.folder / "state")
     done = run(
-        "-m", "osmosis_grpc", "query", "SELECT 1", "--state-dir", state, env=os.environ | {"PYTHONPATH": str(tmp_path)}
+        "-m", "osmosis_grpc", "query", "SELECT 1", "--from", state, env=os.environ | {"PYTHONPATH": str(tmp_path)}
     )
     assert done.returncode == 2
     assert "extra 'query'" in done.stderr
@@ -282,16 +282,11 @@ WRONG_OPTIONS = {
     "both formats": (["SELECT 1", "--json", "--csv"], "--json and --csv exclude each other"),
     "two queries": (["SELECT 1", "--file", "x"], "SQL and --file exclude each other"),
     "no file": (["--file", "x.sql"], "--file x.sql cannot be read: No such file or directory\n"),
-    "a server": (
-        ["SELECT 1", "--server", "here:1"],
-        "it asks a folder and no server; --state-dir names the state folder",
-    ),
-    "two folders": (["SELECT 1", "--run", "last", "--state-dir", "y"], "--run and --state-dir exclude each other"),
-    "no run": (
-        ["SELECT 1", "--run", "last"],
-        "there is no run in .osmosis/runs; --run names the folder of a run of test or eval",
-    ),
-    "no journal": (["SELECT 1", "--state-dir", "y"], "there is no journal y/journal.db; --state-dir names the folder"),
+    "a server": (["SELECT 1", "--from", "here:1"], "it asks a folder and no server; --from names the server's folder"),
+    "no run": (["SELECT 1", "--from", "last"], "--from: there is no run in .osmosis/runs"),
+    "no folder": (["SELECT 1", "--from", "y"], "--from: y is no folder and no run"),
+    "no journal": (["SELECT 1", "--from", "."], "there is no journal journal.db"),
+    "nothing": (["SELECT 1"], "there is no "),
 }
 
 
@@ -301,17 +296,6 @@ def test_a_wrong_option_is_one_line_and_exit_code_2(forked, tmp_path, options, t
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"query: {told}")
     assert done.stderr.count("\n") == 1
-
-
-def test_without_a_journal_the_newest_run_is_proposed(forked, tmp_path):
-    (tmp_path / ".osmosis" / "runs" / "1").mkdir(parents=True)
-    (tmp_path / ".osmosis" / "runs" / "1" / "journal.db").touch()
-    variables = {name: value for name, value in os.environ.items() if not name.startswith("OSMOSIS_")}
-    done = forked.run("-m", "osmosis_grpc", "query", "SELECT 1", cwd=tmp_path, env=variables)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == (
-        "query: there is no journal in .osmosis/state; --run last asks the newest run in .osmosis/runs\n"
-    )
 
 
 def test_a_query_can_come_from_a_file(query, tmp_path):
@@ -338,7 +322,7 @@ def test_a_query_that_takes_too_long_ends(looked_at):
 def test_ctrl_c_ends_a_query_with_130(looked_at):
     command = [sys.executable, "-m", "osmosis_grpc", "query", "--json", ENDLESS]
     folder = str(looked_at.folder / "state")
-    with subprocess.Popen([*command, "--state-dir", folder], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen([*command, "--from", folder], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert b'"row"' in process.stdout.readline()
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 130
@@ -348,7 +332,7 @@ def test_ctrl_c_ends_a_query_with_130(looked_at):
 @pytest.mark.slow
 def test_a_query_imports_no_library_that_it_does_not_need(looked_at):
     done = run(
-        *("-X", "importtime", "-m", "osmosis_grpc", "query", "--state-dir", str(looked_at.folder / "state")),
+        *("-X", "importtime", "-m", "osmosis_grpc", "query", "--from", str(looked_at.folder / "state")),
         "SELECT count(*) FROM tools",
     )
     assert done.returncode == 0
@@ -437,7 +421,7 @@ async def test_no_output_has_a_secret(forked, journal):
     for view in VIEWS:
         assert CANARY not in repr(asked(journal, f"SELECT * FROM {view}"))
     for option in ("--json", "--csv", "--limit=9"):
-        done = forked.run("-m", "osmosis_grpc", "query", option, "SELECT * FROM events", "--state-dir", str(journal))
+        done = forked.run("-m", "osmosis_grpc", "query", option, "SELECT * FROM events", "--from", str(journal))
         assert done.returncode == 0
         assert CANARY not in done.stdout + done.stderr
 
@@ -470,9 +454,9 @@ async def test_damaged_rollouts_are_counted(forked, journal):
     with sqlite3.connect(journal / "journal.db") as database:
         database.execute("UPDATE events SET body = x'00' WHERE number = 6")
     database.close()
-    done = forked.run("-m", "osmosis_grpc", "query", "--csv", "SELECT name FROM logs", "--state-dir", str(journal))
+    done = forked.run("-m", "osmosis_grpc", "query", "--csv", "SELECT name FROM logs", "--from", str(journal))
     assert (done.returncode, done.stdout) == (0, "name\n")
     assert done.stderr == (
         "query: 1 of the rollouts are damaged, and values are missing; "
-        f"run osmosis-grpc doctor --state-dir {journal} for details\n"
+        f"for details: osmosis-grpc doctor --state-dir {journal}\n"
     )

@@ -48,14 +48,14 @@ COMMANDS = {
     "test": ([*RUN, "--save-dir", "c"], {"started", "row", "summary"}),
     "eval": ([*RUN, "--save-dir", "e", "--eval-fn", "agent:score"], {"started", "row", "summary"}),
     "compare": (["a", "b"], {"runs", "comparison"}),
-    "rescore": (["a", "--eval-fn", "agent:score"], {"rollout", "summary"}),
-    "list": (["--state-dir", "a"], {"rollout", "listed"}),
-    "show": (["ID", "--state-dir", "a"], {"rollout", "turn"}),
-    "events": (["ID", "--state-dir", "a"], {"accepted", "ended"}),
-    "query": (["SELECT rollout_id FROM rollouts", "--run", "a"], {"row"}),
-    "export": (["--to", "messages", "--run", "a"], {"exported"}),
+    "rescore": (["--from", "a", "--eval-fn", "agent:score"], {"rollout", "summary"}),
+    "list": (["--from", "a"], {"rollout", "listed"}),
+    "show": (["ID", "--from", "a"], {"rollout", "turn"}),
+    "events": (["ID", "--from", "a"], {"accepted", "ended"}),
+    "query": (["SELECT rollout_id FROM rollouts", "--from", "a"], {"row"}),
+    "export": (["--to", "messages", "--from", "a"], {"exported"}),
     "docs": (["AGENT_EXCEPTION"], {"page"}),
-    "replay": (["ID", *AGENT_LOOP, "--state-dir", "a"], {"replayed"}),
+    "replay": (["ID", *AGENT_LOOP, "--from", "a"], {"replayed"}),
     "doctor": (["--state-dir", "a"], {"checked", "examined"}),
     "backup": (["copied", "--state-dir", "a"], {"copied"}),
 }
@@ -85,7 +85,7 @@ def folder(forked, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def rollout_id(forked, folder):
-    done = forked.run("-m", "osmosis_grpc", "list", "--state-dir", "a", "--json", cwd=folder)
+    done = forked.run("-m", "osmosis_grpc", "list", "--from", "a", "--json", cwd=folder)
     return json.loads(done.stdout.splitlines()[0])["rollout_id"]
 
 

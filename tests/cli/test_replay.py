@@ -138,7 +138,7 @@ def replay(folder, forked):
 
     def start(*arguments, module="agents:agents", state="state", **variables):
         modules = ("-m", module) if module else ()
-        command = ("-m", "osmosis_grpc", "replay", *arguments, *modules, "--state-dir", str(state))
+        command = ("-m", "osmosis_grpc", "replay", *arguments, *modules, "--from", str(state))
         done = forked.run(*command, cwd=folder, env=os.environ | variables)
         # On a busy machine, the watchdog may find the event loop blocked.
         lines = [line for line in done.stderr.splitlines(keepends=True) if "has been blocked" not in line]
@@ -275,11 +275,11 @@ MISTAKES = [
     (["called"], {"-m": "agents:nothing"}, "agents has no attribute 'nothing'"),
     (["called"], {"-m": "no_such_module:x"}, "there is no module 'no_such_module'"),
     (["called"], {"-m": "raising:x"}, "ValueError: not today at "),
-    (["called"], {"--state-dir": "elsewhere"}, "there is no journal elsewhere/journal.db; --state-dir names"),
-    (["called"], {"--state-dir": ":memory:"}, "--state-dir DIR names one on disk"),
-    (["called"], {"--state-dir": "corrupt"}, "cannot be used as a journal"),
-    (["called"], {"--state-dir": "newer"}, "was written by a newer version (schema 99"),
-    (["called"], {"--state-dir": "empty"}, "empty/journal.db is empty"),
+    (["called"], {"--from": "elsewhere"}, "--from: elsewhere is no folder and no run"),
+    (["called"], {"--from": ":memory:"}, "--from names one on disk"),
+    (["called"], {"--from": "corrupt"}, "cannot be used as a journal"),
+    (["called"], {"--from": "newer"}, "was written by a newer version (schema 99"),
+    (["called"], {"--from": "empty"}, "empty/journal.db is empty"),
     (["called", "--until-turn", "0"], {}, "--until-turn"),
 ]
 ONE_AFTER_ANOTHER = """
@@ -306,7 +306,7 @@ def test_what_cannot_be_replayed(folder):
                 database.execute(f"PRAGMA application_id = {JOURNAL.application_id(99)}")
     (folder / "corrupt" / "journal.db").write_bytes(b"this is no database at all" * 100)
     (folder / "raising.py").write_text("raise ValueError('not today')")
-    defaults = {"-m": "agents:agents", "--state-dir": "state"}
+    defaults = {"-m": "agents:agents", "--from": "state"}
     commands = []
     for arguments, changes, _ in MISTAKES:
         options = [[name, value] for name, value in (defaults | changes).items() if value]

@@ -42,7 +42,7 @@ def rescore(forked, folder, *options):
 @pytest.mark.slow
 def test_a_new_score_is_an_annotation_and_the_old_ones_stay(forked, folder):
     before = (folder / "run" / "results.jsonl").read_bytes()
-    done = rescore(forked, folder, "run", "--eval-fn", "rewards:length", *STRICT, "--author", "ada")
+    done = rescore(forked, folder, "--from", "run", "--eval-fn", "rewards:length", *STRICT, "--author", "ada")
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     rollout = next(result["rollout_id"] for result in results_of(folder / "run") if result["run_index"] == 1)
@@ -53,22 +53,22 @@ def test_a_new_score_is_an_annotation_and_the_old_ones_stay(forked, folder):
         "rewards:strict: mean 0 (0 to 0), std 0, 6 of 6 scored",
         "12 annotations added, 0 known already",
     ]
-    again = rescore(forked, folder, "run", *STRICT)
+    again = rescore(forked, folder, "--from", "run", *STRICT)
     assert again.stdout.splitlines()[-1] == "0 annotations added, 6 known already"
     assert rollout not in again.stdout
-    shown = forked.run("-m", "osmosis_grpc", "show", rollout, "--state-dir", "run", cwd=folder).stdout
+    shown = forked.run("-m", "osmosis_grpc", "show", rollout, "--from", "run", cwd=folder).stdout
     assert shown.count("annotated by ") == 3
     assert "annotated by eval: reward " in shown
     assert "annotated by ada: reward 0, labels rewards:strict\n" in shown
     assert "\nreward 0.25\n" in shown
     assert (folder / "run" / "results.jsonl").read_bytes() == before
     (folder / "rewards.py").write_text(REWARDS.replace("float(solution_str == ground_truth)", "2"))
-    changed = rescore(forked, folder, "run", *STRICT)
+    changed = rescore(forked, folder, "--from", "run", *STRICT)
     assert changed.stdout.splitlines()[-1] == "6 annotations added, 0 known already"
 
 
 def test_a_score_that_fails_adds_nothing_and_the_exit_code_is_1(forked, folder):
-    done = rescore(forked, folder, "--state-dir", "run", "--eval-fn", "rewards:fails", "--json")
+    done = rescore(forked, folder, "--from", "run", "--eval-fn", "rewards:fails", "--json")
     assert done.returncode == 1
     *rollouts, summary = records(done.stdout)
     assert [record["event"] for record in rollouts] == ["rollout"] * 6
@@ -85,7 +85,7 @@ def test_a_score_that_fails_adds_nothing_and_the_exit_code_is_1(forked, folder):
 
 def test_a_grader_scores_recorded_rollouts(forked, folder):
     grader = ("--grader", "graders:Exact")
-    done = rescore(forked, folder, "run", *grader, "--grader-config", "right=0.5", "--json")
+    done = rescore(forked, folder, "--from", "run", *grader, "--grader-config", "right=0.5", "--json")
     assert (done.returncode, done.stderr) == (1, "")
     *rollouts, summary = records(done.stdout)
     assert sorted(record["scores"].get("graders:Exact", -1) for record in rollouts) == [-1, -1, 0, 0.5, 0.5, 0.5]
@@ -93,12 +93,12 @@ def test_a_grader_scores_recorded_rollouts(forked, folder):
     assert problems == ["ValueError: I cannot judge\nthis at graders.py:11"] * 2
     assert {name: summary[name] for name in ("added", "known", "failed")} == {"added": 4, "known": 0, "failed": 2}
     assert summary["eval_fns"]["graders:Exact"]["scored"] == 4
-    again = rescore(forked, folder, "run", *grader, "--grader-config", "right=0.5", "--author", "ada")
+    again = rescore(forked, folder, "--from", "run", *grader, "--grader-config", "right=0.5", "--author", "ada")
     assert again.stdout.splitlines()[-1] == "0 annotations added, 4 known already, 2 scores failed"
-    other = rescore(forked, folder, "run", *grader, *STRICT, "--author", "ada")
+    other = rescore(forked, folder, "--from", "run", *grader, *STRICT, "--author", "ada")
     assert other.stdout.splitlines()[-1] == "10 annotations added, 0 known already, 2 scores failed"
     rollout = next(record["rollout_id"] for record in rollouts if record["scores"].get("graders:Exact") == 0.5)
-    shown = forked.run("-m", "osmosis_grpc", "show", rollout, "--state-dir", "run", cwd=folder).stdout
+    shown = forked.run("-m", "osmosis_grpc", "show", rollout, "--from", "run", cwd=folder).stdout
     assert "annotated by rescore: reward 0.5, labels graders:Exact\n" in shown
     assert "annotated by ada: reward 1, labels graders:Exact\n" in shown
 
@@ -124,16 +124,21 @@ async def test_each_sample_that_a_grader_rewards_has_an_annotation(tmp_path, mon
 @pytest.mark.slow
 def test_a_usage_error_is_one_line(forked, folder):
     for options, problem in (
-        (("run",), "--eval-fn MODULE:FUNCTION names a function that scores, and --grader MODULE:CLASS a grader"),
-        (("run", *STRICT, "--grader-config", "right=1"), "--grader-config goes with --grader MODULE:CLASS"),
-        (("run", "--grader", "rewards:exact"), "rewards:exact is not a subclass of Grader: it is a function"),
-        (("run", "--grader", "graders:Exakt"), "graders has no attribute 'Exakt'; it has: Exact"),
-        (("run", "--grader", "graders:Exact", "--grader-config", "right=no"), "--grader-config: right: Input should"),
-        (("run", "--state-dir", "run", *STRICT), "RUN, --state-dir and --server exclude each other"),
-        (("none", *STRICT), "none is not the folder of a run"),
-        (("run", *STRICT, "--agent", "nobody"), "the state folder run has no rollout that completed"),
-        (("--state-dir", "nowhere", *STRICT), "there is no journal nowhere/journal.db; --state-dir names the folder"),
-        (("run", "--eval-fn", "rewards:nothing"), "rewards has no attribute 'nothing'"),
+        (
+            ("--from", "run"),
+            "--eval-fn MODULE:FUNCTION names a function that scores, and --grader MODULE:CLASS a grader",
+        ),
+        (("--from", "run", *STRICT, "--grader-config", "right=1"), "--grader-config goes with --grader MODULE:CLASS"),
+        (("--from", "run", "--grader", "rewards:exact"), "rewards:exact is not a subclass of Grader: it is a function"),
+        (("--from", "run", "--grader", "graders:Exakt"), "graders has no attribute 'Exakt'; it has: Exact"),
+        (
+            ("--from", "run", "--grader", "graders:Exact", "--grader-config", "right=no"),
+            "--grader-config: right: Input should",
+        ),
+        (("--from", "none", *STRICT), "--from: none is no folder and no run"),
+        (("--from", "run", *STRICT, "--agent", "nobody"), "the state folder run has no rollout that completed"),
+        (("--from", "nowhere", *STRICT), "--from: nowhere is no folder and no run"),
+        (("--from", "run", "--eval-fn", "rewards:nothing"), "rewards has no attribute 'nothing'"),
     ):
         done = rescore(forked, folder, *options)
         assert (done.returncode, done.stdout) == (2, "")
@@ -147,12 +152,12 @@ def test_a_usage_error_is_one_line(forked, folder):
 def test_rollouts_on_a_server_are_scored_over_the_network(folder):
     command = ["-m", "osmosis_grpc", "rescore", *STRICT]
     with server_process("-m", "agent:agent_loop", "--state-dir", "run", cwd=folder) as (process, address):
-        used = run(*command, "run", cwd=folder)
+        used = run(*command, "--from", "run", cwd=folder)
         assert used.returncode == 2
         assert (
-            f"is in use by process {process.pid}: stop it, or name the server that uses it with --server" in used.stderr
+            f"is in use by process {process.pid}: stop it, or name the server that uses it with --from" in used.stderr
         )
-        done = run(*command, "--server", address, cwd=folder)
+        done = run(*command, "--from", address, cwd=folder)
         assert done.stdout.splitlines()[-1] == "6 annotations added, 0 known already", done.stderr
-        again = run(*command, "--server", address, "--json", cwd=folder)
+        again = run(*command, "--from", address, "--json", cwd=folder)
         assert records(again.stdout)[-1]["known"] == 6

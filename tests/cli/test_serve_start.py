@@ -120,7 +120,7 @@ def test_replay_says_the_same(forked, tmp_path):
     (tmp_path / "agents.py").write_text(AGENT.replace("time.sleep(1.5)", "pass"))
     with server_process("-m", "agents:agent", "--state-dir", "state", cwd=tmp_path) as (_, address):
         assert asyncio.run(roll(address)).reward == 1.0
-    done = forked.run("-m", "osmosis_grpc", "replay", "r", "-m", "broken:x", "--state-dir", "state", cwd=tmp_path)
+    done = forked.run("-m", "osmosis_grpc", "replay", "r", "-m", "broken:x", "--from", "state", cwd=tmp_path)
     (line,) = done.stderr.splitlines()
     assert done.returncode == 2
     assert line.startswith("replay: broken:x: ModuleNotFoundError: No module named 'nowhere'; ")

@@ -1,17 +1,21 @@
 """The sources of commands that look: a server and its state folder say the same."""
 
 import asyncio
+import os
 from contextlib import aclosing
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import typer
 
 from osmosis_grpc.cli.options import SourceOptions
+from osmosis_grpc.cli.place import Place, place_of
+from osmosis_grpc.cli.recorded import named
 from osmosis_grpc.cli.source import open_source
 from osmosis_grpc.protocol.types import RolloutFilter, RolloutState, events
 from osmosis_grpc.protocol.types.rollout_info import EVERY
-from osmosis_grpc.records.evaluate.run_folder import RunFolder
+from osmosis_grpc.records.evaluate.run_folder import RUNS, RunFolder
 from osmosis_grpc.records.reading.folder_source import FolderSource
 from osmosis_grpc.records.reading.server_source import ServerSource
 from osmosis_grpc.records.reading.source_port import SourceError
@@ -23,7 +27,7 @@ from tests.waiting import until
 
 def options_of(served, kind):
     """The options that name the server or its state folder."""
-    return SourceOptions(**{"server" if kind == "server" else "state_dir": served.options(kind)[1]})
+    return SourceOptions(where=served.options(kind)[1])
 
 
 @pytest.fixture(params=["server", "folder"])
@@ -180,7 +184,40 @@ async def test_lists_of_one_source_are_those_of_a_new_source_and_read_only_new_e
         assert found["stuck-seen"].state == RolloutState.CANCELLED
 
 
-def test_the_default_is_the_state_folder_if_it_has_a_journal_else_the_usual_server(looked_at, monkeypatch):
+def made_run(name="", *, command="test"):
+    """Make the folder of a run with an empty journal, as the newest of all runs."""
+    run = RunFolder.create(RUNS / name if name else None, {"command": command})
+    run.unlock()
+    (run.path / "journal.db").write_bytes(b"x")
+    return run.path
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty folder without settings."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OSMOSIS_ROLLOUT_SERVER_STATE_DIR", raising=False)
+    return tmp_path
+
+
+def test_without_a_name_it_is_the_newest_of_the_state_folder_and_the_runs_else_the_usual_server(here, capsys):
+    state = Path(".osmosis/state")
+    assert place_of("show", None).server == "127.0.0.1:50051"
+    state.mkdir(parents=True)
+    (state / "journal.db").write_bytes(b"x")
+    assert place_of("show", None) == Place(state)
+    assert capsys.readouterr().err == ""
+    run = made_run()
+    os.utime(run / "journal.db", (2e9, 2e9))
+    assert place_of("show", None) == Place(run)
+    os.utime(state / "journal.db", (3e9, 3e9))
+    assert place_of("show", None) == Place(state)
+    assert capsys.readouterr().err.splitlines() == [
+        f"show: reads the newest, {each}; --from names another" for each in (run, state)
+    ]
+
+
+def test_the_state_folder_of_the_settings_counts(looked_at, here, monkeypatch):
     folder = looked_at.folder / "state"
     monkeypatch.setenv("OSMOSIS_ROLLOUT_SERVER_STATE_DIR", str(folder))
     assert isinstance(open_source("show", SourceOptions()), FolderSource)
@@ -191,27 +228,55 @@ def test_the_default_is_the_state_folder_if_it_has_a_journal_else_the_usual_serv
         assert found.where == "the server 127.0.0.1:50051"
 
 
-def test_a_run_is_a_folder_with_a_journal_and_last_is_the_newest(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    run = RunFolder.create(None, {"command": "test"})
-    (run.path / "journal.db").touch()
-    for name in ("last", str(run.path)):
-        found = open_source("list", SourceOptions(run=name))
-        assert isinstance(found, FolderSource)
-        assert found.folder == run.path
+def test_a_run_is_named_by_its_folder_its_name_its_id_a_beginning_or_last(here):
+    first, second = made_run("20260101-000000-a1b2c3d"), made_run("20260101-000001-a1c2c3d")
+    assert place_of("list", "last") == Place(second)
+    for name in (str(first), first.name, "a1b2c3d", "a1b", "20260101-000000"):
+        assert place_of("list", name) == Place(first)
+        assert RunFolder.open(name).path == first
+    assert Place(first).words == "--from a1b2c3d"
+    for several in ("a1", "2026"):
+        with pytest.raises(typer.Exit):
+            place_of("list", several)
+    (first / "elsewhere").mkdir()
+    assert Place(first / "elsewhere").words == f"--from {first / 'elsewhere'}"
+
+
+async def test_a_rollout_is_named_by_its_id_its_number_or_a_beginning(source):
+    for name in ("good", "go"):
+        assert (await named(source, name)).rollout_id == "good"
+    with pytest.raises(SourceError):
+        await named(source, "3")
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("31", "test-a-31"),
+        ("32.0", "eval-b-32.0"),
+        ("310", "test-a-310"),
+        ("test-a-31", "test-a-31"),
+        ("ev", "eval-b-32.0"),
+    ],
+)
+async def test_a_number_is_the_end_of_an_id(written, name, found):
+    async with recorded(written.address, "test-a-31", "test-a-310", "eval-b-32.0"):
+        pass
+    async with open_source("show", options_of(written, "folder")) as source:
+        assert (await named(source, name)).rollout_id == found
+        with pytest.raises(SourceError):
+            await named(source, "test-a")
 
 
 @pytest.mark.parametrize(
     ("given", "reported"),
     [
-        ({"server": "a:1", "state_dir": "b"}, "show: --server and --state-dir exclude each other; name one of them"),
-        ({"server": "a:1", "run": "last"}, "show: --server and --run exclude each other; name one of them"),
-        ({"run": "nowhere"}, "show: nowhere is not the folder of a run: it has no run.json; --run names the folder"),
-        ({"server": "localhost"}, "show: localhost is not HOST:PORT"),
-        ({"server": "10.0.0.1:1", "token": "s3cret"}, "10.0.0.1:1 is not loopback, and the token would travel"),
-        ({"server": "a:1", "cert": "x"}, "--cert and --key go together"),
-        ({"server": "a:1", "token_file": "/nonexistent"}, "--token-file: /nonexistent cannot be used"),
-        ({"state_dir": ":memory:"}, "a journal in memory is gone with its server"),
+        ({"where": "nowhere"}, "show: --from: nowhere is no folder and no run"),
+        ({"where": "localhost:http"}, "show: --from: localhost:http is not HOST:PORT"),
+        ({"where": "10.0.0.1:1", "token": "s3cret"}, "10.0.0.1:1 is not loopback, and the token would travel"),
+        ({"where": "a:1", "cert": "x"}, "--cert and --key go together"),
+        ({"where": "a:1", "token_file": "/nonexistent"}, "--token-file: /nonexistent cannot be used"),
+        ({"where": ":memory:"}, "a journal in memory is gone with its server"),
     ],
 )
 def test_wrong_options_end_with_2_and_one_line(given, reported, capsys):
@@ -225,36 +290,37 @@ def test_wrong_options_end_with_2_and_one_line(given, reported, capsys):
 
 
 async def test_a_server_that_is_away_and_a_folder_without_a_journal(tmp_path):
-    options = SourceOptions(server=f"127.0.0.1:{quiet_port()}")
-    with pytest.raises(SourceError, match=r"refuses connections; start it, or name another with --server"):
+    options = SourceOptions(where=f"127.0.0.1:{quiet_port()}")
+    with pytest.raises(SourceError, match=r"refuses connections; start it, or name another with --from"):
         await open_source("show", options).__aenter__()
-    async with open_source("show", SourceOptions(state_dir=str(tmp_path))) as source:
-        with pytest.raises(SourceError, match=r"there is no journal .*; --state-dir names"):
+    async with open_source("show", SourceOptions(where=str(tmp_path))) as source:
+        with pytest.raises(SourceError, match=r"there is no journal .*; --from names"):
             await source.get("good")
 
 
 async def test_the_message_about_the_usual_server_says_that_there_is_no_journal(tmp_path, monkeypatch):
     monkeypatch.setenv("OSMOSIS_ROLLOUT_SERVER_STATE_DIR", str(tmp_path))
-    monkeypatch.setattr("osmosis_grpc.cli.source.SERVER", f"127.0.0.1:{quiet_port()}")
+    monkeypatch.setattr("osmosis_grpc.cli.place.SERVER", f"127.0.0.1:{quiet_port()}")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SourceError, match=rf"^there is no journal in {tmp_path}, and the server 127\.0\.0\.1"):
-        await open_source("show", SourceOptions()).__aenter__()
-    run = tmp_path / ".osmosis" / "runs" / "1"
-    run.mkdir(parents=True)
-    (run / "journal.db").touch()
-    with pytest.raises(SourceError, match=r"\(--run last reads the newest run in \.osmosis/runs\), and the server"):
+    with pytest.raises(
+        SourceError,
+        match=rf"^there is no journal in {tmp_path} and no run in .osmosis/runs, and the server 127\.0\.0\.1",
+    ):
         await open_source("show", SourceOptions()).__aenter__()
 
 
 async def test_a_command_without_a_source_says_that_it_reads_the_server(looked_at, tmp_path, monkeypatch, capsys):
     server = looked_at.options("server")[1]
     monkeypatch.setenv("OSMOSIS_ROLLOUT_SERVER_STATE_DIR", str(tmp_path))
-    monkeypatch.setattr("osmosis_grpc.cli.source.SERVER", server)
+    monkeypatch.setattr("osmosis_grpc.cli.place.SERVER", server)
     async with open_source("list", SourceOptions()) as source:
         assert await source.get("good")
     said = capsys.readouterr()
-    assert said.err == f"list: there is no journal in {tmp_path}, and the command reads the server {server}\n"
-    async with open_source("list", SourceOptions(server=server)):
+    assert (
+        said.err
+        == f"list: there is no journal in {tmp_path} and no run in {RUNS}, and the command reads the server {server}\n"
+    )
+    async with open_source("list", SourceOptions(where=server)):
         assert capsys.readouterr() == ("", "")
 
 
@@ -265,8 +331,8 @@ async def test_a_server_that_does_not_speak_grpc_says_how_to_reach_it(refused_at
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        async with open_source("show", SourceOptions(server=f"127.0.0.1:{port}")) as source:
-            with pytest.raises(SourceError, match="--server, --token and --tls say how to reach it"):
+        async with open_source("show", SourceOptions(where=f"127.0.0.1:{port}")) as source:
+            with pytest.raises(SourceError, match="--from, --token and --tls say how to reach it"):
                 await source.get("good")
 
 

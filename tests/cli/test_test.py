@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 
 import pytest
@@ -11,8 +12,8 @@ from typer import Exit
 
 from osmosis_grpc.cli.command_options import Choices, RunOptions
 from osmosis_grpc.cli.dataset_options import prepare
+from osmosis_grpc.cli.eval import run_dataset
 from osmosis_grpc.records.evaluate import RunError, RunFolder
-from osmosis_grpc.storage import Reader
 from tests.model_server import KEY, model_server, reply
 from tests.processes import ROOT, run
 from tests.waiting import wait_until
@@ -45,6 +46,7 @@ ROWS = [
     {"system_prompt": "Divide.", "user_prompt": "What is 1 / 0?", "ground_truth": "9"},
     {"system_prompt": "Divide.", "user_prompt": "What is 8 / 2?", "ground_truth": "4"},
 ]
+PROGRAM = "osmosis-grpc" if shutil.which("osmosis-grpc") else "python -m osmosis_grpc"
 USUAL = ("-m", "osmosis_grpc", "test", "-m", "agent:agent_loop", "-d", "data.jsonl")
 SCRIPT = {
     "0": [{"tool_calls": [{"id": "c", "function": {"name": "divide", "arguments": '{"a": 6, "b": 2}'}}]}, "It is 3."],
@@ -87,14 +89,21 @@ def test_all_rows_complete_and_the_exit_code_is_0(test, folder):
     done = test("--model", "mock:script=script.json", "--concurrency", "1")
     assert (done.returncode, done.stderr) == (0, "")
     lines = [line for line in done.stdout.splitlines() if line != "the agent prints"]
-    assert re.fullmatch(r"row 0  COMPLETED  reward 1  2 chats  \d+ tokens  \d\.\d\d s", lines[0])
+    assert re.fullmatch(
+        r"row 0  COMPLETED  reward 1  2 chats  \d+ tokens  \d\.\d\d s  label 3  What is 6 / 2\?", lines[0]
+    )
     assert re.fullmatch(r"3 of 3 rows COMPLETED, mean reward 0\.667, \d+ \+ \d+ tokens, 4 chats, \d+\.\d s", lines[3])
     (path,) = runs(folder)
-    shown = path.relative_to(folder)
-    assert lines[4:] == [f"The run is in {shown}.", f"To run it again without a model: --replay {shown}"]
+    name = path.name.rpartition("-")[2]
+    assert lines[4:] == [
+        f"lowest reward 0 (row 1): {PROGRAM} show 1 --from {name}",
+        f"The run is in {path.relative_to(folder)}.",
+        f"In a browser: {PROGRAM} view --from {name}",
+        f"Again without a model: {PROGRAM} test --replay {name}",
+    ]
 
 
-def test_some_rows_fail_and_the_last_line_shows_the_first_of_them(test, folder):
+def test_some_rows_fail_and_a_line_has_the_command_that_shows_the_first_of_them(forked, test, folder):
     write(folder, [*ROWS, {"user_prompt": "fail\x1b[31m"}])
     done = test("--model", "mock:echo", "--concurrency", "1")
     assert done.returncode == 1
@@ -105,19 +114,17 @@ def test_some_rows_fail_and_the_last_line_shows_the_first_of_them(test, folder):
     assert "\x1b" not in done.stdout + done.stderr
     (path,) = runs(folder)
     about = json.loads((path / "run.json").read_text())
-    last = shlex.split(done.stdout.splitlines()[-1])
-    assert last[-4:] == ["show", f"test-{about['id']}-3", "--state-dir", str(path.relative_to(folder))]
-    reader = Reader.look(path)
-    assert reader.find(last[-3])[0].outcome.status == "FAILED"
-    reader.close()
+    assert f"\n1 failed (row 3): {PROGRAM} show 3 --from {about['id']}\n" in done.stdout
+    shown = forked.run("-m", "osmosis_grpc", "show", "3", "--from", about["id"], "--json", cwd=folder)
+    assert json.loads(shown.stdout.splitlines()[0])["rollout_id"] == f"test-{about['id']}-3"
 
 
-def test_the_last_line_shows_the_result_of_the_tool_that_failed(forked, test, folder):
+def test_the_command_for_a_failure_shows_the_result_of_the_tool_that_failed(forked, test, folder):
     calls = [{"id": "c", "function": {"name": "divide", "arguments": '{"a": 1, "b": 0}'}}]
     (folder / "script.json").write_text(json.dumps([{"tool_calls": calls}]))  # the second chat has no reply
     done = test("--model", "mock:script=script.json", "--row", "1")
     assert done.returncode == 1
-    command = shlex.split(done.stdout.splitlines()[-1])
+    command = next(shlex.split(line) for line in done.stdout.splitlines() if line.startswith("1 failed"))
     shown = forked.run("-m", "osmosis_grpc", *command[command.index("show") :], cwd=folder)
     assert "calls divide" in shown.stdout
     assert "Error: float division by zero" in shown.stdout
@@ -202,7 +209,8 @@ def test_the_output_file_has_the_summary_and_the_results(test, folder):
     write(folder, [*ROWS, {"user_prompt": "fail"}])
     done = test("--model", "mock:echo", "-o", "out.json", "--save-dir", "my run")
     assert done.returncode == 1
-    assert done.stdout.endswith("--state-dir 'my run'\n")
+    assert done.stdout.endswith("test --replay 'my run'\n")
+    assert "show 3 --from 'my run'\n" in done.stdout
     written = json.loads((folder / "out.json").read_text())
     assert written["schema_version"] == 1
     assert (written["summary"]["total"], written["summary"]["passed"], written["summary"]["failed"]) == (4, 3, 1)
@@ -233,7 +241,7 @@ def test_a_replay_asks_no_model_and_has_as_many_runs_of_each_row(folder, monkeyp
     RunFolder.create(folder / "evaluated", {"command": "eval", "n": 4}).unlock()
     run = RunOptions(module="osmosis_grpc.testing.calculator:CalculatorAgent", dataset="data.jsonl", replay="evaluated")
     with pytest.raises(Exit) as ended:
-        prepare(run, Choices(command="test"), frozenset({"model", "replay", "base_url"}))
+        run_dataset(run, Choices(command="test"), frozenset({"model", "replay", "base_url"}))
     assert ended.value.exit_code == 2
     assert capsys.readouterr().err.endswith("asks no model; leave out --model and --base-url\n")
     for runs in (1, 5):
@@ -389,7 +397,7 @@ def test_a_terminal_has_a_bar_and_the_rows_that_failed(on_a_terminal, folder):
     assert "4 of 4 rows, 1 failed, mean reward" in plain(text)
     assert "row 3 (data.jsonl:4)  FAILED  AGENT_EXCEPTION: ValueError: \\x1b[31mI fail (at agent.py:19" in plain(text)
     assert "row 0  COMPLETED" not in text
-    assert text.splitlines()[-1].partition("show ")[1]
+    assert "1 failed (row 3): " in plain(text)
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ async def test_a_run_over_grpc_has_one_segment_with_tokens(command, folder, name
     result, summary = map(json.loads, done.stdout.splitlines()[-2:])
     assert (result["reward"], summary["passed"]) == (1.0, 1)
     assert len(engine.received) == 3, "the probe and two chats"
-    shown = await command("show", "--run", "last", "--tokens", result["rollout_id"])
+    shown = await command("show", "--from", "last", "--tokens", result["rollout_id"])
     assert re.search(r"segment 1: \d+ tokens, \d+ sampled, turns 1, 2\b", shown.stdout)
     assert "segment 2" not in shown.stdout
 

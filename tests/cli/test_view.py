@@ -39,7 +39,7 @@ REPLIES = [
 
 def test_view_serves_a_folder_until_a_signal(forked, looked_at):
     folder = looked_at.options("folder")[1]
-    with forked.ready("-m", "osmosis_grpc", "view", folder, "--port", "0", "--json") as (process, ready):
+    with forked.ready("-m", "osmosis_grpc", "view", "--from", folder, "--port", "0", "--json") as (process, ready):
         assert ready["event"] == "ready"
         with urllib.request.urlopen(f"{ready['url']}?state=failed", timeout=20) as page:
             assert b'data-id="bad 1"' in page.read()
@@ -56,7 +56,7 @@ def test_the_line_of_a_failed_test_opens_the_turn_whose_tool_raised(tmp_path):
     options = ["test", "-m", "divider:agent_loop", "-d", "data.jsonl", "--model", "mock:script=script.json"]
     done = subprocess.run([*command, *options], cwd=tmp_path, capture_output=True, text=True, check=False)
     lines = done.stdout.splitlines()
-    words = shlex.split(lines[lines.index("To see the failure in a browser:") + 1])
+    words = next(shlex.split(line) for line in lines if " view " in line)
     view = words[words.index("view") :]
     with subprocess.Popen(
         [*command, *view, "--port", "0", "--json"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
@@ -75,17 +75,17 @@ def test_the_line_of_a_failed_test_opens_the_turn_whose_tool_raised(tmp_path):
 def test_a_server_that_refuses_is_named_with_follow(forked, tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound, and it does not listen
-        done = forked.run("-m", "osmosis_grpc", "view", "--follow", f"127.0.0.1:{taken.getsockname()[1]}", cwd=tmp_path)
+        done = forked.run("-m", "osmosis_grpc", "view", "--from", f"127.0.0.1:{taken.getsockname()[1]}", cwd=tmp_path)
     assert done.returncode == 2
-    assert "name another with --follow" in done.stderr
+    assert "name another with --from" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     {
-        ("nothing",): "view: nothing: there is no such folder; name a state folder or the folder of a run\n",
-        (".",): "view: .: there is no journal in it; name a state folder or the folder of a run\n",
-        ("a", "--demo"): "view: a folder, --run, --follow and --demo exclude each other; name one of them\n",
+        ("--from", "nothing"): "view: --from: nothing is no folder and no run; a server is HOST:PORT\n",
+        ("--from", "."): "view: there is no journal journal.db; --from names a state folder or a run\n",
+        ("--from", "a", "--demo"): "view: --from and --demo exclude each other; name one of them\n",
         ("--token", ""): "view: the token is empty; name a secret\n",
     }.items(),
 )
@@ -103,7 +103,7 @@ def test_a_tokenizer_that_is_no_file_is_named(forked, tmp_path):
 
 def test_other_machines_need_a_token(forked, looked_at):
     folder = looked_at.options("folder")[1]
-    done = forked.run("-m", "osmosis_grpc", "view", folder, "--host", "0.0.0.0", cwd=looked_at.folder)
+    done = forked.run("-m", "osmosis_grpc", "view", "--from", folder, "--host", "0.0.0.0", cwd=looked_at.folder)
     assert done.returncode == 2
     assert "so it needs a token: --token-file FILE" in done.stderr
 

@@ -70,7 +70,7 @@ async def test_a_workflow_and_its_judge_continue_after_a_kill_and_can_be_replaye
     assert (outcome.failure, outcome.reward) == (None, 7.0)
     assert sampled["work", 1, ChatPurpose.POLICY] == sampled["work", 2, ChatPurpose.POLICY] == 1
     assert sampled["judge", 1, ChatPurpose.JUDGE] >= 1
-    replay = ("-m", "osmosis_grpc", "replay", "r1", "-m", "entry.py", "--state-dir", "state")
+    replay = ("-m", "osmosis_grpc", "replay", "r1", "-m", "entry.py", "--from", "state")
     done = run(*replay, "--workflow-config", "times=2", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     chats = [json.loads(line) for line in done.stdout.splitlines() if '"chat"' in line]

@@ -13,7 +13,7 @@ from osmosis_grpc.cli.command_options import (
     with_run_options,
     with_test_choices,
 )
-from osmosis_grpc.cli.options import Json, SourceOptions, argument, with_journal
+from osmosis_grpc.cli.options import Json, SourceOptions, argument, with_source
 
 commands = typer.Typer()
 
@@ -71,7 +71,7 @@ def compare(
 
 
 @commands.command()
-@with_journal
+@with_source
 @with_rescore
 def rescore(*, options: RescoreOptions, json: Json = False, source: SourceOptions) -> None:
     """Score recorded rollouts again, with eval functions or a grader.

@@ -11,6 +11,7 @@ from osmosis_grpc.cli.command_options import (
     with_view,
 )
 from osmosis_grpc.cli.options import (
+    NAME,
     Attempt,
     FilterOptions,
     Json,
@@ -19,7 +20,7 @@ from osmosis_grpc.cli.options import (
     option,
     with_filters,
     with_source,
-    with_view_server,
+    with_view_source,
 )
 
 commands = typer.Typer()
@@ -47,7 +48,7 @@ def list_(
 @commands.command(short_help="Show a rollout: conversations, tools, rewards, times, its end.")
 @with_source
 def show(
-    rollout: str = argument("ROLLOUT", "The rollout's id.", ...),
+    rollout: str = argument("ROLLOUT", NAME, ...),
     attempt: Attempt = None,
     turn: int | None = option("--turn N", "Only this turn, whole, with its tool results.", min=1),
     sample: str | None = option("--sample NAME", "Only this sample."),
@@ -72,7 +73,7 @@ def show(
 @commands.command()
 @with_source
 def events(
-    rollout: str | None = argument("[ROLLOUT]", "The rollout's id. Default with -f: all rollouts."),
+    rollout: str | None = argument("[ROLLOUT]", f"{NAME} Default with -f: all rollouts."),
     follow: bool = option("-f, --follow", "Also print new events as they come.", False),
     attempt: Attempt = None,
     json: Json = False,
@@ -92,7 +93,7 @@ def events(
 
 
 @commands.command(short_help="Show rollouts in a browser.")
-@with_view_server
+@with_view_source
 @with_filters
 @with_view
 def view(*, options: ViewOptions, json: Json = False, filters: FilterOptions, source: SourceOptions) -> None:

@@ -171,7 +171,8 @@ def _passes(
     if threshold is None or threshold != second.get("pass_threshold"):
         return {}
     found = {}
-    for name in sorted(set(first.get("eval_fns", ())) & set(second.get("eval_fns", ()))):
+    functions = [set(about.get("eval_fns") or [REWARD]) for about in (first, second)]
+    for name in sorted(functions[0] & functions[1]):
         both = [Scores(threshold), Scores(threshold)]
         for scores, each in zip(both, results, strict=True):
             for result in each:

@@ -8,12 +8,17 @@ from osmosis_grpc.protocol.types import ChatResponse, OutcomeStatus, RolloutOutc
 from osmosis_grpc.protocol.types.jsontext import is_finite
 from osmosis_grpc.protocol.types.outcome import clip
 from osmosis_grpc.records.evaluate.dataset import Row
+from osmosis_grpc.records.reading.message_text import prompt_text
 
 MILLION = 1_000_000
 REFUSED = "REFUSED"
 """The status of a row whose rollout was not accepted, for example because get_tools raised."""
 MOST_ERROR_BYTES = 4096
 """The most bytes of an error's text in a result. The journal has the whole text."""
+
+
+MOST_PROMPT = 200
+"""The most characters of a prompt and of a label in a result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,12 @@ class RowResult:
     """The place of the failure in the agent's code: FILE:LINE in FUNCTION."""
     reward: float | None = None
     finish_reason: str = ""
+    cut: str = ""
+    """What cut a conversation of the rollout, such as length or max_turns; see Sample.cut. Empty if nothing did."""
+    prompt: str = ""
+    """The first line of the last message of the row, at most MOST_PROMPT characters."""
+    label: str | None = None
+    """The reference answer, at most MOST_PROMPT characters."""
     duration_ms: float = 0.0
     token_usage: Mapping[str, int] = field(default_factory=dict)
     cost: float | None = None
@@ -122,6 +133,8 @@ def result_of(row: Row, outcome: RolloutOutcome, cost: float | None) -> RowResul
         where=failure.where or None if failure is not None else None,
         reward=outcome.mean_reward,
         finish_reason=outcome.finish_reason,
+        cut=next((sample.cut for sample in outcome.samples.values() if sample.cut), ""),
+        **asked(row),
         duration_ms=round(metrics.total_latency_ms, 3),
         token_usage={
             "prompt_tokens": metrics.prompt_tokens,
@@ -131,6 +144,12 @@ def result_of(row: Row, outcome: RolloutOutcome, cost: float | None) -> RowResul
         },
         cost=cost,
     )
+
+
+def asked(row: Row) -> dict[str, Any]:
+    """Return the fields of a result that say what the row asks."""
+    label = None if row.label is None else row.label[:MOST_PROMPT]
+    return {"prompt": prompt_text(row.messages)[:MOST_PROMPT], "label": label}
 
 
 _SCORES = ("run_index", "scores", "score_errors")

@@ -30,7 +30,7 @@ from osmosis_grpc.protocol.types import (
 from osmosis_grpc.protocol.types.outcome import describe
 from osmosis_grpc.records.evaluate.dataset import Row
 from osmosis_grpc.records.evaluate.eval_functions import OWN_REWARD, Scored, Scorer
-from osmosis_grpc.records.evaluate.results import REFUSED, Price, RowResult, cost_of, result_of
+from osmosis_grpc.records.evaluate.results import REFUSED, Price, RowResult, asked, cost_of, result_of
 from osmosis_grpc.records.evaluate.run_folder import RunFolder
 from osmosis_grpc.records.local_host import LocalHost, local_peer
 from osmosis_grpc.storage.journal.schema import KEPT
@@ -175,6 +175,7 @@ class Run:
                 reason=error.reason or None,
                 attempt=attempt,
                 run_index=row.run_index,
+                **asked(row),
                 scores=None if self._scorer is None else {},
                 score_errors=None if self._scorer is None else {},
             )

@@ -1,8 +1,9 @@
 """The folder of a run: a journal with every event, `run.json` about the whole run, and `results.jsonl` with the rows.
 
-The journal is the one of a server, so commands with --state-dir read it.
+The journal is the one of a server, so commands with --from read it.
 """
 
+import contextlib
 import errno
 import json
 import os
@@ -64,21 +65,14 @@ class RunFolder:
 
     @classmethod
     def open(cls, name: str, *, replays: bool = True, command: str = "") -> "RunFolder":
-        """Open the folder of an earlier run. `last` is the newest run below RUNS, and any name may be one there.
+        """Open the folder of an earlier run. Raises RunError.
 
-        Raises RunError. Without `replays`, `last` is the newest run that asked a model; with `command`, it
-        is the newest run of this command.
+        Args:
+            name: See find().
+            replays: If false, `last` is the newest run that asked a model.
+            command: `last` is the newest run of this command, by default of any.
         """
-        path = Path(name)
-        if name == NEWEST and not path.exists():
-            runs = sorted(found.parent for found in RUNS.glob(f"*/{FILE}") if _ARCHIVE not in found.parent.name)
-            while runs and not cls.open(str(runs[-1]))._is(command, replays):
-                runs.pop()
-            if not runs:
-                raise RunError(f"there is no run{f' of {command}' * bool(command)} in {RUNS}")
-            path = runs[-1]
-        elif not path.exists() and (RUNS / name / _RUN).exists():
-            path = RUNS / name
+        path = cls.find(name, replays=replays, command=command)
         try:
             with _opened(path / _RUN) as file:
                 about = json.loads(file.read(MOST_BYTES))
@@ -87,20 +81,36 @@ class RunFolder:
                 raise RunError(f"{path / _RUN} has version {version}, and this program reads version {SCHEMA_VERSION}")
             return cls(path, about)
         except FileNotFoundError:
-            raise RunError(f"{path} is not the folder of a run: it has no {_RUN}{cls._others()}") from None
+            raise RunError(f"{path} is not the folder of a run: it has no {_RUN}{_others()}") from None
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(f"{path / _RUN} cannot be read: {error}") from None
 
+    @classmethod
+    def find(cls, name: str, *, replays: bool = True, command: str = "") -> Path:
+        """Return the folder that a name means. Raises RunError; `replays` and `command` are those of open().
+
+        It is a path, `last` for the newest run below RUNS, or the name of a run there. A beginning of a name or of
+        an id is enough if only one run has it.
+        """
+        if Path(name).exists():
+            return Path(name)
+        if name == NEWEST:
+            for path in reversed(_runs()):
+                if (path / FILE).exists() and cls.open(str(path))._is(command, replays):
+                    return path
+            raise RunError(f"there is no run{f' of {command}' * bool(command)} in {RUNS}")
+        known = _runs()
+        same = [path for path in known if name in (path.name, _id_of(path))]
+        begins = [path for path in known if path.name.startswith(name) or _id_of(path).startswith(name)]
+        found = same or (begins if name else [])
+        if len(found) > 1:
+            raise RunError(f"{name} begins several runs: {', '.join(path.name for path in found[-MOST_NAMES:])}")
+        if not found:
+            raise RunError(f"{name} is no folder and no run{_others()}")
+        return found[0]
+
     def _is(self, command: str, replays: bool) -> bool:
         return command in ("", self.about.get("command")) and (replays or not self.about.get("replay"))
-
-    @classmethod
-    def _others(cls) -> str:
-        """Return a text with the newest runs below RUNS; empty if there are none."""
-        names = sorted(found.parent.name for found in RUNS.glob(f"*/{_RUN}"))
-        shown = ", ".join(reversed(names[-MOST_NAMES:]))
-        more = f", and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-        return f"; the runs in {RUNS} are {shown}{more}" if names else ""
 
     @classmethod
     def exists(cls, path: Path) -> bool:
@@ -147,6 +157,17 @@ class RunFolder:
     def rollout_id(self, row: int | str) -> str:
         """Return the id of the rollout of a row. `row` is its number, or the key of one of its runs."""
         return f"{self.about.get('command', 'test')}-{self.about['id']}-{row}"
+
+    def before(self) -> Path | None:
+        """Return the newest other run below RUNS of the same command and dataset; None if there is none."""
+        about = [self.about.get(name) for name in ("command", "dataset", "agent_loop")]
+        for path in reversed(_runs()):
+            if path.name < self.path.name and path.parent == self.path.parent:
+                with contextlib.suppress(RunError):
+                    other = self.open(str(path)).about
+                    if [other.get(name) for name in ("command", "dataset", "agent_loop")] == about:
+                        return path
+        return None
 
     def save(self) -> None:
         """Write run.json, so that a crash leaves the old file or the new one."""
@@ -206,6 +227,30 @@ class RunFolder:
             size = sum(len(line) for line in file if line.endswith(b"\n"))
             file.truncate(size)
             os.fsync(file.fileno())
+
+
+def short_name(folder: Path) -> str:
+    """Return the shortest name that find() takes for a folder: the id of a run below RUNS, else the path."""
+    if folder.parent == RUNS and [_id_of(path) for path in _runs()].count(_id_of(folder)) == 1:
+        return _id_of(folder)
+    return str(folder)
+
+
+def _runs() -> list[Path]:
+    """Return the folders of runs below RUNS, the newest last. Moved ones are left out."""
+    return sorted(found.parent for found in RUNS.glob(f"*/{_RUN}") if _ARCHIVE not in found.parent.name)
+
+
+def _id_of(folder: Path) -> str:
+    return folder.name.rpartition("-")[2]
+
+
+def _others() -> str:
+    """Return a text with the newest runs below RUNS; empty if there are none."""
+    names = [path.name for path in _runs()]
+    shown = ", ".join(reversed(names[-MOST_NAMES:]))
+    more = f", and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return f"; the runs in {RUNS} are {shown}{more}" if names else ""
 
 
 def _opened(path: Path) -> IO[bytes]:

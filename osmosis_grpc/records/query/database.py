@@ -33,7 +33,7 @@ _SETTINGS = (
     "enable_external_access = false",
     "lock_configuration = true",
 )
-_HELP = "osmosis-grpc query lists the views"
+_HELP = "for the views: osmosis-grpc query"
 
 
 class QueryError(Exception):
@@ -126,7 +126,7 @@ class QueryDatabase:
         """Plan the query, and note the columns that it needs. Raises QueryError if it is not one SELECT."""
         statements = self._database.extract_statements(sql)
         if not statements:
-            raise QueryError(f"there is no SELECT; {_HELP}, and osmosis-grpc docs query has examples")
+            raise QueryError(f"there is no SELECT; {_HELP}")
         if len(statements) > 1 or statements[0].type != self._duckdb.StatementType.SELECT:
             raise QueryError(f"only one SELECT is allowed; {_HELP}")
         plan = self._database.execute(f"EXPLAIN (FORMAT json) {statements[0].query}").fetchall()[0][1]

@@ -81,7 +81,7 @@ async def _in_folder(folder: Path) -> AsyncIterator[Annotator]:
         try:
             journal = SqliteJournal(folder, record_ttl=KEPT, budget=BUDGET, supervisor=supervisor)
         except JournalError as error:
-            raise SourceError(f"{error}, or name the server that uses it with --server") from None
+            raise SourceError(f"{error}, or name the server that uses it with --from") from None
         stack.callback(journal.close)
         engine = Engine([], EngineConfig(record_ttl=KEPT, blocked_after=KEPT), journal=journal, supervisor=supervisor)
         await stack.enter_async_context(engine)

@@ -29,7 +29,7 @@ MOST = 5_000
 
 def doctor_hint(folder: Path) -> str:
     """Return the advice to examine a folder."""
-    return f"run osmosis-grpc doctor --state-dir {shlex.quote(str(folder))} for details"
+    return f"for details: osmosis-grpc doctor --state-dir {shlex.quote(str(folder))}"
 
 
 @contextlib.contextmanager
@@ -42,7 +42,7 @@ def opened(folder: Path) -> Iterator[Reader]:
         finally:
             reader.close()
     except JournalError as error:
-        raise SourceError(f"{error}; --state-dir names the folder that serve was given") from None
+        raise SourceError(f"{error}; --from names a state folder or a run") from None
     except (sqlite3.Error, InvalidArgument, DataLoss) as error:
         raise SourceError(f"{folder} cannot be read: {error}; {doctor_hint(folder)}") from None
 

@@ -1,7 +1,7 @@
 """Reads messages: their text, their reasoning, their tool calls and the ends of these."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +54,12 @@ def text_of(content: Any) -> str:
             size = len(json.dumps(part, default=str))
             texts.append(f"[{part.get('type')}, {size} characters of JSON]")
     return "\n".join(texts)
+
+
+def prompt_text(messages: Sequence[Mapping[str, Any]]) -> str:
+    """Return the first line of what a rollout is asked: of its last user message, else of its last message."""
+    asked = [message for message in messages if message.get("role") == "user"] or list(messages)
+    return text_of(asked[-1].get("content")).strip().partition("\n")[0] if asked else ""
 
 
 def mappings(value: Any) -> list[Mapping[str, Any]]:

@@ -2,6 +2,8 @@
 
 from osmosis_grpc.protocol.types import RolloutOutcome, Segment, SplitReason, events
 
+INTERRUPTED = "INTERRUPTED"
+"""What people are told about an unfinished rollout that no process runs. A server that starts again goes on with it."""
 _SPLITS = {
     SplitReason.HISTORY_CHANGED: "its history continues no earlier turn: earlier messages were changed or left out",
     SplitReason.BRANCH: "its history continues a turn that another turn continues already",

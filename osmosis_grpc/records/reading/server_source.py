@@ -27,7 +27,7 @@ CONNECT = 1.0
 LOST_AFTER = 120.0
 """Commands that follow events end if the server was away for this many seconds."""
 _ADVICE = {
-    Hint.SHOW_CREDENTIAL: "{token}-file names the file of its token",
+    Hint.SHOW_CREDENTIAL: "{token}-file FILE sends the token that is in a file",
     Hint.CHECK_CREDENTIAL: "check the token, or the certificate",
     Hint.USE_TLS: "pass --tls, or --ca with its CA",
     Hint.SHOW_CERTIFICATE: "if it asks for a client certificate, pass --cert and --key",
@@ -85,12 +85,14 @@ class ChosenServer:
         except NotFound as error:
             raise NoRollout(f"{error} on {self}; list shows the rollouts that the token may see") from None
         except CallError as error:
-            how = f"{', '.join(self.names)} and --tls say how to reach it"
-            raise SourceError(f"{self.why}{self.text_of(error)}; {how}") from None
+            how = "" if error.hint else f"; {', '.join(self.names)} and --tls say how to reach it"
+            raise SourceError(f"{self.why}{self.text_of(error)}{how}") from None
 
     def text_of(self, error: CallError) -> str:
         """Return the text of an error with the name of the server, and with the options of the command."""
         server, token = self.names
+        if error.hint is Hint.SHOW_CREDENTIAL:
+            return f"{self} refuses a caller without a credential; {_ADVICE[error.hint].format(token=token)}"
         text = error.with_advice(_ADVICE[error.hint].format(server=server, token=token) if error.hint else "")
         if text.startswith("server "):
             return f"the {text}"

@@ -73,7 +73,7 @@ async def test_show_shows_every_call_of_the_served_coding_agent(tmp_path):
                 assert outcome.extra_fields["patch"].startswith("--- ")
                 assert outcome.samples["main"].trainable
             for name, (_, replies, _) in REPOSITORIES.items():
-                shown = run("-m", "osmosis_grpc", "show", name, "--server", target)
+                shown = run("-m", "osmosis_grpc", "show", name, "--from", target)
                 asked = [call["function"] for reply in replies for call in reply.get("tool_calls", ())]
                 assert shown.returncode == 0, shown.stderr
                 assert shown.stdout.count("      result (") == len(asked), shown.stdout

@@ -87,7 +87,7 @@ def ask(grpc, folder, server):
         config = grpc("ctl", "config", "--server", target)
         assert f"2 processes, with the ports {', '.join(map(str, server.ports))}" in config
         assert re.search(r"max_concurrent +200", config)
-    assert grpc("export", "--to", "messages", "--server", second).startswith("8 rollouts read, 8 lines written")
+    assert grpc("export", "--to", "messages", "--from", second).startswith("8 rollouts read, 8 lines written")
     forks = set()
     for name in SOME[:4]:
         options = "--at-chat", "2", "--model", "mock:echo", "--server", first, "--json"

@@ -267,7 +267,7 @@ async def test_a_folder_belongs_to_one_server_and_every_command_reads_all_of_it(
                 assert shown.returncode == 0, shown.stderr
     backed = await asyncio.to_thread(run, "-m", "osmosis_grpc", "backup", "copy", "--state-dir", "state", cwd=tmp_path)
     assert backed.returncode == 0, backed.stderr
-    rows = await command(tmp_path, "query", "--json", "SELECT rollout_id FROM rollouts", "--state-dir", "copy")
+    rows = await command(tmp_path, "query", "--json", "SELECT rollout_id FROM rollouts", "--from", "copy")
     assert {row["row"]["rollout_id"] for row in rows if row["event"] == "row"} == {*IDS}
     (tmp_path / "state").rename(tmp_path / "old")
     (tmp_path / "copy").rename(tmp_path / "state")

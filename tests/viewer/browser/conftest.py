@@ -171,7 +171,7 @@ def followed(stack, tmp_path_factory, logs) -> tuple[str, str]:
     secret.write_text(CANARY)
     agents = ("-m", "osmosis_grpc.testing.calculator:agent_loop", "--state-dir", str(folder / "state"))
     _, address = stack.enter_context(server_process(*agents, "--admin-token-file", str(secret), cwd=ROOT))
-    follow = ("--follow", address, "--server-token-file", str(secret))
+    follow = ("--from", address, "--server-token-file", str(secret))
     return address, stack.enter_context(viewing(*follow, log=logs / "followed.log"))
 
 

@@ -1,4 +1,4 @@
-"""Rollouts whose texts are markup and scripts, on live pages of `serve --view` and `view --follow`: nothing runs."""
+"""Rollouts whose texts are markup and scripts, on live pages of `serve --view` and `view --from`: nothing runs."""
 
 import base64
 from urllib.parse import quote
@@ -113,7 +113,7 @@ async def run(address, *names):
             await client.annotate(name, note)
 
 
-@pytest.fixture(scope="module", params=["serve --view", "view --follow"])
+@pytest.fixture(scope="module", params=["serve --view", "view --from"])
 def live(request, tmp_path_factory, logs):
     """A server, and the address of the pages that show its rollouts while they run."""
     folder = tmp_path_factory.mktemp("hostile")
@@ -124,7 +124,7 @@ def live(request, tmp_path_factory, logs):
         if own:
             yield ready["grpc"], f"http://{ready['view'].removeprefix('http://').rstrip('/')}/"
         else:
-            with viewing("--follow", ready["grpc"], log=logs / "hostile.log") as url:
+            with viewing("--from", ready["grpc"], log=logs / "hostile.log") as url:
                 yield ready["grpc"], url
 
 

@@ -36,7 +36,7 @@ def compared(tmp_path_factory, logs) -> Iterator[str]:
         model = ("--model", f"mock:script={name}.json", "--save-dir", f"runs/{name}")
         done = run("-m", "osmosis_grpc", "test", *AGENT, "-d", "data.jsonl", *model, "-q", cwd=folder)
         assert done.returncode == 0, done.stderr
-    with viewing("--run", "runs/two", cwd=folder, log=logs / "runs.log") as url:
+    with viewing("--from", "runs/two", cwd=folder, log=logs / "runs.log") as url:
         yield url
 
 
@@ -85,7 +85,7 @@ def test_a_server_shows_its_calls_and_the_bytes_of_each_trainer_on_readable_page
         expect(row).to_have_count(1)
         expect(row).to_contain_text(re.compile(r"127\.0\.0\.1.*Attach.*[1-9][\d.]* K?B\s*[1-9][\d.]* K?B"))
         check_readable(page)
-        follow = ("--follow", ready["grpc"], "--metrics", ready["metrics"])
+        follow = ("--from", ready["grpc"], "--metrics", ready["metrics"])
         with viewing(*follow, log=logs / "metrics.log") as url:
             page = browse(f"{url}server")
             expect(page.get_by_role("region", name="Calls that the server answers")).to_contain_text("Attach")

@@ -1,0 +1,74 @@
+"""The rows of a run to look at: what failed, what has no reward or no score, what was cut, and the lowest rewards."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from osmosis_grpc.protocol.types.outcome import printable
+from osmosis_grpc.records.evaluate import RowResult
+from osmosis_grpc.records.reading.phrases import counted
+
+MOST_LINES = 3
+MOST_ROWS = 5
+"""A line names at most this many rows."""
+
+
+@dataclass(slots=True)
+class _Rows:
+    """The rows of one kind. Only the first ones are kept."""
+
+    count: int = 0
+    names: list[str] = field(default_factory=list)
+    shown: str = ""
+    """The first row whose rollout is in the journal. A row that was refused has none."""
+
+    def add(self, result: RowResult) -> None:
+        self.count += 1
+        if len(self.names) < MOST_ROWS:
+            self.names.append(result.name)
+        if not self.shown and result.token_usage:
+            self.shown = result.name
+
+    def text(self) -> str:
+        more = f" and {self.count - len(self.names)} more" if self.count > len(self.names) else ""
+        return f"({'row' if self.count == 1 else 'rows'} {', '.join(self.names)}{more})"
+
+
+class Noted:
+    """Collects the rows to look at. Without `rewards`, those of the agent itself do not count."""
+
+    def __init__(self, *, rewards: bool) -> None:
+        self._rewards = rewards
+        self._kinds = {name: _Rows() for name in ("failed", "without a score", "without a reward")}
+        self._cut: dict[str, _Rows] = {}
+        self._lowest: tuple[float, _Rows] | None = None
+        self._highest = float("-inf")
+
+    def add(self, result: RowResult) -> None:
+        """Count a result."""
+        if not result.completed:
+            self._kinds["failed"].add(result)
+            return
+        if result.score_errors:
+            self._kinds["without a score"].add(result)
+        if result.cut:
+            self._cut.setdefault(result.cut, _Rows()).add(result)
+        if not self._rewards:
+            return
+        if result.reward is None:
+            self._kinds["without a reward"].add(result)
+            return
+        self._highest = max(self._highest, result.reward)
+        if self._lowest is None or result.reward < self._lowest[0]:
+            self._lowest = result.reward, _Rows()
+        if result.reward == self._lowest[0]:
+            self._lowest[1].add(result)
+
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """Yield the most important lines, each with the name of a row to look at; empty if there is none."""
+        found = [(f"{rows.count} {kind} {rows.text()}", rows.shown) for kind, rows in self._kinds.items() if rows.count]
+        for limit, rows in self._cut.items():
+            found.append((f"{counted(rows.count, 'row')} cut by {printable(limit)} {rows.text()}", rows.shown))
+        if self._lowest is not None and (self._lowest[0] <= 0 or self._lowest[0] < self._highest):
+            reward, rows = self._lowest
+            found.append((f"lowest reward {reward:g} {rows.text()}", rows.shown))
+        yield from found[:MOST_LINES]
