@@ -77,7 +77,7 @@ async def test_a_folder_that_a_server_uses_is_not_written(following, tmp_path):
     async with browsing(FolderSource(tmp_path)) as client:
         answer = await client.post(PATH, **form_of(client, **FORM))
         assert answer.status_code == 503
-        assert "name the server that uses it with --server" in answer.text
+        assert "name the server that uses it with --from" in answer.text
 
 
 async def test_slow_forms_are_given_up_and_keep_no_page_from_being_shown(viewer, monkeypatch):

@@ -84,7 +84,7 @@ def test_none_and_several_are_refused(write, source, problem):
 @pytest.mark.row("SDK 22")
 def test_a_file_with_agent_loops_says_how_to_name_one(write):
     loop = "class Loop(RolloutAgentLoop):\n    name = 'l'\n    async def run(self, ctx): ...\n"
-    with pytest.raises(LoadError, match=r"'loops/entry.py'; it has agent loops: name one as loops.entry:Loop$"):
+    with pytest.raises(LoadError, match=r"'loops/entry.py'; it has an agent loop: name it as loops.entry:Loop$"):
         load_configured([write("loops/entry.py", loop)])
 
 
