@@ -8,7 +8,7 @@ from osmosis_grpc.cli.compare import run_compare
 from osmosis_grpc.records.evaluate import RunFolder
 
 
-def made(path, scores, *, dataset="sha256:1", more=None, **inputs):
+def made(path, scores, *, dataset="sha256:1", name="rewards:exact", more=None, **inputs):
     """Write a run. `scores` has the scores of each row's runs."""
     about = {"command": "eval", "inputs": {"dataset": {"file": dataset}, **inputs}} | (more or {})
     folder = RunFolder.create(path, about)
@@ -16,7 +16,7 @@ def made(path, scores, *, dataset="sha256:1", more=None, **inputs):
         for index, value in enumerate(values):
             status = "COMPLETED" if value is not None else "FAILED"
             record = {"row_index": row, "line": row + 1, "rollout_id": f"r-{row}.{index}", "status": status}
-            given = {} if value is None else {"rewards:exact": value}
+            given = {} if value is None else {name: value}
             folder.add(record | {"run_index": index, "scores": given, "score_errors": {}, "later": "version"})
     folder.end("finished", {})
     folder.unlock()
@@ -57,6 +57,20 @@ def test_a_row_that_failed_in_one_run_has_not_passed_there(tmp_path, capfd):
     assert run_compare(first, second, json=True) == 0
     found = json.loads(capfd.readouterr().out.splitlines()[1])
     assert (found["rows_only_a"], found["rows_only_b"], found["pass_at_k"]["2"]["b"]["mean"]) == ([1], [], 0.5)
+
+
+def test_pass_at_k_of_the_own_rewards_is_compared(tmp_path, capfd):
+    more = {"pass_threshold": 1.0, "eval_fns": []}
+    runs = [
+        made(tmp_path / name, scores, name="reward", more=more)
+        for name, scores in (("a", {0: [1, 0]}), ("b", {0: [1, 1]}))
+    ]
+    assert run_compare(*runs, json=True) == 0
+    found = json.loads(capfd.readouterr().out.splitlines()[1])
+    assert {k: (pair["a"]["mean"], pair["b"]["mean"]) for k, pair in found["pass_at_k"].items()} == {
+        "1": (0.5, 1.0),
+        "2": (1.0, 1.0),
+    }
 
 
 def test_failed_rollouts_of_a_row_are_counted(tmp_path, capfd):

@@ -81,6 +81,10 @@ async def test_a_page_is_printed_whole(name):
     assert done.stdout.splitlines() == (ROOT / "docs" / "query.md").read_text().rstrip().splitlines()
 
 
+async def test_a_page_is_found_without_its_plural():
+    assert (await command("docs", "trainer")).stdout.startswith("# ")
+
+
 async def test_without_a_topic_the_pages_are_listed():
     names = {line.split()[0] for line in (await command("docs")).stdout.splitlines()}
     assert names == {path.stem for path in (ROOT / "docs").glob("*.md")}

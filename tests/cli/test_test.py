@@ -318,6 +318,46 @@ def test_columns_are_mapped(test, folder):
     assert done.returncode == 0
 
 
+def test_a_replay_takes_the_agent_the_dataset_and_the_columns_of_its_run(forked, test, folder):
+    write(folder, [{"question": "What is 3 by 1?", "answer": "3"}, {"question": "What is 4 by 1?", "answer": "5"}])
+    assert test("--model", "mock:echo", "--map", "question=user_prompt", "--map", "answer=ground_truth").returncode == 0
+    for given in ((), USUAL[3:]):
+        again = forked.run("-m", "osmosis_grpc", "test", "--replay", "last", *given, "--json", cwd=folder)
+        assert again.returncode == 0, again.stderr
+        rows = [event for event in events(again) if event["event"] == "row"]
+        assert {(row["row_index"], row["reward"], row["label"]) for row in rows} == {(0, 1.0, "3"), (1, 0.0, "5")}
+    (folder / "other.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
+    other = forked.run("-m", "osmosis_grpc", "test", "--replay", "last", "-d", "other.jsonl", cwd=folder)
+    assert "COMPLETED" not in other.stdout.splitlines()[0]  # its columns have other names, and its chat no reply
+
+
+def test_words_without_options_are_told_the_options(forked, folder):
+    done = forked.run("-m", "osmosis_grpc", "test", "agent:agent_loop", "data.jsonl", cwd=folder)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith(": -m agent:agent_loop -d data.jsonl\n")
+
+
+@pytest.mark.parametrize("model", ["mock:tools", "mock:echo"])
+def test_the_tokens_of_a_mock_do_not_drift(forked, test, folder, model):
+    assert test("--model", model).returncode == 0
+    shown = forked.run("-m", "osmosis_grpc", "show", "0", "--tokens", cwd=folder)
+    assert "segment 1: " in shown.stdout
+    assert "segment 2: " not in shown.stdout
+
+
+def test_a_second_run_names_the_one_before_it_and_both_are_compared(forked, test, folder):
+    assert " compare " not in test("--model", "mock:echo").stdout
+    done = test("--model", "mock:script=script.json")
+    before, after = (path.name.rpartition("-")[2] for path in runs(folder))
+    assert done.stdout.endswith(f" compare {before} {after}\n")
+    compared = forked.run("-m", "osmosis_grpc", "compare", before, after, cwd=folder)
+    assert compared.returncode == 0, compared.stderr
+    assert [line.split()[:4] for line in compared.stdout.splitlines() if line.endswith("?")] == [
+        ["0", "0", "1", "+1"],
+        ["2", "0", "1", "+1"],
+    ]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

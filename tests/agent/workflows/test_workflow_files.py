@@ -86,6 +86,16 @@ def test_a_file_with_agent_loops_says_how_to_name_one(write):
     loop = "class Loop(RolloutAgentLoop):\n    name = 'l'\n    async def run(self, ctx): ...\n"
     with pytest.raises(LoadError, match=r"'loops/entry.py'; it has an agent loop: name it as loops.entry:Loop$"):
         load_configured([write("loops/entry.py", loop)])
+    with pytest.raises(LoadError, match=r"name it as more.entry:the_loop$"):
+        load_configured([write("more/entry.py", f"{loop}the_loop = Loop()\n")])
+
+
+def test_a_module_with_a_similar_name_is_asked_for(write):
+    write("entry.py", WORKFLOW)
+    write("package/server.py", WORKFLOW)
+    for spec, meant in (("entri:Mine", "entry"), ("package.sever:Mine", "package.server")):
+        with pytest.raises(LoadError, match=rf"do you mean {meant}\?$"):
+            load_configured([spec])
 
 
 @pytest.mark.row("SDK 23")
