@@ -32,7 +32,7 @@ async def asked_folding(request: ChatRequest, ask: Callable[[ChatRequest], Await
         response = await ask(replace(request, messages=messages, prefix_len=prefix))
     except InvalidArgument:
         raise refused from None
-    return replace(response, extra=response.extra | {SYSTEM_FOLDED: True})
+    return replace(response, extra={**response.extra, SYSTEM_FOLDED: True})
 
 
 def folded(messages: Sequence[Message]) -> list[Message]:

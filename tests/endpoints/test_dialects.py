@@ -345,7 +345,7 @@ def test_requests_of_real_programs_are_read(file):
     for each in recorded["requests"]:
         name = each["path"].rsplit("/", 1)[-1]
         request = (MODULES.get(name) or gemini).read(each["body"])
-        assert all(message["role"] != "system" for message in request.messages[1:])
+        assert all(message["role"] != "developer" for message in request.messages)
         assert all(tool["function"]["name"] for tool in request.tools or ())
         assert list(request.ignored) == each["ignored"]
         assert sorted(request.params) == each["params"]
