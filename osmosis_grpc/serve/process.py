@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from osmosis_grpc import __version__
@@ -112,7 +113,7 @@ async def run_process(
         if worker is not None:
             await worker.begin(server)
         out.write("ready", **addresses, agent_loops=names, pid=os.getpid(), version=__version__)
-        out.say(_banner(names, addresses, security))
+        out.say(_banner(names, addresses, security, options.token_file))
         state = options.state_folder
         log.info(
             "serving %s",
@@ -278,7 +279,7 @@ async def _view(
             tls=security.tls,
             metrics=metrics_of(server),
             share=AGENTS_SHARE,
-            words=f"--state-dir {shlex.quote(str(state))}",
+            words=f"--from {shlex.quote(str(state))}",
         )
         try:
             return str((await stack.enter_async_context(viewer)).address)
@@ -333,10 +334,12 @@ def _exit_now(code: int) -> None:
     os._exit(code)
 
 
-def _banner(names: Sequence[str], addresses: dict[str, str], security: ServerSecurity) -> str:
+def _banner(names: Sequence[str], addresses: dict[str, str], security: ServerSecurity, token_file: Path | None) -> str:
     scheme = "https" if security.tls else "http"
     ping = f"osmosis-grpc ping {addresses['grpc']}"
-    ping += " --tls" * bool(security.tls) + " --token-file FILE" * bool(security.tokens)
+    ping += " --tls" * bool(security.tls) + f" --token-file {shlex.quote(str(token_file or 'FILE'))}" * bool(
+        security.tokens
+    )
     lines = [
         f"serving {', '.join(names)}",
         f"  gRPC    {addresses['grpc']}",

@@ -162,7 +162,8 @@ class Pages:
 
     def command(self, name: str, *words: object) -> str:
         """Return the command line that shows the same as a page."""
-        return printable(shlex.join(["osmosis-grpc", name, *map(str, words)]) + (f" {self._words}" * bool(self._words)))
+        where = self._words.removeprefix("--from ") if name == "ping" else self._words  # it takes the server as it is
+        return printable(shlex.join(["osmosis-grpc", name, *map(str, words)]) + f" {where}".rstrip())
 
 
 def is_part(request: Request) -> bool:

@@ -11,6 +11,7 @@ import sys
 import textwrap
 import time
 import urllib.request
+from pathlib import Path
 
 import pytest
 
@@ -141,7 +142,6 @@ def test_the_ready_record_is_true(folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("token", ["", "secret-of-the-caller"])
 def test_the_line_of_the_banner_runs_as_it_is(token, tmp_path):
-    """With tokens, the line takes the caller's from the variable TOKEN."""
     (tmp_path / "tokens").write_text(token)
     security = ("--token-file", str(tmp_path / "tokens")) if token else ()
     command = [sys.executable, "-u", "-m", "osmosis_grpc.serve", *CALCULATOR, "--grpc-port", "0", "-p", "0", *security]
@@ -150,16 +150,16 @@ def test_the_line_of_the_banner_runs_as_it_is(token, tmp_path):
     ) as process:
         lines = [process.stdout.readline() for _ in range(4)]
         label, _, line = lines[2].strip().partition(" ")
-        environment = os.environ | {"PATH": f"{ROOT / '.venv/bin'}:{os.environ['PATH']}", "TOKEN": token}
+        environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
         answer = subprocess.run(
             ["bash", "-c", line], capture_output=True, text=True, timeout=30, check=False, env=environment
         )
         process.terminate()
     assert "serving calculator" in lines[0]
-    assert (label, line.split()[:2]) == ("try", ["buf", "curl"])
+    assert (label, line.split()[:2]) == ("try", ["osmosis-grpc", "ping"])
     assert lines[3].split()[0] == "HTTP"
     assert answer.returncode == 0, answer.stderr
-    assert json.loads(answer.stdout)["agentLoops"][0]["name"] == "calculator"
+    assert "calculator" in answer.stdout
 
 
 @pytest.mark.slow
