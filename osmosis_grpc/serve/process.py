@@ -337,9 +337,8 @@ def _exit_now(code: int) -> None:
 def _banner(names: Sequence[str], addresses: dict[str, str], security: ServerSecurity, token_file: Path | None) -> str:
     scheme = "https" if security.tls else "http"
     ping = f"osmosis-grpc ping {addresses['grpc']}"
-    ping += " --tls" * bool(security.tls) + f" --token-file {shlex.quote(str(token_file or 'FILE'))}" * bool(
-        security.tokens
-    )
+    ping += " --tls" if security.tls else ""
+    ping += f" --token-file {shlex.quote(str(token_file or 'FILE'))}" if security.tokens else ""
     lines = [
         f"serving {', '.join(names)}",
         f"  gRPC    {addresses['grpc']}",
