@@ -49,7 +49,9 @@ def measure(rollouts: int, turns: int, tokens: int, repeats: int) -> dict[str, A
         ):
             progress(f"writing {name}")
             asyncio.run(written)
-        many, long, group = (stack.enter_context(viewing(str(folder / name))) for name in ("many", "long", "group"))
+        many, long, group = (
+            stack.enter_context(viewing("--from", str(folder / name))) for name in ("many", "long", "group")
+        )
         playwright = stack.enter_context(sync_playwright())
         program = next(filter(None, map(shutil.which, PROGRAMS)), None)
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])

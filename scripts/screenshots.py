@@ -153,7 +153,7 @@ def everything(folder: Path) -> int:
         asyncio.run(write_group(data / "long", 8, 500, 64))
         addresses = {
             "demo": stack.enter_context(viewing("--demo")),
-            "long": stack.enter_context(viewing(str(data / "long"))),
+            "long": stack.enter_context(viewing("--from", str(data / "long"))),
             "runs": stack.enter_context(runs(data / "runs")),
             "server": stack.enter_context(server(data / "server")),
         }

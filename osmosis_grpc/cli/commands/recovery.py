@@ -33,7 +33,7 @@ def replay(*, options: ReplayOptions, json: Json = False, agents: AgentSources, 
 def fork(*, options: ForkOptions, json: Json = False, agents: AgentSources, source: SourceOptions) -> None:
     """Run a recorded rollout again: its agent gets the recorded replies up to a chat, and live ones from there.
 
-    With -m, the agent loop runs in this process, and the fork is written into the folder of a run. Without -m, --server
+    With -m, the agent loop runs in this process, and the fork is written into the folder of a run. Without -m, --from
     names the running server that has the rollout, and the fork runs there. The agent loop must be replayable. Its tools
     run again, with all their side effects. The recorded rollout does not change.
 

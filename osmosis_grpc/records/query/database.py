@@ -80,7 +80,7 @@ class QueryDatabase:
             try:
                 self._journals = [Journal(each, stack) for each in _journals(folder)]
             except (JournalError, OSError) as error:
-                raise SourceError(f"{error}; --state-dir names the folder that serve was given") from None
+                raise SourceError(f"{error}; --from names a state folder or a run") from None
             self._database = duckdb.connect(":memory:", config={"threads": 1})
             stack.callback(self._database.close)
             for view in VIEWS.values():

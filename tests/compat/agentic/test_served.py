@@ -213,7 +213,7 @@ async def test_a_recorded_rollout_is_replayed_by_the_command(tmp_path):
     with server_process("-m", "agents:mine", *state, cwd=tmp_path) as (_, target):
         outcome = await ask(target, ScriptedPolicy(replies), "r", "mine")
         assert outcome.finish_reason == "final_answer"
-        for source in (("--server", target), state):
+        for source in (("--from", target), ("--from", state[1])):
             replayed = run("-m", "osmosis_grpc", "replay", "r", "-m", "agents:mine", *source, cwd=tmp_path)
             assert replayed.returncode == 0, replayed.stderr + replayed.stdout
     valid = run("-m", "osmosis_grpc", "validate", "-m", "agents:mine", cwd=tmp_path)

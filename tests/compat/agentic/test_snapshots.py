@@ -206,15 +206,15 @@ async def test_the_command_forks_a_coding_rollout_on_the_server_and_here(served,
     (tmp_path / "coder.py").write_text(CODER)
     await trainer.rollout(rollout_id="r", **REQUEST)
     at = ("fork", "r", "--at-chat", "3", "--model", "mock:echo")
-    there = await command(*at, "--server", server.address)
+    there = await command(*at, "--from", server.address)
     assert (there.exit_code, "COMPLETED (final_answer), reward 1, 1 live chat" in there.stdout) == (0, True), there
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([".", str(ROOT)])}
     module = ("-m", "osmosis_grpc", *at, "-m", "coder:coder")
-    places = ("--state-dir", "state", "--save-dir", "run")
+    places = ("--from", "state", "--save-dir", "run")
     here = await asyncio.to_thread(run, *module, *places, cwd=tmp_path, env=environment)
     assert (here.returncode, "COMPLETED (final_answer), reward 1, 1 live chat" in here.stdout) == (0, True), here
     assert [path.name for path in (tmp_path / "run" / "rollouts" / "1").iterdir() if path.name == "turn-4.tar.gz"]
-    far = await asyncio.to_thread(run, *module, "--server", server.address, cwd=tmp_path, env=environment)
+    far = await asyncio.to_thread(run, *module, "--from", server.address, cwd=tmp_path, env=environment)
     assert (far.returncode, "r at chat 3 is on its server only; run the fork there" in far.stderr) == (1, True), far
 
 

@@ -59,15 +59,15 @@ def test_the_demo_runs_twice_with_workers_and_its_folder_is_read_as_one(grpc, tm
         assert [outcome["status"] for outcome in outcomes] == ["COMPLETED"] * 8
         ids |= {outcome["rollout_id"] for outcome in outcomes}
     assert len(ids) == 16
-    where = "--state-dir", "kept"
+    where = "--from", "kept"
     assert {*re.findall(r"^demo\S+", grpc("list", *where), re.MULTILINE)} == ids
-    checked = [json.loads(line) for line in grpc("doctor", *where, "--json").splitlines()]
+    checked = [json.loads(line) for line in grpc("doctor", "--state-dir", "kept", "--json").splitlines()]
     sound = [record["sound"]["rollouts"] for record in checked if record["event"] == "examined"]
     assert (len(sound), sum(sound), all(sound)) == (2, 16, True)
     assert grpc("export", "--to", "messages", *where).startswith("16 rollouts read, 16 lines written")
     agent = "osmosis_grpc.testing.calculator:agent_loop"
     assert "16 equal, 0 different" in grpc("replay", "--all", "-m", agent, *where)
-    with viewing(tmp_path, "kept") as url:
+    with viewing(tmp_path, "--from", "kept") as url:
         assert rows(url) == ids
 
 
@@ -90,13 +90,13 @@ def ask(grpc, folder, server):
     assert grpc("export", "--to", "messages", "--from", second).startswith("8 rollouts read, 8 lines written")
     forks = set()
     for name in SOME[:4]:
-        options = "--at-chat", "2", "--model", "mock:echo", "--server", first, "--json"
+        options = "--at-chat", "2", "--model", "mock:echo", "--from", first, "--json"
         lines = grpc("fork", name, *options).splitlines()
         forked = json.loads(lines[-1])
         assert (forked["forked_from"]["rollout_id"], forked["status"], forked["chats"]) == (name, "COMPLETED", 1)
         forks.add(forked["rollout_id"])
         assert FolderSource(folder / "state").holder(forked["rollout_id"]).attempts(name), "it is beside its original"
-    with viewing(folder, "--follow", second) as url:
+    with viewing(folder, "--from", second) as url:
         assert rows(url) == {*SOME} | forks
     cancelled = json.loads(grpc("ctl", "cancel", SOME[0], "--server", second, "--json").splitlines()[0])
     assert cancelled["rollout_id"] == SOME[0]

@@ -259,7 +259,7 @@ async def test_a_folder_belongs_to_one_server_and_every_command_reads_all_of_it(
         )
         assert second.returncode == 2
         assert f"state is in use by process {server.process.pid}: stop it; --state-dir" in second.stderr
-        for where in (("--state-dir", "state"), ("--server", server.targets[0]), ("--server", server.targets[1])):
+        for where in (("--from", "state"), ("--from", server.targets[0]), ("--from", server.targets[1])):
             listed = await command(tmp_path, "list", "--json", "--limit", "100", *where)
             assert {row["rollout_id"] for row in listed if row["event"] == "rollout"} == {*IDS}
             for name in IDS[:4]:

@@ -131,7 +131,7 @@ def written(tmp_path_factory) -> Callable[..., Path]:
 @pytest.fixture(scope="session")
 def viewed(stack, written, logs) -> str:
     """A viewer over a folder: good, bad and hostile rollouts, and `long` with 500 turns."""
-    return stack.enter_context(viewing(str(written("viewed", _write_viewed)), log=logs / "viewed.log"))
+    return stack.enter_context(viewing("--from", str(written("viewed", _write_viewed)), log=logs / "viewed.log"))
 
 
 async def _write_viewed(folder: Path) -> None:
@@ -145,14 +145,14 @@ async def _write_viewed(folder: Path) -> None:
 def many(stack, written, logs) -> str:
     """A viewer over a folder with 10,000 rollouts."""
     folder = written("many", lambda folder: fill(folder, MANY, 1, 8))
-    return stack.enter_context(viewing(str(folder), log=logs / "many.log"))
+    return stack.enter_context(viewing("--from", str(folder), log=logs / "many.log"))
 
 
 @pytest.fixture(scope="session")
 def large(stack, written, logs) -> str:
     """A viewer over the group `long` of 8 rollouts with 32 turns; each rollout has 32,768 sampled tokens."""
     folder = written("large", lambda folder: write_group(folder, 8, 32, 1024))
-    return stack.enter_context(viewing(str(folder), log=logs / "large.log"))
+    return stack.enter_context(viewing("--from", str(folder), log=logs / "large.log"))
 
 
 @pytest.fixture(scope="session")
@@ -160,7 +160,7 @@ def demo(stack, written, logs, tmp_path_factory) -> str:
     """A viewer over the rollouts of `view --demo`, with a tokenizer."""
     folder = str(written("demo", write_demo))
     tokenizer = str(write_tokenizer(tmp_path_factory.mktemp("tokenizer")))
-    return stack.enter_context(viewing(folder, "--tokenizer", tokenizer, log=logs / "demo.log"))
+    return stack.enter_context(viewing("--from", folder, "--tokenizer", tokenizer, log=logs / "demo.log"))
 
 
 @pytest.fixture(scope="session")

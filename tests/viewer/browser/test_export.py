@@ -27,7 +27,7 @@ def exported(tmp_path_factory, written):
     """A folder with the export `site/of/out` and the file one.html, and its address at a web server."""
     folder, demo = tmp_path_factory.mktemp("exported"), str(written("demo", write_demo))
     for arguments in (("site/of/out",), ("one.html", "--single-file")):
-        done = run("-m", "osmosis_grpc", "view", demo, "--export", *arguments, cwd=folder)
+        done = run("-m", "osmosis_grpc", "view", "--from", demo, "--export", *arguments, cwd=folder)
         assert done.returncode == 0, done.stderr
     with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=folder)) as server:
         thread = threading.Thread(target=server.serve_forever)
