@@ -178,6 +178,9 @@ docs: .venv/.dev ## Write docs/settings.md, docs/public-names.md, the views in d
 audit: .venv-audit/.audit ## Look up known weaknesses of the pinned packages (needs the advisories of the package index)
 	.venv-audit/bin/pip-audit --strict --requirement constraints.txt --no-deps --disable-pip
 
+release: .venv-release/.done ## Build and check all packages, and print how to publish them: REPOSITORY=URL GO_MODULE=NAME
+	.venv-release/bin/python -m scripts.release --out dist --repository "$(REPOSITORY)" --go-module "$(GO_MODULE)"
+
 site: .venv/.dev ## Build docs/ as a site into build/site; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
@@ -247,6 +250,13 @@ clean: ## Remove what make made
 	@$(PYTHON) -m venv .venv-learn
 	@.venv-learn/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
 	@.venv-learn/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[server]' matplotlib
+	@touch $@
+
+.venv-release/.done: scripts/release.txt constraints.txt
+	@echo "installing what a release needs into .venv-release ..."
+	@$(PYTHON) -m venv .venv-release
+	@.venv-release/bin/python -m pip install --quiet --disable-pip-version-check --requirement $< \
+		buf-bin==$$(sed -n 's/^buf-bin==//p' constraints.txt)
 	@touch $@
 
 .venv-audit/.audit:
