@@ -20,7 +20,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow conformance test-adapters test-browser test-deploy test-trainers test-sdk test-environments test-vllm test-ray test-docker test-harbor test-model learn check lint collect compare compare-cost sim sim-ablations faults bench plots generate docs audit site image clients workers bench-viewer screenshots compat-newest clean
+.PHONY: help venv demo test test-slow conformance test-adapters test-browser test-deploy test-trainers test-sdk test-environments test-vllm test-ray test-docker test-harbor test-model learn check lint collect compare compare-cost sim sim-ablations faults bench plots generate docs audit site release freeze clients workers bench-viewer screenshots compat-newest clean
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -184,8 +184,12 @@ release: .venv-release/.done ## Build and check all packages, and print how to p
 site: .venv/.dev ## Build docs/ as a site into build/site; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-image: .venv/.dev ## Make proto/image.binpb from proto/: the contract that `make check` protects (with each release)
+freeze: .venv/.dev ## Record what a release promises: its protocol, its public names, and files that it wrote
+	$(BIN)/buf breaking --against proto/image.binpb
 	$(BIN)/buf build --exclude-source-info -o proto/image.binpb
+	$(BIN)/python scripts/public_names.py --freeze
+	$(BIN)/python -m tests.protocol.wire.recorded
+	$(BIN)/python -m tests.storage.recorded
 
 screenshots: .venv/.browser ## Take the pictures of the viewer; OUT=FOLDER takes every page
 	$(BIN)/python -m scripts.screenshots $(if $(OUT),--all $(OUT))
