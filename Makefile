@@ -20,7 +20,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow conformance test-adapters test-browser test-deploy test-trainers test-sdk test-environments test-vllm test-ray test-docker test-harbor test-model learn check lint collect compare compare-cost sim sim-ablations faults bench plots generate docs audit site release freeze clients workers bench-viewer screenshots compat-newest clean
+.PHONY: help venv demo test test-slow conformance test-adapters test-browser test-deploy test-trainers test-sdk test-environments test-vllm test-ray test-packages test-versions test-docker test-harbor test-model learn check lint collect compare compare-cost sim sim-ablations faults bench plots generate docs audit site release freeze clients workers bench-viewer screenshots compat-newest clean
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -96,6 +96,9 @@ test-environments: $(KINDS:%=.venv-environments/%/.done) ## Run the tests with o
 
 test-programs: $(PROGRAMS:%=.venv-programs/%/.done) ## Run coding programs and frameworks as agents: PROGRAMS="claude-code agno" (needs npm); MATRIX=1 writes docs/programs.md
 	OSMOSIS_TEST_MATRIX="$(MATRIX)" OSMOSIS_TEST_PROGRAMS="$(PROGRAMS)" $(BIN)/pytest -m programs -n 2 --timeout 300 tests/coding_programs
+
+test-packages: .venv/.dev .venv-release/.done .venv-programs/claude-code/.done ## Take the wheel alone into an empty folder, for each Python here; a stranger's strict types; an upgrade
+	$(BIN)/pytest -m packages --timeout 900 tests/packages
 
 test-sdk: .venv/.dev ## Run the Osmosis SDK of the package index in both directions, in environments of its own (needs a Python 3.12), and its own tests where an sdist has them
 	$(BIN)/pytest -m "" --timeout 300 tests/legacy/test_sdk_packages.py
