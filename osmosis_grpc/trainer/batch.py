@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,9 +30,6 @@ from osmosis_grpc.protocol.types.trainable import (
 from osmosis_grpc.trainer.advantage import Advantages
 from osmosis_grpc.trainer.groups import OutcomeGroup
 from osmosis_grpc.trainer.torch_batch import TorchBatch, torch_batch
-
-if TYPE_CHECKING:
-    from torch import device as TorchDevice
 
 Side = Literal["right", "left"]
 TooLong = Literal["raise", "truncate", "skip"]
@@ -74,11 +71,11 @@ class Batch(ArrayEquality):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def torch(self, device: "TorchDevice | str | int" = "cpu") -> TorchBatch:
+    def torch(self, device: Any = "cpu") -> TorchBatch:
         """Return the arrays as new torch tensors.
 
         Args:
-            device: The device of the tensors, for example "cuda" or model.device.
+            device: The device of the tensors, such as "cuda" or model.device: what torch.tensor() takes.
 
         Raises:
             MissingExtraError: torch is not installed.

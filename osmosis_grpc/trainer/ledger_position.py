@@ -62,8 +62,8 @@ async def confirm(ledger: SqliteLedger, position: Mapping[str, Any]) -> None:
     newest = _confirmed(ledger)
     if number < newest:
         raise FailedPrecondition(
-            f"the checkpoint has position {number} of the ledger {ledger.name}, and position {newest} is confirmed: the "
-            "outcomes since this checkpoint do not come again. Load the newest checkpoint, or go on from this one "
+            f"the checkpoint has position {number} of the ledger {ledger.name}, and position {newest} is confirmed: "
+            "the outcomes since this checkpoint do not come again. Load the newest checkpoint, or go on from this one "
             "with a new ledger and new rollout ids"
         )
     if number > newest:

@@ -11,8 +11,6 @@ from osmosis_grpc.protocol.errors import MissingExtraError
 if TYPE_CHECKING:
     import torch
 
-    from osmosis_grpc.trainer.batch import Batch
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TorchBatch:
@@ -58,8 +56,8 @@ class TorchBatch:
             yield replace(self, **changes, extras={name: each[part] for name, each in self.extras.items()})
 
 
-def torch_batch(batch: "Batch", device: Any) -> TorchBatch:
-    """See Batch.torch()."""
+def torch_batch(batch: Any, device: Any) -> TorchBatch:
+    """See Batch.torch(). `batch` is a Batch, whose module imports this one."""
     try:
         import torch
     except ImportError as error:

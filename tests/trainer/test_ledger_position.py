@@ -85,7 +85,10 @@ async def test_a_checkpoint_that_is_older_than_the_ledger_is_refused(serve, tmp_
     assert await again(server, tmp_path / "new ledger", older) == [], "with a new ledger it may go on"
 
 
-@pytest.mark.parametrize("wrong", [{}, {"number": 1}, {"number": "x", "outcomes": []}, {"number": 1, "outcomes": [["r"]]}])
+WRONG = [{}, {"number": 1}, {"number": "x", "outcomes": []}, {"number": 1, "outcomes": [["r"]]}]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
 async def test_what_is_no_position_is_refused(serve, tmp_path, wrong):
     async with Trainer([(await serve(talker())).address], reply, ledger=tmp_path / "ledger") as trainer:
         with pytest.raises(InvalidArgument):
