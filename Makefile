@@ -8,7 +8,7 @@ ROLLOUTS_AT_ONCE ?= 16
 # `make test-docker DOCKER_TESTS="'docker and not slow'"` leaves out the image of deploy/ and the attempts to break out.
 DOCKER_TESTS ?= docker
 # The libraries that train. `make test-trainers TRAINERS=trl` takes one of them.
-TRAINERS ?= trl verl verifiers openenv
+TRAINERS ?= trl verl verifiers openenv loggers
 # The libraries of environments. `make test-environments KINDS=textarena` takes one; nemo_gym needs a python3.12 on the path.
 KINDS ?= reasoning_gym textarena gymnasium verifiers openenv nemo_gym
 # The coding programs and the frameworks, in folders and environments of their own. openhands needs a python3.12 on the path.
@@ -84,7 +84,7 @@ test-browser: .venv/.browser ## Run the tests of the viewer in Chromium (needs D
 test-deploy: .venv/.deploy ## Run the tests of deploy/ (kubectl, promtool, nginx and haproxy are Debian's) and of the proxies
 	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/pytest -m "not long" -n 2 --timeout 300 tests/deploy
 
-test-trainers: $(TRAINERS:%=.venv-trainers/%/.done) ## Run the tests with TRL, verl, verifiers and OpenEnv, each in its own environment (5 GB)
+test-trainers: $(TRAINERS:%=.venv-trainers/%/.done) ## Run the tests with TRL, verl, verifiers, OpenEnv and loggers, each in its own environment (5 GB)
 	for name in $(TRAINERS); do \
 		.venv-trainers/$$name/bin/python -m pytest -m trainers --timeout 300 tests/trainers/test_$$name*.py || exit 1; \
 	done
