@@ -97,9 +97,9 @@ test-environments: $(KINDS:%=.venv-environments/%/.done) ## Run the tests with o
 test-programs: $(PROGRAMS:%=.venv-programs/%/.done) ## Run coding programs and frameworks as agents: PROGRAMS="claude-code agno" (needs npm); MATRIX=1 writes docs/programs.md
 	OSMOSIS_TEST_MATRIX="$(MATRIX)" OSMOSIS_TEST_PROGRAMS="$(PROGRAMS)" $(BIN)/pytest -m programs -n 2 --timeout 300 tests/coding_programs
 
-test-sdk: .venv/.dev ## Run the Osmosis SDK of the package index in both directions, in environments of its own (needs a Python 3.12), and its own tests where an sdist has them
+test-sdk: .venv/.dev ## Run the Osmosis SDK of the package index in both directions, in environments of its own (needs a Python 3.12), and its own tests, whose sources are fetched with git (or from SDK_SOURCE, a clone)
 	$(BIN)/pytest -m "" --timeout 300 tests/legacy/test_sdk_packages.py
-	$(BIN)/python scripts/sdk_own_tests.py
+	$(BIN)/python scripts/sdk_own_tests.py $(SDK_SOURCE)
 
 test-docker: .venv/.adapters .venv-programs/claude-code/.done .venv-programs/mini-swe-agent/.done ## Run the tests with a Docker daemon of their own (needs root, npm, and Debian's docker.io and debootstrap)
 	$(BIN)/pytest -m $(DOCKER_TESTS) --timeout 300 tests/tools tests/deploy/docker

@@ -8,7 +8,6 @@ _JUDGE = (
 _REWARD = "compute the reward in the agent and pass it to ctx.complete(messages, reward=...)"
 _ADDRESS = "a server is registered nowhere, so it does not look up its own address"
 _IP = "use the module ipaddress of the standard library"
-_KEY = "make a token, for example with secrets.token_urlsafe(32), and pass it as api_key"
 _RUN = "run the workflow without a server with osmosis_grpc.testing.run_rollout(WorkflowRunnable(...), policy)"
 _WIRE = "the server reads and writes the bodies of POST /rollout itself; a trainer is osmosis_grpc.trainer.Trainer"
 _TRAINER = "a trainer is osmosis_grpc.trainer.Trainer, and trainer.rollout(...) returns the outcome"
@@ -46,7 +45,6 @@ INSTEAD = {
     "StrandsAgentSampleSource": _SESSION,
     "coerce_output": "return an AgentWorkflowOutput, a list of messages or None from run()",
     "resolved_agent_name": "the name of a workflow is WorkflowRunnable(...).name",
-    "validate_backend": "check the workflow with osmosis_grpc.rollout.validate_workflow, or osmosis-grpc validate",
     "AppState": "create_app returns the application, and a server's rollouts are listed by osmosis-grpc list",
     "PublicIPDetectionError": _ADDRESS,
     "detect_from_cloud_metadata": _ADDRESS,
@@ -55,9 +53,6 @@ INSTEAD = {
     "is_private_ip": _IP,
     "is_valid_hostname_or_ip": _IP,
     "validate_ipv4": _IP,
-    "generate_api_key": _KEY,
-    "validate_api_key": _KEY,
-    "API_KEY_PREFIX": _KEY,
     "patch_httpx_for_mock_trainer": "run create_mock_trainer_app() with uvicorn, and pass its URL as server_url",
     "load_agent_loop": "load an agent loop with importlib, or name it to osmosis-grpc serve -m MODULE:ATTR",
 }
