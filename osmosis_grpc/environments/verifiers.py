@@ -9,6 +9,7 @@ verifiers runs its program for each episode, and the program asks the base URL o
 are verifiers' weighted rewards, and its metrics.
 """
 
+import contextlib
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -90,8 +91,10 @@ class Verifiers(Environment):
             ),
             sampling=vf.SamplingConfig(**request.completion_params),
         )
-        async with env.serving():
-            played = await env.run_episode(task.data, model)
+        serving = contextlib.AsyncExitStack()
+        episode.close_with(serving.aclose)
+        await serving.enter_async_context(env.serving())
+        played = await env.run_episode(task.data, model)
         traces, errors = played.traces, [*played.errors, *(error for trace in played.traces for error in trace.errors)]
         if errors or not played.ok:
             raise EnvironmentFault(f"{errors[-1].type}: {errors[-1].message}" if errors else "the episode failed")
