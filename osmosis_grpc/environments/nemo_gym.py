@@ -12,7 +12,7 @@ from typing import Any
 
 from osmosis_grpc.environments.environment import Environment
 from osmosis_grpc.environments.episode import Episode
-from osmosis_grpc.environments.port import EnvironmentFault, EnvironmentTask, Score
+from osmosis_grpc.environments.port import EnvironmentFault, EnvironmentTask, Score, position
 from osmosis_grpc.environments.spec import EnvironmentSpec
 from osmosis_grpc.protocol.errors import MissingExtraError
 from osmosis_grpc.protocol.types import Message
@@ -47,9 +47,7 @@ class NemoGym(Environment):
 
     def task(self, key: str) -> EnvironmentTask:
         """Return the task of a line. Its data is the line."""
-        if not (key.isascii() and key.isdecimal()) or int(key) >= len(self._tasks):
-            raise LookupError(key)
-        return self._tasks[int(key)]
+        return self._tasks[position(key, len(self._tasks))]
 
     async def play(self, task: EnvironmentTask, episode: Episode) -> Score:
         """Talk until a reply calls no tool, and return what the server says of it."""

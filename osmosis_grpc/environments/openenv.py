@@ -8,8 +8,8 @@ field, the last line of the reply that is a JSON object has the fields.
 """
 
 import contextlib
-import importlib
 import json
+import pkgutil
 import urllib.request
 from typing import Any, get_type_hints
 
@@ -75,8 +75,7 @@ class OpenEnv(SteppedEnvironment):
         if self._url:
             with urllib.request.urlopen(f"{self._url.rstrip('/')}/schema", timeout=10) as answer:  # noqa: S310
                 return json.load(answer)["action"]  # type: ignore[no-any-return]
-        module, _, kind = self.spec.name.partition(":")
-        self._kind = getattr(importlib.import_module(module), kind)
+        self._kind: Any = pkgutil.resolve_name(self.spec.name)
         self._action = get_type_hints(self._kind.step)["action"]
         return self._action.model_json_schema()  # type: ignore[no-any-return]
 
