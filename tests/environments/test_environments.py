@@ -4,7 +4,6 @@ import asyncio
 import random
 import signal
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +18,7 @@ from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.testing.rollouts import run_rollout
 from osmosis_grpc.trainer import RolloutRequest, Trainer
 from tests.environments import toys
+from tests.environments.living import alive
 from tests.environments.parity import exact
 from tests.ports import quiet_port
 from tests.processes import server_process
@@ -239,15 +239,6 @@ async def test_after_a_kill_of_the_server_each_task_is_rewarded_once_and_each_ch
     assert [(outcome.rollout_id, outcome.reward) for outcome in outcomes] == [(f"r-{n}", n + 6.0) for n in range(100)]
     assert set(asked.values()) == {1}
     assert len(asked) == 300
-
-
-def alive(pid):
-    """Whether a process runs."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
 
 
 @pytest.mark.slow

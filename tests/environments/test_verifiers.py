@@ -6,18 +6,25 @@ verifiers starts a program for each episode, with uv, which installs what the pr
 import asyncio
 import json
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from osmosis_grpc.environments import open_environment
+from osmosis_grpc.environments import open_environment, task_requests
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.testing.rollouts import run_rollout
+from osmosis_grpc.trainer import Trainer
+from tests.environments.living import alive, descendants
 from tests.environments.parity import TASKS, Played, number_of, through_server
+from tests.ports import quiet_port
+from tests.processes import server_process
+from tests.waiting import until
 
 pytestmark = [pytest.mark.environments, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
 vf = pytest.importorskip("verifiers.v1")
+CANCELLED, COMPLETED, DEADLINE = OutcomeStatus.CANCELLED, OutcomeStatus.COMPLETED, OutcomeStatus.DEADLINE_EXCEEDED
 TALKS = '{"id":"null"}'
 
 
@@ -130,6 +137,50 @@ async def test_a_wrong_reward_is_a_failure_that_names_the_task(how):
     assert outcome.status is OutcomeStatus.FAILED
     assert outcome.failure.message.startswith(environment.task_id("0"))
     assert outcome.reward is None
+
+
+@pytest.mark.parametrize("end", ["kill", "cancel", "deadline", "end"])
+async def test_none_of_its_processes_is_left(end, tmp_path):
+    spec, port, count = f"verifiers:tools-taskset,agent.harness={TALKS},tasks=8", quiet_port(), 8
+    asked, may = set(), asyncio.Event()
+
+    async def policy(request):
+        asked.add(request.rollout_id)
+        await may.wait()
+        return answer(request, adds(request.messages))
+
+    fields = {"agent_timeout": 60.0} if end == "deadline" else {}
+    requests = list(task_requests(open_environment(spec), "r", **fields))
+    arguments = ("--env", spec, "--grpc-port", str(port), "--state-dir", str(tmp_path))
+    async with Trainer([f"127.0.0.1:{port}"], policy) as trainer:
+
+        async def collected():
+            return [outcome async for outcome in trainer.run(requests, max_in_flight=count, retries=1)]
+
+        with server_process(*arguments, stderr=subprocess.DEVNULL) as (process, _):
+            running = asyncio.ensure_future(collected())
+            await until(lambda: len(asked) == count, timeout=200)
+            started = descendants(process.pid)
+            assert len(started) >= 2 * count  # a program and a server of tools for each episode
+            match end:
+                case "kill":
+                    process.kill()
+                case "cancel":
+                    await trainer.cancel(everything=True)
+                case "end":
+                    may.set()
+            if end != "kill":
+                statuses = {outcome.status for outcome in await asyncio.wait_for(running, 200)}
+                assert statuses == {{"cancel": CANCELLED, "deadline": DEADLINE, "end": COMPLETED}[end]}
+            await until(lambda: not any(map(alive, started)))
+            assert end == "kill" or not descendants(process.pid)
+        if end == "kill":
+            may.set()
+            with server_process(*arguments, stderr=subprocess.DEVNULL) as (process, _):
+                outcomes = await asyncio.wait_for(running, 200)
+                await until(lambda: not descendants(process.pid))
+            assert {outcome.status for outcome in outcomes} == {COMPLETED}
+            assert sorted(outcome.rollout_id for outcome in outcomes) == [f"r-{n}" for n in range(count)]
 
 
 async def test_an_episode_that_verifiers_ends_early_names_the_environment():
