@@ -39,7 +39,7 @@ def run_view(options: ViewOptions, listed: ListOptions, source: SourceOptions, *
         try:
             app: Any = importlib.import_module("osmosis_grpc.viewer.app")
         except ModuleNotFoundError as error:
-            usage_error("view", f"{missing_extra('it', 'server,view')} (there is no {error.name})")
+            usage_error("view", f"{missing_extra('it', 'server')} (there is no {error.name})")
         if options.single_file and options.export is None:
             usage_error("view", "--single-file needs --export FILE")
         token = _token(options)
