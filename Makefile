@@ -184,8 +184,9 @@ site: .venv/.dev ## Build docs/ as a site into build/site; a warning is an error
 image: .venv/.dev ## Make proto/image.binpb from proto/: the contract that `make check` protects (with each release)
 	$(BIN)/buf build --exclude-source-info -o proto/image.binpb
 
-screenshots: .venv/.browser ## Take the pictures of the viewer; OUT=FOLDER takes every page
+screenshots: .venv/.browser ## Take the pictures of the docs and the moving one; OUT=FOLDER takes every page of the viewer
 	$(BIN)/python -m scripts.screenshots $(if $(OUT),--all $(OUT))
+	$(if $(OUT),,$(BIN)/python -m scripts.moving_picture)
 
 bench-viewer: .venv/.browser ## Measure the pages of the viewer in Chromium
 	$(BIN)/python -m benchmarks.viewer
@@ -203,7 +204,7 @@ clean: ## Remove what make made
 # Python compiles what a program imports, so pip need not compile everything: a quarter of its time.
 .venv/.server: .venv/bin/python pyproject.toml constraints.txt
 	@echo "installing osmosis-grpc into .venv ..."
-	@$(INSTALL) --no-compile '.[server]'
+	@$(INSTALL) '.[server]' --no-compile
 	@touch $@
 
 .venv/.dev: .venv/.server
