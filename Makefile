@@ -194,8 +194,9 @@ freeze: .venv/.dev ## Record what a release promises: its protocol, its public n
 	$(BIN)/python -m tests.protocol.wire.recorded
 	$(BIN)/python -m tests.storage.recorded
 
-screenshots: .venv/.browser ## Take the pictures of the viewer; OUT=FOLDER takes every page
+screenshots: .venv/.browser ## Take the pictures of the docs and the moving one; OUT=FOLDER takes every page of the viewer
 	$(BIN)/python -m scripts.screenshots $(if $(OUT),--all $(OUT))
+	$(if $(OUT),,$(BIN)/python -m scripts.moving_picture)
 
 bench-viewer: .venv/.browser ## Measure the pages of the viewer in Chromium
 	$(BIN)/python -m benchmarks.viewer
@@ -210,9 +211,10 @@ clean: ## Remove what make made
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; this is " + sys.version)'
 	$(PYTHON) -m venv .venv
 
+# Python compiles what a program imports, so pip need not compile everything: a quarter of its time.
 .venv/.server: .venv/bin/python pyproject.toml constraints.txt
 	@echo "installing osmosis-grpc into .venv ..."
-	@$(INSTALL) '.[server]'
+	@$(INSTALL) '.[server]' --no-compile
 	@touch $@
 
 .venv/.dev: .venv/.server
