@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from osmosis_grpc.cli.command_options import ViewOptions
+from osmosis_grpc.cli.demo_tokens import Words
 from osmosis_grpc.cli.options import SourceOptions
 from osmosis_grpc.cli.place import Place, place_of
 from osmosis_grpc.cli.recorded import named
@@ -40,12 +41,12 @@ def run_view(options: ViewOptions, listed: ListOptions, source: SourceOptions, *
         try:
             app: Any = importlib.import_module("osmosis_grpc.viewer.app")
         except ModuleNotFoundError as error:
-            usage_error("view", f"{missing_extra('it', 'server,view')} (there is no {error.name})")
+            usage_error("view", f"{missing_extra('it', 'server')} (there is no {error.name})")
         if options.single_file and options.export is None:
             usage_error("view", "--single-file needs --export FILE")
         token = _token(options)
-        texts = _texts(options.tokenizer)
-        place = _place(options, source, stack)
+        place, texts = _place(options, source, stack)
+        texts = _texts(options.tokenizer) or texts
         opened = open_source("view", source, place)
         try:
             if options.export is not None:
@@ -148,18 +149,17 @@ def _address(server: str, rollout: str | None, token: str = "", listed: ListOpti
     return f"http://{server}/{path}{'?' * bool(query)}{query}{'' if rollout is None else '#failed'}"
 
 
-def _place(options: ViewOptions, source: SourceOptions, stack: ExitStack) -> Place:
-    """Return what is shown. --demo writes rollouts to a folder that is deleted at the end."""
+def _place(options: ViewOptions, source: SourceOptions, stack: ExitStack) -> tuple[Place, TokenTexts | Words | None]:
+    """Return what is shown, and the texts of its tokens. --demo writes to a folder that is deleted at the end."""
     if not options.demo:
-        return place_of("view", source.where)
+        return place_of("view", source.where), None
     if source.where is not None:
         usage_error("view", "--from and --demo exclude each other; name one of them")
     from osmosis_grpc.cli.view_demo import write_demo
 
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="osmosis-view-demo-"))
     say_error("running twelve rollouts of the demo ...")
-    asyncio.run(write_demo(Path(folder)))
-    return Place(Path(folder))
+    return Place(Path(folder)), asyncio.run(write_demo(Path(folder)))
 
 
 def _token(options: ViewOptions) -> str:
