@@ -24,6 +24,8 @@ ELSEWHERE = {
     "comparison.md": "make compare needs the environments of the other systems",
     "conformance.md": "tests/conformance/test_command.py",
     "index.md": "the block of the README",
+    "pytorch.md": "tests/docs/test_pytorch_page.py",
+    "runbooks.md": "tests/docs/test_runbooks_page.py",
     "strands.md": "tests/docs/test_pages.py, with the libraries of agents",
     "trl.md": "tests/trainers/test_trl_page.py",
     "vllm.md": "tests/docs/test_vllm_page.py",
@@ -153,5 +155,5 @@ def test_the_commands_that_a_daily_loop_prints_can_be_pasted(forked, tmp_path):
     for words in LOOP:
         shell.paste(list(words))
     ran = {shape.split()[0] for shape in shell.shapes}
-    assert ran >= {"validate", "test", "eval", "compare", "serve", "ping", "show", "view", "list", "export", "docs"}
+    assert ran >= {"validate", "test", "eval", "compare", "serve", "ping", "show", "view", "export", "docs"}
     assert program() in first.stdout
