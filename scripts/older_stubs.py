@@ -17,13 +17,13 @@ FACADE = ROOT / "rollout" / "__init__.pyi"
 
 
 def stub(module: str) -> str:
-    """Return the stub of a module."""
-    lines = []
+    """Return the stub of a module: a line for each module that has its names."""
+    places: dict[str, list[str]] = {}
     for name in names_of(module):
         source = source_of(module, name)
         assert source is not None
-        lines.append(f"from {source[0]} import {source[1]} as {name}\n")
-    return "".join(sorted(lines))
+        places.setdefault(source[0], []).append(f"{source[1]} as {name}")
+    return "".join(f"from {place} import {', '.join(names)}\n" for place, names in sorted(places.items()))
 
 
 def stubs() -> dict[Path, str]:

@@ -67,8 +67,8 @@ def fetched(repository: str, folder: Path) -> dict[str, Path]:
     found = {}
     subprocess.run(["git", "init", "--quiet", "--bare", str(folder)], check=True)
     for version, commit in COMMITS.items():
-        fetch = [*git, "fetch", "--quiet", "--depth=1", repository, commit]
-        if subprocess.run(fetch, env=environment, timeout=300).returncode:
+        fetch = ["timeout", "300", *git, "fetch", "--quiet", "--depth=1", repository, commit]
+        if subprocess.run(fetch, env=environment).returncode:
             print(f"skipped: {repository} cannot be fetched")
             return {}
         archive = subprocess.run([*git, "archive", "FETCH_HEAD", "tests"], check=True, capture_output=True).stdout

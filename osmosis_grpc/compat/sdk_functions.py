@@ -1,4 +1,5 @@
-"""Functions that the Osmosis SDK has for authors: a registry of agent loops, readers of messages, keys of servers.
+"""Functions that the Osmosis SDK has for authors: a registry of agent loops, readers of messages, keys of servers,
+and the result and the errors of rubrics, for graders that ask a judge of their own.
 
 Servers do not read registries, because a server is given the loops that it hosts. The readers of messages accept every
 message that a model server sends; osmosis_grpc.protocol.types.messages checks which messages can be sent.
@@ -8,6 +9,7 @@ import secrets
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from osmosis_grpc.agent.loop import AgentNameError, RolloutAgentLoop, name_problem
@@ -44,23 +46,19 @@ class AgentLoopRegistry:
 
     def unregister(self, name: str) -> bool:
         """Remove a name. Return False if the name is not registered."""
-        with self._lock:
-            return self._loops.pop(name, None) is not None
+        return self._loops.pop(name, None) is not None
 
     def get(self, name: str) -> RolloutAgentLoop | None:
         """Return the loop with this name; None if there is none."""
-        with self._lock:
-            return self._loops.get(name)
+        return self._loops.get(name)
 
     def list_names(self) -> list[str]:
         """Return all names in the order of their registration."""
-        with self._lock:
-            return list(self._loops)
+        return list(self._loops)
 
     def clear(self) -> None:
         """Remove all names."""
-        with self._lock:
-            self._loops.clear()
+        self._loops.clear()
 
 
 _shared = AgentLoopRegistry()
@@ -130,3 +128,34 @@ def generate_api_key() -> str:
 def validate_api_key(provided_key: str | None, expected_key: str) -> bool:
     """Compare a key with the expected one in constant time. Return whether they are equal."""
     return provided_key is not None and secrets.compare_digest(provided_key.encode(), expected_key.encode())
+
+
+@dataclass
+class RubricResult:
+    """What a judge said."""
+
+    score: float
+    explanation: str
+
+
+class MissingAPIKeyError(RuntimeError):
+    """The judge's provider needs a key."""
+
+
+class ProviderRequestError(RuntimeError):
+    """The judge's provider refused a request.
+
+    Args:
+        provider: The provider.
+        model: The model that was asked.
+        detail: Why.
+    """
+
+    def __init__(self, provider: str, model: str, detail: str) -> None:
+        self.provider, self.model = provider, model
+        self.detail = detail.strip() or "the provider gave no reason"
+        super().__init__(f"{provider} refused a request for {model}: {self.detail}")
+
+
+class ModelNotFoundError(ProviderRequestError):
+    """The judge's provider has no such model."""

@@ -45,11 +45,11 @@ from osmosis_grpc.agent.workflow_runnable import WorkflowRunnable as WorkflowRun
 from osmosis_grpc.agent.workflow_validator import validate_workflow as validate_workflow
 from osmosis_grpc.compat.backends import ExecutionBackend as ExecutionBackend
 from osmosis_grpc.compat.backends import LocalBackend as LocalBackend
-from osmosis_grpc.compat.rubric import MissingAPIKeyError as MissingAPIKeyError
-from osmosis_grpc.compat.rubric import ModelNotFoundError as ModelNotFoundError
-from osmosis_grpc.compat.rubric import ProviderRequestError as ProviderRequestError
-from osmosis_grpc.compat.rubric import RubricResult as RubricResult
 from osmosis_grpc.compat.sdk_functions import AgentLoopRegistry as AgentLoopRegistry
+from osmosis_grpc.compat.sdk_functions import MissingAPIKeyError as MissingAPIKeyError
+from osmosis_grpc.compat.sdk_functions import ModelNotFoundError as ModelNotFoundError
+from osmosis_grpc.compat.sdk_functions import ProviderRequestError as ProviderRequestError
+from osmosis_grpc.compat.sdk_functions import RubricResult as RubricResult
 from osmosis_grpc.compat.sdk_functions import count_messages_by_role as count_messages_by_role
 from osmosis_grpc.compat.sdk_functions import get_agent_loop as get_agent_loop
 from osmosis_grpc.compat.sdk_functions import get_message_content as get_message_content

@@ -1,2 +1,1 @@
-from osmosis_grpc.agent.grader import Grader as Grader
-from osmosis_grpc.agent.grader import GraderContext as GraderContext
+from osmosis_grpc.agent.grader import Grader as Grader, GraderContext as GraderContext

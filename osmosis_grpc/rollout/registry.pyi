@@ -1,6 +1,2 @@
-from osmosis_grpc.compat.sdk_functions import AgentLoopRegistry as AgentLoopRegistry
-from osmosis_grpc.compat.sdk_functions import get_agent_loop as get_agent_loop
-from osmosis_grpc.compat.sdk_functions import list_agent_loops as list_agent_loops
-from osmosis_grpc.compat.sdk_functions import register_agent_loop as register_agent_loop
-from osmosis_grpc.compat.sdk_functions import unregister_agent_loop as unregister_agent_loop
+from osmosis_grpc.compat.sdk_functions import AgentLoopRegistry as AgentLoopRegistry, get_agent_loop as get_agent_loop, list_agent_loops as list_agent_loops, register_agent_loop as register_agent_loop, unregister_agent_loop as unregister_agent_loop
 from osmosis_grpc.protocol.errors import AgentLoopNotFoundError as AgentLoopNotFoundError

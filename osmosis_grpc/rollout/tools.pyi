@@ -1,8 +1,2 @@
-from osmosis_grpc.agent.tool_calls import create_tool_error_result as create_tool_error_result
-from osmosis_grpc.agent.tool_calls import create_tool_result as create_tool_result
-from osmosis_grpc.agent.tool_calls import execute_tool_calls as execute_tool_calls
-from osmosis_grpc.agent.tool_calls import get_tool_call_info as get_tool_call_info
-from osmosis_grpc.agent.tool_calls import parse_tool_arguments as parse_tool_arguments
-from osmosis_grpc.agent.tool_calls import serialize_tool_result as serialize_tool_result
-from osmosis_grpc.protocol.errors import ToolArgumentError as ToolArgumentError
-from osmosis_grpc.protocol.errors import ToolExecutionError as ToolExecutionError
+from osmosis_grpc.agent.tool_calls import create_tool_error_result as create_tool_error_result, create_tool_result as create_tool_result, execute_tool_calls as execute_tool_calls, get_tool_call_info as get_tool_call_info, parse_tool_arguments as parse_tool_arguments, serialize_tool_result as serialize_tool_result
+from osmosis_grpc.protocol.errors import ToolArgumentError as ToolArgumentError, ToolExecutionError as ToolExecutionError

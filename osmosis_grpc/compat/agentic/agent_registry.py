@@ -5,10 +5,9 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
-from osmosis_grpc.compat.agentic.base_agent import BaseAgent
+from osmosis_grpc.compat.agentic.base_agent import BaseAgent, agent_runnable
 from osmosis_grpc.compat.agentic.built_in_agent import ReActAgent, ToolAgent
 from osmosis_grpc.compat.agentic.coding_agent import CodingAgent
-from osmosis_grpc.compat.agentic.runnable import agent_runnable
 from osmosis_grpc.protocol.errors import InvalidArgument
 
 GROUP = "osmosis_grpc.agents"

@@ -12,7 +12,7 @@ from osmosis_grpc.compat.agentic.base_agent import BaseAgent
 from osmosis_grpc.compat.agentic.config import Count, check
 from osmosis_grpc.compat.agentic.episode import Episode, Progress
 from osmosis_grpc.compat.agentic.llm import LLMFunction
-from osmosis_grpc.compat.agentic.local_engine import request_fields, run_one
+from osmosis_grpc.compat.agentic.local_engine import LocalEngine, request_fields
 from osmosis_grpc.compat.agentic.reply_formats import FORMATS, Answer, Call, Unreadable, parameters_of
 from osmosis_grpc.compat.agentic.tools import ToolResult, open_stateful, run_calls
 from osmosis_grpc.compat.agentic.trajectory import StopReason, Trajectory
@@ -67,7 +67,8 @@ class BuiltInAgent(BaseAgent):
         known = {name: value for name, value in kwargs.items() if name in request_fields()}
         for name in kwargs.keys() - known.keys():
             log.debug("run_trajectory: %s is no field of a request, and is ignored", name)
-        trajectory = await run_one(self, prompt, llm_generate_func, request_id, **known)
+        async with LocalEngine(self, llm_generate_func) as engine:
+            trajectory = await engine.run(prompt, request_id, **known)
         if self.on_trajectory is not None:
             await self.on_trajectory(trajectory)
         return trajectory

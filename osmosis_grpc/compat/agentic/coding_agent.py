@@ -53,7 +53,7 @@ class CodingEpisode(Episode):
         sandbox: Sandbox,
         repository: Path | None,
         test_command: str,
-        snapshots: Snapshots | None,
+        snapshots: Snapshots,
     ) -> None:
         self._context, self._sandbox, self._repository = context, sandbox, repository
         self._snapshots = snapshots
@@ -73,18 +73,14 @@ class CodingEpisode(Episode):
         self._before |= {str(path): text.encode("utf-8", "surrogatepass") for path, text in self._given.items()}
         for path, data in self._before.items():
             await self._sandbox.write_file(path, data, most_bytes=MOST_BYTES)
-        if self._snapshots is not None:
-            await self._snapshots.begin()
+        await self._snapshots.begin()
 
     async def asking(self, number: int) -> None:
         """Save the sandbox."""
-        if self._snapshots is not None:
-            await self._snapshots.asking(number)
+        await self._snapshots.asking(number)
 
     async def act(self, number: int, reply: Message, calls: Sequence[Any], run: RunCalls) -> list[ToolResult]:
         """Run the calls, unless the rollout runs again and their results are saved."""
-        if self._snapshots is None:
-            return await run()
         return await self._snapshots.act(number, reply, calls, run)
 
     def acted(self, calls: Sequence[Call | Unreadable], results: Sequence[ToolResult]) -> None:
@@ -100,8 +96,7 @@ class CodingEpisode(Episode):
 
     async def end(self) -> Report:
         """Run the tests, and return the patch, the phases, the files, and the reward of the tests."""
-        if self._snapshots is not None:
-            await self._snapshots.catch_up()
+        await self._snapshots.catch_up()
         report: dict[str, Any] = {"phases": self._phases, "files_touched": list(self._touched)}
         report["patch"], left_out = await self._patch()
         if left_out:
@@ -241,5 +236,5 @@ class CodingAgent(BuiltInAgent):
     def episode(self, context: RolloutContext, sandbox: Sandbox | None) -> Episode:
         """Return the episode with the repository and the tests."""
         assert sandbox is not None
-        snapshots = Snapshots(context, sandbox) if self.replayable else None
+        snapshots = Snapshots(context, sandbox, self.replayable)
         return CodingEpisode(context, sandbox, self.repository, self.test_command, snapshots)

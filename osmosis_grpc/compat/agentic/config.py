@@ -6,7 +6,7 @@ A value of the request takes precedence over a value of the caller, and this one
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Annotated, Any, NoReturn
@@ -59,17 +59,12 @@ def save_trajectories(given: bool | None = None) -> bool:
     return SWITCHES.get(text.strip().lower(), False)
 
 
-def log_level(given: str | None = None) -> int | None:
-    """Return the number of the given level, otherwise of AGENTIC_LOG_LEVEL; None if both are missing.
-
-    Raises ValueError, naming the variable, for a text that is not a level.
-    """
-    name, text = ("log_level", given) if given else (LOG_LEVEL, os.environ.get(LOG_LEVEL, ""))
-    if not text:
-        return None
-    if text.strip().upper() not in LEVELS:
-        raise ValueError(f"{name}: {text!r:.40} is none of {', '.join(LEVELS)}")
-    return logging.getLevelNamesMapping()[text.strip().upper()]
+def log_level() -> int | None:
+    """Return the number of AGENTIC_LOG_LEVEL; None without the variable. Raises ValueError for another text."""
+    text = os.environ.get(LOG_LEVEL, "")
+    if text.strip().upper() not in ("", *LEVELS):
+        raise ValueError(f"{LOG_LEVEL}: {text!r:.40} is none of {', '.join(LEVELS)}")
+    return logging.getLevelNamesMapping().get(text.strip().upper())
 
 
 def without_keys(text: str) -> str:
@@ -165,11 +160,15 @@ def _refuse(error: ValidationError) -> NoReturn:
     problem = error.errors()[0]
     field = ".".join(map(str, problem["loc"]))
     if problem["type"] == "extra_forbidden":
-        known = list(AgenticRolloutConfig.model_fields)
-        close = get_close_matches(field, known, 1)
-        which = f"did you mean {close[0]}?" if close else f"the fields are {', '.join(known)}"
-        raise InvalidArgument(field, f"is not a field; {which}") from None
+        raise InvalidArgument(field, no_field(field, AgenticRolloutConfig.model_fields)) from None
     raise InvalidArgument(field, f"{problem['input']!r:.80}: {problem['msg']}") from None
+
+
+def no_field(name: str, known: Iterable[str]) -> str:
+    """Return the text about a name that is not a field."""
+    fields = list(known)
+    close = get_close_matches(name, fields, 1)
+    return f"is not a field; {f'did you mean {close[0]}?' if close else 'the fields are ' + ', '.join(fields)}"
 
 
 def _yaml() -> Any:

@@ -4,12 +4,11 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import fields
-from difflib import get_close_matches
 from typing import Any, Self
 
-from osmosis_grpc.compat.agentic.base_agent import BaseAgent
+from osmosis_grpc.compat.agentic.base_agent import AgentRunnable, BaseAgent
+from osmosis_grpc.compat.agentic.config import no_field
 from osmosis_grpc.compat.agentic.llm import LLMFunction, policy_of
-from osmosis_grpc.compat.agentic.runnable import AgentRunnable
 from osmosis_grpc.compat.agentic.trajectory import Trajectory, TrajectoryStep
 from osmosis_grpc.compat.agentic.view import TrajectoryView
 from osmosis_grpc.engine import EngineConfig
@@ -112,19 +111,11 @@ def check_request(request: Mapping[str, Any]) -> None:
     known = request_fields()
     for name in request:
         if name not in known:
-            close = get_close_matches(name, known, 1)
-            which = f"did you mean {close[0]}?" if close else f"the fields are {', '.join(known)}"
-            raise InvalidArgument(f"request.{name}", f"is not a field; {which}")
+            raise InvalidArgument(f"request.{name}", no_field(name, known))
 
 
 _SET_HERE = ("rollout_id", "messages", "attempt", "fork")
 """The fields of RolloutRequest that no caller sets."""
-
-
-async def run_one(agent: BaseAgent, prompt: Any, llm: LLMFunction, request_id: str = "", **request: Any) -> Trajectory:
-    """Run one rollout on an engine of its own."""
-    async with LocalEngine(agent, llm) as engine:
-        return await engine.run(prompt, request_id, **request)
 
 
 def messages_of(prompt: Any) -> list[Message]:

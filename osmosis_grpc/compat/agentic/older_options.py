@@ -50,15 +50,27 @@ def with_older(tool: Any, kind: str, older: Mapping[str, Any]) -> Any:
     return _Limited(tool, kind, effective) if effective else tool
 
 
-class _Limited:
-    def __init__(self, inner: Any, kind: str, older: Mapping[str, Any]) -> None:
-        self.name, self._inner, self._older = inner.name, inner, older
-        self._run: Callable[[dict[str, Any], Any], Any] = getattr(self, f"_{kind}")
+class Renamed:
+    """A tool under another name."""
+
+    def __init__(self, inner: Any, name: str) -> None:
+        self.name, self._inner = name, inner
 
     def openai_schema(self) -> ToolDict:
-        """Return the schema of the tool."""
-        schema: ToolDict = self._inner.openai_schema()
-        return schema
+        """Return the schema with the name."""
+        schema: Any = self._inner.openai_schema()
+        return {**schema, "function": {**schema["function"], "name": self.name}}
+
+    async def run(self, arguments: Mapping[str, Any], context: Any = None) -> Any:
+        """Run a call."""
+        return await self._inner.run(arguments, context)
+
+
+class _Limited(Renamed):
+    def __init__(self, inner: Any, kind: str, older: Mapping[str, Any]) -> None:
+        super().__init__(inner, inner.name)
+        self._older = older
+        self._run: Callable[[dict[str, Any], Any], Any] = getattr(self, f"_{kind}")
 
     async def run(self, arguments: Mapping[str, Any], context: Any = None) -> Any:
         """Run a call. Raises ToolExecutionError for one that the options forbid."""

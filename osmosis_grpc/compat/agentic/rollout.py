@@ -11,8 +11,8 @@ from typing import Any
 from osmosis_grpc.compat.agentic.agent_registry import make_agent
 from osmosis_grpc.compat.agentic.base_agent import BaseAgent
 from osmosis_grpc.compat.agentic.config import AgenticRolloutConfig, log_level, save_trajectories
+from osmosis_grpc.compat.agentic.episode import make_interactions
 from osmosis_grpc.compat.agentic.files import TrajectoryFile, TrajectorySaveError, save_path
-from osmosis_grpc.compat.agentic.interactions import make_interactions
 from osmosis_grpc.compat.agentic.llm import LLMFunction
 from osmosis_grpc.compat.agentic.local_engine import LocalEngine, StepStream, check_request
 from osmosis_grpc.compat.agentic.tools import MakeSandbox

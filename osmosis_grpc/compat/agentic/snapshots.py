@@ -35,10 +35,10 @@ Turn = dict[str, Any]
 
 
 class Snapshots:
-    """The snapshots of one rollout."""
+    """The snapshots of one rollout; none if they are not wanted, or the server has no state folder."""
 
-    def __init__(self, context: RolloutContext, sandbox: Sandbox) -> None:
-        self._context, self._sandbox = context, sandbox
+    def __init__(self, context: RolloutContext, sandbox: Sandbox, wanted: bool) -> None:
+        self._context, self._sandbox, self._wanted = context, sandbox, wanted
         self._folder: Path | None = None
         self._saved: dict[str, Turn] = {}
         """The turns of an earlier run, or of the original, by number. Empty from the first new result on."""
@@ -53,6 +53,8 @@ class Snapshots:
 
         Raises SnapshotGone if the fork cannot start, and SandboxError for a sandbox that cannot be saved.
         """
+        if not self._wanted:
+            return
         if not isinstance(self._sandbox, LocalSandbox):
             raise SandboxError(f"snapshots: a {type(self._sandbox).__name__} is not saved; use a LocalSandbox")
         folders, fork = self._context.folders, self._context.request.fork
@@ -90,6 +92,8 @@ class Snapshots:
 
     async def act(self, number: int, reply: Message, calls: Sequence[Any], run: RunCalls) -> list[ToolResult]:
         """Return the saved results of a reply, or run its calls. Raises SnapshotGone."""
+        if self._folder is None:
+            return await run()
         text, saved = jsontext.canonical(reply), self._saved.get(str(number))
         if saved is not None and saved["reply"] == text:
             results = await repeat_results(calls, [ToolResult(**result) for result in saved["results"]])

@@ -20,7 +20,7 @@ from osmosis_grpc.agent.tool_calls import (
     note_error,
     tool_text,
 )
-from osmosis_grpc.compat.agentic.older_options import split, with_older
+from osmosis_grpc.compat.agentic.older_options import Renamed, split, with_older
 from osmosis_grpc.compat.agentic.older_tools import NamedTool, instance_tool
 from osmosis_grpc.protocol.errors import (
     InvalidArgument,
@@ -118,7 +118,7 @@ def as_tool(given: Any, name: str = "", field: str = "") -> Any:
     if isinstance(given, BaseTool) or (isinstance(given, type) and issubclass(given, BaseTool)):
         return StatefulTool(given, name)
     if hasattr(given, "openai_schema") and hasattr(given, "run"):
-        return given if name in ("", given.name) else _Renamed(given, name)
+        return given if name in ("", given.name) else Renamed(given, name)
     if isinstance(given, NamedTool):
         raise InvalidArgument(field or f"tools.{name}", f"{given!r} acts in a rollout; pass it to set_tools()")
     if callable(getattr(given, "execute_tool", None)):
@@ -162,16 +162,6 @@ async def open_stateful(
     """Create the stateful ones of these tools for a trajectory. `stack` releases them. None if there are none."""
     stateful = {name: each.of_trajectory() for name, each in tools.items() if isinstance(each, StatefulTool)}
     return await stack.enter_async_context(ToolsOfTrajectory(trajectory_id, stateful)) if stateful else None
-
-
-class _Renamed:
-    def __init__(self, inner: Any, name: str) -> None:
-        self.name, self._inner, self.run = name, inner, inner.run
-
-    def openai_schema(self) -> ToolDict:
-        """Return the schema with the new name."""
-        schema: Any = self._inner.openai_schema()
-        return {**schema, "function": {**schema["function"], "name": self.name}}
 
 
 def as_tools(given: Mapping[str, Any] | Iterable[Any]) -> dict[str, Any]:

@@ -5,9 +5,8 @@ from contextlib import aclosing
 from pathlib import Path
 
 from osmosis_grpc.agent.runnable import Runnable
-from osmosis_grpc.compat.agentic.base_agent import BaseAgent
+from osmosis_grpc.compat.agentic.base_agent import BaseAgent, agent_runnable
 from osmosis_grpc.compat.agentic.files import dump_trajectories
-from osmosis_grpc.compat.agentic.runnable import agent_runnable
 from osmosis_grpc.compat.agentic.trajectory import Statistics, Trajectory, TrajectoryStep, statistics_of
 from osmosis_grpc.compat.agentic.view import TrajectoryView
 from osmosis_grpc.protocol.errors import FailedPrecondition

@@ -66,10 +66,10 @@ class Model:
                 except (Internal, InvalidArgument) as error:  # perhaps the server refuses a parameter of this variant
                     problem = problem or error
                 except CallError as error:
-                    raise ModelError(f"{self.name}: {_advice(error)}") from None
+                    raise ModelError(f"{self.name}: {_advice(self.name, error)}") from None
                 else:
                     return
-        raise ModelError(f"{self.name}: {_advice(problem)}")
+        raise ModelError(f"{self.name}: {_advice(self.name, problem)}")
 
     async def _ask(self, params: Mapping[str, Any]) -> None:
         request = ChatRequest(rollout_id="probe", messages=[{"role": "user", "content": PROBE}], params=params)
@@ -181,8 +181,10 @@ def _replies(path: Path, row: str, value: Any) -> Iterator[str | Message]:
         yield message
 
 
-def _advice(error: CallError | None) -> str:
-    """Return the text of an error. It names the options of the command."""
-    text = str(error).replace("check api_key", f"check --api-key or {KEY_VARIABLE}")
+def _advice(name: str, error: CallError | None) -> str:
+    """Return the text of an error of a model. It names the options of the command, and the variable of the key."""
+    provider, slash, _ = name.removeprefix("litellm:").partition("/")
+    variable = f"{provider.upper()}_API_KEY" if name.startswith("litellm:") and slash else KEY_VARIABLE
+    text = str(error).replace("check api_key", f"check --api-key or {variable}")
     text = text.replace("check base_url and model", "check --base-url and --model")
     return f"{text}; check --base-url, and that the server runs" if UNREACHABLE in text else text

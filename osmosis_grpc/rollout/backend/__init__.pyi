@@ -1,2 +1,1 @@
-from osmosis_grpc.compat.backends import ExecutionBackend as ExecutionBackend
-from osmosis_grpc.compat.backends import LocalBackend as LocalBackend
+from osmosis_grpc.compat.backends import ExecutionBackend as ExecutionBackend, LocalBackend as LocalBackend

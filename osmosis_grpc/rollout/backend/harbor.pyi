@@ -1,2 +1,1 @@
-from osmosis_grpc.compat.backends import HarborBackend as HarborBackend
-from osmosis_grpc.compat.backends import TaskMode as TaskMode
+from osmosis_grpc.compat.backends import HarborBackend as HarborBackend, TaskMode as TaskMode

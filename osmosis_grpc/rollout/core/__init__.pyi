@@ -2,33 +2,8 @@ from osmosis_grpc.agent.context import RolloutContext as RolloutContext
 from osmosis_grpc.agent.loop import RolloutAgentLoop as RolloutAgentLoop
 from osmosis_grpc.agent.model_client import LLMClientProtocol as LLMClientProtocol
 from osmosis_grpc.agent.request import RolloutRequest as RolloutRequest
-from osmosis_grpc.agent.request_model import DEFAULT_MAX_METADATA_SIZE_BYTES as DEFAULT_MAX_METADATA_SIZE_BYTES
-from osmosis_grpc.agent.request_model import RolloutMetrics as RolloutMetrics
-from osmosis_grpc.agent.request_model import get_max_metadata_size_bytes as get_max_metadata_size_bytes
-from osmosis_grpc.agent.request_model import set_max_metadata_size_bytes as set_max_metadata_size_bytes
+from osmosis_grpc.agent.request_model import DEFAULT_MAX_METADATA_SIZE_BYTES as DEFAULT_MAX_METADATA_SIZE_BYTES, RolloutMetrics as RolloutMetrics, get_max_metadata_size_bytes as get_max_metadata_size_bytes, set_max_metadata_size_bytes as set_max_metadata_size_bytes
 from osmosis_grpc.agent.results import RolloutResult as RolloutResult
-from osmosis_grpc.compat.sdk_schemas import CompletionUsage as CompletionUsage
-from osmosis_grpc.compat.sdk_schemas import CompletionsChoice as CompletionsChoice
-from osmosis_grpc.compat.sdk_schemas import CompletionsRequest as CompletionsRequest
-from osmosis_grpc.compat.sdk_schemas import CompletionsResponse as CompletionsResponse
-from osmosis_grpc.compat.sdk_schemas import InitResponse as InitResponse
-from osmosis_grpc.compat.sdk_schemas import MessageDict as MessageDict
-from osmosis_grpc.compat.sdk_schemas import OpenAIFunctionCallSchema as OpenAIFunctionCallSchema
-from osmosis_grpc.compat.sdk_schemas import OpenAIFunctionParsedSchema as OpenAIFunctionParsedSchema
-from osmosis_grpc.compat.sdk_schemas import OpenAIFunctionToolCall as OpenAIFunctionToolCall
-from osmosis_grpc.compat.sdk_schemas import RolloutResponse as RolloutResponse
-from osmosis_grpc.compat.sdk_schemas import RolloutStatus as RolloutStatus
-from osmosis_grpc.compat.sdk_schemas import SamplingParamsDict as SamplingParamsDict
-from osmosis_grpc.compat.sdk_schemas import ToolResponse as ToolResponse
-from osmosis_grpc.protocol.errors import AgentLoopNotFoundError as AgentLoopNotFoundError
-from osmosis_grpc.protocol.errors import OsmosisRolloutError as OsmosisRolloutError
-from osmosis_grpc.protocol.errors import OsmosisServerError as OsmosisServerError
-from osmosis_grpc.protocol.errors import OsmosisTimeoutError as OsmosisTimeoutError
-from osmosis_grpc.protocol.errors import OsmosisTransportError as OsmosisTransportError
-from osmosis_grpc.protocol.errors import OsmosisValidationError as OsmosisValidationError
-from osmosis_grpc.protocol.errors import ToolArgumentError as ToolArgumentError
-from osmosis_grpc.protocol.errors import ToolExecutionError as ToolExecutionError
-from osmosis_grpc.protocol.types.tool_models import OpenAIFunctionParametersSchema as OpenAIFunctionParametersSchema
-from osmosis_grpc.protocol.types.tool_models import OpenAIFunctionPropertySchema as OpenAIFunctionPropertySchema
-from osmosis_grpc.protocol.types.tool_models import OpenAIFunctionSchema as OpenAIFunctionSchema
-from osmosis_grpc.protocol.types.tool_models import OpenAIFunctionToolSchema as OpenAIFunctionToolSchema
+from osmosis_grpc.compat.sdk_schemas import CompletionUsage as CompletionUsage, CompletionsChoice as CompletionsChoice, CompletionsRequest as CompletionsRequest, CompletionsResponse as CompletionsResponse, InitResponse as InitResponse, MessageDict as MessageDict, OpenAIFunctionCallSchema as OpenAIFunctionCallSchema, OpenAIFunctionParsedSchema as OpenAIFunctionParsedSchema, OpenAIFunctionToolCall as OpenAIFunctionToolCall, RolloutResponse as RolloutResponse, RolloutStatus as RolloutStatus, SamplingParamsDict as SamplingParamsDict, ToolResponse as ToolResponse
+from osmosis_grpc.protocol.errors import AgentLoopNotFoundError as AgentLoopNotFoundError, OsmosisRolloutError as OsmosisRolloutError, OsmosisServerError as OsmosisServerError, OsmosisTimeoutError as OsmosisTimeoutError, OsmosisTransportError as OsmosisTransportError, OsmosisValidationError as OsmosisValidationError, ToolArgumentError as ToolArgumentError, ToolExecutionError as ToolExecutionError
+from osmosis_grpc.protocol.types.tool_models import OpenAIFunctionParametersSchema as OpenAIFunctionParametersSchema, OpenAIFunctionPropertySchema as OpenAIFunctionPropertySchema, OpenAIFunctionSchema as OpenAIFunctionSchema, OpenAIFunctionToolSchema as OpenAIFunctionToolSchema

@@ -1,8 +1,1 @@
-from osmosis_grpc.protocol.errors import AgentLoopNotFoundError as AgentLoopNotFoundError
-from osmosis_grpc.protocol.errors import OsmosisRolloutError as OsmosisRolloutError
-from osmosis_grpc.protocol.errors import OsmosisServerError as OsmosisServerError
-from osmosis_grpc.protocol.errors import OsmosisTimeoutError as OsmosisTimeoutError
-from osmosis_grpc.protocol.errors import OsmosisTransportError as OsmosisTransportError
-from osmosis_grpc.protocol.errors import OsmosisValidationError as OsmosisValidationError
-from osmosis_grpc.protocol.errors import ToolArgumentError as ToolArgumentError
-from osmosis_grpc.protocol.errors import ToolExecutionError as ToolExecutionError
+from osmosis_grpc.protocol.errors import AgentLoopNotFoundError as AgentLoopNotFoundError, OsmosisRolloutError as OsmosisRolloutError, OsmosisServerError as OsmosisServerError, OsmosisTimeoutError as OsmosisTimeoutError, OsmosisTransportError as OsmosisTransportError, OsmosisValidationError as OsmosisValidationError, ToolArgumentError as ToolArgumentError, ToolExecutionError as ToolExecutionError

@@ -1,4 +1,1 @@
-from osmosis_grpc.agent.workflow import AgentWorkflowConfig as AgentWorkflowConfig
-from osmosis_grpc.agent.workflow import BaseConfig as BaseConfig
-from osmosis_grpc.agent.workflow import ConcurrencyConfig as ConcurrencyConfig
-from osmosis_grpc.agent.workflow import GraderConfig as GraderConfig
+from osmosis_grpc.agent.workflow import AgentWorkflowConfig as AgentWorkflowConfig, BaseConfig as BaseConfig, ConcurrencyConfig as ConcurrencyConfig, GraderConfig as GraderConfig

@@ -67,7 +67,6 @@ def test_agentic_save_trajectories(monkeypatch, text, value):
 def test_agentic_log_level(monkeypatch):
     monkeypatch.setenv("AGENTIC_LOG_LEVEL", "debug")
     assert config.log_level() == logging.DEBUG
-    assert config.log_level("ERROR") == logging.ERROR
     monkeypatch.delenv("AGENTIC_LOG_LEVEL")
     assert config.log_level() is None
 

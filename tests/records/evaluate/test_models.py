@@ -155,6 +155,15 @@ async def test_a_probe_that_fails_is_one_error(status, said):
         assert str(error.value).endswith("check --base-url and --model")
 
 
+async def test_a_missing_key_of_another_provider_names_its_variable():
+    pytest.importorskip("litellm")
+    with (
+        model_server(lambda body: (401, {"error": {"message": "no key"}})) as server,
+        pytest.raises(ModelError, match="ANTHROPIC_API_KEY"),
+    ):
+        await open_model("litellm:anthropic/claude-sonnet-4-5", base_url=server.url, api_key=KEY).probe({})
+
+
 async def test_a_server_that_is_down_is_one_error():
     with model_server(lambda body: reply("Hello")) as server:
         pass

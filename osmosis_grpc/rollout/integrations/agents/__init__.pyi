@@ -1,2 +1,1 @@
-from osmosis_grpc.integrations.strands import OsmosisRolloutModel as OsmosisRolloutModel
-from osmosis_grpc.integrations.strands import OsmosisStrandsAgent as OsmosisStrandsAgent
+from osmosis_grpc.integrations.strands import OsmosisRolloutModel as OsmosisRolloutModel, OsmosisStrandsAgent as OsmosisStrandsAgent

@@ -1,5 +1,1 @@
-from osmosis_grpc.compat.openai_agents import OsmosisAgent as OsmosisAgent
-from osmosis_grpc.compat.openai_agents import OsmosisLitellmModel as OsmosisLitellmModel
-from osmosis_grpc.compat.openai_agents import OsmosisMemorySession as OsmosisMemorySession
-from osmosis_grpc.compat.openai_agents import OsmosisRolloutModel as OsmosisRolloutModel
-from osmosis_grpc.compat.openai_agents import SessionSampleSource as SessionSampleSource
+from osmosis_grpc.compat.openai_agents import OsmosisAgent as OsmosisAgent, OsmosisLitellmModel as OsmosisLitellmModel, OsmosisMemorySession as OsmosisMemorySession, OsmosisRolloutModel as OsmosisRolloutModel, SessionSampleSource as SessionSampleSource
