@@ -98,7 +98,7 @@ async def test_what_goes_wrong_is_a_failure_that_names_the_task(how, tmp_path):
 
     app = web.Application()
     app.add_routes([web.post("/seed_session", seed), web.post("/verify", verify)])
-    runner = web.AppRunner(app, shutdown_timeout=0)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     (tmp_path / "tasks.jsonl").write_text(json.dumps({"responses_create_params": {"input": "1?"}}))
