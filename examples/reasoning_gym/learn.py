@@ -2,8 +2,9 @@
 
 python examples/reasoning_gym/learn.py --seeds 0 1 2 --choices uniform varied --picture curves.png
 
-The model, its generator and the update are those of examples/learn_to_calculate. A short warm-up teaches the format of
-an answer, and a part of the answers. `uniform` and `varied` are the two ways in which TaskSampler chooses tasks.
+The model, its generator and the update are those of examples/learn_to_calculate. A short warm-up on other questions
+teaches the format of an answer, and a little arithmetic, so that some tasks are too hard at first and others are not.
+`uniform` and `varied` are the two ways in which TaskSampler chooses tasks.
 """
 
 import argparse
@@ -34,13 +35,16 @@ from osmosis_grpc.environments import open_environment, task_requests
 from osmosis_grpc.policies import ChatRenderer, TokenPolicy, TokenPolicyConfig
 from osmosis_grpc.trainer import OutcomeGroup, RolloutRequest, TaskSampler, Trainer, advantages, pad
 
-ENVIRONMENT = "reasoning-gym:chain_sum,size=32,seed=1,min_terms=2,max_terms=2,min_digits=1,max_digits=1,system="
-"""32 questions such as `State the final answer to the following arithmetic problem: 7 - 2 =`."""
+QUESTIONS = "reasoning-gym:chain_sum,size={},seed={},min_terms=2,max_terms=2,min_digits=1,max_digits=2,system="
+"""Questions such as `State the final answer to the following arithmetic problem: 17 - 5 =`."""
+ENVIRONMENT, OTHERS = QUESTIONS.format(128, 1), QUESTIONS.format(400, 2)
+"""The tasks, and the questions of the warm-up."""
 Choice = Literal["uniform", "varied"]
 Curve = dict[str, list[float]]
 BATCHES, TASKS, GROUP_SIZE = 120, 4, 8
-RATE = 7e-4
-WARM_UP, RIGHT = 400, 0.3
+RATE = 2e-4
+"""At several times this rate, the model soon gives one answer only to most questions, so that no group has variance."""
+WARM_UP, RIGHT = 600, 0.3
 """The updates of the warm-up, and the share of its answers that are right on purpose."""
 
 
@@ -174,10 +178,10 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)  # the model is too small for more
     curves: dict[str, Curve] = {}
-    tasks = list(task_requests(open_environment(ENVIRONMENT), "task"))
+    tasks, others = (list(task_requests(open_environment(each), "task")) for each in (ENVIRONMENT, OTHERS))
     with agent_server() as target:
         for seed in options.seeds:
-            model = begun(tasks, seed)
+            model = begun(others, seed)
             for choice in options.choices:
                 learning = learn(target, copy.deepcopy(model), tasks, choice, seed, options.batches)
                 curves[f"{choice}-{seed}"] = asyncio.run(learning)

@@ -11,6 +11,7 @@ import contextlib
 import json
 import pkgutil
 import urllib.request
+from functools import partial
 from typing import Any, get_type_hints
 
 from osmosis_grpc.environments.episode import Episode
@@ -55,8 +56,7 @@ class OpenEnv(SteppedEnvironment):
 
     def __init__(self, spec: EnvironmentSpec) -> None:
         super().__init__(spec)
-        self._url = spec.name if "://" in spec.name else ""
-        self._reset = self.options.pop("reset", {})
+        self._url, self._reset = spec.name if "://" in spec.name else "", self.options.pop("reset", {})
         field, system = self.options.pop("action", None), self.options.pop("system", None)
         try:
             schema = self._action_schema()
@@ -81,7 +81,7 @@ class OpenEnv(SteppedEnvironment):
 
     def _opened(self, episode: Episode) -> Any:
         env = GenericEnvClient(self._url) if self._url else self._kind(**self.options)
-        episode.close_with(env.close)
+        episode.close_with(partial(env.__aexit__, None, None, None) if self._url else env.close)  # as async
         return env if self._url else _Local(env, self._action, episode)
 
     async def play(self, task: EnvironmentTask, episode: Episode) -> Score:

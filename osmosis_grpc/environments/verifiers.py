@@ -51,10 +51,10 @@ class Verifiers(Environment):
         self._config = nested({**self.options, "taskset.id": spec.name})
         try:
             taskset = self._made().taskset
+            limit = limit or (0 if taskset.bounded else TASKS)
+            self._tasks = list(itertools.islice(taskset, limit or None))
         except Exception as error:
             raise ValueError(f"{self.name}: it cannot be made: {error or type(error).__name__}") from error
-        limit = limit or (0 if taskset.bounded else TASKS)
-        self._tasks = list(itertools.islice(taskset, limit or None))
 
     def _made(self, max_turns: int | None = None, own: Any = None) -> Any:
         """Return the environment, with time limits for the stages that have none of their own."""

@@ -1,10 +1,13 @@
 """A game of OpenEnv: guess a number. `python -m tests.environments.openenv_game PORT` serves it."""
 
+import asyncio
 import random
 import sys
 
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, Observation, State
+
+from tests.environments.faults import go_wrong
 
 
 class Guess(Action):
@@ -36,6 +39,26 @@ class Game(Environment):
     @property
     def state(self):
         return State()
+
+
+class Wrong(Game):
+    """Goes wrong in the way of the argument `how`."""
+
+    def __init__(self, how):
+        super().__init__()
+        self._how = how
+
+    def step(self, action: Guess, timeout_s=None, **options) -> Told:
+        if self._how == "never_ends":
+            return Told(text="again")
+        return Told(text="over", reward=go_wrong(self._how), done=True)
+
+
+class WrongAsync(Wrong):
+    async def step_async(self, action, timeout_s=None, **options):
+        if self._how == "hangs":
+            await asyncio.Event().wait()
+        return self.step(action)
 
 
 def main(port: int) -> None:

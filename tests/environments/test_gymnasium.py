@@ -3,6 +3,7 @@
 import pytest
 
 from osmosis_grpc.environments import open_environment
+from tests.environments.faults import HOW, assert_it_fails, go_wrong
 from tests.environments.parity import TASKS, Played, number_of, through_server
 
 pytestmark = [pytest.mark.environments, pytest.mark.filterwarnings("ignore")]
@@ -70,6 +71,21 @@ async def test_texts_are_actions_and_info_has_parts_of_the_reward():
     played, outcomes = await through_server(spec, lambda messages: messages[-1]["content"])
     assert played["1"] == Played({"main": 11.0}, {"steps": 1.0, "invalid_actions": 0.0, "vowels": 2.0}, 1)
     assert [message["content"] for message in outcomes["1"].messages[:2]] == ["Speak.", "say 1 words"]
+
+
+class Wrong(Echo):
+    """Goes wrong in the way of the argument `how`."""
+
+    def __init__(self, how):
+        self.how = how
+
+    def step(self, action):
+        return "thanks", 1.0 if self.how == "never_ends" else go_wrong(self.how), self.how != "never_ends", False, {}
+
+
+@pytest.mark.parametrize("how", [*HOW, "never_ends"])
+async def test_what_goes_wrong_is_a_failure_that_names_the_task(how):
+    await assert_it_fails(f"gymnasium:{__name__}:Wrong,how={how},seconds=0.5", max_turns=3)
 
 
 @pytest.mark.parametrize("spec", ["gymnasium:Nothing-v0", "gymnasium:Blackjack-v1,colour=1"])

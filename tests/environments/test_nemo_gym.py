@@ -1,5 +1,6 @@
 """NeMo Gym's example servers through a server, beside NeMo Gym's simple agent. Run by `make test-environments`."""
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -8,8 +9,10 @@ from pathlib import Path
 from urllib.request import Request, urlopen
 
 import pytest
+from aiohttp import web
 
 from osmosis_grpc.environments import open_environment
+from tests.environments.faults import HOW, assert_it_fails, go_wrong
 from tests.environments.parity import TASKS, Played, through_server
 from tests.ports import quiet_port
 from tests.processes import ROOT
@@ -81,6 +84,27 @@ async def test_rewards_parts_and_turns_are_those_of_the_library(name, url, tmp_p
         parts = {key: float(value) for key, value in own.items() if isinstance(value, int | float)}
         assert played[str(number)] == Played({"main": verdict["reward"]}, parts, turns)
     assert len({(each.rewards["main"], str(each.parts)) for each in played.values()}) > 1
+
+
+@pytest.mark.parametrize("how", HOW)
+async def test_what_goes_wrong_is_a_failure_that_names_the_task(how, tmp_path):
+    async def seed(request):
+        return web.json_response({})
+
+    async def verify(request):
+        if how == "hangs":
+            await asyncio.Event().wait()
+        return web.json_response({"reward": go_wrong(how)})
+
+    app = web.Application()
+    app.add_routes([web.post("/seed_session", seed), web.post("/verify", verify)])
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    (tmp_path / "tasks.jsonl").write_text(json.dumps({"responses_create_params": {"input": "1?"}}))
+    address = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    await assert_it_fails(f"nemo-gym:{address},data={tmp_path}/tasks.jsonl,seconds=0.5")
+    await runner.cleanup()
 
 
 @pytest.mark.parametrize("spec", ["nemo-gym:http://127.0.0.1:9", "nemo-gym:here,data=x", "nemo-gym:http://h,data=none"])

@@ -11,6 +11,7 @@ from osmosis_grpc.environments import open_environment
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.protocol.types import OutcomeStatus
 from osmosis_grpc.testing.rollouts import run_rollout
+from tests.environments.faults import HOW, assert_it_fails
 from tests.environments.parity import TASKS, Played, number_of, through_server
 from tests.ports import quiet_port
 from tests.processes import ROOT
@@ -88,6 +89,13 @@ async def test_an_environment_that_raises_is_named(url):
         )
         assert outcome.status is OutcomeStatus.FAILED
         assert outcome.failure.message.startswith(environment.task_id("0"))
+
+
+@pytest.mark.parametrize("game", ["Wrong", "WrongAsync"])
+@pytest.mark.parametrize("how", [*HOW, "never_ends"])
+async def test_what_goes_wrong_is_a_failure_that_names_the_task(how, game):
+    spec = f"openenv:{LOCAL.partition(':')[0]}:{game},how={how},seconds=0.5"
+    await assert_it_fails(spec, max_turns=3)
 
 
 @pytest.mark.parametrize("name", ["http://127.0.0.1:9", "no_such_module:Game", f"{LOCAL},reset"])

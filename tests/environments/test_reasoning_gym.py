@@ -2,17 +2,20 @@
 
 import json
 import os
+from dataclasses import dataclass
 
 import pytest
 
 from osmosis_grpc.environments import open_environment, task_requests
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.trainer import Trainer
+from tests.environments.faults import HOW, assert_it_fails, go_wrong
 from tests.environments.parity import TASKS, Played, number_of, through_server
 from tests.processes import run, server_process
 
 pytestmark = [pytest.mark.environments, pytest.mark.filterwarnings("ignore")]
 rg = pytest.importorskip("reasoning_gym")
+factory = pytest.importorskip("reasoning_gym.factory")
 
 
 @pytest.mark.parametrize("name", ["leg_counting", "basic_arithmetic", "word_sorting", "countdown", "mini_sudoku"])
@@ -54,6 +57,36 @@ async def test_a_task_stays_the_same_in_another_process():
 def test_a_wrong_name_or_option_is_refused(spec):
     with pytest.raises(ValueError, match=r"reasoning-gym"):
         open_environment(spec)
+
+
+@dataclass
+class Config:
+    how: str = ""
+    size: int = 1
+    seed: int = 0
+
+    def validate(self):
+        """All values are right."""
+
+
+class Wrong(factory.ProceduralDataset):
+    """Scores in the way of the option `how`."""
+
+    def __init__(self, config):
+        super().__init__(config=config, seed=config.seed, size=config.size)
+
+    def __getitem__(self, number):
+        return {"question": "1?", "answer": "1", "metadata": {}}
+
+    def score_answer(self, answer, entry):
+        return go_wrong(self.config.how)
+
+
+@pytest.mark.parametrize("how", HOW)
+async def test_what_goes_wrong_is_a_failure_that_names_the_task(how):
+    if "wrong" not in factory.DATASETS:
+        factory.register_dataset("wrong", Wrong, Config)
+    await assert_it_fails(f"reasoning-gym:wrong,how={how},seconds=0.5")
 
 
 def test_commands_test_and_evaluate_an_environment(tmp_path):

@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 
 from osmosis_grpc.environments import open_environment
+from tests.environments.faults import HOW, REWARDS, assert_it_fails, go_wrong
 from tests.environments.parity import TASKS, Played, number_of, through_server
 
 pytestmark = [pytest.mark.environments, pytest.mark.filterwarnings("ignore")]
@@ -75,6 +76,31 @@ async def test_a_player_hears_what_textarena_shows_in_the_same_order(game):
             for message in messages:
                 if message["role"] == "user":
                     at = text.index(message["content"].partition("\n[")[0], at)
+
+
+class Wrong(ta.Env):
+    """A game that goes wrong in the way of the argument `how`."""
+
+    def __init__(self, how):
+        self.how = how
+
+    def reset(self, num_players, seed=None):
+        self.state = ta.SinglePlayerState(num_players=num_players, seed=seed)
+        self.state.reset(game_state={}, player_prompt_function=lambda player_id, game_state: "Play.")
+
+    def step(self, action):
+        if self.how in ("raises", "hangs"):
+            go_wrong(self.how)
+        if self.how != "never_ends":
+            self.state.set_outcome(reward=REWARDS[self.how], reason="over")
+        return self.state.step()
+
+
+@pytest.mark.parametrize("how", [*HOW, "never_ends"])
+async def test_what_goes_wrong_is_a_failure_that_names_the_task(how, monkeypatch):
+    if "Wrong-v0" not in ta.envs.registration.ENV_REGISTRY:
+        ta.envs.registration.register(id="Wrong-v0", entry_point=f"{__name__}:Wrong")
+    await assert_it_fails(f"textarena:Wrong-v0,how={how},players=1,seconds=0.5", max_turns=3)
 
 
 @pytest.mark.parametrize("spec", ["textarena:Nothing-v0", "textarena:TicTacToe-v0,players=5", "textarena:Chess-v0,a=1"])

@@ -22,7 +22,7 @@ from tests.ports import quiet_port
 from tests.processes import server_process
 from tests.waiting import until
 
-pytestmark = [pytest.mark.environments, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.environments, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(1800)]
 vf = pytest.importorskip("verifiers.v1")
 CANCELLED, COMPLETED, DEADLINE = OutcomeStatus.CANCELLED, OutcomeStatus.COMPLETED, OutcomeStatus.DEADLINE_EXCEEDED
 TALKS = '{"id":"null"}'
@@ -64,14 +64,14 @@ def works(messages):
 
 
 CASES = {
-    "one turn": ("words-taskset", "agent", TALKS, says),
-    "tools": ("tools-taskset", "agent", TALKS, adds),
-    "several turns": ("turns-taskset", "player", TALKS, climbs),
-    "a harness with a shell": ("words-taskset", "agent", '{"id":"bash"}', works),
+    "one turn": ("words-taskset", "agent", TALKS, says, TASKS),
+    "tools": ("tools-taskset", "agent", TALKS, adds, TASKS),
+    "several turns": ("turns-taskset", "player", TALKS, climbs, TASKS),
+    "a harness with a shell": ("words-taskset", "agent", '{"id":"bash"}', works, 10),
 }
 
 
-async def own_runner(name, role, harness, reply):
+async def own_runner(name, role, harness, reply, count):
     """What verifiers itself gets from the same model behind an HTTP server."""
     from aiohttp import web
     from verifiers.v1.utils.loaders import load_environment, resolve_env_config
@@ -111,7 +111,7 @@ async def own_runner(name, role, harness, reply):
 
     try:
         async with env.serving():
-            tasks = list(env.taskset.take(TASKS))
+            tasks = list(env.taskset.take(count))
             found = await asyncio.gather(*map(played, tasks))
     finally:
         await runner.cleanup()
@@ -120,10 +120,10 @@ async def own_runner(name, role, harness, reply):
 
 @pytest.mark.parametrize("case", CASES)
 async def test_rewards_parts_and_turns_are_those_of_the_library(case):
-    name, role, harness, reply = CASES[case]
-    spec = f"verifiers:{name},tasks={TASKS},{role}.harness={harness}"
+    name, role, harness, reply, count = CASES[case]
+    spec = f"verifiers:{name},tasks={count},{role}.harness={harness}"
     played, _ = await through_server(spec, reply, in_flight=4)
-    assert played == await own_runner(name, role, harness, reply)
+    assert played == await own_runner(name, role, harness, reply, count)
     assert len({each.rewards["main"] for each in played.values()}) > 1
 
 
