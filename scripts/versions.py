@@ -28,6 +28,8 @@ TOOLS = (
     "httpx",
     "trustme",
     "jsonschema",
+    "jsonschema-rs",
+    "buf-bin",
     "packaging",
 )
 """What else they need: the newest that fit."""
