@@ -8,7 +8,7 @@ ROLLOUTS_AT_ONCE ?= 16
 # `make test-docker DOCKER_TESTS="'docker and not slow'"` leaves out the image of deploy/ and the attempts to break out.
 DOCKER_TESTS ?= docker
 # The libraries that train. `make test-trainers TRAINERS=trl` takes one of them.
-TRAINERS ?= trl verl verifiers openenv
+TRAINERS ?= trl verl verifiers openenv loggers
 # The libraries of environments. `make test-environments KINDS=textarena` takes one; nemo_gym needs a python3.12 on the path.
 KINDS ?= reasoning_gym textarena gymnasium verifiers openenv nemo_gym
 # The coding programs and the frameworks, in folders and environments of their own. openhands needs a python3.12 on the path.
@@ -84,7 +84,7 @@ test-browser: .venv/.browser ## Run the tests of the viewer in Chromium (needs D
 test-deploy: .venv/.deploy ## Run the tests of deploy/ (kubectl, promtool, nginx and haproxy are Debian's) and of the proxies
 	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/pytest -m "not long" -n 2 --timeout 300 tests/deploy
 
-test-trainers: $(TRAINERS:%=.venv-trainers/%/.done) ## Run the tests with TRL, verl, verifiers and OpenEnv, each in its own environment (5 GB)
+test-trainers: $(TRAINERS:%=.venv-trainers/%/.done) ## Run the tests with TRL, verl, verifiers, OpenEnv and loggers, each in its own environment (5 GB)
 	for name in $(TRAINERS); do \
 		.venv-trainers/$$name/bin/python -m pytest -m trainers --timeout 300 tests/trainers/test_$$name*.py || exit 1; \
 	done
@@ -103,9 +103,9 @@ test-packages: .venv/.dev .venv-release/.done .venv-programs/claude-code/.done #
 test-versions: .venv-release/.done ## Run tests on each Python, with the lowest and the newest dependencies: CASES="lowest python-3.13"
 	.venv-release/bin/python scripts/versions.py $(CASES)
 
-test-sdk: .venv/.dev ## Run the Osmosis SDK of the package index in both directions, in environments of its own (needs a Python 3.12), and its own tests where an sdist has them
+test-sdk: .venv/.dev ## Run the Osmosis SDK of the package index in both directions, in environments of its own (needs a Python 3.12), and its own tests, whose sources are fetched with git (or from SDK_SOURCE, a clone)
 	$(BIN)/pytest -m "" --timeout 300 tests/legacy/test_sdk_packages.py
-	$(BIN)/python scripts/sdk_own_tests.py
+	$(BIN)/python scripts/sdk_own_tests.py $(SDK_SOURCE)
 
 test-docker: .venv/.adapters .venv-programs/claude-code/.done .venv-programs/mini-swe-agent/.done ## Run the tests with a Docker daemon of their own (needs root, npm, and Debian's docker.io and debootstrap)
 	$(BIN)/pytest -m $(DOCKER_TESTS) --timeout 300 tests/tools tests/deploy/docker
@@ -197,8 +197,9 @@ freeze: .venv/.dev ## Record what a release promises: its protocol, its public n
 	$(BIN)/python -m tests.protocol.wire.recorded
 	$(BIN)/python -m tests.storage.recorded
 
-screenshots: .venv/.browser ## Take the pictures of the viewer; OUT=FOLDER takes every page
+screenshots: .venv/.browser ## Take the pictures of the docs and the moving one; OUT=FOLDER takes every page of the viewer
 	$(BIN)/python -m scripts.screenshots $(if $(OUT),--all $(OUT))
+	$(if $(OUT),,$(BIN)/python -m scripts.moving_picture)
 
 bench-viewer: .venv/.browser ## Measure the pages of the viewer in Chromium
 	$(BIN)/python -m benchmarks.viewer
@@ -213,9 +214,10 @@ clean: ## Remove what make made
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; this is " + sys.version)'
 	$(PYTHON) -m venv .venv
 
+# Python compiles what a program imports, so pip need not compile everything: a quarter of its time.
 .venv/.server: .venv/bin/python pyproject.toml constraints.txt
 	@echo "installing osmosis-grpc into .venv ..."
-	@$(INSTALL) '.[server]'
+	@$(INSTALL) '.[server]' --no-compile
 	@touch $@
 
 .venv/.dev: .venv/.server

@@ -9,12 +9,13 @@ from typing import Any
 
 from osmosis_grpc.agent.import_hints import use_local_prices
 from osmosis_grpc.policies.model_http import BAD_BODY, refused
+from osmosis_grpc.policies.system_messages import asked_folding
 from osmosis_grpc.protocol.errors import CallError, DeadlineExceeded, Internal, MissingExtraError, Unavailable
 from osmosis_grpc.protocol.types import ChatRequest, ChatResponse
 
 
 def import_litellm(needed_by: str) -> Any:
-    """Import litellm, which then neither prints hints nor uses the network. Raises MissingExtraError."""
+    """Import litellm and keep it from printing hints and using the network. Raises MissingExtraError."""
     use_local_prices()
     try:
         import litellm
@@ -28,13 +29,13 @@ def import_litellm(needed_by: str) -> Any:
 class LiteLLMPolicy:
     """Asks a model through litellm. Errors are those of OpenAIPolicy.
 
-    `extra["cost"]` of a reply is litellm's estimate of the price in dollars, if litellm knows the model.
+    The `extra["cost"]` of a reply is litellm's estimate of its price in dollars, if litellm knows the model.
 
     Args:
         model: litellm's name of the model.
-        api_key: Without it, litellm reads the provider's own variable.
-        base_url: The address of the provider, for one that you run yourself.
-        timeout: The most seconds of a reply.
+        api_key: By default, litellm reads the environment variable of the provider.
+        base_url: The address of a provider that you run yourself.
+        timeout: How many seconds a reply may take.
 
     Raises:
         MissingExtraError: litellm is not installed.
@@ -51,6 +52,9 @@ class LiteLLMPolicy:
         self._timeout = timeout
 
     async def __call__(self, request: ChatRequest, /) -> ChatResponse:
+        return await asked_folding(request, self._ask)
+
+    async def _ask(self, request: ChatRequest) -> ChatResponse:
         asked: dict[str, Any] = {**request.params, "messages": list(request.messages), "model": self._model}
         if request.tools:
             asked["tools"] = list(request.tools)

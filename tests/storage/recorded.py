@@ -82,7 +82,7 @@ async def record(folder: Path) -> None:
                 await trainer.rollout(rollout_id=rollout_id, messages=QUESTION, label="42", metadata={"task": 1})
             waiting = asyncio.ensure_future(trainer.rollout(rollout_id="open", messages=QUESTION))
             while ("open", CHATS) not in policy.asked:
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(0.02)  # polled: the policy has no event to wait for
             (folder / "state").mkdir()
             await asyncio.to_thread(copy_workers, state, folder / "state", lambda _: lambda *_: None)
             await asyncio.to_thread(copy_ledger, ledger, folder, lambda *_: None)
