@@ -100,6 +100,9 @@ test-programs: $(PROGRAMS:%=.venv-programs/%/.done) ## Run coding programs and f
 test-packages: .venv/.dev .venv-release/.done .venv-programs/claude-code/.done ## Take the wheel alone into an empty folder, for each Python here; a stranger's strict types; an upgrade
 	$(BIN)/pytest -m packages --timeout 900 tests/packages
 
+test-versions: .venv-release/.done ## Run tests on each Python, with the lowest and the newest dependencies: CASES="lowest python-3.13"
+	.venv-release/bin/python scripts/versions.py $(CASES)
+
 test-sdk: .venv/.dev ## Run the Osmosis SDK of the package index in both directions, in environments of its own (needs a Python 3.12), and its own tests, whose sources are fetched with git (or from SDK_SOURCE, a clone)
 	$(BIN)/pytest -m "" --timeout 300 tests/legacy/test_sdk_packages.py
 	$(BIN)/python scripts/sdk_own_tests.py $(SDK_SOURCE)

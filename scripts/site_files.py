@@ -19,7 +19,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = "source"
 """The folder of the site that has these pages."""
-IN_NAVIGATION = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")
+IN_NAVIGATION = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 LANGUAGES = {".jsonl": "json", ".proto": "protobuf", ".tsx": "typescript", ".ts": "typescript", ".txt": "text"}
 """The name of a language for its highlighter, where it is not the ending of the file."""
 _CODE = re.compile(r"^( *)(```+).*?^\1\2`*$", re.S | re.M)

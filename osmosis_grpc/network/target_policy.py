@@ -133,11 +133,12 @@ def _unmapped(ip: IPAddress) -> IPAddress:
 
 def _embedded(ip: IPAddress) -> IPAddress:
     """Return the IPv4 address in an IPv6 address (mapped, 6to4, NAT64). Returns any other address unchanged."""
-    if ip.version == 4 or ip.is_loopback or ip.is_unspecified:
-        return ip
-    if any(ip in network for network in _CARRIERS):
-        return ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
-    return ip.ipv4_mapped or ip.sixtofour or ip
+    inner = _unmapped(ip)  # first: from Python 3.13 on, a mapped loopback address is a loopback address itself
+    if inner.version == 4 or inner.is_loopback or inner.is_unspecified:
+        return inner
+    if any(inner in network for network in _CARRIERS):
+        return ipaddress.IPv4Address(int(inner) & 0xFFFFFFFF)
+    return inner.sixtofour or inner
 
 
 def _ip_of(host: str) -> IPAddress | None:

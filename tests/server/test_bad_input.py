@@ -83,7 +83,7 @@ BAD_INITS = {
 
 def violations(error):
     """The field paths that a failed call's details name."""
-    raw = dict(error.trailing_metadata())["grpc-status-details-bin"]
+    raw = dict(iter(error.trailing_metadata()))["grpc-status-details-bin"]
     bad = error_details_pb2.BadRequest()
     assert any(detail.Unpack(bad) for detail in status_pb2.Status.FromString(raw).details)
     return [violation.field for violation in bad.field_violations]

@@ -29,7 +29,7 @@ async def refused(call):
     """The reason with which a call is refused."""
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await call
-    raw = dict(error.value.trailing_metadata())["grpc-status-details-bin"]
+    raw = dict(iter(error.value.trailing_metadata()))["grpc-status-details-bin"]
     status = status_pb2.Status.FromString(raw)
     assert status.code == error.value.code().value[0]
     return reason_of(status)
