@@ -42,7 +42,7 @@ async def test_the_blocks_of_a_page_run_and_print_what_it_shows(name, tmp_path, 
     monkeypatch.syspath_prepend(tmp_path)
     blocks = [block for block in blocks_of(PAGES[name]) if not block.text.startswith(CHECKOUT)]
     blocks = [block for block in blocks if not ADAPTERS.search(block.text) and LACKING not in block.text]
-    assert len(blocks) > 2
+    assert blocks
     with Reader(tmp_path) as reader:
         for block in blocks:
             await reader.run(block)
