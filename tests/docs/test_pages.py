@@ -87,7 +87,7 @@ async def test_the_blocks_of_the_page_about_strands_run(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 async def test_the_program_whose_policy_raises_ends_with_the_traceback_of_the_page(tmp_path):
-    page = PAGES["docs/trainers.md"]
+    page = PAGES["docs/long-training.md"]
     server, *_ = blocks = blocks_of(page)
     (program,) = [block for block in blocks if block.text.startswith("# failing_policy.py")]
     assert len(program.text.splitlines()) <= 30
