@@ -81,7 +81,7 @@ def run(line: Line) -> None:
     forget_secrets()
     with records(options.json_records) as out, logs.configured(options.log_level, number):
         if not number:
-            warn_about_settings(line)
+            warn_about_settings(line, settings)
         loops = _load(line, settings)
 
         import anyio
