@@ -20,6 +20,18 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = "source"
 """The folder of the site that has these pages."""
 IN_NAVIGATION = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+LOOKED_UP = {
+    "comparison",
+    "compatibility",
+    "decisions",
+    "older-names",
+    "performance",
+    "protocol",
+    "reliability",
+    "settings",
+    "simulation",
+}
+"""Pages that have nearly every word. In the results of a search, the guides come before them."""
 LANGUAGES = {".jsonl": "json", ".proto": "protobuf", ".tsx": "typescript", ".ts": "typescript", ".txt": "text"}
 """The name of a language for its highlighter, where it is not the ending of the file."""
 _CODE = re.compile(r"^( *)(```+).*?^\1\2`*$", re.S | re.M)
@@ -49,7 +61,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     path = f"docs/{source}"
     if source.startswith(f"{FOLDER}/"):
         path = source.removeprefix(f"{FOLDER}/").removesuffix(".md")
-        page.meta["search"] = {"boost": 0.3}  # the docs come first in the results of a search
+        page.meta["search"] = {"boost": 0.2}  # the docs come first in the results of a search
+    else:
+        page.meta["search"] = {"boost": 0.5 if PurePosixPath(source).stem in LOOKED_UP else 2}
     if not path.endswith(".md"):
         return markdown
 

@@ -155,6 +155,7 @@ PAGES = {
         "docs/test.md",
         "docs/eval.md",
         "docs/trainers.md",
+        "docs/long-training.md",
         "docs/asynchronous.md",
         "docs/policies.md",
         "docs/operators.md",

@@ -27,16 +27,7 @@ LOADING = {
 ABSOLUTE = re.compile(r"(?:[a-z][a-z0-9+.-]*:)?//", re.I)
 MOST_WORDS = 2_500
 """The most words of a page, code blocks not counted."""
-REFERENCES = {
-    "comparison",
-    "compatibility",
-    "decisions",
-    "operators",
-    "protocol",
-    "reliability",
-    "settings",
-    "trainers",
-}
+REFERENCES = {"comparison", "compatibility", "decisions", "protocol", "reliability", "settings"}
 """Pages to look things up in, which may be longer."""
 BLOCKS = {"li", "ul", "ol", "tr", "td", "th", "pre", "p", "h2", "h3", "h4", "img", "code", "blockquote"}
 UNUSED = {

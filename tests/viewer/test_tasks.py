@@ -50,7 +50,7 @@ async def test_a_list_has_prompt_label_and_reward(client):
     text = (await client.get("/")).text
     good, bad = row(text, "demo-mixed-1"), row(text, "demo-mixed-3")
     assert f">{TASK}</a>" in good
-    assert 'data-label="label" title="545000">545000</td>' in good
+    assert 'data-label="label">545000</td>' in good
     assert "zero" not in good
     assert 'class="plain zero"' in bad
     assert "[image_url]" in row(text, "demo-equal-1")

@@ -35,6 +35,6 @@ def check_readable(page: Any) -> None:
         page.emulate_media(color_scheme=scheme)
         found = Axe().run(page).response["violations"]
         nodes = {(one["id"], node["html"][:200]) for one in found if one["impact"] in SERIOUS for node in one["nodes"]}
-        assert nodes == set(), f"in {scheme}"
+        assert nodes == set(), f"in {scheme}: {nodes}"
     page.set_viewport_size({"width": PHONE, "height": 800})
     wait_until(page, f"document.documentElement.scrollWidth <= {PHONE}")

@@ -174,7 +174,7 @@ def test_the_next_drift_is_one_key_away_and_has_its_index(browse, demo):
     page = browse(f"{demo}rollout/tokens?id={DRIFTING}")
     expect(page.locator("#tokens [role=gridcell]").first).to_be_visible()
     page.keyboard.press("d")
-    expect(page.locator("#chosen-token")).to_contain_text("the first token that differs, index 4 of its segment")
+    expect(page.locator("#chosen-token")).to_contain_text("the first token that differs, index 20 of its segment")
     expect(page.locator("#tokens .chosen.drift")).to_be_in_viewport()
     check_readable(page)
 

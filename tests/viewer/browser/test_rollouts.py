@@ -11,7 +11,7 @@ from tests.viewer.browser.live import answering, run
 
 pytestmark = pytest.mark.browser
 
-MOST_BYTES = 200_000
+MOST_BYTES = 220_000
 
 
 def ids(page):

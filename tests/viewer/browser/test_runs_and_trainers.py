@@ -50,8 +50,11 @@ def test_two_runs_are_chosen_and_compared_on_readable_pages(browse, compared):
     expect(page.locator("td.better")).to_have_count(ROWS - 1)
     expect(page.locator("td .good")).to_have_text("+0.75")
     check_readable(page)
-    page.get_by_role("row", name="1 0 1 1", exact=True).get_by_role("link").click()
-    page.wait_for_url("**/rollout?*")
+    page.get_by_role("row", name="1 What is 1 + 0? 1 0 1 1", exact=True).get_by_role("link").click()
+    page.wait_for_url("**/compare/row?*")
+    expect(page.locator("main")).to_contain_text("I do not know.")
+    check_readable(page)
+    page.get_by_role("link", name=re.compile("^test-")).click()
     expect(page.locator("main")).to_contain_text("COMPLETED")
 
 
