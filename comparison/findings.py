@@ -42,13 +42,6 @@ NEMO_GYM = (
     Finding(("twochoices",), ONE_CHOICE),
 )
 FINDINGS: dict[str, Sequence[Finding]] = {
-    "osmosis_base_url": (
-        Finding(
-            ("reminder",),
-            "The endpoint makes a system message in the middle a part of the user's message before it, because some "
-            "templates refuse it. The rows have the prompts that the model saw, but the agent sent another history.",
-        ),
-    ),
     "agent_lightning": (
         Finding(("stream", "streamtool"), "Its proxy refuses requests that stream with an error 400."),
         Finding(

@@ -11,10 +11,11 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jinja2
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+if TYPE_CHECKING:
+    import jinja2
+    from tokenizers import Tokenizer
 
 HERE = Path(__file__).parent
 NAMES = ("chatml", "brackets")
@@ -30,13 +31,18 @@ Message = dict[str, Any]
 
 def make(folder: Path) -> None:
     """Write both models below `folder`, as transformers loads them."""
+    from tokenizers import AddedToken
+
+    from comparison.training import TRAIN
+
     corpus = [HERE.parent / "LICENSE", HERE / "corpus.txt"]
     for name in NAMES:
         place = folder / name
         place.mkdir(parents=True, exist_ok=True)
-        (_byte_level if name == "chatml" else _blanks)([str(path) for path in corpus]).save(
-            str(place / "tokenizer.json")
-        )
+        tokenizer = TRAIN[name]([str(path) for path in corpus])
+        tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIAL[name]])
+        tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in PLAIN])
+        tokenizer.save(str(place / "tokenizer.json"))
         template = (HERE / "templates" / f"{name}.jinja").read_text()
         (place / "chat_template.jinja").write_text(template)
         settings = {
@@ -52,45 +58,20 @@ def make(folder: Path) -> None:
         (place / "config.json").write_text(json.dumps({**kind, "max_position_embeddings": 1_000_000}))
 
 
-def _byte_level(corpus: list[str]) -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train(corpus, trainers.BpeTrainer(vocab_size=3000, initial_alphabet=alphabet, show_progress=False))
-    return _with_tokens(tokenizer, "chatml")
-
-
-def _blanks(corpus: list[str]) -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
-    bytes_as_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
-    special = ["<unk>", *bytes_as_tokens]
-    tokenizer.train(corpus, trainers.BpeTrainer(vocab_size=2000, special_tokens=special, show_progress=False))
-    content = json.loads(tokenizer.to_str())
-    content["added_tokens"] = []  # bytes are tokens of the model, not marks that a text could contain
-    tokenizer = Tokenizer.from_str(json.dumps(content))
-    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    return _with_tokens(tokenizer, "brackets")
-
-
-def _with_tokens(tokenizer: Tokenizer, name: str) -> Tokenizer:
-    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIAL[name]])
-    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in PLAIN])
-    return tokenizer
-
-
 @dataclass(frozen=True)
 class Model:
     """A tokenizer with its template."""
 
     name: str
-    tokenizer: Tokenizer
-    template: jinja2.Template
+    tokenizer: "Tokenizer"
+    template: "jinja2.Template"
 
     @classmethod
     def load(cls, folder: Path) -> "Model":
         """Load what `make` wrote: `folder` is the folder of one model."""
+        import jinja2
+        from tokenizers import Tokenizer
+
         env = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, autoescape=False)
         env.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))

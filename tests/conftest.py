@@ -29,8 +29,9 @@ sys.dont_write_bytecode = False
 """Hundreds of processes start in tests, and each would compile the package: 1.8 s instead of 0.7."""
 
 
-hypothesis.settings.register_profile("quick", max_examples=30, deadline=None)
-hypothesis.settings.register_profile("thorough", max_examples=500, deadline=None)
+_SLOW = [hypothesis.HealthCheck.too_slow]  # says more of a busy machine than of a test
+hypothesis.settings.register_profile("quick", max_examples=30, deadline=None, suppress_health_check=_SLOW)
+hypothesis.settings.register_profile("thorough", max_examples=500, deadline=None, suppress_health_check=_SLOW)
 hypothesis.settings.load_profile("quick")  # `make faults` runs the other one
 
 

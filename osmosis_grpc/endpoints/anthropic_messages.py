@@ -10,12 +10,12 @@ from osmosis_grpc.endpoints.anthropic_tools import function_of
 from osmosis_grpc.endpoints.model_request import (
     ModelRequest,
     cached_tokens,
-    folded,
     objects,
     passed,
     reasoning_of,
     refuse,
     typed,
+    with_system_role,
 )
 from osmosis_grpc.endpoints.sent_events import event
 from osmosis_grpc.protocol.errors import ContextLengthExceeded, InvalidArgument
@@ -70,7 +70,7 @@ def read(body: Any) -> ModelRequest:
         else:
             tools.append(function)
     return ModelRequest(
-        messages=folded(messages),
+        messages=with_system_role(messages),
         params=params,
         tools=None if body.get("tools") is None else tools,
         model=str(body.get("model") or ""),

@@ -6,7 +6,7 @@ from typing import Any
 
 from osmosis_grpc.agent import CompletionsResult
 from osmosis_grpc.agent.results import finish_reason_of, logprobs_of, usage_of
-from osmosis_grpc.endpoints.model_request import ModelRequest, folded, objects, passed, refuse, typed
+from osmosis_grpc.endpoints.model_request import ModelRequest, objects, passed, refuse, typed, with_system_role
 from osmosis_grpc.endpoints.sent_events import event
 from osmosis_grpc.protocol.errors import ContextLengthExceeded, InvalidArgument
 
@@ -30,7 +30,7 @@ def read(body: Any) -> ModelRequest:
     options = body.get("stream_options") or {}
     params, ignored = passed(body, _OWN)
     return ModelRequest(
-        messages=folded(messages),
+        messages=with_system_role(messages),
         params=params,
         ignored=tuple(ignored),
         tools=body.get("tools"),

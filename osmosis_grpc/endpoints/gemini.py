@@ -10,12 +10,12 @@ from osmosis_grpc.agent.message_keys import arguments_object
 from osmosis_grpc.endpoints.model_request import (
     ModelRequest,
     cached_tokens,
-    folded,
     objects,
     passed,
     reasoning_of,
     refuse,
     typed,
+    with_system_role,
 )
 from osmosis_grpc.endpoints.sent_events import event
 from osmosis_grpc.protocol.errors import ContextLengthExceeded, InvalidArgument
@@ -75,7 +75,7 @@ def read(body: Any) -> ModelRequest:
     choice = typed(body.get("toolConfig") or body.get("tool_config") or {}, dict, "toolConfig")
     tools = [tool for at, each in objects(body.get("tools") or [], "tools") for tool in _tools(each, at, ignored)]
     return ModelRequest(
-        messages=folded(messages),
+        messages=with_system_role(messages),
         params=_params(config) | _tool_choice(choice),
         tools=tools or None,
         ignored=tuple(ignored),

@@ -113,40 +113,6 @@ def cached_tokens(usage: Mapping[str, Any]) -> int:
     return cached if isinstance(cached, int) else 0
 
 
-def folded(messages: list[Message]) -> list[Message]:
-    """Return a history whose only system message is the first one, as chat templates want it.
-
-    System messages at the beginning become one. A later one becomes a part of the user's message beside it, or a user
-    message of its own. Developer messages are system messages.
-    """
-    made: list[Message] = []
-    told = False
-    """Whether the last message was a system message in the middle of the history."""
-    for message in messages:
-        role = "system" if message.get("role") == "developer" else message.get("role")
-        last = made[-1] if made else {}
-        if role == "system" and not (made and last.get("role") != "system"):
-            made[:] = [{"role": "system", "content": joined(last.get("content"), message.get("content"))}]
-        elif role == "system" and last.get("role") == "user":
-            made[-1] = {**last, "content": joined(last.get("content"), message.get("content"))}
-        elif role == "user" and told and last.get("role") == "user":
-            made[-1] = {**message, "content": joined(last.get("content"), message.get("content"))}
-        elif role == "system":
-            made.append({"role": "user", "content": message.get("content")})
-        else:
-            made.append(message)
-        told = role == "system" and made[-1].get("role") == "user"
-    return made
-
-
-def joined(content: Any, more: Any) -> Any:
-    """Return two contents as one: a text if both are texts, otherwise a list of parts."""
-    if not content or not more:
-        return content or more
-    if isinstance(content, str) and isinstance(more, str):
-        return f"{content}\n\n{more}"
-    return [*_parts(content), *_parts(more)]
-
-
-def _parts(content: Any) -> list[Any]:
-    return list(content) if isinstance(content, list) else [{"type": "text", "text": content}]
+def with_system_role(messages: list[Message]) -> list[Message]:
+    """Return a history whose developer messages are system messages, because few chat templates know the other name."""
+    return [{**each, "role": "system"} if each.get("role") == "developer" else each for each in messages]

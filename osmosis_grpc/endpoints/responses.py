@@ -11,12 +11,12 @@ from osmosis_grpc.endpoints import chat_completions
 from osmosis_grpc.endpoints.model_request import (
     ModelRequest,
     cached_tokens,
-    folded,
     objects,
     passed,
     reasoning_of,
     refuse,
     typed,
+    with_system_role,
 )
 from osmosis_grpc.endpoints.responses_tools import OUTPUTS, Kinds, call_of_item, functions_of, item_of_call
 from osmosis_grpc.endpoints.sent_events import event
@@ -71,7 +71,7 @@ def read(body: Any) -> ModelRequest:
     if format_ := text.get("format"):
         params["response_format"] = _response_format(typed(format_, dict, "text.format"))
     return ModelRequest(
-        messages=folded(messages),
+        messages=with_system_role(messages),
         params=params,
         tools=tools,
         model=str(body.get("model") or ""),

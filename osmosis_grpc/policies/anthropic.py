@@ -41,10 +41,11 @@ def messages_body(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]
     turns: list[Message] = []
     for number, message in enumerate(messages):
         path, role = f"messages[{number}]", message.get("role")
-        if role in ("system", "developer"):
+        late_system = role in ("system", "developer") and bool(turns)  # the API takes none, so the user says it
+        if role in ("system", "developer") and not late_system:
             system += [block["text"] for block in _blocks(message.get("content"), path) if block["type"] == "text"]
             continue
-        name, blocks = _turn(message, path)
+        name, blocks = ("user", _blocks(message.get("content"), path)) if late_system else _turn(message, path)
         if not blocks:
             continue  # the API refuses an empty content
         if turns and turns[-1]["role"] == name:

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from osmosis_grpc.policies.replies import PromptIds, Reply, before_stop, call_of
+from osmosis_grpc.policies.system_messages import first_messages, late_system_texts
 from osmosis_grpc.policies.template_inputs import (
     TemplateTimes,
     at_time,
@@ -132,6 +133,7 @@ class ChatRenderer:
         problem = ""
         for time in times:
             whole = self._text(messages, tools, time, reply_follows=True)
+            self._check_late_system(messages, whole)
             if not continues:
                 break
             try:
@@ -146,6 +148,13 @@ class ChatRenderer:
             unknown = ", or the time that it wrote first is not known, as after a restart" if len(times) > 1 else ""
             self._log_once(problem + unknown)
         return PromptIds(self._encode(whole), 0, drifted=continues)
+
+    def _check_late_system(self, messages: list[Message], whole: str) -> None:
+        for text in late_system_texts(messages):
+            if _dense(text) not in _dense(whole):
+                raise InvalidArgument(
+                    "messages", "the chat template leaves out a system message behind the first message"
+                )
 
     def _keep_time(self, request: ChatRequest, time: datetime | None) -> None:
         if time is not None:
@@ -230,9 +239,8 @@ class ChatRenderer:
 
     def _check_beginning(self, messages: list[Message], tools: list[Tool], known: Ids, time: datetime | None) -> None:
         """Raise _NotAppendOnly unless the known tokens begin with the same tools and first messages."""
-        first = next((n for n, message in enumerate(messages) if message["role"] == "user"), 0)
         try:
-            head = self._encode(self._text(messages[: first + 1], tools, time))
+            head = self._encode(self._text(first_messages(messages), tools, time))
         except InvalidArgument:
             return  # the template needs more messages
         if not np.array_equal(known[: max(0, len(head) - 1)], head[:-1]):

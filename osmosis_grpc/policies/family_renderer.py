@@ -14,6 +14,7 @@ import numpy as np
 
 from osmosis_grpc.policies.chat_renderer import ChatRenderer
 from osmosis_grpc.policies.replies import PromptIds, Renderer, Reply, before_stop, call_of
+from osmosis_grpc.policies.system_messages import first_messages
 from osmosis_grpc.policies.template_inputs import template_messages
 from osmosis_grpc.policies.tool_call_texts import Tool, allows, json_of, name_of, properties_of
 from osmosis_grpc.protocol.errors import InvalidArgument, MissingExtraError
@@ -131,9 +132,8 @@ class FamilyRenderer:
 
     def _continued(self, request: ChatRequest, messages: list[Message], tools: list[Tool], known: Ids) -> Ids | None:
         """Return the prompt of a chat that begins with the known tokens; None if there is none."""
-        first = next((n for n, message in enumerate(messages) if message["role"] == "user"), 0)
         try:
-            head = self._call("render_ids", messages[: first + 1], tools=tools or None, add_generation_prompt=False)
+            head = self._call("render_ids", first_messages(messages), tools=tools or None, add_generation_prompt=False)
         except InvalidArgument:
             return None  # the template needs more messages
         if not np.array_equal(known[: max(0, len(head) - 1)], np.asarray(head[:-1], dtype="<u4")):

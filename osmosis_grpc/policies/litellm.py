@@ -9,6 +9,7 @@ from typing import Any
 
 from osmosis_grpc.agent.import_hints import use_local_prices
 from osmosis_grpc.policies.model_http import BAD_BODY, refused
+from osmosis_grpc.policies.system_messages import asked_folding
 from osmosis_grpc.protocol.errors import CallError, DeadlineExceeded, Internal, MissingExtraError, Unavailable
 from osmosis_grpc.protocol.types import ChatRequest, ChatResponse
 
@@ -51,6 +52,9 @@ class LiteLLMPolicy:
         self._timeout = timeout
 
     async def __call__(self, request: ChatRequest, /) -> ChatResponse:
+        return await asked_folding(request, self._ask)
+
+    async def _ask(self, request: ChatRequest) -> ChatResponse:
         asked: dict[str, Any] = {**request.params, "messages": list(request.messages), "model": self._model}
         if request.tools:
             asked["tools"] = list(request.tools)

@@ -16,6 +16,7 @@ from osmosis_grpc.policies.event_streams import is_stream, read_stream, stream_p
 from osmosis_grpc.policies.generation import WeightNames
 from osmosis_grpc.policies.model_http import BAD_BODY, HttpPolicy, ModelHttp, checked_url, typed
 from osmosis_grpc.policies.sampling import SAMPLED, check_only
+from osmosis_grpc.policies.system_messages import asked_folding
 from osmosis_grpc.protocol.errors import Unavailable
 from osmosis_grpc.protocol.types import ChatRequest, ChatResponse, Ids, Tensor, TokenBlock, VersionSpan, jsontext
 from osmosis_grpc.protocol.types.samples import ABORTED
@@ -90,6 +91,9 @@ class OpenAIPolicy(HttpPolicy):
     async def __call__(self, request: ChatRequest, /) -> ChatResponse:
         if self._token_ids:
             check_only(request.params, SAMPLED, "OpenAIPolicy with token ids")
+        return await asked_folding(request, self._ask)
+
+    async def _ask(self, request: ChatRequest) -> ChatResponse:
         asked = self._body(request)
         body = await (self._streamed(request, asked) if self._stream else self._http.post(request, asked))
         try:

@@ -20,6 +20,7 @@ from osmosis_grpc.policies.generation import FinishReason, Generated, GenerateRe
 from osmosis_grpc.policies.media import media_of
 from osmosis_grpc.policies.replies import Renderer, Reply
 from osmosis_grpc.policies.sampling import Sampling, sampling_of, with_room_for
+from osmosis_grpc.policies.system_messages import asked_folding
 from osmosis_grpc.protocol.errors import (
     CallError,
     Cancelled,
@@ -116,6 +117,9 @@ class TokenPolicy:
             await self._generator.__aexit__(*exc)
 
     async def __call__(self, request: ChatRequest, /) -> ChatResponse:
+        return await asked_folding(request, self._ask)
+
+    async def _ask(self, request: ChatRequest) -> ChatResponse:
         sampling = self._sampling(request)
         media = media_of(request.messages)
         known_media = media_of(request.messages[: request.prefix_len])

@@ -9,7 +9,6 @@ import pytest
 
 from osmosis_grpc.agent import CompletionsResult
 from osmosis_grpc.endpoints import anthropic_messages, chat_completions, gemini, responses
-from osmosis_grpc.endpoints.model_request import folded
 from osmosis_grpc.policies.scripted import answer
 from osmosis_grpc.protocol.errors import ContextLengthExceeded, InvalidArgument
 from osmosis_grpc.protocol.types import OutcomeStatus
@@ -281,27 +280,6 @@ def test_reasoning_is_in_the_form_of_each_api(key):
     assert part == {"text": "2 + 3", "thought": True}
 
 
-@pytest.mark.parametrize(
-    ("roles", "made"),
-    [
-        ("system user", "system user"),
-        ("developer user", "system user"),
-        ("system developer user", "system user"),
-        ("system user system", "system user"),
-        ("user system assistant user", "user assistant user"),
-        ("system user assistant system user", "system user assistant user"),
-        ("system user assistant tool system", "system user assistant tool user"),
-    ],
-)
-def test_only_the_first_message_is_a_system_message(roles, made):
-    messages = [{"role": role, "content": str(number)} for number, role in enumerate(roles.split())]
-    result = folded(messages)
-    assert " ".join(message["role"] for message in result) == made
-    assert sorted("".join(message["content"] for message in result).replace("\n", "")) == sorted(
-        "".join(message["content"] for message in messages)
-    )
-
-
 def test_a_call_of_gemini_has_its_result_and_lower_case_types():
     call = {"functionCall": {"id": "c1", "name": "f", "args": {"a": "b"}}}
     result = {"functionResponse": {"id": "c1", "name": "f", "response": {"output": "fine"}}}
@@ -367,7 +345,7 @@ def test_requests_of_real_programs_are_read(file):
     for each in recorded["requests"]:
         name = each["path"].rsplit("/", 1)[-1]
         request = (MODULES.get(name) or gemini).read(each["body"])
-        assert all(message["role"] != "system" for message in request.messages[1:])
+        assert all(message["role"] != "developer" for message in request.messages)
         assert all(tool["function"]["name"] for tool in request.tools or ())
         assert list(request.ignored) == each["ignored"]
         assert sorted(request.params) == each["params"]

@@ -33,6 +33,8 @@ UNREAD_CALLS = "unread_tool_calls"
 """The key of a reply's `extra` with what is wrong with each tool call that could not be read."""
 TOOL_CHOICE_UNMET = "tool_choice_unmet"
 """The key of a reply's `extra` that is true if the chat requires a tool call that the reply lacks."""
+SYSTEM_FOLDED = "system_messages_folded"
+"""The key of a reply's `extra` that is true if late system messages became parts of the user's messages."""
 ROLLOUT_CUTS = {
     "length": "length",
     "max_turns": "max_turns",

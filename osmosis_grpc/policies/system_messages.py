@@ -1,0 +1,88 @@
+"""System messages in the middle of a history, which some chat templates refuse.
+
+A policy sends a history as the agent wrote it. If the template or the model server refuses it, the policy asks once
+more with the late system messages as parts of the user's messages, and marks the reply.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from osmosis_grpc.protocol.errors import ContextLengthExceeded, InvalidArgument
+from osmosis_grpc.protocol.types import ChatRequest, ChatResponse, Message
+from osmosis_grpc.protocol.types.samples import SYSTEM_FOLDED
+
+
+async def asked_folding(request: ChatRequest, ask: Callable[[ChatRequest], Awaitable[ChatResponse]], /) -> ChatResponse:
+    """Ask for a reply, and once more with folded system messages if the history is refused because of them.
+
+    The second reply has `extra["system_messages_folded"]`. If both are refused, the first error is raised.
+    """
+    try:
+        return await ask(request)
+    except ContextLengthExceeded:
+        raise
+    except InvalidArgument as error:
+        messages = folded(request.messages)
+        if messages == list(request.messages):
+            raise
+        refused = error
+    prefix = len(folded(request.messages[: request.prefix_len]))
+    try:
+        response = await ask(replace(request, messages=messages, prefix_len=prefix))
+    except InvalidArgument:
+        raise refused from None
+    return replace(response, extra={**response.extra, SYSTEM_FOLDED: True})
+
+
+def folded(messages: Sequence[Message]) -> list[Message]:
+    """Return a history whose only system message is the first one.
+
+    System messages at the beginning become one. A later one becomes a part of the user's message beside it, or a user
+    message of its own. Developer messages are system messages.
+    """
+    made: list[Message] = []
+    told = False
+    """Whether the last message was a system message in the middle of the history."""
+    for message in messages:
+        role = "system" if message.get("role") == "developer" else message.get("role")
+        last = made[-1] if made else {}
+        if role == "system" and not (made and last.get("role") != "system"):
+            made[:] = [{"role": "system", "content": _joined(last.get("content"), message.get("content"))}]
+        elif role == "system" and last.get("role") == "user":
+            made[-1] = {**last, "content": _joined(last.get("content"), message.get("content"))}
+        elif role == "user" and told and last.get("role") == "user":
+            made[-1] = {**message, "content": _joined(last.get("content"), message.get("content"))}
+        elif role == "system":
+            made.append({"role": "user", "content": message.get("content")})
+        else:
+            made.append(message)
+        told = role == "system" and made[-1].get("role") == "user"
+    return made
+
+
+def first_messages(messages: Sequence[Message]) -> list[Message]:
+    """Return the messages up to the first one of the user, with the system messages behind it, which may be folded."""
+    end = next((n for n, message in enumerate(messages) if message["role"] == "user"), 0) + 1
+    while end < len(messages) and messages[end]["role"] == "system":
+        end += 1
+    return list(messages[:end])
+
+
+def late_system_texts(messages: Sequence[Message]) -> list[str]:
+    """Return the texts of the system messages behind the first message."""
+    late = [message.get("content") for message in messages[1:] if message.get("role") in ("system", "developer")]
+    return [text for text in late if isinstance(text, str)]
+
+
+def _joined(content: Any, more: Any) -> Any:
+    """Return two contents as one: a text if both are texts, otherwise a list of parts."""
+    if not content or not more:
+        return content or more
+    if isinstance(content, str) and isinstance(more, str):
+        return f"{content}\n\n{more}"
+    return [*_parts(content), *_parts(more)]
+
+
+def _parts(content: Any) -> list[Any]:
+    return list(content) if isinstance(content, list) else [{"type": "text", "text": content}]
