@@ -25,7 +25,7 @@ async def search(text: str) -> str:
     return text
 
 
-@tool
+@tool(timeout=None)
 async def hang() -> str:
     '''Never returns.'''
     await asyncio.Event().wait()
