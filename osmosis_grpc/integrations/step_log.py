@@ -61,7 +61,8 @@ class StepLog:
 
     def __call__(self, step: int, values: Mapping[str, Any]) -> None:
         """Log the values of a step: numbers, or whatever float() takes, such as a tensor with one element."""
-        numbers = {name: float(value) for name, value in values.items()}
+        plain = {name: value.detach() if hasattr(value, "detach") else value for name, value in values.items()}
+        numbers = {name: float(value) for name, value in plain.items()}  # detached: torch warns of a loss with gradient
         for log, _ in self._sinks:
             log(int(step), numbers)
 

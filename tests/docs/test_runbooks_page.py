@@ -25,7 +25,7 @@ async def search(text: str) -> str:
     return text
 
 
-@tool
+@tool(timeout=None)
 async def hang() -> str:
     '''Never returns.'''
     await asyncio.Event().wait()
@@ -98,8 +98,8 @@ async def test_each_command_finds_what_the_page_says(tmp_path):
             failed = await printed("Rollouts fail")
             assert re.search(r"^agent +AGENT_EXCEPTION +sick\.py:\d+ in Sick\.run +2 +fails-", failed, re.M), failed
             stalled = await printed("Rollouts hang")
-            assert "tool hang" in stalled
-            assert sorted(re.findall(r"(\S+): cancelled", stalled)) == ["hangs-0", "hangs-1"]
+            assert "tool hang" in stalled, stalled
+            assert sorted(re.findall(r"(\S+): cancelled", stalled)) == ["hangs-0", "hangs-1"], stalled
             assert {(await each).status for each in hanging} == {"CANCELLED"}
             assert "osmosis_draining 0" in await printed("New rollouts are refused")
             assert re.search(r"^ *False +7 ", await printed("The trainer gets no outcomes"), re.M)

@@ -18,6 +18,15 @@ def test_a_library_that_is_missing_is_named_with_its_extra(library, monkeypatch)
     assert f"[{library}]" in str(caught.value)
 
 
+@pytest.mark.adapters
+def test_a_loss_with_its_gradient_is_logged(tmp_path):
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("tensorboard")
+    with StepLog("tensorboard", run="run-1", folder=tmp_path) as log:
+        log(1, {"loss": torch.tensor(0.5, requires_grad=True) * 2, "reward": 1})
+    assert list((tmp_path / "run-1").iterdir())
+
+
 @pytest.mark.parametrize("libraries", [(), ("tensorbord",)])
 def test_an_unknown_library_is_refused(libraries):
     with pytest.raises(ValueError, match="tensorboard"):
