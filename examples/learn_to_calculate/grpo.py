@@ -1,6 +1,5 @@
 """One update of GRPO: a few gradient steps on a batch, with PPO's clipped ratio."""
 
-import numpy as np
 import torch
 from model import Model, token_logprobs
 
@@ -30,13 +29,12 @@ def train(model: Model, optimizer: torch.optim.Optimizer, batch: Batch) -> float
 
     `batch` is padded on the right. Attention is causal, so padding changes no token before it.
     """
-    ids, mask = torch.from_numpy(batch.ids), torch.from_numpy(batch.loss_mask)
-    recorded = torch.from_numpy(batch.logprobs)[mask]
-    assert batch.advantages is not None
-    advantage = torch.from_numpy(np.repeat(batch.advantages, batch.loss_mask.sum(axis=1)))
+    tensors = batch.torch()
+    mask, recorded = tensors.loss_mask, tensors.logprobs[tensors.loss_mask]
+    advantage = tensors.advantages[:, None].expand_as(mask)[mask]
     difference = 0.0
     for step in range(STEPS):
-        logprobs = token_logprobs(model, ids)[mask]
+        logprobs = token_logprobs(model, tensors.ids)[mask]
         if step == 0:
             difference = check_logprobs(logprobs.detach(), recorded)
         ratio = torch.exp(logprobs - recorded)

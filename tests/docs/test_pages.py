@@ -42,7 +42,7 @@ async def test_the_blocks_of_a_page_run_and_print_what_it_shows(name, tmp_path, 
     monkeypatch.syspath_prepend(tmp_path)
     blocks = [block for block in blocks_of(PAGES[name]) if not block.text.startswith(CHECKOUT)]
     blocks = [block for block in blocks if not ADAPTERS.search(block.text) and LACKING not in block.text]
-    assert len(blocks) > 2
+    assert len(blocks) > 1
     with Reader(tmp_path) as reader:
         for block in blocks:
             await reader.run(block)
@@ -87,7 +87,7 @@ async def test_the_blocks_of_the_page_about_strands_run(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 async def test_the_program_whose_policy_raises_ends_with_the_traceback_of_the_page(tmp_path):
-    page = PAGES["docs/trainers.md"]
+    page = PAGES["docs/trainer-trouble.md"]
     server, *_ = blocks = blocks_of(page)
     (program,) = [block for block in blocks if block.text.startswith("# failing_policy.py")]
     assert len(program.text.splitlines()) <= 30
