@@ -1,6 +1,6 @@
-"""Base URLs: HTTP addresses of rollouts at which unmodified OpenAI or Anthropic programs get the trainer's replies.
+"""Base URLs: an HTTP address for each rollout, where unmodified OpenAI or Anthropic programs get the trainer's replies.
 
-The hosts of rollouts import this package, so that agents can ask for the base URL of their rollout.
+Processes that run rollouts import this package, so that agents can ask for the base URL of their rollout.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from osmosis_grpc.agent.rollout_scope import provide_base_urls
 
 
 def _open(context: Any, loop: asyncio.AbstractEventLoop) -> AbstractContextManager[Any]:
-    """Import the HTTP server only for the first agent that needs it."""
+    """Open an endpoint. Imports the HTTP server only when the first agent needs it."""
     from osmosis_grpc.endpoints.lazy_endpoint import lazy_endpoint
 
     return lazy_endpoint(context, loop)

@@ -26,11 +26,11 @@ _OWN = frozenset(
     {"messages", "system", "model", "stream", "tools", "tool_choice", "stop_sequences", "output_config"}
     | {"mcp_servers", "container"}
 )
-"""Keys of a body that are read here, or refused."""
+"""Keys of a body that this module handles or refuses."""
 _BILLING = "x-anthropic-billing-header"
-"""A text of the system prompt that begins like this changes with each request, and is not for the model."""
+"""The beginning of a system text that changes with each request. It is dropped, as it is not for the model."""
 _SIGNATURE = "b3Ntb3Npcw=="
-"""The signature of thinking. Some clients send thinking without a signature back as a text of the user."""
+"""A made-up signature of thinking. Without one, some clients send thinking back as a text of the user."""
 _STOP_REASONS = {"tool_calls": "tool_use", "content_filter": "refusal", **dict.fromkeys(CUTS, "max_tokens")}
 _ERRORS = {
     400: "invalid_request_error",
@@ -109,7 +109,7 @@ def count(tokens: int) -> dict[str, Any]:
 
 
 def too_long(error: ContextLengthExceeded) -> str:
-    """Return what a client reads when its prompt does not fit into the context."""
+    """Return the error message for a prompt that exceeds the context."""
     return f"prompt is too long: {f'{error.tokens} tokens > {error.limit} maximum' if error.limit else error}"
 
 
@@ -120,7 +120,7 @@ def error(status: int, message: str, code: str) -> dict[str, Any]:
 
 
 def stream_error(status: int, message: str, code: str) -> str:
-    """Return the event of an error after the beginning of a stream."""
+    """Return the event of an error in a stream that has already begun."""
     return _event("error", error=error(status, message, code)["error"])
 
 
@@ -134,9 +134,9 @@ def _without_billing(system: Any) -> Any:
 
 
 def _messages(message: Mapping[str, Any], path: str, ignored: list[str]) -> Iterator[Message]:
-    """Yield a message in OpenAI's format. Each result of a tool becomes a message of its own, before the rest.
+    """Convert a message to OpenAI's format. Yield a message for each tool result first, and then one for the rest.
 
-    The path of what the policy cannot read is added to `ignored`.
+    The paths of parts that the policy cannot read are added to `ignored`.
     """
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant", "system"):
@@ -179,7 +179,7 @@ def _messages(message: Mapping[str, Any], path: str, ignored: list[str]) -> Iter
 
 
 def _part(block: Mapping[str, Any], path: str, ignored: list[str]) -> list[dict[str, Any]]:
-    """Return a block as parts of OpenAI's format. The model reads the kind of what is neither text nor image."""
+    """Convert a block to parts of OpenAI's format. For one that is neither text nor image, a text names its type."""
     kind = block.get("type")
     if kind == "text":
         return [_text_part(typed(block.get("text"), str, f"{path}.text"))]
@@ -227,7 +227,7 @@ def _image_url(source: Mapping[str, Any], path: str) -> str:
 
 
 def _marked(result: Any) -> Any:
-    """Return the result of a failed tool with the word Error, because OpenAI's format has no field for it."""
+    """Prefix the result of a failed tool with "Error", because OpenAI's format has no field for failures."""
     if isinstance(result, list):
         return [{"type": "text", "text": "Error:"}, *result]
     return result if result.startswith("Error") else f"Error: {result}"
@@ -238,7 +238,7 @@ def _plain(parts: list[dict[str, Any]]) -> Any:
 
 
 def _text(content: Any, path: str, ignored: list[str] | None = None) -> Any:
-    """Return content blocks as a string or as OpenAI's parts."""
+    """Convert content blocks to a string or to OpenAI's parts."""
     if isinstance(content, str):
         return content
     unread = [] if ignored is None else ignored
@@ -302,7 +302,7 @@ def _blocks(message: Message) -> Iterator[dict[str, Any]]:
 
 
 def _stop(request: ModelRequest, result: CompletionsResult) -> dict[str, Any]:
-    """Return why the reply ended. The stop sequence is known if the policy's reply has it as extra["stop_reason"]."""
+    """Return why the reply ended, with the stop sequence if the policy's reply has it as extra["stop_reason"]."""
     matched, stops = result.extra.get("stop_reason"), request.params.get("stop")
     if result.has_tool_calls:
         return {"stop_reason": "tool_use", "stop_sequence": None}
@@ -340,4 +340,4 @@ _STREAMED: dict[str, Callable[[dict[str, Any]], tuple[dict[str, Any], list[dict[
         [{"type": "input_json_delta", "partial_json": json.dumps(block["input"], ensure_ascii=False)}],
     ),
 }
-"""For each type of block: what its first event has in place of the content, and the deltas with the content."""
+"""Functions, by type of block, that return the empty block of the first event, and the deltas with its content."""

@@ -1,4 +1,4 @@
-"""Converts tools of Anthropic's Messages that have their own types and run at the client to functions for a policy."""
+"""Converts the typed tools of Anthropic's Messages that run at the client, such as bash, to functions for a policy."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -63,11 +63,11 @@ _CLIENT_TOOLS: tuple[tuple[str, str, dict[str, Any]], ...] = (
         ),
     ),
 )
-"""The beginning of a type, and the function that the policy gets in its place."""
+"""The prefix of a type, and the function that the policy gets instead."""
 
 
 def function_of(tool: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return a tool as a function. None for a tool that runs on Anthropic's servers."""
+    """Convert a tool to a function. Return None for a tool that runs on Anthropic's servers."""
     kind = str(tool.get("type") or "")
     described: Mapping[str, Any] | None = None
     if "input_schema" in tool:

@@ -34,18 +34,18 @@ _MODELS = ("models", "v1/models", "v1beta/models")
 _SERVED = "POST chat/completions, responses, messages and Gemini's generateContent, GET models"
 _STREAM = "text/event-stream"
 _PING = ": waiting for the reply\n\n"
-"""A comment, which clients ignore."""
+"""A comment of a stream, which clients ignore."""
 
 Answer = Callable[[Request, Endpoint], Awaitable[Response]]
 Route = Mapping[str, tuple[ModuleType, Answer]]
-"""The API and the answer of each method of a path. Errors have the format of the API."""
+"""The API, which formats errors, and the handler of each HTTP method of a path."""
 Read = Callable[[Any], ModelRequest]
 
 
 class BaseUrlApp:
     """The ASGI application that serves the base URLs of all endpoints.
 
-    It uses no web framework, because a rollout calls it for each chat.
+    It uses no web framework, because it handles every chat.
     """
 
     def __init__(self, endpoints: Endpoints) -> None:
@@ -61,7 +61,7 @@ class BaseUrlApp:
         rollout_id, _, rest = path.removeprefix(PREFIX).partition("/")
         if not path.startswith(PREFIX) or not rollout_id:
             return _unknown_path(request, 404)
-        if not rest:  # some programs check the URL before they use it
+        if not rest:  # some programs check the base URL before they use it
             here = request.method in ("GET", "HEAD")
             return JSONResponse({"serves": _SERVED}) if here else _unknown_path(request, 405, "GET, HEAD")
         route = _ROUTES.get(rest) or _model_route(request, rest)
@@ -82,7 +82,7 @@ def base_url_app(endpoints: Endpoints) -> ASGIApp:
 
 
 def _model_route(request: Request, rest: str) -> Route | None:
-    """Return the route of a model or its method, and write the model's name to the request's path parameters."""
+    """Return the route of a model's path, and write the model's name to the request's path parameters."""
     for prefix in _MODELS:
         if rest.startswith(prefix + "/"):
             request.scope["path_params"] = {"model": rest.removeprefix(prefix + "/")}
@@ -91,14 +91,14 @@ def _model_route(request: Request, rest: str) -> Route | None:
 
 
 def _key(request: Request) -> str:
-    """Return the key of a request from the place where its API has it."""
+    """Return the key of a request, whose place depends on the API."""
     headers = request.headers
     key = headers.get("x-api-key") or headers.get("x-goog-api-key") or bearer(headers.get("authorization", ""))
     return key or request.query_params.get("key", "")
 
 
 async def _gemini(request: Request, endpoint: Endpoint) -> Response:
-    """Return the answer of a method of a model. Raises CallError, RolloutEndedError."""
+    """Answer a call of a model's method. Raises CallError, RolloutEndedError."""
     model, _, method = str(request.path_params["model"]).rpartition(":")
     if method == gemini.COUNT:
         return await _count(gemini, gemini.read_count, request, endpoint)
@@ -108,7 +108,7 @@ async def _gemini(request: Request, endpoint: Endpoint) -> Response:
 
 
 async def _count(api: ModuleType, read: Read, request: Request, endpoint: Endpoint) -> Response:
-    """Return about how many tokens a request has. Raises CallError, RolloutEndedError."""
+    """Answer with an estimate of a request's tokens. Raises CallError, RolloutEndedError."""
     size = await endpoint.budget.take(reserved_bytes(request))
     try:
         asked = await read_asked(request, read, endpoint.reading, endpoint.replies)
@@ -118,7 +118,7 @@ async def _count(api: ModuleType, read: Read, request: Request, endpoint: Endpoi
 
 
 async def _chat(api: ModuleType, request: Request, endpoint: Endpoint, read: Read | None = None) -> Response:
-    """Return the reply to a request for a chat. Raises CallError, RolloutEndedError."""
+    """Answer a request for a chat. Raises CallError, RolloutEndedError."""
     size = await endpoint.budget.take(reserved_bytes(request))
     try:
         asked = await read_asked(request, read or api.read, endpoint.reading, endpoint.replies)
@@ -145,7 +145,7 @@ async def _chat(api: ModuleType, request: Request, endpoint: Endpoint, read: Rea
 
 
 async def _waiting(api: ModuleType, wanted: ModelRequest, endpoint: Endpoint, chat: OpenRequest) -> AsyncIterator[str]:
-    """Yield comments until the chat ends, and then its reply or its error. The status has been sent before."""
+    """Yield comments until the chat ends, and then its reply or its error, since the status is already sent."""
     try:
         yield _PING
         while not await chat.ended(endpoint.waits.ping):
@@ -170,7 +170,7 @@ async def _models(request: Request, endpoint: Endpoint) -> Response:
 
 
 async def _model(request: Request, endpoint: Endpoint) -> Response:
-    return JSONResponse(_described(str(request.path_params["model"])))  # the policy answers for a model of any name
+    return JSONResponse(_described(str(request.path_params["model"])))  # every name exists: the policy ignores it
 
 
 def _described(model: str) -> dict[str, Any]:
@@ -188,7 +188,7 @@ def _unknown_path(request: Request, status: int, allow: str = "") -> Response:
 
 
 def _retries(error: Exception) -> dict[str, str]:
-    """Return the headers that say whether to retry. For other errors the engine has already retried the chat."""
+    """Return the headers that say whether to retry: only after 429, as the engine has retried after other errors."""
     if isinstance(error, CallError) and error.retry_after is not None and error.status_code == 429:
         return {"x-should-retry": "true", "retry-after": f"{math.ceil(error.retry_after)}"}
     return {"x-should-retry": "false"}

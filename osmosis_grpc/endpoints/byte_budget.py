@@ -1,18 +1,18 @@
-"""Limits the bytes of the requests that are open at once. Later requests wait."""
+"""Limits the total bytes of open requests. Further requests wait."""
 
 import asyncio
 from collections import deque
 
 
 class ByteBudget:
-    """A number of bytes that requests share. Waiting requests get their bytes in the order in which they came."""
+    """A number of bytes that requests share. Waiting requests are served in the order of their arrival."""
 
     def __init__(self, limit: int) -> None:
         self._limit = self._free = limit
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     async def take(self, size: int) -> int:
-        """Wait until this many bytes are free, take them, and return their number: at most the limit."""
+        """Wait until `size` bytes, or the limit if that is less, are free, take them, and return their number."""
         size = min(size, self._limit)
         if not self._waiting and size <= self._free:
             self._free -= size
@@ -31,7 +31,7 @@ class ByteBudget:
         return size
 
     def give(self, size: int) -> None:
-        """Return bytes that take() gave."""
+        """Release bytes that take() has returned."""
         self._free += size
         while self._waiting:
             wanted, turn = self._waiting[0]

@@ -11,9 +11,9 @@ from osmosis_grpc.endpoints.sent_events import event
 from osmosis_grpc.protocol.errors import ContextLengthExceeded, InvalidArgument
 
 _OWN = frozenset({"messages", "model", "stream", "stream_options", "tools", "n"})
-"""Keys of a body that are read here."""
+"""Keys of a body that this module handles."""
 MAX_CHOICES = 64
-"""The most replies to one request."""
+"""The largest `n`, the number of replies to one request."""
 
 
 def read(body: Any) -> ModelRequest:
@@ -81,7 +81,7 @@ def _streamed(request: ModelRequest, head: dict[str, Any], number: int, result: 
 
 
 def _usage(results: Sequence[CompletionsResult]) -> dict[str, Any]:
-    """Return the tokens of one prompt and of all replies; empty if the policy does not say them."""
+    """Return the tokens of the prompt and of all replies, or {} if the policy does not report them."""
     usage = usage_of(results[0]) if results[0].usage else {}
     for other in results[1:]:
         more = usage_of(other).get("completion_tokens", 0) if other.usage else 0
@@ -92,7 +92,7 @@ def _usage(results: Sequence[CompletionsResult]) -> dict[str, Any]:
 
 
 def too_long(error: ContextLengthExceeded) -> str:
-    """Return what a client reads when its prompt does not fit into the context."""
+    """Return the error message for a prompt that exceeds the context."""
     if not error.limit:
         return str(error)
     said = f"This model's maximum context length is {error.limit} tokens."
@@ -106,7 +106,7 @@ def error(status: int, message: str, code: str) -> dict[str, Any]:
 
 
 def stream_error(status: int, message: str, code: str) -> str:
-    """Return the event of an error after the beginning of a stream."""
+    """Return the event of an error in a stream that has already begun."""
     return event(error(status, message, code))
 
 

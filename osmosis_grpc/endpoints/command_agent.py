@@ -1,7 +1,7 @@
 """Runs a program for each rollout. The program asks for replies at the rollout's base URL, and writes a result file.
 
-The program gets no variable of the server's environment unless the operator names it, so it gets no key of another
-provider.
+The program gets only those variables of the server's environment that the operator names, so that keys of other
+providers do not reach it.
 """
 
 import math
@@ -34,13 +34,13 @@ from osmosis_grpc.tools.sandbox import SandboxError
 from osmosis_grpc.tools.tasks import TaskBoxes, Verdict
 
 MAX_LINE = 300
-"""The most characters of the last line of output in the first line of a failure."""
+"""How many characters of the last line of output are repeated in the first line of a failure."""
 
 
 class CommandAgent:
     """A Runnable that starts a program for each rollout, in a new folder and with a new, empty HOME.
 
-    No shell runs the command. Its program is searched on the PATH of `environment`.
+    The command runs without a shell. Its program is looked up on the PATH of `environment`.
     """
 
     lists_tools_without_request = True
@@ -61,17 +61,17 @@ class CommandAgent:
         """Check that the program can be started.
 
         Args:
-            program: A command, which is split as a shell splits it, or the program of a preset. In a command, a word
-                that names a file or folder below `folder` becomes its absolute path, because each program runs in a
-                folder of its own.
-            endpoints: Serve the base URLs.
-            environment: The variables of the program. It also gets those of variables(). With a variable HOME, the
-                program has no private one.
+            program: A command, which is split as a shell splits it, or the program of a preset. Words of a command
+                that name a file or folder below `folder` become absolute paths, because each program runs in a folder
+                of its own.
+            endpoints: The endpoints that serve the base URLs.
+            environment: The variables of the program, in addition to those of variables(). A variable HOME replaces
+                the private HOME of each run.
             name: The name of the agent; by default that of the preset, or of the script without its ending.
             folder: The folder of relative paths; by default the current one.
             limits: The limits of each run.
-            machine: Runs the programs in boxes. What the box has cannot be checked here.
-            tasks: Have the box of each rollout, and its tests, which decide on the reward.
+            machine: Runs the programs in boxes. Whether a box contains the program is not checked here.
+            tasks: Provide the box of each rollout, and the tests that give its reward.
 
         Raises:
             ValueError: The command cannot be started, or its name cannot be the name of an agent.
@@ -95,7 +95,7 @@ class CommandAgent:
             raise ValueError(problem[1])
 
     def _other(self, what: str, words: Sequence[str], path: str) -> list[str]:
-        """Return the absolute command that runs before or after the program. Raises ValueError that names it."""
+        """Return the setup or reward command with absolute paths. Raises a ValueError that names it."""
         try:
             return resolved(list(words), self._folder, path)[0] if words and not self._machine else list(words)
         except ValueError as error:
@@ -105,7 +105,7 @@ class CommandAgent:
         refuse_grader_timeout(self.name, request)
         if self._tasks is not None:
             self._tasks.task_of(request.metadata)
-        if self._program.preset:  # an Init that cannot be a task is refused
+        if self._program.preset:  # refuse an Init that cannot be a task
             prompt_of(request.messages)
             files_of(request.metadata)
         return []
@@ -141,14 +141,14 @@ class CommandAgent:
 
     async def _outcome(self, run: "_Run", ended: Ended) -> RunOutcome:
         """Return the outcome of a program that has ended."""
-        # What a model runs in its folder could write a reward.
+        # With a preset, the commands of the model run in this folder and could write a reward.
         own = not (self._program.preset or self._reward or self._tasks)
         problem = "" if ended.given_up or run.endpoint.limit else _problem(ended, self._limits)
         counts = ended.timed_out or self._program.exit_code_counts or not own
         try:
             if problem and (counts or not await run.place.has_result()):
                 return _failed(problem, ended.output, run.endpoint.failure)
-            run.endpoint.close()  # before the result, which can override what it says about samples
+            run.endpoint.close()  # marks samples, so it comes before the result, which can override the marks
             outcome = await (self._graded(run) if self._reward or not own else _result(run))
         except SandboxError as error:
             return _lost(error)
@@ -159,7 +159,7 @@ class CommandAgent:
         return outcome
 
     async def _graded(self, run: "_Run") -> RunOutcome:
-        """Return the outcome with the reward of the reward command; without such a command, one without a reward."""
+        """Return the outcome with the reward of the reward command, or without a reward if there is no command."""
         if isinstance(run.place, TaskPlace):
             return _judged(await run.place.verdict(), run.context)
         if not self._reward:
@@ -187,7 +187,7 @@ class CommandAgent:
 
 
 class _Run:
-    """One run of a program: its place, its values and its variables."""
+    """One run of a program, with its place, values and variables."""
 
     def __init__(
         self, program: Program, endpoint: Endpoint, place: Place, context: RolloutContext, limits: Limits
@@ -232,7 +232,7 @@ class _Run:
     ) -> Ended:
         """Run a command in the folder of the program. Raises OSError and SandboxError if it cannot be started.
 
-        With `of_task`, the time limit of its task holds, whose end is no failure: what was done until then counts.
+        With `of_task`, the time limit of the task applies, too. Reaching it is no failure: what is done by then counts.
         """
         limits, own = self._limits, self.place.task.agent_seconds if isinstance(self.place, TaskPlace) else None
         if of_task and own is not None and own < (limits.seconds or math.inf):
@@ -253,7 +253,7 @@ class _Run:
 
 
 def _problem(ended: Ended, limits: Limits) -> str:
-    """Return how a program failed; empty if its exit code is 0."""
+    """Return how a program failed, or an empty string if its exit code is 0."""
     if ended.timed_out:
         limit = "the lifetime of its box" if limits.seconds is None else f"its time limit of {limits.seconds:g} s"
         return f"the program was stopped after {limit}"
@@ -266,7 +266,7 @@ def _problem(ended: Ended, limits: Limits) -> str:
 
 
 def _printed(output: str) -> Any:
-    """Return the reward on the last line of an output: a number, or what is there instead of one."""
+    """Return the reward on the last line of an output, or the line itself if it is not a number."""
     last = output.rstrip().rpartition("\n")[2].strip()
     try:
         return float(last)
@@ -309,7 +309,7 @@ def _task(context: RolloutContext) -> bytes:
 
 
 async def _result(run: _Run) -> RunOutcome:
-    """Return the outcome for the result file, without the rollout's key. Without a file there is no reward."""
+    """Return the outcome in the result file, with the rollout's key removed. Without a file, it has no reward."""
     try:
         data = await run.place.result()
         if data is None:
@@ -326,7 +326,7 @@ async def _result(run: _Run) -> RunOutcome:
 
 
 def _judged(verdict: Verdict, context: RolloutContext) -> RunOutcome:
-    """Return the outcome of a task. Tests that gave no reward are a failure of the grader."""
+    """Return the outcome of a task. It is a failure of the grader if the tests gave no reward."""
     if verdict.changed_programs:
         context.log_event("the agent has changed programs of the image", paths=list(verdict.changed_programs))
     if verdict.reward is None:
@@ -344,9 +344,9 @@ def _lost(error: SandboxError) -> RunOutcome:
 
 
 def _failed(problem: str, output: str = "", chat_error: CallError | None = None) -> RunOutcome:
-    """Return a failure. The last line of the output is in the first line of the message, for the log.
+    """Return a failure. The first line of its message, which the log shows, has the last line of the output.
 
-    If the program's newest chat has failed with `chat_error`, the failure is the trainer's, and has the error first.
+    If the program's newest chat failed with `chat_error`, the failure is the trainer's, and begins with that error.
     """
     last = output.rpartition("\n")[2].strip()[:MAX_LINE]
     message = f"{problem}: {last}\n{output}" if last else problem

@@ -1,4 +1,4 @@
-"""Endpoints: opens the endpoint of each running rollout, and finds it by its key."""
+"""Opens the endpoint of each running rollout, and finds it by its key."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from osmosis_grpc.protocol.errors import NotFound, RolloutEndedError
 
 
 class Endpoints:
-    """The endpoints of a server, by rollout. `address` returns the URL before the paths, for example http://HOST:PORT."""
+    """The endpoints of a server, by rollout. `address` returns the root URL, such as http://HOST:PORT."""
 
     def __init__(self, address: Callable[[], str], waits: Waits | None = None) -> None:
         self._address = address
@@ -22,7 +22,7 @@ class Endpoints:
 
     @contextmanager
     def open(self, context: RolloutContext, *, limited: bool = False) -> Iterator[Endpoint]:
-        """Yield the endpoint of a running rollout. At the end of the block its key becomes invalid.
+        """Yield the endpoint of a running rollout, whose key is valid until the end of the block.
 
         With `limited`, requests beyond the rollout's `max_turns` and `max_tokens_total` are refused.
         """
@@ -37,7 +37,7 @@ class Endpoints:
             endpoint.close()
 
     def find(self, rollout_id: str, key: str) -> Endpoint:
-        """Return the endpoint of a key. Raises Unauthenticated, RolloutEndedError, and NotFound for another id."""
+        """Return the endpoint of a key. Raises Unauthenticated, RolloutEndedError, or NotFound for an unknown id."""
         self._keys.check(key)
         endpoint = self._open.get(key)
         if endpoint is None:

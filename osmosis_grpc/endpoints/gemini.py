@@ -23,7 +23,7 @@ from osmosis_grpc.protocol.types import Message
 from osmosis_grpc.protocol.types.samples import CUTS
 
 METHODS = {"generateContent": False, "streamGenerateContent": True}
-"""The methods of a model that ask for a reply, and whether they stream it."""
+"""The methods that ask a model for a reply, and whether they stream it."""
 COUNT = "countTokens"
 
 _OWN = frozenset(
@@ -40,7 +40,7 @@ _PARAMS = {
     "presencePenalty": "presence_penalty",
     "frequencyPenalty": "frequency_penalty",
 }
-"""The parameters of Gemini, and their names in OpenAI's format."""
+"""Maps Gemini's parameters to OpenAI's names."""
 _GENERATION_OWN = frozenset({*_PARAMS, "candidateCount", "responseMimeType", "responseSchema", "responseJsonSchema"})
 _MODES = {"ANY": "required", "NONE": "none"}
 _FINISH_REASONS = {"content_filter": "SAFETY", **dict.fromkeys(CUTS, "MAX_TOKENS")}
@@ -89,7 +89,7 @@ def read_count(body: Any) -> ModelRequest:
 
 
 def of_call(request: ModelRequest, model: str, method: str) -> ModelRequest:
-    """Return a request with what its URL says."""
+    """Add the model and the method of the URL to a request."""
     return replace(request, model=model, stream=METHODS[method])
 
 
@@ -122,7 +122,7 @@ def count(tokens: int) -> dict[str, Any]:
 
 
 def too_long(error: ContextLengthExceeded) -> str:
-    """Return what a client reads when its prompt does not fit into the context."""
+    """Return the error message for a prompt that exceeds the context."""
     if not error.limit:
         return str(error)
     return f"The input token count ({error.tokens}) exceeds the maximum number of tokens allowed ({error.limit})."
@@ -135,7 +135,7 @@ def error(status: int, message: str, code: str) -> dict[str, Any]:
 
 
 def stream_error(status: int, message: str, code: str) -> str:
-    """Return the event of an error after the beginning of a stream."""
+    """Return the event of an error in a stream that has already begun."""
     return event(error(status, message, code))
 
 
@@ -152,10 +152,10 @@ def _system_text(system: Any) -> str:
 def _messages(
     content: Mapping[str, Any], path: str, ignored: list[str], open_calls: list[tuple[str, str]]
 ) -> Iterator[Message]:
-    """Yield a content in OpenAI's format. Each result of a tool becomes a message of its own, before the rest.
+    """Convert a content to OpenAI's format. Yield a message for each tool result first, and then one for the rest.
 
-    Older clients leave out the ids of calls: `open_calls` has the names and ids of the calls without a result, and a
-    result without an id belongs to the first call with its name.
+    Older clients leave out the ids of calls. A result without an id then belongs to the first call of its name in
+    `open_calls`, which has the names and ids of the calls without a result.
     """
     role = "assistant" if content.get("role") == "model" else "user"
     parts: list[dict[str, Any]] = []
@@ -228,7 +228,7 @@ def _tools(tool: Mapping[str, Any], path: str, ignored: list[str]) -> Iterator[d
 
 
 def _schema(schema: Any) -> Any:
-    """Return a schema of Gemini as JSON Schema: it writes types in capitals."""
+    """Convert a schema of Gemini, which writes types in capitals, to JSON Schema."""
     if isinstance(schema, list):
         return [_schema(each) for each in schema]
     if not isinstance(schema, Mapping):

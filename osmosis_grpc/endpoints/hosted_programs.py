@@ -15,7 +15,7 @@ from osmosis_grpc.tools.process import Limits
 from osmosis_grpc.tools.tasks import TaskBoxes
 
 OF_TASKS = "the image of a task"
-"""What stands for the image in the configuration of a machine whose tasks have images of their own."""
+"""A placeholder for the image of a box, for tasks that have images of their own."""
 SET_BY_TASKS = frozenset({"image", "writable", "user", "folder", "network", "hosts"})
 """The fields of a box that its task sets."""
 
@@ -36,13 +36,13 @@ async def command_agents(
 
     Args:
         programs: The programs, or their commands.
-        names: The names of the first ones.
+        names: The names of the agents, in the same order; further ones get their default names.
         environment: The variables of programs that run as the server's user.
-        seconds: A program may run for so long.
+        seconds: How long a program may run.
         memory: The most address space of each process of a program, in bytes.
         server_id: The name of this server in the labels of its containers.
         in_boxes: The variables of programs that run in boxes.
-        tasks: A folder of tasks, whose boxes the programs run in.
+        tasks: A folder of tasks. The programs run in the boxes of the tasks.
 
     Raises:
         ValueError: A program cannot be started.

@@ -1,4 +1,4 @@
-"""Signs and checks the keys of programs. Each rollout has a key, which is recognised even after its end."""
+"""Signs and checks the keys of rollouts for programs. A key is recognized even after its rollout has ended."""
 
 import hashlib
 import hmac
@@ -8,7 +8,7 @@ from osmosis_grpc.protocol.errors import Unauthenticated
 
 
 class RolloutKeys:
-    """Makes and checks keys. The keys of another process are not valid."""
+    """Makes and checks keys, which are valid only in this process."""
 
     def __init__(self) -> None:
         self._secret = secrets.token_bytes(32)

@@ -1,4 +1,4 @@
-"""Opens the base URL of a rollout when its agent first asks for it. `RolloutContext.chat_completions_url` uses it."""
+"""Opens the base URL of a rollout when its agent first asks for `RolloutContext.chat_completions_url`."""
 
 import asyncio
 import socket
@@ -19,9 +19,9 @@ HOST = "127.0.0.1"
 
 
 class _Server:
-    """The server of all endpoints of one event loop. It runs while at least one endpoint is open.
+    """The HTTP server of all endpoints of one event loop. It runs while at least one endpoint is open.
 
-    If it fails, it runs again on the same port. A client that connects meanwhile waits, or is refused.
+    If it fails, it restarts on the same port. A client that connects meanwhile waits or is refused.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -36,7 +36,7 @@ class _Server:
         self._stopping = False
 
     def start(self) -> None:
-        """Serve. A client that connects before this has happened waits."""
+        """Start serving. A client that connects earlier waits."""
         self._loop.call_soon_threadsafe(self._supervisor.start, SERVE_ENDPOINTS, self._serve)
 
     def stop(self) -> None:
@@ -58,7 +58,7 @@ class _Server:
             if not self._stopping:
                 raise RuntimeError("the HTTP server has stopped by itself")
         finally:
-            for server in getattr(uvicorn, "servers", ()):  # still open if uvicorn failed
+            for server in getattr(uvicorn, "servers", ()):  # uvicorn leaves them open if it fails
                 server.close()
             self._listening.close()
 
@@ -69,7 +69,7 @@ _servers: dict[asyncio.AbstractEventLoop, _Server] = {}
 
 @contextmanager
 def lazy_endpoint(context: RolloutContext, loop: asyncio.AbstractEventLoop) -> Iterator[Endpoint]:
-    """Serve the base URL of a running rollout on loopback. At the end of the block its key becomes invalid.
+    """Serve the base URL of a running rollout on loopback. Its key is valid until the end of the block.
 
     The server runs on `loop`. The block can begin on any thread. Raises OSError if no port is free.
     """

@@ -1,7 +1,7 @@
-"""The parts of a model request that every API has.
+"""Requests for model replies, independent of the API.
 
 Programs send more than a policy needs: hints for caches and billing, switches of their own provider, tools that run on
-the provider's servers. These keys are ignored, and the rollout records which. A request is refused only if ignoring a
+the provider's servers. Such keys are ignored, and the rollout records which. A request is refused only if ignoring a
 key would change the meaning of the reply.
 """
 
@@ -25,7 +25,7 @@ PASSED = frozenset(
     | {"guided_json", "guided_regex", "guided_choice", "guided_grammar", "regex", "grammar", "priority"}
     | {"best_of", "use_beam_search", "echo", "prompt_logprobs", "modalities", "audio"}
 )
-"""The parameters that the policy gets, under the names of OpenAI and vLLM. It refuses those that it cannot serve."""
+"""The parameters that are passed to the policy, under the names of OpenAI and vLLM. It may refuse some of them."""
 
 _NAMES: dict[type, str] = {dict: "an object", list: "a list", str: "a string"}
 
@@ -43,21 +43,21 @@ class ModelRequest:
     stream_usage: bool = False
     """Whether a stream ends with the token counts."""
     echo: dict[str, Any] = field(default_factory=dict)
-    """Keys of the request that its API repeats in the reply."""
+    """Keys of the request that the API repeats in its reply."""
     ignored: tuple[str, ...] = ()
-    """The paths of what the request has and no policy gets."""
+    """The paths of the keys that are not passed to the policy."""
     kinds: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The tools that are no functions in the request, by the name of the function that they became."""
+    """The request's tools that are not functions, by the name of the function that each was converted to."""
     written: Callable[[CompletionsResult], Message] | None = None
-    """Returns a reply as the program is going to send it back; None if it sends it back as it is."""
+    """Converts a reply to the form in which the program will send it back, or None if that is the same."""
     continues: str = ""
-    """The id of the earlier reply whose history comes before `messages`."""
+    """The id of the earlier reply that the request continues: its history precedes `messages`."""
     reply_id: str = field(default_factory=lambda: uuid4().hex)
     """The id of the reply, without the prefix of its API."""
     choices: int = 1
     """The number of replies."""
     stored: bool = False
-    """Whether a later request may continue this one by the id of its reply."""
+    """Whether a later request may continue this one by naming the id of its reply."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,15 +67,15 @@ class Asked:
     request: ModelRequest
     history: History
     sample: str
-    """The sample that the program names; empty if the history decides."""
+    """The sample that the program names; empty to determine it from the history."""
     digest: bytes
-    """Equal for a request and its retry."""
+    """The digest of the body, which is the same for a retry."""
     retried: bool = False
-    """Whether the client says that it repeats an earlier request, as the clients of OpenAI and Anthropic do."""
+    """Whether the client declares this a retry, as the clients of OpenAI and Anthropic do."""
 
 
 def typed(value: Any, kind: type[T], path: str) -> T:
-    """Return a value of a JSON type. Raises InvalidArgument with the path of the value."""
+    """Return the value if it has a JSON type. Raises InvalidArgument with its path if not."""
     if not isinstance(value, kind):
         found = "missing" if value is None else f"a {type(value).__name__}"
         raise InvalidArgument(path, f"is {found}, not {_NAMES[kind]}")
@@ -96,23 +96,23 @@ def refuse(body: dict[str, Any], names: tuple[str, ...], why: str) -> None:
 
 
 def passed(body: Mapping[str, Any], own: frozenset[str]) -> tuple[dict[str, Any], list[str]]:
-    """Return the parameters for the policy, and the keys that are ignored: neither `own` nor a parameter."""
+    """Return the parameters for the policy, and the ignored keys, which are neither parameters nor in `own`."""
     known = {name: value for name, value in body.items() if name in PASSED and value is not None}
     return known, [name for name in body if name not in own and name not in PASSED and body[name]]
 
 
 def reasoning_of(message: Message) -> str:
-    """Return the reasoning of a reply, which vLLM calls `reasoning`; empty if there is none."""
+    """Return the reasoning of a reply, also under vLLM's name `reasoning`, or an empty string."""
     return str(message.get("reasoning_content") or message.get("reasoning") or "")
 
 
 def cached_tokens(usage: Mapping[str, Any]) -> int:
-    """Return how many tokens of a prompt came from the policy's cache; 0 if it does not say."""
+    """Return how many prompt tokens came from the policy's cache, or 0 if it does not say."""
     details = usage.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, Mapping) else None
     return cached if isinstance(cached, int) else 0
 
 
 def with_system_role(messages: list[Message]) -> list[Message]:
-    """Return a history whose developer messages are system messages, because few chat templates know the other name."""
+    """Rename developer messages to system messages, because few chat templates know the role developer."""
     return [{**each, "role": "system"} if each.get("role") == "developer" else each for each in messages]

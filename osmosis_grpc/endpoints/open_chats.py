@@ -1,9 +1,9 @@
-"""The chats that requests wait for. A client that asks several times for the same reply gets one reply.
+"""Connects requests to chats, so that a client that retries a request does not sample a second reply.
 
-If a client gives up and asks again, it gets the reply to its first request, in whichever order the server notices the
-disconnect, the second request and the reply. Equal requests are separate chats only if both clients stay. If a reply
-comes when no client is left, it is kept back: it becomes part of the rollout if a retry asks for it, and is dropped
-otherwise.
+A client that gives up and asks again gets the reply to its first request, in whichever order the server notices the
+disconnect, the second request and the reply. Equal requests are separate chats only if both clients stay connected. A
+reply that arrives when no client waits is held back: it becomes part of the rollout if a retry asks for it, and is
+dropped otherwise.
 """
 
 import asyncio
@@ -25,12 +25,12 @@ DROP = job("gateway.drop_chat", OnFailure.REPORT, "timer")
 _numbers = itertools.count()
 
 MAX_LEFT = 256
-"""The most chats of a rollout whose clients have disconnected."""
+"""How many chats of a rollout are kept for clients that have disconnected."""
 
 Wanted = Callable[[], Awaitable[Any]]
-"""Returns as soon as a client waits for the reply."""
+"""An async function that returns as soon as a client waits for the reply."""
 Replies = Sequence[CompletionsResult]
-"""The replies to one request, which nearly always is one."""
+"""The replies to one request; nearly always there is one."""
 Work = Callable[[Wanted], Coroutine[Any, Any, Replies]]
 
 
@@ -39,14 +39,13 @@ class Waits:
     """How long requests wait, in seconds."""
 
     headers: float = 10.0
-    """A stream begins after this time if there is no reply yet. An earlier error has its own status."""
+    """How long a stream waits for the reply before it sends its headers. An error before that sets the status."""
     ping: float = 10.0
-    """A stream without a reply sends a comment this often."""
+    """The time between the comments of a stream that waits for its reply."""
     retry: float = 15.0
-    """A chat whose client has disconnected goes on for this long. The same request then gets its reply."""
+    """How long a chat continues after its client has disconnected. A retry within that time gets its reply."""
     most: int = field(default_factory=lambda: agent_connections() // 2)
-    """At most this many requests of one rollout wait for their replies at once, because all rollouts share the
-    connections."""
+    """How many requests of one rollout may wait at once. It is limited because all rollouts share the connections."""
 
 
 class ClientGone(Exception):
@@ -54,14 +53,14 @@ class ClientGone(Exception):
 
 
 class _Chat:
-    """A chat, and the requests that get its reply."""
+    """A chat, and the requests that wait for its reply."""
 
     def __init__(self, digest: bytes, work: Work) -> None:
         self.digest = digest
         self.number = next(_numbers)
         self.wanted = asyncio.Event()
         self.requests: list[OpenRequest] = []
-        """The requests whose clients have not left."""
+        """The requests whose clients are still connected."""
         self.read = False
         """Whether a client has read the reply."""
         self.streamed_to = -1
@@ -69,7 +68,7 @@ class _Chat:
         self.task = child(ASK, work(self.wanted.wait))
 
     def place(self) -> tuple[bool, int]:
-        """Return a sort key for equal chats without a client. The first one gets the next client."""
+        """Return a sort key for equal chats without a client: a retry takes the first."""
         return not self.answered, self.number
 
     @property
@@ -85,18 +84,18 @@ class OpenRequest:
         self.chat = chat
         self.connection = connection
         self.retried = retried
-        """Whether its client says that it repeats an earlier request."""
+        """Whether the client declares this a retry."""
         self.sent = False
         self.gone = False
         self.number = next(_numbers)
         self.reply: asyncio.Future[Replies] = asyncio.get_running_loop().create_future()
 
     async def ended(self, seconds: float | None = None) -> bool:
-        """Wait until the chat has ended or the client is gone. Return False if that takes longer than `seconds`."""
+        """Wait until the chat has ended or the client is gone. Return False after `seconds`."""
         return bool((await asyncio.wait({self.reply}, timeout=seconds))[0])
 
     def send(self, *, stream: bool) -> None:
-        """Note that the response begins. The connection then finds out whether the client reads it."""
+        """Note that the response begins, so that the connection reports whether the client has read it."""
         self.sent = True
         if stream:
             self.chat.streamed_to = self.number
@@ -110,16 +109,16 @@ class OpenRequest:
         return self.reply.result()
 
     def repeats(self, other: "OpenRequest") -> bool:
-        """Return whether this is a newer request equal to `other` that waits for a chat of its own."""
+        """Return whether this is a newer request, equal to `other`, that waits for a different chat."""
         mine, its = self.chat, other.chat
         return self.number > other.number and mine.digest == its.digest and mine is not its and not mine.task.done()
 
     def may_be_read(self) -> bool:
-        """Return whether the client may have received the response, as far as is known."""
+        """Return whether it is possible that the client has received the response."""
         return self.sent and not (self.connection is not None and self.connection.is_reset())
 
     def settle(self) -> None:
-        """End the wait in the same way as the chat, if the chat has ended."""
+        """Pass the result or the error of the chat to the waiting request, if the chat has ended."""
         task = self.chat.task
         if self.reply.done() or not task.done():
             return
@@ -127,13 +126,13 @@ class OpenRequest:
             self.reply.cancel()
         elif (error := task.exception()) is not None:
             self.reply.set_exception(error)
-            self.reply.exception()  # asyncio logs an error that nobody has read, for example of a client that has left
+            self.reply.exception()  # mark it as retrieved, or asyncio logs the error of a client that has left
         else:
             self.reply.set_result(task.result())
 
 
 class OpenChats:
-    """The open chats of one rollout. `unread` is called with each reply of the rollout that no client has read."""
+    """The open chats of one rollout. `unread` is called with each recorded reply that no client has read."""
 
     def __init__(self, waits: Waits, unread: Callable[[CompletionsResult], object] = lambda reply: None) -> None:
         self._waits = waits
@@ -149,9 +148,9 @@ class OpenChats:
     def begin(
         self, digest: bytes, work: Work, *, retried: bool = False, connection: Connection | None = None
     ) -> OpenRequest:
-        """Return a request that waits for an equal chat whose client has left or, if there is none, for a new chat.
+        """Start a request. It waits for an equal chat whose client has left, or else for a new chat.
 
-        `retried` says that the client repeats an earlier request.
+        `retried` says that the client declares it a retry.
         """
         left = [left for left in self._left if left.digest == digest and (retried or not left.read)]
         chat = min(left, key=_Chat.place, default=None)
@@ -170,7 +169,7 @@ class OpenChats:
         return request
 
     def leave(self, request: OpenRequest) -> None:
-        """Give the chat of a client that has disconnected to the next equal request. If none comes, it is dropped."""
+        """Handle a disconnect: keep the chat for an equal request, and drop it if none comes in time."""
         if request not in self._requests:
             return
         request.gone, chat = True, request.chat
@@ -205,13 +204,13 @@ class OpenChats:
         request.settle()
 
     def _remove(self, request: OpenRequest) -> bool:
-        """Forget a request. Return whether its chat has, or had, another client."""
+        """Remove a request. Return whether its chat has another client, or its reply was read."""
         del self._requests[request]
         request.chat.requests.remove(request)
         return bool(request.chat.requests) or request.chat.read
 
     def _closed(self, request: OpenRequest, whole: bool, ended: bool) -> None:
-        """Note whether a client has read the `whole` response, and whether its connection has `ended`."""
+        """Handle the end of a response: whether it was read as a `whole`, and whether the connection has `ended`."""
         newer = self._newer(request)
         if not whole or (ended and newer is not None and newer.retried):
             self.leave(request)
@@ -222,7 +221,7 @@ class OpenChats:
                 self._keep(request.chat)
 
     def _newer(self, request: OpenRequest) -> OpenRequest | None:
-        """Return the oldest request that repeats another one; None if there is none."""
+        """Return the oldest request that repeats another one, or None."""
         return next((other for other in self._requests if other.repeats(request)), None)
 
     def _keep(self, chat: _Chat) -> None:
@@ -236,7 +235,7 @@ class OpenChats:
         if timer is None:
             return
         timer.cancel()
-        # A client can stop reading a stream as soon as it has seen the end of the reply. It then does not ask again.
+        # A client may close a stream as soon as it has seen the end of the reply, and then does not retry.
         stopped_reading = chat.streamed_to == self._newest[chat.digest]
         if chat.answered and not (chat.read or stopped_reading):
             for reply in chat.task.result():
@@ -246,6 +245,6 @@ class OpenChats:
     def _ended(self, chat: _Chat, task: "asyncio.Task[Replies]") -> None:
         self._open.discard(chat)
         if not task.cancelled():
-            task.exception()  # asyncio logs an error that nobody has read, for example of a chat without a client
+            task.exception()  # mark it as retrieved, or asyncio logs the error of a chat without a client
         for request in chat.requests:
             request.settle()

@@ -1,4 +1,4 @@
-"""Where the program of a rollout runs: a folder of this machine, or a container of its own, which is called a box."""
+"""Where the program of a rollout runs: in a folder of this machine, or in its own container, called a box."""
 
 import asyncio
 import dataclasses
@@ -27,9 +27,9 @@ RESULT_FILE = "result.json"
 MAX_RESULT_BYTES = 4 * 1024 * 1024
 """The most bytes of a result file."""
 PRIVATE = "/tmp/osmosis"  # noqa: S108 - the /tmp of a container
-"""The folder of a box with the task and the HOME of the program."""
+"""The folder of a box that contains the task and the HOME of the program."""
 SCRIPTS = f"{PRIVATE}/scripts"
-"""The folder of a box with the files that the setup and reward commands name."""
+"""The folder of a box for copies of the files that the setup and reward commands name."""
 
 
 class Place(Protocol):
@@ -37,14 +37,14 @@ class Place(Protocol):
 
     @property
     def folder(self) -> str:
-        """The folder with the task and the result file, which is not that of the program."""
+        """The folder with the task and the result file, apart from `work`."""
 
     @property
     def work(self) -> str:
         """The folder in which the program works."""
 
     async def write(self, files: Mapping[str, str | None]) -> None:
-        """Write files below `folder` or `work`. Those without a text are folders. Raises OSError, SandboxError."""
+        """Write files below `folder` or `work`. A path with None becomes a folder. Raises OSError, SandboxError."""
 
     async def run(
         self,
@@ -59,7 +59,7 @@ class Place(Protocol):
         """Run a command in `work`, as run_process() does. Raises OSError, SandboxError."""
 
     async def with_files(self, words: Sequence[str], folder: Path) -> list[str]:
-        """Return a command of the server that can run here. A box gets a copy of each file that its words name.
+        """Make a command of the server runnable here: copy the files that its words name into the box.
 
         Args:
             words: The words of the command.
@@ -70,20 +70,20 @@ class Place(Protocol):
         """
 
     async def result(self) -> bytes | None:
-        """Return the content of the result file, None if there is none. Raises OSError, SandboxError."""
+        """Return the content of the result file, or None. Raises OSError, SandboxError."""
 
     async def has_result(self) -> bool:
-        """Return whether there is something in the place of the result file. Raises SandboxError."""
+        """Return whether anything exists at the path of the result file. Raises SandboxError."""
 
     async def remove_result(self) -> None:
-        """Remove what is in the place of the result file. Raises OSError, SandboxError."""
+        """Remove whatever exists at the path of the result file. Raises OSError, SandboxError."""
 
     def for_reward(self) -> AbstractAsyncContextManager["Place"]:
-        """Return the place of the reward command, where no process of the program is left. Raises SandboxError."""
+        """Return a place for the reward command without processes of the program. Raises SandboxError."""
 
 
 class LocalPlace:
-    """A folder of this machine. It ends with its workspace."""
+    """A folder of this machine, removed with its workspace."""
 
     def __init__(self, space: Workspace) -> None:
         self._space = space
@@ -137,13 +137,13 @@ class LocalPlace:
 
 
 class BoxPlace:
-    """A container. It is made for one rollout, and ends with it."""
+    """A container that exists for one rollout."""
 
     def __init__(self, box: ContainerSandbox, most_seconds: float) -> None:
         self._box = box
         self._most_seconds = most_seconds
         self._task: dict[str, str | None] = {}
-        """What was written first: the task."""
+        """The files of the first write(), which are the task."""
 
     @property
     def folder(self) -> str:
@@ -181,7 +181,7 @@ class BoxPlace:
     ) -> Ended:
         began, longest = SYSTEM.monotonic(), max(map(len, secrets), default=0)
         seconds = min(limits.seconds or self._most_seconds, self._most_seconds)
-        # Of its errors and of its output, the newest lines are told, as one text.
+        # Merge stderr into stdout, so that the last lines of both are reported in order.
         command = ["sh", "-c", 'exec "$@" 2>&1', "sh", *words]
         running = child(
             RUN,
@@ -244,7 +244,7 @@ class BoxPlace:
     async def for_reward(self) -> AsyncIterator[Place]:
         """Yield a new box with a copy of the working folder."""
         async with await self._box.snapshot() as copy:
-            await self._box.close()  # the rollout has one box at a time
+            await self._box.close()  # a rollout has one box at a time
             async with copy.fork() as fresh:
                 place = BoxPlace(fresh, self._most_seconds)
                 await place.write(self._task)
@@ -252,7 +252,7 @@ class BoxPlace:
 
 
 class TaskPlace(BoxPlace):
-    """The box of a task. Its tests decide on the reward."""
+    """The box of a task, whose tests give the reward."""
 
     def __init__(self, boxes: TaskBoxes, task: HarborTask, box: ContainerSandbox, most_seconds: float) -> None:
         super().__init__(box, most_seconds)
@@ -273,7 +273,7 @@ async def place_of(
     Args:
         machine: Makes the box; None for a folder of this machine.
         request: The request. Its metadata name the task.
-        tasks: Have the boxes of tasks.
+        tasks: Provide the boxes of tasks.
 
     Raises:
         OSError, SandboxError: The place cannot be made.
@@ -295,12 +295,12 @@ def config_of_box(fields: Mapping[str, Any], server_id: str, base_url: str) -> D
     """Return the configuration of a program's box.
 
     Args:
-        fields: The fields of DockerConfig that the program's file gives.
+        fields: The fields of DockerConfig in the program's file.
         server_id: The name of the server in the labels of its containers.
-        base_url: The address of the rollouts' base URLs, which boxes reach.
+        base_url: The address of the rollouts' base URLs, which the box may call.
 
     Raises:
-        ValueError: A field is unknown or bad. The message begins with its name.
+        ValueError: A field is unknown or invalid. The message begins with its name.
     """
     known = {each.name for each in dataclasses.fields(DockerConfig)} - {"server_id", "reach"}
     unknown = sorted(fields.keys() - known)
@@ -315,7 +315,7 @@ def config_of_box(fields: Mapping[str, Any], server_id: str, base_url: str) -> D
 def _is_relative_file(folder: Path, word: str) -> bool:
     try:
         return not word.startswith("/") and (folder / word).is_file()
-    except OSError:  # it is too long for a name
+    except OSError:  # too long for a file name
         return False
 
 
@@ -324,7 +324,7 @@ async def _awaited(give_up: Callable[[], Awaitable[Any]]) -> None:
 
 
 def _write(folder: Path, files: Mapping[str, str | None]) -> None:
-    """Write files, by paths below a folder or absolute ones. Those without a text are folders. Raises OSError."""
+    """Write files at absolute paths or below a folder. A path with None becomes a folder. Raises OSError."""
     for name, text in files.items():
         path = folder / name
         (path if text is None else path.parent).mkdir(parents=True, exist_ok=True, mode=0o700)

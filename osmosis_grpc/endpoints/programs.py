@@ -1,4 +1,4 @@
-"""Programs that run as agents: how each is started, and where its parts are. A preset describes one in a TOML file.
+"""Programs that run as agents: how to start them, and with which files and variables. A preset is a TOML file:
 
     command = ["claude", "-p", "$prompt"]     # the words of the command
     install = "npm install -g ..."            # shown if the program is missing
@@ -10,15 +10,15 @@
     [box]                                     # it runs in a container; the keys are the fields of DockerConfig
     image = "my-image"
 
-A file of your own can begin with `extends = "claude-code"`, and add `setup` and `reward`, two commands that run in the
-folder of the program before and after it. These values are replaced in all of them:
+Your own file can begin with `extends = "claude-code"`, and add `setup` and `reward`, two commands that run before and
+after the program in its folder. These values are replaced everywhere:
 
     $prompt     the texts of the rollout's messages      $model     the name of the policy
     $base_url   the rollout's base URL                   $home      the private HOME of the program
     $api_key    the rollout's key                        $work      the folder that it works in
     $context    the tokens of the model's context        $compact   80 % of them
     $reply      a quarter of them, at most 32,000        $recent    a quarter of them
-    $share      80 % of them as a share of 1,048,576 tokens, which Gemini's program takes for the context
+    $share      $compact / 1,048,576, the context that Gemini's program assumes
 """
 
 import os
@@ -37,14 +37,14 @@ from osmosis_grpc.protocol.types import Message
 PRESETS = Path(__file__).parent / "presets"
 DEFAULT_CONTEXT = 200_000
 FILES = "files"
-"""The key of a request's metadata with files for the program, by their paths below its folder."""
+"""The key in a request's metadata of files for the program: texts by path below its folder."""
 _KEYS = ("command", "install", "environment", "files", "setup", "reward", "extends", "box")
 
 
 _OF_SHELLS = {"|", "||", "&", "&&", ";", "<", ">", ">>", "2>", "2>&1"}
-"""Words that only a shell understands."""
+"""Words that only a shell interprets."""
 _INTERPRETERS = re.compile("python|pypy|[a-z]*sh$")
-"""The names of programs whose options -c and -m take a script or the name of a module."""
+"""Programs whose options -c and -m take a script or the name of a module."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,24 +52,24 @@ class Program:
     """A program that runs once for each rollout."""
 
     command: tuple[str, ...]
-    """Its words. Without a preset, the program reads the task as JSON from stdin."""
+    """The words of the command. Without a preset, the program reads the task as JSON from stdin."""
     name: str = ""
     """The name of the agent; empty for the name of the script in the command."""
     preset: bool = False
     install: str = ""
-    """How to install it."""
+    """How to install the program, for the error if it is missing."""
     environment: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     setup: tuple[str, ...] = ()
     """A command that prepares the folder of the program."""
     reward: tuple[str, ...] = ()
-    """A command that prints the reward, or writes the result file, after the program has ended."""
+    """A command that runs after the program and prints the reward or writes the result file."""
     context: int = DEFAULT_CONTEXT
-    """The tokens of the model's context. Programs that compact their history do it before it is full."""
+    """The tokens of the model's context, before whose end programs compact their history."""
     box: Mapping[str, Any] = field(default_factory=dict)
-    """The fields of its box, see DockerConfig; empty if it runs as the server's user."""
+    """The fields of its box, see DockerConfig; empty to run as the server's user."""
     exit_code_counts: bool = False
-    """Whether another exit code than 0 is a failure although there is a result file."""
+    """Whether an exit code other than 0 is a failure even if there is a result file."""
 
 
 def preset_names() -> list[str]:
@@ -84,7 +84,7 @@ def load_program(name: str) -> Program:
         name: The name of a preset, or the path of a TOML file.
 
     Raises:
-        ValueError: There is no such preset, or the file is wrong. The message names the key.
+        ValueError: There is no such preset, or the file is invalid. The message names the key.
     """
     path = Path(name) if name.endswith(".toml") else PRESETS / f"{name}.toml"
     try:
@@ -120,7 +120,7 @@ def load_program(name: str) -> Program:
 
 
 def context_values(tokens: int) -> dict[str, str]:
-    """Return the values about a model's context of so many tokens."""
+    """Return the values that depend on the tokens of the model's context, such as $compact."""
     return {
         "context": str(tokens),
         "compact": str(tokens * 4 // 5),
@@ -149,7 +149,7 @@ def resolved(words: list[str], folder: Path, path: str) -> tuple[list[str], str]
     named = program
     before = ""
     for index, word in enumerate(arguments):
-        if before in ("-c", "-m") and _INTERPRETERS.match(Path(program).name):  # a script or a module, not a file
+        if before in ("-c", "-m") and _INTERPRETERS.match(Path(program).name):  # not a file
             named = word if before == "-m" and named == program else named
         elif _exists(folder, word):
             arguments[index] = str(folder / word)
@@ -159,7 +159,7 @@ def resolved(words: list[str], folder: Path, path: str) -> tuple[list[str], str]
 
 
 def _exists(folder: Path, word: str) -> bool:
-    """Return whether a word names a file or folder. A word that is too long for a name does not."""
+    """Return whether a word names a file or folder; False if it is too long for a file name."""
     try:
         return bool(word) and (folder / word).exists()
     except OSError:
@@ -167,12 +167,12 @@ def _exists(folder: Path, word: str) -> bool:
 
 
 def filled(text: str, values: Mapping[str, str]) -> str:
-    """Return a text of a program with its values."""
+    """Replace the values in a text of a program."""
     return Template(text).safe_substitute(values)
 
 
 def prompt_of(messages: Sequence[Message]) -> str:
-    """Return the texts of a rollout's messages. Raises InvalidArgument for what cannot be a prompt."""
+    """Join the texts of a rollout's messages. Raises InvalidArgument for messages that cannot be a prompt."""
     texts = []
     for index, message in enumerate(messages):
         if message.get("role") not in ("system", "developer", "user"):
@@ -188,7 +188,7 @@ def prompt_of(messages: Sequence[Message]) -> str:
                 )
             texts.append(part["text"])
     prompt = "\n\n".join(texts)
-    return f"\n{prompt}" if prompt.startswith("-") else prompt  # programs would take it for an option
+    return f"\n{prompt}" if prompt.startswith("-") else prompt  # or programs take it for an option
 
 
 def files_of(metadata: Mapping[str, Any]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Reads requests of programs within limits. Long ones are read on a thread, so that the event loop stays free."""
+"""Parses requests of programs within limits. Long ones are parsed on a thread, so that the event loop stays free."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,15 +18,15 @@ from osmosis_grpc.protocol.errors import InvalidArgument
 
 BOUNDS = Bounds(size=32 * 1024 * 1024)
 MAX_ITEMS = 50_000
-"""The most values in a body. The event loop copies each of them."""
+"""The most JSON values in a body. It is limited because the event loop copies each of them."""
 MAX_MARKS = 500_000
-"""The most commas and opening brackets in a body, also in its strings. With more, it takes long to read."""
+"""The most commas and opening brackets in a body, also in its strings: a cheap bound on the time to parse it."""
 THREAD_BYTES = 64 * 1024
-"""A body with more bytes is read on a thread."""
+"""A body with more bytes is parsed on a thread."""
 DISCARD_SECONDS = 5.0
-"""A body that is too large is read and discarded for this long."""
+"""For how long the rest of a body that is too large is read and discarded."""
 SAMPLE_HEADERS = ("x-osmosis-sample", "x-sample-id")
-"""The headers that name the sample of a request, percent-encoded. Without one of them, the history decides."""
+"""The headers that may name the sample of a request, percent-encoded. By default, the history determines it."""
 RETRY_HEADER = "x-stainless-retry-count"
 """The header in which clients of OpenAI and Anthropic count their tries, from 0."""
 _LEAST_BYTES = 64 * 1024
@@ -34,7 +34,7 @@ _NESTED = (dict, list)
 
 
 def reserved_bytes(request: Request) -> int:
-    """Return how many bytes a request takes of the budget: its declared size, and at least 64 KiB."""
+    """Return how many bytes of the budget a request takes: its declared size, but at least 64 KiB."""
     declared = request.headers.get("content-length", "")
     size = int(declared[:20]) if declared.isdecimal() else BOUNDS.size
     return max(_LEAST_BYTES, min(size, BOUNDS.size))
@@ -45,7 +45,7 @@ async def read_asked(
 ) -> Asked:
     """Return the request in a body. Raises BodyRefused, InvalidArgument.
 
-    `reading` limits how many long bodies are read at once. A request can continue one of the `replies`.
+    `reading` limits how many long bodies are parsed at once. A request can continue one of the `replies`.
     """
     try:
         raw = await read_body(request, BOUNDS)
@@ -62,7 +62,7 @@ async def read_asked(
 
 
 async def _discard(request: Request) -> None:
-    """Read the rest of a body for some seconds. A client that cannot send its body does not read the response."""
+    """Read the rest of a body for some seconds, because clients read a response only after they have sent the body."""
     with suppress(TimeoutError, ClientDisconnect):
         async with asyncio.timeout(DISCARD_SECONDS):
             async for _ in request.stream():

@@ -1,4 +1,4 @@
-"""OpenAI's Responses: reads the items of a request as a history of chat messages, and writes a reply as items."""
+"""OpenAI's Responses: converts the items of a request to chat messages, and a reply to items."""
 
 import time
 import uuid
@@ -28,15 +28,15 @@ _OWN = frozenset(
     {"input", "instructions", "model", "stream", "stream_options", "tools", "tool_choice", "text", "max_output_tokens"}
     | {"include", "reasoning", "store", "previous_response_id", "background", "conversation", "prompt"}
 )
-"""Keys of a body that are read here, or refused."""
+"""Keys of a body that this module handles or refuses."""
 _ECHO = ("instructions", "tools", "tool_choice", "parallel_tool_calls", "temperature", "top_p", "text", "metadata")
 _SKIPPED = frozenset({"web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call"})
-"""Items about tools of OpenAI's servers, which no policy calls."""
+"""Items of tools that run on OpenAI's servers, which no policy calls."""
 _INCOMPLETE = {**dict.fromkeys(CUTS, "max_output_tokens"), "content_filter": "content_filter"}
-"""Finish reasons of replies that are not complete, and their names in this API."""
+"""Maps the finish reasons of incomplete replies to their names in this API."""
 
 _EMPTY: dict[str, Any] = {"content": [], "arguments": "", "summary": [], "input": ""}
-"""What an item has at its beginning in a stream."""
+"""The fields that are empty when an item begins in a stream."""
 
 error = chat_completions.error
 too_long = chat_completions.too_long
@@ -141,7 +141,7 @@ def count(tokens: int) -> dict[str, Any]:
 
 
 def stream_error(status: int, message: str, code: str) -> str:
-    """Return the event of an error after the beginning of a stream."""
+    """Return the event of an error in a stream that has already begun."""
     begun = _response(ModelRequest(messages=[], params={}), "in_progress")
     failed = begun | {"status": "failed", "error": {"code": code, "message": message}}
     return event({"type": "response.created", "sequence_number": 0, "response": begun}, "response.created") + event(
@@ -153,7 +153,7 @@ def stream_error(status: int, message: str, code: str) -> str:
 
 
 def _add(messages: list[Message], item: Mapping[str, Any], path: str, ignored: list[str]) -> None:
-    """Add one item of the input to the messages. The items of one reply become one message."""
+    """Add an item of the input to the messages. The items of one reply are merged into one message."""
     kind = str(item.get("type") or "message")
     if kind == "message":
         role = typed(item.get("role"), str, f"{path}.role")
@@ -181,7 +181,7 @@ def _add(messages: list[Message], item: Mapping[str, Any], path: str, ignored: l
 
 
 def _reply(messages: list[Message], *, new: bool = False) -> Message:
-    """Return the last message if it is a reply; otherwise add an empty reply and return it."""
+    """Return the last message if it is a reply, else add an empty reply and return that."""
     if new or not messages or messages[-1].get("role") != "assistant":
         messages.append({"role": "assistant", "content": None})
     return messages[-1]
@@ -229,7 +229,7 @@ def _response_format(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _written(kinds: Kinds, result: CompletionsResult) -> Message:
-    """Return a reply as a program with tools of these kinds sends it back."""
+    """Return a reply in the form in which a program with tools of these kinds will send it back."""
     messages: list[Message] = []
     for item in _items(kinds, result.message, "completed"):
         _add(messages, item, "output", [])

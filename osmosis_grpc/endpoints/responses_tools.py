@@ -1,7 +1,7 @@
-"""Converts the tools of OpenAI's Responses that are not functions to functions for a policy, and their calls to items.
+"""Converts tools of OpenAI's Responses that are not functions to functions for a policy, and their calls to items.
 
-A program gets each call back in the form in which it offered the tool: the policy sees the function `apply_patch` with
-one text, and the program gets an item `custom_tool_call` with this text as its input.
+A program gets each call in the form in which it offered the tool. For example, the policy sees a function `apply_patch`
+with one text, and the program gets an item `custom_tool_call` with this text as its input.
 """
 
 import json
@@ -46,15 +46,15 @@ _OWN_SCHEMAS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-"""The types of tools whose name is their type: what the policy reads about them."""
+"""The description and the parameters of the tools whose name is their type."""
 _CALLS = {"local_shell": "action", "shell": "action", "apply_patch": "operation"}
-"""The key of a call's item that has the arguments."""
+"""The key for the arguments in the item of a call, by type of tool."""
 
 Kinds = dict[str, tuple[str, ...]]
 
 
 def functions_of(tools: Any, path: str, kinds: Kinds, ignored: list[str]) -> list[dict[str, Any]]:
-    """Return tools as functions. Fill `kinds` by their names, and add the tools of OpenAI's servers to `ignored`."""
+    """Convert tools to functions. Add their kinds to `kinds`, and the tools of OpenAI's servers to `ignored`."""
     return [function for at, tool in objects(tools, path) for function in _functions(tool, at, kinds, ignored)]
 
 
@@ -88,7 +88,7 @@ def _function(function: dict[str, Any]) -> dict[str, Any]:
 
 
 def _custom(name: str, tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tool that takes a text. The grammar of the text is a part of the description."""
+    """Return a function that takes a text, whose grammar is described in the function's description."""
     format_ = tool.get("format")
     definition = format_.get("definition") if isinstance(format_, Mapping) else None
     grammar = f"\n\nThe input follows this grammar:\n{definition}" if definition else ""
@@ -120,13 +120,13 @@ def item_of_call(call: Mapping[str, Any], kinds: Mapping[str, tuple[str, ...]]) 
 
 
 def _input(arguments: str) -> str:
-    """Return the text of a custom tool's call: what the policy wrote as `input`, or all that it wrote."""
+    """Return the text of a custom tool's call: the argument `input`, or else the whole arguments."""
     value = arguments_object(arguments).get("input")
     return value if isinstance(value, str) else arguments
 
 
 def call_of_item(item: Mapping[str, Any], path: str) -> dict[str, Any] | None:
-    """Return an item of a history as a tool call; None if it is not a call. Raises InvalidArgument."""
+    """Convert an item of a history to a tool call. Return None if it is not a call. Raises InvalidArgument."""
     kind = str(item.get("type"))
     if kind == "function_call":
         name, arguments = item.get("name"), typed(item.get("arguments") or "{}", str, f"{path}.arguments")
@@ -149,7 +149,7 @@ def _arguments(value: dict[str, Any]) -> str:
 
 
 def _of_shell(output: Any) -> str:
-    """Return the output of shell commands as text."""
+    """Convert the output of shell commands to text."""
     texts = []
     for each in output if isinstance(output, list) else ():
         if isinstance(each, Mapping):
@@ -166,4 +166,4 @@ OUTPUTS: dict[str, Callable[[Any], Any]] = {
     "apply_patch_call_output": lambda output: output,
     "shell_call_output": _of_shell,
 }
-"""The items of a history that are results of calls: how their outputs become the content of a message."""
+"""Functions that convert the output of a call's result to the content of a message, by type of item."""

@@ -1,4 +1,4 @@
-"""Endpoint: the base URL of one rollout, an HTTP address. Each request to it becomes a chat of the rollout."""
+"""The base URL of one rollout. Each request to it becomes a chat of the rollout."""
 
 import asyncio
 import json
@@ -18,34 +18,34 @@ from osmosis_grpc.supervise import OnFailure, child, job
 
 CHOICE = job("gateway.ask_choice", OnFailure.RAISE)
 IGNORED = "ignored in requests"
-"""The event that says which keys of a program's requests no policy gets."""
+"""The name of the event that lists the ignored keys of a program's requests."""
 OPEN_BYTES = 64 * 1024 * 1024
 """The most bytes of the open requests of one rollout."""
 
 
 class Endpoint:
-    """The base URL of one rollout. Its requests are chats of the rollout."""
+    """The base URL of one rollout."""
 
     def __init__(
         self, context: RolloutContext, base_url: str, api_key: str, waits: Waits, *, limited: bool = False
     ) -> None:
         self.base_url = base_url
-        """Ends with the rollout's id. A client of OpenAI adds /chat/completions, a client of Anthropic /v1/messages."""
+        """The URL, ending with the rollout's id. Clients add /chat/completions (OpenAI) or /v1/messages (Anthropic)."""
         self.api_key = api_key
-        """Valid until the end of the rollout."""
+        """The key of the rollout, valid until its end."""
         self.rollout_id = context.request.rollout_id
         self.budget = ByteBudget(OPEN_BYTES)
         self.reading = asyncio.Semaphore(1)
-        """Long bodies are read one after the other."""
+        """Allows one long body at a time to be parsed."""
         self.waits = waits
         self.over = asyncio.Event()
-        """Set when a request meets a limit of the rollout."""
+        """Set when a request has reached a limit of the rollout."""
         self.replies = StoredReplies()
         self._token_bytes = 4.0
-        """The bytes of a request for each token of its prompt."""
+        """The estimated bytes of a request for each token of its prompt."""
         self._context = context
         self._ignored: dict[str, tuple[str, ...]] = {}
-        """What was ignored in the newest request of each sample that had such keys."""
+        """The ignored keys of each sample that were recorded last."""
         self._history_chats = HistoryChats(context, limited=limited)
         self._chats = OpenChats(waits, self._history_chats.unread)
         self._waiting = 0
@@ -53,19 +53,19 @@ class Endpoint:
 
     @property
     def failure(self) -> CallError | None:
-        """The error of the newest chat that ended; None if it got its reply."""
+        """The error of the newest chat that has ended, or None if it got its reply."""
         return self._history_chats.failure
 
     @property
     def limit(self) -> str:
-        """The limit that a request has met, as a finish reason; empty for none."""
+        """The limit that a request has reached, as a finish reason, or an empty string."""
         return self._history_chats.limit
 
     def ask(self, asked: Asked, connection: Connection | None = None) -> OpenRequest:
         """Start waiting for the reply to a request. Pass the result to leave() if the request ends without a response.
 
-        Sampling parameters that the request does not have are the trainer's completion_params. Raises
-        RolloutEndedError. The result of the chat raises CallError and RolloutEndedError.
+        The trainer's completion_params supply the sampling parameters that the request lacks. Raises RolloutEndedError.
+        The result of the chat raises CallError and RolloutEndedError.
         """
         if self._closed:
             raise RolloutEndedError("the rollout has ended")
@@ -81,16 +81,16 @@ class Endpoint:
         return request
 
     def estimated_tokens(self, asked: Asked) -> int:
-        """Return about how many tokens the prompt of a request has. The newest prompt says how long a token is."""
+        """Estimate how many tokens the prompt of a request has, from the bytes per token of the newest prompt."""
         return round(_nbytes(asked) / self._token_bytes) or 1
 
     def leave(self, request: OpenRequest) -> None:
-        """Keep the chat of a client that has disconnected, so that the client's retry gets its reply."""
+        """Keep the chat of a client that has disconnected, so that a retry gets its reply."""
         if not self._closed:
             self._chats.leave(request)
 
     def close(self) -> None:
-        """End every open request with RolloutEndedError, and mark the samples that are not to be trained on."""
+        """End every open request with RolloutEndedError, and mark the samples that must not be trained on."""
         if not self._closed:
             self._closed = True
             self._chats.close()
@@ -100,7 +100,7 @@ class Endpoint:
         self._waiting -= 1
 
     async def _ask(self, asked: Asked, wanted: Wanted) -> Replies:
-        """Return the replies to a request. Further choices are asked when the first one has begun its sample."""
+        """Return the replies to a request. Ask for the first one alone: it determines the sample of the others."""
         request = asked.request
         try:
             first = await self._chat(asked, asked.sample, request.params, wanted)
@@ -110,7 +110,7 @@ class Endpoint:
             ]
             try:
                 more = await asyncio.gather(*choices)
-            except BaseException:  # no client gets the replies that there are
+            except BaseException:  # the client gets none of the replies, so mark those that arrived as unread
                 for choice in choices:
                     choice.cancel()
                 answered = await asyncio.gather(*choices, return_exceptions=True)
@@ -146,11 +146,11 @@ class Endpoint:
 
 
 def _choice(params: Mapping[str, Any], number: int) -> Mapping[str, Any]:
-    """Return the parameters of a further choice. Two choices with one seed would be the same reply."""
+    """Return the parameters of a further choice, with a seed of its own: an equal seed would give the same reply."""
     seed = params.get("seed")
     return params if not isinstance(seed, int) else {**params, "seed": seed + number}
 
 
 def _nbytes(asked: Asked) -> int:
-    """Return the bytes of what a prompt is made of."""
+    """Return the bytes of the parts of a request that go into its prompt."""
     return sum(asked.history.sizes) + len(json.dumps(asked.request.tools or ()))

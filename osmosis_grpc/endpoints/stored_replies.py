@@ -1,4 +1,4 @@
-"""Stores replies of one rollout by id. Many clients of OpenAI's Responses name the reply that a request continues."""
+"""Stores the replies of one rollout by id, for clients of OpenAI's Responses that name the reply they continue."""
 
 from collections.abc import Sequence
 
@@ -7,11 +7,11 @@ from osmosis_grpc.protocol.errors import InvalidArgument
 from osmosis_grpc.protocol.types import Message
 
 MAX_BYTES = 64 * 1024 * 1024
-"""The most bytes of the histories. The oldest reply is forgotten first."""
+"""The most bytes of all histories. The oldest reply is dropped first."""
 
 
 class StoredReplies:
-    """The histories of replies by their ids, each with the reply and without its system message."""
+    """Maps the ids of replies to their histories, which include the reply but not the system message."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._histories: dict[str, tuple[list[Message], int]] = {}
@@ -27,9 +27,9 @@ class StoredReplies:
             self._free += freed
 
     def continued(self, response_id: str, messages: Sequence[Message]) -> list[Message]:
-        """Return the history of a response with more messages. Their system message replaces the earlier one.
+        """Return the history of a response, continued by `messages`, whose system message replaces the earlier one.
 
-        Raises InvalidArgument for the id of no response of this rollout.
+        Raises InvalidArgument if this rollout has no response with the id.
         """
         stored = self._histories.get(response_id.removeprefix("resp_"))
         if stored is None:

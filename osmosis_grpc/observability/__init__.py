@@ -1,11 +1,11 @@
-"""Metrics and traces. Metrics: plain Python objects count values, and a scrape reads them.
+"""Metrics and traces.
 
-metric_families.py has families, histograms and the metrics of every process. rpc_metrics.py counts RPCs according to
-gRFC A66. server_metrics.py has the metrics of an agent server, and computes the metrics of rollouts from the engine's
-events. exposition.py writes the page for Prometheus, also of several workers.
+Metrics are counted in plain Python objects, which a scrape reads. metric_families.py has families, histograms and the
+metrics of every process; rpc_metrics.py counts RPCs as gRFC A66 says; server_metrics.py has the metrics of an agent
+server, with those of rollouts computed from the engine's events; exposition.py renders the page for Prometheus.
 
-Traces are spans of OpenTelemetry, and off by default. Only spans.py imports OpenTelemetry, and nothing imports spans.py
-unless traces are on. genai.py has the names.
+Traces are OpenTelemetry spans, off by default. Only spans.py imports OpenTelemetry, and it is imported only when traces
+are on. genai.py has the names of spans and attributes.
 """
 
 from osmosis_grpc.observability.metric_families import Family, Histogram, Reading, Source

@@ -1,4 +1,4 @@
-"""Converts readings for Prometheus, and merges the pages of several workers.
+"""Renders readings for Prometheus, and merges the pages of several workers.
 
 Only this file imports prometheus_client, which the extra `server` installs.
 """
@@ -27,13 +27,13 @@ except ModuleNotFoundError:
 
 
 class PrometheusCollector(Collector):
-    """A collector for a registry of the application: REGISTRY.register(PrometheusCollector(source))."""
+    """A collector for the application's own registry: REGISTRY.register(PrometheusCollector(source))."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
 
     def describe(self) -> Iterable[Metric]:
-        """Return no families, because only collect() knows the families."""
+        """Return no families: they are only known once collect() reads the source."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
@@ -98,7 +98,7 @@ UP = "osmosis_worker_up"
 
 
 def merged(pages: Mapping[int, str], away: Iterable[int], accept: str = "") -> tuple[bytes, str]:
-    """Return one page for the pages of workers, and its content type. `away` are the workers that did not answer."""
+    """Merge the pages of workers. Return the page and its content type. `away` are the workers that did not answer."""
     registry = CollectorRegistry()
     registry.register(_Merged(pages, away))
     encode, content_type = choose_encoder(accept)

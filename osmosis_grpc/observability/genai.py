@@ -1,6 +1,6 @@
 """The names of spans and attributes: those of OpenTelemetry's semantic conventions for generative AI, and our own.
 
-The conventions are still in development. Only this file has their names, so a change of a name changes only this file.
+The conventions still change, so no other file contains their names.
 """
 
 import json
@@ -34,7 +34,7 @@ _PARAMS = {
     "presence_penalty": "gen_ai.request.presence_penalty",
     "seed": "gen_ai.request.seed",
 }
-"""Sampling parameters that are numbers, and their attributes."""
+"""The numeric sampling parameters, and the attribute of each."""
 
 Attributes = dict[str, Any]
 
@@ -104,7 +104,7 @@ def execute_tool(rollout_id: str, attempt: int, name: str, call_id: str) -> tupl
 
 
 def content(messages: Iterable[Message]) -> str:
-    """Return messages as JSON text, for a span whose user allows content."""
+    """Return messages as JSON text, for users who have turned on content."""
     return json.dumps(list(messages), ensure_ascii=False, default=str)
 
 

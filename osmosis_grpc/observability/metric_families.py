@@ -1,7 +1,4 @@
-"""Counted values and their families, in plain Python, and the metrics of every process.
-
-The hot path adds to the values, and a scrape reads them. Only exposition.py depends on Prometheus.
-"""
+"""Metric values and their families in plain Python, without Prometheus, and the metrics of every process."""
 
 import logging
 from bisect import bisect_left
@@ -12,7 +9,7 @@ from typing import Literal, Protocol
 from osmosis_grpc import __version__, supervise
 
 OTHER = "other"
-"""The label value that all names share if they have no label value of their own."""
+"""The label value of all names that have none of their own."""
 
 FINISH_REASONS = frozenset(
     (
@@ -34,12 +31,12 @@ FINISH_REASONS = frozenset(
         "trainer_lost",
     )
 )
-"""The finish reasons with a label value of their own. Agents can return any text, so all other reasons become OTHER."""
+"""The finish reasons with a label value of their own. All others become OTHER, because agents can return any text."""
 ROLLOUT_SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1200, 1800, 3600)
 CHAT_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 Labels = tuple[str, ...]
-"""The values of a family's labels, in the order of the labels."""
+"""The label values of one metric value, in the order of the family's labels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +77,14 @@ class Summary:
 
 Value = float | Histogram | Summary
 Reading = tuple[Family, Iterable[tuple[Labels, Value]]]
-"""A family, and each value of it with the label values."""
+"""A family, and its values with their labels."""
 
 
 class Source(Protocol):
     """An object with metrics."""
 
     def read(self) -> Iterator[Reading]:
-        """Yield every family, also families without a value. It runs on the event loop and must be fast."""
+        """Yield every family, even one without values. Runs on the event loop, so it must be fast."""
 
 
 def single(family: Family, value: Value) -> Reading:
@@ -109,7 +106,7 @@ class Histograms:
         self._made: dict[Labels, Histogram] = {}
 
     def of(self, *labels: str) -> Histogram:
-        """Return the histogram of these label values. The caller must limit the number of different label values."""
+        """Return the histogram of these label values. The caller must bound how many different ones there are."""
         made = self._made.get(labels)
         if made is None:
             made = self._made[labels] = Histogram(self._bounds)
@@ -121,7 +118,7 @@ class Histograms:
 
 
 class Names:
-    """A bounded set of label values. The first names are label values of their own. All further names become OTHER."""
+    """A bounded set of label values. The first `most` names get label values of their own, and all later ones OTHER."""
 
     LONGEST = 64
 
@@ -130,7 +127,7 @@ class Names:
         self._known: set[str] = set()
 
     def add(self, name: object) -> None:
-        """Make a name a label value if there are fewer than `most`, and if the name is printable and short."""
+        """Add a name if there is room and it is printable and short."""
         if not isinstance(name, str) or name in self._known or len(self._known) >= self._most:
             return
         if 0 < len(name) <= self.LONGEST and name.isprintable():
@@ -149,7 +146,7 @@ LINES = Family("osmosis_log_lines_dropped_total", "counter", "Log lines dropped:
 
 
 def failures(counts: Mapping[str, int]) -> Reading:
-    """Return the failures of all jobs. `counts` are those of a supervisor's jobs. A job without failures has 0."""
+    """Return the reading of all jobs' failures, also those with 0. `counts` are the failures of a supervisor's jobs."""
     alone = supervise.failures
     names = [*supervise.declared(), *counts.keys() - supervise.declared().keys()]
     return by_name(FAILURES, {name: float(counts.get(name, 0) + alone[name]) for name in names})

@@ -1,8 +1,7 @@
 """RPC metrics with the names, labels and buckets of gRFC A66, in Prometheus spelling.
 
-Calls implements network.client_calls.CallSink. Methods that are not registered with the server are counted as "other".
-Message sizes are uncompressed sizes, because this project does not compress. The measured channels do not retry, so a
-client call is one attempt.
+Methods that are not registered with the server are counted as "other". The sizes are those of uncompressed messages,
+because this project does not compress. A client call is one attempt, because the measured channels do not retry.
 """
 
 from collections import Counter
@@ -60,7 +59,7 @@ _SENT, _RECEIVED = "sent_total_compressed_message_size_bytes", "rcvd_total_compr
 
 
 class Calls:
-    """Counts the calls that a server answers, or the calls that a client makes."""
+    """Counts the calls that a server answers, or that a client makes. Implements network.client_calls.CallSink."""
 
     def __init__(self, side: Literal["server", "client"]) -> None:
         one = "call" if side == "server" else "attempt"

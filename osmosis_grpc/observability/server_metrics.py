@@ -30,9 +30,9 @@ from osmosis_grpc.protocol.types.messages import ToolDict
 
 _CODES = {code.value[0]: code.name for code in grpc.StatusCode}
 MAX_TOOLS = 50
-"""The most tools with a label value of their own."""
+"""How many tools get a label value of their own."""
 RECENT = 1024
-"""The mean reward of an agent is computed from this many newest rewards."""
+"""How many of the newest rewards the mean reward of an agent covers."""
 
 _TOOL_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
@@ -92,7 +92,7 @@ _READ_AT_A_SCRAPE: tuple[tuple[Family, Callable[[Engine, Capacity], float]], ...
         lambda e, capacity: capacity.expired,
     ),
 )
-"""Metrics without labels that the engine keeps, each with a function that reads it."""
+"""The engine's metrics without labels, and how to read each."""
 
 
 class EngineMetrics:
@@ -122,7 +122,7 @@ class EngineMetrics:
             self._tool_names.add(_name(tool))
 
     def _answered(self, event: Any, /) -> None:
-        if not (event.kind.recorded_event or event.kind.forked):  # otherwise the reply was read from the journal
+        if not (event.kind.recorded_event or event.kind.forked):  # those replies come from the journal, not the model
             self._observe_chat(event.kind.latency)
 
     def _returned(self, event: Any, /) -> None:
@@ -148,7 +148,7 @@ class EngineMetrics:
                 self._breaks += sum(segment.drift_index is not None for segment in sample.segments)
 
     def _agent(self, name: str) -> str:
-        """Return the label value of an agent; OTHER for an agent that only an earlier process hosted."""
+        """Return the label value of an agent, or OTHER if only an earlier process hosted it."""
         return name if name in self._engine.context.runnables else OTHER
 
     def read(self) -> Iterator[Reading]:

@@ -1,8 +1,8 @@
-"""The spans of servers and trainers in OpenTelemetry. Imported only if traces are on; the extra `otel` installs it.
+"""The OpenTelemetry spans of servers and trainers. Imported only if traces are on; needs the extra `otel`.
 
-The spans go to the process's tracer provider. Its exporter is set by the application or by `serve --otel`. A rollout is
-one trace. The trainer has a span `invoke_agent`, with a child `chat` for each call of its policy. The Init carries the
-trace context to the agent server, whose span of the rollout, with its chats and tools, is a child as well.
+Spans go to the process's tracer provider, whose exporter the application or `serve --otel` sets. A rollout is one
+trace. Its root is the trainer's span `invoke_agent`, with a child `chat` for each policy call. The Init carries the
+trace context to the agent server, whose own span of the rollout, with its chats and tools, is another child.
 """
 
 import asyncio
@@ -42,19 +42,19 @@ _W3C = TraceContextTextMapPropagator()
 
 
 def tracer() -> trace.Tracer:
-    """Return our tracer of the process's tracer provider."""
+    """Return the package's tracer from the process's tracer provider."""
     return trace.get_tracer(SCOPE, __version__)
 
 
 def context_of(given: TraceContext | None) -> Context:
-    """Return the context of a trace context; an empty one, which begins a new trace, for None or a malformed one."""
+    """Return the OpenTelemetry context of a trace context. None or a malformed one gives a new trace."""
     if given is None:
         return Context()
     return _W3C.extract({"traceparent": given.traceparent, "tracestate": given.tracestate}, Context())
 
 
 def trace_context(span: trace.Span) -> TraceContext | None:
-    """Return the trace context of a span; None without a tracer provider."""
+    """Return the trace context of a span, or None if there is no tracer provider."""
     carrier: dict[str, str] = {}
     _W3C.inject(carrier, trace.set_span_in_context(span, Context()))
     parent = carrier.get("traceparent")
@@ -81,7 +81,7 @@ def end(span: trace.Span, attributes: dict[str, Any], at: float | None = None) -
 class TrainerSpans:
     """The open spans of one trainer's rollouts.
 
-    With `content`, the spans of chats have their messages. The spans of rollouts are children of the caller's span.
+    With `content`, the spans of chats contain the messages. The span of a rollout is a child of the caller's span.
     """
 
     def __init__(self, *, content: bool = False) -> None:
@@ -218,7 +218,7 @@ class RolloutSpans:
     def _child(
         self, event: TrajectoryEvent, named: tuple[str, genai.Attributes], kind: SpanKind, before: float = 0.0
     ) -> Span | None:
-        """Begin a child of the rollout's span, `before` seconds before the event; None after the rollout's end."""
+        """Begin a child of the rollout's span, `before` seconds before the event. None if the rollout has ended."""
         found = self._open.get((event.rollout_id, event.attempt))
         if found is None:
             return None
@@ -281,7 +281,7 @@ class RolloutSpans:
         returned: events.ToolReturned = event.kind
         found = self._open.get((event.rollout_id, event.attempt))
         span = found.tools.pop(returned.tool_call_id, None) if found is not None else None
-        if span is None:  # the agent ran the tool itself, and recorded it afterwards
+        if span is None:  # the agent ran the tool itself and recorded it afterwards
             named = genai.execute_tool(event.rollout_id, event.attempt, returned.name, returned.tool_call_id)
             span = self._child(event, named, SpanKind.INTERNAL, before=returned.latency)
         if span is None:

@@ -1,6 +1,6 @@
 """Policies answer chats. A policy is any callable, async or not, from ChatRequest to ChatResponse.
 
-Trainer takes any policy. The policies of this package give scripted replies, mock a model, or ask a model server.
+Pass one to Trainer. The policies of this package give scripted replies, mock a model, or ask a model server.
 """
 
 from collections.abc import Awaitable, Callable
@@ -25,11 +25,11 @@ from osmosis_grpc.protocol.types import ChatRequest, ChatResponse
 Policy = Callable[[ChatRequest], ChatResponse | Awaitable[ChatResponse]]
 """Answers a trainer's chats.
 
-If the policy is an async context manager, the trainer enters the policy at its start and exits the policy at its end.
+If the policy is an async context manager, the trainer enters it when the trainer starts and exits it at the end.
 Several trainers may enter the same policy.
 
-If the reply to a chat is no longer wanted, the trainer cancels the task of an async policy. If the policy has a method
-`cancel`, the trainer then calls `cancel(request)` on the thread of its event loop. The method must not block."""
+When a reply is no longer needed, the trainer cancels the task of an async policy, and then calls `cancel(request)` if
+the policy has such a method. It is called on the thread of the event loop and must not block."""
 
 __all__ = [
     "AnthropicPolicy",

@@ -1,8 +1,8 @@
 """A policy that asks a model through Anthropic's Messages API.
 
-The API returns no token ids, so the samples are not trainable. Use the policy for evaluation, for judges, and for data.
-Chats are converted from OpenAI's format, and replies back. A reply has its thinking as `reasoning_content`, and as
-`thinking_blocks` with signatures, which later requests must send back to the API.
+The API returns no token ids, so the samples are not trainable. Use the policy for evaluation, judges and data. It
+converts chats from OpenAI's format, and replies back. The thinking of a reply is in `reasoning_content`, and with its
+signatures in `thinking_blocks`, which later requests must send back to the API.
 
 Needs the extra `policies` (aiohttp).
 """
@@ -27,21 +27,21 @@ FINISH_REASONS = {
     "tool_use": "tool_calls",
     "refusal": "content_filter",
 }
-"""OpenAI's finish reasons by Anthropic's stop reasons."""
+"""Maps Anthropic's stop reasons to OpenAI's finish reasons."""
 SAME = frozenset({"temperature", "top_p", "top_k", "thinking", "metadata", "service_tier", "stop_sequences"})
-"""Parameters with the same name and value in both formats, and parameters that only Anthropic has."""
+"""Parameters that are passed on as they are: the same in both formats, or known to Anthropic only."""
 LENGTHS = ("max_completion_tokens", "max_tokens")
 WITHOUT_EFFECT = frozenset({"model", "stream", "logprobs", "top_logprobs", "store"})
-"""Parameters that are left out: they change no reply, or the policy sets them itself."""
+"""Parameters that are dropped, because they don't change the reply or the policy sets them itself."""
 
 
 def messages_body(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
-    """Return `system`, `messages` and `tools` of a request. Raises InvalidArgument for a part without a block."""
+    """Return `system`, `messages` and `tools` of a request. Raises InvalidArgument for a part without equivalent."""
     system: list[str] = []
     turns: list[Message] = []
     for number, message in enumerate(messages):
         path, role = f"messages[{number}]", message.get("role")
-        late_system = role in ("system", "developer") and bool(turns)  # the API takes none, so the user says it
+        late_system = role in ("system", "developer") and bool(turns)  # refused by the API, so it becomes a user's text
         if role in ("system", "developer") and not late_system:
             system += [block["text"] for block in _blocks(message.get("content"), path) if block["type"] == "text"]
             continue
@@ -61,7 +61,7 @@ def messages_body(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]
 
 
 def sampling_body(params: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
-    """Return the sampling parameters of a request. Raises InvalidArgument for one that the API does not have."""
+    """Return the sampling parameters of a request. Raises InvalidArgument for one that the API lacks."""
     given = {name: value for name, value in params.items() if value is not None and name not in WITHOUT_EFFECT}
     lengths = [given.pop(name) for name in LENGTHS if name in given]
     body: dict[str, Any] = {"max_tokens": lengths[0] if lengths else max_tokens}
@@ -84,7 +84,7 @@ def sampling_body(params: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
 
 
 def reply_message(content: Sequence[Block]) -> Message:
-    """Return the assistant message of a reply's blocks."""
+    """Convert the blocks of a reply to an assistant message."""
     texts = [block["text"] for block in content if block["type"] == "text"]
     thoughts = [block for block in content if block["type"] in ("thinking", "redacted_thinking")]
     calls = [
@@ -106,7 +106,7 @@ def reply_message(content: Sequence[Block]) -> Message:
 
 
 def usage_of(usage: Mapping[str, Any]) -> dict[str, Any]:
-    """Return token counts under OpenAI's names. The prompt's count has the cached tokens, as OpenAI's has."""
+    """Return token counts under OpenAI's names. As with OpenAI, the prompt's count includes cached tokens."""
     cached = usage.get("cache_read_input_tokens") or 0
     prompt = usage["input_tokens"] + cached + (usage.get("cache_creation_input_tokens") or 0)
     sampled = usage["output_tokens"]
@@ -132,7 +132,7 @@ def _turn(message: Message, path: str) -> tuple[str, list[Block]]:
 
 
 def _blocks(content: Any, path: str) -> list[Block]:
-    """Return the blocks of a content. Blank texts are left out, because the API refuses them."""
+    """Convert a content to blocks, without blank texts, which the API refuses."""
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or ()
     blocks = []
     for index, part in enumerate(parts):
@@ -197,17 +197,17 @@ VERSION = "2023-06-01"
 class AnthropicPolicy(HttpPolicy):
     """Asks `base_url`/v1/messages.
 
-    A trainer closes the policy's connections at its end. Without a trainer, use `async with`. Errors are those of
-    OpenAIPolicy: after 429, 408 and 5xx the agent server asks again. A parameter that the API does not have, such as
-    `seed`, raises InvalidArgument.
+    A trainer closes the policy's connections at its end; without a trainer, use `async with`. Errors are those of
+    OpenAIPolicy: after 429, 408 and 5xx the agent server asks again. A parameter that the API lacks, such as `seed`,
+    raises InvalidArgument.
 
     Args:
         model: The name of the model.
         api_key: Sent as x-api-key.
         base_url: The address of the API, with or without /v1.
-        max_tokens: For chats that set none, because the API requires it.
-        timeout: The most seconds of a reply.
-        connections: The most connections at a time.
+        max_tokens: The limit for chats that set none. The API requires one.
+        timeout: How many seconds a reply may take.
+        connections: The most connections at once.
 
     Raises:
         MissingExtraError: aiohttp is not installed.
@@ -243,9 +243,9 @@ class AnthropicPolicy(HttpPolicy):
 
 
 def read_message(reply: dict[str, Any]) -> ChatResponse:
-    """Return a reply in the format of Anthropic's Messages API.
+    """Read a reply in the format of Anthropic's Messages API.
 
-    Raises KeyError, TypeError, ValueError, AttributeError or InvalidArgument for one that cannot be read.
+    Raises KeyError, TypeError, ValueError, AttributeError or InvalidArgument if it is malformed.
     """
     stop_reason = typed(reply.get("stop_reason") or "", str)
     response = ChatResponse(

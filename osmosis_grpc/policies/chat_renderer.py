@@ -1,13 +1,13 @@
 """Renders chats to token ids with a chat template, and reads the model's replies.
 
-The first prompt of a conversation is rendered whole. A later prompt has the tokens of the chat that it continues
-(ChatRequest.known_ids), and then the tokens of the text that the template adds for the new messages. So sampled tokens
-are never decoded and encoded again.
+The first prompt of a conversation is rendered whole. A later prompt starts with the tokens of the chat that it
+continues (ChatRequest.known_ids), followed by the tokens of what the template adds for the new messages. So sampled
+tokens are never decoded and encoded again.
 
-This needs a template that only appends. For each continued chat, the renderer compares the text of the old messages
-with the beginning of the text of all messages. If the template changes or leaves out old messages, the renderer logs
-this once and renders the prompt anew. The prompt then differs from the known tokens (drift). The clock of a template
-stands still during a rollout (template_inputs.py).
+This only works if the template appends. For each continued chat, the renderer checks that the text of all messages
+begins with the text of the old ones. If the template has changed or dropped old messages, the renderer logs this once
+and renders the prompt anew, so that it differs from the known tokens (drift). To avoid that, templates see the same
+time during a whole rollout (template_inputs.py).
 """
 
 import logging
@@ -38,16 +38,15 @@ log = logging.getLogger(__name__)
 _REPLY = "the text of a reply"
 _NO_IDS: Ids = np.empty(0, dtype="<u4")
 _THINK, _THOUGHT = "<think>", "</think>"
-"""The texts around reasoning."""
 _OPENING_TOKENS = 16
-"""The beginning of reasoning is looked for in this many last tokens of a prompt."""
+"""How many of the last tokens of a prompt are searched for the beginning of reasoning."""
 _BLANKS = " \t\r\n"
 
 
 class Tokenizer(Protocol):
-    """What a renderer needs of a tokenizer. The tokenizers of transformers have it; TemplateTokenizer has it, too.
+    """What a renderer needs of a tokenizer. Those of transformers and TemplateTokenizer implement it.
 
-    It may have `all_special_ids`, the ids of tokens such as the end of a turn.
+    It may also have `all_special_ids`, the ids of tokens such as the end of a turn.
     """
 
     def apply_chat_template(
@@ -65,7 +64,7 @@ class Tokenizer(Protocol):
             conversation: The messages.
             tools: The tools of the chat.
             add_generation_prompt: Whether the text ends with the beginning of a reply.
-            tokenize: False: the renderer wants a text.
+            tokenize: Always False: return a text.
             **params: Further variables of the template.
         """
         ...
@@ -75,7 +74,7 @@ class Tokenizer(Protocol):
 
         Args:
             text: The text.
-            add_special_tokens: False: the template has written them.
+            add_special_tokens: Always False: the text already has them.
         """
         ...
 
@@ -84,7 +83,7 @@ class Tokenizer(Protocol):
 
         Args:
             token_ids: The ids.
-            skip_special_tokens: False: they belong to the text.
+            skip_special_tokens: Always False: keep them in the text.
         """
         ...
 
@@ -121,7 +120,7 @@ class ChatRenderer:
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
-        """Empty: the model server stops at the end of a turn by itself."""
+        """No ids: the model server itself stops at the end of a turn."""
         return ()
 
     def prompt_ids(self, request: ChatRequest) -> PromptIds:
@@ -169,15 +168,15 @@ class ChatRenderer:
         stop: Sequence[str] = (),
         call_prefix: str = "call",
     ) -> Reply:
-        """Return the reply of sampled tokens.
+        """Read a reply from its sampled tokens.
 
         Args:
             ids: uint32, shape (n,): the sampled tokens.
             prompt: uint32, shape (p,): the prompt from which they were sampled. If it ends with `<think>`, the reply
                 begins with reasoning.
             tools: The tools of the chat. Without any, the reply has no tool calls.
-            stop: Texts that end a reply. The first one is not part of it.
-            call_prefix: The ids of the calls are PREFIX_0, PREFIX_1 and so on.
+            stop: Stop texts. The reply ends before the first of them.
+            call_prefix: Calls get the ids PREFIX_0, PREFIX_1 and so on.
         """
         text, matched = before_stop(self._text_of(ids), stop)
         reasoning, rest = _reasoning(text, opened=self._opened(prompt))
@@ -193,7 +192,7 @@ class ChatRenderer:
         return Reply(message, matched, parsed.unread)
 
     def _text_of(self, ids: Ids | Sequence[int]) -> str:
-        """Return the text of a reply's ids, without the special tokens at its end."""
+        """Decode the ids of a reply, without the special tokens at its end."""
         listed = np.asarray(ids, dtype="<u4").tolist()
         end = len(listed)
         while end and listed[end - 1] in self._special_ids:
@@ -214,7 +213,7 @@ class ChatRenderer:
         said = self._tokenizer.decode(known.tolist(), skip_special_tokens=False)
         if whole.startswith(said):
             return self._encode(whole[len(said) :])
-        # The template writes the last reply in another way than the model, for example without its white space.
+        # The template may write the last reply differently than the model did, for example without white space.
         before = self._text(messages[:prefix], tools, time)
         if not whole.startswith(before):
             raise _NotAppendOnly("it changes earlier messages when new ones follow")
@@ -230,11 +229,11 @@ class ChatRenderer:
         return ids[self._sampled_end(known, closing) :]
 
     def _sampled_end(self, known: Ids, closing: Ids) -> int:
-        """Return how many ids of `closing`, the end of a turn, the model has sampled itself."""
+        """Return how many ids of `closing`, the end of a turn, the model has already sampled."""
         for count in range(min(len(closing), len(known)), 0, -1):
             if np.array_equal(known[-count:], closing[:count]):
                 return count
-        ended = int(known[-1]) in self._special_ids  # with another token than the template's
+        ended = int(known[-1]) in self._special_ids  # the model may end its turn with another token than the template
         return int(ended and len(closing) > 0 and int(closing[0]) in self._special_ids)
 
     def _check_beginning(self, messages: list[Message], tools: list[Tool], known: Ids, time: datetime | None) -> None:
@@ -242,7 +241,7 @@ class ChatRenderer:
         try:
             head = self._encode(self._text(first_messages(messages), tools, time))
         except InvalidArgument:
-            return  # the template needs more messages
+            return  # the template refuses so few messages, so there is nothing to compare
         if not np.array_equal(known[: max(0, len(head) - 1)], head[:-1]):
             raise _NotAppendOnly("the chat has other tools or first messages than the chat that it continues")
 
@@ -262,9 +261,9 @@ class ChatRenderer:
     def _text(
         self, messages: list[Message], tools: list[Tool], time: datetime | None, *, reply_follows: bool = False
     ) -> str:
-        """Return the text of messages. A template that refuses the arguments of calls as objects gets them as strings.
+        """Render messages. Pass the arguments of calls as strings if the template refuses them as objects.
 
-        `time` is what the template's clock shows; None for this moment.
+        `time` is the time that the template sees, or None for the current time.
         """
         params = self._params if time is None else self._params | at_time(self._clocked(tools), time)
         try:
@@ -280,7 +279,7 @@ class ChatRenderer:
         raise InvalidArgument("messages", f"the chat template refuses them: {problem}") from problem
 
     def _messages(self, messages: Sequence[Message]) -> list[Message]:
-        """Return messages for the template. Reasoning is a part of the content if the template does not know it."""
+        """Return messages for the template, with reasoning in the content if the template has no place for it."""
         source = self._params.get("chat_template", getattr(self._tokenizer, "chat_template", None))
         made = template_messages(messages)
         return made if "reasoning_content" in str(source) else reasoning_in_content(made)
@@ -312,13 +311,13 @@ class ChatRenderer:
 
 
 class _NotAppendOnly(Exception):
-    """The new prompt cannot continue the known tokens. Its text says why."""
+    """The new prompt cannot continue the known tokens; the message says why."""
 
 
 def _reasoning(text: str, *, opened: bool) -> tuple[str | None, str]:
-    """Return the reasoning of a reply, and the rest of it. Reasoning without an end has no rest.
+    """Split a reply into its reasoning, or None, and the rest. If the reasoning has no end, the rest is empty.
 
-    `opened` is whether the prompt has the beginning of the reasoning. The reasoning is None if there is none.
+    `opened` says that the prompt already contains the opening tag.
     """
     begun = text.lstrip()
     if not opened and not begun.startswith(_THINK):
@@ -328,5 +327,5 @@ def _reasoning(text: str, *, opened: bool) -> tuple[str | None, str]:
 
 
 def _dense(text: str) -> str:
-    """Return a text without its white space, which templates change."""
+    """Return a text without white space, because templates change it."""
     return re.sub(r"\s+", "", text)

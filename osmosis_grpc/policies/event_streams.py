@@ -10,18 +10,18 @@ from osmosis_grpc.protocol.types import jsontext
 _DONE = "[DONE]"
 _FINISHED = re.compile(r'"finish_reason"\s*:\s*"')
 _LISTS = ("token_ids", "logprobs")
-"""Keys of a chunk and of its choices whose lists follow each other."""
+"""Keys of chunks and choices whose lists are concatenated."""
 _PROMPT = "prompt_token_ids"
-"""The key of the prompt's ids. vLLM repeats them for each choice."""
+"""The key of the prompt's ids, which vLLM repeats for each choice."""
 
 
 def is_stream(raw: bytes) -> bool:
-    """Return whether an answer is a stream. A server that does not stream answers with an object."""
+    """Return whether an answer is a stream, and not the JSON object of a server that does not stream."""
     return raw.lstrip()[:1] != b"{"
 
 
 def stream_problem(raw: bytes) -> str:
-    """Return why a stream has no whole reply; empty if it has one. A retry may help."""
+    """Return why a stream is incomplete, or an empty string. If it is incomplete, a retry may help."""
     finished = False
     for kind, data in _events(raw):
         if kind == "error" or data.startswith('{"error"'):
@@ -32,9 +32,9 @@ def stream_problem(raw: bytes) -> str:
 
 
 def read_stream(raw: bytes) -> dict[str, Any]:
-    """Return the reply of a stream in the form of a reply that is not streamed.
+    """Join a stream to the reply that would have come without streaming.
 
-    Raises KeyError, TypeError, ValueError, AttributeError or InvalidArgument for a stream that cannot be read.
+    Raises KeyError, TypeError, ValueError, AttributeError or InvalidArgument if the stream is malformed.
     """
     body: dict[str, Any] = {}
     choices: dict[int, _Choice] = {}
@@ -48,7 +48,7 @@ def read_stream(raw: bytes) -> dict[str, Any]:
 
 
 class _Choice:
-    """Joins the parts of one choice."""
+    """Collects the parts of one choice."""
 
     def __init__(self) -> None:
         self._rest: dict[str, Any] = {"finish_reason": None}
@@ -56,7 +56,7 @@ class _Choice:
         self._calls: dict[int, dict[str, Any]] = {}
 
     def add(self, part: Mapping[str, Any]) -> None:
-        """Add a part. Texts of its message are appended."""
+        """Add a part, and append its texts to those of the message."""
         rest = dict(part)
         deltas = rest.pop("delta", None), rest.pop("message", None)
         for name, value in (deltas[0] or deltas[1] or {}).items():
@@ -77,7 +77,7 @@ class _Choice:
             _append(call, {key: part[key] for key in part.keys() - {"index", "function"}}, ())
 
     def whole(self, index: int) -> dict[str, Any]:
-        """Return the choice. Raises ValueError if it has no message."""
+        """Return the collected choice. Raises ValueError if it has no message."""
         if self._calls:
             self._message["tool_calls"] = [self._calls[number] for number in sorted(self._calls)]
         if not self._message:
@@ -95,7 +95,7 @@ def _append(into: dict[str, Any], parts: Mapping[str, Any], texts: tuple[str, ..
 
 
 def _extend(into: dict[str, Any], parts: Mapping[str, Any]) -> None:
-    """Merge values: lists that continue each other are joined, other values are replaced. None is left out.
+    """Merge `parts` into a mapping: extend the lists of _LISTS, replace other values, and skip None.
 
     Raises ValueError if the ids of the prompt change.
     """
@@ -118,10 +118,9 @@ def _chunks(raw: bytes) -> Iterator[dict[str, Any]]:
 
 
 def _events(raw: bytes) -> Iterator[tuple[str, str]]:
-    """Yield the name and the data of each event. Comments, such as heartbeats, are left out."""
+    """Yield the name and the data of each event. Skip comments, such as heartbeats."""
     kind, data = "message", list[str]()
-    # bytes.splitlines() splits at \n, \r\n and \r. str.splitlines() also splits at U+2028 and others, which JSON may
-    # contain.
+    # Split bytes, because str.splitlines() would also split at U+2028 and others, which JSON may contain.
     for line in (part.decode(errors="replace") for part in (*raw.splitlines(), b"")):
         if not line:
             if data:

@@ -1,7 +1,7 @@
 """A mock model that calls every offered tool and then answers. `validate --run` tries agents with it.
 
-It makes plain arguments from a tool's JSON Schema. Equal schemas give equal arguments. The author of a tool chooses its
-arguments with `examples`, `default`, `enum` or `const`, or for a text with the words "for example" in its description.
+It generates simple arguments from a tool's JSON Schema, always the same for the same schema. The author of a tool can
+choose them with `examples`, `default`, `enum` or `const`, or, for a text, with "for example ..." in its description.
 Keywords that are rare in tools, such as `not` and `contains`, are ignored.
 """
 
@@ -18,7 +18,7 @@ from osmosis_grpc.protocol.types import ChatPurpose, ChatRequest, ChatResponse, 
 from osmosis_grpc.protocol.types.chat import call_prefix
 
 _DEEPEST = 8
-"""The most levels of nested objects and lists. Objects in the deeper half have no optional fields."""
+"""How deep generated objects and lists may nest. Objects in the deeper half get only required fields."""
 _MOST_VALUES = 1000
 _MOST_ITEMS = 100
 _MOST_CHARS = 10_000
@@ -37,9 +37,9 @@ _TEXTS = {
     "url": "https://example.com/",
     "uuid": "123e4567-e89b-12d3-a456-426614174000",
 }
-"""The texts of these formats, and of parameters with these names if their schemas say no more."""
+"""The texts for these formats, and for parameters with these names if the schema gives no other hint."""
 _CANDIDATES = (*_TEXTS.values(), *(letter * count for count in range(1, 9) for letter in "aA1"))
-"""One of these texts is the value for a pattern."""
+"""The texts that are tried for a pattern."""
 _EXAMPLE = re.compile(
     r"""\b(?:for example|e\.g\.|such as)[\s:,]+(?:(["'`])(.+?)\1|([^"'`,;()]+?)(?=[,;()]|\.?\s*$|\.\s| or | and ))""",
     re.IGNORECASE,
@@ -50,14 +50,14 @@ _KEYWORDS = {
     "array": ("items", "prefixItems", "minItems", "maxItems"),
     "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
 }
-"""Types with keywords. A schema without `type` has the first type of which it has a keyword."""
+"""Keywords that identify the type of a schema without `type`. The first match counts."""
 
 _Schema = Mapping[str, Any]
 _NOTHING = object()
 
 
 def arguments_for(parameters: Any) -> dict[str, Any]:
-    """Return arguments that fit a function's `parameters`; {} without parameters. Never raises."""
+    """Return arguments that fit a function's `parameters`, or {} if it has none. Never raises."""
     root = mapping(parameters)
     made = _Maker(root).value({"type": "object", **root}, 0, 0)
     return made if isinstance(made, dict) else {}
@@ -69,7 +69,7 @@ class _Maker:
         self._left = _MOST_VALUES
 
     def value(self, schema: Any, level: int, index: int, name: str = "") -> Any:
-        """Return a value that fits; _NOTHING if none is found. If possible, each index gives another value."""
+        """Return a value that fits the schema, or _NOTHING. Give a different value for each index if possible."""
         self._left -= 1
         if schema is False or self._left < 0 or level > _DEEPEST:
             return _NOTHING
@@ -109,7 +109,7 @@ class _Maker:
         return {key: item for key, item in flat.items() if item or key not in ("properties", "required")}
 
     def _at(self, reference: str) -> Any:
-        """Return the target of a reference within the same schema; {} for any other."""
+        """Return the target of a reference within the same schema, or {} for other references."""
         target: Any = self._root
         for part in reference.removeprefix("#").strip("/").split("/") if reference.strip("#/") else ():
             target = mapping(target).get(part.replace("~1", "/").replace("~0", "~"))
@@ -133,7 +133,7 @@ class _Maker:
 
 
 def _kind(schema: _Schema) -> str:
-    """Return the type of a schema: of several the first that is not null."""
+    """Return the type of a schema; if it has several, the first that is not null."""
     types = schema.get("type")
     kinds = [kind for kind in (types if isinstance(types, list) else [types]) if isinstance(kind, str)]
     if kinds:
@@ -176,7 +176,7 @@ def _text(schema: _Schema, index: int, name: str) -> str:
 
 
 def mapping(value: object) -> Mapping[str, Any]:
-    """Return the value if it is a mapping, otherwise {}."""
+    """Return the value if it is a mapping, else {}."""
     return value if isinstance(value, Mapping) else {}
 
 
@@ -192,18 +192,18 @@ def _real(schema: _Schema, word: str, default: float) -> float:
 
 
 MOST_CHATS = 8
-"""The mock calls tools only in this many chats of a sample. Then it answers, even if the history lacks the calls."""
+"""After this many chats of a sample, the mock answers even if the history does not show its calls."""
 
 
 class EveryToolMock:
     """Calls the first offered tool alone, then all other tools at once, and then replies with `answer`.
 
-    Each tool is called once. A tool that is first offered in a later chat is called in that chat. With `tool_choice`
-    "none", no tool is called. If `tool_choice` names a tool, only that tool is called.
+    Each tool is called once, also one that is first offered in a later chat. If `tool_choice` names a tool, only that
+    one is called, and with "none" no tool is.
 
     Args:
         answer: The last reply.
-        tokens: How many tokens each reply has; 8 to 32 without it.
+        tokens: How many tokens each reply has; 8 to 32 by default.
     """
 
     def __init__(self, answer: str = "I called every tool.", *, tokens: int | None = None) -> None:

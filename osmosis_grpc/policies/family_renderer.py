@@ -1,7 +1,7 @@
 """Renders chats and reads replies with the package `renderers`, which knows the formats of model families.
 
-A renderer of that package writes messages like the chat template of its family. It reads replies by their token ids, so
-it does not take a text that only looks like a tool call for one. It continues a conversation without rendering the old
+A renderer of that package writes messages as the chat template of its family does. It parses replies by token id, so a
+text that only looks like a tool call is not mistaken for one. It continues a conversation without rendering the old
 messages again, unless the template would change or drop an earlier turn or its reasoning.
 """
 
@@ -23,7 +23,7 @@ from osmosis_grpc.protocol.types import ChatRequest, Ids, Message
 log = logging.getLogger(__name__)
 
 _OPENING_TOKENS = 16
-"""The beginning of reasoning is looked for in this many last tokens of a prompt."""
+"""How many of the last tokens of a prompt are searched for the beginning of reasoning."""
 _CALL_KEYS = {"name", "arguments", "parameters", "args", "id", "type"}
 _INVOKE = "invoke name="
 """How a call begins in the formats of MiniMax and DeepSeek V4."""
@@ -32,11 +32,11 @@ _PARAMETERS = ("<parameter", "｜parameter name=", "<arg_key")  # noqa: RUF001
 _TAG = re.compile(r"<[^<>\s][^<>]*>|\[e~\[")
 """A tag around calls, or the end of a turn."""
 _CALLS = ("ok", "unknown_tool")
-"""The states of calls that could be read. Whether there is such a tool is a question for the agent."""
+"""The states of calls that could be parsed. Whether the tool exists is left to the agent."""
 
 
 class FamilyTokenizer(Protocol):
-    """What a renderer of a family needs of a tokenizer. Those of transformers and TemplateTokenizer have it."""
+    """What a family's renderer needs of a tokenizer. Those of transformers and TemplateTokenizer implement it."""
 
     name_or_path: str
     unk_token_id: int | None
@@ -47,7 +47,7 @@ class FamilyTokenizer(Protocol):
 
         Args:
             text: The text.
-            add_special_tokens: False: the renderer adds them.
+            add_special_tokens: Always False: the renderer adds them.
         """
         ...
 
@@ -56,7 +56,7 @@ class FamilyTokenizer(Protocol):
 
         Args:
             token_ids: The ids.
-            skip_special_tokens: False: they belong to the text.
+            skip_special_tokens: Always False: keep them in the text.
         """
         ...
 
@@ -74,14 +74,13 @@ class FamilyRenderer:
 
     Args:
         tokenizer: The tokenizer of the model.
-        family: The name of a renderer, such as "qwen3.5" or "glm-5". Empty for the one that `renderers` knows for
-            `model`.
+        family: The name of a renderer, such as "qwen3.5" or "glm-5". Empty to look it up by `model`.
         model: The name of the model, such as "Qwen/Qwen3-8B"; empty for the name in the tokenizer.
         template_params: Variables of the family's template, such as enable_thinking.
 
     Raises:
         MissingExtraError: `renderers` is not installed.
-        ValueError: There is no such family, none is known for the model, or the tokenizer or a variable does not fit.
+        ValueError: The family is unknown, none is known for the model, or the tokenizer or a variable does not fit it.
     """
 
     def __init__(
@@ -101,7 +100,7 @@ class FamilyRenderer:
         self._renderer = _made(tokenizer, self.family, dict(template_params or {}))
         self._ends = frozenset(self._renderer.get_stop_token_ids())
         think, thought = map(tokenizer.convert_tokens_to_ids, ("<think>", "</think>"))
-        known = think != thought  # otherwise both are the id of an unknown token
+        known = think != thought  # if they are equal, both are the id of the unknown token
         self._think: int | None = think if known else None
         self._thought: int | None = thought if known else None
         self._logged = False
@@ -131,15 +130,15 @@ class FamilyRenderer:
         return PromptIds(np.asarray(whole, dtype="<u4"), 0, drifted=continues)
 
     def _continued(self, request: ChatRequest, messages: list[Message], tools: list[Tool], known: Ids) -> Ids | None:
-        """Return the prompt of a chat that begins with the known tokens; None if there is none."""
+        """Return the prompt of a chat if it can continue the known tokens, else None."""
         try:
             head = self._call("render_ids", first_messages(messages), tools=tools or None, add_generation_prompt=False)
         except InvalidArgument:
-            return None  # the template needs more messages
+            return None  # the template refuses so few messages, so they cannot be compared
         if not np.array_equal(known[: max(0, len(head) - 1)], np.asarray(head[:-1], dtype="<u4")):
             return None  # other tools or first messages than the chat that it continues
         split = len(known) - request.known_reply
-        if not request.known_reply:  # a chat of another rollout, from which this one forks
+        if not request.known_reply:  # this rollout is a fork, and continues a chat of its original
             before = messages[: request.prefix_len - 1]
             asked = self._call("render_ids", before, tools=tools or None, add_generation_prompt=True)
             split = len(asked) if np.array_equal(known[: len(asked)], np.asarray(asked, dtype="<u4")) else len(known)
@@ -164,14 +163,14 @@ class FamilyRenderer:
         stop: Sequence[str] = (),
         call_prefix: str = "call",
     ) -> Reply:
-        """Return the reply of sampled tokens.
+        """Read a reply from its sampled tokens.
 
         Args:
             ids: uint32, shape (n,): the sampled tokens.
             prompt: uint32, shape (p,): the prompt from which they were sampled.
             tools: The tools of the chat. Without any, the reply has no tool calls.
-            stop: Texts that end a reply. The first one is not part of it.
-            call_prefix: The ids of the calls are PREFIX_0, PREFIX_1 and so on.
+            stop: Stop texts. The reply ends before the first of them.
+            call_prefix: Calls get the ids PREFIX_0, PREFIX_1 and so on.
         """
         sampled, matched = self._before(ids.tolist(), stop)
         schemas = {name: properties_of(tool) for tool in tools or () if (name := name_of(tool))}
@@ -179,7 +178,7 @@ class FamilyRenderer:
         text = self._tokenizer.decode([each for each in sampled if each not in self._ends], skip_special_tokens=False)
         try:
             read = self._read(sampled, prompt.tolist(), offered)
-        except Exception as error:  # the model may sample anything, and the package has no test for it
+        except Exception as error:  # the model may sample anything, and the package may raise anything for it
             log.warning("the renderer %s cannot read a reply, which stays text: %r", self.family, error)
             return Reply({"role": "assistant", "content": text}, matched, ("unreadable_reply",))
         content = read.content or ""
@@ -201,9 +200,9 @@ class FamilyRenderer:
         return Reply(message, matched, tuple(unread))
 
     def _read(self, ids: list[int], prompt: list[int], tools: list[Tool] | None) -> Any:
-        """Return what the package reads. A call before the end of the reasoning is a part of the reasoning.
+        """Parse a reply with the package, and keep calls within the reasoning as part of it.
 
-        The package takes such a call of some families, such as GLM's, for a real one.
+        For some families, such as GLM's, the package takes such a call for a real one.
         """
         parse = self._renderer.parse_response
         read = parse(ids, tools=tools, prompt_ids=prompt)
@@ -218,11 +217,11 @@ class FamilyRenderer:
         return rest
 
     def _before(self, ids: list[int], stop: Sequence[str]) -> tuple[list[int], str]:
-        """Return the tokens before the first stop text, and this text."""
+        """Return the tokens before the first stop text, and that stop text."""
         text, matched = before_stop(self._tokenizer.decode(ids, skip_special_tokens=False), stop)
         while matched and ids and len(self._tokenizer.decode(ids[:-1], skip_special_tokens=False)) >= len(text):
             ids = ids[:-1]
-        if matched:  # the last token may have a part of the stop text
+        if matched:  # the last token may contain the beginning of the stop text
             kept = self._tokenizer.decode(ids[:-1], skip_special_tokens=False)
             ids = [*ids[:-1], *self._tokenizer.encode(text[len(kept) :], add_special_tokens=False)]
         return ids, matched
@@ -230,12 +229,12 @@ class FamilyRenderer:
     def _call(self, method: str, *args: Any, **options: Any) -> Any:
         try:
             return getattr(self._renderer, method)(*args, **options)
-        except Exception as error:  # a renderer may raise anything for what its template refuses
+        except Exception as error:  # renderers raise any kind of error for what their template refuses
             raise InvalidArgument("messages", f"the renderer {self.family} refuses them: {error}") from error
 
 
 def _is_call(read: Any) -> bool:
-    """Return whether a call has a name and arguments, and nothing else that would be lost."""
+    """Return whether a call is complete: a name, arguments, and no text that would be lost."""
     if not read.name or not isinstance(read.arguments, Mapping):
         return False
     inside = str(read.arguments)
@@ -247,7 +246,7 @@ def _is_call(read: Any) -> bool:
 
 
 def _beside(text: str, calls: Sequence[Any], content: str) -> str:
-    """Return the texts after and between calls, without tags, that the package has left out of the content."""
+    """Return the texts between and after calls that the package has dropped from the content, without tags."""
     parts, at = [], 0
     for each in calls:
         begin = text.find(each.raw, at)
@@ -259,9 +258,9 @@ def _beside(text: str, calls: Sequence[Any], content: str) -> str:
 
 
 def _with_texts(tool: Tool) -> Tool:
-    """Return a tool in which each parameter that may be a text is one.
+    """Return a tool in which each parameter that may be a string has exactly the type "string".
 
-    The package reads a value without quotes as JSON unless its type is exactly "string". So 12 would be a number for a
+    For any other type, the package parses a value without quotes as JSON. So 12 would become a number even for a
     parameter of the type `str | None`.
     """
     texts = {name: {"type": "string"} for name, schema in properties_of(tool).items() if allows(schema, "string")}
@@ -273,7 +272,7 @@ def _with_texts(tool: Tool) -> Tool:
 
 
 def _with_nulls(arguments: Mapping[str, Any], schemas: Mapping[str, Any], raw: str) -> dict[str, Any]:
-    """Return arguments in which a null without quotes is not a text if its parameter may be null."""
+    """Return arguments with None in place of the text "null" where it stood without quotes and null is allowed."""
     return {
         name: None if value == "null" and '"null"' not in raw and allows(schemas.get(name), "null") else value
         for name, value in arguments.items()
@@ -281,7 +280,7 @@ def _with_nulls(arguments: Mapping[str, Any], schemas: Mapping[str, Any], raw: s
 
 
 def renderer_of(tokenizer: Any, model: str = "", **template_params: Any) -> Renderer:
-    """Return the renderer of a model: the one of its family, or else one of its chat template. The log says which.
+    """Return the renderer of a model's family or, if there is none, of its chat template, and log which it is.
 
     Args:
         tokenizer: The tokenizer of the model.
@@ -306,7 +305,7 @@ def renderer_of(tokenizer: Any, model: str = "", **template_params: Any) -> Rend
 
 
 def known_family(model: str) -> str:
-    """Return the name of the renderer that is known for a model; empty if there is none.
+    """Return the name of the renderer for a model, or an empty string if none is known.
 
     Args:
         model: The name of the model, such as "Qwen/Qwen3-8B".
@@ -340,5 +339,5 @@ def _made(tokenizer: Any, family: str, params: dict[str, Any]) -> Any:
         raise ValueError(f"family: {family!r} is not one of {', '.join(known)}")
     try:
         return package.create_renderer(tokenizer, configs[family](**params))
-    except Exception as error:  # an assertion about a token that is missing, or an unknown variable
+    except Exception as error:  # for example an AssertionError about a missing token, or an unknown variable
         raise ValueError(f"family: {family} does not fit the tokenizer or its variables: {error}") from error

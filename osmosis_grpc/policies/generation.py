@@ -1,6 +1,6 @@
-"""TokenGenerator: the port to a model that takes token ids and returns token ids.
+"""TokenGenerator: the interface of TokenPolicy to a model that takes and returns token ids.
 
-TokenPolicy calls it. Its implementations are in osmosis_grpc.policies.transformers and in osmosis_grpc.integrations.
+Its implementations are in osmosis_grpc.policies.transformers and in osmosis_grpc.integrations.
 """
 
 from collections.abc import Sequence
@@ -23,11 +23,11 @@ class FinishReason(StrEnum):
     """Why the sampling ended."""
 
     STOP = "stop"
-    """The model sampled a token that ends its turn, or the text has a stop text."""
+    """The model sampled a token that ends its turn, or a stop text."""
     LENGTH = "length"
     """`max_tokens` or the context of the model is used up."""
     ABORTED = "aborted"
-    """The server stopped early, for example because new weights came. It is never the end of a reply."""
+    """The server stopped early, for example for new weights. The reply is not finished."""
 
 
 @fast_init
@@ -36,34 +36,34 @@ class GenerateRequest(ArrayEquality):
     """One call of a generator."""
 
     request_id: str
-    """Names this call only. abort() takes it."""
+    """A unique name of this call, for abort()."""
     session_id: str
-    """ROLLOUT/SAMPLE: equal in all calls of a sample, so that a router finds the replica that caches their prefix."""
+    """ROLLOUT/SAMPLE, the same in all calls of a sample, so a router can find the replica that caches their prefix."""
     prompt_ids: Ids
-    """uint32, shape (p,): the whole prompt. If an earlier call of the reply was aborted, its tokens are at the end."""
+    """uint32, shape (p,): the whole prompt. After an aborted call, it ends with the tokens sampled until then."""
     sampling: Sampling
     priority: int = 0
     """vLLM samples requests with lower values first."""
     media: tuple[Media, ...] = ()
-    """The media of the prompt, in the order of their places in it."""
+    """The media of the prompt, in the order in which they occur."""
     timeout: float | None = None
-    """The result is wanted within this many seconds; None for no limit."""
+    """How many seconds the call may take; None for no limit."""
 
 
 @fast_init
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Generated(ArrayEquality):
-    """The result of one call. With ABORTED, it has the tokens that were sampled until then."""
+    """The result of one call. After ABORTED, it has the tokens that were sampled until then."""
 
     token_ids: Ids
-    """uint32, shape (n,): the sampled tokens, with the token that ended the turn if it was sampled."""
+    """uint32, shape (n,): the sampled tokens, including the one that ended the turn, if any."""
     logprobs: Logprobs | None
     """float32, shape (n,): the logprobs at the sampling temperature; None if the server returns none."""
     finish_reason: FinishReason
     weight_version: str = ""
     """The version of the weights that sampled the tokens; empty if the server does not say."""
     versions: tuple[VersionSpan, ...] = ()
-    """The version of each part of the tokens, if the server says it exactly; then `weight_version` is not read."""
+    """The version of each part of the tokens, if the server reports it. Replaces `weight_version`."""
     extras: Extras = field(default_factory=lambda: NOTHING)
     """Further values by name, with one row for each sampled token."""
     prompt_extras: Extras = field(default_factory=lambda: NOTHING)
@@ -83,35 +83,35 @@ class TokenGenerator(Protocol):
     async def generate(self, request: GenerateRequest, /) -> Generated:
         """Return the sampled tokens.
 
-        Raises Unavailable, ResourceExhausted or DeadlineExceeded if the same call may succeed later, and any other
+        Raise Unavailable, ResourceExhausted or DeadlineExceeded if the same call may succeed later, and any other
         CallError if not. If the call is cancelled, TokenPolicy calls abort().
         """
         ...
 
     async def abort(self, request_id: str, /) -> None:
-        """Stop the sampling of a call, which may have ended. Does nothing for an unknown id."""
+        """Stop the sampling of a call. Do nothing if it has ended or the id is unknown."""
         ...
 
 
 UNNAMED = "default"
-"""What vLLM and SGLang call weights that nobody has named."""
+"""The name that vLLM and SGLang report for weights without one."""
 RENAME_RETRY = 5.0
-"""While the weights have lost their name, a chat is asked again after this many seconds."""
+"""After how many seconds a chat is asked again when the weights have lost their name."""
 
 
 class WeightNames:
-    """Reads the names of one server's weights. `server` is its address."""
+    """Reads the names of one server's weights, and notices when they lose their name. `server` is its address."""
 
     def __init__(self, server: str) -> None:
         self._server = server
         self._last = ""
         self._first: str | None = None
-        """The first name that was read. None before it, and empty once a name was lost."""
+        """The first name that was read: None until then, and empty once a name was lost."""
 
     def read(self, name: str) -> str:
-        """Return the name of the weights; empty if nobody has named them.
+        """Return the name of the weights, or an empty string if they have never had one.
 
-        Raises Unavailable if they had a name before: the server was restarted and has loaded the weights from its disk.
+        Raises Unavailable if they had one: the server was restarted, and has loaded the weights from its disk.
         """
         if name and name != UNNAMED:
             self._last = name
@@ -123,10 +123,10 @@ class WeightNames:
         return ""
 
     def spans(self, named: Sequence[tuple[str, int]]) -> tuple[VersionSpan, ...]:
-        """Return the versions of the parts of a reply, of which the server gave the names and the numbers of tokens.
+        """Return the versions of the parts of a reply, from the name and the number of tokens of each part.
 
-        A part without a name is fine if the weights got their first name while the reply was sampled. Before any other
-        name it was sampled with the weights of a restarted server's disk. Raises what read() raises.
+        A part without a name is accepted before the weights' first name. Before any other name, a restarted server has
+        sampled it with the weights of its disk, so this raises Unavailable, as read() does.
         """
         for (name, _), (later, _) in pairwise(named):
             if name == UNNAMED and self._last and later != self._first:

@@ -15,7 +15,7 @@ from osmosis_grpc.protocol.types import ChatRequest, ChatResponse
 
 
 def import_litellm(needed_by: str) -> Any:
-    """Import litellm, which then neither prints hints nor uses the network. Raises MissingExtraError."""
+    """Import litellm and keep it from printing hints and using the network. Raises MissingExtraError."""
     use_local_prices()
     try:
         import litellm
@@ -29,13 +29,13 @@ def import_litellm(needed_by: str) -> Any:
 class LiteLLMPolicy:
     """Asks a model through litellm. Errors are those of OpenAIPolicy.
 
-    `extra["cost"]` of a reply is litellm's estimate of the price in dollars, if litellm knows the model.
+    The `extra["cost"]` of a reply is litellm's estimate of its price in dollars, if litellm knows the model.
 
     Args:
         model: litellm's name of the model.
-        api_key: Without it, litellm reads the provider's own variable.
-        base_url: The address of the provider, for one that you run yourself.
-        timeout: The most seconds of a reply.
+        api_key: By default, litellm reads the environment variable of the provider.
+        base_url: The address of a provider that you run yourself.
+        timeout: How many seconds a reply may take.
 
     Raises:
         MissingExtraError: litellm is not installed.

@@ -1,7 +1,7 @@
 """The images, videos and sounds of a conversation, as bytes.
 
-In OpenAI's format, a content part has the medium under the key that is named like its type:
-{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}. A blob of message.proto arrives in this form.
+In OpenAI's format, a content part has its medium under a key with the name of its type, also where it was a blob of
+message.proto: {"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}.
 """
 
 from binascii import a2b_base64

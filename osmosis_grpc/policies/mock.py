@@ -1,8 +1,8 @@
 """A mock model that solves arithmetic by calling tools.
 
-The mock reads the expression in the last user message. It calls a tool for every operation whose operands it knows,
-several at once if possible. It reads the results and answers `#### VALUE`. osmosis_grpc.policies.formula makes the
-tokens. Like a small model, the mock rounds its answer to a whole number, so that not every reward is 1.
+The mock reads the expression in the last user message, calls a tool for every operation whose operands it knows,
+several at once if possible, and finally answers `#### VALUE`. The tokens come from osmosis_grpc.policies.formula. The
+answer is rounded to a whole number, so that not every reward is 1.
 """
 
 import ast
@@ -36,9 +36,9 @@ class ToolCallingMock:
     """Calls add, subtract, multiply and divide with arguments a and b.
 
     Args:
-        tokens: How many tokens each reply has; 8 to 32 without it.
-        latency: Seconds that a reply takes.
-        version: The version of the weights that replies have.
+        tokens: How many tokens each reply has; 8 to 32 by default.
+        latency: How many seconds a reply takes.
+        version: The weight version of the replies.
     """
 
     def __init__(self, *, tokens: int | None = None, latency: float = 0.0, version: str = "mock-1") -> None:
@@ -86,7 +86,7 @@ def next_reply(messages: Sequence[Message], prefix: str) -> Reply:
 
 
 def _parse(question: str) -> ast.expr:
-    """Return the parsed first run of digits and operators in a question."""
+    """Parse the first run of digits and operators in a question."""
     runs = (run.strip(" .\n\t") for run in _RUN.findall(question))
     text = next((run for run in runs if re.search(r"\d\s*[)]*\s*[-+*/]", run)), "")
     if not text or len(text) > _LONGEST:
@@ -114,7 +114,7 @@ def _results(messages: Sequence[Message]) -> dict[_Call, str]:
 
 
 def _reduce(node: ast.expr, said: dict[_Call, str], wanted: dict[_Call, None]) -> float | None:
-    """Return the value of an expression from the tools' results. Add missing calls to `wanted` and return None."""
+    """Return the value of an expression from the tools' results, or add the missing calls to `wanted`."""
     if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
         return node.value
     if isinstance(node, ast.UnaryOp) and type(node.op) in _SIGNS:

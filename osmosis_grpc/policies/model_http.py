@@ -1,4 +1,4 @@
-"""Posts JSON to a model server over HTTP, and turns its statuses into errors. Needs the extra `policies` (aiohttp)."""
+"""Posts JSON to a model server, and converts HTTP statuses to errors. Needs the extra `policies` (aiohttp)."""
 
 import contextlib
 import re
@@ -32,12 +32,12 @@ BAD_BODY = (KeyError, IndexError, TypeError, ValueError, AttributeError, Invalid
 """The errors of a reply that cannot be read."""
 
 SESSION_HEADER = "X-Session-ID"
-"""This header is equal in all chats of a sample, so that a router picks the replica that caches their prefix."""
+"""A header that is the same in all chats of a sample, so that a router picks the replica that caches their prefix."""
 MOST_SAID = 500
 
 
 class HttpPolicy:
-    """A policy that asks a model server over HTTP. The trainer, or `async with`, closes its connections."""
+    """A policy that asks a model server over HTTP. The trainer or `async with` closes its connections."""
 
     _http: "ModelHttp"
 
@@ -52,9 +52,8 @@ class HttpPolicy:
 class ModelHttp:
     """The connections to one URL of a model server.
 
-    `headers` are sent with each request. The key is never in an error. `missing` is the advice of an error for 404. The
-    connections are closed when the last user exits; exits without an open connection do nothing. Raises
-    MissingExtraError without aiohttp, and names `policy`.
+    `headers` are sent with each request. Errors never contain the key; one for 404 contains the advice `missing`. The
+    connections are closed when the last user exits. Raises MissingExtraError, naming `policy`, if aiohttp is missing.
     """
 
     def __init__(
@@ -83,7 +82,7 @@ class ModelHttp:
 
     @property
     def at(self) -> str:
-        """The place for messages of errors."""
+        """What error messages call this server."""
         return self._at("POST", "")
 
     def enter(self) -> None:
@@ -119,14 +118,14 @@ class ModelHttp:
         session_id: str = "",
         timeout: float | None = None,
     ) -> bytes:
-        """Return the answer. Cancelling closes the connection, and the model server stops sampling.
+        """Return the answer. Cancelling closes the connection, so that the model server stops sampling.
 
         Args:
             method: GET or POST.
-            path: What follows the URL, with its query.
-            body: Becomes JSON; None for none.
+            path: The path and query to append to the URL.
+            body: The JSON body; None for none.
             session_id: The value of the header SESSION_HEADER; empty for none.
-            timeout: The most seconds, if they are fewer than those of the constructor.
+            timeout: A limit in seconds that can only shorten the constructor's.
 
         Raises ResourceExhausted, Unavailable or DeadlineExceeded if a retry may help, and another CallError if not.
         """
@@ -190,7 +189,7 @@ def checked_url(base_url: str) -> str:
     """Return the base URL. Raises ValueError for a URL that is malformed or has a password."""
     try:
         parts = urlsplit(base_url)
-    except ValueError:  # its text may have the password
+    except ValueError:  # its message may contain the password
         raise ValueError("base_url: is not http://HOST:PORT/v1 or https://HOST/v1") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("base_url: is not http://HOST:PORT/v1 or https://HOST/v1")
@@ -202,7 +201,7 @@ def checked_url(base_url: str) -> str:
 def refused(
     status: int, text: str, at: str, retry_after: str | None, missing: str = "check base_url and model"
 ) -> CallError:
-    """Return the error for a status of HTTP. `text` is the server's answer, and `at` the place for the message."""
+    """Return the error for an HTTP status. `text` is the server's answer, and `at` names the server."""
     pause = _seconds(retry_after) if retry_after else None
     message = f"the model server answered {status}: {text[:MOST_SAID]}{at}"
     if status == 429:
@@ -218,9 +217,9 @@ def refused(
 
 
 def context_exceeded(text: str, message: str) -> ContextLengthExceeded | None:
-    """Return the error for an answer that says that the prompt is too long; None for another answer.
+    """Return an error if an answer says that the prompt is too long, else None.
 
-    The texts are those of OpenAI, Anthropic, vLLM, SGLang and llama.cpp.
+    Recognizes the answers of OpenAI, Anthropic, vLLM, SGLang and llama.cpp.
     """
     if not _TOO_LONG.search(text):
         return None
@@ -231,7 +230,7 @@ def context_exceeded(text: str, message: str) -> ContextLengthExceeded | None:
 
 
 def _seconds(retry_after: str) -> float | None:
-    """Return the seconds of the header Retry-After, which is a number or a date; None for another text."""
+    """Return the seconds of the header Retry-After, a number or a date, or None if it is neither."""
     if retry_after.strip().isdecimal():
         return float(retry_after)
     try:
@@ -249,7 +248,7 @@ def typed(value: Any, kind: type[T]) -> T:
 
 
 def _said(text: str) -> str:
-    """Return the message of an answer {"error": {"message": ...}}, and any other answer as it is."""
+    """Return the message of an answer {"error": {"message": ...}}, or any other answer as it is."""
     with contextlib.suppress(KeyError, TypeError, ValueError, InvalidArgument):
         return typed(jsontext.parse(text, "body")["error"]["message"], str)
     return text

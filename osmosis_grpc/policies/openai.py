@@ -1,9 +1,9 @@
 """A policy that asks an OpenAI-compatible model server: vLLM, SGLang, or any other.
 
-The policy keeps the token ids and logprobs that a server returns for `return_token_ids`, and asks for
-tokens from the model's whole distribution, unless the chat says otherwise. vLLM puts the prompt's ids beside the
-choices, and SGLang puts them into the choices. If a server returns no ids, the reply has no tokens and its sample is
-not trainable. The policy never tokenizes a text itself. SGLang also returns the version of its weights.
+The policy sends `return_token_ids` and keeps the ids and logprobs that come back: vLLM puts the prompt's ids beside the
+choices, SGLang into them, along with the version of its weights. It never tokenizes a text itself, so if a server
+returns no ids, the sample is not trainable. Unless a chat says otherwise, tokens are sampled from the model's whole
+distribution.
 
 Needs the extra `policies` (aiohttp).
 """
@@ -31,12 +31,12 @@ NEUTRAL = {
     "frequency_penalty": 0.0,
     "repetition_penalty": 1.0,
 }
-"""Sent with token ids. If a value is absent, vLLM and SGLang use the one in the model's generation_config.json, which
-would change the distribution."""
+"""Sent with `return_token_ids`. For an absent value, vLLM and SGLang would use the one in the model's
+generation_config.json, which would change the distribution."""
 _OF_STREAMS = frozenset(("stream_options",))
-"""Servers refuse these without a stream. Whether to stream is up to the policy, not to the agent."""
+"""Dropped without a stream, because servers refuse them. The policy and not the agent decides whether to stream."""
 ABORT_RETRY = 1.0
-"""When the model server aborts a chat, the agent server asks again after this many seconds."""
+"""After how many seconds the agent server asks again when the model server has aborted a chat."""
 
 
 class OpenAIPolicy(HttpPolicy):
@@ -44,21 +44,21 @@ class OpenAIPolicy(HttpPolicy):
 
     A trainer closes the policy's connections at its end. Without a trainer, use `async with OpenAIPolicy(url, model)`.
 
-    After 429, 408, 5xx or the finish reason "abort", the policy raises an error. Then the agent server asks again, for
-    its `trainer_grace` at most. vLLM and SGLang abort a reply when weights change. Any other 4xx is final. Errors name
-    the URL, never the key.
+    After 429, 408, 5xx or the finish reason "abort", with which vLLM and SGLang end replies when weights change, the
+    agent server asks again until its `trainer_grace` is over. Any other 4xx is final. Errors name the URL, never the
+    key.
 
     Args:
         base_url: For example "http://127.0.0.1:8000/v1".
         model: The name of the model.
         api_key: Sent as bearer token.
-        token_ids: Whether to send `return_token_ids` and neutral sampling values, whatever the agent passes. False is
-            for servers that refuse them.
-        logprobs: Whether to ask for logprobs. False is for servers that refuse them.
+        token_ids: Whether to send `return_token_ids` and neutral sampling values, whatever the agent passes. Set it to
+            False for servers that refuse them.
+        logprobs: Whether to ask for logprobs. Set it to False for servers that refuse that.
         stream: Whether the server streams each reply. The policy still returns it as a whole.
-        timeout: The most seconds of a reply.
-        connections: The most connections at a time.
-        version: The version of the weights; without it, replies have the trainer's version.
+        timeout: How many seconds a reply may take.
+        connections: The most connections at once.
+        version: The version of the weights; by default that of the trainer.
 
     Raises:
         MissingExtraError: aiohttp is not installed.
@@ -105,7 +105,7 @@ class OpenAIPolicy(HttpPolicy):
             raise self._http.unreadable(error) from None
 
     async def _streamed(self, request: ChatRequest, asked: dict[str, Any]) -> dict[str, Any]:
-        """Return a streamed reply as one that is not streamed."""
+        """Ask for a streamed reply, and return it as a whole."""
         raw = await self._http.post_raw(request, asked)
         problem = stream_problem(raw) if is_stream(raw) else ""
         if problem:
@@ -119,7 +119,7 @@ class OpenAIPolicy(HttpPolicy):
         return whole
 
     def _body(self, request: ChatRequest) -> dict[str, Any]:
-        """Return the body of a request. An agent's parameters cannot switch off what training needs."""
+        """Return the body of a request. The agent's parameters cannot override what training needs."""
         given = {name: value for name, value in request.params.items() if value is not None and name not in _OF_STREAMS}
         body: dict[str, Any] = {**(NEUTRAL if self._token_ids else {}), **given}
         body |= {"model": self._model, "stream": self._stream}
@@ -128,7 +128,7 @@ class OpenAIPolicy(HttpPolicy):
         body["messages"] = list(request.messages)
         if request.tools:
             body["tools"] = list(request.tools)
-        elif not body.get("tools"):  # servers refuse both without tools; a required call is still sent, and refused
+        elif not body.get("tools"):  # servers refuse both without tools; a required call is sent nevertheless
             body.pop("parallel_tool_calls", None)
             if body.get("tool_choice") in ("auto", "none"):
                 del body["tool_choice"]
@@ -154,7 +154,7 @@ def read_completion(body: dict[str, Any], version: str = "") -> ChatResponse:
     finish_reason = typed(choice.get("finish_reason") or "", str)
     version = WeightNames("").read(_weight_version(body)) or version
     response = ChatResponse(
-        message=jsontext.copy(message, "message"),  # refuses what parse_reply() lets pass
+        message=jsontext.copy(message, "message"),  # stricter than parse_reply()
         finish_reason=finish_reason,
         usage=jsontext.copy(typed(body.get("usage") or {}, dict), "usage") or None,
         tokens=block,
@@ -177,7 +177,7 @@ def _extra(body: dict[str, Any], choice: dict[str, Any], *, has_tokens: bool) ->
 
 
 def _weight_version(body: dict[str, Any]) -> str:
-    """Return the version of the weights, as SGLang returns it; an empty text if there is none."""
+    """Return the version of the weights that SGLang reports, or an empty string."""
     version = (body.get("metadata") or {}).get("weight_version")
     return "" if version is None else typed(version, str)
 
@@ -190,9 +190,9 @@ def _logprobs(choice: dict[str, Any], count: int) -> "np.ndarray[Any, Any] | Non
 
 
 def _top_logprobs(choice: dict[str, Any], count: int) -> dict[str, Tensor]:
-    """Return the extras top_logprobs and top_logprob_ids. vLLM returns ids for `return_tokens_as_token_ids`."""
+    """Return the extras top_logprobs and top_logprob_ids. vLLM sends the ids with `return_tokens_as_token_ids`."""
     rows = (choice.get("logprobs") or {}).get("content") or []
-    if not rows or not rows[0].get("top_logprobs"):  # nobody has asked for them
+    if not rows or not rows[0].get("top_logprobs"):  # not requested
         return {}
     tops = [row.get("top_logprobs") or [] for row in rows]
     if len(tops) != count or len(set(map(len, tops))) != 1:

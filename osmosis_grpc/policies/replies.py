@@ -1,4 +1,4 @@
-"""What every renderer gives a token policy: prompts, and replies as messages."""
+"""The interface of renderers to a token policy: prompts as ids, and replies as messages."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ class PromptIds:
     ids: Ids
     """uint32, shape (p,): the whole prompt."""
     known: int
-    """The number of leading ids that are ChatRequest.known_ids; 0 if the prompt was rendered whole."""
+    """How many of the first ids come from ChatRequest.known_ids; 0 if the prompt was rendered whole."""
     drifted: bool
-    """Whether the prompt was rendered whole although known_ids were given."""
+    """Whether the prompt was rendered whole although the request has known_ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +24,11 @@ class Reply:
     """A reply that was read from its tokens."""
 
     message: Message
-    """The assistant message. Reasoning is in `reasoning_content`, and is never read for calls."""
+    """The assistant message. Reasoning is in `reasoning_content`, and is not searched for tool calls."""
     stop: str = ""
     """The stop text that ended the reply; empty if none did."""
     unread: tuple[str, ...] = ()
-    """What is wrong with each tool call that could not be read. Such a call is a text in the content."""
+    """What is wrong with each malformed tool call. Such a call stays in the content as text."""
 
 
 class Renderer(Protocol):
@@ -36,7 +36,7 @@ class Renderer(Protocol):
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
-        """The tokens that end a turn, which the generator has to stop at; empty if the engine knows them."""
+        """The tokens that end a turn, at which the generator must stop; empty if the model server knows them."""
         ...
 
     def prompt_ids(self, request: ChatRequest) -> PromptIds:
@@ -56,20 +56,20 @@ class Renderer(Protocol):
         stop: Sequence[str] = (),
         call_prefix: str = "call",
     ) -> Reply:
-        """Return the reply of sampled tokens.
+        """Read a reply from its sampled tokens.
 
         Args:
             ids: uint32, shape (n,): the sampled tokens.
             prompt: uint32, shape (p,): the prompt from which they were sampled.
             tools: The tools of the chat. Without any, the reply has no tool calls.
-            stop: Texts that end a reply. The first one is not part of it.
-            call_prefix: The ids of the calls are PREFIX_0, PREFIX_1 and so on.
+            stop: Stop texts. The reply ends before the first of them.
+            call_prefix: Calls get the ids PREFIX_0, PREFIX_1 and so on.
         """
         ...
 
 
 def before_stop(text: str, stop: Sequence[str]) -> tuple[str, str]:
-    """Return the text up to its first stop text, and this stop text, which is not part of a message, as with OpenAI.
+    """Return the text before its first stop text, and that stop text, which OpenAI also leaves out of a message.
 
     Args:
         text: The text of a reply.

@@ -1,4 +1,4 @@
-"""The sampling parameters of a chat, for a generator of tokens, under the names of OpenAI and vLLM."""
+"""The sampling parameters that a TokenGenerator gets, under the names of OpenAI and vLLM."""
 
 import functools
 import json
@@ -19,7 +19,7 @@ class Sampling:
     """How the tokens of one reply are sampled. None means the default of the model server."""
 
     max_tokens: int
-    """The most sampled tokens, at least 1."""
+    """The most tokens to sample, at least 1."""
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -31,28 +31,28 @@ class Sampling:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     min_tokens: int = 0
-    """No stop id and no end of the model's turn is sampled before so many tokens."""
+    """How many tokens are sampled before the model may end its turn."""
     bad_words: tuple[str, ...] = ()
     """Texts that are never sampled."""
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    """What is added to the logits of tokens, by their ids."""
+    """What to add to the logit of each token id."""
     allowed_token_ids: tuple[int, ...] = ()
-    """The only ids that are sampled; empty for all."""
+    """The only ids that may be sampled; empty for all."""
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     top_logprobs: int = 0
-    """Return the logprobs of so many most likely tokens, too, as the extras top_logprobs and top_logprob_ids."""
+    """Also return the logprobs of this many most likely tokens, as the extras top_logprobs and top_logprob_ids."""
     json_schema: str = ""
-    """The reply's text fits this JSON Schema; empty for any text."""
+    """A JSON Schema for the text of the reply; empty for any text."""
     regex: str = ""
-    """The reply's text matches this regular expression; empty for any text."""
+    """A regular expression for the text of the reply; empty for any text."""
     grammar: str = ""
-    """The reply's text follows this grammar; empty for any text."""
+    """A grammar for the text of the reply; empty for any text."""
 
 
 NEAR_ZERO = 2.0**-126
-"""The least float32 value of a number that has to be above 0. Engines treat 0 as absent."""
+"""The smallest normal float32, for parameters that must be above 0: engines treat 0 as absent."""
 NUMBERS = {
     "temperature": (0.0, math.inf),
     "top_p": (NEAR_ZERO, 1.0),
@@ -62,9 +62,9 @@ NUMBERS = {
     "repetition_penalty": (NEAR_ZERO, math.inf),
     "logit_bias": (-100.0, 100.0),
 }
-"""The least and the greatest value of each parameter that is a number, or has numbers."""
+"""The least and the greatest value of each numeric parameter."""
 WHOLE = {"top_k": -1, "seed": -(2**63), "top_logprobs": 0, "min_tokens": 0}
-"""The least value of each parameter that is a whole number."""
+"""The least value of each integer parameter."""
 WITHOUT_EFFECT = frozenset(
     {"model", "logprobs", "user", "metadata", "parallel_tool_calls", "priority", "store", "reasoning_effort"}
     | {
@@ -78,22 +78,22 @@ WITHOUT_EFFECT = frozenset(
         "modalities",
     }
 )
-"""Parameters that change no token here, and hints. The policy reads `priority` itself."""
+"""Parameters that are ignored, because they change no token here. The policy reads `priority` itself."""
 SAMPLED: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "use_beam_search": (False,),
     "echo": (False,),
     "prompt_logprobs": (),
 }
-"""Parameters with the values for which a reply is exactly one sample from the prompt."""
+"""Parameters, with the values at which a reply is exactly one sample from the prompt."""
 ONLY: dict[str, tuple[Any, ...]] = {**SAMPLED, "n": (1,), "stream": (False,)}
-"""Parameters with the values that a token policy can serve."""
+"""Parameters, with the values that a token policy supports."""
 
 
 def sampling_of(params: Mapping[str, Any], max_tokens: int) -> Sampling:
     """Return the sampling of a chat. `max_tokens` is used if the chat sets none.
 
-    Raises InvalidArgument for a value that is out of bounds, and for a parameter that this policy cannot serve.
+    Raises InvalidArgument for a value that is out of bounds, and for a parameter that is not supported.
     """
     values = {name: value for name, value in params.items() if value is not None and name not in WITHOUT_EFFECT}
     lengths = [values.pop(name) for name in LENGTHS if name in values]
@@ -112,7 +112,7 @@ def sampling_of(params: Mapping[str, Any], max_tokens: int) -> Sampling:
 
 
 def refuse(sampling: Sampling, names: Iterable[str], generator: str) -> None:
-    """Raise InvalidArgument for the first of these parameters that is set. The error names the `generator`."""
+    """Raise InvalidArgument, naming `generator`, for the first of these parameters that is set."""
     for name in names:
         if getattr(sampling, name):
             given = "response_format" if name == "json_schema" else name
@@ -120,13 +120,13 @@ def refuse(sampling: Sampling, names: Iterable[str], generator: str) -> None:
 
 
 def with_room_for(sampling: Sampling, most: int) -> Sampling:
-    """Return the sampling with at most `most` tokens."""
+    """Return the sampling limited to `most` tokens."""
     most = min(sampling.max_tokens, most)
     return replace(sampling, max_tokens=most, min_tokens=min(sampling.min_tokens, most))
 
 
 def check_only(params: Mapping[str, Any], only: Mapping[str, tuple[Any, ...]], policy: str) -> None:
-    """Raise InvalidArgument for a parameter whose value is neither None nor in `only`. The error names the `policy`."""
+    """Raise InvalidArgument, naming `policy`, for a parameter whose value is neither None nor in `only`."""
     for name in only.keys() & params.keys():
         if params[name] is not None and params[name] not in only[name]:
             allowed = " or ".join(map(repr, only[name] or (None,)))
@@ -178,7 +178,7 @@ def _allowed(name: str, value: Any) -> tuple[int, ...]:
 
 
 def _bias(name: str, value: Any) -> dict[int, float]:
-    """Return a bias by ids. JSON, and so OpenAI, has texts as keys."""
+    """Return a bias by token id. The keys of JSON, and so of OpenAI, are strings."""
     if not isinstance(value, Mapping):
         raise InvalidArgument(f"params.{name}", f"is a {type(value).__name__}, not an object of numbers by token ids")
     read: dict[int, float] = {}
@@ -189,7 +189,7 @@ def _bias(name: str, value: Any) -> dict[int, float]:
 
 
 def _tool_choice(name: str, value: Any) -> None:
-    """Check a choice. A required or named tool is a wish: nothing here makes a model call a tool."""
+    """Check a tool choice. A required or named tool is not enforced: nothing here makes a model call it."""
     if isinstance(value, Mapping) or value == "required":
         _warn_of_choice()
     elif value not in ("auto", "none"):
@@ -202,7 +202,7 @@ def _warn_of_choice() -> None:
 
 
 def _json_schema(name: str, value: Any) -> str:
-    """Return the schema of OpenAI's response_format as JSON; an empty text if the reply may be any text."""
+    """Return the schema of OpenAI's response_format as JSON, or an empty string if it allows any text."""
     kind = value.get("type") if isinstance(value, Mapping) else None
     if kind == "text":
         return ""
@@ -227,4 +227,4 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "ignore_eos": lambda name, value: bool(value),
     "response_format": _json_schema,
 }
-"""Checks and converts a parameter: takes its name and its value."""
+"""Functions that check and convert a parameter, given its name and its value."""

@@ -12,13 +12,13 @@ Reply = str | Message
 
 
 def answer(request: ChatRequest, reply: Reply, *, tokens: int | None = None, version: str = "") -> ChatResponse:
-    """Return a reply with tokens that are computed from its place, not from its text.
+    """Return a reply whose tokens follow from its position in the rollout, not from its text.
 
     Args:
         request: The chat.
         reply: A text or a message.
-        tokens: How many tokens the reply has; 8 to 32 without it.
-        version: The version of the weights that the reply has.
+        tokens: How many tokens the reply has; 8 to 32 by default.
+        version: The weight version of the reply.
     """
     message = {"role": "assistant", "content": reply} if isinstance(reply, str) else reply
     block = formula.reply_tokens(request.rollout_id, request.sample, request.chat_number, tokens)
@@ -44,9 +44,9 @@ class ScriptedPolicy:
     Args:
         script: A list of replies, a mapping from rollout id to such a list, or a function of the ChatRequest. A reply
             is a text or a message.
-        tokens: How many tokens each reply has; 8 to 32 without it.
-        latency: Seconds that a reply takes.
-        version: The version of the weights that replies have.
+        tokens: How many tokens each reply has; 8 to 32 by default.
+        latency: How many seconds a reply takes.
+        version: The weight version of the replies.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""System messages in the middle of a history, which some chat templates refuse.
+"""Handles system messages in the middle of a history, which some chat templates refuse.
 
 A policy sends a history as the agent wrote it. If the template or the model server refuses it, the policy asks once
-more with the late system messages as parts of the user's messages, and marks the reply.
+more with the late system messages folded into user messages, and marks the reply.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -16,7 +16,7 @@ from osmosis_grpc.protocol.types.samples import SYSTEM_FOLDED
 async def asked_folding(request: ChatRequest, ask: Callable[[ChatRequest], Awaitable[ChatResponse]], /) -> ChatResponse:
     """Ask for a reply, and once more with folded system messages if the history is refused because of them.
 
-    The second reply has `extra["system_messages_folded"]`. If both are refused, the first error is raised.
+    A reply to the folded history has `extra["system_messages_folded"]`. If both are refused, raise the first error.
     """
     try:
         return await ask(request)
@@ -38,12 +38,12 @@ async def asked_folding(request: ChatRequest, ask: Callable[[ChatRequest], Await
 def folded(messages: Sequence[Message]) -> list[Message]:
     """Return a history whose only system message is the first one.
 
-    System messages at the beginning become one. A later one becomes a part of the user's message beside it, or a user
-    message of its own. Developer messages are system messages.
+    System messages at the beginning are joined. A later one is joined to the user message next to it, or becomes a user
+    message of its own. Developer messages count as system messages.
     """
     made: list[Message] = []
     told = False
-    """Whether the last message was a system message in the middle of the history."""
+    """Whether the last message was a late system message, which is now part of a user message."""
     for message in messages:
         role = "system" if message.get("role") == "developer" else message.get("role")
         last = made[-1] if made else {}
@@ -62,7 +62,7 @@ def folded(messages: Sequence[Message]) -> list[Message]:
 
 
 def first_messages(messages: Sequence[Message]) -> list[Message]:
-    """Return the messages up to the first one of the user, with the system messages behind it, which may be folded."""
+    """Return the messages up to the first user message, and the system messages after it, which may get folded."""
     end = next((n for n, message in enumerate(messages) if message["role"] == "user"), 0) + 1
     while end < len(messages) and messages[end]["role"] == "system":
         end += 1
@@ -70,13 +70,13 @@ def first_messages(messages: Sequence[Message]) -> list[Message]:
 
 
 def late_system_texts(messages: Sequence[Message]) -> list[str]:
-    """Return the texts of the system messages behind the first message."""
+    """Return the texts of the system messages after the first message."""
     late = [message.get("content") for message in messages[1:] if message.get("role") in ("system", "developer")]
     return [text for text in late if isinstance(text, str)]
 
 
 def _joined(content: Any, more: Any) -> Any:
-    """Return two contents as one: a text if both are texts, otherwise a list of parts."""
+    """Join two contents: to a text if both are texts, else to a list of parts."""
     if not content or not more:
         return content or more
     if isinstance(content, str) and isinstance(more, str):

@@ -1,11 +1,11 @@
-"""What chat templates read: messages in the form that they expect, and a clock that stands still during a rollout.
+"""Prepares the inputs of chat templates: messages in the form that they expect, and one fixed time for each rollout.
 
-Templates write the arguments of tool calls as JSON, so they get objects instead of OpenAI's texts. They get an empty
-text for a missing content, a text for parts that are all texts, and {"type": "image"} for an image.
+Templates write the arguments of tool calls as JSON, so they get objects instead of OpenAI's strings. They get an empty
+string for a missing content, a string for parts that are all texts, and {"type": "image"} for an image.
 
-Templates read the clock with `strftime_now`. Without a fixed time, the prompts of a rollout would differ after
-midnight, and its sample would get a new segment there. A macro with this name replaces the function, because
-transformers does not let callers pass functions to templates.
+Templates read the clock with `strftime_now`. If the date changed at midnight, the next prompt of a rollout would not
+continue the last one, and its sample would get a new segment. So a macro of this name replaces the function; a macro,
+because transformers does not let callers pass functions to templates.
 """
 
 import json
@@ -22,12 +22,12 @@ from osmosis_grpc.supervise import SYSTEM
 
 
 def template_messages(messages: Iterable[Message]) -> list[Message]:
-    """Return copies of messages for a template. Does not change the messages."""
+    """Return copies of messages in the form that templates expect."""
     return [_message(message) for message in messages]
 
 
 def reasoning_in_content(messages: Iterable[Message]) -> list[Message]:
-    """Return copies of template_messages() with the reasoning of replies in their content, as models write it."""
+    """Return copies of template_messages() with the reasoning of replies in their content, as models generate it."""
     return [_with_reasoning(message) for message in messages]
 
 
@@ -40,7 +40,7 @@ def _with_reasoning(message: Message) -> Message:
 
 
 def with_text_arguments(messages: Iterable[Message]) -> list[Message]:
-    """Return copies of template_messages() whose calls have their arguments as texts, as DeepSeek's templates need."""
+    """Return copies of template_messages() with the arguments of calls as strings, as DeepSeek's templates need."""
     return [_with_texts(message) for message in messages]
 
 
@@ -91,18 +91,18 @@ def _call(call: Any) -> Any:
     try:
         parsed = json.loads(arguments or "{}")
     except (ValueError, RecursionError):
-        return call  # the template writes the text
+        return call  # not JSON, so the template gets the string
     return {**call, "function": {**function, "arguments": parsed}} if isinstance(parsed, dict) else call
 
 
 MOST = 16_384
-"""The number of rollouts whose time is kept. The least recently used one is forgotten first."""
+"""How many rollouts' times are kept. The least recently used one is dropped first."""
 DAYS = 7
-"""If another process rendered the first prompt, its time is looked for on this many earlier days. No rollout lasts
+"""On how many earlier days the first prompt is assumed possible if another process rendered it. No rollout lasts
 longer."""
 NAME = "strftime_now"
 _MACRO = "{% macro strftime_now(format) %}{{ osmosis_times[format] }}{% endmacro %}\n"
-"""The newline is not rendered. It makes the template begin on a line of its own."""
+"""The newline, which is not rendered, starts the template on a line of its own."""
 _CALL = re.compile(rf"\b{NAME}\s*\(")
 _WITH_TEXT = re.compile(rf"""\b{NAME}\s*\(\s*(?:'([^'\\]*)'|"([^"\\]*)")\s*\)""")
 
@@ -114,11 +114,10 @@ class TemplateTimes:
         self._times: OrderedDict[tuple[str, int], datetime] = OrderedDict()
 
     def of(self, request: ChatRequest, *, continues: bool) -> list[datetime]:
-        """Return the possible times of a chat's rollout.
+        """Return the times at which the rollout's first prompt may have been rendered.
 
-        If the rollout is known, this is its time. If it is not, and the chat continues another one, these are the
-        current time of today and of earlier days: the template may have written any of these days. Pass the one that it
-        wrote to keep().
+        For a known rollout, that is one time. If the rollout is unknown and the chat continues another one, an earlier
+        process has rendered it, today or on any of the DAYS before. Find the time that fits and pass it to keep().
         """
         key = request.rollout_id, request.attempt
         if key in self._times:
@@ -135,10 +134,10 @@ class TemplateTimes:
 
 
 def clocked_template(tokenizer: Any, params: Mapping[str, Any], tools: Any) -> str:
-    """Return the source of the chat template if it writes the time; otherwise an empty text.
+    """Return the source of the chat template if it writes the time, else an empty string.
 
-    `params` are the variables of the template. The text is also empty if they have a clock of their own, or if the
-    template computes the format of a time.
+    `params` are the variables of the template. The string is also empty if they contain a clock, or if the template
+    computes the format of a time.
     """
     chosen = getattr(tokenizer, "get_chat_template", None)
     source = params.get("chat_template", getattr(tokenizer, "chat_template", None))
@@ -148,12 +147,12 @@ def clocked_template(tokenizer: Any, params: Mapping[str, Any], tools: Any) -> s
 
 
 def at_time(source: str, time: datetime) -> dict[str, Any]:
-    """Return the arguments of apply_chat_template() with which a template writes a time."""
+    """Return the arguments of apply_chat_template() that make a template see a time."""
     return {"chat_template": _MACRO + source, "osmosis_times": {each: time.strftime(each) for each in _formats(source)}}
 
 
 @lru_cache(maxsize=16)
 def _formats(source: str) -> frozenset[str]:
-    """Return the formats in which a template writes the time. There are none if it computes any of them."""
+    """Return the formats in which a template writes the time, or none if it computes any of them."""
     found = _WITH_TEXT.findall(source)
     return frozenset(map("".join, found)) if len(found) == len(_CALL.findall(source)) else frozenset()

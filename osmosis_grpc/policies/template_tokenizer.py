@@ -3,8 +3,8 @@
     renderer = ChatRenderer(TemplateTokenizer("models/Qwen2.5-0.5B-Instruct"))
 
 TemplateTokenizer reads tokenizer.json, tokenizer_config.json and chat_template.jinja, as transformers writes them, and
-renders the template as transformers does. The template runs in a sandbox, because it is a program of somebody else.
-TokenTexts only decodes single tokens.
+renders the template as transformers does, in a sandbox, because the template is foreign code. TokenTexts only decodes
+single tokens.
 """
 
 import json
@@ -19,14 +19,14 @@ from osmosis_grpc.protocol.types import Message
 
 _BAD = "\N{REPLACEMENT CHARACTER}"
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
-"""How the tokenizers of SentencePiece write a space in a token. Their decoders drop a leading one."""
+"""How SentencePiece writes a space in a token. Its decoders drop a leading one."""
 
 
 def read_tokenizer(folder: str | Path, wanted_by: str) -> Any:
     """Return the tokenizers.Tokenizer of a folder, or of a file tokenizer.json.
 
-    Raises MissingExtraError without tokenizers, OSError for a file that cannot be read, and ValueError naming the file
-    that is wrong.
+    Raises MissingExtraError if tokenizers is not installed, OSError for an unreadable file, and ValueError, naming the
+    file, for a malformed one.
     """
     try:
         from tokenizers import Tokenizer
@@ -51,7 +51,7 @@ class TokenTexts:
         self._tokens = read_tokenizer(folder, "a tokenizer")
 
     def of(self, ids: Iterable[int]) -> list[str]:
-        """Return the text of each id. It is empty for an unknown id and for a part of a character."""
+        """Return the text of each id, which is empty for an unknown id and for a part of a character."""
         listed = list(ids)
         known = {number: self._text(number) for number in set(listed)}
         return [known[number] for number in listed]
@@ -67,11 +67,11 @@ class TokenTexts:
 
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-"""The special tokens that a template can use by these names."""
+"""The special tokens that templates can use as variables."""
 
 
 class TemplateTokenizer:
-    """Reads the files of a folder.
+    """The tokenizer and the chat template in the folder of a model.
 
     Args:
         folder: The folder of the model.
@@ -80,7 +80,7 @@ class TemplateTokenizer:
     Raises:
         MissingExtraError: tokenizers or jinja2 is not installed.
         OSError: A file is missing or cannot be read.
-        ValueError: A file is wrong; the text names it.
+        ValueError: A file is malformed; the message names it.
     """
 
     def __init__(self, folder: str | Path, *, chat_template: str | None = None) -> None:
@@ -151,10 +151,10 @@ class TemplateTokenizer:
         return text
 
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
-        """Return the id of a token, or a list of ids of several; None for a token that is not in the vocabulary.
+        """Return the id of a token, or a list of ids for several. The id is None for a token not in the vocabulary.
 
         Args:
-            tokens: The token, as it is in the vocabulary, or several.
+            tokens: One token or several, as written in the vocabulary.
         """
         if isinstance(tokens, str):
             known = self._tokens.token_to_id(tokens)
@@ -187,7 +187,7 @@ def _text_of(token: Any) -> str:
 
 
 def _template(files: Path, config: dict[str, Any]) -> str:
-    """Return the chat template of a folder. Of several named ones it is `default`."""
+    """Return the chat template of a folder; if it has several named ones, `default`."""
     path = files / "chat_template.jinja"
     if path.exists():
         return path.read_text(encoding="utf-8")

@@ -15,7 +15,7 @@ class ThreadedPolicy:
 
     Args:
         policy: The policy.
-        threads: How many calls run at once. With one, the policy needs no locks.
+        threads: How many calls run at once. With 1, the policy needs no locks.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
-"""The policy that works on tokens: a ChatRenderer makes the prompt, and a TokenGenerator samples the reply.
+"""The policy that works on tokens: a Renderer makes the prompt, and a TokenGenerator samples the reply.
 
-A reply has exactly the tokens that the generator sampled. They are never made from a text.
+A reply has exactly the tokens that the generator sampled. Text is never tokenized again.
 """
 
 import asyncio
@@ -39,10 +39,10 @@ log = logging.getLogger(__name__)
 
 ABORT = job("policies.abort", OnFailure.REPORT)
 ABORT_SECONDS = 5.0
-"""An abort of a call may take this many seconds. The policy waits for it at its end."""
+"""How many seconds an abort may take. The policy waits for open aborts when it closes."""
 ERROR_PAUSES = 0.2, 5.0
 ABORTED_PAUSES = 0.05, 1.0
-"""The first and the longest pause, in seconds, before a call is repeated."""
+"""The first and the longest pause, in seconds, before an aborted call is repeated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,32 +52,32 @@ class TokenPolicyConfig:
     max_tokens: int = 1024
     """The most tokens of a reply if the chat sets none."""
     context: int | None = None
-    """The most tokens of a prompt with its reply; None if the model server limits them."""
+    """The most tokens of a prompt and its reply together; None leaves the limit to the model server."""
     params: Mapping[str, Any] = field(default_factory=dict)
-    """Sampling parameters under OpenAI's names. Those of a chat replace them."""
+    """Sampling parameters under OpenAI's names. Those of a chat override them."""
     priority: int = 0
     """The priority of chats that have no parameter `priority`. vLLM samples lower values first."""
     seed: int | None = None
-    """Chats without a parameter `seed` get one that is derived from this seed and from the chat's name, so that equal
-    rollout ids get equal tokens. None leaves the seed to the model server."""
+    """Chats without a parameter `seed` get one derived from this seed and the chat's name, so that equal rollout ids
+    get equal tokens. None leaves the seed to the model server."""
     version: str = ""
-    """The version of the weights, if the generator returns none. Without it, the trainer's version is used."""
+    """The version of the weights if the generator returns none; by default that of the trainer."""
     timeout: float = 600.0
-    """A reply may take this many seconds, with all repeated calls."""
+    """How many seconds a reply may take, with all repeated calls."""
     retries: int = 3
-    """How often a call is repeated after an error that a retry may mend. Then the policy raises the error."""
+    """How often a call is repeated after a transient error before the policy raises it."""
 
 
 class TokenPolicy:
     """Answers chats with the tokens of a generator.
 
-    The session id of a call is ROLLOUT/SAMPLE. If the generator returns ABORTED, for example because new weights came,
-    the policy asks it again, with the tokens that were sampled until then as a part of the prompt. The reply names the
-    version of each part. Calls that fail with Unavailable, ResourceExhausted or DeadlineExceeded are repeated. If the
-    reply is no longer wanted, the policy aborts its call.
+    The session id of a call is ROLLOUT/SAMPLE. If the generator returns ABORTED, for example for new weights, the
+    policy calls it again with the tokens sampled until then at the end of the prompt, and the reply has the version of
+    each part. Calls that fail with Unavailable, ResourceExhausted or DeadlineExceeded are repeated. If the reply is no
+    longer needed, the policy aborts its call.
 
-    A trainer enters and exits the policy. Without a trainer, use `async with`. Raises from a chat: InvalidArgument for
-    messages and parameters that cannot be served, and the generator's errors. An error is never the text of a reply.
+    A trainer enters and exits the policy; without a trainer, use `async with`. A chat raises InvalidArgument for
+    messages and parameters that are not supported, and the generator's errors.
 
     Args:
         renderer: Makes the prompts, and reads the replies.
@@ -142,7 +142,7 @@ class TokenPolicy:
         return await self._reply(request, prompt.ids if whole is None else whole, pieces, ids, sampling.stop)
 
     def cancel(self, request: ChatRequest) -> None:
-        """Abort the calls of a chat, because its reply is no longer wanted. Does not block."""
+        """Abort the calls of a chat whose reply is no longer needed. Does not block."""
         for request_id, running in list(self._running.items()):
             if _chat(running) == _chat(request):
                 self._abort(request_id)
@@ -174,7 +174,7 @@ class TokenPolicy:
         return with_room_for(sampling, context - prompt)
 
     async def _generate(self, chat: ChatRequest, first: GenerateRequest) -> list[Generated]:
-        """Return the parts of a reply. Only the last part has another finish reason than ABORTED."""
+        """Return the parts of a reply. All but the last end with ABORTED."""
         pieces: list[Generated] = []
         errors, aborts = Backoff(*ERROR_PAUSES, system=SYSTEM), Backoff(*ABORTED_PAUSES, system=SYSTEM)
         left, asked = self._config.retries, first
@@ -202,7 +202,7 @@ class TokenPolicy:
             raise DeadlineExceeded(f"the model server gave no reply within {first.timeout:g} s") from None
 
     async def _once(self, chat: ChatRequest, asked: GenerateRequest) -> Generated:
-        """Call the generator. Aborts the call if it does not return, because a server may go on sampling."""
+        """Call the generator. Abort the call if it raises or is cancelled, since the server may still be sampling."""
         request_id = f"{asked.session_id}/{chat.attempt}/{chat.chat_number}/{uuid4().hex[:12]}"
         self._running[request_id] = chat
         try:
@@ -225,7 +225,7 @@ class TokenPolicy:
         reply = await self._threads.run(read)
         try:
             return self._response(request, prompt, pieces, ids, reply)
-        except InvalidArgument as error:  # the chat is not to blame
+        except InvalidArgument as error:  # the mistake is not in the chat
             raise Internal(f"the generator's result cannot be used: {error}") from None
 
     def _response(
@@ -283,7 +283,7 @@ def _check(given: object, name: str, methods: tuple[str, ...], wanted: str) -> N
 
 
 def _checked(generated: object) -> Generated:
-    """Return a generator's result with a FinishReason. Raises Internal for what is not a result."""
+    """Return a generator's result with a FinishReason. Raises Internal if it is not a Generated."""
     if not isinstance(generated, Generated):
         raise Internal(f"the generator returned a {type(generated).__name__}, not a Generated")
     if not isinstance(generated.weight_version, str):
@@ -302,7 +302,7 @@ def _checked(generated: object) -> Generated:
 
 
 def _spans(generated: Generated) -> Iterable[tuple[str, int]]:
-    """Return the versions of a result with their numbers of tokens."""
+    """Yield the versions of a result, each with its number of tokens."""
     if generated.versions:
         return [(span.version, span.tokens) for span in generated.versions]
     return [(generated.weight_version, len(generated.token_ids))]
@@ -313,13 +313,13 @@ def _chat(request: ChatRequest) -> tuple[str, int, str, int]:
 
 
 def _about(reply: Reply) -> dict[str, Any]:
-    """Return what ended a reply, and what is wrong with the calls that could not be read."""
+    """Return the extras of a reply: the stop text that ended it, and what is wrong with its malformed calls."""
     stop = {"stop_reason": reply.stop} if reply.stop else {}
     return {**stop, UNREAD_CALLS: list(reply.unread)} if reply.unread else stop
 
 
 def _unmet(request: ChatRequest, reply: Reply) -> dict[str, Any]:
-    """Return the mark of a reply that does not call the tool which its chat requires."""
+    """Return a mark if a reply does not call the tool that its chat requires, else {}."""
     choice = request.params.get("tool_choice")
     called = [call["function"]["name"] for call in reply.message.get("tool_calls") or ()]
     if isinstance(choice, Mapping):
@@ -332,7 +332,7 @@ def _unmet(request: ChatRequest, reply: Reply) -> dict[str, Any]:
 def _continued(first: GenerateRequest, pieces: list[Generated]) -> GenerateRequest:
     sampled = [piece.token_ids for piece in pieces]
     done, sampling = sum(map(len, sampled)), first.sampling
-    seed = None if sampling.seed is None else (sampling.seed + done) % 2**63  # not the same random numbers again
+    seed = None if sampling.seed is None else (sampling.seed + done) % 2**63  # don't repeat the random numbers
     prompt: Ids = np.concatenate([first.prompt_ids, *sampled]).astype("<u4", copy=False)
     left = replace(
         sampling, max_tokens=sampling.max_tokens - done, min_tokens=max(0, sampling.min_tokens - done), seed=seed
@@ -353,7 +353,7 @@ def _extras(pieces: list[Generated]) -> Extras:
 
 
 def _prompt_extras(last: Generated, prompt: int) -> Extras:
-    """Return the extras of the prompt. After an abort, those of the last call have rows of sampled tokens, too."""
+    """Return the extras of the prompt, without the rows that the last call has for tokens sampled before an abort."""
     return rows(last.prompt_extras, 0, prompt)
 
 
@@ -363,11 +363,11 @@ def _usage(prompt: int, sampled: int, cached: int | None) -> dict[str, Any]:
 
 
 MOST_SENT = 1024
-"""The most chats that are remembered. The one that was not used for the longest time is forgotten first."""
+"""How many chats are remembered. The least recently used one is dropped first."""
 
 
 class SentPrompts:
-    """The prompt and the reply of each chat with media, as a next chat has to send them."""
+    """The ids of each chat with media, in the form in which the next chat must send them."""
 
     def __init__(self) -> None:
         self._sent: OrderedDict[tuple[str, int, str, int], Ids] = OrderedDict()
@@ -381,7 +381,7 @@ class SentPrompts:
             self._sent.popitem(last=False)
 
     def without_media(self, request: ChatRequest) -> ChatRequest:
-        """Return a chat with media whose `known_ids` have no tokens of media.
+        """Return a chat with `known_ids` as they were sent, before the model server added the tokens of media.
 
         They are None if the chat that it continues is not remembered, so that the prompt is rendered anew.
         """

@@ -1,11 +1,11 @@
-"""Finds the tool calls in the text of a reply, for models without a renderer. STYLES has the ways of writing them.
+"""Finds the tool calls in the text of a reply, for models without a renderer. STYLES has the supported formats.
 
 - hermes: <tool_call>{"name": NAME, "arguments": {...}}</tool_call> (Hermes, Qwen 2.5 and 3)
 - qwen: <tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call> (Qwen3-Coder)
 - json: {"name": NAME, "arguments": {...}} or a list of such objects at the beginning of the text
 
-A call that cannot be read, or that has no end, stays text. A call without tags counts as a call only if the chat offers
-a tool of this name.
+A call that is malformed or has no end stays text. A call without tags counts only if the chat offers a tool of its
+name.
 """
 
 import json
@@ -28,13 +28,13 @@ class FoundCall:
 
 @dataclass(frozen=True, slots=True)
 class ParsedText:
-    """A reply's text, taken apart."""
+    """The content and the tool calls of a reply's text."""
 
     content: str
     """The text without the calls, and without white space at its ends."""
     calls: tuple[FoundCall, ...] = ()
     unread: tuple[str, ...] = ()
-    """What is wrong with each call that could not be read: `unclosed_block` or `invalid_call`."""
+    """What is wrong with each malformed call: `unclosed_block` or `invalid_call`."""
 
 
 Tool = Mapping[str, Any]
@@ -42,7 +42,7 @@ Tool = Mapping[str, Any]
 ToolParser = Callable[[str, Sequence[Tool]], ParsedText]
 
 _Found = tuple[int, int, FoundCall | str]
-"""The beginning and the end of a call in its text, and the call, or what is wrong with it."""
+"""The beginning and the end of a call in the text, and the call or what is wrong with it."""
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _FUNCTION = re.compile(r"(?:<tool_call>\s*)?<function=([^>\s]+)>")
@@ -52,16 +52,16 @@ _FENCE = re.compile(r"\s*```(?:json)?\s*(.*?)\s*```\s*\Z", re.DOTALL)
 _SPACE = re.compile(r"\s*")
 _DECODER = json.JSONDecoder()
 _BLANKS = " \t\r\n"
-"""Stripped from both ends of a reply's content. Other Unicode white space, such as a no-break space, is content."""
+"""What is stripped from the ends of a content. Other white space, such as a no-break space, is kept."""
 
 
 def parse_tool_calls(text: str, tools: Sequence[Tool], style: str = "auto") -> ParsedText:
-    """Return a reply's content and its calls.
+    """Split a reply into its content and its calls.
 
     Args:
         text: The text of the reply, without its reasoning.
         tools: The tools that are offered.
-        style: A key of STYLES; with "auto" the first that finds a call.
+        style: A key of STYLES, or "auto" for the first that finds a call.
     """
     unread: list[_Found] = []
     for find in STYLES.values() if style == "auto" else (STYLES[style],):
@@ -117,9 +117,9 @@ def _qwen(text: str, tools: Sequence[Tool]) -> Iterator[_Found]:
 
 
 def _parameters(text: str) -> list[tuple[str, str]] | None:
-    """Return the names and the texts of parameters; None if the text has anything before them.
+    """Return the names and the texts of parameters, or None if other text precedes them.
 
-    The end of a parameter may be missing, because the beginning of the next one is its end, too.
+    A parameter may lack its end tag: the beginning of the next one ends it, too.
     """
     begins = list(_PARAMETER.finditer(text))
     if text[: begins[0].start() if begins else len(text)].strip():
@@ -146,7 +146,7 @@ def _plain_json(text: str, tools: Sequence[Tool]) -> Iterator[_Found]:
             return
         end = len(text)
     elif (closing := _SPACE.match(text, end).end()) and text.startswith(CLOSE, closing):  # type: ignore[union-attr]
-        end = closing + len(CLOSE)  # a call without its opening tag
+        end = closing + len(CLOSE)  # the call has no opening tag
     offered = _names(tools)
     if all(call is not None and call.name in offered for call in calls):
         for call in calls:
@@ -172,7 +172,7 @@ def parser_of(style: "str | ToolParser") -> ToolParser:
 
 
 def _without(text: str, found: Sequence[_Found]) -> str:
-    """Return a text without its calls. What could not be read stays."""
+    """Return a text without its calls, but with the malformed ones."""
     kept, at = [], 0
     for begin, end, call in found:
         if isinstance(call, FoundCall):
@@ -182,18 +182,18 @@ def _without(text: str, found: Sequence[_Found]) -> str:
 
 
 def _call(value: Any, keys: Sequence[str]) -> FoundCall | None:
-    """Return a call of an object {"name": ..., KEY: {...}}; None for any other value."""
+    """Return the call of an object {"name": ..., KEY: {...}}, or None for any other value."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
         return None
     key = next((key for key in keys if key in value), None)
     arguments = value.get(key) if key else None
-    if isinstance(arguments, str):  # some models write the arguments as a text of JSON
+    if isinstance(arguments, str):  # some models write the arguments as a JSON string
         arguments = json_of(arguments)
     return FoundCall(value["name"], arguments) if isinstance(arguments, dict) else None
 
 
 def json_of(text: str) -> Any:
-    """Return the value of a text of JSON; None if it is not one.
+    """Return the value of a JSON text, or None if it is malformed.
 
     Args:
         text: The text.
@@ -203,7 +203,7 @@ def json_of(text: str) -> Any:
 
 
 def _json_at(text: str, at: int) -> tuple[Any, int] | None:
-    """Return the JSON value at a position, and its end; None if there is none."""
+    """Return the JSON value at a position and its end, or None if there is none."""
     begin = _SPACE.match(text, at)
     try:
         value, end = _DECODER.raw_decode(text, begin.end() if begin else at)
@@ -213,7 +213,7 @@ def _json_at(text: str, at: int) -> tuple[Any, int] | None:
 
 
 def name_of(tool: Tool) -> str:
-    """Return the name of a tool; empty if it has none.
+    """Return the name of a tool, or an empty string.
 
     Args:
         tool: The tool, in OpenAI's format.
@@ -223,7 +223,7 @@ def name_of(tool: Tool) -> str:
 
 
 def properties_of(tool: Tool) -> Mapping[str, Any]:
-    """Return the schemas of a tool's parameters by their names.
+    """Return the schemas of a tool's parameters, by name.
 
     Args:
         tool: The tool, in OpenAI's format.
@@ -239,7 +239,7 @@ def _names(tools: Sequence[Tool]) -> set[str]:
 
 
 def _value(text: str, schema: Any) -> Any:
-    """Return the value of a parameter: JSON, unless its schema allows a text or it is not JSON."""
+    """Parse a parameter as JSON, or keep it as text if it is not JSON or its schema allows a text."""
     text = text.removeprefix("\n").removesuffix("\n")
     is_null = text.strip() == "null"
     if allows(schema, "string") and not (is_null and allows(schema, "null")):
@@ -249,7 +249,7 @@ def _value(text: str, schema: Any) -> Any:
 
 
 def allows(schema: Any, kind: str) -> bool:
-    """Return whether a value of a schema may have a type.
+    """Return whether a schema allows values of a type.
 
     Args:
         schema: The schema of a parameter.

@@ -1,4 +1,4 @@
-"""A generator that samples from a model of the library transformers in this process.
+"""A generator that samples from a transformers model in this process.
 
     TokenPolicy(ChatRenderer(tokenizer), TransformersGenerator(model, tokenizer))
 
@@ -33,11 +33,11 @@ _PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
 _LIMITS = ("json_schema", "regex", "grammar", "min_tokens", "bad_words", "logit_bias", "allowed_token_ids")
 _UNSUPPORTED = (*_PENALTIES, *_LIMITS, "top_logprobs")
 MOST_WAITING = 4096
-"""The most calls that wait. Further ones raise ResourceExhausted."""
+"""How many calls may wait. Further ones raise ResourceExhausted."""
 
 
 TAIL = 8
-"""A stop text is looked for in the text of as many tokens as it has bytes, and so many more."""
+"""A stop text of n bytes is searched for in the last n + TAIL tokens."""
 
 
 class SampledRow:
@@ -62,7 +62,7 @@ class SampledRow:
         self._tail = max((len(text.encode()) for text in sampling.stop), default=0) + TAIL
 
     def take(self, token: int, logprob: float) -> None:
-        """Add a token. Sets `ended` after the last one."""
+        """Add a token, and set `ended` if it is the last one."""
         if self.interrupted:
             self.ended = FinishReason.ABORTED
             return
@@ -74,7 +74,7 @@ class SampledRow:
             self.ended = FinishReason.LENGTH
 
     def finish(self, version: str) -> None:
-        """Set the result, unless the caller has left."""
+        """Set the result, unless the call was cancelled."""
         if self.result.done():
             return
         self.result.set_result(
@@ -87,7 +87,7 @@ class SampledRow:
         )
 
     def fail(self, error: BaseException) -> None:
-        """Raise an error from the call, unless its caller has left."""
+        """Raise an error from the call, unless it was cancelled."""
         if not self.result.done():
             self.result.set_exception(error)
 
@@ -102,16 +102,16 @@ class SampledRow:
 class TransformersGenerator:
     """Samples from a causal language model of transformers.
 
-    The logprobs are those of log_softmax(logits / temperature) in float32, over the whole vocabulary, also with top_p
-    and top_k. With temperature 0, the most likely token is taken, and the logprobs are those of temperature 1. Calls
-    with penalties, a grammar or media raise InvalidArgument.
+    Logprobs are log_softmax(logits / temperature) in float32 over the whole vocabulary, even with top_p and top_k. With
+    temperature 0, the most likely token is taken, with its logprob at temperature 1. Calls with penalties, a grammar or
+    media raise InvalidArgument.
 
     Args:
         model: The model, on any device.
-        tokenizer: Decodes for stop texts, and names the token that ends a turn.
+        tokenizer: Its text is searched for stop texts, and its end token ends a turn.
         end_ids: The tokens that end a turn; None for those of the tokenizer and of the model's generation_config.
         batch: The most calls that are sampled together.
-        gather: A batch begins this many seconds after its first call.
+        gather: How many seconds after its first call a batch begins.
         version: The version of the weights.
     """
 
@@ -142,12 +142,12 @@ class TransformersGenerator:
         self._threads = DaemonThreads()
         self._running: asyncio.Task[None] | None = None
         self._updates = 0
-        """The number of update_weights() that wait or run. Meanwhile no batch begins."""
+        """The number of waiting or running update_weights(), during which no batch begins."""
         self._options = _options(model)
         self._context: int | None = getattr(model.config, "max_position_embeddings", None)
 
     async def generate(self, request: GenerateRequest, /) -> Generated:
-        """Return the sampled tokens. After abort() and update_weights(abort=True), the result is ABORTED."""
+        """Return the sampled tokens. After abort() or update_weights(abort=True), the result is ABORTED."""
         row = self._row(request)
         if len(self._waiting) >= MOST_WAITING:
             raise ResourceExhausted(f"{MOST_WAITING} calls wait for the model", retry_after=1.0)
@@ -157,7 +157,7 @@ class TransformersGenerator:
         try:
             return await row.result
         finally:
-            row.interrupted = True  # if the caller was cancelled, the sampling ends
+            row.interrupted = True  # ends the sampling if this call was cancelled
             del self._rows[request.request_id]
 
     async def abort(self, request_id: str, /) -> None:
@@ -168,12 +168,12 @@ class TransformersGenerator:
 
     @asynccontextmanager
     async def update_weights(self, version: str, *, abort: bool = False) -> AsyncIterator[None]:
-        """Hold the sampling while the weights change: `async with generator.update_weights("step-2"): ...`.
+        """Pause sampling while the weights change: `async with generator.update_weights("step-2"): ...`.
 
         Args:
             version: The version of the new weights. If the block raises, the old version stays.
-            abort: Whether the calls of the running batch end at once with ABORTED, so that TokenPolicy continues them
-                with the new weights. Otherwise the batch ends first.
+            abort: Whether to end the calls of the running batch at once with ABORTED, so that TokenPolicy continues
+                them with the new weights. By default, wait until the batch has ended.
         """
         self._updates += 1
         try:
@@ -238,7 +238,7 @@ class TransformersGenerator:
         except CallError as error:
             for row in rows:
                 row.fail(error)
-        except Exception as error:  # torch and models raise many kinds
+        except Exception as error:  # torch and models raise errors of many types
             log.exception("the model failed")
             for row in rows:
                 row.fail(Internal(f"the model failed: {type(error).__name__}: {str(error)[:500]}"))
@@ -247,7 +247,7 @@ class TransformersGenerator:
                 row.finish(self.version)
         finally:
             for row in rows:
-                row.interrupted = True  # if this task was cancelled, the thread ends
+                row.interrupted = True  # ends the thread if this task was cancelled
 
     def _sample(self, rows: list[SampledRow]) -> None:
         """Sample the tokens of rows until all have ended. Runs on the thread."""
@@ -259,7 +259,7 @@ class TransformersGenerator:
         width = max(len(row.prompt) for row in rows)
         ids = np.zeros((len(rows), width), dtype=np.int64)
         mask = np.zeros((len(rows), width), dtype=np.int64)
-        for number, row in enumerate(rows):  # padded on the left
+        for number, row in enumerate(rows):  # pad on the left
             ids[number, width - len(row.prompt) :] = row.prompt
             mask[number, width - len(row.prompt) :] = 1
         entered = torch.from_numpy(ids).to(device)
@@ -314,7 +314,7 @@ def _draw(logits: "torch.Tensor", row: SampledRow) -> tuple[int, float]:
 
 
 def _truncated(chances: "torch.Tensor", top_k: int | None, top_p: float | None, min_p: float | None) -> "torch.Tensor":
-    """Return the chances with zeros for the tokens that top_k, top_p and min_p leave out."""
+    """Return the probabilities with zeros for the tokens that top_k, top_p and min_p exclude."""
     import torch
 
     if top_k is not None and 0 < top_k < len(chances):
@@ -324,7 +324,7 @@ def _truncated(chances: "torch.Tensor", top_k: int | None, top_p: float | None, 
     if top_p is not None and top_p < 1:
         ordered, tokens = chances.sort(descending=True)
         before = ordered.cumsum(0) - ordered
-        least = max(top_p * float(ordered.sum()), 1e-12)  # at least the most likely token
+        least = max(top_p * float(ordered.sum()), 1e-12)  # keep at least the most likely token
         chances = torch.zeros_like(chances).index_copy(0, tokens, ordered * (before < least))
     if min_p:
         chances = chances * (chances >= min_p * chances.max())
@@ -342,5 +342,5 @@ def _end_ids(model: Any, tokenizer: Any) -> set[int]:
 
 
 def _options(model: Any) -> dict[str, Any]:
-    """Return the options with which the model computes the logits of the last token only, if it can."""
+    """Return the options that restrict a model to the logits of the last token, if it has them."""
     return {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}

@@ -233,7 +233,7 @@ def _check_view(options: "RolloutServerSettings", security: "ServerSecurity") ->
     try:
         import osmosis_grpc.viewer.app  # noqa: F401
     except ModuleNotFoundError as error:
-        missing = missing_extra("it", "server,view")
+        missing = missing_extra("it", "server")
         raise OptionError("{view}: {missing} (there is no {name})", missing=missing, name=error.name) from None
 
 

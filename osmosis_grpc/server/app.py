@@ -46,26 +46,26 @@ SERVE_GRPC = job("server.serve_grpc", OnFailure.FAIL_OWNER)
 SERVICE = services_pb2.DESCRIPTOR.services_by_name["RolloutService"].full_name
 LIVENESS = "liveness"
 LIST_TOOLS_TIMEOUT = 2.0
-"""GetServerInfo lists the tools of agents. The server waits this many seconds for an async get_tools."""
+"""How many seconds GetServerInfo waits for an agent's async get_tools()."""
 _Status = health_pb2.HealthCheckResponse
 
 
 class AgentServer:
     """Hosts agents over gRPC. Used as `async with AgentServer([loop], port=0) as server`.
 
-    The health service has three names: "", the RolloutService, and "liveness". The first two are NOT_SERVING while the
-    server drains or cannot write its journal, and after `supervisor` has failed. "liveness" is SERVING until the server
-    ends. Every caller may check the health.
+    The health service needs no token and answers for three names: "", the RolloutService, and "liveness". The first
+    two are NOT_SERVING while the server drains or cannot write its journal, and after `supervisor` has failed.
+    "liveness" is SERVING until the server ends.
 
     Args:
         agent_loops: The agents: agent loops, or classes of workflows.
         host: The address at which the server listens.
         port: Its port; 0 for a free one.
-        state_dir: The folder of the journal. The server then answers an Init after the acceptance is committed, sends
-            an outcome after the end is committed, and continues the rollouts of the previous process. Make such a
-            server within the running event loop.
+        state_dir: The folder of the journal. With a journal, the server commits a rollout before it answers the Init,
+            commits the outcome before it sends it, and continues the rollouts of the previous process. Such a server
+            must be constructed in the running event loop.
         connect: The addresses of trainers, each HOST:PORT. The server opens a stream to each of them, and the trainer
-            owns the rollouts of the stream.
+            owns the rollouts of its stream.
         security: The credentials that callers need.
         credentials: The token for the trainers in `connect`, and the TLS files for all trainers.
         config: Limits and times.
@@ -115,11 +115,11 @@ class AgentServer:
         self.supervisor = Supervisor("the agent server", lambda error: self._set_health(), system)
         """Owns the background work. `supervisor.failure` says why the server has failed."""
         self.on_drain: Callable[[bool], None] = lambda draining: None
-        """Called when an administrator has begun or ended a drain."""
+        """Called with True or False after an administrator has begun or ended a drain."""
         self._health = health.aio.HealthServicer()
         self._workers = workers
         self.routes: Workers | None = None
-        """All workers, if the server has several and runs."""
+        """All workers, once a server with several workers has started."""
         self._connect = list(dict.fromkeys(connect))
         self._stack = AsyncExitStack()
         self._stopped = False
@@ -235,7 +235,7 @@ class AgentServer:
             raise RuntimeError("the gRPC server has stopped by itself")
 
     async def order_drain(self, draining: bool) -> None:
-        """Begin or end a drain, because an administrator wants it. Raises FailedPrecondition."""
+        """Begin or end a drain on an administrator's request. Raises FailedPrecondition."""
         await (self.drain() if draining else self.end_drain())
         self.on_drain(draining)
 
@@ -248,7 +248,7 @@ class AgentServer:
             await self._update_health()
 
     async def end_drain(self) -> None:
-        """Accept new rollouts again, unless this is a worker that leaves.
+        """Accept new rollouts again, unless this worker is leaving.
 
         Raises FailedPrecondition if the server is stopping.
         """
@@ -263,7 +263,7 @@ class AgentServer:
             await self._update_health()
 
     def _set_health(self) -> None:
-        """Update the health when a problem of the journal begins or ends, or when the server has failed."""
+        """Recompute the health, after a journal problem has begun or ended or the server has failed."""
         self.supervisor.start(UPDATE_HEALTH, self._update_health)
 
     async def _update_health(self) -> None:
@@ -274,11 +274,11 @@ class AgentServer:
     async def stop(self, limit: float, *, park: bool = False) -> None:
         """Drain, then stop.
 
-        Rollouts that are still unfinished end FAILED (server, retryable), or the next process continues them.
+        Rollouts unfinished by then are left to the next process if it can continue them, else FAILED and retryable.
 
         Args:
-            limit: The most seconds of the drain.
-            park: Whether the rollouts that the next process can continue are left to it at once.
+            limit: How many seconds the drain may take.
+            park: Leave the rollouts that the next process can continue to it at once, without waiting for them.
         """
         self._stopped = True
         await self.drain()
@@ -293,7 +293,7 @@ def _left(capacity: Capacity) -> dict[str, int]:
 
 
 async def _default_tools(agent: Runnable) -> list[ToolDict]:
-    """Return the tools for an empty request. For an agent that needs a real request, return an empty list."""
+    """Return the tools that an agent has for an empty request, or none if get_tools() needs a real request."""
     if not agent.lists_tools_without_request:
         return []
     try:

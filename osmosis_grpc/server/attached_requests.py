@@ -32,7 +32,7 @@ MAX_ANNOTATING = 64 * 1024 * 1024
 
 
 class JournaledRequests:
-    """The waiting requests of one attachment.
+    """The requests of one attachment whose answers wait for the journal.
 
     `send` sends a frame of a kind if there is a stream. `fail` is called when an answer could not be made.
     """
@@ -45,9 +45,9 @@ class JournaledRequests:
         self._send = send
         self._fail = fail
         self._cancelling = 0
-        """The bytes of the replies to cancels that wait."""
+        """The bytes of the replies to cancels that wait for the journal."""
         self._annotating = 0
-        """The bytes of the annotations that wait."""
+        """The bytes of the annotations that wait for the journal."""
 
     def on_cancel(self, ask: pb.CancelFrame) -> None:
         """Cancel rollouts, and answer after the commit."""
@@ -175,7 +175,7 @@ class Subscriptions:
 ACCEPTED = job("server.answer_init", OnFailure.REPORT, "callback")
 
 MAX_EQUAL_INITS = 64
-"""At most this many equal Inits wait for the same answer. Equal Inits have the same id, attempt and spec."""
+"""At most this many copies of one Init (the same id, attempt and spec) wait for its answer."""
 
 
 class AttachedInits:
@@ -184,9 +184,9 @@ class AttachedInits:
     Args:
         engine: Runs the rollouts.
         owner: The owner of the rollouts.
-        peer: Where their calls go: the attachment. It has a tenant.
+        peer: The attachment, which receives the calls of the rollouts. It has a tenant.
         max_metadata: The most bytes of a rollout's metadata.
-        send: Sends a frame of a kind if there is a stream; `answer` says whether the stream limits its bytes.
+        send: Sends a frame of a kind if there is a stream. With `answer`, its bytes count against the stream's limit.
         fail: Called when an answer could not be made.
         resend: Sends the outcome of a settled rollout again.
     """
@@ -213,31 +213,31 @@ class AttachedInits:
         self._resend = resend
         self._window = 0
         self._largest = 0
-        """The largest window that the trainer can believe in. An Init beyond it ends the stream."""
+        """The largest window that the trainer may still assume. An Init beyond it ends the stream."""
         self._accepting: Counter[Record] = Counter()
         """For each rollout that is being accepted, the number of Inits that wait for the answer."""
 
     def begin(self, granted: int) -> None:
         """Set the window of a new stream.
 
-        The trainer perhaps does not know all rollouts of earlier streams. If an Init beyond the window then ended the
-        stream, the trainer would send the same Init on each new stream, and no rollout would go on.
+        Rollouts of earlier streams count too, though the trainer possibly does not know all of them. If an Init beyond
+        the window ended the stream for that reason, the trainer would resend it on each new stream, forever.
         """
         self._window = granted
         self._largest = granted + self._tenant.open
 
     def grant(self, window: int) -> None:
-        """Set the number of rollouts that this trainer may have open, and tell the trainer."""
+        """Set the number of rollouts that this trainer may have open, and send it to the trainer."""
         if window != self._window:
             self._window = window
             self._largest = max(window, self._largest)
             self._send("window", pb.ServerWindow(max_open_rollouts=window), answer=False)
 
     def on_open_rollouts(self, message: pb.OpenRollouts) -> None:
-        """Take over the rollouts for which the trainer waits, and name the unknown ones.
+        """Take over the rollouts that the trainer waits for, and answer with those that the server does not know.
 
-        Another attachment of the trainer possibly had these rollouts. The trainer has no outcome of a settled one, for
-        example of an expired one, so the outcome is sent again.
+        They may come from another attachment of the trainer. If one is settled, for example expired, its outcome is
+        sent again, because a trainer that waits does not have it.
         """
         take_over, owner = self._engine.acceptance.take_over, self._owner
         found = [

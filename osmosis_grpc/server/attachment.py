@@ -2,28 +2,28 @@
 
 The theory
 ----------
-An attachment stands for a trainer, and not for a connection. It outlives its streams: when a stream breaks, the trainer
-opens the next one, which continues where the last one ended. So the attachment is the *peer* of the trainer's rollouts,
-and the engine never sees a stream. The engine calls chat() and complete() and waits, with or without a stream.
+An attachment represents a trainer rather than a connection. When a stream breaks, the trainer opens the next one, and
+the attachment continues where the last one ended. To the engine it is the *peer* of the trainer's rollouts: the engine
+calls chat() and complete() and waits for the answers, whether there is a stream or not.
 
 The attachment keeps everything that has no answer yet:
 
 - `_waiting`: chats that were not sent on the present stream, in order.
-- `_open`: chats that were sent on it, at most `_chat_window`. A chat is in one of the two; a reply, an abandon or a
-  failed encoding takes it out.
-- `_results`: outcomes without a receipt. They have no window.
+- `_open`: chats that were sent on it, at most `_chat_window`. A chat is in `_waiting` or `_open` until a reply, an
+  abandon or a failed encoding removes it.
+- `_results`: outcomes without a receipt. Their number is not limited.
 
-A new stream (take()) moves `_open` back to the front of `_waiting`, and sends everything again. This is safe because a
-chat has a name and an outcome has a result id: the trainer answers a second copy with the first answer. For the same
-reason, _tick() may send them again on a live stream, if a proxy has lost a frame. A chat whose future is done is
-skipped: its rollout has ended, or has moved to another peer. A reply for a chat that is not open is late if the chat
-was ever asked, and otherwise a breach that ends the stream.
+A new stream (take()) moves `_open` back to the front of `_waiting`, and sends everything again. This is safe because
+chats have names and outcomes have result ids, by which the trainer recognizes a second copy and repeats its answer.
+So _tick() can also resend them on a live stream, in case a proxy has lost a frame. A chat whose future is done is
+skipped: its rollout has ended, or has moved to another peer. A reply to a chat that is not open is dropped as late if
+the chat was ever sent; otherwise it breaks the protocol and ends the stream.
 
-Answers to the trainer's own requests are not kept. The trainer sends a request without an answer again on the next
-stream, and the engine finds the rollout that it has started already. So an error in making an answer ends the stream.
+Answers to the trainer's own requests are not kept. The trainer resends an unanswered request on the next stream, and
+the engine then finds the rollout that it has already started. So an error while making an answer ends the stream.
 
-What may live here: this state, and handlers that pass a frame on. Nothing here awaits, so no handler sees the stream
-change. Rules about the order and the size of frames are in protocol/stream, and those about rollouts in the engine.
+This file holds this state and handlers that pass a frame on. Nothing here awaits, so the stream cannot change while a
+handler runs. The order and the size of frames are checked in protocol/stream, and rollouts are run by the engine.
 Inits with their window, requests that wait for the journal, and subscriptions are in attached_requests.py.
 """
 
@@ -92,7 +92,7 @@ class Attachment:
         self.address, self.version, self.since = "", "", 0.0
         """The trainer's address and version on its newest stream, and when it began, in Unix seconds."""
         self.dropped = 0
-        """The number of chat replies that were dropped, because they came too late."""
+        """The number of chat replies that were dropped because they were late."""
         self._engine = engine
         self.peer = Peer(
             self.chat,
@@ -184,7 +184,7 @@ class Attachment:
         return future
 
     def abandon(self, chat: ChatKey, reason: AbandonReason, /) -> None:
-        """Tell the trainer that replies to open chats are no longer wanted. An abandoned chat is no longer open."""
+        """Close open chats, and tell the trainer that their replies are no longer needed."""
         rollout_id, attempt, sample, number = chat
         if ABANDON_CHAT not in self._features or (number and chat not in self._open):
             return
@@ -199,8 +199,8 @@ class Attachment:
     def complete(self, outcome: RolloutOutcome, /, *, again: bool = False) -> "asyncio.Future[Receipt]":
         """Send an outcome at once. Implements ResultSink.
 
-        Until the outcome is answered, it is sent again on each new stream. `again` is True if the present stream has
-        had it already; then it counts as an answer to the trainer's frame, and the stream limits the bytes of answers.
+        Until the outcome is answered, it is sent again on each new stream. Set `again` if this stream has carried it
+        before: the copy then answers a frame of the trainer, and its bytes count against the limit for answers.
         """
         frame = complete_frame(outcome, blobs=BLOBS in self._features)
         key = (outcome.rollout_id, outcome.attempt, outcome.result_id)
@@ -214,10 +214,9 @@ class Attachment:
     # The stream.
 
     def take(self, stream: FrameStream, hello: pb.TrainerHello, *, granted: int) -> None:
-        """Use a new stream after both hellos. Send the unanswered chats and outcomes again on the new stream.
+        """Switch to a new stream after both hellos, and send the unanswered chats and outcomes again on it.
 
-        If there is an older stream, it ends with ABORTED. `granted` is the number of open rollouts that the server's
-        hello has allowed.
+        An older stream ends with ABORTED. `granted` is the number of open rollouts that the server's hello allowed.
         """
         if self._stream is not None:
             replaced = "a newer stream with the same attachment id has replaced this stream"
@@ -277,7 +276,7 @@ class Attachment:
     def _tick(self, stream: FrameStream) -> None:
         """Resend the chats and outcomes that have had no answer for more than `chat_silence` seconds.
 
-        A proxy can lose a frame while the stream continues, so an answer possibly never comes.
+        A proxy can lose a frame without breaking the stream. The answer would then never come.
         """
         now = self._loop.time()
         before = now - self._engine.config.chat_silence
@@ -316,13 +315,13 @@ class Attachment:
     def _send(self, kind: str, message: Any, *, answer: bool = True) -> None:
         """Send a frame if there is a stream.
 
-        With `answer`, the frame answers a frame of the trainer. The stream limits the bytes of unread answers.
+        With `answer`, the frame answers one of the trainer, and its bytes count against the limit for unread answers.
         """
         if self._stream is not None:
             (self._stream.answer if answer else self._stream.send)(server_frame(kind, message))
 
     def _resend_delivered(self, record: Record) -> None:
-        """Send the outcome of a settled rollout again, because the trainer possibly does not have it."""
+        """Send the outcome of a settled rollout again, in case the trainer does not have it."""
         outcome = record.delivery.outcome
         if outcome is None or record.delivery.undelivered:
             return
@@ -333,10 +332,7 @@ class Attachment:
             self._resent.add(key)
 
     def _failed(self, error: BaseException) -> None:
-        """End the stream, because an answer could not be sent.
-
-        The trainer then sends the unanswered request again on the next stream.
-        """
+        """End the stream after an answer could not be sent, so that the trainer repeats its request on the next one."""
         if self._stream is not None:
             self._stream.end(Internal("an answer could not be sent; the server's log says why"))
 
@@ -384,7 +380,7 @@ class Attachment:
             self.subscriptions.begin(self._stream, message)
 
     def _on_goodbye(self, message: pb.Goodbye) -> None:
-        """End the stream, because the trainer is done. Its unfinished rollouts then end at once."""
+        """End the stream and, at once, the trainer's unfinished rollouts: the trainer is done."""
         self.done = True
         if self._stream is not None:
             self._stream.end(None)

@@ -32,13 +32,13 @@ DIAL = job("server.dial", OnFailure.RESTART)
 GRACE = job("server.trainer_grace", OnFailure.RESTART)
 
 MAX_ATTACHMENTS = 1024
-"""The largest number of attachments. All owners share it (see engine/fair_shares.py)."""
+"""The most attachments of the server, shared between the owners by engine/fair_shares.py."""
 ACCEPT = "/osmosis.rollout.v1.TrainerService/Accept"
 _HEARTBEAT = server_frame("heartbeat", pb.Heartbeat())
 
 
 class Attachments:
-    """Makes, finds and drops attachments."""
+    """Creates, finds and drops attachments."""
 
     def __init__(self, engine: Engine, max_metadata_bytes: int, network: Network = GRPC) -> None:
         self._engine = engine
@@ -93,7 +93,7 @@ class Attachments:
         )
 
     def expect(self, attachment_id: str, owner: str) -> Peer:
-        """Return the peer for a trainer with rollouts of the previous process. The trainer's grace period begins."""
+        """Return the peer for a trainer whose rollouts the previous process ran, and begin its grace period."""
         attachment = self._attachments.get(attachment_id)
         if attachment is None:
             attachment = self._add(attachment_id, owner)
@@ -101,7 +101,7 @@ class Attachments:
         return attachment.peer
 
     def get(self, attachment_id: str) -> Attachment | None:
-        """Return an attachment that is open or within its grace period, or None for any other id."""
+        """Return the attachment if it is open or within its grace period, else None."""
         return self._attachments.get(attachment_id)
 
     def drain(self) -> None:
@@ -208,7 +208,7 @@ class Attachments:
         return self._window(attached, owner)
 
     def _window(self, attached: Mapping[str, int], owner: str) -> int:
-        """Return the window of one attachment: the owner's even share, divided by the owner's attachments.
+        """Return the window of one attachment: its owner's share of the server, divided by the owner's attachments.
 
         During a drain, return 0.
         """
@@ -245,7 +245,7 @@ class Attachments:
         )
 
     def _hello(self, attachment_id: str, window: int, workers: Sequence[Worker] = ()) -> pb.ServerHello:
-        """Return the hello. A stream that this process dials names no workers, because each of them dials."""
+        """Return the hello. Pass no workers for a stream that this process opens: each worker opens its own."""
         engine = self._engine
         return pb.ServerHello(
             attachment_id=attachment_id,

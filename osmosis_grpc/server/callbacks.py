@@ -44,18 +44,18 @@ COMPLETE_TIMEOUT = 30.0
 """The timeout of one try of a delivery, in seconds."""
 
 TOO_LARGE = "Received message larger than max"
-"""A part of gRPC's own error for a reply beyond the limit of the channel. The trainer has sent it, and would again."""
+"""Part of gRPC's error text for a reply above the channel's limit. A retry is useless: it gets the same reply."""
 REACHED_AFTER = 10.0
-"""When a call is cut off after this many seconds, it had reached the trainer. grpc tries to connect for less time."""
+"""A call that breaks after this many seconds had reached the trainer, because gRPC gives up connecting sooner."""
 
 SHARED_FOR = 60.0
-"""A channel is not given to another rollout when no rollout has got it for this many seconds."""
+"""New rollouts reuse a channel to their address if one was handed out within this many seconds."""
 
 CHAT = "/osmosis.rollout.v1.TrainerService/Chat"
 COMPLETE = "/osmosis.rollout.v1.TrainerService/Complete"
 ABANDON = "/osmosis.rollout.v1.TrainerService/AbandonChat"
 ABANDON_TIMEOUT = 10.0
-"""The timeout of the one call that tells a trainer to stop a sampling, in seconds."""
+"""The timeout of an AbandonChat call, in seconds."""
 
 _abandoning: set[Any] = set()
 """The open calls of AbandonChat. They are kept here because grpc cancels a call that has no reference."""
@@ -69,7 +69,7 @@ MakePeer = Callable[..., Awaitable[Peer]]
 class Callbacks:
     """Makes the peers for callbacks. Rollouts with the same address share a channel, see SHARED_FOR.
 
-    `schemes` has the peer factory of each URL scheme, for recorded rollouts that came over HTTP. `authenticated` says
+    `schemes` maps URL schemes to peer factories, for recorded rollouts that came over HTTP. `authenticated` says
     whether callers are identified. `tls` has the files for callbacks over TLS.
     """
 
@@ -91,7 +91,7 @@ class Callbacks:
         self._tls = tls or ClientTls()
         self._network = network
         self._channels: OrderedDict[ChannelKey, tuple[grpc.aio.Channel, float]] = OrderedDict()
-        """The channels that further rollouts get, and when a rollout has got each of them last. Sorted by this time."""
+        """The channels that new rollouts can reuse, each with the time of its last use, oldest first."""
         self._open: weakref.WeakValueDictionary[int, grpc.aio.Channel] = weakref.WeakValueDictionary()
         """All channels that are in use, by number. close() closes them."""
         self._numbers = itertools.count()
@@ -130,8 +130,8 @@ class Callbacks:
     def later(self, init: InitRequest) -> Peer:
         """Return the peer for a rollout of the previous process.
 
-        The peer resolves the target at its first call, because the target possibly has no address before. The target
-        is a URL if the rollout came over HTTP.
+        The peer resolves the target at its first call, because its name may not resolve yet. The target is a URL if
+        the rollout came over HTTP.
         """
         found: list[Peer] = []
         scheme = init.callback.target.partition("://")[0] if init.callback is not None else ""
@@ -213,7 +213,7 @@ class _Trainer:
         return Asking(self._calls, CHAT, self._chat, message, timeout=timeout, metadata=self._metadata)
 
     def abandon(self, chat: ChatKey, reason: AbandonReason, /) -> None:
-        """Tell the trainer once that replies to open chats are no longer wanted. The answer is not needed."""
+        """Tell the trainer once that replies to open chats are no longer needed. Don't wait for an answer."""
         if ABANDON_CHAT not in self.callback.features:
             return
         rollout_id, attempt, sample, number = chat
@@ -245,7 +245,7 @@ class _Trainer:
 
 
 class _Asking:
-    """An open chat. The agent's task awaits the chat. cancel() ends the chat."""
+    """An open chat, which the agent's task awaits and cancel() ends."""
 
     __slots__ = ("_began", "_call", "_cancelled", "_delta", "_monotonic", "_request", "_trainer")
 
@@ -274,7 +274,7 @@ class _Asking:
                 reply = await self._call
                 break
             except grpc.aio.AioRpcError as failed:
-                # A call is cut if the connection or a proxy ended it. Then the trainer has not answered.
+                # Without our error details, a connection or a proxy has ended the call, and not the trainer.
                 answered = any(key == DETAILS_KEY for key, _ in failed.trailing_metadata() or ())
                 if not answered and TOO_LARGE in (failed.details() or ""):
                     raise ReplyUnreadable(f"the trainer's reply cannot be read: {failed.details()}") from None
@@ -284,8 +284,7 @@ class _Asking:
                     error = Unavailable("the chat was cut off by the trainer")
                 unknown = self._delta and isinstance(error, UnknownChat)
                 reached = cut and self._monotonic() - asked >= REACHED_AFTER
-                # After a cut, grpc can send the next call on the broken connection.
-                # A cut of that call is not an answer either.
+                # gRPC may send the retry on the same broken connection, so if that breaks too, retry again.
                 again = unknown or reached or (after_cut and cut)
                 if self._cancelled or not again:
                     raise error from None

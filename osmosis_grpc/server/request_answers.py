@@ -1,4 +1,4 @@
-"""Makes the answers to Init, Cancel, StreamEvents and Annotate, which come as RPCs and as frames of an attachment."""
+"""Answers Init, Cancel, StreamEvents and Annotate, for RPCs as for frames of an attachment."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -17,7 +17,7 @@ from osmosis_grpc.protocol.wire.rollout import ACTIVITY
 
 
 def cancel(engine: Engine, owner: str, request: pb.CancelRequest) -> pb.CancelResponse:
-    """Cancel the selected rollouts. The caller sends the response after the log's barrier. Raises InvalidArgument."""
+    """Cancel the selected rollouts. Send the response only after the log's barrier. Raises InvalidArgument."""
     rows = engine.cancel(owner, attempt=request.attempt, reason=request.reason, **control.selection_from_wire(request))
     return pb.CancelResponse(results=map(control.CANCEL_RESULT.to_wire, rows))
 
@@ -33,7 +33,7 @@ async def annotate(engine: Engine, owner: str, request: AnnotateRequest) -> Anno
 
 
 def init_answer(record: Record, started: bool) -> InitResponse:
-    """Return the response for an Init that started or found a rollout."""
+    """Return the response to an Init that has started a rollout, or found one that was already there."""
     outcome = record.delivery.outcome
     earlier = outcome.from_journal if outcome is not None and not started else None
     return InitResponse(

@@ -26,14 +26,14 @@ from osmosis_grpc.server.request_answers import init_answer
 
 MAX_PAGE_SIZE = 1000
 LARGE_METADATA = 64 * 1024
-"""Metadata of more characters than this is read for only one Init at a time."""
+"""Inits with more characters of metadata than this are read one at a time."""
 
 
 class Access(Protocol):
     """Says who calls. ServerSecurity has these methods."""
 
     def authenticator(self) -> Callable[[Any], str] | None:
-        """Return the function that returns the owner for a context; None if all callers are one owner."""
+        """Return a function that maps a call's context to its owner, or None if all callers are one owner."""
 
     def check_admin(self, context: Any) -> None:
         """Raise PermissionDenied unless the caller is an administrator."""
@@ -61,7 +61,7 @@ class RolloutServicer(services_pb2_grpc.RolloutServiceServicer):
         self._attachments = attachments
         self._max_metadata = config.max_metadata_bytes
         self._turn = asyncio.Lock()
-        """Held while large metadata is read, so that other calls can run between two such Inits."""
+        """Held while large metadata is read, so that other calls run between two such Inits."""
         self._tools = tools
         self._on_drain = on_drain
         self._owner: Callable[[Any], str] = security.authenticator() or (lambda context: "")

@@ -1,4 +1,4 @@
-"""The files of a debug folder: the lines of ctx.log_event in ID.jsonl, and all events of a rollout in another file."""
+"""Writes a debug folder: for each rollout, one file with the lines of ctx.log_event and one with all its events."""
 
 import dataclasses
 import hashlib
@@ -23,7 +23,7 @@ def new_folder(parent: str | Path) -> Path:
 class DebugLog:
     """Writes the events of ctx.log_event as the Osmosis SDK does: each as a line of FOLDER/ROLLOUT_ID.jsonl.
 
-    Implements EventSink. If the id of a rollout is not a name for a file on every system, the name is made from the id.
+    Implements EventSink. A rollout id that is not a valid file name on every system is encoded.
     """
 
     writes_files = True
@@ -63,7 +63,7 @@ class TraceLog:
             file.write(json.dumps(row, ensure_ascii=False, default=_plain) + "\n")
 
     def path(self, rollout_id: str) -> Path:
-        """Return the file of a rollout. Its name is made from the rollout id."""
+        """Return the file of a rollout, whose name is derived from the rollout id."""
         return self.folder / _file_name(rollout_id)
 
 
@@ -77,7 +77,7 @@ def _file_name(rollout_id: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a value that json cannot write to a value that json can write. Leave out the credentials of a request."""
+    """Convert a value to one that json can write, without the credentials of a request."""
     if isinstance(value, InitRequest):
         return dataclasses.replace(value.request, api_key=None)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -1,7 +1,7 @@
-"""Owns every background task, thread and timer of this project, and defines the consequence of their failures.
+"""Owns every background task, thread and timer of this project, and decides what happens when one fails.
 
-A Job is a kind of background work. The file that does the work declares the Job once. Other packages of the project do
-not call `create_task`, `ensure_future`, `Thread` or `call_later`. scripts/lint.py checks this rule.
+A Job is a kind of background work, declared once in the file that does the work. Other packages of the project must
+not call `create_task`, `ensure_future`, `Thread` or `call_later`; scripts/lint.py checks this.
 """
 
 from osmosis_grpc.supervise.daemon_threads import DaemonThreads, result_of

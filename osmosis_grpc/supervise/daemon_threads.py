@@ -1,6 +1,6 @@
-"""A pool of daemon threads for functions that block, and waits of the main thread that every signal ends.
+"""Runs blocking functions on a pool of daemon threads, and waits for a future so that signals end the wait.
 
-A function that never returns does not keep the process alive.
+Daemon threads, because a function that never returns must not keep the process alive.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 WORK = job("supervise.work", OnFailure.RESTART, "thread")
 
 WARN_EVERY = 60.0
-"""A pool logs at most once in so many seconds that functions wait."""
+"""The fewest seconds between two warnings of a pool that functions wait."""
 
 T = TypeVar("T")
 
@@ -40,11 +40,11 @@ class _Job:
 
 
 class DaemonThreads:
-    """Runs up to `count` threads. A thread starts when a function comes and every other thread is busy.
+    """Runs functions on up to `count` threads, which start when they are needed.
 
-    A thread is lost while its function runs and the caller was cancelled. Up to `replaced` lost threads are replaced by
-    further ones, so functions that never return do not stop the pool. A pool with a `name` logs when calls wait for a
-    thread, and threads are lost.
+    A thread is lost while it runs a function whose caller was cancelled. Up to `replaced` lost threads are replaced, so
+    that functions that never return do not block the pool. A pool with a `name` logs when calls wait because threads
+    are lost.
     """
 
     def __init__(self, count: int = 1, *, replaced: int = 0, name: str = "") -> None:
@@ -60,7 +60,7 @@ class DaemonThreads:
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._lock = Lock()
         self._unfinished = 0
-        """The number of functions that wait or run."""
+        """The number of functions that are queued or running."""
         self._lost = 0
 
     async def run(self, function: Callable[[], T], started: Callable[[], None] | None = None) -> T:
@@ -102,7 +102,7 @@ class DaemonThreads:
         return self._lost
 
     def close(self) -> None:
-        """End the threads after the queued functions. run() starts new threads."""
+        """End the threads once the queued functions are done. A later run() starts new ones."""
         with self._lock:
             for _ in range(self._threads):
                 self._jobs.put(None)
@@ -113,7 +113,7 @@ class DaemonThreads:
         return self._count + min(self._lost, self._replaced)
 
     def _grow(self) -> None:
-        """Start a thread if a function needs one. Log if there may be no further thread because some are lost."""
+        """Start a thread if a function needs one. Log if that is not possible because too many are lost."""
         if self._unfinished <= self._threads:
             return
         if self._threads < self._most:
@@ -135,7 +135,7 @@ class DaemonThreads:
             if future.set_running_or_notify_cancel():
                 work.started()
                 future.set_result(work.function())
-        except StopIteration as stop:  # an asyncio future takes no StopIteration
+        except StopIteration as stop:  # asyncio futures refuse StopIteration
             future.set_exception(RuntimeError(f"the function raised {stop!r}").with_traceback(stop.__traceback__))
         except BaseException as error:
             future.set_exception(error)
@@ -156,9 +156,8 @@ _SIGNAL_CHECK = 0.5
 def result_of(future: "concurrent.futures.Future[T]", timeout: float | None = None) -> T:
     """Wait for the result of a future. A signal such as Ctrl-C ends the wait within half a second.
 
-    `future.result()` waits on if another thread gets the signal, or if the signal comes just before the wait begins.
-
-    Raises the error of the future, CancelledError, and TimeoutError after `timeout` seconds.
+    `future.result()` would keep waiting if another thread got the signal, or if it came just before the wait. Raises
+    the error of the future, CancelledError, or TimeoutError after `timeout` seconds.
     """
     left = float("inf") if timeout is None else timeout
     while True:

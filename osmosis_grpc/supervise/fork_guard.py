@@ -1,7 +1,7 @@
-"""Raises in a child made by os.fork(), where gRPC and the threads of the parent do not work.
+"""Raises an error when objects that use gRPC are used in a child of os.fork().
 
-The threads of the parent do not exist in the child. A call that waits for one of them would wait forever, and a new
-gRPC channel may crash the process. Up to Python 3.13, multiprocessing forks by default on Linux, and so does torch's
+The threads of the parent do not exist in the child, so a call that waits for one would wait forever, and a new gRPC
+channel may crash the process. Up to Python 3.13, multiprocessing forks by default on Linux, and so does torch's
 DataLoader.
 """
 
@@ -16,7 +16,7 @@ _LIBRARY = sysconfig.get_path("stdlib")
 
 
 class ForkGuard:
-    """Made when an object begins to use gRPC, and asked at each use. Raises RuntimeError in a forked child."""
+    """Checks that an object is used in the process that opened it. Create one when the object starts to use gRPC."""
 
     __slots__ = ("__weakref__", "_what", "forked")
 
@@ -49,9 +49,9 @@ class _Process:
     forked_at = ""
     """FILE:LINE of the fork that made this process, if gRPC had been used there."""
     used = False
-    """Whether gRPC was used. Its own threads go on when everything is closed, and a child does not have them."""
+    """Whether gRPC was ever used. Its threads stay when all channels are closed, and a child does not have them."""
     forks = 0
-    """How many forks lie between this process and the first one."""
+    """How many forks separate this process from the first one."""
 
 
 _process = _Process()

@@ -1,4 +1,4 @@
-"""The kinds of background work: their names, and the consequence of a failure."""
+"""The kinds of background work: their names, and what happens when one fails."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ class OnFailure(StrEnum):
     RESTART = "restart"
     """The failure is logged and counted. The job runs again after a backoff."""
     FAIL_OWNER = "fail_owner"
-    """The owner fails. Its health becomes NOT_SERVING, and the process ends with exit code 1. `report` gets the error,
-    too, and gives the error to the waiting callers."""
+    """The owner fails: its health becomes NOT_SERVING, and the process ends with exit code 1. `report` gets the error
+    too, so that waiting callers can be given it."""
     REPORT = "report"
     """The error goes to the one rollout, stream or call that the job works for. Nothing else fails."""
     RAISE = "raise"
@@ -26,10 +26,10 @@ Kind = Literal["task", "thread", "timer", "callback"]
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A kind of background work. job() makes a Job."""
+    """A kind of background work. Declare one with job()."""
 
     name: str
-    """PACKAGE.WORK, for example engine.sweep. Log lines contain the name. The counter of failures has it as a label."""
+    """PACKAGE.WORK, for example engine.sweep. It appears in log lines, and as a label of the failure counter."""
     on_failure: OnFailure
     kind: Kind = "task"
 
@@ -59,11 +59,11 @@ def inject(name: str, error: BaseException) -> None:
 
 
 def injected(ran: Job) -> BaseException | None:
-    """Remove and return the error that inject() has set for this job. Returns None if there is no error."""
+    """Remove and return the error that inject() has set for this job, or None."""
     return _faults.pop(ran.name, None) if _faults else None
 
 
 def raise_injected(ran: Job) -> None:
-    """Remove and raise the error that inject() has set for this job, if there is an error."""
+    """Remove and raise the error that inject() has set for this job, if any."""
     if _faults and ran.name in _faults:
         raise _faults.pop(ran.name)

@@ -1,4 +1,4 @@
-"""Starts background work, handles its failures, and ends it. Work that can wait is done in short portions."""
+"""Starts background work, handles its failures, and ends it. Work that can wait is done in small portions."""
 
 import asyncio
 import contextlib
@@ -15,32 +15,31 @@ from osmosis_grpc.supervise.unsupervised import BACKOFF, run_thread
 log = logging.getLogger(__name__)
 
 SHARE = 0.0005
-"""In one iteration of the event loop, the calls of a backlog take about this many seconds."""
+"""A backlog runs calls for about this many seconds in each iteration of the event loop."""
 PART = 0.25
-"""In a long iteration they take more: this part of the time since the last calls. So they always make progress."""
+"""If iterations are long, it runs calls for this part of the time since its last ones, so that it always advances."""
 
 
 class Backlog:
-    """Calls functions in the order of add(). Belongs to one event loop.
+    """Calls functions in the order of add(), a few in each iteration of the event loop. Belongs to one event loop.
 
-    An agent that waits for a reply gets it after several iterations of the event loop. If many rollouts begin or end
-    together, their work is done in many short iterations, and the reply comes soon. The number of waiting calls is
-    bounded by the rollouts and the events that are in flight.
+    A chat reply takes several iterations to reach its agent. If many rollouts begin or end together, doing all their
+    work in one iteration would delay every such reply. The number of queued calls is bounded by the rollouts and events
+    in flight.
     """
 
     def __init__(self) -> None:
         self._calls: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._scheduled = False
         self._since = 0.0
-        """When the next calls were scheduled."""
+        """The time at which the next calls were scheduled."""
         self._variables = contextvars.copy_context()
         """The context of the code that made the backlog. Each call gets a copy."""
 
     def add(self, call: Callable[..., None], *arguments: Any) -> None:
-        """Call a function soon. The function handles its errors.
+        """Call a function soon. The function must handle its own errors.
 
-        The function has the context variables of the code that made the backlog. So no rollout gets those of another
-        one.
+        It runs with the context variables of the backlog's creator, so that none leak from one rollout to another.
         """
         self._calls.append((call, arguments))
         if not self._scheduled:
@@ -68,7 +67,7 @@ class Backlog:
 
 
 STABLE = 30.0
-"""When a job fails after more than this many seconds, its backoff begins with the first pause again."""
+"""A job that ran for more than this many seconds before it failed restarts after the first, shortest pause."""
 
 T = TypeVar("T")
 Report = Callable[[BaseException], None]
@@ -87,17 +86,17 @@ class Supervisor:
         self.failures: Counter[str] = Counter()
         """The number of failures of each job, by the job's name."""
         self.failure: BaseException | None = None
-        """The error that made the owner fail, or None if the owner has not failed."""
+        """The error that made the owner fail, if it has failed."""
         self.failed_job = ""
         """The name of the job that raised `failure`."""
         self._on_failed: list[Report] = [on_failed] if on_failed is not None else []
         self._tasks: dict[asyncio.Task[Any], None] = {}
-        """The tasks that have not ended, in the order of their starts. close() cancels them in this order."""
+        """The running tasks, in the order of their starts. close() cancels them in this order."""
         self._closed = False
         self._backlog = Backlog()
 
     def add_listener(self, on_failed: Report) -> None:
-        """Call `on_failed` when the owner fails. Calls it at once if the owner has failed already."""
+        """Call `on_failed` when the owner fails, or at once if it has failed already."""
         self._on_failed.append(on_failed)
         if self.failure is not None:
             on_failed(self.failure)
@@ -107,9 +106,9 @@ class Supervisor:
     def start(
         self, job: Job, work: Callable[[], Awaitable[T]], report: Report | None = None
     ) -> "asyncio.Task[T | None]":
-        """Run `work()` in a task. An error has the consequence that the job declares.
+        """Run `work()` in a task, and handle an error as the job declares.
 
-        `report` gets the error unless the job runs again. The task itself raises only CancelledError.
+        `report` gets the error unless the job restarts. The task itself raises only CancelledError.
         """
         task = asyncio.get_running_loop().create_task(self._run(job, work, report), name=job.name)
         self._tasks[task] = None
@@ -117,9 +116,9 @@ class Supervisor:
         return task
 
     def every(self, job: Job, seconds: float, work: Callable[[], Any]) -> "asyncio.Task[None]":
-        """Call `work()` every `seconds` seconds, and await its result if the result is a coroutine.
+        """Call `work()` every `seconds` seconds, and await its result if it is a coroutine.
 
-        If a call raises, the error is logged and counted. The next call comes after the same pause.
+        If a call raises, the error is logged and counted, and the next call follows after the same pause.
         """
 
         async def rerun() -> None:
@@ -159,16 +158,16 @@ class Supervisor:
     def call_later(
         self, job: Job, seconds: float, callback: Callable[..., None], *args: Any, report: Report | None = None
     ) -> asyncio.TimerHandle:
-        """Call `callback(*args)` after a pause, as call() does. Cancel the handle to prevent the call."""
+        """Run call() after a pause. Cancel the handle to prevent it."""
         return asyncio.get_running_loop().call_later(max(0.0, seconds), self._fire, job, callback, args, report)
 
     def _fire(self, job: Job, callback: Callable[..., None], args: tuple[Any, ...], report: Report | None) -> None:
-        """Call `callback(*args)` at the end of a pause, unless the supervisor was closed meanwhile."""
+        """Run call() at the end of a pause, unless the supervisor was closed meanwhile."""
         if not self._closed:
             self.call(job, callback, *args, report=report)
 
     def call(self, job: Job, callback: Callable[..., Any], *args: Any, report: Report | None = None) -> None:
-        """Call `callback(*args)` now. An error has the consequence that the job declares."""
+        """Call `callback(*args)` now, and handle an error as the job declares."""
         try:
             raise_injected(job)
             callback(*args)
@@ -178,19 +177,16 @@ class Supervisor:
             self.failed(job, error, report)
 
     def later(self, callback: Callable[..., None], *args: Any) -> None:
-        """Call a function soon. The functions are called in their order, and handle their errors.
-
-        Many calls together do not delay other work for long: see Backlog.
-        """
+        """Call a function soon, in the order of the calls. See Backlog, which spreads many calls over time."""
         self._backlog.add(callback, *args)
 
     # Threads.
 
     def thread(self, job: Job, step: Callable[[], bool], report: Report | None = None) -> StartedThread:
-        """Start a thread that calls `step()` until `step()` returns False.
+        """Start a thread that calls `step()` until it returns False.
 
-        An error of a step has the consequence that the job declares. This consequence happens on the event loop. With
-        OnFailure.RESTART, the thread calls the next step after a backoff. Otherwise the thread ends.
+        If a step raises, the error is handled on the event loop as the job declares. With OnFailure.RESTART, the thread
+        continues with the next step after a backoff; otherwise it ends.
         """
         loop = asyncio.get_running_loop()
 
@@ -232,9 +228,9 @@ class Supervisor:
         log.error("%s: %s failed%s", self.owner, job.name, f"; {consequence}" if consequence else "", exc_info=error)
 
     async def close(self) -> None:
-        """Cancel all tasks, and wait until they end. Later timers do nothing.
+        """Cancel all tasks and wait until they end. Timers that are still pending do nothing.
 
-        A thread ends only when its step returns False.
+        Threads are not stopped: they end when their step returns False.
         """
         self._closed = True
         mine = asyncio.current_task()

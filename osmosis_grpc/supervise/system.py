@@ -1,7 +1,7 @@
 """The clocks, random numbers, ids and threads of this machine.
 
-Servers, trainers, journals and ledgers use them through `Supervisor.system` only. So a test that replaces the System
-decides the time, the order and every id. scripts/lint.py checks this rule.
+Servers, trainers, journals and ledgers use them only through `Supervisor.system`, so that a test that replaces the
+System controls the time, the order and every id. scripts/lint.py checks this.
 """
 
 import asyncio
@@ -22,14 +22,14 @@ Item = TypeVar("Item")
 Taken = TypeVar("Taken", contravariant=True)
 
 AT_ONCE = 4096
-"""One call of `consume` gets this many items at most."""
+"""The most items of one call of `consume`."""
 
 
 class StartedThread(Protocol):
     """A thread that was started."""
 
     def is_alive(self) -> bool:
-        """Return whether the thread has not ended."""
+        """Return whether the thread is running."""
 
     def join(self, timeout: float | None = None) -> None:
         """Wait until the thread has ended, or for `timeout` seconds."""
@@ -51,13 +51,13 @@ class Consuming(Protocol[Taken]):
     """Consumes the items of a Consumer."""
 
     def consume(self, items: Sequence[Taken], /) -> None:
-        """Consume items in their order, on the thread. `items` is empty after a timeout, and perhaps at the end."""
+        """Consume items in their order, on the thread. `items` is empty after a timeout, and possibly at the end."""
 
     def timeout(self) -> float:
         """Return how many seconds the thread waits for an item before it calls `consume` without items."""
 
     def died(self, error: BaseException, /) -> None:
-        """Handle an error of `consume`, on the event loop. The thread has ended."""
+        """Handle an error of `consume`, which has ended the thread. Called on the event loop."""
 
 
 class Consumer(Protocol[Item]):
@@ -69,19 +69,19 @@ class Consumer(Protocol[Item]):
 
     @abstractmethod
     def report(self, call: Callable[..., None], *arguments: Any) -> None:
-        """Call a function on the event loop, after all earlier reports. `consume` uses it."""
+        """Call a function on the event loop, after all earlier reports. For use in `consume`."""
 
     @abstractmethod
     def end(self) -> None:
-        """Wait until all queued items are consumed, and end the thread. Blocks. Nothing may be queued later."""
+        """Wait until all queued items are consumed, and end the thread. Blocks. Don't queue anything afterwards."""
 
     @abstractmethod
     def take_left(self) -> list[Item]:
-        """Remove and return the items that are not consumed, after an error of `consume`."""
+        """Remove and return the items that are left after an error of `consume`."""
 
 
 class ThreadConsumer(Consumer[Item]):
-    """Consumes the items on a thread of its own, all that wait at once."""
+    """Consumes items on a thread of its own, in batches of all that are queued."""
 
     def __init__(self, owner: Owner, job: Job, consuming: Consuming[Item]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -134,10 +134,10 @@ R = TypeVar("R")
 
 
 class System:
-    """This machine. A subclass of a test replaces some or all attributes."""
+    """This machine. Tests replace some or all attributes in a subclass."""
 
     monotonic: Callable[[], float] = staticmethod(time.monotonic)
-    """Returns seconds that never decrease. A class that reads them often keeps this function."""
+    """Returns seconds that never decrease. Code that calls it often keeps a reference to the function."""
     time: Callable[[], float] = staticmethod(time.time)
     """Returns Unix seconds."""
     uniform: Callable[[float, float], float] = staticmethod(random.uniform)
@@ -147,7 +147,7 @@ class System:
         return f"{type(self).__name__}()"
 
     def new_id(self) -> str:
-        """Return a unique id of 32 hexadecimal digits. random.seed() of a program does not change it."""
+        """Return a unique id of 32 hexadecimal digits, which random.seed() does not affect."""
         return os.urandom(16).hex()
 
     def new_secret(self) -> str:
@@ -155,7 +155,7 @@ class System:
         return secrets.token_urlsafe(24)
 
     async def run(self, function: Callable[P, R], *args: P.args, **named: P.kwargs) -> R:
-        """Call a function that blocks, on a thread. Returns its result."""
+        """Call a blocking function on a thread, and return its result."""
         return await asyncio.to_thread(function, *args, **named)
 
     def thread(self, name: str, run: Callable[[], None]) -> StartedThread:
@@ -165,19 +165,18 @@ class System:
         return made
 
     def consumer(self, owner: Owner, job: Job, consuming: Consuming[Any]) -> Consumer[Any]:
-        """Return a queue whose items `consuming` takes, on a thread of its own. `owner` handles its errors."""
+        """Return a queue whose items `consuming` consumes on a thread of its own. `owner` handles its errors."""
         return ThreadConsumer(owner, job, consuming)
 
 
 SYSTEM = System()
-"""The default of all parts that take a System."""
+"""The default wherever a System can be passed."""
 
 
 class Backoff:
-    """Pauses in seconds. The first pause is `first`. Each later pause is twice as long, up to `longest`.
+    """Exponential backoff: pauses that double from `first` up to `longest` seconds.
 
-    Each pause is shortened at random by up to a half, so that many clients do not retry at the same moment. `system`
-    makes the random numbers.
+    Each pause is shortened at random by up to a half, so that many clients do not retry at the same moment.
     """
 
     __slots__ = ("_first", "_longest", "_pause", "_uniform")

@@ -1,4 +1,4 @@
-"""Logs frequent warnings. It writes at most one line in EVERY seconds, and counts the other warnings."""
+"""Limits frequent warnings to one log line in EVERY seconds, and counts the others."""
 
 import logging
 from collections.abc import Callable
@@ -12,8 +12,8 @@ EVERY = 10.0
 class Throttled:
     """Logs the first warning, and then at most one warning in EVERY seconds.
 
-    A log line has the number of warnings that were suppressed since the line before. Use an instance on one thread
-    only. `clock` returns seconds.
+    Each line says how many warnings were suppressed since the previous one. Use an instance on one thread only.
+    `clock` returns seconds.
     """
 
     def __init__(self, log: logging.Logger, clock: Callable[[], float] = SYSTEM.monotonic) -> None:
@@ -23,7 +23,7 @@ class Throttled:
         self._held = 0
 
     def warn(self, text: str, *, at_once: bool = False) -> None:
-        """Log a warning, or count it as suppressed. With `at_once`, it is always logged."""
+        """Log a warning or, if it comes too soon and not `at_once`, count it as suppressed."""
         now = self._clock()
         if not at_once and self._last is not None and now - self._last < EVERY:
             self._held += 1

@@ -1,7 +1,4 @@
-"""Starts background work without a Supervisor.
-
-Such work is a task that its caller awaits, or work outside of a server or trainer.
-"""
+"""Starts background work without a Supervisor: tasks that a caller awaits, and work outside servers and trainers."""
 
 import asyncio
 import logging
@@ -25,9 +22,9 @@ T = TypeVar("T")
 
 
 def child(job: Job, work: Coroutine[Any, Any, T], **options: Any) -> "asyncio.Task[T]":
-    """Return a task that the caller awaits. The caller gets the task's error (OnFailure.RAISE).
+    """Return a task that the caller awaits and that raises its error there (OnFailure.RAISE).
 
-    `options` are the options of create_task. If they contain no name, the task has the job's name.
+    `options` are those of create_task. By default, the task has the job's name.
     """
     error = injected(job)
     if error is not None:
@@ -38,7 +35,7 @@ def child(job: Job, work: Coroutine[Any, Any, T], **options: Any) -> "asyncio.Ta
 
 
 def future(job: Job, work: Awaitable[T]) -> "asyncio.Future[T]":
-    """Return a future that the caller awaits. If `work` is a future, return `work`. Otherwise return a child()."""
+    """Return a future that the caller awaits: `work` itself if it is one, else a child()."""
     if asyncio.isfuture(work):
         return work
     return child(job, work if asyncio.iscoroutine(work) else _await(work))
@@ -47,8 +44,8 @@ def future(job: Job, work: Awaitable[T]) -> "asyncio.Future[T]":
 def thread(job: Job, step: Callable[[], bool], failed: Callable[[BaseException], None] | None = None) -> StartedThread:
     """Call `step()` on a daemon thread until it returns False.
 
-    If a step raises, the error is logged and counted. With OnFailure.RESTART, the thread calls the next step after a
-    backoff. Otherwise the thread calls `failed` with the error, and ends.
+    If a step raises, the error is logged and counted. With OnFailure.RESTART, the thread continues with the next step
+    after a backoff; otherwise it calls `failed` with the error, and ends.
     """
 
     def on_error(error: BaseException, pause: float | None) -> None:
@@ -67,10 +64,10 @@ def _count(job: Job, error: BaseException, consequence: str = "") -> None:
 def run_thread(
     job: Job, step: Callable[[], bool], on_error: Callable[[BaseException, float | None], None], system: System
 ) -> StartedThread:
-    """Start a thread that calls `step()` until `step()` returns False.
+    """Start a thread that calls `step()` until it returns False.
 
-    After an error, the thread calls `on_error` with the error and the seconds before the next step. If `on_error` gets
-    None instead of seconds, the thread ends.
+    After an error, the thread calls `on_error` with the error and the seconds until the next step, or with None instead
+    of seconds, and then ends.
     """
 
     def run() -> None:

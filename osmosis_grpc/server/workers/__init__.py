@@ -1,5 +1,5 @@
-"""Makes the workers of `serve --workers` answer as one server: each worker passes calls on to the workers concerned.
+"""Makes the workers of `serve --workers` answer as one server: each worker forwards calls to the right workers.
 
-`siblings.py` calls the other workers over sockets of this machine, `sibling_server.py` answers them, and `routing.py`
-has the table of the methods and their rules.
+`siblings.py` calls the other workers over Unix sockets, `sibling_server.py` answers such calls, and `routing.py` has a
+table that says which workers answer each method.
 """

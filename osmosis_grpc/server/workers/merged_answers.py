@@ -21,7 +21,7 @@ ReadPage = Callable[[int, pb.ListRolloutsRequest], Awaitable[pb.ListRolloutsResp
 async def merged_page(workers: Iterable[int], read: ReadPage, request: pb.ListRolloutsRequest) -> Any:
     """Return a page of all workers. `read` returns a page of one of them, with the positions of its rows.
 
-    Raises CallError, also if one worker does not answer, because its rollouts would be missing.
+    Raises CallError, also if only one worker does not answer: without its rollouts the list would be wrong.
     """
     limit = min(request.page_size or 100, MAX_PAGE_SIZE)
     try:
@@ -65,7 +65,7 @@ def _accept_time(row: Row) -> tuple[int, int]:
 
 PUMP = job("server.read_worker_events", OnFailure.REPORT)
 WAITING = 64
-"""So many events wait for the reader of a merged stream. Then the workers wait."""
+"""How many events a merged stream buffers for its reader before it stops reading from the workers."""
 _CURSOR = re.compile("([0-9]{1,3})=(.+)")
 
 Open = Callable[[int, pb.StreamEventsRequest], AsyncGenerator[pb.StreamEventsResponse, None]]
@@ -76,8 +76,8 @@ async def merged_events(
 ) -> AsyncGenerator[pb.StreamEventsResponse, None]:
     """Yield the events of all workers. `read` opens the stream of one of them.
 
-    Events of one worker come in its order. The first answer comes when all workers have answered, so that each cursor
-    has the positions of all. Until then no worker's events are read. Raises the first CallError of a worker.
+    The events of one worker keep their order. Nothing is yielded before every worker has answered, because each cursor
+    contains the positions of all workers. Raises the first CallError of a worker.
     """
     numbers = list(workers)
     cursors = parse_cursors(request.cursor)
@@ -98,7 +98,7 @@ async def merged_events(
 
     def fail(error: BaseException) -> None:
         failed.append(error)
-        with suppress(asyncio.QueueFull):  # then the reader gets something anyway
+        with suppress(asyncio.QueueFull):  # the reader has items to wake up for, and then checks `failed`
             found.put_nowait((-1, error))
 
     tasks = [supervisor.start(PUMP, partial(pump, worker), fail) for worker in numbers]
@@ -120,7 +120,7 @@ async def merged_events(
 
 
 def parse_cursors(cursor: str) -> dict[int, str]:
-    """Return the cursor of each worker. A cursor of a server with one process is that of worker 0."""
+    """Return the cursor of each worker. Read the cursor of a one-process server as that of worker 0."""
     found: dict[int, str] = {}
     for text in cursor.split("/") if cursor else ():
         match = _CURSOR.fullmatch(text if "=" in text else f"0={text}")

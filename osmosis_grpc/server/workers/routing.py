@@ -1,4 +1,4 @@
-"""Routes the calls at one worker to the workers concerned. RULES has the rule of each method.
+"""Routes a call that reaches one worker to the workers that must answer it. RULES has the rule of each method.
 
 A rule gets the name of the method, the request and its context. It returns the answer of one worker, or merges the
 answers of all workers.
@@ -21,11 +21,11 @@ from osmosis_grpc.server.workers.sibling_server import find, numbered_page
 from osmosis_grpc.server.workers.siblings import FIND, LIST, Siblings, WorkerAway, patient, raise_first, results
 
 AWAY = 30.0
-"""A worker that does not answer for so many seconds possibly never comes back. A restart takes a few seconds."""
+"""A worker that has not answered for this many seconds counts as gone. A restart takes only a few."""
 
 
 class Workers:
-    """All workers, as one of them sees them.
+    """One worker's access to all workers, itself included.
 
     Args:
         engine: The engine of this worker.
@@ -45,13 +45,13 @@ class Workers:
 
     @property
     def all(self) -> list[int]:
-        """The numbers of all workers; this one is the first, so that its checks of a request come first."""
+        """The numbers of all workers. This one is the first, so that it checks a request before the others get it."""
         return [self.siblings.config.index, *self.siblings.others]
 
     def infos(self, answers: dict[int, Any]) -> dict[int, pb.GetServerInfoResponse]:
         """Return the answers of other workers to GetServerInfo.
 
-        The last answer of a worker counts while it restarts, which ends no rollout, but no longer than AWAY seconds.
+        While a worker restarts, use its last answer for up to AWAY seconds.
         """
         now = self.engine.supervisor.system.monotonic()
         self._last_infos |= {worker: (now, info) for worker, info in answers.items() if not isinstance(info, CallError)}
@@ -68,14 +68,14 @@ class Workers:
         return await self.siblings.call(worker, METHODS[name], request, self.owner_of(context), context)
 
     async def each(self, name: str, request: Any, context: Any) -> dict[int, Any]:
-        """Call a method at all workers, and return the answers or the CallErrors. An error of this one is raised."""
+        """Call a method at all workers. Return their answers or CallErrors, but raise an error of this worker."""
         here, *others = self.all
         found = {here: await self.at(here, name, request, context)}
         calls = (self.at(worker, name, request, context) for worker in others)
         return found | dict(zip(others, await results(calls), strict=True))
 
     async def find(self, owner: str, rollout_id: str, attempt: int = 0) -> dict[int, Any]:
-        """Return for each worker the attempt that it has, see sibling_server.find(), or its CallError."""
+        """Return for each worker the result of its sibling_server.find(), or its CallError."""
         here, *others = self.all
         found: dict[int, Any] = {here: find(self.engine, owner, rollout_id, attempt)}
         request = pb.GetRolloutRequest(rollout_id=rollout_id, attempt=attempt)
@@ -85,9 +85,9 @@ class Workers:
         }
 
     async def holder(self, owner: str, rollout_id: str, attempt: int = 0) -> int:
-        """Return the worker with a rollout of the owner; this worker if no worker has it.
+        """Return the worker that has a rollout of the owner, or this worker if none has it.
 
-        Wait for a worker that restarts and possibly has it. Raises Unavailable if it does not come back.
+        Wait for restarting workers that may have it. Raises Unavailable if one does not come back.
         """
 
         async def look() -> int:
@@ -102,9 +102,9 @@ class Workers:
     async def placed(self, owner: str, rollout_id: str, key: str, fork: str = "") -> int:
         """Return the worker for an Init.
 
-        It is the worker that has the rollout, or else the worker that has the original of a fork, or else the one that
-        the hash of `key` chooses: equal keys give the same worker. Wait for this worker if it restarts. Raises
-        WorkerAway if it does not come back.
+        Prefer the worker that has the rollout, then the one that has the rollout `fork`, of which it is a fork. Else
+        choose by the hash of `key`, so that equal keys give the same worker. Wait for the chosen worker if it
+        restarts. Raises WorkerAway if it does not come back.
         """
 
         async def look() -> int:
@@ -123,7 +123,7 @@ class Workers:
     async def page(self, worker: int, owner: str, request: pb.ListRolloutsRequest) -> pb.ListRolloutsResponse:
         """Return a page of one worker, with the positions of its rows.
 
-        A list without one worker's rollouts would be wrong, so this waits for a worker that restarts.
+        Wait for a restarting worker, because a list without its rollouts would be wrong.
         """
         if self.is_local(worker):
             return await numbered_page(self.engine, owner, request)
@@ -138,7 +138,7 @@ class Workers:
 
 
 async def at_its_worker(workers: Workers, name: str, request: Any, context: Any) -> Any:
-    """Pass a call about one rollout on to the worker that has it."""
+    """Forward a call about one rollout to the worker that has it."""
     worker = await workers.holder(workers.owner_of(context), request.rollout_id, request.attempt)
     return await workers.at(worker, name, request, context)
 
@@ -146,8 +146,8 @@ async def at_its_worker(workers: Workers, name: str, request: Any, context: Any)
 async def place(workers: Workers, name: str, request: InitRequest, context: Any) -> Any:
     """Start a rollout. The rollouts of a group run at one worker, because their grader needs all of them.
 
-    If this worker does not answer, raises DeadlineExceeded and not Unavailable: it possibly has the rollout, so the
-    caller must not start it at another server. The Init is not repeated here, because only its caller may know of that.
+    If the chosen worker does not answer, it may have started the rollout. So the error is DeadlineExceeded and not
+    Unavailable, after which a caller would try another server, and repeating the Init is left to the caller.
     """
     spec = request.spec
     key = spec.group.id or spec.idempotency_key or request.rollout_id
@@ -165,7 +165,7 @@ def possibly_started(error: WorkerAway) -> DeadlineExceeded:
 
 
 async def cancel(workers: Workers, name: str, request: pb.CancelRequest, context: Any) -> pb.CancelResponse:
-    """Cancel at the workers that have the rollout. If none has it, cancel at all, because its Init may come to any."""
+    """Cancel at the workers that have the rollout, or at all if none has it yet: its Init may reach any of them."""
     if request.WhichOneof("selection") == "rollout_id":
         found = await workers.find(workers.owner_of(context), request.rollout_id)
         holders = [worker for worker, value in found.items() if isinstance(value, int) and value > 0]
@@ -179,10 +179,10 @@ async def cancel(workers: Workers, name: str, request: pb.CancelRequest, context
 
 
 async def server_info(workers: Workers, name: str, request: Any, context: Any) -> pb.GetServerInfoResponse:
-    """Describe this worker, with the load and the capacity of all. A worker that leaves accepts no rollouts.
+    """Describe this worker, with the load of all workers and the capacity of those that accept rollouts.
 
-    The process id changes with the process of any worker, and when a worker does not come back. So a callback trainer,
-    which knows this worker only, looks again for its rollouts when another worker has possibly lost them.
+    The process id is a hash over all workers, so it changes when any of them restarts or is lost. A callback trainer,
+    which knows only this worker, then looks for its rollouts again.
     """
     here, *others = (await workers.each(name, request, context)).items()
     infos = workers.infos(dict(others))
@@ -244,11 +244,11 @@ RULES: dict[str, Rule] = {
     "GetServerInfo": server_info,
     "Drain": drain,
 }
-"""The rule of each method. Attach has none: an attachment belongs to the worker that it reaches."""
+"""The rule of each method. Attach has none, because an attachment stays with the worker that it reaches."""
 
 
 class RoutedServicer:
-    """RolloutService of a worker, with the rollouts of all workers: each method follows its rule."""
+    """The RolloutService of a worker. Each method follows its rule, so callers see the rollouts of all workers."""
 
     def __init__(self, workers: Workers) -> None:
         for name, rule in RULES.items():
@@ -257,7 +257,7 @@ class RoutedServicer:
 
 
 def hashed(key: str, count: int) -> int:
-    """Return a number from 0 to `count`, without it. It is the same for equal keys, also in another process."""
+    """Return a number in range(count) that depends only on the key, in every process."""
     return int.from_bytes(hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest()) % count
 
 
@@ -268,6 +268,6 @@ def _highest(found: dict[int, Any]) -> int | None:
 
 
 def _rows(answers: dict[int, Any]) -> pb.CancelResponse:
-    """Return one response with the rows of all workers. Raises Unavailable for a worker that did not answer."""
+    """Return one response with the rows of all workers. Raises Unavailable if a worker did not answer."""
     raise_first(answers)
     return pb.CancelResponse(results=[row for answer in answers.values() for row in answer.results])

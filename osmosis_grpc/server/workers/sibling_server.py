@@ -1,6 +1,6 @@
-"""Answers the calls of the other workers: the methods of RolloutService for any owner, and two methods of workers.
+"""Answers the calls of the other workers: RolloutService for any owner, and the two methods of siblings.py.
 
-It listens at a Unix socket. A caller sends the secret of the workers, and names the owner of the rollouts.
+The server listens at a Unix socket. A caller sends the workers' shared secret and the name of the owner.
 """
 
 import hmac
@@ -66,7 +66,7 @@ class SiblingServer:
         }
         services.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
         with suppress(FileNotFoundError):
-            self._socket.unlink()  # of a worker that was killed
+            self._socket.unlink()  # a worker that was killed has left it behind
         try:
             self._server.add_insecure_port(f"unix:{self._socket}")
         except RuntimeError as error:  # the supervisor was killed, and another worker has removed the folder
@@ -83,9 +83,9 @@ class SiblingServer:
 
 
 def find(engine: Engine, owner: str, rollout_id: str, attempt: int = 0) -> int:
-    """Return the attempt of a rollout that this worker has, accepted or not; by default the highest.
+    """Return the number of the attempt that this worker has of a rollout, accepted or not; by default the highest.
 
-    If it belongs to another owner, return its negative. If there is none, return 0.
+    Return the negative number if the rollout belongs to another owner, and 0 if this worker does not have it.
     """
     table = engine.context.table
     record = table.find(rollout_id, attempt) if attempt else table.highest(rollout_id)
@@ -95,9 +95,9 @@ def find(engine: Engine, owner: str, rollout_id: str, attempt: int = 0) -> int:
 
 
 async def numbered_page(engine: Engine, owner: str, request: pb.ListRolloutsRequest) -> pb.ListRolloutsResponse:
-    """Return a page of this worker. Instead of a token, it has the position of each row, and + if there are more rows.
+    """Return a page of this worker, with the position of each row in place of the token, and a + if more rows follow.
 
-    So a list of all workers can go on after any row.
+    With the positions, the merged list of all workers can continue after any row.
     """
     rows, more = await engine.rollouts.numbered_page(
         owner,

@@ -1,6 +1,6 @@
 """Calls the other workers of the same server, over sockets that only this user can reach.
 
-Workers call each other's methods of RolloutService, and two that only workers have: FIND and LIST.
+Workers call the methods of RolloutService at each other, and two that only workers have: FIND and LIST.
 """
 
 import asyncio
@@ -33,13 +33,13 @@ class WorkersConfig:
     accepting: int
     """The workers below this number accept new rollouts."""
     secret: str = field(repr=False)
-    """The workers show it to each other."""
+    """The secret by which the workers recognize each other."""
     sockets: Path
     """A folder that only the user of the server can read. Each worker has a socket in it."""
 
     @property
     def leaves(self) -> bool:
-        """Whether this worker only finishes what it has."""
+        """Whether this worker finishes its rollouts and accepts no new ones."""
         return self.index >= self.accepting
 
     def socket(self, worker: int, kind: str = "grpc") -> Path:
@@ -49,19 +49,19 @@ class WorkersConfig:
 
 SERVICE = "osmosis.workers.Worker"
 FIND = Method("Find", SERVICE, f"/{SERVICE}/Find", pb.GetRolloutRequest, Int64Value, False, False)
-"""Answers with the attempt that a worker has, see find() of sibling_server.py."""
+"""Returns the attempt that a worker has of a rollout, see find() in sibling_server.py."""
 LIST = Method("List", SERVICE, f"/{SERVICE}/List", pb.ListRolloutsRequest, pb.ListRolloutsResponse, False, False)
-"""Answers with a page of a worker, see numbered_page() of sibling_server.py."""
+"""Returns a page of a worker's rollouts, see numbered_page() in sibling_server.py."""
 SECRET_KEY, OWNER_KEY = "osmosis-worker-secret", "osmosis-owner-bin"
-"""The metadata of a call between workers: the secret of the workers, and the owner of the rollouts for the caller."""
+"""The metadata keys of a call between workers: for their secret, and for the owner of the rollouts."""
 RETRY_AFTER = 1.0
 """The RetryInfo of a call to a worker that restarts, in seconds."""
 PATIENCE = 5.0
-"""A question about rollouts waits so many seconds for a worker that restarts. A restart takes about one."""
+"""How many seconds patient() waits for a restarting worker. A restart takes about one."""
 PAUSE = 0.1
-"""Seconds between two looks whether a worker is there again."""
+"""The seconds between two tries of patient()."""
 TIMEOUT = 60.0
-"""A call between workers has this many seconds, unless the caller has set fewer."""
+"""The timeout of a call between workers in seconds, unless its caller has set a shorter one."""
 Answer = TypeVar("Answer")
 _OPTIONS = client_options(
     grpc__enable_retries=0, grpc__initial_reconnect_backoff_ms=100, grpc__max_reconnect_backoff_ms=1000
@@ -73,7 +73,7 @@ class WorkerAway(Unavailable):
 
 
 async def patient(call: Callable[[], Awaitable[Answer]]) -> Answer:
-    """Make a call that changes nothing. Repeat it while a worker restarts. Raises WorkerAway after PATIENCE seconds."""
+    """Make a read-only call, and repeat it while a worker restarts. Raises WorkerAway after PATIENCE seconds."""
     clock = asyncio.get_running_loop().time
     until = clock() + PATIENCE
     while True:
@@ -111,7 +111,7 @@ class Siblings:
             method: The method, which has one answer.
             request: Its request.
             owner: The owner of the rollouts.
-            context: The call that this one is made for, if any. Its time and its request id go on.
+            context: The call that this one is made for, if any. Its deadline and request id are passed on.
 
         Raises:
             CallError: The error of the other worker; WorkerAway if it does not answer.
@@ -162,7 +162,7 @@ class Siblings:
         return (SECRET_KEY, self.config.secret), (OWNER_KEY, owner.encode())
 
     def _error(self, worker: int, error: grpc.aio.AioRpcError) -> CallError:
-        """Return the error of a call. A worker that has answered has sent a request id."""
+        """Return the worker's error, or WorkerAway if the call broke before the worker answered."""
         answered = any(key == REQUEST_ID_KEY for key, _ in error.trailing_metadata() or ())
         if not answered and error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
             return self.away(worker)
@@ -177,7 +177,7 @@ class Siblings:
 
 
 async def results(calls: Iterable[Awaitable[Any]]) -> list[Any]:
-    """Await calls at once, and return their results or CallErrors. Raises any other error."""
+    """Await calls concurrently, and return their results or CallErrors. Raises any other error."""
     found = await asyncio.gather(*calls, return_exceptions=True)
     for each in found:
         if isinstance(each, BaseException) and not isinstance(each, CallError):

@@ -1,4 +1,4 @@
-"""What SIGHUP renews in a server with workers: code, token files and .env. docs/operators.md has the table."""
+"""What SIGHUP renews in a server with workers, as docs/operators.md says: code, token files and .env."""
 
 import contextlib
 import os
