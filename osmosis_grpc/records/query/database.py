@@ -102,7 +102,7 @@ class QueryDatabase:
 
     @contextmanager
     def select(self, sql: str, timeout: float) -> Iterator[Answer]:
-        """Yield the answer to a query. Its rows are computed as they are read, which may raise the same errors.
+        """Yield the answer to a query. Its rows are computed as they are read, which raises the same errors.
 
         Args:
             sql: One SELECT.
