@@ -8,7 +8,7 @@ ROLLOUTS_AT_ONCE ?= 16
 # `make test-docker DOCKER_TESTS="'docker and not slow'"` leaves out the image of deploy/ and the attempts to break out.
 DOCKER_TESTS ?= docker
 # The libraries that train. `make test-trainers TRAINERS=trl` takes one of them.
-TRAINERS ?= trl verl verifiers openenv
+TRAINERS ?= trl verl verifiers openenv loggers
 # The libraries of environments. `make test-environments KINDS=textarena` takes one; nemo_gym needs a python3.12 on the path.
 KINDS ?= reasoning_gym textarena gymnasium verifiers openenv nemo_gym
 # The coding programs and the frameworks, in folders and environments of their own. openhands needs a python3.12 on the path.
@@ -20,7 +20,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow conformance test-adapters test-browser test-deploy test-trainers test-sdk test-environments test-vllm test-ray test-docker test-harbor test-model learn check lint collect compare compare-cost sim sim-ablations faults bench plots generate docs audit site image clients workers bench-viewer screenshots compat-newest clean
+.PHONY: help venv demo test test-slow conformance test-adapters test-browser test-deploy test-trainers test-sdk test-environments test-vllm test-ray test-packages test-versions test-docker test-harbor test-model learn check lint collect compare compare-cost sim sim-ablations faults bench plots generate docs audit site release freeze clients workers bench-viewer screenshots compat-newest clean
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -84,7 +84,7 @@ test-browser: .venv/.browser ## Run the tests of the viewer in Chromium (needs D
 test-deploy: .venv/.deploy ## Run the tests of deploy/ (kubectl, promtool, nginx and haproxy are Debian's) and of the proxies
 	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/pytest -m "not long" -n 2 --timeout 300 tests/deploy
 
-test-trainers: $(TRAINERS:%=.venv-trainers/%/.done) ## Run the tests with TRL, verl, verifiers and OpenEnv, each in its own environment (5 GB)
+test-trainers: $(TRAINERS:%=.venv-trainers/%/.done) ## Run the tests with TRL, verl, verifiers, OpenEnv and loggers, each in its own environment (5 GB)
 	for name in $(TRAINERS); do \
 		.venv-trainers/$$name/bin/python -m pytest -m trainers --timeout 300 tests/trainers/test_$$name*.py || exit 1; \
 	done
@@ -97,9 +97,12 @@ test-environments: $(KINDS:%=.venv-environments/%/.done) ## Run the tests with o
 test-programs: $(PROGRAMS:%=.venv-programs/%/.done) ## Run coding programs and frameworks as agents: PROGRAMS="claude-code agno" (needs npm); MATRIX=1 writes docs/programs.md
 	OSMOSIS_TEST_MATRIX="$(MATRIX)" OSMOSIS_TEST_PROGRAMS="$(PROGRAMS)" $(BIN)/pytest -m programs -n 2 --timeout 300 tests/coding_programs
 
-test-sdk: .venv/.dev ## Run the Osmosis SDK of the package index in both directions, in environments of its own (needs a Python 3.12), and its own tests where an sdist has them
+test-packages: .venv/.dev .venv-release/.done .venv-programs/claude-code/.done ## Take the wheel alone into an empty folder, for each Python here; a stranger's strict types; an upgrade
+	$(BIN)/pytest -m packages --timeout 900 tests/packages
+
+test-sdk: .venv/.dev ## Run the Osmosis SDK of the package index in both directions, in environments of its own (needs a Python 3.12), and its own tests, whose sources are fetched with git (or from SDK_SOURCE, a clone)
 	$(BIN)/pytest -m "" --timeout 300 tests/legacy/test_sdk_packages.py
-	$(BIN)/python scripts/sdk_own_tests.py
+	$(BIN)/python scripts/sdk_own_tests.py $(SDK_SOURCE)
 
 test-docker: .venv/.adapters .venv-programs/claude-code/.done .venv-programs/mini-swe-agent/.done ## Run the tests with a Docker daemon of their own (needs root, npm, and Debian's docker.io and debootstrap)
 	$(BIN)/pytest -m $(DOCKER_TESTS) --timeout 300 tests/tools tests/deploy/docker
@@ -178,14 +181,22 @@ docs: .venv/.dev ## Write docs/settings.md, docs/public-names.md, the views in d
 audit: .venv-audit/.audit ## Look up known weaknesses of the pinned packages (needs the advisories of the package index)
 	.venv-audit/bin/pip-audit --strict --requirement constraints.txt --no-deps --disable-pip
 
+release: .venv-release/.done ## Build and check all packages, and print how to publish them: REPOSITORY=URL GO_MODULE=NAME
+	.venv-release/bin/python -m scripts.release --out dist --repository "$(REPOSITORY)" --go-module "$(GO_MODULE)"
+
 site: .venv/.dev ## Build docs/ as a site into build/site; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-image: .venv/.dev ## Make proto/image.binpb from proto/: the contract that `make check` protects (with each release)
+freeze: .venv/.dev ## Record what a release promises: its protocol, its public names, and files that it wrote
+	$(BIN)/buf breaking --against proto/image.binpb
 	$(BIN)/buf build --exclude-source-info -o proto/image.binpb
+	$(BIN)/python scripts/public_names.py --freeze
+	$(BIN)/python -m tests.protocol.wire.recorded
+	$(BIN)/python -m tests.storage.recorded
 
-screenshots: .venv/.browser ## Take the pictures of the viewer; OUT=FOLDER takes every page
+screenshots: .venv/.browser ## Take the pictures of the docs and the moving one; OUT=FOLDER takes every page of the viewer
 	$(BIN)/python -m scripts.screenshots $(if $(OUT),--all $(OUT))
+	$(if $(OUT),,$(BIN)/python -m scripts.moving_picture)
 
 bench-viewer: .venv/.browser ## Measure the pages of the viewer in Chromium
 	$(BIN)/python -m benchmarks.viewer
@@ -200,9 +211,10 @@ clean: ## Remove what make made
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; this is " + sys.version)'
 	$(PYTHON) -m venv .venv
 
+# Python compiles what a program imports, so pip need not compile everything: a quarter of its time.
 .venv/.server: .venv/bin/python pyproject.toml constraints.txt
 	@echo "installing osmosis-grpc into .venv ..."
-	@$(INSTALL) '.[server]'
+	@$(INSTALL) '.[server]' --no-compile
 	@touch $@
 
 .venv/.dev: .venv/.server
@@ -247,6 +259,13 @@ clean: ## Remove what make made
 	@$(PYTHON) -m venv .venv-learn
 	@.venv-learn/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
 	@.venv-learn/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[server]' matplotlib
+	@touch $@
+
+.venv-release/.done: scripts/release.txt constraints.txt
+	@echo "installing what a release needs into .venv-release ..."
+	@$(PYTHON) -m venv .venv-release
+	@.venv-release/bin/python -m pip install --quiet --disable-pip-version-check --requirement $< \
+		buf-bin==$$(sed -n 's/^buf-bin==//p' constraints.txt)
 	@touch $@
 
 .venv-audit/.audit:

@@ -1,8 +1,8 @@
 """Write deploy/bill-of-materials.cdx.json from constraints.txt, or with --check see that it is fresh.
 
-The file is a software bill of materials in the format CycloneDX 1.6: every pinned package with its package URL. The
-scope of a package says what needs it. `required`: an agent server (the package itself and its extra `server`).
-`optional`: other extras, and development.
+The file is a software bill of materials in the format CycloneDX 1.6: every pinned package with its package URL, and the
+scripts of the viewer that come with the wheel. The scope of a package says what needs it. `required`: an agent server
+(the package itself and its extra `server`). `optional`: other extras, and development.
 """
 
 import json
@@ -19,6 +19,9 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
 BILL = ROOT / "deploy" / "bill-of-materials.cdx.json"
+VENDOR = ROOT / "osmosis_grpc" / "viewer" / "static" / "vendor" / "README.md"
+"""Has the table of the scripts that come with the wheel."""
+_SCRIPTS = re.compile(r"^\| `.+` \| (\S+) (\S+) \| (\S+), `.+` \|$", re.M)
 
 
 def pinned(text: str) -> dict[str, str]:
@@ -73,6 +76,17 @@ def bill(versions: dict[str, str], required: set[str]) -> dict[str, Any]:
                 "scope": "required" if name in required else "optional",
             }
             for name, version in sorted(versions.items())
+        ]
+        + [
+            {
+                "type": "library",
+                "bom-ref": f"pkg:npm/{name}@{version}",
+                "name": name,
+                "version": version,
+                "purl": f"pkg:npm/{name}@{version}",
+                "licenses": [{"license": {"id": licence}}],
+            }
+            for name, version, licence in _SCRIPTS.findall(VENDOR.read_text())
         ],
     }
 

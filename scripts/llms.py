@@ -71,6 +71,7 @@ A trainer for the served agent:
 PAGES = {
     "Docs": (
         "agents",
+        "agents-you-have",
         "test",
         "eval",
         "look",
@@ -85,7 +86,15 @@ PAGES = {
         "observe",
         "settings",
     ),
-    "Protocol": ("write-a-trainer", "protocol", "conformance", "implementers", "compatibility", "older-names"),
+    "Protocol": (
+        "write-a-trainer",
+        "attach",
+        "protocol",
+        "conformance",
+        "implementers",
+        "compatibility",
+        "older-names",
+    ),
     "Optional": ("architecture", "decisions", "reliability", "performance"),
 }
 """The pages of docs/ by heading. New pages come under the first heading. The last heading has pages that few need."""

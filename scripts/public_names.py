@@ -1,7 +1,8 @@
 """Write docs/public-names.md, the names that users import, or with --check see that it is fresh.
 
 A public module says in `__all__` what it promises. With --check, the docstrings are checked, too: a public function,
-class or method with two parameters or more has a section `Args:` that names each of them.
+class or method with two parameters or more has a section `Args:` that names each of them. released_names.txt has the
+names of the last release: a name that it has and a module has no more is an error. --freeze writes it.
 """
 
 import ast
@@ -12,6 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "public-names.md"
+RELEASED = ROOT / "scripts" / "released_names.txt"
 PACKAGE = "osmosis_grpc"
 MODULES = {
     "The package": (
@@ -47,8 +49,9 @@ and `RolloutMetrics` are checked by pydantic there, and the fields of a request 
 HEAD = f"""\
 # Public names
 
-Import what you use from the modules on this page. Everything else in `{PACKAGE}` is internal and may change with any
-release. `python scripts/public_names.py` writes the page.
+Import what you use from the modules on this page: these names stay, with their parameters and fields, until a release
+has announced their end and two minor releases have warned of it. Everything else in `{PACKAGE}` is internal and may
+change with any release. `python scripts/public_names.py` writes the page.
 """
 
 UNCHECKED = {f"{PACKAGE}.testing.raw", f"{PACKAGE}.rollout", f"{PACKAGE}.agentic", PACKAGE}
@@ -98,6 +101,20 @@ def page() -> str:
             parts.append(f"| `{PACKAGE}{name}` | {listed} |")
         parts.append("")
     return "\n".join(parts)
+
+
+def frozen() -> str:
+    """Return a line for each public module, with its names."""
+    return "".join(f"{module}: {' '.join(names_of(module))}\n" for module in modules())
+
+
+def lost(released: str) -> Iterator[str]:
+    """Yield each name of the last release that is no more."""
+    for line in released.splitlines():
+        module, _, names = line.partition(": ")
+        now = names_of(module) if module in modules() else []
+        for name in sorted(set(names.split()) - set(now)):
+            yield f"{module}.{name} is a name of the last release: CONTRIBUTING.md says how a name ends"
 
 
 def problems() -> Iterator[str]:
@@ -185,12 +202,14 @@ def _imports(path: Path) -> dict[str, tuple[str, str]]:
     }
 
 
-def main(check: bool) -> int:
-    """Write the page, or check it and the docstrings."""
+def main(check: bool = False, freeze: bool = False) -> int:
+    """Write the page, or check it and the docstrings; `freeze` writes the names of a release, too."""
+    if freeze:
+        RELEASED.write_text(frozen())
     if not check:
         PAGE.write_text(page())
         return 0
-    found = list(problems())
+    found = [*problems(), *lost(RELEASED.read_text())]
     if not PAGE.exists() or PAGE.read_text() != page():
         found.append(f"{PAGE.name} is not up to date: run python scripts/public_names.py")
     print("\n".join(found), file=sys.stderr, end="\n" if found else "")
@@ -198,4 +217,4 @@ def main(check: bool) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main("--check" in sys.argv[1:]))
+    sys.exit(main("--check" in sys.argv[1:], "--freeze" in sys.argv[1:]))

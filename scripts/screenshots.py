@@ -32,6 +32,7 @@ PICTURES = {
     "viewer-rollout": ("rollout?id=demo-failing-1", "light", 620),
     "viewer-group": ("group?id=demo-mixed", "light", 480),
     "viewer-batch": ("batch", "dark", 720),
+    "viewer-task": ("task?id=demo-mixed-1", "light", 500),
     "viewer-tokens": ("rollout/tokens?id=demo-mixed-1#drift", "light", 640),
 }
 """The pictures of the documentation: pages of `view --demo`, their themes, and their heights in pixels."""
@@ -49,6 +50,8 @@ PAGES = {
         "turn": "turn?id=demo-mixed-1&turn=2",
         "tokens": "rollout/tokens?id=demo-mixed-1#drift",
         "group": "group?id=demo-mixed",
+        "task": "task?id=demo-mixed-1",
+        "step": "?q=step:9",
         "no-variance": "group?id=demo-equal",
         "batch": "batch",
         "curves": "curves",
@@ -62,7 +65,7 @@ PAGES = {
         "long-tokens": "rollout/tokens?id=long-0",
         "long-group": "group?id=long",
     },
-    "runs": {"runs": "runs", "compared": "compare"},
+    "runs": {"runs": "runs", "compared": "compare", "row": "compare/row"},
     "server": {"server": "server", "server-throughput": "throughput"},
 }
 """Every page with its address, by the viewer that has it."""
@@ -158,13 +161,14 @@ def everything(folder: Path) -> int:
             "server": stack.enter_context(server(data / "server")),
         }
         names = sorted(path.parent.name for path in (data / "runs").glob(".osmosis/runs/*/run.json"))
-        compared = "compare?" + "&".join(f"run={name}" for name in names)
+        chosen = "&".join(f"run={name}" for name in names)
+        queries = {"compare": f"?{chosen}", "compare/row": f"?{chosen}&row=3"}
         browser = stack.enter_context(chromium())
         for viewer, pages in PAGES.items():
             for name, page in pages.items():
                 for mode in MODES:
                     target = folder / f"{name}-{mode}.png"
-                    shoot(browser, addresses[viewer] + (compared if page == "compare" else page), mode, target)
+                    shoot(browser, addresses[viewer] + page + queries.get(page, ""), mode, target)
     return 0
 
 

@@ -43,7 +43,9 @@ uvicorn.server.asyncio = types.SimpleNamespace(**(vars(asyncio) | {"sleep": _sle
 """uvicorn sees ten times a second whether it is to stop; hundreds of HTTP servers end here."""
 
 
-GROUPS = frozenset({"slow", "long", "clients", "adapters", "trainers", "browser", "conformance", "ray", "programs"})
+GROUPS = frozenset(
+    {"slow", "long", "clients", "adapters", "trainers", "browser", "conformance", "ray", "programs"} | {"packages"}
+)
 """Marks that choose the tests of a run."""
 
 

@@ -6,6 +6,7 @@ Its rows are made in the framework, which is on no index; `merged` does the same
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from rllm_model_gateway.client import AsyncGatewayClient
 
@@ -17,7 +18,10 @@ from comparison.agents import Agents
 async def open_system(place: Place) -> AsyncIterator[Rollout]:
     """Start the gateway before the engine."""
     port = place.ports[0]
+    config = Path(place.folder) / "gateway.yaml"
+    config.write_text("sync_traces: true\n")  # its flush() waits for nothing
     command = [sys.executable, "-m", "rllm_model_gateway", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--config", str(config)]
     command += ["--worker", place.engine, "--db-path", f"{place.folder}/traces.db", "--log-level", "warning"]
     with process(*command, log=f"{place.folder}/gateway.log"):
         await listening(port)

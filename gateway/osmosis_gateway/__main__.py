@@ -52,7 +52,7 @@ def run(line: Line) -> None:
         usage_errors(NAME, line, settings),
         usage_errors(NAME, line, settings, OSError, ports_taken),
     ):
-        warn_about_settings(line)
+        warn_about_settings(line, settings)
         security, credentials = _checked(line, settings)
         code = asyncio.run(_run(settings, security, credentials))
     if code:

@@ -4,14 +4,15 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
+from typing_extensions import TypeVar
 
 from osmosis_grpc.agent.reward_decorator import reward_of
 from osmosis_grpc.agent.workflow import GraderConfig, WithArtifacts
 
-TGraderConfig = TypeVar("TGraderConfig", bound=GraderConfig)
+TGraderConfig = TypeVar("TGraderConfig", bound=GraderConfig, default=GraderConfig)
 MAIN = "main"
 """The name of a sample that has no other one."""
 

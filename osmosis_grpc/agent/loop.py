@@ -75,11 +75,11 @@ class RolloutAgentLoop(ABC):
 def name_problem(name: object) -> tuple[str, str] | None:
     """Return the problem of an agent loop's name as (code, text); None for a valid name."""
     if name is None:
-        return "MISSING_NAME", "an agent loop needs a class attribute `name`"
+        return "MISSING_NAME", "an agent loop must define a 'name' class attribute"
     if not isinstance(name, str):
         return "INVALID_NAME_TYPE", f"`name` is a str, not a {type(name).__name__}"
     if not name.strip():
-        return "EMPTY_NAME", "`name` is empty"
+        return "EMPTY_NAME", "an agent loop must define a 'name' class attribute that is not empty"
     if len(name) > MAX_NAME_CHARS:
         return "INVALID_NAME_TYPE", f"`name` has {len(name)} characters, more than {MAX_NAME_CHARS}"
     return None

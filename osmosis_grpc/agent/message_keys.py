@@ -6,6 +6,7 @@ parts, write arguments with other separators, and leave out the reasoning of rep
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -14,6 +15,8 @@ from osmosis_grpc.protocol.types import Message, jsontext
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _DIGEST_BYTES = 16
+_SHORT = 2000
+"""The most characters of a part of a call whose text is kept."""
 _KEYED = frozenset(("role", "content", "tool_calls", "tool_call_id", "name"))
 _REASONING = "reasoning_content"
 _REASONINGS = frozenset((_REASONING, "reasoning"))
@@ -42,9 +45,9 @@ def message_key(message: Mapping[str, Any]) -> tuple[bytes, int]:
     """Return the key of a message, and the approximate bytes of the message."""
     role, content, calls = message.get("role"), _content(message.get("content")), message.get("tool_calls")
     about = message.get("tool_call_id") if role == "tool" else message.get("name")
-    if type(content) is str and not calls and isinstance(role, str) and isinstance(about, str | None):
+    if type(content) is str and isinstance(role, str) and isinstance(about, str | None):
         about = about or ""
-        text = f"{len(role)} {len(about)} {role}{about}{content}"  # the usual case
+        text = f"{len(role)} {len(about)} {len(content)} {role}{about}{content}{''.join(map(_call_text, calls or ()))}"
     else:
         text = jsontext.canonical([role, content, [_call(call) for call in calls or ()], about])
     raw = text.encode()
@@ -105,11 +108,26 @@ def _content(content: Any) -> Any:
     return content
 
 
-def _call(call: Any) -> Any:
+def _call(call: Any, *, parsed: bool = True) -> Any:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping):
         return call
-    return [call.get("id"), function.get("name"), arguments_object(function.get("arguments"))]
+    arguments = function.get("arguments")
+    return [call.get("id"), function.get("name"), arguments_object(arguments) if parsed else arguments]
+
+
+def _call_text(call: Any) -> str:
+    """Return a tool call as JSON with one spelling."""
+    made = _call(call, parsed=False)
+    if made is not call and all(type(part) is str and len(part) <= _SHORT for part in made):
+        return _short_call_text(*made)
+    return jsontext.canonical(_call(call))
+
+
+@lru_cache(maxsize=2048)
+def _short_call_text(call_id: str, name: str, arguments: str) -> str:
+    """Return the text of a call. Programs send the calls of their whole history with every request."""
+    return jsontext.canonical([call_id, name, arguments_object(arguments)])
 
 
 def _digest(raw: bytes) -> bytes:

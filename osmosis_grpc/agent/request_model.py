@@ -24,7 +24,7 @@ def set_max_metadata_size_bytes(size_bytes: int) -> None:
     """Set the limit of this process, also for applications that create_app makes later. Raises ValueError below 1."""
     global _limit
     if size_bytes < 1:
-        raise ValueError(f"size_bytes: {size_bytes} is not at least 1")
+        raise ValueError(f"size_bytes: must be positive, not {size_bytes}")
     _limit = size_bytes
 
 
@@ -35,7 +35,7 @@ def metadata_limit_that_was_set() -> int | None:
 
 def _not_blank(rollout_id: str) -> str:
     if not rollout_id.strip():
-        raise ValueError("is blank")
+        raise ValueError("cannot be empty or whitespace")
     return rollout_id
 
 
@@ -57,7 +57,7 @@ def _metadata(metadata: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(f"is not JSON: {error}") from None
     limit = get_max_metadata_size_bytes()
     if metadata and size > limit:
-        raise ValueError(f"has {size} bytes as JSON, more than {limit}")
+        raise ValueError(f"has {size} bytes as JSON, which exceeds maximum {limit}")
     return metadata
 
 

@@ -169,8 +169,8 @@ class RolloutScope:
             if name in self._agents or self._session.sample_messages(name) is not None:
                 found[name] = self._session.sample_messages(name)
         for name, agent in self._agents.items():
-            whole = getattr(agent, "rollout_messages", None)
-            found[name] = whole() if callable(whole) else agent.messages
+            whole = getattr(type(agent), "rollout_messages", None)  # of the class, because a mock has every attribute
+            found[name] = whole(agent) if callable(whole) else agent.messages
         return {name: RolloutSample(id=name, messages=list(messages)) for name, messages in found.items()}
 
     def separate(self) -> None:

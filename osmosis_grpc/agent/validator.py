@@ -45,16 +45,11 @@ class Finding:
     line: int | None = None
     """Counted from 1; None without a source."""
     severity: Severity = "error"
-
-    @property
-    def field(self) -> str | None:
-        """None, because the message names the field. The Osmosis SDK has the attribute."""
-        return None
-
-    @property
-    def details(self) -> dict[str, Any] | None:
-        """None. The Osmosis SDK has the attribute."""
-        return None
+    field: str | None = None
+    """What is wrong: `get_tools`, its result `get_tools()`, `run`, a tool such as `tools[0]`, or a key of it such as
+    `tools[0].function.name`. None for other problems."""
+    missing: bool = False
+    """Whether the field is missing."""
 
     def __str__(self) -> str:
         return f"[{self.code}] {self.message}"
@@ -97,10 +92,11 @@ class ValidationResult:
 class AgentLoopValidationError(OsmosisRolloutError):
     """An agent loop has errors. The text has one line for each error, with the hint."""
 
-    def __init__(self, result: ValidationResult) -> None:
+    def __init__(self, result: Any) -> None:
         self.result, self.errors = result, result.errors
-        lines = "".join(f"\n  {error.code}: {error.message} ({error.hint})" for error in self.errors)
-        super().__init__(f"agent loop {result.agent_name or 'without a name'} is not valid:{lines}")
+        lines = "".join(f"\n  {e.code}: {e.message}" + (f" ({e.hint})" if e.hint else "") for e in self.errors)
+        name = result.agent_name or "without a name"
+        super().__init__(f"agent loop {name} is not valid, with {len(self.errors)} error(s):{lines}")
 
 
 def validate_agent_loop(agent_loop: object, request: RolloutRequest | None = None) -> ValidationResult:
@@ -200,7 +196,7 @@ def _run(agent_loop: object, cls: type) -> Iterator[Finding]:
     else:
         return
     hint = "write async def run(self, ctx) without yield, and end it with return ctx.complete(...)"
-    yield Finding("INVALID_RUN", problem, hint, *place_of(run, cls))
+    yield Finding("INVALID_RUN", problem, hint, *place_of(run, cls), field="run", missing=not callable(run))
 
 
 def _get_tools(instance: object, cls: type, request: RolloutRequest) -> tuple[Sequence[Any], list[Finding]]:
@@ -208,7 +204,8 @@ def _get_tools(instance: object, cls: type, request: RolloutRequest) -> tuple[Se
     get_tools = _attribute(instance, "get_tools")
     if not callable(get_tools):
         hint = "add a method get_tools(self, request) that returns a list of tools"
-        return (), [Finding("GET_TOOLS_FAILED", f"{cls.__name__} has no method get_tools", hint, *place_of(cls))]
+        text = f"{cls.__name__} has no method get_tools"
+        return (), [Finding("GET_TOOLS_FAILED", text, hint, *place_of(cls), field="get_tools", missing=True)]
     own = getattr(get_tools, "__func__", None) is not RolloutAgentLoop.get_tools
     place = place_of(get_tools, cls) if own else place_of(cls)
     tools = _call(get_tools, request, place)
@@ -242,13 +239,15 @@ def _call(get_tools: Callable[..., Any], request: RolloutRequest, place: Place) 
             tools = asyncio.run(await_tools(tools, GET_TOOLS_TIMEOUT))
     except (Exception, SystemExit) as error:
         hint = "make get_tools(self, request) return for any request; what it raises refuses the rollout"
-        return Finding("GET_TOOLS_FAILED", f"get_tools raised {one_line(error)}{_at(error)}", hint, *place)
+        text = f"get_tools raised {one_line(error)}{_at(error)}"
+        return Finding("GET_TOOLS_FAILED", text, hint, *place, field="get_tools")
     if tools is None:
         text = "get_tools returned None, which is taken for an empty list"
-        return Finding("DOUBTFUL_TOOLS", text, "return [] to say that there are no tools", *place, severity="warning")
+        hint = "return [] to say that there are no tools"
+        return Finding("DOUBTFUL_TOOLS", text, hint, *place, severity="warning", field="get_tools()", missing=True)
     if not isinstance(tools, list | tuple):
         text = f"get_tools returned a {type(tools).__name__}, not a list"
-        return Finding("GET_TOOLS_FAILED", text, "return a list of tools", *place)
+        return Finding("GET_TOOLS_FAILED", text, "return a list of tools", *place, field="get_tools()")
     return tools
 
 
@@ -288,13 +287,14 @@ def _tool(tool: object, label: str, place: Place) -> Iterator[Finding]:
     try:
         plain = plain_tool(tool)
     except Exception as error:
-        yield Finding("INVALID_TOOL", f"{label} cannot be made a dict: {one_line(error)}", hint, *place)
+        text = f"{label} cannot be made a dict: {one_line(error)}"
+        yield Finding("INVALID_TOOL", text, hint, *place, field=label)
         return
     if not isinstance(plain, dict):
         name = getattr(plain, "__name__", "?")
         kind = f"the function {name} without @tool" if inspect.isroutine(plain) else f"a {type(tool).__name__}"
         at = place_of(plain) if inspect.isroutine(plain) else (None, None)
-        yield Finding("INVALID_TOOL", f"{label} is {kind}, not a tool", hint, *(at if at[0] else place))
+        yield Finding("INVALID_TOOL", f"{label} is {kind}, not a tool", hint, *(at if at[0] else place), field=label)
         return
     name = _field(plain, ["function", "name"])
     called = f"{label} ({name})" if _is_text(name) else label
@@ -305,7 +305,8 @@ def _tool(tool: object, label: str, place: Place) -> Iterator[Finding]:
             shown = "missing" if value is _MISSING else reprlib.repr(value)
             code = "INVALID_TOOL" if severity == "error" else "DOUBTFUL_TOOLS"
             text = f"{called}: {field} is {shown}, not {expected}"
-            yield Finding(code, text, f"correct {field} in the tool's schema", *place, severity=severity)
+            advice = f"correct {field} in the tool's schema"
+            yield Finding(code, text, advice, *place, severity, f"{label}.{field}", value is _MISSING)
     for key, near in misspelt_keys(plain):
         text = f"{called}: the key {key} is unknown; is {near} meant?"
         yield Finding("DOUBTFUL_TOOLS", text, "correct the key: model servers ignore it", *place, severity="warning")

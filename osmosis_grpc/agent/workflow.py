@@ -4,9 +4,10 @@ import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar, get_args, get_origin
+from typing import Any, ClassVar, Generic, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from typing_extensions import TypeVar
 
 
 class ConcurrencyConfig(BaseModel):
@@ -109,7 +110,7 @@ def config_class(cls: type, generic: type) -> type[BaseConfig] | None:
     return None
 
 
-TConfig = TypeVar("TConfig", bound=AgentWorkflowConfig)
+TConfig = TypeVar("TConfig", bound=AgentWorkflowConfig, default=AgentWorkflowConfig)
 
 
 class WithArtifacts:

@@ -78,7 +78,7 @@ class WorkflowRunnable:
         grader_config: GraderConfig | None = None,
     ) -> None:
         _check_class(workflow)
-        self.name = config.name if config is not None else workflow.__name__
+        self.name = (config.name.strip() if config is not None else "") or workflow.__name__
         problem = name_problem(self.name)
         if problem:
             raise AgentNameError(problem[0], f"{workflow.__name__}: {problem[1]}")

@@ -46,7 +46,7 @@ def validate_workflow(
         grader: The class of the grader.
         grader_config: The configuration of the grader.
     """
-    name = config.name if config is not None else getattr(workflow, "__name__", None)
+    name = (config.name.strip() if config is not None else "") or getattr(workflow, "__name__", None)
     findings = list(name_findings(name, f"{name!r:.80}", workflow))
     valid_name = None if findings else str(name)
     findings += [*_misspelt(config), *_misspelt(grader_config)]

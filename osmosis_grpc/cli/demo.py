@@ -48,6 +48,8 @@ TASKS = (
 CALCULATOR = ("-m", "osmosis_grpc.testing.calculator:agent_loop")
 NEXT = """
 Next:
+  {program} view --demo
+      look at rollouts in a browser: turns, tools, tokens, failures, groups
   {program} validate --run -m osmosis_grpc.testing.calculator:agent_loop
       check an agent loop
   {program} serve -m osmosis_grpc.testing.calculator:agent_loop
@@ -136,7 +138,7 @@ def run_demo(as_json: bool, agent: Sequence[str] = (), state_dir: str | None = N
             out.say(f"A rollout failed: {text}")
         if state_dir is not None:
             kept = shlex.quote(state_dir)
-            out.say(f"To look at them: {program()} list --state-dir {kept}")
+            out.say(f"To look at them: {program()} view {kept}")
             out.say(f"To export them: {program()} export --to messages --state-dir {kept}")
         elif not agent:
             out.say(NEXT.format(program=program()))
@@ -250,10 +252,15 @@ def _table(outcomes: list[RolloutOutcome]) -> Table:
         table.add_row(
             outcome.rollout_id,
             str(outcome.status),
-            "-" if outcome.mean_reward is None else f"{outcome.mean_reward:.1f}",
+            _reward(outcome.mean_reward),
             str(metrics.num_llm_calls),
             str(metrics.response_tokens),
             Text(printable(outcome.finish_reason)),
             f"{metrics.total_latency_ms:.0f} ms",
         )
     return table
+
+
+def _reward(reward: float | None) -> Text:
+    """Return a reward that cannot be taken for another one: a zero is red."""
+    return Text("-") if reward is None else Text(f"{reward:.1f}", style="" if reward > 0 else "bold red")

@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from osmosis_grpc.cli.command_options import ViewOptions
+from osmosis_grpc.cli.demo_tokens import Words
 from osmosis_grpc.cli.options import SourceOptions
 from osmosis_grpc.cli.source import RUNS, Source, open_source
 from osmosis_grpc.policies.template_tokenizer import TokenTexts
@@ -38,12 +39,12 @@ def run_view(options: ViewOptions, listed: ListOptions, source: SourceOptions, *
         try:
             app: Any = importlib.import_module("osmosis_grpc.viewer.app")
         except ModuleNotFoundError as error:
-            usage_error("view", f"{missing_extra('it', 'server,view')} (there is no {error.name})")
+            usage_error("view", f"{missing_extra('it', 'server')} (there is no {error.name})")
         if options.single_file and options.export is None:
             usage_error("view", "--single-file needs --export FILE")
         token = _token(options)
-        texts = _texts(options.tokenizer)
-        chosen = _chosen(options, source, stack)
+        chosen, texts = _chosen(options, source, stack)
+        texts = _texts(options.tokenizer) or texts
         opened = open_source("view", chosen)
         try:
             if options.export is not None:
@@ -146,8 +147,10 @@ def _address(server: str, rollout: str | None, token: str = "", listed: ListOpti
     return f"http://{server}/{path}{'?' * bool(query)}{query}{'' if rollout is None else '#failed'}"
 
 
-def _chosen(options: ViewOptions, source: SourceOptions, stack: ExitStack) -> SourceOptions:
-    """Return the options of the source. --demo writes rollouts to a folder that is deleted at the end.
+def _chosen(
+    options: ViewOptions, source: SourceOptions, stack: ExitStack
+) -> tuple[SourceOptions, TokenTexts | Words | None]:
+    """Return the options of the source, and the texts of its tokens. --demo writes to a folder that is deleted.
 
     Without a source, it is the state folder, else the newest run of test or eval, else a server on this machine.
     """
@@ -159,17 +162,16 @@ def _chosen(options: ViewOptions, source: SourceOptions, stack: ExitStack) -> So
 
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="osmosis-view-demo-"))
         say_error("running twelve rollouts of the demo ...")
-        asyncio.run(write_demo(Path(folder)))
-        return replace(source, state_dir=folder)
+        return replace(source, state_dir=folder), asyncio.run(write_demo(Path(folder)))
     if options.folder is not None:
         if not (Path(options.folder) / "journal.db").exists():
             known = "there is no journal in it" if Path(options.folder).is_dir() else "there is no such folder"
             usage_error("view", f"{options.folder}: {known}; name a state folder or the folder of a run")
-        return replace(source, state_dir=options.folder)
+        return replace(source, state_dir=options.folder), None
     state = Path(".osmosis/state/journal.db")
     if not any(named) and not state.exists() and any(RUNS.glob("*/journal.db")):
-        return replace(source, run="last")
-    return source
+        return replace(source, run="last"), None
+    return source, None
 
 
 def _words(source: SourceOptions) -> str:

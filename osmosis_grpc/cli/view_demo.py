@@ -1,18 +1,19 @@
 """Runs rollouts that show what the viewer has: failures, groups with and without variance, a slow tool, token drift.
 
 An agent server and a trainer with a scripted model run in this process, over a real socket. The trainer annotates the
-groups as a training step would.
+groups as the steps of a training would.
 """
 
 import asyncio
 import json
+import random
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from osmosis_grpc.agent import RolloutAgentLoop, RolloutContext, RolloutResult
-from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.cli.demo_tokens import Words, prompt_text, reply_text
 from osmosis_grpc.protocol.types import (
     Annotation,
     ChatRequest,
@@ -23,6 +24,7 @@ from osmosis_grpc.protocol.types import (
     RolloutRequest,
     SegmentAnnotation,
     TokenBlock,
+    VersionSpan,
 )
 from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.tools import tool
@@ -36,10 +38,14 @@ CITIES = {
 }
 """The groups, and the city that the model looks up in each of their rollouts. The question is about Lisbon."""
 QUESTION = "How many people live in Lisbon?"
+STEPS = {"mixed": 7, "equal": 8, "failing": 9}
+"""The step of the trainer that has each group."""
 DRIFTING = "demo-mixed-1"
-"""In this rollout, the prompt of the second chat changes a token of the first reply."""
+"""In this rollout, the prompt of the second chat writes a word of the first reply as two tokens."""
+DRIFT = (" search", (" sea", "rch"))
 CUT = "demo-failing-4"
 """The last reply of this rollout is cut by a limit of tokens."""
+CUT_AT = 3
 CONCURRENT = 6
 """So many rollouts run at once. The others wait in the queue."""
 FLAG = (
@@ -87,8 +93,9 @@ class Geographer(RolloutAgentLoop):
 class Model:
     """A scripted model: search, look up the city of the rollout, and answer with the number that the tool returned."""
 
-    def __init__(self) -> None:
+    def __init__(self, words: Words) -> None:
         self.replies = 0
+        self._words = words
 
     async def __call__(self, request: ChatRequest) -> ChatResponse:
         _, group, index = request.rollout_id.split("-")
@@ -106,22 +113,27 @@ class Model:
             reply = {"role": "assistant", "content": "", "reasoning_content": thought, "tool_calls": [call]}
         else:
             reply = {"role": "assistant", "content": f"People: {request.messages[-1]['content']}"}
-        version = "7" if self.replies <= NEW_WEIGHTS else "8"
-        made = answer(request, reply, tokens=24 + 8 * int(index), version=version)
-        if request.rollout_id == CUT and request.chat_number not in calls:
-            made = replace(made, finish_reason="length")
-        return drifting(made, request.chat_number) if request.rollout_id == DRIFTING else made
+        return self._sampled(request, reply)
 
-
-def drifting(made: ChatResponse, chat: int) -> ChatResponse:
-    """Return a reply with other tokens. The prompt of the second chat has 99 in place of the second token, 11."""
-    assert made.tokens is not None
-    assert made.tokens.logprobs is not None
-    replies = [list(range(first, first + len(made.tokens.ids))) for first in (10, 50, 90)]
-    prompts = [[1, 2, 3], [1, 2, 3, 10, 99, *replies[0][2:], 20]]
-    prompts.append([*prompts[1], *replies[1], 30])
-    tokens = TokenBlock.of(replies[chat - 1], list(made.tokens.logprobs))
-    return replace(made, usage=None, prompt_ids=TokenBlock.of(prompts[chat - 1]).ids, tokens=tokens)
+    def _sampled(self, request: ChatRequest, reply: Message) -> ChatResponse:
+        prompt, ids = self._words.encode(prompt_text(request.messages)), self._words.encode(reply_text(reply))
+        finish_reason = "tool_calls" if reply.get("tool_calls") else "stop"
+        if request.rollout_id == CUT and finish_reason == "stop":
+            ids, finish_reason = ids[:CUT_AT], "length"
+            reply = {**reply, "content": "".join(self._words.of(ids))}
+        if request.rollout_id == DRIFTING and request.chat_number > 1:
+            (word,), parts = self._words.encode(DRIFT[0]), [self._words.encode(part)[0] for part in DRIFT[1]]
+            at = prompt.index(word)
+            prompt[at : at + 1] = parts
+        dice = random.Random(f"{request.rollout_id} {request.chat_number}")
+        logprobs = [-min(6.0, dice.expovariate(4.0)) for _ in ids]
+        return ChatResponse(
+            message=reply,
+            finish_reason=finish_reason,
+            tokens=TokenBlock.of(ids, logprobs),
+            prompt_ids=TokenBlock.of(prompt).ids,
+            versions=(VersionSpan("7" if self.replies <= NEW_WEIGHTS else "8", len(ids)),),
+        )
 
 
 def question(group: str) -> list[Message]:
@@ -132,16 +144,14 @@ def question(group: str) -> list[Message]:
     return [{"role": "user", "content": [{"type": "text", "text": f"This is its flag. {QUESTION}"}, picture]}]
 
 
-async def annotate(trainer: Trainer, outcomes: Sequence[RolloutOutcome]) -> None:
-    """Store what a training step does with a group: its advantages, or why the group is dropped."""
+async def annotate(trainer: Trainer, number: int, outcomes: Sequence[RolloutOutcome]) -> None:
+    """Store what a step of the training does with a group: its advantages, or why the group is dropped."""
     rewards = [outcome.reward for outcome in outcomes if outcome.reward is not None]
     spread = statistics.pstdev(rewards)
-    step = Annotation(id="step-9", author="demo-trainer", weight_step="9")
+    step = Annotation(id=f"step-{number}", author="demo-trainer", weight_step=f"{number}")
     for outcome in outcomes:
-        if outcome.reward is None:
-            continue
-        if not spread:
-            why = "all rewards of its group are equal"
+        if outcome.reward is None or not spread:
+            why = "it failed" if outcome.reward is None else "all rewards of its group are equal"
             await trainer.annotate(outcome, replace(step, trained=False, dropped_reason=why))
             continue
         segments = tuple(
@@ -156,12 +166,14 @@ async def annotate(trainer: Trainer, outcomes: Sequence[RolloutOutcome]) -> None
         await trainer.annotate(outcome, replace(step, trained=True, advantage=advantage, segments=segments))
 
 
-async def write_demo(folder: Path) -> None:
-    """Run the rollouts of all groups."""
+async def write_demo(folder: Path) -> Words:
+    """Run the rollouts of all groups, and return the texts of their tokens."""
+    words = Words()
     requests = [
         RolloutRequest(
             rollout_id=f"demo-{name}-{index + 1}",
             messages=question(name),
+            label=str(POPULATIONS["Lisbon"]),
             group=Group(f"demo-{name}", index, len(cities)),
         )
         for name, cities in CITIES.items()
@@ -171,9 +183,11 @@ async def write_demo(folder: Path) -> None:
     outcomes = {}
     async with (
         AgentServer([Geographer()], port=0, state_dir=folder, config=config) as server,
-        Trainer([server.address], Model()) as trainer,
+        Trainer([server.address], Model(words)) as trainer,
     ):
         async for outcome in trainer.run(requests):
             outcomes[outcome.rollout_id] = outcome
         for name, cities in CITIES.items():
-            await annotate(trainer, [outcomes[f"demo-{name}-{index + 1}"] for index in range(len(cities))])
+            group = [outcomes[f"demo-{name}-{index + 1}"] for index in range(len(cities))]
+            await annotate(trainer, STEPS[name], group)
+    return words

@@ -105,17 +105,10 @@ class TaskMode(StrEnum):
     TEMPLATE = "template"
 
 
-_UNUSED = {
-    "orchestrator",
-    "cleanup_successful_trials",
-    "trials_dir",
-    "prewarm",
-    "patch_dockerfile_with_sdk",
-    "agent_setup_timeout_sec",
-    "max_queue_depth",
-    "verified_tasks",
-    "model_name",
-}
+_UNUSED = (
+    "orchestrator cleanup_successful_trials trials_dir prewarm patch_dockerfile_with_sdk agent_setup_timeout_sec "
+    "max_queue_depth verified_tasks model_name"
+)
 """Options about how Harbor runs its trials. A server of this package has its own queue and boxes."""
 _INSTEAD = {
     "environment_config": "describe the box in `box`, for example box={'mounts': {...}} (docs/boxes.md)",
@@ -155,7 +148,7 @@ class HarborBackend(ExecutionBackend):
         **harbor: Any,
     ) -> None:
         for option, value in harbor.items():
-            if option not in _UNUSED and option not in _INSTEAD:
+            if option not in _UNUSED.split() and option not in _INSTEAD:
                 raise TypeError(f"HarborBackend() has no option {option!r}")
             if option in _INSTEAD and value is not None:
                 raise TypeError(f"{option}: {_INSTEAD[option]}")

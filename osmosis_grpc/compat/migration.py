@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from osmosis_grpc.compat.older_paths import recorded, sentence_of, source_of
-from osmosis_grpc.compat.older_sentences import LIBRARY
 
 SDK, HERE = "osmosis_ai", "osmosis_grpc"
 LIBRARY_HERE = f"{HERE}.agentic"
@@ -157,8 +156,8 @@ def _from(file: _File, node: ast.ImportFrom, module: str) -> None:
             return  # a package of the author's own with the same name
         file.replace(node.lineno, node.col_offset, module, LIBRARY_HERE)
         for alias in node.names:
-            if alias.name in LIBRARY:
-                file.note(alias.lineno, f"{alias.name} is not in {LIBRARY_HERE}: {LIBRARY[alias.name]}")
+            if sentence := sentence_of("agentic", alias.name, LIBRARY_HERE):
+                file.note(alias.lineno, sentence)
 
 
 def _check(file: _File, line: int, module: str, name: str) -> None:

@@ -1,8 +1,8 @@
 """The import paths and the names of two older systems: one table, and a finder that makes their modules.
 
 `older_names.json` has the public names of the Osmosis SDK and of the Agentic Rollout Library, by version and module, as
-scripts/older_names.py recorded them. A name works if `rollout/__init__.pyi` or BELOW says where it is here. Every other
-one raises an ImportError with a sentence: the one of the name, or else the one of its module.
+scripts/older_names.py recorded them. A name works if `rollout/__init__.pyi`, `agentic/__init__.pyi` or BELOW says where
+it is here. Every other one raises an ImportError with a sentence: the one of the name, or else that of its module.
 """
 
 import ast
@@ -17,23 +17,30 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from osmosis_grpc.compat.older_sentences import BY_MODULE, INSTEAD
+from osmosis_grpc.compat.older_sentences import BY_MODULE, INSTEAD, LIBRARY
 from osmosis_grpc.protocol.errors import MissingExtraError
 
 PACKAGE = "osmosis_grpc"
 ROLLOUT = f"{PACKAGE}.rollout"
-_OPENAI_AGENTS = "osmosis_grpc.compat.openai_agents"
 BELOW = {
-    "rollout.testing.fake_prompt_token_ids": "osmosis_gateway.mock_trainer",
-    "rollout.testing.fake_token_ids": "osmosis_gateway.mock_trainer",
-    "rollout.backend.harbor.HarborBackend": "osmosis_grpc.compat.backends",
-    "rollout.backend.harbor.TaskMode": "osmosis_grpc.compat.backends",
-    "rollout.types.Messages": "osmosis_grpc.compat.sdk_schemas",
-    "rollout.integrations.agents.openai_agents.OsmosisAgent": _OPENAI_AGENTS,
-    "rollout.integrations.agents.openai_agents.OsmosisLitellmModel": _OPENAI_AGENTS,
-    "rollout.integrations.agents.openai_agents.OsmosisMemorySession": _OPENAI_AGENTS,
-    "rollout.integrations.agents.openai_agents.OsmosisRolloutModel": _OPENAI_AGENTS,
-    "rollout.integrations.agents.openai_agents.SessionSampleSource": _OPENAI_AGENTS,
+    f"{module}.{name}": place
+    for module, place, names in (
+        ("rollout.testing", "osmosis_gateway.mock_trainer", "fake_prompt_token_ids fake_token_ids"),
+        ("rollout.backend.harbor", "osmosis_grpc.compat.backends", "HarborBackend TaskMode"),
+        (
+            "rollout.server.api_key",
+            "osmosis_grpc.compat.sdk_functions",
+            "API_KEY_PREFIX generate_api_key validate_api_key",
+        ),
+        ("rollout.validator", "osmosis_grpc.compat.sdk_validation", "validate_backend"),
+        ("rollout.types", "osmosis_grpc.compat.sdk_schemas", "Messages"),
+        (
+            "rollout.integrations.agents.openai_agents",
+            "osmosis_grpc.compat.openai_agents",
+            "OsmosisAgent OsmosisLitellmModel OsmosisMemorySession OsmosisRolloutModel SessionSampleSource",
+        ),
+    )
+    for name in names.split()
 }
 """Where names are that the facade `rollout` does not have, or has as something else."""
 ALSO = {
@@ -46,6 +53,7 @@ ALSO = {
     "rollout.validator": ("validate_workflow",),
 }
 """Names that modules have without promising them, because they import them."""
+_FACADES = ("rollout", "agentic")
 _NEEDS_SERVER_EXTRA = ("osmosis_gateway.", "osmosis_grpc.settings.settings")
 
 
@@ -63,9 +71,9 @@ def recorded(system: str = "sdk") -> Mapping[str, frozenset[str]]:
 
 
 @cache
-def facade() -> Mapping[str, tuple[str, str]]:
-    """Return where each name of `osmosis_grpc.rollout` comes from: the module, and the name there."""
-    stub = ast.parse((Path(__file__).parents[1] / "rollout" / "__init__.pyi").read_text())
+def facade(package: str = "rollout") -> Mapping[str, tuple[str, str]]:
+    """Return where each name of `rollout` or of `agentic` comes from: the module, and the name there."""
+    stub = ast.parse((Path(__file__).parents[1] / package / "__init__.pyi").read_text())
     return {
         alias.asname or alias.name: (statement.module, alias.name)
         for statement in stub.body
@@ -79,25 +87,32 @@ def source_of(module: str, name: str) -> tuple[str, str] | None:
     below = BELOW.get(f"{module}.{name}")
     if below is not None:
         return below, name
-    known = name in recorded().get(module, ()) or module == "rollout"
-    return facade().get(name) if known else None
+    if module in _FACADES:
+        return facade(module).get(name)
+    return facade().get(name) if name in recorded().get(module, ()) else None
 
 
 def sentence_of(module: str, name: str, shown: str) -> str | None:
     """Return the sentence for a name that `shown` does not have; None for one that no older system has."""
-    text = INSTEAD.get(name)
+    text = (LIBRARY if module == "agentic" else INSTEAD).get(name)
     if text is None and name in recorded().get(module, ()):
         parts = module.split(".")
         places = [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
         text = next((BY_MODULE[place] for place in places if place in BY_MODULE), None)
-    return None if text is None else f"{name} is not in {shown}: {text.format(name)}"
+    return None if text is None else f"{name} is not in {shown}: {text.replace('NAME', name)}"
 
 
 def names_of(module: str) -> list[str]:
     """Return the names of a module that work here."""
-    if module == "rollout":
-        return sorted(facade())
+    if module in _FACADES:
+        return sorted(facade(module))
     return sorted(name for name in recorded().get(module, ()) if source_of(module, name))
+
+
+def contents(module: str) -> dict[str, Any]:
+    """Return the variables of a module whose names are imported when they are first used."""
+    names = names_of(module)
+    return {"__getattr__": lambda wanted: get(module, wanted), "__dir__": lambda: names, "__all__": names}
 
 
 def get(module: str, name: str) -> Any:
@@ -140,11 +155,8 @@ class OlderModules(MetaPathFinder, Loader):
     def exec_module(self, module: ModuleType) -> None:
         """Fill a module."""
         name = module.__name__.removeprefix(f"{PACKAGE}.")
-        names = names_of(name)
         module.__doc__ = f"The Osmosis SDK's osmosis_ai.{name}."
-        module.__dict__.update(
-            __getattr__=lambda wanted: get(name, wanted), __dir__=lambda: names, __all__=names, __path__=[]
-        )
+        module.__dict__.update(contents(name), __path__=[])
 
 
 def install() -> None:

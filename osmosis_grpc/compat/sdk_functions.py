@@ -1,21 +1,20 @@
-"""Functions that the Osmosis SDK has for authors: a registry of agent loops, readers of messages, a printed validation.
+"""Functions that the Osmosis SDK has for authors: a registry of agent loops, readers of messages, keys of servers.
 
 Servers do not read registries, because a server is given the loops that it hosts. The readers of messages accept every
 message that a model server sends; osmosis_grpc.protocol.types.messages checks which messages can be sent.
 """
 
-import sys
+import secrets
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from osmosis_grpc.agent.loop import AgentNameError, RolloutAgentLoop, name_problem
-from osmosis_grpc.agent.validator import Finding, ValidationResult, validate_agent_loop
 from osmosis_grpc.protocol.errors import AgentLoopNotFoundError
 
-ValidationError = Finding
-"""What the SDK calls a finding of the validator."""
+API_KEY_PREFIX = "osm_rollout_"
+"""How a generated key begins."""
 
 
 class AgentLoopRegistry:
@@ -40,7 +39,7 @@ class AgentLoopRegistry:
             raise AgentNameError(problem[0], f"{type(loop).__name__}: {problem[1]}")
         with self._lock:
             if loop.name in self._loops:
-                raise ValueError(f"an agent loop named {loop.name!r} is registered already; unregister that one first")
+                raise ValueError(f"an agent loop named {loop.name!r} is already registered; unregister that one first")
             self._loops[loop.name] = loop
 
     def unregister(self, name: str) -> bool:
@@ -123,18 +122,11 @@ def count_messages_by_role(messages: Iterable[Mapping[str, Any]]) -> dict[str, i
     return dict(Counter(map(get_message_role, messages)))
 
 
-def validate_and_report(agent_loop: Any, *, verbose: bool = False) -> ValidationResult:
-    """Check an agent loop, print the result, and return it. Errors go to stderr.
+def generate_api_key() -> str:
+    """Return a new key for create_app(api_key=)."""
+    return API_KEY_PREFIX + secrets.token_urlsafe(32)
 
-    Args:
-        agent_loop: The agent loop, or its class.
-        verbose: Whether to print warnings, too.
-    """
-    result = validate_agent_loop(agent_loop)
-    counts = f"{result.tool_count} tools, {len(result.errors)} errors, {len(result.warnings)} warnings"
-    lines = [f"agent loop {result.agent_name or 'without a name'}: {counts}"]
-    for finding in (*result.errors, *(result.warnings if verbose else ())):
-        place = f" ({finding.file}:{finding.line})" if finding.file else ""
-        lines.append(f"  {finding.severity} {finding.code}: {finding.message}{place}; {finding.hint}")
-    (sys.stdout if result.valid else sys.stderr).write("\n".join(lines) + "\n")
-    return result
+
+def validate_api_key(provided_key: str | None, expected_key: str) -> bool:
+    """Compare a key with the expected one in constant time. Return whether they are equal."""
+    return provided_key is not None and secrets.compare_digest(provided_key.encode(), expected_key.encode())

@@ -29,6 +29,8 @@ class Shutdown:
         """Whether new rollouts are refused."""
         self.closing = False
         """Whether everything is refused."""
+        self.restarting = False
+        """Whether the next process is about to start, and continues all rollouts that it can."""
         self._context = context
         self._runner = runner
         self._outbox = outbox
@@ -62,6 +64,7 @@ class Shutdown:
         limit is then the time of the other rollouts.
         """
         self.drain()
+        self.restarting = park
         park = park and self._context.journal.durable
         if park:
             for record in self._context.table.live():

@@ -9,6 +9,7 @@ from osmosis_grpc.agent.context import RolloutContext
 from osmosis_grpc.agent.request import RolloutRequest
 from osmosis_grpc.agent.run_outcome import RunOutcome, outcome_of
 from osmosis_grpc.environments.episode import Episode
+from osmosis_grpc.environments.leftovers import end_with_server
 from osmosis_grpc.environments.port import TASK_ID, EnvironmentFault, EnvironmentTask, Score, finite
 from osmosis_grpc.environments.spec import EnvironmentSpec
 from osmosis_grpc.protocol.errors import InvalidArgument, OsmosisRolloutError
@@ -133,6 +134,7 @@ class Environment(ABC):
             await episode.end()
 
     def _found(self, key: str) -> EnvironmentTask:
+        end_with_server()
         try:
             return self.task(key)
         except LookupError:

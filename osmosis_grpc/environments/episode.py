@@ -1,11 +1,12 @@
 """One episode of an environment: its conversations with the model, and its calls of the library.
 
 A library's calls run on threads, one at a time for an episode, and each has a time limit. A call that does not return
-keeps its thread; the episode ends without it. What close_with() has registered is closed once: after the episode, or
-by the thread itself if its call returns later.
+keeps its thread; the episode ends without it. What close_with() has registered is closed once, however often the
+rollout is cancelled: after the episode, or by the thread itself if its call returns later.
 """
 
 import asyncio
+import inspect
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ from osmosis_grpc.environments.port import EnvironmentFault
 from osmosis_grpc.protocol.types import Message
 from osmosis_grpc.protocol.types.outcome import with_type
 from osmosis_grpc.supervise import DaemonThreads
+from osmosis_grpc.tools.uninterrupted import uninterrupted
 
 T = TypeVar("T")
 THREADS = 64
@@ -41,6 +43,7 @@ class Episode:
         self._lock = threading.Lock()
         self._busy = self._ended = False
         self._closers: list[Callable[[], object]] = []
+        self._async_closers: list[Callable[[], Awaitable[object]]] = []
 
     @property
     def max_turns(self) -> int:
@@ -110,16 +113,45 @@ class Episode:
             raise EnvironmentFault(f"{name} raised {with_type(error)}") from error
 
     def close_with(self, closer: Callable[[], object]) -> None:
-        """Call a function after the end of the episode, also if it fails or is cancelled. Its errors are ignored."""
-        self._closers.append(closer)
+        """Call a function after the end of the episode, also if it fails or is cancelled.
+
+        Call it where you open what the function closes: in the function that call() runs. If the rollout is cancelled
+        meanwhile, the thread closes it.
+
+        Args:
+            closer: The function. It is called on a thread, or awaited if it is async. It has the time limit of a call,
+                and its errors are only logged as events of the rollout.
+        """
+        if inspect.iscoroutinefunction(closer):
+            self._async_closers.append(closer)
+        else:
+            self._closers.append(closer)
 
     async def end(self) -> None:
-        """Close what close_with() has registered. A call that still runs closes it when it returns."""
+        """Close what close_with() has registered. A call that still runs closes it when it returns.
+
+        A cancellation takes effect when all is closed.
+        """
         with self._lock:
             self._ended = True
-            if self._busy or not self._closers:
-                return
-        await _threads.run(self._close)
+            late = self._busy
+        if self._async_closers or (self._closers and not late):
+            await uninterrupted(self._closed(late))
+
+    async def _closed(self, late: bool) -> None:
+        closes = [self._close_async] if late else [self._close_async, lambda: _threads.run(self._close)]
+        for close in closes:
+            try:
+                await self.wait(close(), "closing it")
+            except EnvironmentFault as fault:
+                self._not_closed(fault)
+
+    async def _close_async(self) -> None:
+        while self._async_closers:
+            try:
+                await self._async_closers.pop()()
+            except Exception as error:
+                self._not_closed(error)
 
     def _on_thread(self, function: Callable[..., T], args: Any, kwargs: Any) -> T:
         with self._lock:
@@ -140,4 +172,7 @@ class Episode:
             try:
                 self._closers.pop()()
             except Exception as error:
-                self.context.log_event("environment not closed", error=with_type(error))
+                self._not_closed(error)
+
+    def _not_closed(self, error: Exception) -> None:
+        self.context.log_event("environment not closed", error=with_type(error))

@@ -58,10 +58,14 @@ class Gymnasium(SteppedEnvironment):
             return kind(**self.options)
         return gym.make(self.spec.name, **self.options)
 
+    def _opened(self, episode: Episode) -> Any:
+        env = self._made()
+        episode.close_with(env.close)
+        return env
+
     async def play(self, task: EnvironmentTask, episode: Episode) -> Score:
         """Play until the environment terminates or truncates the episode."""
-        env = await episode.call(self._made)
-        episode.close_with(env.close)
+        env = await episode.call(self._opened, episode)
 
         async def step(action: Any) -> Step:
             result = await episode.call(env.step, action)

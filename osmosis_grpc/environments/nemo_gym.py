@@ -12,7 +12,7 @@ from typing import Any
 
 from osmosis_grpc.environments.environment import Environment
 from osmosis_grpc.environments.episode import Episode
-from osmosis_grpc.environments.port import EnvironmentFault, EnvironmentTask, Score
+from osmosis_grpc.environments.port import EnvironmentFault, EnvironmentTask, Score, position
 from osmosis_grpc.environments.spec import EnvironmentSpec
 from osmosis_grpc.protocol.errors import MissingExtraError
 from osmosis_grpc.protocol.types import Message
@@ -47,56 +47,54 @@ class NemoGym(Environment):
 
     def task(self, key: str) -> EnvironmentTask:
         """Return the task of a line. Its data is the line."""
-        if not (key.isascii() and key.isdecimal()) or int(key) >= len(self._tasks):
-            raise LookupError(key)
-        return self._tasks[int(key)]
+        return self._tasks[position(key, len(self._tasks))]
 
     async def play(self, task: EnvironmentTask, episode: Episode) -> Score:
         """Talk until a reply calls no tool, and return what the server says of it."""
         row = task.data
         tools = [_chat_tool(tool) for tool in row["responses_create_params"].get("tools") or []]
-        jar, limit = CookieJar(unsafe=True), ClientTimeout(total=None)  # the episode has the limits
-        async with ClientSession(cookie_jar=jar, timeout=limit) as session:
+        no_limit = ClientTimeout(total=None)  # the episode has the limits
+        session = ClientSession(cookie_jar=CookieJar(unsafe=True), timeout=no_limit)
+        episode.close_with(session.close)
 
-            async def post(path: str, body: Any, *, strict: bool = True) -> str:
+        async def post(path: str, body: Any, *, strict: bool = True) -> str:
+            try:
+                async with session.post(f"{self.spec.name.rstrip('/')}/{path}", json=body) as answer:
+                    text = await answer.text()
+            except ClientError as error:
+                raise EnvironmentFault(f"/{path}: {error or type(error).__name__}") from error
+            if strict and answer.status >= 400:
+                raise EnvironmentFault(f"/{path} answered {answer.status}: {text[:200]}")
+            return text
+
+        await episode.wait(post("seed_session", row), "/seed_session")
+        output, said = list[Json](), list[Message]()
+        while True:
+            reply = await episode.ask(*said, tools=tools)
+            calls, said = reply.message.get("tool_calls") or [], []
+            output += _items(reply.message, episode.turns)
+            for call in calls:
+                function = call["function"]
                 try:
-                    async with session.post(f"{self.spec.name.rstrip('/')}/{path}", json=body) as answer:
-                        text = await answer.text()
-                except ClientError as error:
-                    raise EnvironmentFault(f"/{path}: {error or type(error).__name__}") from error
-                if strict and answer.status >= 400:
-                    raise EnvironmentFault(f"/{path} answered {answer.status}: {text[:200]}")
-                return text
-
-            await episode.wait(post("seed_session", row), "/seed_session")
-            output, said = list[Json](), list[Message]()
-            while True:
-                reply = await episode.ask(*said, tools=tools)
-                calls = reply.message.get("tool_calls") or []
-                output += _items(reply.message, episode.turns)
-                said = []
-                for call in calls:
-                    function = call["function"]
-                    try:
-                        work = post(function["name"], json.loads(function["arguments"] or "{}"), strict=False)
-                        text = await episode.wait(work, f"/{function['name']}")
-                    except ValueError as error:
-                        text = json.dumps({"error": f"Invalid tool call arguments: {error!r}"})
-                    said.append({"role": "tool", "tool_call_id": call["id"], "content": text})
-                    output.append({"type": "function_call_output", "call_id": call["id"], "output": text})
-                if not calls or reply.finish_reason == "length":
-                    break
-            body = {**row, "response": _response(output, row["responses_create_params"])}
-            verdict = json.loads(await episode.wait(post("verify", body), "/verify"))
-        own = {name: value for name, value in verdict.items() if name not in row and name not in ("response", "reward")}
+                    work = post(function["name"], json.loads(function["arguments"] or "{}"), strict=False)
+                    text = await episode.wait(work, f"/{function['name']}")
+                except ValueError as error:
+                    text = json.dumps({"error": f"Invalid tool call arguments: {error!r}"})
+                said.append({"role": "tool", "tool_call_id": call["id"], "content": text})
+                output.append({"type": "function_call_output", "call_id": call["id"], "output": text})
+            if not calls or reply.finish_reason == "length":
+                break
+        body = {**row, "response": _response(output, row["responses_create_params"])}
+        verdict = json.loads(await episode.wait(post("verify", body), "/verify"))
+        own = {name: value for name, value in verdict.items() if name not in {*row, "response", "reward"}}
         parts = {name: value for name, value in own.items() if isinstance(value, int | float)}
         return Score(reward=verdict.get("reward"), parts=parts, facts=own)
 
 
 def _task(key: str, row: Json) -> EnvironmentTask:
     given = row["responses_create_params"]["input"]
-    given = [{"role": "user", "content": given}] if isinstance(given, str) else given
-    messages = [{"role": message["role"], "content": message["content"]} for message in given]
+    said = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    messages = [{"role": message["role"], "content": message["content"]} for message in said]
     return EnvironmentTask(key=key, messages=messages, data=row)
 
 

@@ -8,8 +8,8 @@ field, the last line of the reply that is a JSON object has the fields.
 """
 
 import contextlib
-import importlib
 import json
+import pkgutil
 import urllib.request
 from typing import Any, get_type_hints
 
@@ -23,6 +23,7 @@ from osmosis_grpc.protocol.types.json_values import loggable
 
 try:
     from openenv.core.client_types import StepResult
+    from openenv.core.env_server.interfaces import Environment as EnvironmentOfOpenEnv
     from openenv.core.generic_client import GenericEnvClient
 except ImportError as error:
     raise MissingExtraError("an environment of OpenEnv", "openenv") from error
@@ -31,17 +32,20 @@ __all__ = ["OpenEnv"]
 
 
 class _Local:  # an environment in this process, with the methods of a client
-    def __init__(self, kind: Any, action: Any, options: dict[str, Any]) -> None:
-        self._env, self._action = kind(**options), action
+    def __init__(self, env: Any, action: Any, episode: Episode) -> None:
+        self._env, self._action, self._episode = env, action, episode
 
     async def reset(self, **options: Any) -> Any:
-        return _result(await self._env.reset_async(**options))
+        return await self._made("reset", **options)
 
     async def step(self, fields: dict[str, Any]) -> Any:
-        return _result(await self._env.step_async(self._action.model_validate(fields)))
+        return await self._made("step", self._action.model_validate(fields))
 
-    async def close(self) -> None:
-        self._env.close()
+    async def _made(self, name: str, *args: Any, **options: Any) -> Any:
+        own, inherited = (getattr(kind, f"{name}_async") for kind in (type(self._env), EnvironmentOfOpenEnv))
+        blocks, call = own is inherited, self._episode.call
+        made = await (call(getattr(self._env, name), *args, **options) if blocks else own(self._env, *args, **options))
+        return StepResult(made.model_dump(), made.reward, made.done, made.metadata)
 
 
 class OpenEnv(SteppedEnvironment):
@@ -71,26 +75,26 @@ class OpenEnv(SteppedEnvironment):
         if self._url:
             with urllib.request.urlopen(f"{self._url.rstrip('/')}/schema", timeout=10) as answer:  # noqa: S310
                 return json.load(answer)["action"]  # type: ignore[no-any-return]
-        module, _, kind = self.spec.name.partition(":")
-        self._kind = getattr(importlib.import_module(module), kind)
+        self._kind: Any = pkgutil.resolve_name(self.spec.name)
         self._action = get_type_hints(self._kind.step)["action"]
         return self._action.model_json_schema()  # type: ignore[no-any-return]
 
+    def _opened(self, episode: Episode) -> Any:
+        env = GenericEnvClient(self._url) if self._url else self._kind(**self.options)
+        episode.close_with(env.close)
+        return env if self._url else _Local(env, self._action, episode)
+
     async def play(self, task: EnvironmentTask, episode: Episode) -> Score:
         """Reset the environment with the seed, and play until it is done."""
-        env: Any = GenericEnvClient(self._url) if self._url else _Local(self._kind, self._action, self.options)
-        try:
-            began = await episode.wait(env.reset(seed=task.data, **self._reset), "reset()")
+        env: Any = await episode.call(self._opened, episode)
+        began = await episode.wait(env.reset(seed=task.data, **self._reset), "reset()")
 
-            async def step(action: Any) -> Step:
-                made = await episode.wait(env.step(action), "step()")
-                reward = 0.0 if made.reward is None and not made.done else made.reward
-                return Step(_shown(made.observation), reward, bool(made.done), info=made.metadata or {})
+        async def step(action: Any) -> Step:
+            made = await episode.wait(env.step(action), "step()")
+            reward = 0.0 if made.reward is None and not made.done else made.reward
+            return Step(_shown(made.observation), reward, bool(made.done), info=made.metadata or {})
 
-            return await self.steps(episode, _shown(began.observation), self._fields, step)
-        finally:
-            with contextlib.suppress(Exception):
-                await env.close()
+        return await self.steps(episode, _shown(began.observation), self._fields, step)
 
     def _fields(self, text: str) -> dict[str, Any]:
         if self._field:
@@ -100,10 +104,6 @@ class OpenEnv(SteppedEnvironment):
                 if isinstance(found := json.loads(line), dict):
                     return found
         raise NoActionError(f"That is no action. {self._how}")
-
-
-def _result(made: Any) -> Any:
-    return StepResult(made.model_dump(), made.reward, made.done, made.metadata)
 
 
 def _only_text(schema: dict[str, Any]) -> str:

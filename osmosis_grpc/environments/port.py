@@ -60,3 +60,10 @@ def finite(what: str, value: Any) -> float:
     if number is None:
         raise EnvironmentFault(f"its {what} is {reprlib.repr(value)}, not a finite number")
     return number
+
+
+def position(key: str, count: int) -> int:
+    """Return the position that a key names. Raises LookupError if there is none below `count`."""
+    if not (key.isascii() and key.isdecimal()) or int(key) >= count:
+        raise LookupError(key)
+    return int(key)

@@ -11,7 +11,7 @@ from typing import Any
 
 from osmosis_grpc.environments.environment import Environment
 from osmosis_grpc.environments.episode import Episode
-from osmosis_grpc.environments.port import EnvironmentTask, Score
+from osmosis_grpc.environments.port import EnvironmentTask, Score, position
 from osmosis_grpc.environments.spec import EnvironmentSpec
 from osmosis_grpc.protocol.errors import MissingExtraError
 from osmosis_grpc.protocol.types import Message
@@ -49,9 +49,7 @@ class ReasoningGym(Environment):
 
     def task(self, key: str) -> EnvironmentTask:
         """Return the entry with a number. Its data is the entry."""
-        if not (key.isascii() and key.isdecimal()) or int(key) >= len(self._dataset):
-            raise LookupError(key)
-        entry: dict[str, Any] = self._dataset[int(key)]
+        entry: dict[str, Any] = self._dataset[position(key, len(self._dataset))]
         answer = entry["answer"]
         return EnvironmentTask(
             key=key,

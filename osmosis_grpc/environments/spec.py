@@ -63,3 +63,14 @@ def _text(value: Any) -> str:
     if isinstance(value, str) and _value(value) == value:
         return value
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def nested(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options whose names have dots as objects in objects: a.b=1 as {"a": {"b": 1}}."""
+    made: dict[str, Any] = {}
+    for name, value in options.items():
+        into, (*path, last) = made, name.split(".")
+        for each in path:
+            into = into.setdefault(each, {})
+        into[last] = value
+    return made

@@ -9,14 +9,15 @@ verifiers runs its program for each episode, and the program asks the base URL o
 are verifiers' weighted rewards, and its metrics.
 """
 
+import contextlib
 import itertools
 from collections.abc import Iterator
 from typing import Any
 
 from osmosis_grpc.environments.environment import TASKS, Environment
 from osmosis_grpc.environments.episode import Episode
-from osmosis_grpc.environments.port import EnvironmentFault, EnvironmentTask, Score
-from osmosis_grpc.environments.spec import EnvironmentSpec
+from osmosis_grpc.environments.port import EnvironmentFault, EnvironmentTask, Score, position
+from osmosis_grpc.environments.spec import EnvironmentSpec, nested
 from osmosis_grpc.protocol.errors import MissingExtraError
 from osmosis_grpc.protocol.types import Message
 
@@ -33,6 +34,11 @@ NO_KEY = "OSMOSIS_ROLLOUT_NO_SUCH_KEY"
 """A variable that is not set: the key of the rollout is a header."""
 
 
+STAGES = ("setup", "finalize", "scoring")
+"""The stages of an episode in which verifiers does not ask the model."""
+TOO_LATE = {f"{stage}_timeout" for stage in STAGES}
+
+
 class Verifiers(Environment):
     """One taskset of verifiers."""
 
@@ -42,10 +48,7 @@ class Verifiers(Environment):
     def __init__(self, spec: EnvironmentSpec) -> None:
         super().__init__(spec)
         limit = int(self.number("tasks", 0))
-        self._config: dict[str, Any] = {}
-        for name, value in self.options.items():
-            _set(self._config, name.split("."), value)
-        _set(self._config, ["taskset", "id"], spec.name)
+        self._config = nested({**self.options, "taskset.id": spec.name})
         try:
             taskset = self._made().taskset
         except Exception as error:
@@ -53,13 +56,17 @@ class Verifiers(Environment):
         limit = limit or (0 if taskset.bounded else TASKS)
         self._tasks = list(itertools.islice(taskset, limit or None))
 
-    def _made(self, max_turns: int | None = None) -> Any:
+    def _made(self, max_turns: int | None = None, own: Any = None) -> Any:
+        """Return the environment, with time limits for the stages that have none of their own."""
         config = resolve_env_config(self._config)
         changed = {}
         for name, agent in config:
             if isinstance(agent, vf.AgentConfig):
+                free = [stage for stage in STAGES if not (getattr(agent.timeout, stage) or getattr(own, stage, None))]
+                timeout = agent.timeout.model_copy(update=dict.fromkeys(free, self.seconds or None))
                 local = {} if "runtime" in agent.model_fields_set else {"runtime": vf.SubprocessConfig()}
-                changed[name] = agent.model_copy(update={"max_turns": agent.max_turns or max_turns, **local})
+                given = {"timeout": timeout, "max_turns": agent.max_turns or max_turns, **local}
+                changed[name] = agent.model_copy(update=given)
         return load_environment(config.model_copy(update=changed))
 
     def keys(self) -> Iterator[str]:
@@ -68,9 +75,7 @@ class Verifiers(Environment):
 
     def task(self, key: str) -> EnvironmentTask:
         """Return the task at a position. Its data is verifiers' own."""
-        if not (key.isascii() and key.isdecimal()) or int(key) >= len(self._tasks):
-            raise LookupError(key)
-        task = self._tasks[int(key)]
+        task = self._tasks[position(key, len(self._tasks))]
         answer = getattr(task.data, "answer", None)
         label = answer if isinstance(answer, str) else None
         return EnvironmentTask(key=key, messages=_prompt(task.data), label=label, data=task)
@@ -79,10 +84,8 @@ class Verifiers(Environment):
         """Run an episode of verifiers, whose model is the rollout's base URL."""
         context, request = episode.context, episode.context.request
         if request.messages and list(request.messages) != list(task.messages):
-            raise EnvironmentFault(
-                "verifiers begins the conversation itself: send the messages of its dataset, or none"
-            )
-        env = await episode.call(self._made, request.max_turns)
+            raise EnvironmentFault("verifiers begins the conversation: send the messages of its dataset, or none")
+        env = await episode.call(self._made, request.max_turns, task.data.data.timeout)
         model = vf.ModelContext(
             model=request.agent_loop or self.name,
             client=vf.EvalClientConfig(
@@ -90,9 +93,14 @@ class Verifiers(Environment):
             ),
             sampling=vf.SamplingConfig(**request.completion_params),
         )
-        async with env.serving():
-            played = await env.run_episode(task.data, model)
+        serving = contextlib.AsyncExitStack()
+        episode.close_with(serving.aclose)
+        await serving.enter_async_context(env.serving())
+        played = await env.run_episode(task.data, model)
         traces, errors = played.traces, [*played.errors, *(error for trace in played.traces for error in trace.errors)]
+        late = [trace.stop_condition for trace in traces if trace.stop_condition in TOO_LATE]
+        if late:  # verifiers would say that it is well and has the reward 0
+            raise EnvironmentFault(f"{late[0].partition('_')[0]} did not end within its time limit")
         if errors or not played.ok:
             raise EnvironmentFault(f"{errors[-1].type}: {errors[-1].message}" if errors else "the episode failed")
         if len(traces) != 1:
@@ -109,9 +117,3 @@ def _prompt(data: Any) -> list[Message]:
     if isinstance(data.prompt, str):
         return [*system, {"role": "user", "content": data.prompt}]
     return [*system, *(message_to_wire(message) for message in data.prompt or ())]
-
-
-def _set(into: dict[str, Any], path: list[str], value: Any) -> None:
-    for name in path[:-1]:
-        into = into.setdefault(name, {})
-    into[path[-1]] = value

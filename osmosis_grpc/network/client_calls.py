@@ -14,7 +14,7 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 from google.rpc import status_pb2
 
-from osmosis_grpc.protocol.errors import CallError
+from osmosis_grpc.protocol.errors import CallError, Unavailable
 from osmosis_grpc.protocol.wire.methods import Method
 from osmosis_grpc.protocol.wire.status import from_code
 
@@ -98,6 +98,10 @@ async def call(method: Any, request: Any, *, timeout: float | None, metadata: Me
 
 def error_of(error: grpc.aio.AioRpcError, *, hide: str = "") -> CallError:
     """Return the exception of a failed call. Its text does not contain the secret `hide`."""
+    # If grpc.aio sends a message while the call ends, this error replaces the status that the other side sent. That
+    # status is lost, but the next call gets it again.
+    if error.code() is grpc.StatusCode.INTERNAL and error.details() == "Internal error from Core":
+        return Unavailable("the call was cut off while a message was sent: the other side restarts, or has left")
     code = error.code().value[0]
     if hide and hide in str(error.details()) + repr(
         error.trailing_metadata()

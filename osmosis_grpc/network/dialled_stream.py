@@ -69,7 +69,7 @@ class DialledStream:
         try:
             data = await self._call.read()
         except grpc.aio.AioRpcError as error:
-            raise _error_of(error) from None
+            raise error_of(error) from None
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if self._call.cancelled() and not (task is not None and task.cancelling()):
@@ -86,17 +86,9 @@ class DialledStream:
         try:
             await self._call.write(message)
         except grpc.aio.AioRpcError as error:
-            raise _error_of(error) from None
+            raise error_of(error) from None
         except asyncio.InvalidStateError:
             raise Unavailable("the stream has ended") from None
-
-
-def _error_of(error: grpc.aio.AioRpcError) -> CallError:
-    # If grpc.aio writes a message while the call ends, this error replaces the status that the other side sent. That
-    # status is lost, but the next call gets it again.
-    if error.code() is grpc.StatusCode.INTERNAL and error.details() == "Internal error from Core":
-        return Unavailable("the stream ended while a message was sent")
-    return error_of(error)
 
 
 async def redial(

@@ -109,14 +109,16 @@ class EngineMetrics:
         self._tools = Histograms(TOOLS, _TOOL_SECONDS)
         self._prompt_tokens = self._response_tokens = self._breaks = 0
         self._lag = Histogram(_LAG_SECONDS)
-        engine.log.add_sink(self._accepted, events.Accepted)
+        engine.log.add_sink(self._started, events.Started)
         engine.log.add_sink(self._answered, events.ChatAnswered)
         engine.log.add_sink(self._returned, events.ToolReturned)
         engine.end_sinks.append(self._ended)
         engine.watchdog.on_lag = self._lag.observe
 
-    def _accepted(self, event: Any, /) -> None:
-        for tool in event.kind.tools:
+    def _started(self, event: Any, /) -> None:
+        # A rollout that the previous process accepted starts here, too. Its tools are in its record.
+        record = self._engine.context.table.find(event.rollout_id, event.attempt)
+        for tool in record.tools if record is not None else ():
             self._tool_names.add(_name(tool))
 
     def _answered(self, event: Any, /) -> None:

@@ -306,9 +306,8 @@ class AgentLoopNotFoundError(OsmosisRolloutError):
 
     def __init__(self, name: str, available: Iterable[str]) -> None:
         self.name = name
-        self.available = sorted(available)
-        known = ", ".join(self.available) or "none"
-        super().__init__(f"there is no agent loop named {name!r}; known: {known}")
+        self.available = list(available)
+        super().__init__(f"there is no agent loop named {name!r}; known: {self.available}")
 
 
 class LedgerError(OsmosisRolloutError):

@@ -5,19 +5,7 @@ names that use the extra. `__init__.pyi` lists the names, for this module and fo
 while a program runs: osmosis_grpc.compat.older_paths makes them.
 """
 
-from typing import Any
-
 from osmosis_grpc.compat import older_paths
 
 older_paths.install()
-__all__ = older_paths.names_of("rollout")
-
-
-def __getattr__(name: str) -> Any:
-    """Return the object of a name. The errors are those of older_paths.get()."""
-    return older_paths.get("rollout", name)
-
-
-def __dir__() -> list[str]:
-    """Return the names."""
-    return __all__
+globals().update(older_paths.contents("rollout"))

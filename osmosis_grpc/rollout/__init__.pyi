@@ -33,8 +33,6 @@ from osmosis_grpc.agent.tool_calls import parse_tool_arguments as parse_tool_arg
 from osmosis_grpc.agent.tool_calls import serialize_tool_result as serialize_tool_result
 from osmosis_grpc.agent.tool_decorator import tool as tool
 from osmosis_grpc.agent.validator import AgentLoopValidationError as AgentLoopValidationError
-from osmosis_grpc.agent.validator import ValidationResult as ValidationResult
-from osmosis_grpc.agent.validator import validate_agent_loop as validate_agent_loop
 from osmosis_grpc.agent.workflow import AgentWorkflow as AgentWorkflow
 from osmosis_grpc.agent.workflow import AgentWorkflowConfig as AgentWorkflowConfig
 from osmosis_grpc.agent.workflow import AgentWorkflowContext as AgentWorkflowContext
@@ -52,7 +50,6 @@ from osmosis_grpc.compat.rubric import ModelNotFoundError as ModelNotFoundError
 from osmosis_grpc.compat.rubric import ProviderRequestError as ProviderRequestError
 from osmosis_grpc.compat.rubric import RubricResult as RubricResult
 from osmosis_grpc.compat.sdk_functions import AgentLoopRegistry as AgentLoopRegistry
-from osmosis_grpc.compat.sdk_functions import ValidationError as ValidationError
 from osmosis_grpc.compat.sdk_functions import count_messages_by_role as count_messages_by_role
 from osmosis_grpc.compat.sdk_functions import get_agent_loop as get_agent_loop
 from osmosis_grpc.compat.sdk_functions import get_message_content as get_message_content
@@ -65,7 +62,6 @@ from osmosis_grpc.compat.sdk_functions import normalize_stop as normalize_stop
 from osmosis_grpc.compat.sdk_functions import parse_tool_calls as parse_tool_calls
 from osmosis_grpc.compat.sdk_functions import register_agent_loop as register_agent_loop
 from osmosis_grpc.compat.sdk_functions import unregister_agent_loop as unregister_agent_loop
-from osmosis_grpc.compat.sdk_functions import validate_and_report as validate_and_report
 from osmosis_grpc.compat.sdk_schemas import CompletionsChoice as CompletionsChoice
 from osmosis_grpc.compat.sdk_schemas import CompletionsRequest as CompletionsRequest
 from osmosis_grpc.compat.sdk_schemas import CompletionsResponse as CompletionsResponse
@@ -79,6 +75,10 @@ from osmosis_grpc.compat.sdk_schemas import RolloutResponse as RolloutResponse
 from osmosis_grpc.compat.sdk_schemas import RolloutStatus as RolloutStatus
 from osmosis_grpc.compat.sdk_schemas import SamplingParamsDict as SamplingParamsDict
 from osmosis_grpc.compat.sdk_schemas import ToolResponse as ToolResponse
+from osmosis_grpc.compat.sdk_validation import ValidationError as ValidationError
+from osmosis_grpc.compat.sdk_validation import ValidationResult as ValidationResult
+from osmosis_grpc.compat.sdk_validation import validate_agent_loop as validate_agent_loop
+from osmosis_grpc.compat.sdk_validation import validate_and_report as validate_and_report
 from osmosis_grpc.integrations._strands_messages import recorded_samples as recorded_samples
 from osmosis_grpc.integrations.litellm import register_litellm_provider as register_litellm_provider
 from osmosis_grpc.integrations.openai import rollout_agent as rollout_agent

@@ -1,5 +1,6 @@
 from osmosis_grpc.agent.validator import AgentLoopValidationError as AgentLoopValidationError
-from osmosis_grpc.agent.validator import ValidationResult as ValidationResult
-from osmosis_grpc.agent.validator import validate_agent_loop as validate_agent_loop
 from osmosis_grpc.agent.workflow_validator import validate_workflow as validate_workflow
-from osmosis_grpc.compat.sdk_functions import ValidationError as ValidationError
+from osmosis_grpc.compat.sdk_validation import ValidationError as ValidationError
+from osmosis_grpc.compat.sdk_validation import ValidationResult as ValidationResult
+from osmosis_grpc.compat.sdk_validation import validate_agent_loop as validate_agent_loop
+from osmosis_grpc.compat.sdk_validation import validate_backend as validate_backend

@@ -81,7 +81,7 @@ def run(line: Line) -> None:
     forget_secrets()
     with records(options.json_records) as out, logs.configured(options.log_level, number):
         if not number:
-            warn_about_settings(line)
+            warn_about_settings(line, settings)
         loops = _load(line, settings)
 
         import anyio
@@ -233,7 +233,7 @@ def _check_view(options: "RolloutServerSettings", security: "ServerSecurity") ->
     try:
         import osmosis_grpc.viewer.app  # noqa: F401
     except ModuleNotFoundError as error:
-        missing = missing_extra("it", "server,view")
+        missing = missing_extra("it", "server")
         raise OptionError("{view}: {missing} (there is no {name})", missing=missing, name=error.name) from None
 
 

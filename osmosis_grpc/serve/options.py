@@ -5,6 +5,7 @@ A problem is an OptionError. usage_errors() prints it, with the name of each opt
 
 import contextlib
 import logging
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -171,9 +172,9 @@ def config_sources(options: "RolloutServerSettings", line: Line | None = None) -
     )
 
 
-def warn_about_settings(line: Line) -> None:
-    """Log each variable with our prefix that has no effect, and each secret that the command line shows."""
-    from osmosis_grpc.settings.settings import shown_secrets, unknown_variables
+def warn_about_settings(line: Line, settings: "RolloutSettings") -> None:
+    """Log each variable with our prefix that has no effect, and each secret that others on this machine can read."""
+    from osmosis_grpc.settings.settings import readable_secrets, shown_secrets, unknown_variables
 
     for name, nearest in unknown_variables():
         log.warning("the variable %s is unknown, and ignored%s", name, f": is {nearest} meant?" if nearest else "")
@@ -181,3 +182,5 @@ def warn_about_settings(line: Line) -> None:
         log.info("--skip-register has no effect: this server is registered with no platform")
     for flag, file in shown_secrets(line):
         log.warning("%s: every program on this machine can read a command line; use %s", flag, file)
+    for path in readable_secrets(settings):
+        log.warning("%s: every user of this machine can read it; run chmod 600 %s", path, shlex.quote(str(path)))

@@ -266,7 +266,12 @@ class Attachment:
         if self._stream is not None:
             refs = [pb.RolloutRef(rollout_id=record.rollout_id, attempt=record.attempt) for record in kept]
             self._stream.send(server_frame("goodbye", pb.Goodbye(kept=refs)))
-            self._stream.end(Unavailable("the server has shut down"))
+            restarting = self._engine.shutdown.restarting
+            self._stream.end(
+                Unavailable("the server restarts", reason="RESTARTING")
+                if restarting
+                else Unavailable("the server has shut down")
+            )
 
     def _tick(self, stream: FrameStream) -> None:
         """Resend the chats and outcomes that have had no answer for more than `chat_silence` seconds.

@@ -7,7 +7,9 @@ ValidationError; problems() names the option or the variable that it came from.
 
 import difflib
 import reprlib
+import stat
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -243,6 +245,25 @@ def shown_secrets(line: Line) -> list[tuple[str, str]]:
         for option in OPTIONS.values()
         if option.kind is Secret and line.has(option.part, option.name)
     ]
+
+
+def readable_secrets(settings: RolloutSettings) -> Iterator[Path]:
+    """Yield each file of tokens or of a private key that every user of this machine can read."""
+    named = [getattr(getattr(settings, option.part), option.name) for option in OPTIONS.values() if _is_secret(option)]
+    secrets = {variable.lower() for variable, option in OPTIONS.items() if option.kind is Secret}
+    if secrets & {name.lower() for name in DotEnvSettingsSource(RolloutServerSettings).env_vars}:
+        named.append(Path(".env"))
+    for path in dict.fromkeys(filter(None, named)):
+        with suppress(OSError):  # a missing file is an error elsewhere
+            full = path.resolve(strict=True)
+            if full.stat().st_mode & stat.S_IROTH and all(each.stat().st_mode & stat.S_IXOTH for each in full.parents):
+                yield path
+
+
+def _is_secret(option: Option) -> bool:
+    """Return whether an option names a file with tokens or a private key."""
+    token = OPTIONS.get(option.variable.removesuffix("_FILE"))
+    return (token is not None and token.kind is Secret and token is not option) or option.name.endswith("key")
 
 
 def unknown_variables() -> Iterator[tuple[str, str]]:

@@ -49,7 +49,7 @@ def examine(path: Path, schema: Schema) -> Examined:
     """Examine a file. A process can have the file open meanwhile. Raises schema.error, OSError, sqlite3.Error."""
     result = Examined(schema.kind, path)
     with closing(look(path, schema)) as database:
-        result.structure = problem_of(database, schema)
+        result.structure = problem_of(database, schema, schema.version)
         if not result.structure and is_held(schema.lock_of(path)) is False:
             result.structure = log_damage(path)
         for table in schema.tables.values():

@@ -81,6 +81,7 @@ if TYPE_CHECKING:
     from osmosis_grpc.trainer.server_availability import Server
     from osmosis_grpc.trainer.sync import SyncTrainer
     from osmosis_grpc.trainer.task_sampler import TaskRecord, TaskSampler
+    from osmosis_grpc.trainer.torch_batch import TorchBatch
     from osmosis_grpc.trainer.trainer import Trainer
     from osmosis_grpc.trainer.trainer_lifecycle import TransportName
 
@@ -132,6 +133,7 @@ __all__ = [
     "TaskSampler",
     "Tensor",
     "TokenBlock",
+    "TorchBatch",
     "Trainer",
     "TrainerConfig",
     "TrainerFailed",
@@ -162,6 +164,7 @@ _MODULES = {
     "SyncTrainer": "trainer.sync",
     "TaskRecord": "trainer.task_sampler",
     "TaskSampler": "trainer.task_sampler",
+    "TorchBatch": "trainer.torch_batch",
     "Trainer": "trainer.trainer",
     "TransportName": "trainer.trainer_lifecycle",
     "version_lag": "trainer.metrics",

@@ -29,6 +29,7 @@ from osmosis_grpc.protocol.types.trainable import (
 )
 from osmosis_grpc.trainer.advantage import Advantages
 from osmosis_grpc.trainer.groups import OutcomeGroup
+from osmosis_grpc.trainer.torch_batch import TorchBatch, torch_batch
 
 Side = Literal["right", "left"]
 TooLong = Literal["raise", "truncate", "skip"]
@@ -69,6 +70,17 @@ class Batch(ArrayEquality):
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def torch(self, device: Any = "cpu") -> TorchBatch:
+        """Return the arrays as new torch tensors.
+
+        Args:
+            device: The device of the tensors, such as "cuda" or model.device: what torch.tensor() takes.
+
+        Raises:
+            MissingExtraError: torch is not installed.
+        """
+        return torch_batch(self, device)
 
     def __repr__(self) -> str:
         parts = [f"rows={len(self)}"]

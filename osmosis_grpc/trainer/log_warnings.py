@@ -18,6 +18,8 @@ EVERY = 5.0
 """Seconds between two warnings of one server."""
 REFUSED_EVERY = 60.0
 """Seconds between two warnings about a server that refuses with a permanent error."""
+RESTART = 30.0
+"""A server that said that it restarts is expected back within this many seconds. Until then its port may be closed."""
 
 
 class Unreached:
@@ -36,6 +38,7 @@ class Unreached:
     def reached(self) -> None:
         """Record that the server has answered."""
         self._why, self._refused, self._warned = "no answer yet", False, float("-inf")
+        self._restarts_until = float("-inf")
 
     def failed(self, error: CallError | None) -> None:
         """Record a failed call, and log a warning if one is due. None means that the server ended the connection."""
@@ -43,6 +46,8 @@ class Unreached:
         if refused != self._refused:
             self._warned = float("-inf")
         self._why, self._refused = str(error or "it left"), refused
+        if error is not None and error.reason == "RESTARTING":
+            self._restarts_until = self._monotonic() + RESTART
         self.warn()
 
     def warn(self) -> None:
@@ -53,6 +58,8 @@ class Unreached:
         self._warned = now
         if self._refused:
             log.warning("%s; no rollout goes there", self._why)
+        elif now < self._restarts_until:
+            log.warning("server %s restarts; trying again", self.name)
         else:
             why = self._why.replace(f"server {self.name} ", "it ", 1)
             log.warning("server %s cannot be reached: %s; trying again", self.name, why)

@@ -17,6 +17,7 @@ from osmosis_grpc.storage.ledger import LedgerRollout
 from osmosis_grpc.trainer.agent_server_link import Rollout, retrieve
 from osmosis_grpc.trainer.chats.ledger_codec import init_bytes, request_of
 from osmosis_grpc.trainer.chats.policies import ChatKey, PolicyFailure
+from osmosis_grpc.trainer.ledger_position import LedgerPosition
 from osmosis_grpc.trainer.log_warnings import EarlierOutcomes, UntrainableOutcomes
 from osmosis_grpc.trainer.scheduler import Scheduler
 
@@ -35,6 +36,7 @@ class Submissions:
         """One function for each open run(), groups() or evaluate(). fail() calls each of these functions."""
         self.group_counts: Counter[str] = Counter()
         """The values of Trainer.group_counts."""
+        self.position = LedgerPosition(scheduler.ledger)
         self._cache = scheduler.cache
         self._earlier = EarlierOutcomes()
         self._untrainable = UntrainableOutcomes()

@@ -115,9 +115,13 @@ class SyncTrainer:
     annotate = _waits(Trainer.annotate)
     write_note = _waits(Trainer.write_note)
 
-    def confirm(self, outcome: Confirmable) -> None:
-        """Confirm an outcome; see RolloutOutcome.confirm."""
-        self._thread.call(outcome.confirm)
+    def confirm(self, what: Confirmable | Mapping[str, Any]) -> None:
+        """See Trainer.confirm."""
+        self._thread.call(lambda: self._trainer.confirm(what))
+
+    def position(self) -> dict[str, Any]:
+        """See Trainer.position."""
+        return self._on_loop(self._trainer.position)
 
     def resume(self, *, version: str | int | None = None) -> None:
         """See Trainer.resume."""

@@ -79,6 +79,7 @@ class Trainer(TrainerLifecycle):
         failure = rollout.failed_by(outcome)
         if failure is not None:
             failure.reraise()
+        self._open.position.take([outcome])
         return outcome
 
     async def run(
@@ -123,6 +124,7 @@ class Trainer(TrainerLifecycle):
         )
         async with aclosing(Run(self._open, options).ended(requests)) as ended:
             async for _, outcome in ended:
+                self._open.position.take([outcome])
                 yield outcome
 
     async def groups(
@@ -170,6 +172,7 @@ class Trainer(TrainerLifecycle):
         run = GroupRun(self._open, options, on_failure=on_failure)
         async with aclosing(run.groups(requests)) as groups:
             async for group in groups:
+                self._open.position.take((*group.outcomes, *group.failed))
                 yield group
 
     async def evaluate(
@@ -198,6 +201,7 @@ class Trainer(TrainerLifecycle):
             outcomes = tuple([outcome async for _, outcome in ended])
         if not outcomes:
             raise InvalidArgument("requests", "is empty, so there is nothing to measure")
+        self._open.position.take(outcomes)
         return Evaluation(outcomes=outcomes)
 
     async def unconfirmed(self) -> AsyncGenerator[RolloutOutcome, None]:
@@ -209,6 +213,7 @@ class Trainer(TrainerLifecycle):
         """
         async with aclosing(left_over(self._open)) as outcomes:
             async for outcome in outcomes:
+                self._open.position.take([outcome])
                 yield outcome
 
     async def cancel(

@@ -13,6 +13,7 @@ from osmosis_grpc.network.server_security import ServerSecurity
 from osmosis_grpc.protocol.errors import FailedPrecondition, TrainerFailed
 from osmosis_grpc.protocol.types import jsontext
 from osmosis_grpc.protocol.types.json_values import to_json
+from osmosis_grpc.protocol.types.outcome import Confirmable
 from osmosis_grpc.storage.ledger import SqliteLedger
 from osmosis_grpc.supervise import SYSTEM, ForkGuard, Supervisor, System
 from osmosis_grpc.trainer.chats.policies import Policies, PolicyTable
@@ -20,6 +21,7 @@ from osmosis_grpc.trainer.chats.rollout_cache import SWEEP, RolloutCache
 from osmosis_grpc.trainer.chats.sampler import entered, version_text
 from osmosis_grpc.trainer.config import TrainerConfig
 from osmosis_grpc.trainer.groups import GroupCounts
+from osmosis_grpc.trainer.ledger_position import confirm
 from osmosis_grpc.trainer.metrics import TrainerMetrics
 from osmosis_grpc.trainer.scheduler import Scheduler
 from osmosis_grpc.trainer.server_availability import Server
@@ -184,11 +186,47 @@ class TrainerLifecycle:
         text = self._ledger.note(name)
         return None if text is None else jsontext.parse_object(text, "note")
 
+    def position(self) -> dict[str, Any]:
+        """Return the position of the ledger, for a checkpoint: the outcomes that you have got and not confirmed.
+
+        Call it when your weights were trained on all of them. Write the checkpoint, and then confirm the position:
+
+            position = trainer.position()
+            torch.save({"model": model.state_dict(), "position": position}, "checkpoint.pt")
+            await trainer.confirm(position)
+
+        A process that continues from a checkpoint confirms its position before the first rollout. Then the next
+        requests get the same outcomes as if the earlier process had gone on.
+
+        Returns:
+            JSON.
+
+        Raises:
+            FailedPrecondition: The trainer has no ledger.
+        """
+        return self._open.position.read(self._ledger)
+
+    async def confirm(self, what: Confirmable | Mapping[str, Any]) -> None:
+        """Record that outcomes have been used, so that the trainer does not yield them again. Idempotent.
+
+        Args:
+            what: An outcome, a group, or a position().
+
+        Raises:
+            FailedPrecondition: A newer position is confirmed, or the trainer has no ledger for a position.
+            InvalidArgument: The position is not one of position().
+            LedgerError: The ledger cannot write now; the call can be repeated.
+        """
+        if isinstance(what, Mapping):
+            await confirm(self._ledger, what)
+        else:
+            await what.confirm()
+
     @property
     def _ledger(self) -> SqliteLedger:
         self._open  # noqa: B018 # raises outside of `async with`
         if self.scheduler.ledger is None:
-            raise FailedPrecondition("the trainer has no ledger for notes: give it one with ledger=FILE")
+            raise FailedPrecondition("the trainer has no ledger: give it one with ledger=FILE")
         return self.scheduler.ledger
 
     def pause(self, *, idle: bool = False) -> Awaitable[None]:

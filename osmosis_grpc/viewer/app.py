@@ -18,7 +18,6 @@ from osmosis_grpc.network.http.connections import OneBody
 from osmosis_grpc.network.http.server import HttpServer
 from osmosis_grpc.network.target_policy import is_loopback
 from osmosis_grpc.network.tls import ServerTls
-from osmosis_grpc.policies.template_tokenizer import TokenTexts
 from osmosis_grpc.records.reading.list_filter import FilterError
 from osmosis_grpc.records.reading.source_port import NoRollout, Source, SourceError
 from osmosis_grpc.viewer import (
@@ -27,9 +26,11 @@ from osmosis_grpc.viewer import (
     findings,
     group_page,
     rollouts,
+    row_page,
     runs,
     search,
     server_page,
+    task_page,
     throughput,
     token_page,
     trajectory,
@@ -37,7 +38,7 @@ from osmosis_grpc.viewer import (
 from osmosis_grpc.viewer.guard import ViewGuard
 from osmosis_grpc.viewer.live import SHARE, Feeds
 from osmosis_grpc.viewer.metrics import Metrics
-from osmosis_grpc.viewer.pages import Pages
+from osmosis_grpc.viewer.pages import Pages, Texts
 from osmosis_grpc.viewer.reads import Reads
 
 STATIC = Path(__file__).parent / "static"
@@ -47,12 +48,14 @@ PAGES = (
     trajectory,
     server_page,
     group_page,
+    task_page,
     curves,
     annotations,
     token_page,
     throughput,
     search,
     runs,
+    row_page,
 )
 """The modules of the pages. Each has a function router(pages)."""
 
@@ -63,7 +66,7 @@ def viewer_app(
     host: str = "127.0.0.1",
     token: str | Tokens = "",
     words: str = "",
-    texts: TokenTexts | None = None,
+    texts: Texts | None = None,
     metrics: Metrics | None = None,
     share: float = SHARE,
     whole: bool = False,
@@ -109,7 +112,7 @@ async def serve_viewer(
     port: int = 0,
     token: str | Tokens = "",
     words: str = "",
-    texts: TokenTexts | None = None,
+    texts: Texts | None = None,
     metrics: Metrics | None = None,
     share: float = SHARE,
     tls: ServerTls | None = None,

@@ -22,9 +22,12 @@ MOST_BINS = 12
 """The most bins. If there are not more values of rewards, each value has its own bin."""
 SHADES = 5
 """The number of shades for bins in the style sheet."""
-OWN = {"steps": "20", "pass": "1"}
+OWN = {"steps": "20", "pass": "1", "by": ""}
 """The parameters of the address that are not filters of `list`, and their defaults."""
 MOST_STEPS = 40
+MOST_TRAINER_STEPS = 400
+BY = ("", "trainer", "acceptance")
+"""What divides the rollouts: the steps of the trainer, or the order of acceptance. Empty: the trainer's if known."""
 FULL = 4
 """A step has at least this many rollouts, unless the address sets the number of steps."""
 CURVES: tuple[tuple[str, str, dict[str, str]], ...] = (
@@ -80,6 +83,8 @@ class Step:
     end: float
     """The end of the step, in Unix seconds; its rollouts were accepted before."""
     rows: Sequence[RolloutInfo]
+    name: str
+    """The name of the trainer's step, or the number of the step."""
     ended: int
     rewards: tuple[float, ...]
     mean_reward: float | None
@@ -126,24 +131,43 @@ def steps_of(rows: Sequence[RolloutInfo], steps: int, passing: float) -> list[St
     size = math.ceil(len(ordered) / steps)
     limits = {math.floor(1000 * info.accept_time) for info in ordered[::size]}
     edges = [each / 1000 for each in (*sorted(limits), math.floor(1000 * ordered[-1].accept_time) + 1)]
-    found, first = [], 0
+    found: list[Step] = []
+    first = 0
     for begin, end in itertools.pairwise(edges):
         last = first
         while last < len(ordered) and ordered[last].accept_time < end:
             last += 1
         if last > first:
-            found.append(_step(begin, end, ordered[first:last], passing))
+            found.append(_step(begin, end, ordered[first:last], passing, str(len(found) + 1)))
         first = last
     return found
 
 
-def _step(begin: float, end: float, rows: Sequence[RolloutInfo], passing: float) -> Step:
+def trainer_steps(rows: Sequence[RolloutInfo], names: Mapping[Key, str], passing: float) -> list[Step]:
+    """Divide rollouts into the steps of the trainer that used them, in the order of the steps' numbers or times.
+
+    Rollouts that no step used are left out, and so are steps before the newest MOST_TRAINER_STEPS.
+    """
+    parts: dict[str, list[RolloutInfo]] = {}
+    for info in sorted(rows, key=lambda info: info.accept_time):
+        name = names.get((info.rollout_id, info.attempt), "")
+        if name:
+            parts.setdefault(name, []).append(info)
+    ordered = sorted(parts, key=int) if all(name.isdecimal() for name in parts) else list(parts)
+    return [
+        _step(parts[name][0].accept_time, parts[name][-1].accept_time, parts[name], passing, name)
+        for name in ordered[-MOST_TRAINER_STEPS:]
+    ]
+
+
+def _step(begin: float, end: float, rows: Sequence[RolloutInfo], passing: float, name: str) -> Step:
     ended = [info for info in rows if info.end_time is not None]
     rewards = tuple(info.reward for info in rows if info.reward is not None)
     return Step(
         begin=begin,
         end=end,
         rows=rows,
+        name=name,
         ended=len(ended),
         rewards=rewards,
         mean_reward=_mean(rewards),
@@ -199,6 +223,7 @@ class Asked:
     options: ListOptions
     passing: float
     steps: int | None
+    by: str = ""
 
     @classmethod
     def of(cls, request: Request) -> "Asked":
@@ -211,7 +236,9 @@ class Asked:
             raise FilterError("steps", f"{own['steps']!r} is not a number of steps; name one from 1 to {MOST_STEPS}")
         if passing is math.inf or math.isnan(passing):
             raise FilterError("pass", f"{own['pass']!r} is not a reward; name one, for example 0.5")
-        return cls(options, passing, int(count) if "steps" in request.query_params else None)
+        if own["by"] not in BY:
+            raise FilterError("by", f"{own['by']!r} divides nothing; name trainer or acceptance")
+        return cls(options, passing, int(count) if request.query_params.get("steps") else None, own["by"])
 
     def steps_of(self, rows: Sequence[RolloutInfo]) -> list[Step]:
         """Divide rollouts into steps."""
@@ -225,6 +252,8 @@ class Found:
 
     listed: Listed
     steps: list[Step]
+    by_trainer: bool
+    """Whether the steps are those of the trainer."""
     called: bool = False
 
 
@@ -236,7 +265,10 @@ def router(pages: Pages) -> APIRouter:
 
     async def read(asked: Asked) -> Found:
         listed = await reads.newest(asked.options)
-        return Found(listed, await reads.aside(lambda: asked.steps_of(listed.rows)))
+        names = {} if asked.by == "acceptance" else await reads.steps(listed.rows)
+        if asked.by == "trainer" or names:
+            return Found(listed, await reads.aside(lambda: trainer_steps(listed.rows, names, asked.passing)), True)
+        return Found(listed, await reads.aside(lambda: asked.steps_of(listed.rows)), False)
 
     async def read_calls(asked: Asked) -> Found:
         """Return the same with the rates that need calls."""
@@ -245,7 +277,8 @@ def router(pages: Pages) -> APIRouter:
             return found
         most = max(1, READ[reads.is_folder] // len(found.steps))
         calls = await reads.calls([info for step in found.steps for info in step.sample(most)])
-        return Found(found.listed, await reads.aside(lambda: [step.with_calls(calls) for step in found.steps]), True)
+        steps = await reads.aside(lambda: [step.with_calls(calls) for step in found.steps])
+        return replace(found, steps=steps, called=True)
 
     shared, with_calls = Shared(read), Shared(read_calls)
 
@@ -255,8 +288,11 @@ def router(pages: Pages) -> APIRouter:
 
         def link(step: Step | None, cell: Cell | None = None, path: str = "/", **more: str) -> str:
             """Return the address of the rollouts of a step, or of all steps, with the rewards of a cell."""
-            first, last = (step, step) if step is not None else (steps[0], steps[-1])
-            exact = {"since": f"@{first.begin:.3f}", "before": f"@{last.end:.3f}"}
+            if found.by_trainer:
+                exact = {} if step is None else {"q": f"step:{step.name}"}
+            else:
+                first, last = (step, step) if step is not None else (steps[0], steps[-1])
+                exact = {"since": f"@{first.begin:.3f}", "before": f"@{last.end:.3f}"}
             if cell is not None:
                 exact |= {"min-reward": f"{cell.low!r}", "max-reward": f"{cell.high!r}"}
             exact |= more
@@ -264,9 +300,13 @@ def router(pages: Pages) -> APIRouter:
             return f"{path}?" + urlencode([*kept, *exact.items()])
 
         given = [("steps", f"{asked.steps}")] if asked.steps is not None else []
+        given += [("by", asked.by)] if asked.by else []
         return {
             "found": found.listed,
             "steps": steps,
+            "by_trainer": found.by_trainer,
+            "used": sum(step.rollouts for step in steps),
+            "names": [step.name for step in steps],
             "bins": histogram(steps),
             "curves": CURVES,
             "call_curves": CALL_CURVES,

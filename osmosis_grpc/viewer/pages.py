@@ -3,11 +3,11 @@
 import json
 import shlex
 import time
-from collections.abc import Awaitable, Callable, Collection, Hashable
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable
 from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 from urllib.parse import urlencode
 
 from fastapi import APIRouter
@@ -16,7 +16,6 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from osmosis_grpc import __version__
-from osmosis_grpc.policies.template_tokenizer import TokenTexts
 from osmosis_grpc.protocol.types import RolloutState
 from osmosis_grpc.protocol.types.outcome import printable
 from osmosis_grpc.records.reading.folder_source import FolderSource
@@ -42,6 +41,13 @@ KINDS = {
 """The colours of states. States without a colour are waiting."""
 
 
+class Texts(Protocol):
+    """Decodes tokens, such as TokenTexts of a model's folder."""
+
+    def of(self, ids: Iterable[int], /) -> list[str]:
+        """Return the text of each id; empty for an id without one."""
+
+
 class Pages:
     """The templates, the reads and the feeds of the pages."""
 
@@ -50,7 +56,7 @@ class Pages:
         reads: Reads,
         words: str,
         feeds: Feeds,
-        texts: TokenTexts | None,
+        texts: Texts | None,
         metrics: Metrics | None = None,
         *,
         whole: bool = False,

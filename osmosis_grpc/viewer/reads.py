@@ -8,9 +8,9 @@ import asyncio
 import math
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 import anyio
@@ -23,6 +23,7 @@ from osmosis_grpc.records.reading.list_filter import ListOptions, rollout_filter
 from osmosis_grpc.records.reading.source_port import Source
 from osmosis_grpc.viewer.calls import Calls, Key, read_all
 from osmosis_grpc.viewer.live import aside, counted, spending
+from osmosis_grpc.viewer.tasks import Task, read_steps, read_tasks
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -30,6 +31,8 @@ READS = 2
 """The most reads of a source at once, and the threads that read a folder."""
 LASTS = 0.9
 """The age up to which a list or an unfinished rollout is reused. Live pages have longer pauses."""
+STEP = "step:"
+"""A word of a search that begins with it names a step of the trainer, such as step:9."""
 ENDED_FOR = 10.0
 """Seconds for which an ended rollout is reused. Annotations may follow its end."""
 LISTS = 8
@@ -41,6 +44,10 @@ KEPT = 4
 """The most values of a page in memory. One may have 10,000 rollouts."""
 CALLS = 2_000
 """About the most rollouts whose calls are in memory."""
+TASKS = 20_000
+"""About the most rollouts whose tasks and steps are in memory."""
+ASKED = 40
+"""The most tasks that one list reads from a server; a later list reads more. A folder's are read at once."""
 MOST_ROWS = 500
 """The most rollouts of a page."""
 SEARCHED = {True: 10_000, False: MOST_ROWS}
@@ -59,6 +66,8 @@ class Listed:
     """Whether nothing can change, because no server runs."""
     searched: int = 0
     cut: bool = False
+    tasks: Mapping[Key, Task] = field(default_factory=dict)
+    """The tasks of the rows that are known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +100,8 @@ class Reads:
         self._rollouts: Recent[Loaded] = Recent(ROLLOUTS)
         self._seen = Seen()
         self._calls: dict[Key, Calls] = {}
+        self._tasks: dict[Key, Task] = {}
+        self._steps: dict[Key, str] = {}
 
     @property
     def is_folder(self) -> bool:
@@ -119,6 +130,11 @@ class Reads:
         rollout_filter(options, 0.0)  # checks the options before the read
         return await self._lists.get((options, search, token))
 
+    async def listed_with_tasks(self, options: ListOptions, search: str, token: str) -> Listed:
+        """Return the same with the tasks that are known."""
+        listed = await self.listed(options, search, token)
+        return replace(listed, tasks=await self.tasks(listed.rows))
+
     async def newest(self, options: ListOptions) -> Listed:
         """Return all rollouts that match, within the limit of a search. Raises FilterError and SourceError."""
         rollout_filter(options, 0.0)
@@ -134,9 +150,42 @@ class Reads:
         self._calls.update((key, found[key]) for key in settled)
         return found
 
+    async def tasks(self, rows: Sequence[RolloutInfo], most: int = ASKED) -> dict[Key, Task]:
+        """Return the tasks of rollouts by id and attempt, of a server with at most so many new ones."""
+        new = [info for info in rows if (info.rollout_id, info.attempt) not in self._tasks]
+        new = new if self.is_folder else new[:most]
+        found = await self.run(lambda source: read_tasks(source, new)) if new else {}
+        known = {key: self._tasks[key] for info in rows if (key := (info.rollout_id, info.attempt)) in self._tasks}
+        _keep(self._tasks, found)
+        return known | found
+
+    async def steps(self, rows: Sequence[RolloutInfo]) -> dict[Key, str]:
+        """Return the steps of the trainer by id and attempt, as its annotations name them. A server's are not read."""
+        if not self.is_folder:
+            return {}
+        new = [info for info in rows if (info.rollout_id, info.attempt) not in self._steps]
+        found = await self.run(lambda source: read_steps(source, new)) if new else {}
+        known = {key: self._steps[key] for info in rows if (key := (info.rollout_id, info.attempt)) in self._steps}
+        _keep(self._steps, found)
+        return known | found
+
     async def _list(self, asked: tuple[ListOptions, str, str]) -> Listed:
         await self._wait_for_server()
-        return await self.run(lambda source: _list(source, *asked))
+        options, search, token = asked
+        steps = {word.removeprefix(STEP) for word in search.lower().split() if word.startswith(STEP)}
+        if steps:
+            return await self._of_steps(options, search, steps)
+        return await self.run(lambda source: _list(source, options, search, token))
+
+    async def _of_steps(self, options: ListOptions, search: str, steps: set[str]) -> Listed:
+        """Return the rollouts that steps of the trainer used and that have the other words of a search."""
+        everything = await self.run(lambda source: _newest(source, replace(options, limit=0)))
+        known = await self.steps(everything.rows)
+        words = [word for word in search.lower().split() if not word.startswith(STEP)]
+        keys = {key for key, step in known.items() if step.lower() in steps}
+        found = [info for info in everything.rows if (info.rollout_id, info.attempt) in keys and _has(info, words)]
+        rows = tuple(found[: max(1, min(options.limit or MOST_ROWS, MOST_ROWS))])
+        return replace(everything, rows=rows)
 
     async def _wait_for_server(self) -> None:
         """Wait until the next list may be requested from a server."""
@@ -256,6 +305,12 @@ async def _newest(source: Source, options: ListOptions) -> Listed:
     where = rollout_filter(options, time.time())
     rows, cut = await source.headers(where, limit=limit, newest_first=not options.oldest)
     return Listed(tuple(rows), "", now, stopped, len(rows), cut)
+
+
+def _keep(known: dict[K, T], found: Mapping[K, T]) -> None:
+    if len(known) + len(found) > TASKS:
+        known.clear()
+    known.update(found)
 
 
 def _has(info: RolloutInfo, words: list[str]) -> bool:

@@ -126,7 +126,7 @@ def router(pages: Pages) -> APIRouter:
     @routes.get("/")
     async def show(request: Request) -> Response:
         asked = Asked.of(request)
-        found = await pages.reads.listed(asked.options, asked.search, asked.page)
+        found = await pages.reads.listed_with_tasks(asked.options, asked.search, asked.page)
         template = "rollouts_table.html" if is_part(request) else "rollouts.html"
         return pages.page(template, **values(asked, found), states=STATES)
 
@@ -134,8 +134,8 @@ def router(pages: Pages) -> APIRouter:
     async def follow(request: Request) -> Response:
         asked = Asked.of(request)
         feed = Feed(
-            lambda: pages.reads.listed(asked.options, asked.search, asked.page),
-            lambda found: (found.rows, found.stopped),
+            lambda: pages.reads.listed_with_tasks(asked.options, asked.search, asked.page),
+            lambda found: (found.rows, found.stopped, len(found.tasks)),
             lambda found: [("rows", pages.text("rollouts_table.html", **values(asked, found)))],
         )
         return pages.feeds.stream(("rollouts", asked), feed)

@@ -1,8 +1,10 @@
 """Compares two to four runs of test or eval over the same dataset: means, differences from the first run, and rows."""
 
+import asyncio
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,11 @@ from osmosis_grpc.records.evaluate import RunError, RunFolder
 from osmosis_grpc.records.evaluate.comparison import Comparison, compare, differences
 from osmosis_grpc.records.evaluate.results import RowResult
 from osmosis_grpc.records.reading.folder_source import FolderSource
+from osmosis_grpc.records.reading.source_port import SourceError
 from osmosis_grpc.trainer.score_statistics import Estimate, shown_k
 from osmosis_grpc.viewer.calls import TRUNCATED
 from osmosis_grpc.viewer.pages import Pages
+from osmosis_grpc.viewer.tasks import Task, task_of
 
 LEAST, MOST = 2, 4
 """The least and the most runs that are compared."""
@@ -87,8 +91,12 @@ class RowScores:
 
     index: int
     scores: tuple[float | None, ...]
-    rollout: str
-    """The rollout of this row in the run that the viewer shows; empty without one."""
+    task: Task | None = None
+
+    def better(self, at: int) -> bool | None:
+        """Return whether a run has a better score than the first one; None if they are equal or one is missing."""
+        first, other = self.scores[0], self.scores[at]
+        return None if first is None or other is None or first == other else other > first
 
     @property
     def spread(self) -> float:
@@ -113,6 +121,11 @@ class Compared:
     rows: tuple[RowScores, ...]
     """The rows. The row with the largest difference is first."""
 
+    def verdict(self, at: int) -> tuple[int, int]:
+        """Return how many rows have a better, and how many a worse score in a run than in the first one."""
+        found = [row.better(at) for row in self.rows]
+        return found.count(True), found.count(False)
+
 
 def runs_beside(folder: Path) -> list[RunSummary]:
     """Return the runs in the folder that has this run, the newest first. Without a run.json, there are none."""
@@ -133,18 +146,28 @@ def _name(folder: Path) -> str:
     return os.fsencode(folder.name).decode("utf-8", "replace")
 
 
-def compare_runs(folder: Path, names: Sequence[str], score: str) -> Compared:
-    """Compare runs in the folder that has the run `folder`. Raises RunError for a run that is not there.
-
-    `score` names the score of the rows; empty for the first one.
-    """
+def open_runs(folder: Path, names: Sequence[str]) -> list[RunFolder]:
+    """Open runs in the folder that has the run `folder`. Raises RunError for a run that is not there."""
     known = {_name(path): path for path in folder.absolute().parent.iterdir()}
     for name in names:
         if name not in known or not RunFolder.exists(known[name]):
             raise RunError(f"run: there is no run {name!r} beside {folder}")
     if len(set(names)) != len(names) or not LEAST <= len(names) <= MOST:
         raise RunError(f"run: name {LEAST} to {MOST} different runs")
-    opened = [RunFolder.open(str(known[name])) for name in names]
+    return [RunFolder.open(str(known[name])) for name in names]
+
+
+def summary_of(run: RunFolder) -> RunSummary:
+    """Return a run for a page."""
+    return RunSummary(_name(run.path), run.about)
+
+
+def compare_runs(folder: Path, names: Sequence[str], score: str) -> Compared:
+    """Compare runs in the folder that has the run `folder`. Raises RunError for a run that is not there.
+
+    `score` names the score of the rows; empty for the first one.
+    """
+    opened = open_runs(folder, names)
     first, others = opened[0], opened[1:]
     pairs = [{each.name: each for each in compare(first, other)} for other in others]
     scores = list(dict.fromkeys(name for pair in pairs for name in pair))
@@ -152,13 +175,13 @@ def compare_runs(folder: Path, names: Sequence[str], score: str) -> Compared:
         raise RunError(f"score: these runs have no score {score!r}; they have {', '.join(scores)}")
     shown = score or scores[0]
     return Compared(
-        runs=tuple(RunSummary(_name(each.path), each.about) for each in opened),
+        runs=tuple(map(summary_of, opened)),
         facts=tuple(Facts.of(each.newest_results().values()) for each in opened),
         inputs=((), *(tuple(differences(first, other)) for other in others)),
         lines=tuple(line for name in scores for line in _lines(name, [pair.get(name) for pair in pairs])),
         scores=tuple(scores),
         score=shown,
-        rows=_rows([pair.get(shown) for pair in pairs], folder, opened),
+        rows=_rows([pair.get(shown) for pair in pairs], opened),
     )
 
 
@@ -173,16 +196,36 @@ def _lines(name: str, found: Sequence[Comparison | None]) -> list[Line]:
     return lines
 
 
-def _rows(found: Sequence[Comparison | None], folder: Path, opened: Sequence[RunFolder]) -> tuple[RowScores, ...]:
+def _rows(found: Sequence[Comparison | None], opened: Sequence[RunFolder]) -> tuple[RowScores, ...]:
     scores: dict[int, list[float | None]] = {}
     for at, each in enumerate(found, 1):
         for pair in each.rows if each is not None else ():
             row = scores.setdefault(pair.row, [pair.before, *(None for _ in found)])
             row[at] = pair.after
-    here = next((each for each in opened if each.path.name == folder.absolute().name), None)
-    rollouts = {} if here is None else {row: r.rollout_id for (row, run), r in here.newest_results().items() if not run}
-    rows = [RowScores(index, tuple(values), rollouts.get(index, "")) for index, values in scores.items()]
-    return tuple(sorted(rows, key=lambda row: (-row.spread, row.index)))
+    rows = [RowScores(index, tuple(values)) for index, values in scores.items()]
+    rows.sort(key=lambda row: (-row.spread, row.index))
+    tasks = _tasks(opened[0], [row.index for row in rows[:MOST_ROWS]])
+    return tuple(replace(row, task=tasks.get(row.index)) for row in rows)
+
+
+def rollouts_of(run: RunFolder) -> dict[int, str]:
+    """Return the rollout of each row, the first run of it."""
+    return {row: found.rollout_id for (row, time), found in run.newest_results().items() if not time}
+
+
+def _tasks(run: RunFolder, rows: Sequence[int]) -> dict[int, Task]:
+    """Return the prompts and labels of rows, from the rollouts of a run. Rows that cannot be read are left out."""
+    source, rollouts = FolderSource(run.path), rollouts_of(run)
+
+    async def read() -> dict[int, Task]:
+        found = {}
+        with suppress(SourceError), source.snapshot():
+            for row in rows:
+                with suppress(SourceError):
+                    found[row] = task_of((await source.request(rollouts[row], 1))[0]) if row in rollouts else None
+        return {row: task for row, task in found.items() if task is not None}
+
+    return asyncio.run(read())  # this is a thread of its own
 
 
 def router(pages: Pages) -> APIRouter:

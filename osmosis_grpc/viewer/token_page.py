@@ -30,6 +30,11 @@ def router(pages: Pages) -> APIRouter:
             raise HTTPException(404, f"sample: rollout {rollout_id} has no sample {sample}; it has {names}")
         return loaded, samples, tokens_of(loaded, sample, samples[sample])
 
+    def token(number: int) -> str:
+        """Return a token for people: its text if it has one, else its id."""
+        text = pages.texts.of([number])[0] if pages.texts is not None else ""
+        return f'"{printable(text)}"' if text else str(number)
+
     def values(loaded: Loaded, samples: dict[str, Sample], tokens: SampleTokens, sample: str) -> dict[str, Any]:
         running = loaded.info.end_time is None
         return {
@@ -44,6 +49,7 @@ def router(pages: Pages) -> APIRouter:
             "step": tokens.step,
             "about": list(segment_facts(tokens, loaded.history, sample)),
             "decoded": pages.texts is not None,
+            "token": token,
             "at": "",
         }
 

@@ -66,7 +66,7 @@ def test_a_subclass_may_not_take_its_name_away():
 @pytest.mark.parametrize("method", ["get_tools", "run"])
 def test_a_base_class_with_one_of_both_methods_needs_no_name_and_is_no_agent(method):
     abstract = type("Half", (RolloutAgentLoop,), {method: METHODS[method]})
-    with pytest.raises(TypeError, match="abstract" if method == "get_tools" else "class attribute `name`"):
+    with pytest.raises(TypeError, match="abstract" if method == "get_tools" else "'name' class attribute"):
         as_runnable(abstract())
     rest = {name: body for name, body in METHODS.items() if name != method}
     with pytest.raises(AgentNameError):

@@ -79,6 +79,23 @@ def test_a_folder_that_is_not_empty_is_refused(init, tmp_path):
     assert "RolloutAgentLoop" in (tmp_path / "mine" / "agent.py").read_text()
 
 
+def test_a_project_of_an_environment_names_it_in_one_file(init, tmp_path):
+    done = init("mine", "--env", 'gymnasium:tests.environments.game:Game,tasks=2,note="it\'s"', "--json")
+    record = json.loads(done.stdout)
+    spec = "gymnasium:tests.environments.game:Game,note=it's,tasks=2"
+    assert (record["env"], record["files"]) == (spec, ["README.md", "pyproject.toml", "server.toml", "train.py"])
+    folder = tmp_path / "mine"
+    assert tomllib.loads((folder / "server.toml").read_text()) == {"server": {"env": [spec]}}
+    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    assert project["dependencies"] == ["osmosis-grpc[server,gymnasium]"]
+    readme = (folder / "README.md").read_text()
+    assert "{{" not in readme
+    for part, command in zip(
+        ("osmosis-grpc[", "test --env ", "serve --config ", "train.py"), record["commands"], strict=True
+    ):
+        assert command[command.index(part) :] in readme
+
+
 WRONG = {
     "name": (["a b"], "init: 'a b' cannot name a project; use letters, digits and - _ . between them\n"),
     "no name": ([""], "init: '' cannot name a project"),
@@ -87,6 +104,8 @@ WRONG = {
         ["x", "--template", "y"],
         "init: --template: there is no template y; there are minimal, tools, openai\n",
     ),
+    "environment": (["x", "--env", "y"], "init: --env: 'y' is not KIND:NAME"),
+    "kind": (["x", "--env", "y:z"], "init: --env: there is no kind y; there are reasoning-gym, "),
     "file": (["file"], "init: [Errno 20] Not a directory: 'file'; name another folder\n"),
 }
 
@@ -106,6 +125,26 @@ def mypy_cache(tmp_path_factory):
     return tmp_path_factory.mktemp("mypy")
 
 
+def checks(mypy_cache):
+    tools = Path(sys.executable).parent
+    return (
+        [tools / "ruff", "check", "--no-cache"],
+        [tools / "ruff", "format", "--check", "--no-cache"],
+        [tools / "mypy", "--cache-dir", mypy_cache, "."],
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_project_of_an_environment_passes_its_checks(init, tmp_path, mypy_cache):
+    assert init("project", "--env", "reasoning-gym:leg_counting").returncode == 0
+    for command in checks(mypy_cache):
+        done = subprocess.run(
+            command, cwd=tmp_path / "project", capture_output=True, text=True, timeout=250, check=False
+        )
+        assert done.returncode == 0, (command, done.stdout, done.stderr)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("template", TEMPLATES)
@@ -113,16 +152,13 @@ def test_a_project_passes_its_checks(init, tmp_path, mypy_cache, template):
     if template == "openai":
         pytest.importorskip("openai")
     assert init("project", "--template", template).returncode == 0
-    tools = Path(sys.executable).parent
     ours = [sys.executable, "-W", "error", "-m", "osmosis_grpc"]
     test = [*ours, "test", "-m", "agent:agent_loop", "-d", "data.jsonl", "--model"]
     for command in (
         [*ours, "validate", "--run", "-m", "agent:agent_loop"],
         [*test, "mock:tools"],
         [*test, "mock:echo"],
-        [tools / "ruff", "check", "--no-cache"],
-        [tools / "ruff", "format", "--check", "--no-cache"],
-        [tools / "mypy", "--cache-dir", mypy_cache, "."],
+        *checks(mypy_cache),
     ):
         done = subprocess.run(
             command, cwd=tmp_path / "project", capture_output=True, text=True, timeout=250, check=False

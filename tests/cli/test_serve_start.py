@@ -86,7 +86,7 @@ BROKEN = {
     "has a loop without a name": (
         f"{AGENT}\nclass Half(Agent):\n    name = ''",
         17,
-        "AgentNameError: Half: `name` is empty",
+        "AgentNameError: Half: an agent loop must define",
     ),
     "is asked for a name that raises": ("def __getattr__(name):\n    raise ValueError(name)", 2, "ValueError: "),
 }

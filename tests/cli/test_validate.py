@@ -248,7 +248,7 @@ def test_what_cannot_be_loaded(here, spec, says):
         ("import nowhere  # here", "ModuleNotFoundError: No module named 'nowhere'"),
         ("def broken(:  # here", "SyntaxError: invalid syntax"),
         ("raise SystemExit(7)  # here", "SystemExit: 7"),
-        ("class Agent(Loop): name = ' '  # here", "AgentNameError: Agent: `name` is empty"),
+        ("class Agent(Loop): name = ' '  # here", "AgentNameError: Agent:"),
         ("class Agent(RolloutAgentLoop): name = 'a'\nAgent()  # here", "TypeError: Can't instantiate abstract class"),
     ],
 )

@@ -127,9 +127,13 @@ def test_the_demo_has_what_a_first_look_is_for(tmp_path):
             assert "NO VARIANCE" not in read("group?id=demo-mixed")
             tools = {each["name"]: each for each in json.loads(read("throughput.json"))["spreads"]}
             assert tools["search"]["p50"] > 10 * tools["population"]["p50"]
-            segments = json.loads(read("rollout/tokens.json?id=demo-mixed-1"))
+            segments = json.loads(read("rollout/tokens.json?id=demo-mixed-1"))["segments"]
+            texts = json.loads(read("rollout/tokens-text.json?id=demo-mixed-1"))
         finally:
             process.send_signal(signal.SIGINT)
         assert process.wait(20) == 0
-    assert [segment["drift"] for segment in segments["segments"]] == [None, 4]
+    at = segments[1]["start"] + segments[1]["drift"]
+    assert segments[0]["drift"] is None
+    assert texts[at : at + 2] == [" sea", "rch"]
+    assert "".join(texts[: segments[1]["start"]]).startswith("<|user|>How many people live in Lisbon?<|end|>")
     assert list(tmp_path.iterdir()) == []

@@ -149,6 +149,7 @@ PAGES = {
     for name in (
         "README.md",
         "docs/agents.md",
+        "docs/agents-you-have.md",
         "docs/agentic.md",
         "docs/workflows.md",
         "docs/test.md",

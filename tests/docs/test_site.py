@@ -25,6 +25,19 @@ LOADING = {
 }
 """The attribute of each tag whose address a browser loads by itself."""
 ABSOLUTE = re.compile(r"(?:[a-z][a-z0-9+.-]*:)?//", re.I)
+MOST_WORDS = 2_500
+"""The most words of a page, code blocks not counted."""
+REFERENCES = {
+    "comparison",
+    "compatibility",
+    "decisions",
+    "operators",
+    "protocol",
+    "reliability",
+    "settings",
+    "trainers",
+}
+"""Pages to look things up in, which may be longer."""
 BLOCKS = {"li", "ul", "ol", "tr", "td", "th", "pre", "p", "h2", "h3", "h4", "img", "code", "blockquote"}
 UNUSED = {
     "https://unpkg.com/mermaid@11/dist/mermaid.min.js": 'class="mermaid"',
@@ -73,6 +86,13 @@ def test_the_navigation_names_each_page_once():
     assert [page for page, times in Counter(named).items() if times > 1] == []
     ours = {page for page in named if not page.startswith("source/")}
     assert ours == {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.stem)
+def test_a_page_that_is_no_reference_has_at_most_2500_words(path):
+    text = re.sub(r"^( *)```.*?^\1```", "", path.read_text(), flags=re.S | re.M)
+    assert len(text.split()) <= MOST_WORDS or path.stem in REFERENCES
+    assert path.stem not in REFERENCES or len(text.split()) > MOST_WORDS
 
 
 def build(folder: Path, *options: str) -> subprocess.CompletedProcess:

@@ -18,6 +18,7 @@ from osmosis_grpc.server import AgentServer, ServerConfig
 from osmosis_grpc.testing.rollouts import run_rollout
 from osmosis_grpc.trainer import RolloutRequest, Trainer
 from tests.environments import toys
+from tests.environments.living import alive
 from tests.environments.parity import exact
 from tests.ports import quiet_port
 from tests.processes import server_process
@@ -238,6 +239,72 @@ async def test_after_a_kill_of_the_server_each_task_is_rewarded_once_and_each_ch
     assert [(outcome.rollout_id, outcome.reward) for outcome in outcomes] == [(f"r-{n}", n + 6.0) for n in range(100)]
     assert set(asked.values()) == {1}
     assert len(asked) == 300
+
+
+@pytest.mark.slow
+async def test_after_a_kill_of_the_server_no_process_of_256_episodes_is_left_and_each_is_rewarded_once(tmp_path):
+    port = quiet_port()
+    arguments = ("-m", "tests.environments.toys:starting", "--state-dir", str(tmp_path), "--grpc-port", str(port))
+    pids, killed = set(), asyncio.Event()
+
+    async def policy(request):
+        pids.add(int(request.messages[-1]["content"]))
+        await killed.wait()
+        return answer(request, "go on")
+
+    options = ("--max-concurrent", "256")
+    async with Trainer([f"127.0.0.1:{port}"], policy) as trainer:
+
+        async def collected():
+            run = trainer.run(task_requests(toys.starting, "r"), max_in_flight=256, retries=1)
+            return [(outcome.rollout_id, outcome.reward) async for outcome in run]
+
+        with server_process(*arguments, *options) as (process, _):
+            running = asyncio.ensure_future(collected())
+            await until(lambda: len(pids) == 256, timeout=60)
+            assert all(map(alive, pids))
+            process.send_signal(signal.SIGKILL)
+            first = set(pids)
+        await until(lambda: not any(map(alive, first)))
+        killed.set()
+        with server_process(*arguments, *options):
+            rewards = await asyncio.wait_for(running, 100)
+    assert sorted(rewards) == sorted((f"r-{n}", float(n)) for n in range(256))
+    assert not any(map(alive, pids))
+
+
+@pytest.mark.parametrize("end", ["cancel", "deadline"])
+async def test_no_process_is_left_after_a_cancel_or_a_deadline(end):
+    pids, never = set(), asyncio.Event()
+
+    async def policy(request):
+        pids.add(int(request.messages[-1]["content"]))
+        await never.wait()
+
+    fields = {"agent_timeout": 2.0} if end == "deadline" else {}
+    requests = list(task_requests(toys.starting, "r", **fields))[:64]
+    async with AgentServer([toys.starting], port=0) as server, Trainer([server.address], policy) as trainer:
+        running = [asyncio.ensure_future(trainer.rollout(request)) for request in requests]
+        await until(lambda: len(pids) == 64)
+        if end == "cancel":
+            await trainer.cancel(everything=True)
+        assert {(await each).status for each in running} == {CANCELLED if end == "cancel" else DEADLINE}
+        await until(lambda: not any(map(alive, pids)))
+        never.set()
+
+
+@pytest.mark.parametrize("kind", ["function", "async function"])
+async def test_a_second_cancel_does_not_stop_what_closes_an_episode(kind):
+    environment = toys.Slow(EnvironmentSpec("toy", "slow", {"kind": kind}))
+    policy = ServerConfig(stop_again_after=(0.05, 0.1))
+    async with AgentServer([environment], port=0, config=policy) as server, Trainer([server.address], two) as trainer:
+        running = asyncio.ensure_future(trainer.rollout(next(task_requests(environment, "r"))))
+        await until(lambda: environment.waits)
+        await trainer.cancel("r-0")
+        assert (await running).status is CANCELLED  # the server has given up waiting
+        assert not environment.closed
+        environment.let_go()
+        await until(lambda: environment.closed)
 
 
 def test_each_episode_has_random_numbers_of_its_own():

@@ -6,15 +6,25 @@ verifiers starts a program for each episode, with uv, which installs what the pr
 import asyncio
 import json
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from osmosis_grpc.environments import open_environment
-from tests.environments.parity import Played, number_of, through_server
+from osmosis_grpc.environments import open_environment, task_requests
+from osmosis_grpc.policies.scripted import answer
+from osmosis_grpc.protocol.types import OutcomeStatus
+from osmosis_grpc.testing.rollouts import run_rollout
+from osmosis_grpc.trainer import Trainer
+from tests.environments.living import alive, descendants
+from tests.environments.parity import TASKS, Played, number_of, through_server
+from tests.ports import quiet_port
+from tests.processes import server_process
+from tests.waiting import until
 
 pytestmark = [pytest.mark.environments, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
 vf = pytest.importorskip("verifiers.v1")
+CANCELLED, COMPLETED, DEADLINE = OutcomeStatus.CANCELLED, OutcomeStatus.COMPLETED, OutcomeStatus.DEADLINE_EXCEEDED
 TALKS = '{"id":"null"}'
 
 
@@ -44,14 +54,24 @@ def climbs(messages):
     return "up" * (1 + number_of(str(messages[-1]["content"]), 4))
 
 
+def works(messages):
+    """A command of the shell, and then what it printed."""
+    if messages[-1]["role"] != "tool":
+        number = re.findall(r"Say (\d+)", str(messages[-1]["content"]))[0]
+        function = {"name": "bash", "arguments": json.dumps({"command": f"echo {number}"})}
+        return {"role": "assistant", "tool_calls": [{"id": "call-1", "type": "function", "function": function}]}
+    return str(messages[-1]["content"]).strip() if number_of(str(messages[1]["content"]), 3) else "Done."
+
+
 CASES = {
-    "words-taskset": (f"agent.harness={TALKS}", says, 50),
-    "tools-taskset": (f"agent.harness={TALKS}", adds, 8),
-    "turns-taskset": (f"player.harness={TALKS}", climbs, 8),
+    "one turn": ("words-taskset", "agent", TALKS, says),
+    "tools": ("tools-taskset", "agent", TALKS, adds),
+    "several turns": ("turns-taskset", "player", TALKS, climbs),
+    "a harness with a shell": ("words-taskset", "agent", '{"id":"bash"}', works),
 }
 
 
-async def own_runner(name, role, reply, count):
+async def own_runner(name, role, harness, reply):
     """What verifiers itself gets from the same model behind an HTTP server."""
     from aiohttp import web
     from verifiers.v1.utils.loaders import load_environment, resolve_env_config
@@ -76,7 +96,7 @@ async def own_runner(name, role, reply, count):
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    agent = {"harness": json.loads(TALKS), "runtime": {"type": "subprocess"}}
+    agent = {"harness": json.loads(harness), "runtime": {"type": "subprocess"}}
     env = load_environment(resolve_env_config({"taskset": {"id": name}, role: agent}))
     client = vf.EvalClientConfig(base_url=f"http://127.0.0.1:{runner.addresses[0][1]}/v1", api_key_var="NONE")
     gate = asyncio.Semaphore(4)
@@ -91,25 +111,79 @@ async def own_runner(name, role, reply, count):
 
     try:
         async with env.serving():
-            tasks = list(env.taskset.take(count))
+            tasks = list(env.taskset.take(TASKS))
             found = await asyncio.gather(*map(played, tasks))
     finally:
         await runner.cleanup()
     return {str(number): each for number, each in enumerate(found)}
 
 
-@pytest.mark.parametrize("name", CASES)
-async def test_rewards_parts_and_turns_are_those_of_the_library(name):
-    options, reply, count = CASES[name]
-    played, _ = await through_server(f"verifiers:{name},tasks={count},{options}", reply, in_flight=4)
-    assert played == await own_runner(name, options.partition(".")[0], reply, count)
+@pytest.mark.parametrize("case", CASES)
+async def test_rewards_parts_and_turns_are_those_of_the_library(case):
+    name, role, harness, reply = CASES[case]
+    spec = f"verifiers:{name},tasks={TASKS},{role}.harness={harness}"
+    played, _ = await through_server(spec, reply, in_flight=4)
+    assert played == await own_runner(name, role, harness, reply)
     assert len({each.rewards["main"] for each in played.values()}) > 1
 
 
-async def test_an_episode_that_verifiers_ends_early_names_the_environment():
-    from osmosis_grpc.protocol.types import OutcomeStatus
-    from osmosis_grpc.testing.rollouts import run_rollout
+@pytest.mark.parametrize("how", ["raises", "nan", "list", "none", "text", "never_ends"])
+async def test_a_wrong_reward_is_a_failure_that_names_the_task(how):
+    environment = open_environment(
+        f"verifiers:wrong-taskset,agent.harness={TALKS},taskset.task.how={how},agent.timeout.scoring=1"
+    )
+    metadata = {"task_id": environment.task_id("0")}
+    outcome = await run_rollout(environment, lambda chat: answer(chat, "something"), [], metadata=metadata)
+    assert outcome.status is OutcomeStatus.FAILED
+    assert outcome.failure.message.startswith(environment.task_id("0"))
+    assert outcome.reward is None
 
+
+@pytest.mark.parametrize("end", ["kill", "cancel", "deadline", "end"])
+async def test_none_of_its_processes_is_left(end, tmp_path):
+    spec, port, count = f"verifiers:tools-taskset,agent.harness={TALKS},tasks=8", quiet_port(), 8
+    asked, may = set(), asyncio.Event()
+
+    async def policy(request):
+        asked.add(request.rollout_id)
+        await may.wait()
+        return answer(request, adds(request.messages))
+
+    fields = {"agent_timeout": 60.0} if end == "deadline" else {}
+    requests = list(task_requests(open_environment(spec), "r", **fields))
+    arguments = ("--env", spec, "--grpc-port", str(port), "--state-dir", str(tmp_path))
+    async with Trainer([f"127.0.0.1:{port}"], policy) as trainer:
+
+        async def collected():
+            return [outcome async for outcome in trainer.run(requests, max_in_flight=count, retries=1)]
+
+        with server_process(*arguments, stderr=subprocess.DEVNULL) as (process, _):
+            running = asyncio.ensure_future(collected())
+            await until(lambda: len(asked) == count, timeout=200)
+            started = descendants(process.pid)
+            assert len(started) >= 2 * count  # a program and a server of tools for each episode
+            match end:
+                case "kill":
+                    process.kill()
+                case "cancel":
+                    await trainer.cancel(everything=True)
+                case "end":
+                    may.set()
+            if end != "kill":
+                statuses = {outcome.status for outcome in await asyncio.wait_for(running, 200)}
+                assert statuses == {{"cancel": CANCELLED, "deadline": DEADLINE, "end": COMPLETED}[end]}
+            await until(lambda: not any(map(alive, started)))
+            assert end == "kill" or not descendants(process.pid)
+        if end == "kill":
+            may.set()
+            with server_process(*arguments, stderr=subprocess.DEVNULL) as (process, _):
+                outcomes = await asyncio.wait_for(running, 200)
+                await until(lambda: not descendants(process.pid))
+            assert {outcome.status for outcome in outcomes} == {COMPLETED}
+            assert sorted(outcome.rollout_id for outcome in outcomes) == [f"r-{n}" for n in range(count)]
+
+
+async def test_an_episode_that_verifiers_ends_early_names_the_environment():
     environment = open_environment(f"verifiers:words-taskset,agent.harness={TALKS}")
     metadata = {"task_id": environment.task_id("0")}
     changed = [{"role": "user", "content": "Another question."}]

@@ -1,5 +1,7 @@
 """Environments without a library: one that counts, and one that goes wrong in every way that its option names."""
 
+import asyncio
+import subprocess
 import sys
 import threading
 
@@ -68,5 +70,48 @@ class Wrong(Counting):
         return Score(reward=scored[self.how])
 
 
+class Starting(SeededEnvironment):
+    """Starts a process for each episode, and tells the model its id. The reward is the seed."""
+
+    replayable = False  # the id is another one each time
+
+    def started(self, episode):
+        process = subprocess.Popen(["sleep", "600"])
+        episode.close_with(lambda: (process.kill(), process.wait()))
+        return process.pid
+
+    async def play(self, task, episode):
+        await episode.ask(str(await episode.call(self.started, episode)))
+        return Score(reward=task.data)
+
+
+class Slow(SeededEnvironment):
+    """Waits until it is cancelled, and closes slowly, with a function or an async function."""
+
+    def __init__(self, spec):
+        super().__init__(spec)
+        self.kind = self.options.pop("kind")
+        self.waits = self.closed = False
+        self.may, self.may_async = threading.Event(), asyncio.Event()
+
+    def let_go(self):
+        self.may.set()
+        self.may_async.set()
+
+    def close(self):
+        self.may.wait()
+        self.closed = True
+
+    async def close_async(self):
+        await self.may_async.wait()
+        self.closed = True
+
+    async def play(self, task, episode):
+        episode.close_with(self.close if self.kind == "function" else self.close_async)
+        self.waits = True
+        await asyncio.Event().wait()
+
+
 counting = Counting(EnvironmentSpec("toy", "counting", {"tasks": 10_000}))
 hanging = Wrong(EnvironmentSpec("toy", "hanging", {"how": "hangs"}))
+starting = Starting(EnvironmentSpec("toy", "starting", {"tasks": 256}))

@@ -18,6 +18,7 @@ from tests.callback_trainer import CallbackTrainer
 from tests.faults.disks import small_disk
 from tests.observability.agents import PATIENCE, USER, Mixed, policy, request, run_all
 from tests.observability.scrape import scrape
+from tests.ports import quiet_port
 from tests.waiting import until
 
 ALONE = job("test.alone", OnFailure.REPORT, "timer")
@@ -178,6 +179,29 @@ async def test_the_lag_of_the_event_loop(serve):
     page = scrape(server.metrics)
     assert page.value(f"{name}_bucket", le="+Inf") > page.value(f"{name}_bucket", le="0.25")
     assert page.value(f"{name}_sum") > 0.25
+
+
+async def test_tools_of_a_rollout_that_goes_on_after_a_restart_keep_their_names(tmp_path, attach_to):
+    class Replayable(Mixed):
+        replayable = True
+
+    asked, gate = asyncio.Event(), asyncio.Event()
+
+    async def waiting(chat):
+        asked.set()
+        await gate.wait()
+        return policy(chat)
+
+    port, name = quiet_port(), "osmosis_tool_call_duration_seconds_count"
+    async with AgentServer([Replayable()], port=port, state_dir=tmp_path / "state") as server:
+        trainer = await attach_to(server, waiting)
+        running = asyncio.ensure_future(trainer.rollout(request("ok-1", tools="add made_up")))
+        await asked.wait()
+    async with AgentServer([Replayable()], port=port, state_dir=tmp_path / "state") as server:
+        gate.set()
+        assert (await asyncio.wait_for(running, PATIENCE)).attempt == 1
+        page = scrape(server.metrics)
+        assert (page.value(name, tool="add"), page.value(name, tool=OTHER)) == (1, 1)
 
 
 async def test_the_journal(stack, tmp_path, attach_to):

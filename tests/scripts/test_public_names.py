@@ -23,6 +23,18 @@ def test_the_page_is_fresh_and_each_argument_is_described(capsys):
     assert public_names.main(check=True) == 0, capsys.readouterr().err
 
 
+def test_a_name_of_the_last_release_that_is_gone_is_found(monkeypatch, capsys, tmp_path):
+    before = tmp_path / "released_names.txt"
+    before.write_text(
+        public_names.frozen().replace("RolloutAgentLoop", "RolloutAgentLoop Gone") + "osmosis_grpc.old: X\n"
+    )
+    monkeypatch.setattr(public_names, "RELEASED", before)
+    assert public_names.main(check=True) == 1
+    told = capsys.readouterr().err
+    assert "osmosis_grpc.agent.Gone " in told
+    assert "osmosis_grpc.old.X " in told
+
+
 @pytest.mark.parametrize("module", public_names.modules())
 def test_each_name_can_be_imported(module):
     try:

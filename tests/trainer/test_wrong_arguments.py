@@ -74,6 +74,8 @@ CALLS = {
     "events": lambda trainer: drained(trainer.events("r")),
     "write_note": lambda trainer: trainer.write_note("n", {}),
     "read_note": lambda trainer: resolved(trainer.read_note("n")),
+    "position": lambda trainer: resolved(trainer.position()),
+    "confirm": lambda trainer: trainer.confirm({}),
     "pause": lambda trainer: trainer.pause(),
     "resume": lambda trainer: resolved(trainer.resume()),
     "resume with a version": lambda trainer: resolved(trainer.resume(version=1)),

@@ -1,12 +1,14 @@
 """Stubs and token blocks work on old and new protobuf and grpcio: the wheel in environments of its own."""
 
 import os
+import re
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
+
+from scripts.release.contents import faults, names
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -96,12 +98,15 @@ def test_round_trip(name, wheel, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_wheel_has_the_templates_of_init(wheel):
-    templates = ROOT / "osmosis_grpc" / "cli" / "templates"
-    wanted = {f"osmosis_grpc/cli/templates/{path.relative_to(templates)}" for path in templates.rglob("*.template")}
-    with zipfile.ZipFile(wheel) as archive:
-        assert len(wanted) >= 7
-        assert wanted <= set(archive.namelist())
+def test_the_wheel_has_exactly_the_files_that_belong_into_it(wheel):
+    """Every module, page, proto, case and asset of the repository, and no other file."""
+    known = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
+    wanted = {name.removeprefix("gateway/") for name in known if name.startswith(("osmosis_grpc/", "gateway/"))}
+    wanted |= {f"osmosis_grpc/{name}" for name in known if name.startswith(("proto/osmosis/", "conformance/"))}
+    wanted |= {f"osmosis_grpc/{name}" for name in known if re.fullmatch(r"docs/[\w-]+\.md", name)}
+    found = names(wheel, "wheel")
+    assert {name for name in found if ".dist-info/" not in name} == wanted
+    assert faults(found, "wheel") == []
 
 
 @pytest.mark.slow

@@ -125,7 +125,8 @@ async def test_three_runs_are_compared_with_the_first_one(runs):
     assert re.search(r"<b>0\.25</b>.*<b>0\.75</b>.*\+0\.5", text)
     assert "model" in text[text.index("other inputs than A") :]
     assert "4 <small>100 %" in text[text.index(">truncated<") :]
-    assert 'href="/rollout?id=eval-c-0"' in text
+    assert 'href="/compare/row?run=a&run=b&run=c&row=0"' in text
+    assert "2 better" in text
 
 
 async def test_a_wrong_choice_says_what_to_choose(runs):

@@ -14,16 +14,17 @@ AGENT_TIMEOUT = 30.0
 def init(
     folder: str = argument("NAME", "The folder to make. Its name is the agent's name.", ...),
     template: str = option("--template KIND", "minimal, tools, or openai for the openai package.", "tools"),
+    env: str | None = option("--env KIND:NAME", "An environment of another library, instead of an agent of yours."),
     force: bool = option("--force", "Overwrite the files in a folder that is not empty.", False),
     json: Json = False,
 ) -> None:
-    """Write a project: an agent, its reward, a dataset, and the settings of its tools.
+    """Write a project: an agent, its reward and a dataset, or a trainer of an environment.
 
     Exit codes: 0 written, 2 a wrong option, or the folder cannot be used.
     """
     from osmosis_grpc.cli.init import run_init
 
-    raise typer.Exit(run_init(folder, template, force=force, json=json))
+    raise typer.Exit(run_init(folder, template, env, force=force, json=json))
 
 
 @commands.command(short_help="Change the imports of programs for the Osmosis SDK.")

@@ -6,13 +6,19 @@ from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
 from osmosis_grpc.compat.agentic.base_agent import BaseAgent
+from osmosis_grpc.compat.agentic.built_in_agent import ReActAgent, ToolAgent
+from osmosis_grpc.compat.agentic.coding_agent import CodingAgent
+from osmosis_grpc.compat.agentic.runnable import agent_runnable
 from osmosis_grpc.protocol.errors import InvalidArgument
 
 GROUP = "osmosis_grpc.agents"
 """The group of entry points of other packages: the name is the agent type, the value is the class."""
 
 C = TypeVar("C", bound=type)
+_BUILT_IN: dict[str, type[BaseAgent]] = {"react": ReActAgent, "tool": ToolAgent, "coding": CodingAgent}
 _registered: dict[str, type] = {}
+react, tool, coding = (agent_runnable(cls()) for cls in _BUILT_IN.values())
+"""The agents that `serve` hosts."""
 
 
 def register_agent(name: str) -> Callable[[C], C]:
@@ -21,10 +27,9 @@ def register_agent(name: str) -> Callable[[C], C]:
         raise ValueError(f"name: {name!r} is not the name of an agent type")
 
     def register(cls: C) -> C:
-        if name in _registered or name in _built_in():
-            raise ValueError(
-                f"name: the agent type {name!r} is registered already, as {get_agent_class(name).__name__}"
-            )
+        if name in _registered or name in _BUILT_IN:
+            known = get_agent_class(name).__name__
+            raise ValueError(f"name: the agent type {name!r} is registered already, as {known}")
         _registered[name] = cls
         return cls
 
@@ -33,7 +38,7 @@ def register_agent(name: str) -> Callable[[C], C]:
 
 def get_agent_class(name: str) -> type:
     """Return the class of an agent type. Raises InvalidArgument, which lists the agent types."""
-    known = {**_built_in(), **_registered}
+    known = {**_BUILT_IN, **_registered}
     if name in known:
         return known[name]
     for found in entry_points(group=GROUP, name=name):
@@ -44,7 +49,7 @@ def get_agent_class(name: str) -> type:
 
 def list_agents() -> list[str]:
     """Return the names of the agent types, sorted."""
-    return sorted({*_built_in(), *_registered, *(found.name for found in entry_points(group=GROUP))})
+    return sorted({*_BUILT_IN, *_registered, *(found.name for found in entry_points(group=GROUP))})
 
 
 def clear_registry() -> None:
@@ -78,10 +83,3 @@ def make_agent(name: str, of_the_config: Mapping[str, Any], options: Mapping[str
         return cls(**of_the_config, **options)
     except TypeError as error:
         raise InvalidArgument("agent_options", f"the agent {name} cannot be made: {error}") from error
-
-
-def _built_in() -> dict[str, type]:
-    from osmosis_grpc.compat.agentic.built_in_agent import ReActAgent, ToolAgent
-    from osmosis_grpc.compat.agentic.coding_agent import CodingAgent
-
-    return {"react": ReActAgent, "tool": ToolAgent, "coding": CodingAgent}

@@ -187,6 +187,10 @@ class ReActAgent(BuiltInAgent):
     replayable = True
 
 
+ReactAgent = ReActAgent
+"""The library has both names."""
+
+
 class ToolAgent(BuiltInAgent):
     """Needs a model that calls tools. It ends with the first reply that calls none."""
 

@@ -232,31 +232,13 @@ class NamedTool:
         return f"{type(self).__name__}({self.options!r})"
 
 
-class CalculatorTool(NamedTool):
-    """The calculator."""
-
-    kind = "calculator"
-
-
-class BashExecutorTool(NamedTool):
-    """Runs commands in the sandbox of the rollout."""
-
-    kind = "bash_executor"
-
-
-class FileEditorTool(NamedTool):
-    """Edits files in the sandbox of the rollout."""
-
-    kind = "file_editor"
-
-
-class SearchTool(NamedTool):
-    """Searches files in the sandbox of the rollout."""
-
-    kind = "search"
-
-
-class FinishTool(NamedTool):
-    """Ends the rollout with an answer."""
-
-    kind = "finish"
+CalculatorTool, BashExecutorTool, FileEditorTool, SearchTool, FinishTool = (
+    type(name, (NamedTool,), {"kind": kind, "__module__": __name__, "__doc__": f"The tool {kind}."})
+    for name, kind in {
+        "CalculatorTool": "calculator",
+        "BashExecutorTool": "bash_executor",
+        "FileEditorTool": "file_editor",
+        "SearchTool": "search",
+        "FinishTool": "finish",
+    }.items()
+)

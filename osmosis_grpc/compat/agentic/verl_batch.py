@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from osmosis_grpc.compat.agentic.trajectory import StepType, Trajectory
 from osmosis_grpc.protocol.errors import InvalidArgument
+from osmosis_grpc.records.export.verl_batch import Tokens, padded_tokens
 
 _OF_CHATS = (StepType.THOUGHT, StepType.ACTION, StepType.FINAL_ANSWER)
 
@@ -33,33 +34,15 @@ def tensors(
         InvalidArgument: A trajectory has no tokens or several segments, or is longer than the width.
     """
     rows = [_row(trajectory) for trajectory in trajectories]
-    width = prompt_length or max((begin for begin, *_ in rows), default=0)
-    length = response_length or max((len(ids) - begin for begin, ids, *_ in rows), default=0)
-    count = len(rows)
-    input_ids = np.full((count, width + length), pad_id, dtype=np.int64)
-    attention = np.zeros((count, width + length), dtype=np.int64)
-    mask = np.zeros((count, length), dtype=np.int64)
-    logprobs, scores = (np.zeros((count, length), dtype=np.float32) for _ in range(2))
-    for number, (trajectory, (begin, ids, sampled, probs)) in enumerate(zip(trajectories, rows, strict=True)):
-        rest = len(ids) - begin
-        if begin > width or rest > length:
-            raise _problem(trajectory, f"has a prompt of {begin} and a response of {rest} tokens, above the lengths")
-        input_ids[number, width - begin : width + rest] = ids
-        attention[number, width - begin : width + rest] = 1
-        mask[number, :rest] = sampled[begin:]
-        logprobs[number, :rest] = np.where(sampled[begin:], probs[begin:], 0.0)
-        scores[number, rest - 1] = trajectory.final_reward or 0.0
-    made: dict[str, NDArray[Any]] = {
-        "prompts": input_ids[:, :width].copy(),
-        "responses": input_ids[:, width:].copy(),
-        "response_mask": mask,
-        "input_ids": input_ids,
-        "attention_mask": attention,
-        "position_ids": np.clip(np.cumsum(attention, axis=1) - 1, 0, None),
-        "rollout_log_probs": logprobs,
-    }
-    if rows and all(trajectory.final_reward is not None for trajectory in trajectories):
-        made["rm_scores"] = scores
+    width = prompt_length or max((len(row.prompt_ids) for row in rows), default=0)
+    length = response_length or max((len(row.response_ids) for row in rows), default=0)
+    for trajectory, row in zip(trajectories, rows, strict=True):
+        before, after = len(row.prompt_ids), len(row.response_ids)
+        if before > width or after > length:
+            raise _problem(trajectory, f"has a prompt of {before} and a response of {after} tokens, above the lengths")
+    made = padded_tokens(rows, width, length, pad_id)
+    if not rows or any(trajectory.final_reward is None for trajectory in trajectories):
+        del made["rm_scores"]
     return made
 
 
@@ -91,8 +74,7 @@ def data_proto(trajectories: Sequence[Trajectory], prompts: Any, pad_id: int) ->
     return made
 
 
-def _row(trajectory: Trajectory) -> tuple[int, NDArray[np.int64], NDArray[np.bool_], NDArray[np.float32]]:
-    """Return the length of the prompt, and all ids, masks and logprobs."""
+def _row(trajectory: Trajectory) -> Tokens:
     if len(trajectory.segments) != 1:
         why = trajectory.error or trajectory.metadata.get("not_trainable") or "the model returned no token ids"
         several = f"has {len(trajectory.segments)} segments of tokens, and a row has one"
@@ -101,7 +83,9 @@ def _row(trajectory: Trajectory) -> tuple[int, NDArray[np.int64], NDArray[np.boo
     ids, mask = np.array(segment["ids"], dtype=np.int64), np.array(segment["mask"], dtype=bool)
     if not mask.any():
         raise _problem(trajectory, "has no sampled token")
-    return int(mask.argmax()), ids, mask, np.array(segment["logprobs"], dtype=np.float32)
+    begin, logprobs = int(mask.argmax()), np.where(mask, np.array(segment["logprobs"], dtype=np.float32), 0.0)
+    response = ids[begin:], mask[begin:].astype(np.int64), logprobs[begin:].astype(np.float32)
+    return Tokens(ids[:begin], *response, trajectory.final_reward or 0.0)
 
 
 def _problem(trajectory: Trajectory, text: str) -> InvalidArgument:

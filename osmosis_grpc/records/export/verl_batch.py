@@ -6,7 +6,7 @@ verl/experimental/agent_loop/agent_loop.py. The shapes depend on the configurati
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,32 +76,14 @@ def pad_rows(
         raise InvalidArgument("outcomes", "no segment can be trained on, so there is no batch")
     if not 0 <= pad_id < 2**63:
         raise InvalidArgument("pad_id", f"{pad_id} is not a token id")
-    count = len(rows)
-    input_ids = np.full((count, width + length), pad_id, dtype=np.int64)
-    attention_mask = np.zeros((count, width + length), dtype=np.int64)
-    response_mask = np.zeros((count, length), dtype=np.int64)
-    logprobs = np.zeros((count, length), dtype=np.float32)
-    scores = np.zeros((count, length), dtype=np.float32)
-    for number, row in enumerate(rows):
-        begin, end, sampled = width - len(row.prompt_ids), width + len(row.response_ids), len(row.response_ids)
-        input_ids[number, begin:width] = row.prompt_ids
-        input_ids[number, width:end] = row.response_ids
-        attention_mask[number, begin:end] = 1
-        response_mask[number, :sampled] = row.response_mask
-        logprobs[number, :sampled] = row.response_logprobs
-        scores[number, sampled - 1] = row.source.reward
-    batch: dict[str, NDArray[Any]] = {
-        "prompts": input_ids[:, :width].copy(),
-        "responses": input_ids[:, width:].copy(),
-        "response_mask": response_mask,
-        "input_ids": input_ids,
-        "attention_mask": attention_mask,
-        "position_ids": np.clip(np.cumsum(attention_mask, axis=1) - 1, 0, None),
-        "rollout_log_probs": logprobs,
-    }
+    tokens = [
+        Tokens(row.prompt_ids, row.response_ids, row.response_mask, row.response_logprobs, row.source.reward)
+        for row in rows
+    ]
+    batch = padded_tokens(tokens, width, length, pad_id)
     if rows[0].routed_experts is not None:
         batch[ROUTED_EXPERTS] = _padded_experts(rows, width, width + length)
-    batch["rm_scores"] = scores
+    batch["rm_scores"] = batch.pop("rm_scores")  # verl has it last
     return PaddedBatch(
         batch=batch,
         non_tensor_batch=_columns(rows, inputs_of or default_inputs),
@@ -114,6 +96,43 @@ def pad_rows(
         pad_id=pad_id,
         skipped=skipped,
     )
+
+
+class Tokens(NamedTuple):
+    """The tokens of one row: of its prompt, and of its response with a mask (1 for sampled tokens) and logprobs."""
+
+    prompt_ids: NDArray[np.int64]
+    response_ids: NDArray[np.int64]
+    response_mask: NDArray[np.int64]
+    response_logprobs: NDArray[np.float32]
+    reward: float
+
+
+def padded_tokens(rows: Sequence[Tokens], width: int, length: int, pad_id: int) -> dict[str, NDArray[Any]]:
+    """Return the tensors of rows: prompts end at column `width`, and responses begin there. See PaddedBatch.batch."""
+    count = len(rows)
+    input_ids = np.full((count, width + length), pad_id, dtype=np.int64)
+    attention_mask = np.zeros((count, width + length), dtype=np.int64)
+    response_mask = np.zeros((count, length), dtype=np.int64)
+    logprobs, scores = (np.zeros((count, length), dtype=np.float32) for _ in range(2))
+    for number, row in enumerate(rows):
+        begin, end, sampled = width - len(row.prompt_ids), width + len(row.response_ids), len(row.response_ids)
+        input_ids[number, begin:width] = row.prompt_ids
+        input_ids[number, width:end] = row.response_ids
+        attention_mask[number, begin:end] = 1
+        response_mask[number, :sampled] = row.response_mask
+        logprobs[number, :sampled] = row.response_logprobs
+        scores[number, sampled - 1] = row.reward
+    return {
+        "prompts": input_ids[:, :width].copy(),
+        "responses": input_ids[:, width:].copy(),
+        "response_mask": response_mask,
+        "input_ids": input_ids,
+        "attention_mask": attention_mask,
+        "position_ids": np.clip(np.cumsum(attention_mask, axis=1) - 1, 0, None),
+        "rollout_log_probs": logprobs,
+        "rm_scores": scores,
+    }
 
 
 def check_lengths(config: VerlConfig) -> tuple[int, int]:

@@ -11,7 +11,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, aclosing
 from pathlib import Path
 
-from osmosis_grpc.protocol.types import RolloutFilter, RolloutInfo, RolloutRequest, ToolDict, TrajectoryEvent
+from osmosis_grpc.protocol.types import (
+    Annotation,
+    RolloutFilter,
+    RolloutInfo,
+    RolloutRequest,
+    ToolDict,
+    TrajectoryEvent,
+)
 from osmosis_grpc.protocol.types.server_info import parse_positions, positions_text
 from osmosis_grpc.records.reading.journal_folder import LOOKED_AT, Seen, unknown_rollout
 from osmosis_grpc.records.reading.journal_source import POLL, FolderInfo, JournalSource
@@ -126,6 +133,10 @@ class FolderSource(Source):
     async def request(self, rollout_id: str, attempt: int) -> tuple[RolloutRequest, Sequence[ToolDict]]:
         """See Source."""
         return await self.holder(rollout_id, attempt).request(rollout_id, attempt)
+
+    async def annotations(self, rollout_id: str, attempt: int) -> Sequence[Annotation]:
+        """See Source."""
+        return await self.holder(rollout_id, attempt).annotations(rollout_id, attempt)
 
     async def rollout_folder(self, rollout_id: str, attempt: int) -> Path | None:
         """See Source."""

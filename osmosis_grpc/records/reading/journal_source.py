@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import time
+from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -10,12 +11,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from osmosis_grpc.protocol.types import (
+    Annotation,
     JournaledRollout,
     RolloutFilter,
     RolloutInfo,
     RolloutRequest,
     ToolDict,
     TrajectoryEvent,
+    events,
 )
 from osmosis_grpc.records.reading.journal_folder import Seen, find_attempt, opened
 from osmosis_grpc.records.reading.journal_info import ended_info, settled_header, unfinished_info
@@ -176,9 +179,24 @@ class JournalSource(Source):
             return ended_info(replace(entry, outcome=outcome))
 
     async def request(self, rollout_id: str, attempt: int) -> tuple[RolloutRequest, Sequence[ToolDict]]:
-        """See Source."""
-        entry = self._entry(rollout_id, attempt)
-        return entry.init.request, entry.tools
+        """See Source. It reads one event, and no outcome."""
+        with self._opened() as reader:
+            row = reader.row(rollout_id, attempt)
+            kind = None if row is None else reader.events(rollout_id, attempt, [row.accepted])[0].kind
+        if not isinstance(kind, events.Accepted):
+            entry = self._entry(rollout_id, attempt)  # an unknown id, or the newest attempt
+            return entry.init.request, entry.tools
+        return kind.init.request, kind.tools
+
+    async def annotations(self, rollout_id: str, attempt: int) -> Sequence[Annotation]:
+        """See Source. It reads only events that are later than the end."""
+        with self._opened() as reader:
+            row = reader.row(rollout_id, attempt)
+            if row is None or row.ended is None:
+                return ()
+            later = array("Q", (at for at in array("Q", row.positions or b"") if at > row.ended))
+            found = reader.annotations(rollout_id, attempt, later) if later else ()
+            return [event.kind.annotation for event in found if isinstance(event.kind, events.Annotated)]
 
     async def rollout_folder(self, rollout_id: str, attempt: int) -> Path | None:
         """See Source."""

@@ -6,8 +6,15 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractContextManager, aclosing, nullcontext
 from pathlib import Path
 
-from osmosis_grpc.protocol.types import RolloutFilter, RolloutInfo, RolloutRequest, ToolDict, TrajectoryEvent
-from osmosis_grpc.protocol.types.events import Accepted
+from osmosis_grpc.protocol.types import (
+    Annotation,
+    RolloutFilter,
+    RolloutInfo,
+    RolloutRequest,
+    ToolDict,
+    TrajectoryEvent,
+)
+from osmosis_grpc.protocol.types.events import Accepted, Annotated
 
 Events = AsyncGenerator[TrajectoryEvent, None]
 
@@ -86,6 +93,11 @@ class Source(ABC):
                 if isinstance(event.kind, Accepted):
                     return event.kind.init.request, event.kind.tools
         return RolloutRequest(rollout_id=rollout_id, attempt=attempt), ()
+
+    async def annotations(self, rollout_id: str, attempt: int) -> Sequence[Annotation]:
+        """Return the annotations of an attempt that has ended."""
+        async with aclosing(self.events(rollout_id, attempt)) as found:
+            return [event.kind.annotation async for event in found if isinstance(event.kind, Annotated)]
 
     async def rollout_folder(self, rollout_id: str, attempt: int) -> Path | None:
         """Return the folder with the files of an attempt, or None if it is not readable on this machine."""

@@ -1,12 +1,13 @@
-"""Opens a journal or a ledger: creates a missing file, recovers a damaged one, and refuses a file of another version.
+"""Opens a journal or a ledger: creates a missing file, recovers a damaged one, and converts one of an earlier release.
 
-Before the release of 0.1.0, no file is converted to another version. What SQLite can read of a damaged file is copied
-to a new file (damaged_file.py).
+A file of a later release is refused and stays as it is. What SQLite can read of a damaged file is copied to a new file
+(damaged_file.py). A reader that may not write converts a copy.
 
 It also detects that a file which this process writes was removed, replaced or truncated. SQLite continues to write to a
 removed file, and all these writes are lost when the process ends.
 """
 
+import logging
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -16,7 +17,9 @@ from pathlib import Path
 
 from osmosis_grpc.storage.lock_file import Lock, Locked
 from osmosis_grpc.storage.sqlite.damaged_file import finish, has_log, is_damage, log_damage, recover
-from osmosis_grpc.storage.sqlite.file_schema import SCHEMA_VERSION, Schema
+from osmosis_grpc.storage.sqlite.file_schema import RELEASED, Schema
+
+log = logging.getLogger(__name__)
 
 
 class FilesLost(Exception):
@@ -80,7 +83,7 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def _open(path: Path, schema: Schema) -> sqlite3.Connection:
-    """Return the connection that writes a file. Create a missing file, and recover a damaged one.
+    """Return the connection that writes a file. Create a missing file, recover a damaged one, convert an older one.
 
     Raises schema.error, OSError, sqlite3.Error.
     """
@@ -88,14 +91,19 @@ def _open(path: Path, schema: Schema) -> sqlite3.Connection:
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite gives its other files the same mode
     # A connection that can write would empty the write-ahead log, of which a damaged file's copy needs all.
     with closing(_read_only(path)) as database:
-        blank = is_blank(database, path, schema)
-        problem = log_damage(path) or ("" if blank else problem_of(database, schema))
+        version = version_of(database, path, schema)
+        problem = log_damage(path) or (problem_of(database, schema, version) if version else "")
+        if problem and 0 < version < schema.version:
+            raise schema.error(
+                f"{path} is damaged ({problem}), and an earlier version wrote it: let that version open it once, "
+                f"restore a backup, or use {schema.instead}"
+            )
         if problem:
             recover(database, path, schema, problem)
     finish(path)
     database = connect(path)
     try:
-        _prepare(database, schema)
+        _prepare(database, path, schema)
     except BaseException:
         database.close()
         raise
@@ -149,8 +157,11 @@ def look(path: Path, schema: Schema) -> sqlite3.Connection:
     """Return a read-only connection that sees the present content of the file. Raises schema.error, sqlite3.Error."""
     database = _read_only(path)
     try:
-        if is_blank(database, path, schema):
+        version = version_of(database, path, schema)
+        if not version:
             raise schema.error(f"the {schema.kind} {path} is empty")
+        if version < schema.version:
+            database = _converted_copy(database, schema, version)
         database.execute("BEGIN")
         database.execute("SELECT 1 FROM sqlite_schema").fetchall()  # this read begins the snapshot
     except BaseException:
@@ -169,39 +180,54 @@ def _read_only(path: Path) -> sqlite3.Connection:
     return _lenient(sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True, isolation_level=None))
 
 
-def is_blank(database: sqlite3.Connection, path: Path, schema: Schema) -> bool:
-    """Return whether a file has no tables yet. Raises schema.error for a file of another program or version."""
+def _converted_copy(database: sqlite3.Connection, schema: Schema, version: int) -> sqlite3.Connection:
+    """Return a connection to a temporary copy, which has this version. Closes the given connection."""
+    copy = _lenient(sqlite3.connect("", isolation_level=None, check_same_thread=False))
+    try:
+        with closing(database):
+            database.backup(copy)
+        schema.convert(copy, version)
+    except BaseException:
+        copy.close()
+        raise
+    return copy
+
+
+def version_of(database: sqlite3.Connection, path: Path, schema: Schema) -> int:
+    """Return the version of a file, and 0 if it has no tables yet.
+
+    Raises schema.error for a file of another program, of a later version, or of a version before the first release.
+    """
     try:
         (application,), (version,) = (
             database.execute(f"PRAGMA {name}").fetchone() for name in ("application_id", "user_version")
         )
-        own = schema.application_id(SCHEMA_VERSION)
-        if (application, version) == (own, SCHEMA_VERSION):
-            return False
+        if application == schema.application_id(version) and RELEASED <= version <= schema.version:
+            return int(version)
         if not (application or version or database.execute("SELECT 1 FROM sqlite_schema").fetchone()):
-            return True
+            return 0
     except sqlite3.DatabaseError as error:
         if not is_damage(error):
             raise
         raise schema.error(
             f"{path} cannot be used as a {schema.kind}: {error}; if it was one, move it away and restore a backup"
         ) from None
-    if application not in (own, schema.application_id(version)):
+    if application not in (schema.application_id(schema.version), schema.application_id(version)):
         raise schema.error(f"{path} is a database of another program: use {schema.instead}")
-    age = "an older" if version < SCHEMA_VERSION else "a newer"
+    age = "an older" if version < schema.version else "a newer"
     raise schema.error(
-        f"{path} was written by {age} version (schema {version}, this one reads {SCHEMA_VERSION}): "
+        f"{path} was written by {age} version (schema {version}, this one reads {schema.version}): "
         f"move it away, or use {schema.instead}"
     )
 
 
-def problem_of(database: sqlite3.Connection, schema: Schema) -> str:
-    """Describe the damage in a file's structure. Return an empty text if there is no damage.
+def problem_of(database: sqlite3.Connection, schema: Schema, version: int) -> str:
+    """Describe the damage in the structure of a file of a version. Return an empty text if there is no damage.
 
     Raises sqlite3.Error if the disk fails.
     """
     try:
-        if database.execute(schema.CATALOG).fetchall() != schema.catalog:
+        if version == schema.version and database.execute(schema.CATALOG).fetchall() != schema.catalog:
             return "its tables are not those of this version"
         for (found,) in database.execute("PRAGMA integrity_check(1)").fetchall():
             if found != "ok":
@@ -213,10 +239,16 @@ def problem_of(database: sqlite3.Connection, schema: Schema) -> str:
     return ""
 
 
-def _prepare(database: sqlite3.Connection, schema: Schema) -> None:
-    """Create the tables of a new file, and set the pragmas of a connection that writes."""
-    if database.execute("PRAGMA user_version").fetchone() == (0,):
+def _prepare(database: sqlite3.Connection, path: Path, schema: Schema) -> None:
+    """Create or convert the tables, and set the pragmas of a connection that writes."""
+    (version,) = database.execute("PRAGMA user_version").fetchone()
+    if not version:
         schema.create(database)
+    elif version < schema.version:
+        schema.convert(database, version)
+        log.warning(
+            "the %s %s now has version %d; the release that wrote it cannot open it", schema.kind, path, schema.version
+        )
     for pragma in (*_PRAGMAS, *schema.pragmas):
         database.execute(f"PRAGMA {pragma}")
 

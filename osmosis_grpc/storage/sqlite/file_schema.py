@@ -51,10 +51,8 @@ def event_sum(position: int, sequence: int, number: int, time: float, kind: int,
     return crc32(body, crc32(head))
 
 
-SCHEMA_VERSION = 7
-"""The version of the journal and the ledger. Other versions are refused.
-
-It grows with each change of a table, and with each change of a recorded message that cannot be read as before."""
+RELEASED = 7
+"""The version of the files of 0.1.0. Files of development versions before it are refused."""
 
 Row = Sequence[Any]
 _TYPES: dict[str, type] = {"TEXT": str, "INTEGER": int, "REAL": float, "BLOB": bytes, "": object}
@@ -133,8 +131,23 @@ class Schema:
     """Deletes the orphaned rows of a recovered file, and returns the names of their rollouts."""
     pragmas: tuple[str, ...] = ()
     """Further pragmas of the connection that writes."""
+    steps: tuple[str, ...] = ()
+    """The SQL that turns a file of each released version into one of the next, from RELEASED on.
 
-    CATALOG = "SELECT type, name, tbl_name, sql FROM sqlite_schema ORDER BY name"
+    A released step never changes. A step adds columns that may be NULL at the end of a table, with a checksum of their
+    own, and tables and indices; `tables_script` has them at the same places. So a file of any release can be converted
+    in a short transaction, and the checksums of its rows stay valid. A message that is recorded in a column may get
+    fields, as the protocol does."""
+
+    CATALOG = """SELECT type, name, tbl_name, CASE type WHEN 'table' THEN
+        (SELECT group_concat(quote(i.name) || i.type || i."notnull" || quote(i.dflt_value) || i.pk)
+            FROM pragma_table_info(s.name) AS i)
+        ELSE sql END FROM sqlite_schema AS s ORDER BY name"""
+
+    @property
+    def version(self) -> int:
+        """The version of the tables that `tables_script` makes."""
+        return RELEASED + len(self.steps)
 
     def application_id(self, version: int) -> int:
         """Return the application id of a version."""
@@ -145,13 +158,27 @@ class Schema:
         database.execute(f"PRAGMA page_size = {self.page_size}")
         database.execute(f"PRAGMA auto_vacuum = {'INCREMENTAL' if self.shrinks else 'NONE'}")
         database.execute("PRAGMA journal_mode = WAL")
-        own = self.application_id(SCHEMA_VERSION)
-        version = f"PRAGMA application_id = {own}; PRAGMA user_version = {SCHEMA_VERSION}"
-        database.executescript(f"BEGIN;\n{self.tables_script};\n{version};\nCOMMIT;")
+        database.executescript(f"BEGIN;\n{self.tables_script};\n{self._marks};\nCOMMIT;")
+
+    def convert(self, database: sqlite3.Connection, version: int) -> None:
+        """Bring a file of an earlier release to this version, in one transaction. Raises sqlite3.Error, self.error."""
+        steps = ";\n".join(self.steps[version - RELEASED :])
+        try:
+            database.executescript(f"BEGIN IMMEDIATE;\n{steps};\n{self._marks}")
+            if database.execute(self.CATALOG).fetchall() != self.catalog:
+                raise self.error(f"the steps from version {version} do not lead to the tables of this {self.kind}")
+            database.execute("COMMIT")
+        finally:
+            if database.in_transaction:
+                database.execute("ROLLBACK")
+
+    @property
+    def _marks(self) -> str:
+        return f"PRAGMA application_id = {self.application_id(self.version)}; PRAGMA user_version = {self.version}"
 
     @cached_property
     def catalog(self) -> list[tuple[Any, ...]]:
-        """The rows of sqlite_schema in a file of this kind."""
+        """The tables with their columns, and the indices, of a file of this kind: what the query CATALOG returns."""
         with closing(self._empty()) as database:
             return database.execute(self.CATALOG).fetchall()
 

@@ -3,7 +3,7 @@
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 let drawn = [];
 
-function draw(chart, links) {
+function draw(chart, links, names) {
   const values = JSON.parse(chart.dataset.values);
   const axis = { stroke: colour("--soft"), grid: { stroke: colour("--rule"), width: 1 }, ticks: { show: false }, font: "11px sans-serif" };
   const rate = chart.dataset.rate === "1";
@@ -15,7 +15,7 @@ function draw(chart, links) {
     cursor: { drag: { x: false, y: false }, y: false },
     scales: { x: { time: false }, ...(rate ? { y: { range: (_, low, high) => [0, high > 0 ? Math.min(1, 1.2 * high) : 1] } } : {}) },
     axes: [
-      { ...axis, size: 24, incrs: [1, 2, 5, 10], values: (_, ticks) => ticks.map((tick, at) => (at ? `${tick}` : `step ${tick}`)) },
+      { ...axis, size: 24, incrs: [1, 2, 5, 10, 20, 50, 100], values: (_, ticks) => ticks.map((tick, at) => { const name = names[tick - 1] ?? ""; return at ? name : `step ${name}`; }) },
       { ...axis, size: 48, ...(rate ? { values: (_, ticks) => ticks.map((tick) => `${+(100 * tick).toFixed(1)} %`) } : {}) },
     ],
     series: [{}, { stroke: colour("--model"), width: 2, points: { show: true, size: 5 }, spanGaps: false }],
@@ -25,7 +25,7 @@ function draw(chart, links) {
     const at = plot.cursor.idx;
     if (at == null || values[at] == null) return;
     const value = rate ? `${(100 * values[at]).toPrecision(3)} %` : values[at].toPrecision(4);
-    caption.textContent = `${chart.dataset.title}: ${value} in step ${at + 1}`;
+    caption.textContent = `${chart.dataset.title}: ${value} in step ${names[at]}`;
   });
   plot.over.addEventListener("mouseleave", () => { caption.textContent = chart.dataset.title; });
   plot.over.addEventListener("click", () => {
@@ -40,7 +40,8 @@ function redraw() {
   const all = document.getElementById("curves");
   if (!all) return;  // there is no rollout yet
   const links = JSON.parse(all.dataset.links);
-  drawn = [...all.querySelectorAll(".chart")].map((chart) => draw(chart, links));
+  const names = JSON.parse(all.dataset.names);
+  drawn = [...all.querySelectorAll(".chart")].map((chart) => draw(chart, links, names));
 }
 
 redraw();

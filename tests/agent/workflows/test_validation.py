@@ -49,7 +49,7 @@ CASES = {
     "yields": ((Yields, None, Ones), ["WORKFLOW_RUN_NOT_ASYNC"]),
     "init": ((Picky, None, Ones), ["WORKFLOW_INIT_FAILED"]),
     "long name": ((Asks, LONG, Ones), ["INVALID_AGENT_NAME"]),
-    "blank name": ((Asks, AgentWorkflowConfig(name=" "), Ones), ["INVALID_AGENT_NAME"]),
+    "blank name": ((Asks, AgentWorkflowConfig(name=" "), Ones), []),
     "misspelt": ((Asks, AgentWorkflowConfig(name="a", descripton="b", other=1), Ones), ["MISSPELT_CONFIG_KEY"]),
     "no grader": ((Asks, None, None), ["MISSING_GRADER"]),
     "not a grader": ((Asks, None, Asks), ["INVALID_GRADER_CLASS"]),

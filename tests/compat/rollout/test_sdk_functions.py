@@ -46,7 +46,7 @@ def test_a_name_is_taken_once():
     registry, first = AgentLoopRegistry(), agent("one")
     registry.register(first)
     for loop in (agent("one"), first):
-        with pytest.raises(ValueError, match="'one' is registered already"):
+        with pytest.raises(ValueError, match="'one' is already registered"):
             registry.register(loop)
     assert registry.get("one") is first
 

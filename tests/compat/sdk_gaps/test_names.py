@@ -7,8 +7,16 @@ import sys
 import pytest
 
 import osmosis_grpc
-from osmosis_grpc.rollout import RolloutAgentLoop, ValidationResult, validate_agent_loop, validate_and_report
+from osmosis_grpc.rollout import (
+    AgentLoopValidationError,
+    RolloutAgentLoop,
+    ValidationError,
+    ValidationResult,
+    validate_agent_loop,
+    validate_and_report,
+)
 from osmosis_grpc.rollout.server import DEFAULT_PORT, ServeError, serve_agent_loop
+from osmosis_grpc.rollout.server.api_key import API_KEY_PREFIX, generate_api_key, validate_api_key
 from osmosis_grpc.testing.calculator import CalculatorAgent
 
 ROOT = """
@@ -58,7 +66,6 @@ INSTEAD = {
     "rollout.validate_ipv4": "use the module ipaddress",
     "rollout.is_private_ip": "use the module ipaddress",
     "rollout.is_valid_hostname_or_ip": "use the module ipaddress",
-    "rollout.server.api_key.generate_api_key": "pass it as api_key",
     "rollout.testing.patch_httpx_for_mock_trainer": "run create_mock_trainer_app",
     "evaluate_rubric": ": in a grader, ask a model",
     "osmosis_rubric": ": compute the reward",
@@ -108,7 +115,7 @@ def test_a_report_is_printed(capsys):
     assert capsys.readouterr().out.startswith("agent loop calculator: ")
     bad = type("Bad", (CalculatorAgent,), {"get_tools": lambda self, request: [{"type": "function"}]})()
     assert not validate_and_report(bad, verbose=True)
-    assert "INVALID_TOOL" in capsys.readouterr().err
+    assert "MISSING_FUNCTION" in capsys.readouterr().err
 
 
 @pytest.mark.row("SDK S6")
@@ -127,8 +134,40 @@ def test_a_result_of_the_validator_is_true_or_false():
     request = osmosis_grpc.RolloutRequest(rollout_id="mine")
     assert validate_agent_loop(Agent(), request=request)
     assert asked == [request]
-    assert not ValidationResult(None, (osmosis_grpc.rollout.ValidationError("CODE", "text"),))
-    assert str(osmosis_grpc.rollout.ValidationError("CODE", "text")) == "[CODE] text"
+    error = ValidationError("CODE", "text", field="tools[0]")
+    assert str(error) == "[CODE] tools[0]: text"
+    with pytest.raises(AgentLoopValidationError) as raised:
+        ValidationResult(valid=False, errors=[error]).raise_if_invalid()
+    assert raised.value.errors == [error]
+
+
+@pytest.mark.row("SDK S6")
+@pytest.mark.parametrize(
+    ("tools", "code", "field"),
+    [
+        (None, "GET_TOOLS_RETURNS_NONE", "get_tools()"),
+        (7, "GET_TOOLS_INVALID_TYPE", "get_tools()"),
+        ([7], "INVALID_TOOL_TYPE", "tools[0]"),
+        ([{"function": {"name": "f"}}], "MISSING_TOOL_TYPE", "tools[0].type"),
+        ([{"type": "function", "function": 7}], "INVALID_FUNCTION_TYPE", "tools[0].function"),
+        ([{"type": "function", "function": {}}], "MISSING_FUNCTION_NAME", "tools[0].function.name"),
+        ([{"type": "function", "function": {"name": " "}}], "INVALID_FUNCTION_NAME", "tools[0].function.name"),
+    ],
+)
+def test_the_codes_of_the_sdk_name_what_is_wrong(tools, code, field):
+    agent = type("Agent", (CalculatorAgent,), {"get_tools": lambda self, request: tools})()
+    result = validate_agent_loop(agent)
+    assert not result.valid
+    assert (code, field) in [(error.code, error.field) for error in result.errors]
+
+
+@pytest.mark.row("SDK S6")
+def test_a_generated_key_is_equal_to_itself_only():
+    key = generate_api_key()
+    assert key.startswith(API_KEY_PREFIX)
+    assert validate_api_key(key, key)
+    assert not validate_api_key(generate_api_key(), key)
+    assert not validate_api_key(None, key)
 
 
 @pytest.mark.row("SDK S6")

@@ -217,12 +217,12 @@ def test_a_request_can_be_assigned_and_converted():
     ("change", "says"),
     [
         ({"rollout_id": ""}, "at least 1 character"),
-        ({"rollout_id": "   "}, "is blank"),
+        ({"rollout_id": "   "}, "empty or whitespace"),
         ({"rollout_id": "x" * 257}, "at most 256 characters"),
         ({"server_url": "ftp://trainer"}, "is not an http"),
         ({"server_url": "http://"}, "is not an http"),
         ({"messages": "text"}, "valid list"),
-        ({"metadata": {"x": "y" * 2**20}}, "more than 1048576"),
+        ({"metadata": {"x": "y" * 2**20}}, "maximum 1048576"),
         ({"metadata": {"x": object()}}, "is not JSON"),
     ],
 )
@@ -239,7 +239,7 @@ def test_the_limit_of_metadata_can_be_set():
     before = get_max_metadata_size_bytes()
     set_max_metadata_size_bytes(10)
     try:
-        with pytest.raises(pydantic.ValidationError, match="more than 10"):
+        with pytest.raises(pydantic.ValidationError, match="maximum 10"):
             RolloutRequest(**GIVEN)
     finally:
         set_max_metadata_size_bytes(before)

@@ -81,7 +81,7 @@ def check_secret(server, log):
     assert not re.search("[0-9a-f]{64}", log)
 
 
-async def test_sighup_restarts_the_workers_one_by_one_under_load(tmp_path):
+async def test_sighup_restarts_the_workers_one_by_one_under_load(tmp_path, caplog):
     policy = Policy(0.3)
     with started(tmp_path, "--drain-timeout", "20", "-m", "agents:once", "--log-level", "debug") as server:
         places = [*server.pids()]
@@ -105,6 +105,7 @@ async def test_sighup_restarts_the_workers_one_by_one_under_load(tmp_path):
             server.process.send_signal(signal.SIGTERM)
             _, err = await asyncio.to_thread(server.process.communicate)
     assert server.process.returncode == 0
+    assert "restarts; trying again" in caplog.text
     assert "SIGHUP: the workers restart, one by one" in err
     assert "it starts again" not in err
     check_secret(server, err)

@@ -80,8 +80,42 @@ def test_the_tokens_of_a_running_rollout_grow_by_themselves(browse, followed):
         running.result()
 
 
+def test_a_prompt_leads_to_all_attempts_at_its_task(browse, demo):
+    page = browse(demo)
+    page.locator('[data-id^="demo-mixed-1 "] .prompt a').click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text("8 attempts")
+    page.locator(".squares a").first.click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text("demo-mixed-1")
+
+
+def test_a_point_of_a_curve_leads_to_the_rollouts_of_a_step_of_the_trainer(browse, demo):
+    page = browse(f"{demo}curves")
+    page.locator("#curves .u-over").first.click(position={"x": 2, "y": 40})
+    page.wait_for_url("**/?q=step*7")
+    expect(page.locator(".rollouts tbody tr")).to_have_count(4)
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_no_fact_of_a_rollout_wraps(browse, demo, width):
+    page = browse(f"{demo}rollout?id=demo-mixed-2", width=width)
+    heights = page.evaluate("[...document.querySelectorAll('.table-of-facts dd')].map((it) => it.clientHeight)")
+    assert len(heights) >= 10
+    assert max(heights) < 2 * min(heights)
+
+
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("path", ["findings", "batch", "turn?id=demo-equal-1&turn=3", "rollout?id=demo-equal-1#turn=1"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "",
+        "findings",
+        "batch",
+        "curves",
+        "task?id=demo-mixed-1",
+        "turn?id=demo-equal-1&turn=3",
+        "rollout?id=demo-equal-1#turn=1",
+    ],
+)
 def test_a_page_has_no_serious_finding_of_axe_and_fits_a_phone(browse, demo, path, dark):
     page = browse(demo + path, dark=dark, width=390)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390

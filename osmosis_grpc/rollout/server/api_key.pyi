@@ -1,0 +1,3 @@
+from osmosis_grpc.compat.sdk_functions import API_KEY_PREFIX as API_KEY_PREFIX
+from osmosis_grpc.compat.sdk_functions import generate_api_key as generate_api_key
+from osmosis_grpc.compat.sdk_functions import validate_api_key as validate_api_key
