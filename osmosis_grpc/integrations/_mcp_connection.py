@@ -1,4 +1,4 @@
-"""Connections to MCP servers: opened and closed by one task, over stdio or streamable HTTP."""
+"""Connections to MCP servers, over stdio or streamable HTTP, each opened and closed by one task."""
 
 import asyncio
 import contextvars
@@ -15,9 +15,9 @@ from osmosis_grpc.supervise import OnFailure, child, job
 CONNECTION = job("integrations.mcp_connection", OnFailure.RAISE)
 
 CHECK_TIMEOUT = 5.0
-"""After an error of a call, a server that does not list its tools within this many seconds counts as lost."""
+"""A server that does not list its tools within this many seconds after a failed call counts as lost."""
 MAX_PAGES = 100
-"""At most this many pages of a server's list of tools are read."""
+"""How many pages of a server's list of tools are read."""
 
 Session = Any
 
@@ -29,7 +29,7 @@ class Connection:
         self._loop = asyncio.get_running_loop()
         self._opened: asyncio.Future[Session] = self._loop.create_future()
         self._closing = asyncio.Event()
-        # The first rollout's variables do not belong to the connection.
+        # An empty context, because the connection outlives the rollout that opens it.
         self._task = child(CONNECTION, self._live(connect, seconds), context=contextvars.Context())
         self._task.add_done_callback(lambda task: task.cancelled() or task.exception())
         self._label = label
@@ -48,7 +48,7 @@ class Connection:
         raise ToolExecutionError(f"{self._label} cannot be reached: {reason(error)}") from error
 
     async def answers(self) -> bool:
-        """Return whether the server still answers."""
+        """Return whether the server answers."""
         try:
             async with asyncio.timeout(CHECK_TIMEOUT):
                 await (await self.session()).list_tools()
@@ -57,7 +57,7 @@ class Connection:
         return self.usable
 
     async def close(self) -> None:
-        """End the session. A session that is still being opened is given up."""
+        """End the session, or stop opening it."""
         self._closing.set()
         if not self._opened.done():
             self._task.cancel()
@@ -75,7 +75,7 @@ class Connection:
 
 
 async def open_session(mcp: Any, stack: AsyncExitStack, transport: Any) -> Session:
-    """Return an open session over a transport, with a client of version 2 of the package or with one of version 1."""
+    """Open a session over a transport, with the client of version 2 or of version 1 of the package."""
     if hasattr(mcp, "Client"):
         return (await stack.enter_async_context(mcp.Client(transport))).session
     streams = await stack.enter_async_context(transport)
@@ -95,7 +95,7 @@ def over_http(url: str, headers: Mapping[str, str] | None) -> Callable[[AsyncExi
 
 
 class _HttpTransport:
-    """A transport of version 2 whose HTTP client sends headers of its own."""
+    """A transport of version 2 whose HTTP client sends additional headers."""
 
     def __init__(self, transport: Any, client: Any, url: str, headers: dict[str, str]) -> None:
         self._transport, self._client = transport, client
@@ -136,7 +136,7 @@ def without_secrets(text: str) -> str:
 
 
 def reason(error: BaseException | None) -> str:
-    """Return the text of an error. Of an error group, it is the text of its first error."""
+    """Return the text of an error, or of the first error in an error group."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return clip(without_secrets(describe(error))) if error is not None else "it was cancelled"

@@ -1,4 +1,4 @@
-"""What generators that ask a model server over gRPC have in common: the connection, neutral sampling, the result."""
+"""Shared by generators that call a model server over gRPC: the connection, neutral sampling values, the result."""
 
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, Self, TypeVar
@@ -35,7 +35,7 @@ NO_CREDENTIALS = Credentials()
 MOST_SAID = 500
 
 _TOO_LARGE = "message larger than max"
-"""A part of gRPC's own error for a message above the limits of the channel."""
+"""Part of gRPC's error text for a message above the channel's limit."""
 _KINDS: Mapping[grpc.StatusCode, type[CallError]] = {
     grpc.StatusCode.UNAVAILABLE: Unavailable,
     grpc.StatusCode.INTERNAL: Unavailable,
@@ -47,7 +47,7 @@ _KINDS: Mapping[grpc.StatusCode, type[CallError]] = {
     grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
     grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
 }
-"""The error for each status. Any other status is Internal, because the same call would fail again."""
+"""The error for each status. Other statuses become Internal, because a retry would fail again."""
 _ADVICE: Mapping[grpc.StatusCode, str] = {
     grpc.StatusCode.UNAUTHENTICATED: "; check the token",
     grpc.StatusCode.PERMISSION_DENIED: "; check the token",
@@ -58,7 +58,7 @@ _ADVICE: Mapping[grpc.StatusCode, str] = {
 
 
 class ModelClient:
-    """A client of a model server at HOST:PORT. `async with` closes its connection with the last user."""
+    """A client of a model server at HOST:PORT. The last exit of `async with` closes its connection."""
 
     def __init__(self, target: str, credentials: Credentials) -> None:
         self._server = ModelChannel(target, credentials)
@@ -75,7 +75,7 @@ class ModelClient:
 
 
 class ModelChannel:
-    """One connection to a model server at HOST:PORT. It opens with the first call.
+    """One connection to a model server at HOST:PORT, opened by the first call.
 
     Raises ValueError for a target that is not HOST:PORT, and for a token that would leave this machine in plain text.
     """
@@ -105,12 +105,12 @@ class ModelChannel:
         return self._channel
 
     def metadata(self, session_id: str = "") -> Metadata:
-        """Return the metadata of a call: the bearer token and the session id, if there are any."""
+        """Return the metadata of a call: the bearer token and the session id, if set."""
         session = ((SESSION_KEY, quote(session_id)),) if session_id else ()
         return (*self._credentials.metadata, *session)
 
     async def answer(self, call: Awaitable[Reply]) -> Reply:
-        """Return the reply of a call.
+        """Await the reply of a call.
 
         Raises Unavailable, ResourceExhausted or DeadlineExceeded if a retry may help, and another CallError if not.
         """
@@ -120,7 +120,7 @@ class ModelChannel:
             raise await self.error_of(error) from None
 
     async def error_of(self, error: grpc.aio.AioRpcError) -> CallError:
-        """Return the error for a failed call. Its text has the server's address, and not the token."""
+        """Return the error for a failed call. Its text contains the server's address, but not the token."""
         code, said = error.code(), (error.details() or "")[:MOST_SAID]
         if self._credentials.token:
             said = said.replace(self._credentials.token, "[token]")
@@ -139,8 +139,8 @@ class ModelChannel:
 def neutral(sampling: Sampling, *names: str) -> dict[str, Any]:
     """Return these parameters, with neutral values for those that the chat does not set.
 
-    The services take an absent number as 0 or as the model's default. Both would change the distribution of the tokens
-    without a word.
+    The services replace an absent number by 0 or by the model's default, either of which would silently change the
+    distribution of the tokens.
     """
     ones = ("temperature", "top_p", "repetition_penalty")
     values = {name: getattr(sampling, name) for name in names}
@@ -148,7 +148,7 @@ def neutral(sampling: Sampling, *names: str) -> dict[str, Any]:
 
 
 def top_k_of(sampling: Sampling, every: int) -> int:
-    """Return the `top_k`; `every` for one that leaves out no token."""
+    """Return the `top_k`, or `every` if it excludes no token."""
     return sampling.top_k if sampling.top_k is not None and sampling.top_k > 0 else every
 
 
@@ -168,12 +168,12 @@ def generated(
 
     Args:
         request: The call.
-        finish_reason: Why the sampling ended; None if `said`, what the engine said, is unknown.
-        said: The finish reason of the engine.
+        finish_reason: Why the sampling ended; None if `said` is an unknown reason.
+        said: The finish reason that the engine reports.
         ids: The sampled tokens.
-        sampled: How many tokens the engine counts.
-        prompt_tokens: The length of the prompt that it sampled from; 0 if it does not say.
-        logprobs: The logprobs of `ids`; empty if it returned none.
+        sampled: The number of sampled tokens that the engine reports.
+        prompt_tokens: The length of the prompt that the engine reports; 0 if it does not.
+        logprobs: The logprobs of `ids`; empty if the engine returned none.
         candidates: The ids and logprobs of the most likely tokens at each place.
         fields: Further fields of the result.
     """
@@ -201,7 +201,7 @@ def _top_logprobs(
 ) -> Extras:
     """Return the `count` most likely tokens at each place and their logprobs, most likely first; both (n, count).
 
-    The candidates may lack the sampled token. Returns nothing if the server returned too few.
+    The candidates need not include the sampled token. Return {} if the server returned too few.
     """
     if not count or logprobs is None or len(candidates) != len(ids):
         return {}

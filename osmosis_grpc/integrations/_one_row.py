@@ -1,4 +1,4 @@
-"""Makes the one row of an outcome, for a trainer that takes one row for each rollout."""
+"""Reduces an outcome to one row, for trainers that take exactly one row for each rollout."""
 
 from dataclasses import dataclass, replace
 
@@ -12,13 +12,13 @@ from osmosis_grpc.protocol.types.trainable import select
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneRow:
-    """The segment of a rollout that is trained on, as lists. The prompt ends where the first reply begins."""
+    """The segment of a rollout to train on, as lists. The prompt ends where the first reply begins."""
 
     prompt_ids: list[int]
     response_ids: list[int]
-    """Everything after the prompt: replies, and the tokens of tools, users and the chat template between them."""
+    """Everything after the prompt: the replies, and between them the tokens of tools, users and the chat template."""
     response_mask: list[int]
-    """1 for each token of `response_ids` that the policy sampled, otherwise 0."""
+    """1 for each token of `response_ids` that the policy sampled, else 0."""
     response_logprobs: list[float]
     """0.0 where the mask is 0."""
     sample: str
@@ -28,10 +28,10 @@ class OneRow:
 
 
 def one_row(outcome: RolloutOutcome, *, cut: Cut = "train", dropped: Dropped = "skip") -> OneRow:
-    """Return the trainable segment with the most sampled tokens, the first one of equal ones, with its reward.
+    """Return the (first) trainable segment with the most sampled tokens, and its reward.
 
     The outcome may be an evaluation. See RolloutOutcome.trainable_samples() for `cut` and `dropped`; with `cut="mask"`,
-    all tokens of a row that was cut have mask 0. Raises InvalidArgument with the reason if the outcome has no such
+    all tokens of a sample that was cut off have mask 0. Raises InvalidArgument with the reason if there is no trainable
     segment.
     """
     found, skipped = select(replace(outcome, evaluation=False), cut=cut, dropped=dropped)

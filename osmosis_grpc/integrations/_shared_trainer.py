@@ -1,4 +1,4 @@
-"""One Trainer for all rollouts of a process, for libraries that make a new object for each rollout."""
+"""Shares one Trainer between all rollouts of a process, for libraries that create a new object for each rollout."""
 
 import asyncio
 import inspect
@@ -13,11 +13,11 @@ from osmosis_grpc.trainer import ChatRequest, ChatResponse, RolloutOutcome, Roll
 
 
 class SharedTrainer:
-    """Runs rollouts, each with a policy of its own. `make` makes the Trainer of a policy; it is not yet entered."""
+    """Runs rollouts, each with its own policy. `make` creates the Trainer for a policy, not yet entered."""
 
     def __init__(self, make: Callable[[Policy], Trainer]) -> None:
         self._policies: dict[str, Policy] = {}
-        """The policy of each running rollout by its id."""
+        """The policies of running rollouts, by rollout id."""
         self._trainer = make(self._answer)
 
     async def start(self) -> None:
@@ -34,7 +34,7 @@ class SharedTrainer:
         await self._trainer.__aexit__(None, None, None)
 
     async def outcome(self, request: RolloutRequest, policy: Policy, *, retries: int) -> RolloutOutcome:
-        """Run a rollout, again if it fails, up to `retries` times. Returns its outcome."""
+        """Run a rollout, repeat it up to `retries` times if it fails, and return its outcome."""
         self._policies[request.rollout_id] = policy
         try:
             async for outcome in self._trainer.run([request], retries=retries):
@@ -53,7 +53,7 @@ class SharedTrainer:
 
 @dataclass(slots=True)
 class SharedTrainers:
-    """The trainers of a process: one for each event loop and key. Each is started by the first call that needs it."""
+    """The trainers of a process, one for each event loop and key, started when they are first needed."""
 
     _started: "WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Any, asyncio.Future[SharedTrainer]]]" = field(
         default_factory=WeakKeyDictionary
@@ -62,8 +62,8 @@ class SharedTrainers:
     async def get(self, key: Any, make: Callable[[Policy], Trainer]) -> SharedTrainer:
         """Return the trainer of a key.
 
-        The first call starts it, and further calls wait for that. Raises Unavailable in all of them if no agent server
-        can be reached; the next call then tries again.
+        The first call starts it, and concurrent calls wait for that. All of them raise Unavailable if no agent server
+        can be reached; a later call tries again.
         """
         loop = asyncio.get_running_loop()
         known = self._started.setdefault(loop, {})
@@ -76,7 +76,7 @@ class SharedTrainers:
         except BaseException as error:
             del known[key]
             started.set_exception(error if isinstance(error, Exception) else RuntimeError("the start was cancelled"))
-            started.exception()  # there may be no other callers
+            started.exception()  # mark it as retrieved, because possibly no other caller waits
             raise
         started.set_result(shared)
         return shared

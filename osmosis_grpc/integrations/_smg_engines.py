@@ -1,4 +1,4 @@
-"""Converts calls of a generator to the messages of smg-grpc-proto, and its replies back."""
+"""Converts a generator's calls to messages of smg-grpc-proto, and the replies back."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _NUMBERS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_pena
 _SAME = ("stop", "stop_token_ids", "ignore_eos")
 
 tokenizer_request = common.GetTokenizerRequest
-"""Makes the request of GetTokenizer, which is the same for both engines."""
+"""Creates the request of GetTokenizer, which is the same for both engines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,19 +30,19 @@ class Engine:
     """The service of one engine."""
 
     stub: Callable[[Any], Any]
-    """Makes the client of the service from a channel."""
+    """Creates the client of the service from a channel."""
     model_info_request: Callable[[], Any]
     abort_request: Callable[[str], Any]
     to_message: Callable[[GenerateRequest], Any]
-    """Makes the request of Generate. Raises InvalidArgument for a parameter that it cannot carry."""
+    """Creates the request of Generate. Raises InvalidArgument for a parameter that it cannot express."""
     refusal: Callable[[GenerateRequest, Internal], CallError]
     """Returns the error for a call that the engine refuses."""
     names_weights: bool
-    """Whether the reply of GetModelInfo has the version of the weights."""
+    """Whether the reply of GetModelInfo contains the version of the weights."""
 
 
 def _to_vllm(request: GenerateRequest) -> Any:
-    """0 switches top_k and min_p off; absent logprobs mean none."""
+    """Convert a call for vLLM, where 0 turns off top_k and min_p, and absent logprobs mean none."""
     sampling = request.sampling
     refuse(sampling, ("bad_words", "allowed_token_ids"), "this service")
     if sampling.seed is not None and not -(2**31) <= sampling.seed < 2**31:
@@ -71,7 +71,7 @@ def _refused_by_vllm(request: GenerateRequest, error: Internal) -> CallError:
 
 
 def _to_sglang(request: GenerateRequest) -> Any:
-    """Absent numbers mean 0, and not the engine's defaults."""
+    """Convert a call for SGLang, where absent numbers mean 0 and not the engine's defaults."""
     sampling = request.sampling
     refuse(sampling, ("bad_words", "allowed_token_ids"), "this service")
     if sampling.seed is not None:
@@ -85,10 +85,10 @@ def _to_sglang(request: GenerateRequest) -> Any:
             max_new_tokens=sampling.max_tokens,
             min_new_tokens=sampling.min_tokens,
             logit_bias={str(token): bias for token, bias in sampling.logit_bias.items()},
-            no_stop_trim=True,  # the token that ends the turn stays a part of the reply
+            no_stop_trim=True,  # keep the token that ends the turn
         ),
         return_logprob=True,
-        logprob_start_len=-1,  # 0 would compute the logprobs of the whole prompt
+        logprob_start_len=-1,  # 0 would also compute the logprobs of the prompt
         top_logprobs_num=sampling.top_logprobs,
     )
 
@@ -136,12 +136,12 @@ def from_message(request: GenerateRequest, reply: Any, version: str) -> Generate
 
 
 def _counted(sampling: Sampling) -> int:
-    """Return how many logprobs to ask vLLM for at each place. The sampled token counts as one of them."""
+    """Return how many logprobs to request from vLLM for each token, including that of the sampled one."""
     return sampling.top_logprobs + 1 if sampling.top_logprobs else 0
 
 
 def _shared(sampling: Sampling, *, grammar: str) -> dict[str, Any]:
-    """Return the parameters that mean the same in both services, and the first constraint that is set."""
+    """Return the parameters with the same meaning in both services, and the first constraint that is set."""
     names = {"json_schema": "json_schema", "regex": "regex", "grammar": grammar}
     constraint = next(({name: value} for own, name in names.items() if (value := getattr(sampling, own))), {})
     return {**neutral(sampling, *_NUMBERS), **{name: getattr(sampling, name) for name in _SAME}, "n": 1, **constraint}

@@ -11,9 +11,9 @@ from osmosis_grpc.agent.rollout_scope import AGENT_REGISTERED
 from osmosis_grpc.protocol.types import Message, RolloutOutcome, TrajectoryEvent, events
 
 BLANK = "[blank text]"
-"""When Strands sends a blank reply back, it writes this text instead."""
+"""The text that Strands writes in place of a blank reply in later requests."""
 INVALID_NAME = "INVALID_TOOL_NAME"
-"""When Strands sends back a call whose name is not a valid tool name, it writes this name instead."""
+"""The name that Strands writes in place of an invalid tool name in later requests."""
 _TOOL_NAME = re.compile(r"[a-zA-Z0-9_\-]{1,64}\n?")
 _DATA_URL = re.compile(r"data:image/([a-z+.-]+);base64,(.*)", re.S)
 _STOP_REASONS = {"tool_calls": "tool_use", "length": "max_tokens", "content_filter": "content_filtered"}
@@ -27,10 +27,10 @@ def is_native(message: Any) -> bool:
 
 
 def to_strands(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Convert messages of OpenAI's format to the format of Strands. A message in the format of Strands stays as it is.
+    """Convert messages of OpenAI's format to that of Strands. Messages that already have it stay as they are.
 
-    Tool messages that follow each other become one message, as in Strands. Raises ValueError for a part that Strands
-    cannot represent, for example audio.
+    Consecutive tool messages become one message, as in Strands. Raises ValueError for a part that Strands cannot
+    represent, for example audio.
     """
     made: list[Message] = []
     previous = ""
@@ -52,7 +52,7 @@ def to_strands(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
 
 
 def reply_blocks(reply: CompletionsResult) -> list[dict[str, Any]]:
-    """Return the blocks of a reply. The `input` of a tool use is the JSON text that the policy wrote."""
+    """Return the blocks of a reply. The `input` of a tool use is the policy's unparsed JSON."""
     message = reply.message
     thoughts = message.get("reasoning_content") or message.get("reasoning")
     blocks: list[dict[str, Any]] = []
@@ -91,7 +91,7 @@ _USAGE = {"inputTokens": "prompt_tokens", "outputTokens": "completion_tokens", "
 
 
 def resent(message: Message) -> Message:
-    """Return an assistant's message as Strands sends it back in later requests. Other messages stay as they are."""
+    """Convert an assistant message to the form in which Strands sends it in later requests. Keep other messages."""
     if message.get("role") != "assistant":
         return message
     content = [_parsed(block) for block in message["content"] if "toolUse" not in block or block["toolUse"]["name"]]
@@ -109,12 +109,12 @@ def resent(message: Message) -> Message:
 
 
 def without_thoughts(message: Message) -> Message:
-    """Return a message without its reasoning. Later it is replaced by the recorded reply, which has the reasoning."""
+    """Drop the reasoning of a message. The recorded reply, which replaces the message later, has it."""
     return {**message, "content": [block for block in message["content"] if "reasoningContent" not in block]}
 
 
 def in_short(message: Message) -> Message:
-    """Return a message of OpenAI's format. If its content is a list with one text, the text becomes the content."""
+    """Simplify a message in OpenAI's format: if its content is a list with one text, use the text."""
     content = message.get("content")
     if isinstance(content, list) and len(content) == 1 and content[0].keys() == {"type", "text"}:
         return {**message, "content": content[0]["text"]}
@@ -122,7 +122,7 @@ def in_short(message: Message) -> Message:
 
 
 def _parsed(block: dict[str, Any]) -> dict[str, Any]:
-    """Return a tool use with its input parsed from JSON. Like Strands, read invalid JSON as {}."""
+    """Parse the JSON input of a tool use. Like Strands, read invalid JSON as {}."""
     use = block.get("toolUse")
     if use is None or not isinstance(use["input"], str):
         return block
@@ -134,7 +134,7 @@ def _parsed(block: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tool_uses(calls: Any, id_prefix: str) -> list[dict[str, Any]]:
-    """Return the tool uses for tool calls. A call without an id gets an id that is the same in every run."""
+    """Convert tool calls to tool uses. A call without an id gets one that is the same in every run."""
     made = []
     for number, call in enumerate(calls, 1):
         function = call.get("function") or {}
@@ -197,10 +197,10 @@ NATIVE: dict[str, Callable[[Sequence[Message]], list[Message]]] = {"strands": to
 
 
 def recorded_samples(outcome: RolloutOutcome, trajectory: Iterable[TrajectoryEvent]) -> dict[str, list[Message]]:
-    """Return the messages of each sample, by the name of the sample, for grade_recorded().
+    """Return the messages of each sample, by name, for grade_recorded().
 
-    If a sample belongs to a registered agent, its messages are in the format of the agent's library. If the agent keeps
-    its system prompt outside its messages, the prompt is the first message.
+    The messages of a registered agent are in the format of its library. If the agent keeps its system prompt apart from
+    its messages, the prompt is prepended.
 
     Args:
         outcome: The outcome of the rollout.

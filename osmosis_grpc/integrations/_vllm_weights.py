@@ -1,4 +1,4 @@
-"""What both control clients of vLLM do alike: modes of a pause, names of weights, and an update of the weights."""
+"""Shared by both control clients of vLLM: pause modes, names of weights, and weight updates."""
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
@@ -10,14 +10,14 @@ from osmosis_grpc.protocol.errors import InvalidArgument
 
 
 class PauseMode(StrEnum):
-    """What a pause does with requests that are open."""
+    """What a pause does with open requests."""
 
     ABORT = "abort"
-    """They end at once. TokenPolicy asks again for the rest of each reply, with the tokens that were sampled."""
+    """End them at once. TokenPolicy then requests the rest of each reply."""
     WAIT = "wait"
-    """They are answered first."""
+    """Answer them before pausing."""
     KEEP = "keep"
-    """They stand still, and go on with the new weights."""
+    """Suspend them, and continue with the new weights."""
 
 
 class WeightControl(ABC):
@@ -37,13 +37,13 @@ class WeightControl(ABC):
 
     @asynccontextmanager
     async def updating(self, version: str, mode: PauseMode = PauseMode.ABORT) -> AsyncIterator[None]:
-        """Pause, run the body, which loads the weights, name them, and resume.
+        """Pause vLLM for the body, which loads new weights, then name them and resume.
 
         If the body fails, vLLM stays paused, because its weights may be half old and half new.
 
         Args:
             version: The name of the new weights.
-            mode: What becomes of open requests.
+            mode: What to do with open requests.
         """
         await self.pause(mode)
         yield
@@ -52,7 +52,7 @@ class WeightControl(ABC):
 
 
 def checked_version(version: str) -> str:
-    """Return the name of weights. Raises InvalidArgument for the name that means that they have none."""
+    """Return the name of weights. Raises InvalidArgument for the name of unnamed weights."""
     if version in ("", UNNAMED):
         raise InvalidArgument("version", f"{version!r} means that nobody has named the weights; use another name")
     return version

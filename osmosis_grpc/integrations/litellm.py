@@ -4,8 +4,8 @@
 
     reply = await litellm.acompletion(model="osmosis/policy", messages=messages, tools=tools)
 
-Every library that calls models through LiteLLM can use the policy in this way, without HTTP requests. Each conversation
-is a sample of the rollout; the header `x-sample-id` (extra_headers) sets the name of the sample.
+Every library that calls models through LiteLLM can use the policy this way, without HTTP requests. Each conversation is
+a sample of the rollout. To name the sample, set the header `x-sample-id` in extra_headers.
 """
 
 import importlib
@@ -35,23 +35,23 @@ from osmosis_grpc.protocol.types.messages import dump_model
 __all__ = ["register_litellm_provider"]
 
 PROVIDER = "osmosis"
-"""The part of a model's name before the slash. After the slash: `policy`, or `policy/NAME` for a policy with a name."""
+"""The provider in a model's name. After the slash comes `policy`, or `policy/NAME` for a named policy."""
 SAMPLE_HEADER = "x-sample-id"
-"""Names the sample of a call, percent-encoded. Without it, the history decides."""
+"""The header that names the sample of a call, percent-encoded. By default, the history determines it."""
 TASK_VARIABLE = "OSMOSIS_TASK_FILE"
-"""A program of `serve --command` has this variable."""
+"""A variable that programs of `serve --command` have."""
 _OWN = frozenset({"stream", "stream_options", "tools", "n", "user", "metadata", "extra_body", "max_retries"})
-"""Parameters of LiteLLM that are no sampling parameters."""
+"""Parameters of LiteLLM that are not sampling parameters."""
 _ERRORS = {400: "BadRequestError", 429: "RateLimitError", 503: "ServiceUnavailableError", 504: "Timeout"}
-"""The class of litellm.exceptions for a status. Every other status is an APIError."""
+"""The class of litellm.exceptions for each status; APIError for others."""
 _SIMPLER: dict[type, type] = {InvalidArgument: OsmosisValidationError, UnknownChat: FailedPrecondition}
-"""The class to use in place of a class that cannot be made with a message alone."""
+"""Replacements for error classes that cannot be created from a message alone."""
 
 
 def register_litellm_provider() -> Any:
     """Add the provider `osmosis` to LiteLLM, and return the module litellm. Idempotent.
 
-    litellm is imported without the network if nothing has imported it before. Raises MissingExtraError without litellm.
+    If litellm is not imported yet, it is imported without using the network. Raises MissingExtraError.
     """
     litellm = import_litellm("register_litellm_provider")
     if all(item["provider"] != PROVIDER for item in litellm.custom_provider_map):
@@ -62,7 +62,7 @@ def register_litellm_provider() -> Any:
 
 @cache
 def _handler() -> Any:
-    """Return the provider's handler, an instance of litellm's CustomLLM. LiteLLM calls its methods with keywords."""
+    """Return the provider's handler, a CustomLLM, whose methods LiteLLM calls with keyword arguments."""
     custom_llm: Any = importlib.import_module("litellm.llms.custom_llm")
     calls = PolicyCalls()
     methods = {name: staticmethod(getattr(calls, name)) for name in METHODS}
@@ -73,14 +73,14 @@ METHODS = ("completion", "acompletion", "streaming", "astreaming")
 
 
 class PolicyCalls:
-    """The four kinds of calls: sync and async, with and without a stream. Each asks one chat of the active rollout."""
+    """The four kinds of calls: sync and async, streamed and not. Each is one chat of the active rollout."""
 
     def __init__(self) -> None:
         self._litellm: Any = importlib.import_module("litellm")
         self._chats: WeakKeyDictionary[RolloutContext, HistoryChats] = WeakKeyDictionary()
 
     def completion(self, **call: Any) -> Any:
-        """Return the reply. In an async function, this needs a task that may wait, see agent/sync_waits.py."""
+        """Return the reply. Within an async function, the task must be allowed to wait, see agent/sync_waits.py."""
         return self._response(call, self._wait(call))
 
     async def acompletion(self, **call: Any) -> Any:
@@ -117,7 +117,7 @@ class PolicyCalls:
             raise InvalidArgument("n", "is not 1: a chat has one reply; ask again for another one")
         chats = self._chats.get(context)
         if chats is None:
-            chats = self._chats[context] = HistoryChats(proxy(context))  # a value must not keep its key alive
+            chats = self._chats[context] = HistoryChats(proxy(context))  # a proxy, or the value keeps its key alive
         return await chats.ask(
             History.of([_without_nulls(dump_model(message)) for message in call["messages"]]),
             tools=given.get("tools"),
@@ -141,7 +141,7 @@ class PolicyCalls:
         message = {name: value for name, value in reply.message.items() if value is not None}
         calls = [{"index": index, **each} for index, each in enumerate(message.pop("tool_calls", None) or ())]
         yield chunk(model=call["model"], choices=[{"index": 0, "delta": message | {"tool_calls": calls or None}}])
-        yield {  # LiteLLM reads the usage of its own kind of chunk only
+        yield {  # LiteLLM only reads the usage of chunks in this format
             "text": "",
             "tool_use": None,
             "is_finished": True,
@@ -151,9 +151,9 @@ class PolicyCalls:
         }
 
     def _error(self, error: OsmosisRolloutError, call: Mapping[str, Any]) -> Exception:
-        """Return the error of a chat as an error of LiteLLM that is also an instance of its own class.
+        """Convert the error of a chat to an error of LiteLLM that is also an instance of the original class.
 
-        So a library can handle it, and the failure of a rollout has the right boundary.
+        So libraries can handle it, and the failure of the rollout is still attributed correctly.
         """
         status = getattr(error, "status_code", 400)
         base = getattr(self._litellm.exceptions, _ERRORS.get(status, "APIError"))
@@ -171,7 +171,7 @@ def _joined(base: type, other: type) -> Any:
 
 
 def _active(call: Mapping[str, Any]) -> RolloutContext:
-    """Return the context of the running rollout. Raises InvalidArgument without one, and for an unknown model."""
+    """Return the context of the running rollout. Raises InvalidArgument if there is none or the model is unknown."""
     if call["model"] != POLICY and not call["model"].startswith(f"{POLICY}/"):
         known = f"{PROVIDER}/{POLICY} and {PROVIDER}/{POLICY}/NAME, for the trainer's policy NAME"
         raise InvalidArgument("model", f"{PROVIDER}/{call['model']} is unknown; the models are {known}")
@@ -186,5 +186,5 @@ def _active(call: Mapping[str, Any]) -> RolloutContext:
 
 
 def _without_nulls(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message without the keys that LiteLLM adds with null. The content stays."""
+    """Return a message without the null keys that LiteLLM adds. A null content stays."""
     return {name: value for name, value in message.items() if value is not None or name == "content"}

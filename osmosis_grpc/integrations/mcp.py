@@ -4,7 +4,7 @@
         name = "agent"
         tools = (add, mcp_tools(["python", "weather_server.py"]))
 
-One connection then serves all rollouts. For a connection that belongs to one rollout:
+Here, all rollouts share one connection. For a connection of one rollout:
 
     async with mcp_tools("http://127.0.0.1:8000/mcp") as tools:
         reply = await ctx.chat(messages, tools=tools)
@@ -42,11 +42,11 @@ __all__ = ["mcp_tools"]
 log = logging.getLogger(__name__)
 
 TIMEOUT = 60.0
-"""The seconds after which a call fails, unless mcp_tools() gets another timeout."""
+"""The default timeout of a call in seconds."""
 CONNECT_TIMEOUT = 60.0
-"""The seconds after which a connection that is not open is given up."""
+"""The default timeout for opening a connection in seconds."""
 MAX_NAME_CHARS = 64
-"""The most characters of a tool's name that all model servers accept."""
+"""The longest name of a tool that all model servers accept."""
 
 
 class McpTool:
@@ -54,7 +54,7 @@ class McpTool:
 
     def __init__(self, server: "McpTools", listed: Mapping[str, Any], prefix: str) -> None:
         self.name = re.sub(r"[^a-zA-Z0-9_-]", "_", prefix + listed["name"])[:MAX_NAME_CHARS]
-        """The name by which the model calls the tool."""
+        """The name of the tool for the model."""
         self._called = str(listed["name"])
         self._server = server
         self._schema: ToolDict = {
@@ -73,16 +73,16 @@ class McpTool:
     async def run(self, arguments: Mapping[str, Any], context: RolloutContext | None = None) -> str:
         """Call the tool, and return its result as a string.
 
-        Raises ToolExecutionError for an error of the tool and for a lost server, and TimeoutError.
+        Raises ToolExecutionError if the tool fails or the server is lost, and TimeoutError.
         """
         return await self._server.call(self._called, arguments)
 
 
 class McpTools:
-    """The tools of an MCP server. mcp_tools() makes it.
+    """The tools of an MCP server, created by mcp_tools().
 
-    As one of an agent's `tools` it connects with the first rollout, and connects again after the server was lost.
-    Used with `async with`, it yields the list of tools, and does not connect again: a new server has lost its state.
+    In the `tools` of an agent, it connects with the first rollout, and reconnects if the server was lost. With
+    `async with`, it yields the list of tools, and does not reconnect, because a new server would lack the old state.
     """
 
     def __init__(
@@ -94,13 +94,13 @@ class McpTools:
         connect_timeout: float,
     ) -> None:
         self.label = label
-        """Names the server in errors and in the log."""
+        """The name of the server in errors and in the log."""
         self._connect = connect
         self._prefix = prefix
         self._timeout, self._connect_timeout = timeout, connect_timeout
         self._connection: Connection | None = None
         self._once = False
-        """Whether the connection belongs to a block `async with`. Only the beginning of the block connects then."""
+        """Whether the connection belongs to an `async with` block, which connects only once."""
 
     async def __aenter__(self) -> list[McpTool]:
         if self._connection is not None:
@@ -147,7 +147,7 @@ class McpTools:
         except Exception as error:
             if await connection.answers():
                 raise ToolExecutionError(reason(error)) from error
-            if connection.usable:  # several calls wait for it, and one of them logs
+            if connection.usable:  # log only once, though several calls fail
                 log.warning("%s was lost: %s", self.label, reason(error))
             await connection.close()
             raise ToolExecutionError(f"{self.label} was lost: {reason(error)}") from error
@@ -157,13 +157,13 @@ class McpTools:
         return text
 
     async def close(self) -> None:
-        """End the connection, and a server that runs as a process."""
+        """Close the connection, and stop the server if it runs as a process."""
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close()
 
     def _connected(self) -> "Connection":
-        """Return the connection. Make one if there is none, if it was lost, or if it belongs to another event loop."""
+        """Return the connection, or open one if there is none, it was lost, or it belongs to another event loop."""
         connection = self._connection
         if connection is not None and connection.usable:
             return connection
@@ -190,14 +190,14 @@ def mcp_tools(
     """Return the tools of an MCP server, for the `tools` of an agent or for `async with`.
 
     Args:
-        server: The URL of a server with streamable HTTP, or a command that speaks MCP on its stdin and stdout: a list,
-            or one string that is split as a shell does.
-        env: Variables for the command, besides HOME, PATH and a few more.
-        cwd: The folder of the command.
-        headers: Sent to a URL.
-        prefix: The beginning of each tool's name.
-        timeout: The most seconds of a call.
-        connect_timeout: The most seconds for a connection and its list of tools.
+        server: The URL of a server with streamable HTTP, or a command that speaks MCP on stdin and stdout, as a list or
+            as a string, which is split as a shell does.
+        env: Variables for the command, in addition to HOME, PATH and a few more.
+        cwd: The working folder of the command.
+        headers: HTTP headers, for a URL.
+        prefix: A prefix for the names of the tools.
+        timeout: How many seconds a call may take.
+        connect_timeout: How many seconds connecting and listing the tools may take.
 
     Raises:
         MissingExtraError: The mcp package is not installed.
@@ -224,7 +224,7 @@ def mcp_tools(
 
 
 def _program_label(argv: Sequence[str], cwd: str | None) -> str:
-    """Return the name of a program, and that of its script or module. Other arguments may be secrets."""
+    """Return the name of a program and of its script or module, without other arguments, which may be secrets."""
     name, second = Path(argv[0]).name, argv[1] if len(argv) > 1 else ""
     if second == "-m" and len(argv) > 2:
         return f"{name} -m {argv[2]}"
@@ -235,7 +235,7 @@ def _program_label(argv: Sequence[str], cwd: str | None) -> str:
 
 
 def text_of(result: Mapping[str, Any]) -> str:
-    """Return the result of a tool as a string. Images, audio and other data are named with their size."""
+    """Return the result of a tool as a string, with the type and the size of images, audio and other data."""
     texts = [_block_text(block) for block in result.get("content") or ()]
     if not texts and result.get("structuredContent") is not None:
         return json.dumps(result["structuredContent"], ensure_ascii=False)

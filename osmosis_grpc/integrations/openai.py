@@ -1,12 +1,12 @@
-"""`@rollout_agent` makes an agent of a function that uses the openai package. Needs the extras `openai` and `server`.
+"""`@rollout_agent` turns a function that uses the openai package into an agent. Needs the extras `openai` and `server`.
 
     @rollout_agent("greeter")
     async def agent(task, client):
         reply = await client.chat.completions.create(model="policy", messages=task.messages)
         return 1.0 if "hello" in reply.choices[0].message.content else 0.0
 
-The client sends its requests to the rollout's base URL, in this process and without a socket. So every request is a
-chat of the rollout, and each conversation is a sample.
+The client sends its requests to the rollout's base URL, in this process and without a socket. Every request is a chat
+of the rollout, and each conversation is a sample.
 """
 
 import functools
@@ -27,7 +27,7 @@ from osmosis_grpc.protocol.types import Message
 __all__ = ["Task", "rollout_agent"]
 
 ADDRESS = "http://rollout.invalid"
-"""The address in the client's base URL. No socket has it."""
+"""The address in the client's base URL, where no server listens."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -40,7 +40,7 @@ class Task:
     messages: list[Message]
     """The conversation to start from."""
     prompt: str
-    """The text of the last message of the user; empty if there is none."""
+    """The text of the last user message; empty if there is none."""
     label: str | None
     metadata: Mapping[str, Any]
     rollout_id: str
@@ -50,7 +50,7 @@ class Task:
     completion_params: Mapping[str, Any]
     """The trainer's sampling parameters, under OpenAI's names."""
     ctx: Any
-    """The context of the rollout: a RolloutContext for an async function, a SyncRolloutContext for a sync one."""
+    """The context of the rollout: RolloutContext for async functions, SyncRolloutContext for sync ones."""
 
     @classmethod
     def of(cls, context: RolloutContext | SyncRolloutContext) -> "Task":
@@ -71,7 +71,7 @@ class Task:
 
 
 class FunctionAgent(RolloutAgentLoop, Generic[P, R]):
-    """An agent that `@rollout_agent` has made. Calling it calls the function itself."""
+    """The agent that `@rollout_agent` returns. Calling it calls the function."""
 
     def __init__(self, function: Callable[P, R]) -> None:
         self.function = function
@@ -97,7 +97,7 @@ class FunctionAgent(RolloutAgentLoop, Generic[P, R]):
                 else:
                     result = await run_on_thread(call, ctx)
             except self._clients.api_error:
-                if endpoint.failure is not None:  # the function has passed on the trainer's error
+                if endpoint.failure is not None:  # the function has only passed on the trainer's error
                     raise endpoint.failure from None
                 raise
         return outcome_of_program(result, ctx)
@@ -106,7 +106,7 @@ class FunctionAgent(RolloutAgentLoop, Generic[P, R]):
 def rollout_agent(
     name: str, *, tools: Sequence[Any] = (), replayable: bool = False
 ) -> Callable[[Callable[P, R]], FunctionAgent[P, R]]:
-    """Make an agent of a function `agent(task, client)`, sync or async.
+    """Turn a function `agent(task, client)`, sync or async, into an agent.
 
     `client` is an openai.AsyncOpenAI for an async function, and an openai.OpenAI for a sync one. The model's name is
     `policy`, or `policy/NAME` for the trainer's policy NAME. The function returns a reward, None, or a dict with the
@@ -114,7 +114,7 @@ def rollout_agent(
 
     Args:
         name: The name that trainers use.
-        tools: Offered in every request that has no tools of its own; `task.ctx.run_tools(message)` runs their calls.
+        tools: The tools of requests that name none. `task.ctx.run_tools(message)` runs their calls.
         replayable: As in RolloutAgentLoop.
 
     Raises:
@@ -157,7 +157,7 @@ class _Clients:
     def __init__(self) -> None:
         try:
             self._openai: Any = importlib.import_module("openai")
-            importlib.import_module("openai.resources.chat")  # otherwise the first rollout imports it, for a second
+            importlib.import_module("openai.resources.chat")  # takes a second, so don't leave it to the first rollout
         except ModuleNotFoundError as error:
             raise MissingExtraError("@rollout_agent", "openai") from error
         try:
@@ -190,7 +190,7 @@ class _SyncTransport:
         self._context = context
 
     def handle_request(self, request: Any) -> Any:
-        """Return the response. After the end of the rollout it is a response with the status 410."""
+        """Return the response, which has the status 410 after the end of the rollout."""
         body = request.read()
         asked = self._http.Request(request.method, request.url, headers=request.headers, content=body)
         try:
@@ -205,7 +205,7 @@ class _SyncTransport:
         return response.status_code, response.headers, await response.aread()
 
     def close(self) -> None:
-        """Do nothing. The transport has no connections."""
+        """Do nothing: there are no connections."""
 
     def __enter__(self) -> "_SyncTransport":
         return self
@@ -215,7 +215,7 @@ class _SyncTransport:
 
 
 def _http_module(openai: Any) -> Any:
-    """Return the module of the HTTP client that this version of openai uses: httpx2 or httpx."""
+    """Return the HTTP client module that this version of openai uses, httpx2 or httpx."""
     client = next(each for each in openai.DefaultAsyncHttpxClient.__mro__ if each.__name__ == "AsyncClient")
     return sys.modules[client.__module__.partition(".")[0]]
 

@@ -5,8 +5,8 @@
         session.wait_for_completion()
         trace, reward = session.fetch_training_trace(), session.verify([]).env_reward
 
-A session owns its loop (OpenEnv's TrainableSession): its agent and the agent's tools run on the server, and the policy
-answers the chats in this process. Each chat is a turn of the training trace, with its exact prompt and reply.
+A session is a TrainableSession of OpenEnv, which runs its own loop: the agent and its tools run on the server, and the
+policy answers the chats in this process. Each chat is a turn of the training trace, with its exact prompt and reply.
 """
 
 import threading
@@ -35,11 +35,11 @@ EXIT_CODES = {OutcomeStatus.COMPLETED: 0, OutcomeStatus.DEADLINE_EXCEEDED: 124}
 """The exit codes of a session; 1 for any other status."""
 
 RequestOf = Callable[[Any], Mapping[str, Any]]
-"""Returns fields of a RolloutRequest for a task."""
+"""A function that returns the fields of a RolloutRequest for a task."""
 
 
 def request_of(task: Any) -> Mapping[str, Any]:
-    """Return the fields for a text, for messages, or for a mapping with `prompt` and, if it has one, `answer`."""
+    """Return the fields for a text, for messages, or for a mapping with `prompt` and optionally `answer`."""
     if isinstance(task, Mapping):
         if "prompt" not in task:
             raise InvalidArgument("task", f"has no prompt; its keys are: {', '.join(map(str, task))}")
@@ -71,9 +71,9 @@ class OsmosisSession(ResourceSession):
     def fetch_training_trace(self) -> TrainingTrace:
         """Return a turn for each chat, in the order of the samples.
 
-        The mask is 1 for the sampled tokens of samples that can be trained on, except for replies that the agent
-        dropped. The metadata of a turn has the sample's `cut`. The trace of a rollout that failed, or has no reward,
-        has no turns. Raises FailedPrecondition before the end of the rollout.
+        The mask is 1 for the sampled tokens of trainable samples, except in replies that the agent dropped. The
+        metadata of a turn contains the sample's `cut`. If the rollout failed or has no reward, there are no turns.
+        Raises FailedPrecondition before the end of the rollout.
         """
         outcome = self._ended()
         trainable = outcome.trainable_samples()
@@ -83,7 +83,7 @@ class OsmosisSession(ResourceSession):
         """Return the reward of the outcome; None if the rollout failed or has no reward.
 
         Args:
-            transcript: Not used: the server has it.
+            transcript: Not used.
             final_state: Not used.
         """
         outcome = self._ended()
@@ -118,7 +118,7 @@ class OsmosisSession(ResourceSession):
         raise KeyError(f"the session has no tool {name}; the tools of the agent run on the agent server")
 
     def close(self) -> None:
-        """Do nothing: a rollout that ended holds no resources here."""
+        """Do nothing: a rollout that has ended holds no resources here."""
 
     def _ended(self) -> RolloutOutcome:
         if self.outcome is None:
@@ -127,15 +127,15 @@ class OsmosisSession(ResourceSession):
 
 
 class OsmosisSessionFactory(ResourceSessionFactory):
-    """Makes sessions on agent servers. Any number of threads may run sessions.
+    """Creates sessions on agent servers. Any number of threads may run sessions.
 
-    The first session connects to the servers. close() ends the connections, and `with` calls it.
+    The first session connects to the servers. close(), or the end of a `with` block, ends the connections.
 
     Args:
         servers: The agent servers, each HOST:PORT.
         policy: Answers the chats.
-        request_of: Returns the fields of a RolloutRequest for a task. The default takes a text, messages, or a mapping
-            with `prompt` and, if it has one, `answer`.
+        request_of: Returns the fields of a RolloutRequest for a task. The default accepts a text, messages, or a
+            mapping with `prompt` and optionally `answer`.
         **options: The options of Trainer.
     """
 
@@ -151,8 +151,8 @@ class OsmosisSessionFactory(ResourceSessionFactory):
         """Return a session. Each one is a rollout with a new id, so an episode id may be used again.
 
         Args:
-            task: What `request_of` gets.
-            seed: The sampling parameter of this name.
+            task: The argument of `request_of`.
+            seed: The sampling parameter `seed`.
             episode_id: A part of the rollout's id.
 
         Raises:

@@ -2,8 +2,8 @@
 
     policy = TokenPolicy(renderer, SmgGenerator("127.0.0.1:50051"))
 
-The services have no field for a session or a priority, and no authentication. For a proxy in front of them, the session
-id is sent as the metadata x-session-id, and a token and TLS can be used.
+The services have no authentication, and no fields for a session or a priority. For a proxy in front of them, you can
+set a token and TLS, and the session id is sent as the metadata x-session-id.
 """
 
 import hashlib
@@ -28,27 +28,27 @@ if TYPE_CHECKING:
 __all__ = ["SmgGenerator"]
 
 SHORT = 10.0
-"""A call that samples nothing takes at most this many seconds."""
+"""The timeout of calls that do not sample, in seconds."""
 TOKENIZER_SECONDS = 120.0
 AUTO = "auto"
 LARGEST_TOKENIZER = 256 * 1024 * 1024
-"""The most bytes of a tokenizer, packed and unpacked."""
+"""The largest tokenizer in bytes, both packed and unpacked."""
 
 
 class SmgGenerator(ModelClient):
     """A TokenGenerator for an engine. `async with` closes its connection, as TokenPolicy does.
 
-    SGLang reports the name of its weights, if they have one. vLLM does not report it over this service: pass the name
-    as TokenPolicyConfig.version, or leave it to the trainer.
+    SGLang reports the name of its weights. vLLM does not report it over this service: set TokenPolicyConfig.version, or
+    leave the version to the trainer.
 
     Args:
         target: HOST:PORT of the engine.
-        engine: "vllm", "sglang", or "auto", with which the first call finds out.
+        engine: "vllm", "sglang", or "auto" to detect it at the first call.
         credentials: A token and TLS, for a proxy.
 
     Raises:
         MissingExtraError: smg-grpc-proto is not installed.
-        ValueError: The target or the engine is wrong.
+        ValueError: The target or the engine is invalid.
     """
 
     def __init__(self, target: str, *, engine: str = AUTO, credentials: Credentials = NO_CREDENTIALS) -> None:
@@ -87,7 +87,7 @@ class SmgGenerator(ModelClient):
     async def abort(self, request_id: str, /) -> None:
         """Stop the sampling of a call. Raises CallError if the engine cannot be reached."""
         engine = self._engine
-        if engine is not None:  # else no call was sent
+        if engine is not None:  # if it is unknown, no call was sent
             sent = self._stub(engine).Abort(
                 engine.abort_request(request_id), timeout=SHORT, metadata=self._server.metadata()
             )
@@ -98,9 +98,9 @@ class SmgGenerator(ModelClient):
         return int((await self._model_info(await self._known_engine())).max_context_length)
 
     async def download_tokenizer(self, folder: str | Path) -> Path:
-        """Put the files of the engine's tokenizer into a folder, which is made if it is missing. Returns the folder.
+        """Download the engine's tokenizer into a folder, which is created if necessary. Return the folder.
 
-        transformers and TemplateTokenizer read it. Raises Internal for a damaged tokenizer.
+        transformers and TemplateTokenizer can read it. Raises Internal if the tokenizer is damaged.
         """
         engine = await self._known_engine()
         stream = self._stub(engine).GetTokenizer(
@@ -111,7 +111,7 @@ class SmgGenerator(ModelClient):
         return Path(folder)
 
     async def _known_engine(self) -> "Engine":
-        """Return the engine. Raises Internal if the server is neither."""
+        """Return the engine, detected if necessary. Raises Internal if the server is neither."""
         for engine in () if self._engine is not None else self._messages.ENGINES.values():
             try:
                 await self._stub(engine).GetModelInfo(
@@ -137,7 +137,7 @@ class SmgGenerator(ModelClient):
 
 
 async def _complete(stream: Any) -> Any:
-    """Return the last message of a stream: the complete reply. Raises Internal if there is none."""
+    """Return the last message of a stream, which is the complete reply. Raises Internal if there is none."""
     found = None
     async for response in stream:
         if response.HasField("complete"):
@@ -148,7 +148,7 @@ async def _complete(stream: Any) -> Any:
 
 
 async def _joined(stream: Any) -> bytes:
-    """Return the bytes of a tokenizer. Raises Internal if they are too many, or do not have the stream's checksum."""
+    """Return the bytes of a tokenizer. Raises Internal if there are too many or the checksum differs."""
     parts, checksum, size = [], "", 0
     async for chunk in stream:
         size += len(chunk.data)
@@ -168,6 +168,6 @@ def _unpack(data: bytes, folder: Path) -> None:
             if sum(file.file_size for file in files.infolist()) > LARGEST_TOKENIZER:
                 raise Internal(f"the model server's tokenizer has more than {LARGEST_TOKENIZER} bytes")
             folder.mkdir(parents=True, exist_ok=True)
-            files.extractall(folder)  # it removes .. and absolute paths from the names
+            files.extractall(folder)  # safe: removes .. and absolute paths from names
     except zipfile.BadZipFile as error:
         raise Internal(f"the model server's tokenizer is damaged: {error}") from None

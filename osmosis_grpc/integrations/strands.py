@@ -6,7 +6,7 @@
             agent = OsmosisStrandsAgent(name="search-agent", model=model, tools=[search], messages=ctx.prompt)
             await agent.invoke_async()
 
-Each agent is a sample of the rollout. Its model calls are chats of the rollout in this process, without HTTP requests.
+Each agent is a sample of the rollout. Its model calls become chats of the rollout directly, without HTTP requests.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ __all__ = ["OsmosisRolloutModel", "OsmosisStrandsAgent"]
 MODEL_ID = "openai/osmosis-rollout"
 """The name of the model. The trainer decides which policy answers."""
 NO_KEY = "no-key"
-"""The key in client_args of a model whose context has none. Without a key, LiteLLM would send that of the user."""
+"""The key in client_args if the context has none, because without a key LiteLLM would send the user's own."""
 _NO_CONTEXT = (
     "OsmosisRolloutModel requires an active RolloutContext. "
     "Ensure the execution backend sets up the context before running the workflow."
@@ -69,7 +69,7 @@ _MANAGER_POSITION = 4
 
 
 class OsmosisRolloutModel(LiteLLMModel):
-    """A placeholder for the policy. OsmosisStrandsAgent replaces it with for_sample().
+    """A placeholder for the policy, which OsmosisStrandsAgent replaces by the result of for_sample().
 
     Args:
         client_args: Refused: the model calls make no HTTP requests.
@@ -84,7 +84,7 @@ class OsmosisRolloutModel(LiteLLMModel):
         super().__init__(**model_config)
 
     def for_sample(self, sample_id: str, rollout_ctx: RolloutContext) -> LiteLLMModel:
-        """Return the model of a sample. Its calls are chats of the sample.
+        """Return the model of a sample, whose calls are chats of the sample.
 
         Args:
             sample_id: The name of the sample.
@@ -112,13 +112,13 @@ class SampleModel(LiteLLMModel):
         self._context = context
         self._chats = HistoryChats(context)
         self._start: tuple[list[Message], list[Message]] = [], []
-        """The messages that the agent begins with, and how they are written later."""
+        """The messages that the agent begins with, in Strands' format and in OpenAI's."""
         self._system: list[Message] | None = None
         """The system messages of the newest chat."""
 
     @property
     def client_args(self) -> dict[str, Any]:
-        """What a client needs that asks the rollout's base URL over HTTP. This model does not use it."""
+        """The arguments of a client for the rollout's base URL, which this model itself does not use."""
         headers = {"x-sample-id": self._sample, "x-rollout-id": self._context.rollout_id}
         return {
             "api_base": self._context.chat_completions_url,
@@ -127,7 +127,7 @@ class SampleModel(LiteLLMModel):
         }
 
     def begin(self, messages: Sequence[Message], native: Sequence[Message]) -> None:
-        """Keep the spelling of the messages that the agent begins with. `native` has them in the format of Strands."""
+        """Remember the agent's first messages as they were written. `native` has them in the format of Strands."""
         written = self.written([resent(message) for message in native])
         if len(written) == len(messages):
             given = [own if is_native(message) else message for message, own in zip(messages, written, strict=True)]
@@ -153,9 +153,9 @@ class SampleModel(LiteLLMModel):
     async def structured_output(
         self, output_model: type[Any], prompt: Sequence[Message], system_prompt: str | None = None, **kwargs: Any
     ) -> AsyncIterator[dict[str, Any]]:
-        """Yield an instance of a pydantic model, which the policy fills as the arguments of a tool call.
+        """Yield an instance of a pydantic model, whose fields the policy sets as the arguments of a tool call.
 
-        Raises ValueError for a reply without such a call.
+        Raises ValueError if the reply has no such call.
         """
         specs = [convert_pydantic_to_tool_spec(output_model)]
         reply = await self._ask(prompt, specs, system_prompt, {"any": {}}, None, None)
@@ -194,7 +194,7 @@ class SampleModel(LiteLLMModel):
         )
 
     def written(self, messages: Sequence[Message]) -> list[Message]:
-        """Return messages of Strands in OpenAI's format. The same message is always written in the same way."""
+        """Convert messages of Strands to OpenAI's format, the same message always in the same way."""
         made: list[Message] = []
         for message in messages:
             formatted = self.format_request_messages([without_thoughts(message)])
@@ -202,7 +202,7 @@ class SampleModel(LiteLLMModel):
         return made
 
     def _resent(self, reply: CompletionsResult) -> Message:
-        """Return a reply as later requests of the agent are going to have it."""
+        """Return a reply in the form that it will have in the agent's later requests."""
         message: Message = self.written([resent({"role": "assistant", "content": reply_blocks(reply)})])[0]
         return message
 
@@ -210,8 +210,8 @@ class SampleModel(LiteLLMModel):
 class OsmosisStrandsAgent(Agent):
     """A Strands Agent. If its model is an OsmosisRolloutModel, the agent is a sample of the active rollout.
 
-    The sample has the name `name`, or `agent_id`, or a random one. Without a conversation_manager, no message is
-    removed from the history, so that the tokens of a sample stay in one segment.
+    The sample is called `name`, or else `agent_id`, or else by a random name. By default, no conversation_manager
+    removes messages from the history, so that the tokens of a sample stay in one segment.
 
     Args:
         model: An OsmosisRolloutModel, or any model of Strands.
@@ -221,7 +221,7 @@ class OsmosisStrandsAgent(Agent):
     """
 
     message_format = "strands"
-    """How the messages of a recorded rollout become those that a grader gets (see recorded_samples())."""
+    """The format in which graders get the messages of a recorded rollout (see recorded_samples())."""
 
     def __init__(self, model: Any = None, messages: Sequence[Any] | None = None, *args: Any, **kwargs: Any) -> None:
         self._rollout: RolloutContext | None = None
@@ -248,18 +248,18 @@ class OsmosisStrandsAgent(Agent):
         self._rollout = context
 
     def rollout_messages(self) -> list[Message]:
-        """Return all messages of the agent, also those that its conversation manager has removed."""
+        """Return all messages of the agent, including those that its conversation manager has removed."""
         self._record()
         return copy.deepcopy(self._transcript.messages)
 
     def __call__(self, prompt: Any = None, **kwargs: Any) -> Any:
-        """Run the agent. In an async function, `await agent.invoke_async()` does the same without a thread."""
+        """Run the agent. In an async function, prefer `await agent.invoke_async()`, which needs no thread."""
         if self._on_loop():
             return wait_in_task(self._invoke_and_flush(prompt, **kwargs))
         return super().__call__(prompt, **kwargs)
 
     def structured_output(self, output_model: type[Any], prompt: Any = None) -> Any:
-        """Return an instance of a pydantic model that the policy fills.
+        """Return an instance of a pydantic model whose fields the policy sets.
 
         Args:
             output_model: The class of the pydantic model.
@@ -271,7 +271,7 @@ class OsmosisStrandsAgent(Agent):
 
     @property
     def tool(self) -> Any:
-        """The tools as functions: `agent.tool.NAME(...)`. In run(), a call waits without blocking the event loop."""
+        """The tools as functions, `agent.tool.NAME(...)`, which don't block the event loop in run()."""
         return WaitingToolCaller(super().tool) if self._on_loop() and may_wait() else super().tool
 
     def _on_loop(self) -> bool:
@@ -289,7 +289,7 @@ class OsmosisStrandsAgent(Agent):
 
 
 class WaitingToolCaller:
-    """Calls tools on a thread, because a tool can ask the model, which needs the event loop."""
+    """Calls tools on a thread, because a tool may call the model, for which the event loop must be free."""
 
     def __init__(self, caller: Any) -> None:
         self._caller = caller
@@ -300,15 +300,15 @@ class WaitingToolCaller:
 
 
 class Transcript:
-    """All messages that an agent has had. Messages that a conversation manager removes or shortens stay in it."""
+    """All messages that an agent has had, including those that a conversation manager removed or shortened."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self._known: dict[int, Message] = {}
-        """The agent's own messages, by their identity."""
+        """The agent's message objects, by id()."""
 
     def add(self, messages: Sequence[Message]) -> None:
-        """Copy the messages that follow the last known one."""
+        """Add copies of the messages after the last known one."""
         new: list[Message] = []
         for message in reversed(messages):
             if id(message) in self._known:
@@ -320,9 +320,9 @@ class Transcript:
 
 
 class ToolRecorder:
-    """Hooks of one agent. Other hooks run before them, so the record has the final arguments and results.
+    """Records the tool calls of one agent with hooks, which run after other hooks to see final arguments and results.
 
-    `written` returns messages of Strands in OpenAI's format.
+    `written` converts messages of Strands to OpenAI's format.
     """
 
     def __init__(
@@ -332,7 +332,7 @@ class ToolRecorder:
         self._sample = sample
         self._written = written
         self._running: dict[str, list[RunningToolCall]] = {}
-        """The calls without a result, by call id. A call that is interrupted begins again with the same id."""
+        """The calls without a result, by call id. An interrupted call begins again with the same id."""
 
     def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
         """Add the hooks to an agent."""
@@ -364,14 +364,14 @@ class ToolRecorder:
         running.returned(messages[0] if messages else None)
 
     def _stopped(self, event: Any) -> None:
-        """End the time of calls without a result: an interrupted agent waits for an answer from outside."""
+        """Stop the clock of calls without a result: an interrupted agent waits for an answer from outside."""
         for open_calls in self._running.values():
             for running in open_calls:
                 running.end()
 
 
 def _text(arguments: Any) -> str:
-    """Return arguments as JSON. A policy's text that is not JSON is unchanged."""
+    """Return arguments as JSON. A text of the policy that is not JSON stays as it is."""
     return arguments if isinstance(arguments, str) else json.dumps(loggable(arguments), ensure_ascii=False)
 
 

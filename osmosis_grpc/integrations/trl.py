@@ -8,13 +8,13 @@
     with rollouts:
         trainer.train()
 
-TRL 1.16 takes exactly one row for each prompt. The adapter makes the rows as follows:
+TRL 1.16 takes exactly one row for each prompt:
 
-- If a rollout has one segment, the row has exactly its tokens.
-- If a rollout has several segments, the row has the segment with the most sampled tokens. The other segments are
-  counted, and a warning says why they exist.
-- If a rollout failed or has no exact tokens, the row has one token with mask 0 and no reward. TRL leaves rows without a
-  reward out of the mean of the group.
+- If the rollout has one segment, the row has exactly its tokens.
+- If it has several segments, the row has the one with the most sampled tokens. The others are counted, and a warning
+  says why they exist.
+- If it failed or has no exact tokens, the row has one token with mask 0 and no reward. TRL leaves such rows out of the
+  mean of the group.
 """
 
 import hashlib
@@ -46,31 +46,31 @@ __all__ = ["TrlRollouts", "outcome_reward"]
 log = logging.getLogger(__name__)
 
 START_TIMEOUT = 20.0
-"""The first call waits this many seconds for an agent server."""
+"""How many seconds the first call waits for an agent server."""
 Prompt = str | list[dict[str, Any]]
 """A prompt of TRL's dataset: a text, or messages."""
 
 
 class TrlRollouts:
-    """Runs the rollouts of a GRPOTrainer on agent servers. It is the trainer's `rollout_func`.
+    """Runs the rollouts of a GRPOTrainer on agent servers. Pass it as `rollout_func`.
 
-    The first call connects to the servers. close() ends the connections; `with` calls it. Raises the errors of Trainer
-    for wrong arguments, for example ValueError for a server that is not HOST:PORT.
+    The first call connects to the servers. close(), or the end of a `with` block, ends the connections. Raises the
+    errors of Trainer for invalid arguments, for example ValueError for a server that is not HOST:PORT.
 
     Args:
         servers: The agent servers, each HOST:PORT.
-        policy: Answers the chats. Without it, the model of the GRPOTrainer does, in this process.
-        renderer: How the model of the GRPOTrainer is written to and read: a renderer, or the name of the model, such
-            as "Qwen/Qwen3-8B", for the renderer of its family (renderer_of). Without it, the chat template of the
-            tokenizer. Refused with `policy`, which has a renderer of its own.
-        label: The column of the dataset that becomes the label of a request. TRL gives a `rollout_func` the prompts
-            alone, and the row is found by its prompt, so two rows with the same prompt need the same values.
+        policy: Answers the chats; by default the model of the GRPOTrainer, in this process.
+        renderer: Renders the prompts of the GRPOTrainer's model and reads its replies. Pass a renderer, or the name of
+            the model, such as "Qwen/Qwen3-8B", for the renderer of its family (renderer_of). By default, the chat
+            template of the tokenizer is used. Refused with `policy`, which has its own renderer.
+        label: The column of the dataset that becomes the label of a request. TRL passes only the prompts, by which the
+            rows are then found, so rows with the same prompt must have the same values.
         metadata: The columns that become the metadata of a request.
         fields: Fields of every RolloutRequest, for example {"agent_loop": "calculator", "max_turns": 4}.
-        retries: How often a rollout that fails runs again.
+        retries: How often a failed rollout is repeated.
         cut: As in pad().
         dropped: As in pad().
-        max_in_flight: How many rollouts may run at a time.
+        max_in_flight: How many rollouts may run at once.
         **options: The options of Trainer, for example `credentials`.
     """
 
@@ -113,7 +113,7 @@ class TrlRollouts:
         self.outcomes: tuple[RolloutOutcome, ...] = ()
         """The outcomes of the newest call, in the order of its prompts."""
         self.counts: Counter[str] = Counter()
-        """Since the start: `rollouts`, `failed` (without a row that is trained), `segments_left_out` and
+        """Since the start: `rollouts`, `failed` (rollouts without a trainable row), and `segments_left_out` and
         `tokens_left_out` (trainable, but TRL has no row for them)."""
 
     def __enter__(self) -> "TrlRollouts":
@@ -129,7 +129,7 @@ class TrlRollouts:
             trainer.close()
 
     def __call__(self, prompts: list[Prompt], trainer: "GRPOTrainer") -> dict[str, list[Any]]:
-        """Run one rollout for each prompt and return TRL's columns, with one row for each prompt.
+        """Run one rollout for each prompt, and return TRL's columns with one row for each.
 
         Besides `prompt_ids`, `completion_ids`, `logprobs` and `env_mask`, the columns are `rollout_reward` (None for a
         row without a reward), `rollout_id`, `rollout_status`, `rollout_reward_components`, `rollout_messages`,
@@ -248,13 +248,13 @@ class TrlRollouts:
 
 
 def outcome_reward(rollout_reward: list[float | None], **columns: Any) -> list[float | None]:
-    """Return the rewards of the outcomes, as a reward function of TRL. A failed rollout has None.
+    """Return the rewards of the outcomes, None for failed rollouts. This is a reward function for TRL.
 
     Logs the metrics `rollouts/failed`, `rollouts/segments_left_out` and `rollouts/tokens_left_out`.
 
     Args:
         rollout_reward: The column of TrlRollouts.
-        **columns: The other columns, and what TRL adds.
+        **columns: The other columns, including those that TRL adds.
     """
     log_metric = columns.get("log_metric")
     if log_metric is not None:
@@ -265,7 +265,7 @@ def outcome_reward(rollout_reward: list[float | None], **columns: Any) -> list[f
 
 
 def _untrained(processing_class: Any) -> OneRow:
-    """Return a row on which nothing is trained. TRL needs at least one token."""
+    """Return a row without training signal, with the one token that TRL needs."""
     tokenizer = getattr(processing_class, "tokenizer", processing_class)
     return OneRow(
         prompt_ids=[tokenizer.eos_token_id],
@@ -280,14 +280,14 @@ def _untrained(processing_class: Any) -> OneRow:
 
 
 def _shared(name: str) -> str:
-    """Return the name that the first of all processes has. A group may have members in several processes."""
+    """Return the name that process 0 passes, in all processes, because a group may span several of them."""
     names = [name]
     import_module("accelerate.utils").broadcast_object_list(names)
     return names[0]
 
 
 def _messages(prompt: Prompt) -> list[dict[str, Any]]:
-    """Return a prompt as messages, without the keys that a dataset adds with None."""
+    """Return a prompt as messages, without the None values that a dataset adds."""
     if isinstance(prompt, str):
         return [{"role": "user", "content": prompt}]
     return [{key: value for key, value in each.items() if value is not None or key == "content"} for each in prompt]
@@ -298,7 +298,7 @@ def _digest(prompt: Prompt) -> bytes:
 
 
 def _values_by_prompt(name: str, dataset: Any, columns: Sequence[str]) -> dict[bytes, dict[str, Any]]:
-    """Return the values of some columns by the digest of the prompt. Raises InvalidArgument naming the dataset."""
+    """Return the values of columns, by digest of the prompt. Raises InvalidArgument naming the dataset."""
     found: dict[bytes, dict[str, Any]] = {}
     datasets: Iterable[Any] = dataset.values() if isinstance(dataset, Mapping) else [dataset]
     for each in datasets:
@@ -320,15 +320,15 @@ def _values_by_prompt(name: str, dataset: Any, columns: Sequence[str]) -> dict[b
 
 
 BATCH = 64
-"""The most chats that the model answers together."""
+"""The most chats that the model answers in one batch."""
 _NEUTRAL = {"top_k": 0, "min_p": None, "repetition_penalty": 1.0}
-"""Sampling parameters of TRL with the values that change nothing."""
+"""Sampling parameters of TRL, with their neutral values."""
 
 
 def sampling_params(trainer: "GRPOTrainer") -> dict[str, Any]:
     """Return the sampling parameters of a GRPOConfig, under the names of OpenAI and vLLM.
 
-    A reply may have as many tokens as a completion.
+    The limit for a completion becomes the limit for a single reply.
     """
     params = {"temperature": trainer.temperature, "top_p": trainer.top_p, "max_tokens": trainer.max_completion_length}
     return params | {
@@ -337,7 +337,7 @@ def sampling_params(trainer: "GRPOTrainer") -> dict[str, Any]:
 
 
 def model_policy(trainer: "GRPOTrainer", renderer: Renderer | str = "") -> TokenPolicy:
-    """Return a policy that samples from the model of the trainer. Raises FailedPrecondition if the model is split."""
+    """Return a policy that samples from the trainer's model. Raises FailedPrecondition if the model is sharded."""
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled or trainer.use_vllm:
         raise FailedPrecondition(
             "the model of the trainer is not whole in this process (FSDP, DeepSpeed or use_vllm); "
@@ -353,7 +353,7 @@ def model_policy(trainer: "GRPOTrainer", renderer: Renderer | str = "") -> Token
 
 @contextmanager
 def sampling_mode(trainer: "GRPOTrainer") -> Iterator[None]:
-    """Put the model into evaluation mode: without dropout, and without gradient checkpointing, which has no cache."""
+    """Put the model into evaluation mode, without dropout and without gradient checkpointing, which has no cache."""
     model = trainer.model
     training = model.training
     model.eval()

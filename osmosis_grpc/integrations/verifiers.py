@@ -1,6 +1,6 @@
-"""A harness for verifiers: its agent runs on an agent server. Needs the extra `verifiers`.
+"""A harness for verifiers whose agent runs on an agent server. Needs the extra `verifiers`.
 
-verifiers imports a harness by its id, which is the name of a module. Write a module of two lines:
+verifiers imports a harness by its id, which is the name of a module. So write a module of two lines:
 
     # osmosis_agent.py
     from osmosis_grpc.integrations.verifiers import OsmosisHarness
@@ -14,8 +14,8 @@ verifiers imports a harness by its id, which is the name of a module. Write a mo
 
 The agent's chats go to the endpoint of verifiers, which samples the replies and records their tokens. The harness reads
 the tokens from the trace, so the outcome has the same ids, masks and logprobs. The outcome's reward becomes a reward of
-the trace. Replies that must not be trained on get mask False in the trace: dropped replies, and replies of samples with
-`train=False`.
+the trace. Replies that must not be trained on, because they were dropped or belong to samples with `train=False`, get
+mask False in the trace.
 """
 
 from collections.abc import Sequence
@@ -43,12 +43,12 @@ _TRAINERS = SharedTrainers()
 
 
 class OsmosisHarnessConfig(HarnessConfig):
-    """How the harness starts rollouts."""
+    """The configuration of OsmosisHarness."""
 
     servers: list[str] = Field(min_length=1)
     """The agent servers, each HOST:PORT."""
     label: str = "answer"
-    """The field of the TaskData that becomes the label of the request. A task without it has no label."""
+    """The field of the TaskData that becomes the label of the request, if the task has it."""
     metadata: list[str] = Field(default_factory=list)
     """The fields of the TaskData that become the metadata of the request."""
     fields: dict[str, Any] = Field(default_factory=dict)
@@ -56,7 +56,7 @@ class OsmosisHarnessConfig(HarnessConfig):
 
 
 class OsmosisHarness(Harness[OsmosisHarnessConfig]):
-    """Run one rollout for each launch. make_trainer() may be overridden, for example for credentials."""
+    """Runs one rollout for each launch. Override make_trainer() to set credentials, for example."""
 
     APPENDS_SYSTEM_PROMPT = True
     EXECUTES_CODE = False
@@ -76,14 +76,14 @@ class OsmosisHarness(Harness[OsmosisHarnessConfig]):
         mcp_urls: dict[str, str],
         data: TaskData,
     ) -> ProgramResult:
-        """Run a rollout and record its reward. A rollout that did not complete has an exit code and no reward.
+        """Run a rollout and record its reward, or if it did not complete, its exit code.
 
         Args:
-            ctx: Names the model.
-            trace: Gets the rollout's id, reward and masks.
+            ctx: Has the name of the model.
+            trace: Receives the rollout's id, reward and masks.
             runtime: Not used: the agent runs on its server.
-            endpoint: The URL of verifiers that samples.
-            secret: The key of the URL.
+            endpoint: The URL of verifiers that samples replies.
+            secret: The key for the URL.
             mcp_urls: Not used.
             data: The task.
         """
@@ -120,7 +120,7 @@ class OsmosisHarness(Harness[OsmosisHarnessConfig]):
 
 
 class RecordedPolicy:
-    """Asks the endpoint of a rollout, and adds the tokens that verifiers has recorded to the reply."""
+    """Asks the endpoint of a rollout, and adds the tokens that verifiers has recorded to its replies."""
 
     def __init__(self, policy: OpenAIPolicy, trace: Trace) -> None:
         self._policy = policy
@@ -133,7 +133,7 @@ class RecordedPolicy:
         calls = self._trace.calls
         before = len(calls)
         reply = await self._policy(request)
-        # Chats of one rollout may overlap, so the turn of a reply is found by its message.
+        # Chats of one rollout may overlap, so find the turn of a reply by its message.
         made = [call.node for call in calls[before:] if call.node is not None]
         nodes = [node for node in made if _is_reply(self._trace.nodes[node].message, reply.message)]
         for node in nodes:
@@ -153,7 +153,7 @@ class RecordedPolicy:
         )
 
     def mask(self, outcome: RolloutOutcome) -> None:
-        """Mask the replies of judges and of samples with `train=False`, and the dropped replies."""
+        """Mask the replies that must not be trained on: of judges, of samples with `train=False`, and dropped ones."""
         left, kept = set[int](), set[int]()
         for (name, number), node in self._nodes.items():
             sample = outcome.samples.get(name)
@@ -165,7 +165,7 @@ class RecordedPolicy:
 
 
 async def close_trainers() -> None:
-    """Close the trainers of the running event loop. A process that ends needs no such call."""
+    """Close the trainers of the running event loop. Not needed before the process ends."""
     await _TRAINERS.close()
 
 
@@ -182,9 +182,9 @@ def _is_reply(recorded: Any, message: Message) -> bool:
 
 
 def _tokens(trace: Trace, number: int) -> tuple[list[int], list[int], Sequence[float]] | None:
-    """Return the prompt, the sampled tokens and their logprobs of a turn; None if verifiers recorded no tokens.
+    """Return the prompt, the sampled tokens and the logprobs of a turn, or None if verifiers recorded no tokens.
 
-    A node has the tokens that it adds to those of its parents. The sampled ones are at the end of the last node.
+    Each node of a trace has the tokens that it adds to its parents'. The sampled ones are at the end of the last node.
     """
     node = trace.nodes[number]
     sampled = sum(node.mask)

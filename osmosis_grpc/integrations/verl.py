@@ -1,13 +1,13 @@
-"""Rollouts for verl: an agent loop whose agent runs on an agent server. Needs the extra `verl`.
+"""An agent loop for verl whose agent runs on an agent server. Needs the extra `verl`.
 
-verl makes the agent loop from a file of its own, `actor_rollout_ref.rollout.agent.agent_loop_config_path`:
+Configure it in the file that `actor_rollout_ref.rollout.agent.agent_loop_config_path` names:
 
     - name: osmosis_grpc
       _target_: osmosis_grpc.integrations.verl.OsmosisAgentLoop
       servers: ["127.0.0.1:50051"]
 
-The policy is verl's own `server_manager.generate`, which takes token ids and returns token ids. verl makes a new loop
-object for each trajectory, so all loops of a process share one Trainer.
+The policy is verl's own `server_manager.generate`, which takes and returns token ids. verl creates a new loop object
+for each trajectory, so all loops of a process share one Trainer.
 """
 
 import asyncio
@@ -52,23 +52,23 @@ __all__ = ["OsmosisAgentLoop", "close_trainers", "left_out"]
 log = logging.getLogger(__name__)
 
 _RUN = uuid.uuid4().hex[:8]
-"""Is in the ids of all rollouts of this process."""
+"""A part of the ids of all rollouts of this process."""
 _STEPS = ("min_global_steps", "max_global_steps")
 _ABORTED = ("aborted", "abort")
 """The stop reasons of a reply that verl cut off, for example for new weights."""
 
 left_out: Counter[str] = Counter()
-"""Counts of this process: the `segments` that V0 of verl has no row for, and the sampled `tokens` in them."""
+"""Counts the `segments` of this process for which V0 of verl has no row, and the sampled `tokens` in them."""
 
 
 class ServerManagerGenerator:
-    """Asks verl's `server_manager`. The session id, ROLLOUT/SAMPLE, is the sticky key of a conversation."""
+    """Samples from verl's `server_manager`. The session id, ROLLOUT/SAMPLE, keeps a conversation on one server."""
 
     def __init__(self, server_manager: Any) -> None:
         self._server_manager = server_manager
 
     async def generate(self, request: GenerateRequest, /) -> Generated:
-        """Return the sampled tokens. Raises InvalidArgument for a prompt with images, and for other parameters."""
+        """Return the sampled tokens. Raises InvalidArgument for prompts with images, and unsupported parameters."""
         if request.media:
             raise InvalidArgument("messages", "have an image; the adapter for verl sends text only")
         refuse(request.sampling, _UNSUPPORTED, "the adapter for verl")
@@ -111,20 +111,20 @@ _SAMPLING = (
 
 _TRAINERS = SharedTrainers()
 _POLICIES: "WeakKeyDictionary[asyncio.AbstractEventLoop, TokenPolicy]" = WeakKeyDictionary()
-"""The policy of each event loop. All agent loops of a process have one server manager and one tokenizer."""
+"""The policy of each event loop, which all agent loops share, as they have the same server manager and tokenizer."""
 
 
 class OsmosisAgentLoop(AgentLoopBase):
-    """Runs one rollout for each trajectory. make_trainer() and make_renderer() may be overridden, as for credentials.
+    """Runs one rollout for each trajectory. Override make_trainer() to set credentials, for example.
 
     Args:
         servers: The agent servers, each HOST:PORT.
-        renderer: The name of the model, such as "Qwen/Qwen3-8B", to write and read as its family does (renderer_of).
-            Empty for the chat template of verl's tokenizer.
-        label: The column of the dataset that becomes the label of a request. A dot leads into a column.
+        renderer: The name of the model, such as "Qwen/Qwen3-8B", for the renderer of its family (renderer_of). Empty
+            for the chat template of verl's tokenizer.
+        label: The column of the dataset that becomes the label of a request, or a dotted path into a column.
         metadata: The columns that become the metadata of a request.
         fields: Fields of every RolloutRequest, for example {"agent_loop": "calculator", "max_turns": 4}.
-        retries: How often a rollout that fails runs again.
+        retries: How often a failed rollout is repeated.
         cut: As in VerlConfig.
         dropped: As in VerlConfig.
         **verl: The arguments that verl passes.
@@ -167,7 +167,7 @@ class OsmosisAgentLoop(AgentLoopBase):
         return Trainer(self._servers, policy)
 
     def make_renderer(self) -> Renderer:
-        """Return the renderer of the model's family, or else of the chat template of verl's tokenizer."""
+        """Return the renderer of the model's family, or of the chat template of verl's tokenizer."""
         params = to_json(self.apply_chat_template_kwargs, "apply_chat_template_kwargs")
         if self._renderer:
             return renderer_of(self.tokenizer, self._renderer, **params)
@@ -176,16 +176,16 @@ class OsmosisAgentLoop(AgentLoopBase):
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
         """Run a rollout for a row of the dataset, and return its AgentLoopOutput.
 
-        In V1 of verl, return one AgentLoopOutput for each segment. V0 takes one: the segment with the most sampled
-        tokens. The others are counted in `left_out`, and the first time is logged.
+        In V1 of verl, return one AgentLoopOutput for each segment. V0 takes only one, that of the segment with the most
+        sampled tokens; the others are counted in `left_out`, and logged the first time.
 
         Args:
-            sampling_params: Those of verl.
+            sampling_params: The sampling parameters of verl.
             **row: The columns of the row.
 
         Raises:
-            FailedPrecondition: The rollout failed or cannot be trained on. V1 then drops the group of the row. V0 ends
-                its step, because it has no row without a reward.
+            FailedPrecondition: The rollout failed or cannot be trained on. V1 then drops the group of the row. V0
+                aborts the step, because it cannot represent a row without a reward.
         """
         trainer = await _TRAINERS.get(self._servers, self.make_trainer)
         request = self._request(sampling_params, row)
@@ -219,7 +219,7 @@ class OsmosisAgentLoop(AgentLoopBase):
         return RolloutRequest(**{**made, **self._fields})
 
     async def _policy(self, params: Mapping[str, Any], request: ChatRequest) -> ChatResponse:
-        """Answer a chat. `params` are used where the agent sets none."""
+        """Answer a chat. `params` are the defaults for parameters that the agent does not set."""
         loop = asyncio.get_running_loop()
         if loop not in _POLICIES:
             rollout = self.rollout_config
@@ -233,13 +233,13 @@ class OsmosisAgentLoop(AgentLoopBase):
 
 
 async def close_trainers() -> None:
-    """Close the trainers of the running event loop. verl ends its processes without it."""
+    """Close the trainers of the running event loop. verl itself does not call it."""
     _POLICIES.pop(asyncio.get_running_loop(), None)
     await _TRAINERS.close()
 
 
 def _of_v1(made: list[dict[str, Any]], rollout_id: str, row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the rows for V1, which needs whole numbers as steps. Raises InvalidArgument for different rewards."""
+    """Return the rows for V1, with integers as steps. Raises InvalidArgument if their rewards differ."""
     if len({each["reward_score"] for each in made}) > 1:
         raise InvalidArgument(
             "reward",
@@ -253,7 +253,7 @@ def _of_v1(made: list[dict[str, Any]], rollout_id: str, row: Mapping[str, Any]) 
 
 
 def _the_longest(made: list[dict[str, Any]], rollout_id: str) -> dict[str, Any]:
-    """Return the row with the most sampled tokens. Counts the others, and logs the first time."""
+    """Return the row with the most sampled tokens. Count the others, and log it the first time."""
     chosen = max(made, key=lambda each: sum(each["response_mask"]))
     if len(made) > 1:
         tokens = sum(sum(each["response_mask"]) for each in made if each is not chosen)
@@ -271,7 +271,7 @@ def _the_longest(made: list[dict[str, Any]], rollout_id: str) -> dict[str, Any]:
 
 
 def _column(row: Mapping[str, Any], path: str) -> Any:
-    """Return the value of a column; None if the row lacks it. The path has a dot where it leads into a column."""
+    """Return the value of a column, or of a dotted path into one, or None if the row lacks it."""
     value: Any = row
     for name in path.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None

@@ -1,4 +1,4 @@
-"""Tools of verl in our agents, and our tools in verl's tool registry. Needs the extra `verl`."""
+"""Uses tools of verl in agents of this package, and the other way round. Needs the extra `verl`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,16 +17,16 @@ __all__ = ["offer_to_verl", "tool_of_verl"]
 
 
 def tool_of_verl(given: Any, **create_kwargs: Any) -> Any:
-    """Return a tool for our agents, for `set_tools` or `tools=`.
+    """Convert a tool of verl to one for `set_tools` or `tools=`.
 
-    The text of a response is the result. The reward of a single call is left out.
+    Its result is the text of verl's response. The reward of single calls is dropped.
 
     Args:
-        given: An object of a verl BaseTool, or a FunctionTool of verl's registry.
-        **create_kwargs: For a BaseTool: each rollout creates an instance with them, and releases it.
+        given: An instance of a verl BaseTool, or a FunctionTool of verl's registry.
+        **create_kwargs: For a BaseTool: the arguments with which each rollout creates its instance.
 
     Raises:
-        InvalidArgument: `given` is something else.
+        InvalidArgument: `given` is neither.
     """
     if not isinstance(given, VerlTool | FunctionTool):
         raise InvalidArgument("given", f"is a {type(given).__name__}, not a BaseTool or FunctionTool of verl")
@@ -38,10 +38,10 @@ def tool_of_verl(given: Any, **create_kwargs: Any) -> Any:
 
 
 def offer_to_verl(tool: Any) -> Any:
-    """Register a tool that `@tool` or a tool maker made with verl, and return it.
+    """Register a tool of this package, made by `@tool` or a tool maker, in verl, and return it.
 
     Call it in the file that `actor_rollout_ref.rollout.multi_turn.function_tool_path` names. Raises InvalidArgument for
-    a tool with a state, and ValueError for a schema that verl cannot hold.
+    a tool with state, and ValueError for a schema that verl cannot represent.
     """
     if not hasattr(tool, "run") or not hasattr(tool, "openai_schema"):
         raise InvalidArgument("tool", f"{tool!r:.60} is not what @tool makes")

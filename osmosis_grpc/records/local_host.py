@@ -1,4 +1,4 @@
-"""Runs rollouts in this process on the real engine, without sockets. A policy takes the place of the trainer."""
+"""Runs rollouts in this process on the real engine, without sockets. A policy replaces the trainer."""
 
 import asyncio
 import inspect
@@ -27,7 +27,7 @@ from osmosis_grpc.storage.journal.schema import BUDGET, KEPT
 from osmosis_grpc.supervise import Supervisor
 
 ONE = EngineConfig(max_concurrent=1, stop_again_after=(0.2, 0.5))
-"""The limits of a host that runs one rollout, whose cancelled agent is soon told again to stop."""
+"""The limits of a host for one rollout. An agent that ignores its cancellation is soon cancelled again."""
 
 
 class LocalHost:
@@ -36,8 +36,8 @@ class LocalHost:
     Args:
         agent: An agent loop, or the class of a workflow.
         policy: A sync or an async function. If it is a context manager, it is entered.
-        config: The limits of the engine. Those with `record_ttl` count for a journal on disk, too.
-        folder: Where the journal is. Without it, the journal is in memory.
+        config: The limits of the engine. `record_ttl` applies to a journal on disk, too.
+        folder: The folder of the journal; None for a journal in memory.
         sinks: Functions that get each event.
     """
 
@@ -88,7 +88,7 @@ class LocalHost:
 
 
 def local_peer(policy: Policy, ended: "asyncio.Future[RolloutOutcome]") -> Peer:
-    """Return a trainer in this process. It asks the policy, and gives the outcome to `ended`."""
+    """Return a trainer in this process, which asks the policy and sets `ended` to the outcome."""
 
     async def chat(request: ChatRequest, /) -> ChatResponse:
         reply = policy(request)
@@ -103,5 +103,5 @@ def local_peer(policy: Policy, ended: "asyncio.Future[RolloutOutcome]") -> Peer:
 
 
 def entered(policy: Any) -> AbstractAsyncContextManager[Any]:
-    """Return the policy itself if it is an async context manager, and otherwise an empty context."""
+    """Return the policy if it is an async context manager, else an empty context."""
     return policy if hasattr(policy, "__aenter__") else nullcontext()

@@ -1,4 +1,4 @@
-"""The actor that Ray places on a node. It starts one agent server in a process, and notices when the process ends."""
+"""The actor that Ray places on a node. It runs one agent server as a process, and ends when the process ends."""
 
 import importlib
 import json
@@ -18,7 +18,7 @@ WATCH = job("scaleout.watch_server", OnFailure.RESTART, "thread")
 
 
 class ServerProcess:
-    """A process that writes one JSON record on each line of stdout. Waits for the first record, or for its end.
+    """A process that writes JSON lines to stdout. The constructor waits for the first line or for the process's end.
 
     `folder` is its working folder, if it exists.
     """
@@ -38,12 +38,12 @@ class ServerProcess:
         self._stopping = False
         line = self._records.readline()
         self.ready: dict[str, Any] = json.loads(line) if line else {}
-        """The first record. Empty if the process ended before it."""
+        """The first line; {} if the process ended before it."""
         self.code = None if line else self._wait()
-        """The exit code of a process that has ended before its first record."""
+        """The exit code of a process that ended before its first line."""
 
     def watch(self, on_end: Callable[[int], None]) -> None:
-        """Call `on_end` with the exit code when the process ends by itself. A thread calls it."""
+        """Call `on_end` on a thread, with the exit code, when the process ends by itself."""
 
         def step() -> bool:
             if self._records.readline():
@@ -61,7 +61,7 @@ class ServerProcess:
             return self._process.wait()
 
     def stop(self) -> int:
-        """Stop the process in good order with SIGTERM. Returns its exit code."""
+        """Stop the process with SIGTERM, which shuts it down cleanly, and return its exit code."""
         self._stopping = True
         self._process.terminate()
         return self._process.wait()
@@ -70,17 +70,17 @@ class ServerProcess:
 log = logging.getLogger(__name__)
 
 STARTS = 5
-"""After a failure, a server is started so many times before Ray starts the actor again. Its port may still be taken."""
+"""How often the actor starts a server that fails, for example because its port is still taken, before it gives up."""
 PAUSE = 1.0
 EVERY_ADDRESS = ("", "0.0.0.0", "::")  # noqa: S104 - addresses that a server may listen on
 CHILD = "osmosis_grpc.serve.child"
 
 
 class RayAgentServer:
-    """One agent server. When its process ends, the actor's process ends, too, and Ray starts both again.
+    """One agent server. When its process ends, the actor's process ends, too, and Ray restarts both.
 
-    `state` is the folder of its journal without the node: each node has a folder of its own, also on a shared disk,
-    because two nodes must not open one journal. It is empty for a server without a journal.
+    `state` is the parent folder of its journal, or empty for no journal. Each node uses its own subfolder, because two
+    nodes must not open one journal, even on a shared disk.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class RayAgentServer:
         if state:
             command += ["--state-dir", f"{state}-on-{ip}"]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Ray's own property uses a deprecated one
+            warnings.simplefilter("ignore")  # this property of Ray uses a deprecated one
             again = self._context.was_current_actor_reconstructed
         self._process = ServerProcess(command, environment, folder)
         for _ in range(STARTS - 1):
@@ -115,7 +115,7 @@ class RayAgentServer:
         return self._context.get_node_id(), self.address
 
     def stop(self) -> int:
-        """Stop the server in good order, as SIGTERM does. Returns its exit code."""
+        """Shut the server down cleanly, and return its exit code."""
         return self._process.stop()
 
     def _ended(self, code: int) -> None:

@@ -1,7 +1,7 @@
 """Places agent servers on a Ray cluster, one in each bundle of a placement group.
 
-Ray chooses the nodes, restarts a server that has ended, and moves a server whose node has died. If the cluster has an
-autoscaler, it adds nodes for the bundles that have none.
+Ray chooses the nodes, restarts a server that has ended, and moves a server whose node has died. An autoscaler, if the
+cluster has one, adds nodes for bundles without one.
 """
 
 import importlib
@@ -13,7 +13,7 @@ from osmosis_grpc.integrations.ray.actor import RayAgentServer
 from osmosis_grpc.integrations.ray.targets import NAMESPACE, RayTargets, actor_name, connect, imported
 
 STOPPING = 10.0
-"""A server may take so many seconds longer than its drain limit to stop."""
+"""How many seconds beyond its drain limit a server may take to stop."""
 
 
 class RayProblem(Exception):
@@ -30,11 +30,11 @@ class RayPlan:
     resources: Mapping[str, float]
     """What each server reserves, such as {"CPU": 1}."""
     host: str
-    """The address at which each server listens. Empty for the IP address of its node."""
+    """The address at which each server listens; empty for the IP address of its node."""
     folder: str
-    """The working folder of the servers, on nodes that have it."""
+    """The working folder of the servers, on nodes where it exists."""
     state: str
-    """The state folder. Each server has a folder for each node in it. Empty for no journals."""
+    """The state folder, with a subfolder for each server and node; empty for no journals."""
     environment: Mapping[str, str]
 
 
@@ -102,11 +102,11 @@ class RayServers:
             raise RayProblem(f"a server does not start: {cause}") from None
 
     def addresses(self) -> list[str]:
-        """Return the HOST:PORT of each server there is now."""
+        """Return the HOST:PORT of each current server."""
         return self._targets.now()
 
     def stop(self, limit: float) -> None:
-        """Stop all servers in good order, within `limit` seconds and a little more. Then free the bundles."""
+        """Shut all servers down cleanly, within `limit` + STOPPING seconds, and free the bundles."""
         ray = self._ray
         stopping = [actor.stop.remote() for actor in self._actors]
         if stopping:

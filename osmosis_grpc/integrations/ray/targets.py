@@ -1,4 +1,4 @@
-"""Returns the addresses of the agent servers of `serve --ray`. A Trainer asks for them regularly."""
+"""Looks up the addresses of the agent servers of `serve --ray`, for a Trainer, which repeats it regularly."""
 
 import importlib
 from typing import Any
@@ -10,7 +10,7 @@ NAMESPACE = "osmosis"
 
 
 def imported(what: str) -> Any:
-    """Return the module `ray`. Raises MissingExtraError, in which `what` needs Ray."""
+    """Return the module `ray`. Raises MissingExtraError, which says that `what` needs it."""
     try:
         return importlib.import_module("ray")
     except ImportError:
@@ -18,10 +18,10 @@ def imported(what: str) -> Any:
 
 
 def connect(ray: Any, *, start: bool) -> bool:
-    """Connect this process to the running cluster, unless it is connected.
+    """Connect this process to a cluster, unless it is connected already. Return whether a cluster was started.
 
-    The variable RAY_ADDRESS names the cluster. Without the variable it is the cluster that runs on this machine. If
-    there is none, `start` starts one on this machine. Returns whether it was started. Raises ConnectionError.
+    The variable RAY_ADDRESS names the cluster. By default, it is the one that runs on this machine; if there is none,
+    start one with `start`, and otherwise raise ConnectionError.
     """
     if ray.is_initialized():
         return False
@@ -41,25 +41,25 @@ def actor_name(name: str, number: int) -> str:
 
 
 def number_of(actor: str, name: str) -> int | None:
-    """Return the number of the agent server of an actor; None if the actor is another one."""
+    """Return the number of an actor's agent server, or None if the actor is not one."""
     number = actor.removeprefix(f"{name}-server-")
     return int(number) if number != actor and number.isdecimal() else None
 
 
 DEFAULT_NAME = "osmosis"
 ANSWERS = 1.0
-"""A server that does not answer within this many seconds keeps its last address, as long as its node lives."""
+"""If a server does not answer within this many seconds, its last address is used as long as its node lives."""
 
 
 class RayTargets:
-    """Returns the HOST:PORT of each server when it is called."""
+    """A callable that returns the HOST:PORT of each server."""
 
     def __init__(self, name: str) -> None:
         self.__name__ = f"ray_targets({name!r})"
         self._name = name
         self._ray = imported("ray_targets()")
         self._known: dict[int, tuple[str, str]] = {}
-        """The node and the address of each server, by its number."""
+        """The node and the address of each server, by number."""
 
     async def __call__(self) -> list[str]:
         """Return the addresses. Raises ConnectionError if there is no cluster."""
@@ -89,14 +89,14 @@ class RayTargets:
         for number, actor in numbers.items():
             try:
                 asked[ray.get_actor(actor, namespace=NAMESPACE).where.remote()] = number
-            except ValueError:  # it has ended meanwhile
+            except ValueError:  # the actor has ended meanwhile
                 continue
         done, _ = ray.wait(list(asked), num_returns=len(asked), timeout=ANSWERS) if asked else ([], [])
         answers = {}
         for one in done:
             try:
                 answers[asked[one]] = ray.get(one)
-            except ray.exceptions.RayError:  # its process or its node has ended, and Ray starts it again
+            except ray.exceptions.RayError:  # its process or its node has ended, and Ray is restarting it
                 continue
         return answers
 
@@ -107,6 +107,6 @@ def ray_targets(name: str = DEFAULT_NAME) -> Any:
         async with Trainer(ray_targets(), policy) as trainer:
 
     The trainer connects to the cluster that the variable RAY_ADDRESS names, or that runs on this machine, unless the
-    process is already connected to one. A server whose node has died is no longer named. Raises MissingExtraError.
+    process is already connected to one. Servers on dead nodes are left out. Raises MissingExtraError.
     """
     return RayTargets(name)

@@ -28,18 +28,18 @@ class VllmServer:
     takes_token_ids: bool
     takes_media: bool
     tool_call_parser: str
-    """The name of the server's own parser of tool calls; empty for none."""
+    """The name of the server's tool call parser; empty for none."""
 
 
 class VllmControl(ModelClient, WeightControl):
-    """Talks to the Control service of vLLM. Used as `async with VllmControl("127.0.0.1:50051") as vllm`.
+    """A client of vLLM's Control service. Use it as `async with VllmControl("127.0.0.1:50051") as vllm`.
 
     Every method raises CallError if the call fails.
 
     Args:
         target: HOST:PORT of vLLM.
         credentials: A token and TLS, for a proxy.
-        timeout: The most seconds of each call; None for no limit.
+        timeout: How many seconds each call may take; None for no limit.
     """
 
     def __init__(
@@ -52,8 +52,8 @@ class VllmControl(ModelClient, WeightControl):
         """Stop the sampling.
 
         Args:
-            mode: What becomes of open requests.
-            clear_cache: Whether the cached prefixes are dropped, which new weights need.
+            mode: What to do with open requests.
+            clear_cache: Whether to drop the cached prefixes, which new weights make necessary.
         """
         await self._call(pb.PauseGenerationRequest(mode=_MODES[mode], clear_cache=clear_cache))
 
@@ -67,32 +67,32 @@ class VllmControl(ModelClient, WeightControl):
         return reply.paused
 
     async def weight_version(self) -> str:
-        """Return the name of the weights; "default" if nobody has named them."""
+        """Return the name of the weights, or "default" if they have none."""
         reply: pb.GetWeightVersionResponse = await self._call(pb.GetWeightVersionRequest())
         return reply.weight_version
 
     async def set_weight_version(self, version: str) -> None:
-        """Name the weights after loading them in a way that does not name them.
+        """Name the weights, if the way in which they were loaded does not.
 
-        Raises InvalidArgument for the name "default", which means that the weights have no name.
+        Raises InvalidArgument for the name "default", which vLLM uses for weights without a name.
         """
         await self._call(pb.UpdateWeightVersionRequest(weight_version=checked_version(version)))
 
     async def finish_weight_update(self, version: str) -> None:
-        """End an update over vLLM's weight transfer, and name the new weights. vLLM has to be paused."""
+        """End an update over vLLM's weight transfer, and name the new weights. vLLM must be paused."""
         await self._call(pb.FinishWeightUpdateRequest(weight_version=version))
 
     async def sleep(self, level: int = 1, mode: PauseMode = PauseMode.ABORT) -> None:
-        """Pause, and free the memory of the accelerator. Needs `--enable-sleep-mode`.
+        """Pause, and free the GPU's memory. Needs `--enable-sleep-mode`.
 
         Args:
-            level: 1 moves the weights to the memory of the processor; 2 drops them, so load new ones after wake_up().
-            mode: What becomes of open requests.
+            level: 1 moves the weights to the CPU's memory; 2 drops them, so load new ones after wake_up().
+            mode: What to do with open requests.
         """
         await self._call(pb.SleepRequest(level=level, mode=_MODES[mode]))
 
     async def wake_up(self, *tags: str) -> None:
-        """Take the memory again, for example only that of the tag "weights"; without a tag, all of it."""
+        """Allocate the memory again: that of the given tags, such as "weights", or by default all of it."""
         await self._call(pb.WakeUpRequest(tags=tags))
 
     async def is_sleeping(self) -> bool:
@@ -101,32 +101,32 @@ class VllmControl(ModelClient, WeightControl):
         return reply.sleeping
 
     async def init_weight_transfer(self, info: Mapping[str, Any]) -> None:
-        """Begin the transfer of weights. Needs `--weight-transfer-config`. `info` is that of vLLM's backend."""
+        """Set up the weight transfer. Needs `--weight-transfer-config`. `info` is in the format of vLLM's backend."""
         await self._call(pb.InitWeightTransferEngineRequest(init_info_json=json.dumps(dict(info)).encode()))
 
     async def start_weight_update(self) -> None:
-        """Begin an update over vLLM's weight transfer. vLLM has to be paused."""
+        """Begin an update over vLLM's weight transfer. vLLM must be paused."""
         await self._call(pb.StartWeightUpdateRequest())
 
     async def update_weights(self, info: Mapping[str, Any]) -> None:
-        """Receive weights over vLLM's weight transfer. `info` is that of its backend: names, types and shapes."""
+        """Let vLLM receive weights. `info` has their names, types and shapes, in the format of its backend."""
         await self._call(pb.UpdateWeightsRequest(update_info_json=json.dumps(dict(info)).encode()))
 
     async def load_lora(self, name: str, folder: str) -> None:
         """Load an adapter. Needs `--enable-lora`.
 
         Args:
-            name: What calls name it with.
-            folder: A folder of vLLM's machine.
+            name: The name of the adapter in calls.
+            folder: A folder on vLLM's machine.
         """
         await self._call(pb.LoadLoraRequest(lora_name=name, source_path=folder))
 
     async def unload_lora(self, name: str) -> None:
-        """Forget an adapter."""
+        """Unload an adapter."""
         await self._call(pb.UnloadLoraRequest(lora_name=name))
 
     async def loras(self) -> dict[str, str]:
-        """Return the folders of the loaded adapters, by their names."""
+        """Return the folders of the loaded adapters, by name."""
         reply: pb.ListLorasResponse = await self._call(pb.ListLorasRequest())
         return {adapter.lora_name: adapter.source_path for adapter in reply.adapters}
 

@@ -2,7 +2,7 @@
 
     policy = TokenPolicy(renderer, VllmGrpcGenerator("127.0.0.1:50051"))
 
-vLLM's service has no authentication: a token and TLS are for a proxy in front of it.
+vLLM's service has no authentication. A token and TLS are for a proxy in front of it.
 """
 
 import asyncio
@@ -19,18 +19,17 @@ from osmosis_grpc.policies.generation import Generated, GenerateRequest, WeightN
 from osmosis_grpc.supervise import SYSTEM, Backoff
 
 SHORT = 10.0
-"""A call that samples nothing takes at most this many seconds."""
+"""The timeout of calls that do not sample, in seconds."""
 PAUSES = 0.05, 1.0
-"""The first and the longest pause, in seconds, between two questions whether vLLM is paused."""
+"""The first and the longest interval, in seconds, for checking whether vLLM is still paused."""
 
 
 class VllmGrpcGenerator(ModelClient):
     """A TokenGenerator for vLLM. `async with` closes its connection at the end, as TokenPolicy does.
 
-    Each result has the version of the weights at its start. If weights change while a reply is sampled (pause mode
-    KEEP), its last tokens are newer than their version says, and never older. If the server has no versions, or nobody
-    has named its weights, results have no version. A call raises Unavailable if the weights have lost their name,
-    because the server was started again.
+    Each result has the version of the weights at its start, or none if they have no name. If weights change while a
+    reply is sampled (pause mode KEEP), its last tokens may come from a newer version, but never from an older one. A
+    call raises Unavailable if the weights have lost their name, because the server was restarted.
 
     Args:
         target: HOST:PORT of vLLM.
@@ -66,7 +65,7 @@ class VllmGrpcGenerator(ModelClient):
         return reply.max_model_len if reply is not None else 0
 
     async def _until_resumed(self) -> None:
-        """Wait while vLLM is paused. It would hold the call, and then sample with weights of another version."""
+        """Wait while vLLM is paused, because it would hold the call and then sample with weights of another version."""
         pauses = Backoff(*PAUSES, system=SYSTEM)
         while self._has_control:
             reply: pb.IsPausedResponse | None = await self._served(pb.IsPausedRequest())
@@ -82,7 +81,7 @@ class VllmGrpcGenerator(ModelClient):
         return self._weights.read(reply.weight_version) if reply is not None else ""
 
     async def _served(self, request: Message) -> Any:
-        """Return the reply to a request; None if this release of vLLM does not know the method."""
+        """Return the reply to a request, or None if this release of vLLM lacks the method."""
         try:
             return await call(self._server, request, timeout=SHORT)
         except grpc.aio.AioRpcError as error:

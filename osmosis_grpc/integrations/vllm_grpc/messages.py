@@ -1,4 +1,4 @@
-"""The messages of vLLM's own gRPC service: its methods, and the conversion of calls of a generator."""
+"""The methods of vLLM's own gRPC service, and the conversion of a generator's calls to its messages."""
 
 from collections.abc import Awaitable, Mapping
 from typing import Any
@@ -34,13 +34,13 @@ METHODS: Mapping[type[Message], tuple[str, type[Message]]] = {
     pb.GetModelInfoRequest: ("/vllm.Control/GetModelInfo", pb.ModelInfo),
     pb.GetServerInfoRequest: ("/vllm.Control/GetServerInfo", pb.ServerInfo),
 }
-"""The path and the type of the reply, by the type of the request. All methods are unary."""
+"""The path and the reply type of each method, by request type. All methods are unary."""
 
 
 def call(
     server: ModelChannel, request: Message, *, timeout: float | None = None, session_id: str = ""
 ) -> Awaitable[Any]:
-    """Send a request, and return the call, which gives the reply. `timeout` is in seconds; None for no limit."""
+    """Send a request, and return the call to await. `timeout` is in seconds; None for no limit."""
     path, reply = METHODS[type(request)]
     method: Any = server.open().unary_unary(
         path, request_serializer=type(request).SerializeToString, response_deserializer=reply.FromString
@@ -50,7 +50,7 @@ def call(
 
 
 EVERY_TOKEN = 2**31 - 1
-"""The `top_k` that leaves out no token. For 0, older releases of vLLM use the default of the model."""
+"""A `top_k` that excludes no token. Older releases of vLLM replace 0 by the model's default."""
 
 _REASONS = {
     pb.FinishInfo.LENGTH: FinishReason.LENGTH,

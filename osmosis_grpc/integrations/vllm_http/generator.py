@@ -2,7 +2,7 @@
 
     policy = TokenPolicy(renderer, VllmHttpGenerator("http://127.0.0.1:8000"))
 
-Both frontends of vLLM serve it, the Python one and the Rust one.
+Both frontends of vLLM, the Python one and the Rust one, have this API.
 """
 
 import asyncio
@@ -15,14 +15,14 @@ from osmosis_grpc.protocol.errors import Cancelled
 from osmosis_grpc.protocol.types import jsontext
 
 SHORT = 10.0
-"""A call that samples nothing takes at most this many seconds."""
+"""The timeout of calls that do not sample, in seconds."""
 MISSING = f"check base_url and model; vLLM has {PATH} only with --enable-scale-out"
 
 
 def open_http(
     name: str, base_url: str, api_key: str | None, timeout: float, connections: int, missing: str
 ) -> ModelHttp:
-    """Return the connections to a vLLM server. A base URL that ends with /v1, as for OpenAI's API, is right, too."""
+    """Return the connections to a vLLM server. The base URL may end with /v1, as for OpenAI's API."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     url = checked_url(base_url).removesuffix("/v1")
     return ModelHttp(name, url, headers, key=api_key, timeout=timeout, connections=connections, missing=missing)
@@ -31,22 +31,22 @@ def open_http(
 class VllmHttpGenerator:
     """A TokenGenerator for vLLM. `async with` closes its connections at the end, as TokenPolicy does.
 
-    Each result has the exact version of each of its tokens, also if weights change while a reply is sampled. If nobody
-    has named the weights, results have no version. A call raises Unavailable if the weights have lost their name,
-    because the server was started again.
+    Results have the exact version of each token, even if weights change while a reply is sampled, or no version if the
+    weights have no name. A call raises Unavailable if the weights have lost their name, because the server was
+    restarted.
 
-    To abort a call, the generator closes its request, and vLLM stops sampling.
+    To abort a call, the generator closes its HTTP request, and vLLM stops sampling.
 
     Args:
         base_url: The server, such as http://127.0.0.1:8000.
         model: A served name or the name of a loaded adapter; empty for the only model.
         api_key: The key of `vllm serve --api-key`, or of a proxy.
-        timeout: The most seconds of a call. The limit of a chat is used if it is shorter.
-        connections: The most open requests.
+        timeout: How many seconds a call may take. A shorter limit of the chat takes precedence.
+        connections: The most connections at once.
 
     Raises:
         MissingExtraError: aiohttp is not installed.
-        ValueError: The URL is wrong.
+        ValueError: The URL is malformed.
     """
 
     def __init__(
@@ -88,10 +88,10 @@ class VllmHttpGenerator:
         return self._read(request, raw)
 
     async def abort(self, request_id: str, /) -> None:
-        """Close the request of a call. Its generate() raises Cancelled."""
+        """Close the HTTP request of a call, whose generate() then raises Cancelled."""
         call = self._open.pop(request_id, None)
         if call is not None:
-            call.reschedule(0.0)  # ends the wait at once, as a time in the past does
+            call.reschedule(0.0)  # a deadline in the past ends the wait at once
 
     async def context_length(self) -> int:
         """Return the most tokens of a prompt and its reply together; 0 if this server does not say."""

@@ -1,4 +1,4 @@
-"""The JSON of vLLM's `POST /inference/v1/generate`: conversion of calls of a generator."""
+"""Converts a generator's calls to the JSON of vLLM's `POST /inference/v1/generate`, and the results back."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -30,7 +30,7 @@ def to_body(request: GenerateRequest, model: str) -> dict[str, Any]:
 
 
 def _sampling(sampling: Sampling) -> dict[str, Any]:
-    """Return vLLM's SamplingParams. What is left out is off there, except the numbers, which are always sent."""
+    """Return vLLM's SamplingParams. Numbers are always set; for everything else, absent means off."""
     optional = {
         "seed": sampling.seed,
         "stop": list(sampling.stop) or None,
@@ -46,8 +46,8 @@ def _sampling(sampling: Sampling) -> dict[str, Any]:
         **neutral(sampling, *_NEUTRAL),
         "top_k": top_k_of(sampling, 0),
         "max_tokens": sampling.max_tokens,
-        "logprobs": sampling.top_logprobs,  # 0 means the sampled token alone
-        "detokenize": bool(sampling.stop),  # the text is not returned, and only stop texts need it
+        "logprobs": sampling.top_logprobs,  # 0 means only the sampled token's
+        "detokenize": bool(sampling.stop),  # needed only to find stop texts
         **{name: value for name, value in optional.items() if value is not None},
     }
 
@@ -60,7 +60,7 @@ def from_body(request: GenerateRequest, body: Mapping[str, Any], weights: Weight
     """Return the result of a call.
 
     Raises Internal if the body contradicts the request or itself, Unavailable if the weights have lost their name, and
-    KeyError, TypeError or ValueError for another body.
+    KeyError, TypeError or ValueError for a malformed body.
     """
     (choice,) = body["choices"]
     ids: Sequence[int] = typed(choice["token_ids"], list)
@@ -84,7 +84,7 @@ def from_body(request: GenerateRequest, body: Mapping[str, Any], weights: Weight
 
 
 def _named(spans: Sequence[Mapping[str, Any]], count: int) -> list[tuple[str, int]]:
-    """Return the names of the weights, each with its number of tokens. Raises Internal if they leave out a token."""
+    """Return the names of the weights, each with its number of tokens. Raises Internal if a token has no name."""
     ends = [0, *(span["end"] for span in spans)]
     if spans and ([span["start"] for span in spans] != ends[:-1] or ends[-1] != count):
         raise Internal(f"the engine's versions are not those of its {count} tokens")

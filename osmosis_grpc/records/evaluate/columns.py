@@ -1,8 +1,8 @@
 """Finds the messages, the label and the metadata in an object of a dataset.
 
-Three shapes are known: the columns of the Osmosis SDK (`user_prompt`, `system_prompt`, `ground_truth`), rows of verl
-(`prompt` with messages, `reward_model.ground_truth`), and lists of messages (`messages` or `prompt`). The names of
-columns are case-insensitive.
+Three formats are supported: the columns of the Osmosis SDK (`user_prompt`, `system_prompt`, `ground_truth`), rows of
+verl (`prompt` with messages, `reward_model.ground_truth`), and lists of messages (`messages` or `prompt`). The names
+of columns are case-insensitive.
 """
 
 import math
@@ -18,17 +18,17 @@ from osmosis_grpc.protocol.types.messages import copy_messages
 FIELDS = ("user_prompt", "system_prompt", "messages", "ground_truth", "metadata")
 """The fields that a column can be mapped to."""
 LABELS = ("ground_truth", "label", "reward_model.ground_truth")
-"""The columns that can have the reference answer. The first one that is not null counts."""
+"""The columns that may contain the reference answer. The first one that is not null is used."""
 PROMPTS = ("messages", "prompt")
-"""The columns that have a list of messages or a text."""
+"""The columns that may contain a list of messages or a text."""
 ROW_INDEX = "row_index"
 """The key of the row's number in the metadata."""
 SHOWN = 12
-"""An error names at most this many columns."""
+"""How many columns an error lists at most."""
 
 
 class ColumnError(Exception):
-    """A column is missing or has a value that is not usable. `field` names the column."""
+    """A column is missing or has an invalid value. `field` names the column."""
 
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(problem)
@@ -36,7 +36,7 @@ class ColumnError(Exception):
 
 
 def parse_map(texts: tuple[str, ...]) -> dict[str, str]:
-    """Return field to column for texts COLUMN=FIELD. Raises ValueError for another text."""
+    """Parse texts COLUMN=FIELD to a mapping from field to column. Raises ValueError."""
     found: dict[str, str] = {}
     for text in texts:
         column, equals, field = text.rpartition("=")
@@ -51,7 +51,7 @@ def parse_map(texts: tuple[str, ...]) -> dict[str, str]:
 
 
 class Columns:
-    """Takes the fields out of one object. `mapped` has a column for each field that the user has mapped."""
+    """Takes the fields out of one object. `mapped` has the columns of the fields that the user has mapped."""
 
     def __init__(self, raw: Mapping[str, Any], mapped: Mapping[str, str]) -> None:
         self._raw = raw
@@ -62,7 +62,7 @@ class Columns:
             if other != name and name.lower() in (*FIELDS, *LABELS, *PROMPTS):
                 raise ColumnError(name, f"the row also has {other}; keep one of them")
         self._used: set[str] = set()
-        """The columns that are not in the metadata."""
+        """The columns that were read as fields, and so are not metadata."""
 
     def messages(self) -> list[Message]:
         """Return the conversation to start from."""
@@ -83,7 +83,7 @@ class Columns:
         return made
 
     def label(self) -> str | None:
-        """Return the reference answer; None for a missing or an empty one. Numbers and lists become their JSON text."""
+        """Return the reference answer, or None if it is missing or empty. Numbers and lists become JSON texts."""
         mapped = "ground_truth" in self._mapped
         for column, raw in [self._first("ground_truth")] if mapped else map(self._at, LABELS):
             value = _plain(column, raw)
@@ -95,7 +95,7 @@ class Columns:
 
     def metadata(self, number: int, label: str | None) -> dict[str, Any]:
         """Return the other columns, the label as `ground_truth`, and the row's number as `row_index`."""
-        made: dict[str, Any] = {ROW_INDEX: number}  # the first key
+        made: dict[str, Any] = {ROW_INDEX: number}  # so that it is the first key
         column, value = self._first("metadata")
         if isinstance(value, str):  # a cell of a CSV file
             try:
@@ -110,13 +110,13 @@ class Columns:
                 if found is not _LEFT_OUT:
                     made[name] = found
         made |= dict(_plain(column, value)) if value else {}
-        made[ROW_INDEX] = number  # also if a column has this name
+        made[ROW_INDEX] = number  # again, in case a column has this name
         return made if label is None else made | {"ground_truth": label}
 
     def _first(self, field: str, *names: str) -> tuple[str, Any]:
-        """Return the column of a field, and its value; an empty text and None if there is none.
+        """Return the column of a field and its value, or an empty string and None.
 
-        The column is the mapped one, or the first of `names` that the row has. The field's own name is the default.
+        The column is the mapped one, else the first of `names`, by default the field's name, that the row has.
         """
         if field in self._mapped:
             column, value = self._at(self._mapped[field])
@@ -130,9 +130,9 @@ class Columns:
         return "", None
 
     def _at(self, path: str) -> tuple[str, Any]:
-        """Return the name and the value at a path of names with dots. A name with dots in it is found, too.
+        """Return the name and the value of a column, or of a key in it by a dotted path. Names may contain dots.
 
-        A column that is found as a whole is not in the metadata.
+        If a whole column is found, it is no longer part of the metadata.
         """
         whole = self._names.get(path.lower())
         if whole is not None:
@@ -164,7 +164,7 @@ class Columns:
 
 
 def _conversation(column: str, value: Any) -> list[Message]:
-    """Return checked messages. An object of a Parquet file has a null for each key that it lacks; nulls are dropped."""
+    """Return checked messages, without null values: in Parquet files they stand for missing keys."""
     if isinstance(value, Mapping) or not isinstance(value, list | tuple):
         raise ColumnError(column, f"is {kind_of(value)}, not a text or a list of messages")
     if not value:
@@ -185,7 +185,7 @@ def _conversation(column: str, value: Any) -> list[Message]:
 
 
 def _full(value: Any) -> Any:
-    """Return the parts or the tool calls of a message without the keys that are null."""
+    """Drop the null values from the parts or the tool calls of a message."""
     if isinstance(value, Mapping):
         return {key: _full(item) for key, item in value.items() if item is not None}
     return [_full(item) for item in value] if isinstance(value, list | tuple) else value
@@ -203,7 +203,7 @@ _LEFT_OUT = object()
 
 
 def _plain(column: str, value: Any) -> Any:
-    """Return a value as JSON. Times become texts, NaN becomes null, and bytes are left out."""
+    """Convert a value to JSON. Times become texts, NaN becomes null, and bytes are left out."""
     try:
         made = _json(value)
         return made if made is _LEFT_OUT else jsontext.copy(made, column)
@@ -239,7 +239,7 @@ def _items(value: Mapping[Any, Any]) -> Iterator[tuple[Any, Any]]:
 
 
 def kind_of(value: Any) -> str:
-    """Return the JSON word for a value's type."""
+    """Return the name of a value's type in JSON."""
     if value is None:
         return "null"
     names = {

@@ -31,7 +31,7 @@ class RowPair:
 
 @dataclass(frozen=True, slots=True)
 class PassPair:
-    """pass@k for one k, over the rows that have enough runs in both runs."""
+    """pass@k of two runs for one k, over the rows that both have tried often enough."""
 
     rows: int
     before: Estimate
@@ -40,7 +40,7 @@ class PassPair:
 
     @classmethod
     def of(cls, before: Mapping[int, float], after: Mapping[int, float]) -> "PassPair | None":
-        """Return the pair for pass@k of the rows of both runs; None if they have no row in common."""
+        """Return the pair for the pass@k of each row in both runs, or None if they have no row in common."""
         pairs = [(before[row], after[row]) for row in sorted(before.keys() & after.keys())]
         return cls(len(pairs), *_estimates(pairs)) if pairs else None
 
@@ -64,22 +64,22 @@ class Comparison:
     before: Estimate
     after: Estimate
     difference: Estimate
-    """The mean of the rows' differences, with a paired t interval."""
+    """The mean difference over the rows, with a paired t interval."""
     only: tuple[tuple[int, ...], tuple[int, ...]]
     """The rows that have a score in the first run only, and in the second run only."""
     unscored: tuple[int, int] = (0, 0)
-    """The rollouts of these rows that have no score, in the first run and in the second run."""
+    """How many rollouts of `rows` have no score, in the first and in the second run."""
     passes: Mapping[int, PassPair] = field(default_factory=dict)
-    """pass@k in both runs, by k. A rollout that failed has not passed."""
+    """pass@k in both runs, by k. A failed rollout counts as not passed."""
 
     @property
     def better(self) -> list[RowPair]:
-        """The rows that got better. The largest difference comes first."""
+        """The rows that got better, the largest difference first."""
         return sorted((pair for pair in self.rows if pair.difference > 0), key=lambda pair: -pair.difference)
 
     @property
     def worse(self) -> list[RowPair]:
-        """The rows that got worse. The largest difference comes first."""
+        """The rows that got worse, the largest difference first."""
         return sorted((pair for pair in self.rows if pair.difference < 0), key=lambda pair: pair.difference)
 
     def record(self) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def compare(first: RunFolder, second: RunFolder) -> list[Comparison]:
 
 
 def differences(first: RunFolder, second: RunFolder) -> list[str]:
-    """Return a text for each group of inputs that differs. A group that a run does not know is left out."""
+    """Describe each group of inputs that differs, except groups that one of the runs has not recorded."""
     then, now = (folder.about.get("inputs", {}) for folder in (first, second))
     known: Inputs = {name: parts for name, parts in now.items() if name in then}
     return changes(then, known)
@@ -149,7 +149,7 @@ def _scores(results: Iterable[RowResult]) -> dict[str, Mapping[int, float]]:
 
 
 def _unscored(results: Iterable[RowResult]) -> dict[str, Counter[int]]:
-    """Return how many rollouts of each row have no score, by name. A failed rollout has none of all scores."""
+    """Return how many rollouts of each row lack a score, by name of the score. A failed rollout lacks all."""
     kept = list(results)
     names = {REWARD, *(name for result in kept for name in result.scores or {})}
     return {
@@ -165,7 +165,7 @@ def _unscored(results: Iterable[RowResult]) -> dict[str, Counter[int]]:
 def _passes(
     folders: tuple[RunFolder, RunFolder], results: Sequence[Iterable[RowResult]]
 ) -> dict[str, dict[int, PassPair]]:
-    """Return pass@k in both runs, by eval function and k. Without one threshold of both runs, there is none."""
+    """Return pass@k in both runs, by eval function and k, or {} if the runs have different thresholds or none."""
     first, second = (folder.about for folder in folders)
     threshold = first.get("pass_threshold")
     if threshold is None or threshold != second.get("pass_threshold"):

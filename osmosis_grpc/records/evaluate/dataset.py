@@ -1,4 +1,4 @@
-"""A dataset: the rows of a file or of an environment, read one at a time, and those that a user chooses by number."""
+"""A dataset: rows of a file or an environment, read one at a time, all or those that the user chooses by number."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ Chosen = Callable[[int], bool]
 
 
 class RowChoice:
-    """The rows of a text such as 3,7,10-20. Both ends of a range are chosen. Raises ValueError for another text."""
+    """The rows that a text such as 3,7,10-20 chooses. Ranges include both ends. Raises ValueError."""
 
     def __init__(self, text: str) -> None:
         self._ranges = [_range(text, part.strip()) for part in text.split(",")]
@@ -32,7 +32,7 @@ class RowChoice:
         return max(chosen[-1] for chosen in self._ranges)
 
     def after(self, count: int) -> int | None:
-        """Return the lowest chosen number after the first `count` ones, or None if there are not more."""
+        """Return chosen number `count`, counted from 0 in ascending order, or None if there are fewer."""
         reached = -1
         for chosen in sorted(self._ranges, key=lambda each: each.start):
             new = range(max(chosen.start, reached + 1), chosen.stop)
@@ -61,12 +61,12 @@ def every(number: int) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A row of a dataset, as a rollout needs it."""
+    """A row of a dataset, converted to what a rollout needs."""
 
     number: int
     """The number of the row in the file, from 0."""
     line: int
-    """The line on which the row begins, from 1. In a Parquet file, the number of the row, from 1."""
+    """The line on which the row begins or, in a Parquet file, the number of the row, from 1."""
     messages: list[Message]
     """The conversation to start from."""
     label: str | None = None
@@ -74,26 +74,24 @@ class Row:
     metadata: Mapping[str, Any]
     """The other columns, the label as `ground_truth`, and the row's number as `row_index`."""
     attempt: int = 1
-    """The attempt of the row's rollout. A row that runs again in the same run has a higher one."""
+    """The attempt of the row's rollout, which increases if the rollout is repeated."""
     run_index: int = 0
-    """The number of this run of the row, from 0."""
+    """Which of the `runs` of the row this is, from 0."""
     runs: int = 1
-    """How often the row runs."""
+    """How many rollouts the row gets."""
 
     @property
     def key(self) -> str:
-        """The name of this run of the row: its number, and the number of the run if the row runs more than once."""
+        """The row's number, followed by `run_index` if the row has several runs."""
         return str(self.number) if self.runs == 1 else f"{self.number}.{self.run_index}"
 
 
 class Dataset:
-    """The rows of a .json, .jsonl, .csv or .parquet file, or the tasks of an environment (env:KIND:NAME).
+    """The rows of a .json, .jsonl, .csv or .parquet file, a folder of Harbor tasks, or an environment (env:KIND:NAME).
 
-    A folder is one of tasks in Harbor's format.
+    `columns` maps fields to columns (see columns.parse_map). Parquet needs the extra `parquet`.
 
-    `columns` maps fields to columns (see columns.parse_map).
-
-    Raises DatasetError for a file that is missing or has another name. Parquet needs the extra `parquet`.
+    Raises DatasetError if the file is missing or its name has another ending.
     """
 
     def __init__(self, path: str | Path, columns: Mapping[str, str] | None = None) -> None:
@@ -114,13 +112,13 @@ class Dataset:
         self._read = partial(reader, self.path)
 
     def digest(self) -> str:
-        """Return the digest of the file, or for an environment of its name and version. Raises OSError."""
+        """Return the digest of the file or, for an environment, of its name and version. Raises OSError."""
         return digest_of_environment(self.name) if self._is_environment else digest_of(self.path)
 
     def rows(self, offset: int = 0, limit: int | None = None, chosen: Chosen = every) -> Iterator[Row]:
-        """Yield rows, from row `offset`, out of at most `limit`. Raises DatasetError at a row that is not usable.
+        """Yield those of the `limit` rows from row `offset` on that `chosen` selects by number.
 
-        `chosen` says of each number whether the row is wanted. Other rows are not checked.
+        Other rows are not checked. Raises DatasetError at an invalid row.
         """
         number = 0
         try:
@@ -134,7 +132,7 @@ class Dataset:
             raise DatasetError(self.name, f"cannot be read: {error.strerror or error}") from None
 
     def check(self, offset: int = 0, limit: int | None = None, chosen: Chosen = every) -> int:
-        """Read the rows, and return how many there are. Raises DatasetError also if there are none."""
+        """Read the rows, and return their number. Raises DatasetError if one is invalid or there are none."""
         count = sum(1 for _ in self.rows(offset, limit, chosen))
         if not count:
             none = "has no rows" if chosen is every else "has none of the chosen rows"

@@ -1,9 +1,9 @@
-"""Eval functions: they score an ended rollout. The name of the first parameter says what a function takes.
+"""Eval functions, which score an ended rollout. The name of the first parameter decides what a function gets.
 
     def exact(solution_str, ground_truth, extra_info=None, **kwargs) -> float    the last text of the assistant
     def polite(messages, ground_truth, metadata, **kwargs) -> float              the whole conversation
 
-A function may be a coroutine function. Any other function runs on a thread.
+A function may be async. Others run on a thread.
 """
 
 import asyncio
@@ -27,24 +27,24 @@ from osmosis_grpc.records.evaluate.errors import EvalFunctionError
 from osmosis_grpc.supervise import DaemonThreads
 
 SIMPLE, FULL = "solution_str", "messages"
-"""The names of the first parameter."""
+"""The possible names of the first parameter."""
 GIVEN = {
     SIMPLE: (SIMPLE, "ground_truth", "extra_info", "metadata"),
     FULL: (FULL, "ground_truth", "metadata", "extra_info"),
 }
-"""The arguments that a function gets by name, if it has such parameters."""
+"""The arguments that a function gets by name if it has parameters for them."""
 THREADS = 32
-"""At most this many functions that are no coroutine functions run at once."""
+"""How many functions that are not async may run at once."""
 MOST_ERROR_BYTES = 2048
 OWN_REWARD = "reward"
-"""The name of the score that is the rollout's own reward, in a run without eval functions."""
+"""The name of the only score in a run without eval functions: the rollout's own reward."""
 MOST_NAME_CHARS = 200
-"""A longer name of a function is cut in the ids of annotations."""
+"""How many characters of a function's name the ids of annotations contain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """What an eval function is called for: an ended rollout and its row."""
+    """The input of an eval function: an ended rollout and its row."""
 
     messages: Sequence[Message]
     """The whole conversation."""
@@ -54,7 +54,7 @@ class Scored:
 
     @property
     def solution(self) -> str:
-        """The text of the last assistant message that has one; empty if there is none."""
+        """The text of the last assistant message with a text, or an empty string."""
         for message in reversed(self.messages):
             content = message.get("content")
             if message.get("role") == "assistant" and content:
@@ -63,7 +63,7 @@ class Scored:
 
 
 class EvalFunction:
-    """One eval function. `name` is MODULE:FUNCTION. Raises EvalFunctionError for a wrong signature."""
+    """One eval function. `name` is MODULE:FUNCTION. Raises EvalFunctionError if the signature is invalid."""
 
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
         self.name = name
@@ -91,7 +91,7 @@ class EvalFunction:
 
     @property
     def annotation_id(self) -> str:
-        """The id of the annotation with a score of this function. Another source is another function."""
+        """The id of annotations with scores of this function. It changes with the function's source."""
         return score_id(self.name, self.version.digest)
 
     def annotation(self, score: float, author: str) -> Annotation:
@@ -99,14 +99,14 @@ class EvalFunction:
         return Annotation(id=self.annotation_id, author=author, reward=score, labels=(self.name[:MOST_NAME_CHARS],))
 
     def failed_annotation(self, error: str, author: str) -> Annotation:
-        """Return the annotation for a score that failed. Another error has another id, and no score has this id."""
+        """Return the annotation for a failed score. Its id depends on the error, and is never that of a score."""
         unique = hashlib.sha256(error.encode(errors="backslashreplace")).hexdigest()[:8]
         note = printable(f"no score: {error}", keep="\n\t")
         label = self.name[:MOST_NAME_CHARS]
         return Annotation(id=f"{self.annotation_id}:{unique}", author=author, labels=(label,), note=note)
 
     async def __call__(self, scored: Scored, threads: DaemonThreads) -> float:
-        """Return the score. Raises EvalFunctionError if the function raises or returns no finite number."""
+        """Return the score. Raises EvalFunctionError if the function raises or does not return a finite number."""
         values: dict[str, Any] = {
             SIMPLE: scored.solution,
             FULL: copy.deepcopy(list(scored.messages)),
@@ -131,7 +131,7 @@ class EvalFunction:
 
 
 def score_id(name: str, digest: str) -> str:
-    """Return the id of an annotation with a score: the name of what scored, and the digest of its source."""
+    """Return the id of an annotation with a score, from the scoring function's name and the digest of its source."""
     if len(name) > MOST_NAME_CHARS:
         name = f"{name[:MOST_NAME_CHARS]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
     return f"{name}@{digest}"
@@ -153,7 +153,7 @@ def load_eval_functions(names: Sequence[str]) -> list[EvalFunction]:
 
 
 class Scorer:
-    """Scores ended rollouts with eval functions. `timeout` is the most seconds of one call."""
+    """Scores ended rollouts with eval functions. `timeout` is how many seconds one call may take."""
 
     def __init__(self, functions: Sequence[EvalFunction], timeout: float | None = None) -> None:
         self.functions = functions
@@ -161,9 +161,9 @@ class Scorer:
         self._threads = DaemonThreads(THREADS, replaced=THREADS)
 
     async def score(self, scored: Scored, known: Mapping[str, float]) -> tuple[dict[str, float], dict[str, str]]:
-        """Return the scores and the failures, by the functions' names. The functions run at the same time.
+        """Call the functions concurrently, and return their scores and their failures, by name.
 
-        `known` has scores by annotation id. A function whose score is known is not called.
+        `known` maps annotation ids to known scores, whose functions are not called.
         """
         scores: dict[str, float] = {}
         errors: dict[str, str] = {}
@@ -200,13 +200,13 @@ def _failure(error: BaseException) -> str:
 
 
 def _short(file: str) -> str:
-    """Return the path from the current folder if the file is below it."""
+    """Shorten a path to one relative to the current folder, if the file is below it."""
     path = os.path.relpath(file)
     return file if path.startswith(os.pardir) else path
 
 
 def _suggest(found: Any) -> str:
-    """Return a text with the functions of a module that can be eval functions."""
+    """Return a hint with the functions of a module that can be eval functions."""
     names = (
         [name for name, value in vars(found).items() if _is_eval_function(value)] if hasattr(found, "__dict__") else []
     )

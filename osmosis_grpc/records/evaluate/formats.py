@@ -1,6 +1,6 @@
 """Reads the objects of a dataset's file, one at a time: JSON, JSONL, CSV and Parquet.
 
-Each object comes with its place. No reader holds more than one row, or one batch of a Parquet file, in memory.
+Each object comes with its line and column. Only one row, or one batch of a Parquet file, is in memory at a time.
 """
 
 import codecs
@@ -19,24 +19,24 @@ from osmosis_grpc.records.evaluate.errors import DatasetError
 MAX_ROW = 64 * 1024 * 1024
 """The most characters of one row."""
 CHUNK = 64 * 1024
-"""A JSON file is read in pieces of this many bytes."""
+"""How many bytes of a JSON file are read at once."""
 BATCH = 256
-"""The most rows of a Parquet file that are in memory."""
+"""How many rows of a Parquet file are in memory."""
 NEAR_END = 16
-"""A JSON error so near to the end of the text that was read can mean that the rest is still in the file."""
+"""A JSON error within this many characters of the end of the text read so far may only mean that more must be read."""
 SEPARATORS = {";": ";", "\t": "a tab", "|": "|"}
-"""What other programs put between the cells of a CSV file, and the names for people."""
+"""Separators of other programs' CSV files, which are refused, and what messages call them."""
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
 class Raw(NamedTuple):
-    """An object as it is in the file, and its place."""
+    """An object of a file, unchecked, with its place."""
 
     value: Any
     line: int
-    """The line on which it begins, from 1. In a Parquet file, the number of the row, from 1."""
+    """The line on which it begins or, in a Parquet file, the number of the row, from 1."""
     column: int = 0
-    """The character at which it begins; 0 if the place is the whole line."""
+    """The character at which it begins, from 1; 0 for the whole line."""
 
 
 def _not_a_number(name: str) -> NoReturn:
@@ -61,7 +61,7 @@ def read_jsonl(path: Path) -> Iterator[Raw]:
 
 
 def read_csv(path: Path) -> Iterator[Raw]:
-    """Yield the rows of a CSV file whose first row has the names of the columns."""
+    """Yield the rows of a CSV file. Its first row has the names of the columns."""
     before = csv.field_size_limit(MAX_ROW)
     try:
         with path.open("rb") as file:
@@ -95,7 +95,7 @@ def _csv_rows(path: Path, reader: Any) -> Iterator[Raw]:
 
 
 def _check_separator(path: Path, cells: list[str], line: int) -> None:
-    """Raise DatasetError if the header is one cell with another separator in it."""
+    """Raise DatasetError if the header is a single cell that contains another separator."""
     found = next((name for mark, name in SEPARATORS.items() if mark in cells[0]), None) if len(cells) == 1 else None
     if found:
         raise DatasetError(str(path), f"the separator is {found}, not ,: separate the cells by commas", line)
@@ -126,7 +126,7 @@ def _lines(path: Path, file: BinaryIO) -> Iterator[tuple[int, str]]:
 
 
 def read_json(path: Path) -> Iterator[Raw]:
-    """Yield the items of a list, or the objects of a file with one object after another."""
+    """Yield the items of a list, or the objects of a file that has one object after another."""
     with path.open("rb") as file:
         text = _Text(path, file)
         text.skip_space()
@@ -157,7 +157,7 @@ def read_json(path: Path) -> Iterator[Raw]:
 
 
 class _Text:
-    """The text of a JSON file. It holds only the part that is being read, and knows the place of its beginning."""
+    """A window of a JSON file's text: the part that is being parsed, and the line and column where it begins."""
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
         self._path = path
@@ -169,13 +169,13 @@ class _Text:
         self.line = self.column = 1
 
     def peek(self) -> str:
-        """Return the next character; an empty text at the end."""
+        """Return the next character, or an empty string at the end."""
         while self._at >= len(self._text) and not self._ended:
             self._more(CHUNK)
         return self._text[self._at : self._at + 1]
 
     def take(self, count: int = 1) -> None:
-        """Go past the next characters."""
+        """Skip the next characters."""
         taken = self._text[self._at : self._at + count]
         lines = taken.count("\n")
         self.column = len(taken) - taken.rindex("\n") if lines else self.column + count
@@ -183,7 +183,7 @@ class _Text:
         self._at += count
 
     def skip_space(self) -> None:
-        """Go to the next character that is not a space."""
+        """Skip white space."""
         while True:
             found = _SPACE.match(self._text, self._at)
             assert found is not None
@@ -192,7 +192,7 @@ class _Text:
                 return
 
     def value(self) -> Any:
-        """Return the next JSON value, and go past it."""
+        """Parse and skip the next JSON value."""
         size = CHUNK
         while True:
             try:
@@ -217,7 +217,7 @@ class _Text:
         raise DatasetError(str(self._path), problem, self.line, self.column)
 
     def _more(self, size: int) -> None:
-        """Read the next bytes, and drop the text that was read before."""
+        """Read the next bytes, and drop the text that is already parsed."""
         raw = self._file.read(size)
         self._ended = not raw
         try:
@@ -231,7 +231,7 @@ class _Text:
 
 
 def read_parquet(path: Path) -> Iterator[Raw]:
-    """Yield the rows of a Parquet file. Raises MissingExtraError without pyarrow."""
+    """Yield the rows of a Parquet file. Raises MissingExtraError if pyarrow is not installed."""
     try:
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
@@ -276,7 +276,7 @@ READERS: dict[str, Callable[[Path], Iterator[Raw]]] = {
     ".csv": read_csv,
     ".parquet": read_parquet,
 }
-"""The reader of each kind of file, by the end of the file's name."""
+"""The readers, by the ending of the file's name."""
 
 
 def _reason(error: BaseException) -> str:

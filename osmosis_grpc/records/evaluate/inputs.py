@@ -1,4 +1,4 @@
-"""The inputs of a run: what its results depend on. A run continues only with the same inputs."""
+"""The inputs on which a run's results depend. A run can only be continued with the same inputs."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -13,10 +13,10 @@ from osmosis_grpc.records.evaluate.eval_functions import EvalFunction
 from osmosis_grpc.tools.containers.archive import digest_of_folder
 
 Inputs = dict[str, dict[str, Any]]
-"""Each group of inputs by name. A group has the parts by name: a value, or the digest of a file."""
+"""Maps the name of a group of inputs to its parts by name. A part is a value, or the digest of a file."""
 DIGEST = "sha256:"
 MOST_NAMED = 5
-"""At most this many parts of a group are named."""
+"""How many differing parts of a group are named at most."""
 
 
 def digest_of(path: Path) -> str:
@@ -34,12 +34,12 @@ def digest_of_environment(text: str) -> str:
 
 
 def agent_inputs(agent_loop: RolloutAgentLoop | Runnable) -> dict[str, Any]:
-    """Return the parts of an agent: its name, its files, and the packages that they import."""
+    """Return an agent's parts: its name, its files, and the packages that the files import."""
     return {"name": agent_loop.name, **_parts(AgentVersion.of(as_runnable(agent_loop).source))}
 
 
 def function_inputs(functions: Sequence[EvalFunction]) -> dict[str, Any]:
-    """Return the parts of eval functions: their names and their files."""
+    """Return the parts of eval functions, which are their names and their files."""
     names = {function.name: "given" for function in functions}
     found = {name: value for function in functions for name, value in _parts(function.version).items()}
     return {**names, **found}
@@ -51,7 +51,7 @@ def _parts(version: AgentVersion) -> dict[str, Any]:
 
 
 def changes(then: Mapping[str, Any], now: Inputs) -> list[str]:
-    """Return a text for each group that differs, such as `agent (agent.py)` or `sampling (temperature 0.5, was 1)`."""
+    """Describe each group that differs, as in `agent (agent.py)` or `sampling (temperature 0.5, was 1)`."""
     found = []
     for group, parts in now.items():
         before = then.get(group)

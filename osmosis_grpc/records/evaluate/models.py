@@ -1,4 +1,4 @@
-"""Makes a model from its name, and asks it once before a run: a wrong key is one error, and not one for each row.
+"""Creates a model by its name, and probes it before a run, so that a wrong key is one error and not one in each row.
 
     mock:echo           replies with the text of the last message
     mock:tools          calls every tool once, and then answers
@@ -6,7 +6,7 @@
     litellm:NAME        any provider of litellm (extra `litellm`)
     NAME                a model of an OpenAI-compatible server
 
-A NAME with a slash and without a base URL, such as anthropic/claude-sonnet-4-5, is a name of litellm.
+If there is no base URL, a NAME with a slash, such as anthropic/claude-sonnet-4-5, is also taken as a name of litellm.
 """
 
 import json
@@ -30,16 +30,16 @@ KEY_VARIABLE = "OPENAI_API_KEY"
 URL_VARIABLE = "OPENAI_BASE_URL"
 PROBE = "Reply with the word OK."
 PROBE_TOKENS = 16
-"""The reply to the probe has at most this many tokens, if the server allows such a small limit."""
+"""How many tokens the reply to the probe may have, if the server allows such a small limit."""
 UNREACHABLE = "the model server cannot be reached"
 EVERY_ROW = "*"
-"""The key of a script for the rows that the script does not name."""
+"""The key of a script for all rows without a key of their own."""
 
 
 class Model:
-    """A model that answers the chats of a run. `name` is the name that the user gave.
+    """A model that answers the chats of a run. `name` is what the user wrote.
 
-    `variants` make the policies that are tried: the first one whose probe gets a reply is used. A mock needs no probe.
+    `variants` create the policies to try; the first that replies to the probe is used. Mocks are not probed.
     """
 
     def __init__(
@@ -47,11 +47,11 @@ class Model:
     ) -> None:
         self.name = name
         self.url = url
-        """The address of the model server; None if a library chooses it, and for a mock."""
+        """The address of the model server; None for a mock, or if a library chooses it."""
         self.mock = mock
         self._variants = variants
         self.policy: Policy = variants[0]()
-        """Answers the chats. probe() sets it."""
+        """The policy that answers the chats. probe() may replace it."""
 
     async def probe(self, params: Mapping[str, Any]) -> None:
         """Ask the model once, with the sampling parameters of the run. Raises ModelError if it gives no reply."""
@@ -63,7 +63,7 @@ class Model:
                 self.policy = make()
                 try:
                     await self._ask({**limit, **params})
-                except (Internal, InvalidArgument) as error:  # perhaps the server refuses a parameter of this variant
+                except (Internal, InvalidArgument) as error:  # the server may refuse a parameter of this variant
                     problem = problem or error
                 except CallError as error:
                     raise ModelError(f"{self.name}: {_advice(self.name, error)}") from None
@@ -79,7 +79,7 @@ class Model:
 
 
 def open_model(name: str, *, base_url: str | None = None, api_key: str | None = None) -> Model:
-    """Return the model with a name. Raises ModelError, and MissingExtraError without the library that it needs."""
+    """Return the model with a name. Raises ModelError, or MissingExtraError if its library is not installed."""
     kind, colon, rest = name.partition(":")
     if kind == "mock" and colon:
         given = [option for option, value in (("--base-url", base_url), ("--api-key", api_key)) if value]
@@ -99,7 +99,7 @@ def open_model(name: str, *, base_url: str | None = None, api_key: str | None = 
 
 
 def _openai(name: str, url: str, key: str | None) -> Model:
-    """Return a model of an OpenAI-compatible server. It is asked for token ids first, which some servers refuse."""
+    """Return a model of an OpenAI-compatible server. Its first variant asks for token ids; some servers refuse that."""
     check_url(url)
     return Model(
         name,
@@ -112,7 +112,7 @@ def _openai(name: str, url: str, key: str | None) -> Model:
 
 
 def check_url(url: str) -> None:
-    """Raise ModelError for a base URL that is malformed or has a secret. A run keeps its URL in a file."""
+    """Raise ModelError if a base URL is malformed or contains a secret, because a run writes its URL to a file."""
     try:
         checked_url(url)
     except ValueError as error:
@@ -137,10 +137,10 @@ def _mock(kind: str) -> Policy:
 
 
 class Script:
-    """Replies from a JSON file: a list of replies for each row, or an object from row number to such a list.
+    """Replies from a JSON file: one list of replies for all rows, or an object from row number to such a list.
 
     A reply is a text or an assistant message. Chat n of a sample gets reply n. The key "*" of an object has the replies
-    for all other rows. Raises ModelError for another file.
+    for all other rows. Raises ModelError if the file is malformed.
     """
 
     def __init__(self, path: Path) -> None:

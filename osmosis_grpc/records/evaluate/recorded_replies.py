@@ -1,4 +1,4 @@
-"""Answers chats from the journal of an earlier run, so that a second run needs no model."""
+"""Answers chats from the journal of an earlier run, so that a repetition needs no model."""
 
 from collections import OrderedDict
 from dataclasses import replace
@@ -16,13 +16,13 @@ from osmosis_grpc.supervise import SYSTEM
 
 COMPARED = ("messages", "tools", "parent_chat", "purpose", "policy")
 CACHED = 256
-"""The recordings of at most this many rows are in memory."""
+"""How many rows' recordings are kept in memory."""
 
 
 class RecordedReplies:
     """A policy with the replies of a run. Raises RunError if the folder has no journal.
 
-    A chat that failed in the run fails again. A chat that the run did not ask raises FailedPrecondition.
+    A chat that failed in the run fails again. A chat that the run does not have raises FailedPrecondition.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -54,7 +54,7 @@ class RecordedReplies:
 
 
 def _newest(reader: Reader, rollout_id: str) -> list[TrajectoryEvent]:
-    """Return the events of the newest attempt of a rollout; none if there is no such rollout."""
+    """Return the events of a rollout's newest attempt, or [] if there is no such rollout."""
     attempts = [entry.init.request.attempt for entry in reader.find(rollout_id)]
     return list(reader.trajectory(rollout_id, max(attempts))) if attempts else []
 
@@ -73,19 +73,19 @@ class _Recorded:
                 self._asked[kind.sample, kind.chat_number] = kind
             elif isinstance(kind, events.ChatFailed) and not kind.will_retry:
                 error = from_code(kind.code, kind.message)
-                # A retry would get the same recorded error, so the error becomes final.
+                # A retry would get the same recorded error, so make it final.
                 final = FailedPrecondition(kind.message) if error.retryable else error
                 self._failed[kind.sample, kind.chat_number] = final
 
     def reply(self, request: ChatRequest) -> ChatResponse:
-        """Return a recorded reply, or raise the recorded error. Raises Diverged, and KeyError if there is neither."""
+        """Return a recorded reply or raise the recorded error. Raises Diverged, or KeyError if there is neither."""
         found = self._recording.reply(_question(request))
         if found is None:
             raise self._failed[request.sample, request.chat_number]
         return found.response
 
     def differing(self, request: ChatRequest) -> list[str]:
-        """Return what differs between a chat and the recorded one: messages, tools, the names of parameters, ..."""
+        """Return what differs between a chat and the recorded one: messages, tools, names of parameters and so on."""
         asked, before = _question(request), self._asked[request.sample, request.chat_number]
         names = sorted(asked.params.keys() | before.params.keys())
         params = [name for name in names if asked.params.get(name) != before.params.get(name)]
@@ -94,7 +94,7 @@ class _Recorded:
 
 
 def _as_asked(event: TrajectoryEvent) -> TrajectoryEvent:
-    """Return an event as a policy sees it: with the parameters of the chat instead of those that the agent passed."""
+    """Return an event with the parameters that the policy got, in place of those that the agent passed."""
     kind = event.kind
     if not isinstance(kind, events.ChatRequested) or kind.passed is None:
         return event

@@ -1,4 +1,4 @@
-"""The result of a row with its price, and the summary of a run, as values and as JSON. docs/test.md describes them."""
+"""The result of a row, and the summary of a run, as values and as JSON. docs/test.md describes them."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -12,9 +12,9 @@ from osmosis_grpc.records.reading.message_text import prompt_text
 
 MILLION = 1_000_000
 REFUSED = "REFUSED"
-"""The status of a row whose rollout was not accepted, for example because get_tools raised."""
+"""The status of a row whose rollout was not accepted, for example because get_tools raised an error."""
 MOST_ERROR_BYTES = 4096
-"""The most bytes of an error's text in a result. The journal has the whole text."""
+"""How many bytes of an error's text a result contains. The journal has the whole text."""
 
 
 MOST_PROMPT = 200
@@ -23,14 +23,14 @@ MOST_PROMPT = 200
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Dollars for a million tokens."""
+    """The price of tokens, in dollars per million."""
 
     prompt: float
     reply: float
 
     @classmethod
     def of(cls, text: str) -> "Price":
-        """Return the price of a text PROMPT/REPLY. Raises ValueError for another text."""
+        """Parse a text PROMPT/REPLY. Raises ValueError."""
         first, slash, second = text.partition("/")
         try:
             price = cls(float(first), float(second))
@@ -42,7 +42,7 @@ class Price:
 
 
 def cost_of(response: ChatResponse, price: Price | None) -> float | None:
-    """Return the price of a reply in dollars; None if it is unknown. The given price wins over a reported one."""
+    """Return the cost of a reply in dollars, by `price` or else as reported, or None if it is unknown."""
     usage: Mapping[str, Any] = response.usage or {}
     if price is not None:
         counts = [usage.get(name) or 0 for name in ("prompt_tokens", "completion_tokens")]
@@ -55,7 +55,7 @@ def cost_of(response: ChatResponse, price: Price | None) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowResult:
-    """How the rollout of one row ended."""
+    """The result of one row's rollout."""
 
     row_index: int
     """The number of the row in the dataset, from 0."""
@@ -80,15 +80,15 @@ class RowResult:
     duration_ms: float = 0.0
     token_usage: Mapping[str, int] = field(default_factory=dict)
     cost: float | None = None
-    """The price of the replies in dollars; None if it is unknown."""
+    """The cost of the replies in dollars; None if it is unknown."""
     attempt: int = 1
     """The attempt of the rollout. If a row has several results, the newest one counts."""
     run_index: int = 0
-    """The number of this run of the row, from 0."""
+    """Which of the row's runs this is, from 0."""
     scores: Mapping[str, float] | None = None
-    """The scores by eval function. None without eval functions."""
+    """The scores by eval function; None if the run has no eval functions."""
     score_errors: Mapping[str, str] | None = None
-    """Why scores failed, by eval function."""
+    """The errors of failed scores, by eval function."""
 
     @property
     def completed(self) -> bool:
@@ -97,12 +97,12 @@ class RowResult:
 
     @property
     def good(self) -> bool:
-        """Whether the rollout completed, and every eval function has a score."""
+        """Whether the rollout completed and every eval function gave a score."""
         return self.completed and not self.score_errors
 
     @property
     def name(self) -> str:
-        """The row's number, and the number of the run if the row runs more than once. It ends the rollout's id."""
+        """The end of the rollout's id: the row's number, followed by `run_index` if the row has several runs."""
         return self.rollout_id.rpartition("-")[2]
 
     def record(self) -> dict[str, Any]:
@@ -112,7 +112,7 @@ class RowResult:
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> "RowResult":
-        """Return the result of its JSON. Fields of later versions are dropped."""
+        """Read a result from JSON. Fields of later versions are dropped."""
         return cls(**{name: value for name, value in record.items() if name in cls.__slots__})
 
 
@@ -153,12 +153,12 @@ def asked(row: Row) -> dict[str, Any]:
 
 
 _SCORES = ("run_index", "scores", "score_errors")
-"""The fields of a run with eval functions."""
+"""The fields that only a run with eval functions has."""
 
 
 @dataclass(slots=True)
 class Summary:
-    """The sums over the rows of a run that have ended."""
+    """Sums over the finished rows of a run."""
 
     total: int = 0
     passed: int = 0
@@ -173,11 +173,11 @@ class Summary:
     completion_tokens: int = 0
     num_llm_calls: int = 0
     cost: float | None = None
-    """In dollars; None if no reply had a price."""
+    """The cost in dollars; None if that of every reply is unknown."""
     unscored: int = 0
-    """The number of completed rows for which an eval function has no score."""
+    """The number of completed rows that lack the score of an eval function."""
     scores: dict[str, tuple[int, float]] = field(default_factory=dict)
-    """The number of scores and their sum, by eval function."""
+    """The number and the sum of the scores, by eval function."""
 
     def add(self, result: RowResult) -> None:
         """Count a row."""
@@ -200,7 +200,7 @@ class Summary:
 
     @property
     def mean_reward(self) -> float | None:
-        """The mean over the rows with a reward; None without one."""
+        """The mean over the rows with a reward, or None if there are none."""
         return self.rewards / self.rewarded if self.rewarded else None
 
     def record(self) -> dict[str, Any]:

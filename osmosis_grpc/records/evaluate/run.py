@@ -39,9 +39,9 @@ from osmosis_grpc.supervise import DaemonThreads
 _logger = logging.getLogger(__name__)
 
 QUEUED = 1_000_000
-"""The most rollouts that wait. A run that a crash has stopped may have left many."""
+"""The most queued rollouts. A run that has crashed may have left many."""
 FULL_RETRY = 0.2
-"""While the running rollouts fill the memory, the next one is tried again after this many seconds."""
+"""How many seconds to wait before the next rollout is tried again when the running ones fill the memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,21 +52,21 @@ class RunConfig:
     completion_params: Mapping[str, Any] = field(default_factory=dict)
     """The sampling parameters, under OpenAI's names."""
     pin_completion_params: bool = False
-    """Whether these parameters replace those that the agent passes."""
+    """Whether these parameters override those that the agent passes."""
     concurrency: int = 4
-    """The most rollouts that run at once."""
+    """How many rollouts run at once."""
     agent_timeout: float | None = 1800.0
-    """The most seconds of one rollout."""
+    """How many seconds one rollout may take."""
     free: bool = False
-    """Whether replies cost nothing, because they are recorded."""
+    """Whether replies cost nothing, because they are recorded ones."""
     price: Price | None = None
-    """The price of tokens, if the user gave it."""
+    """The price of tokens, if the user has set it."""
     stalled_after: float = 60.0
-    """A rollout that makes no progress for this many seconds is in the log."""
+    """After how many seconds without progress a rollout is logged as stalled."""
     trainer_grace: float = 120.0
-    """While the model server is down or refuses calls for now, a chat is tried again for this many seconds."""
+    """For how many seconds a chat is retried while the model server is down or refuses calls."""
     evaluation: bool = False
-    """Whether the rollouts only measure the policy."""
+    """Whether the rollouts are marked as evaluation, not training."""
 
 
 OnResult = Callable[[RowResult, RolloutOutcome | None], None]
@@ -76,14 +76,14 @@ OnResult = Callable[[RowResult, RolloutOutcome | None], None]
 STOPPED = frozenset(
     {FailureReason.SHUTDOWN, FailureReason.RESTART, FailureReason.REPLAY_DIVERGED, FailureReason.DATA_LOSS}
 )
-"""The failures of rollouts that an earlier process left. Such a row runs again, as a higher attempt."""
+"""The failures of rollouts that ended with an earlier process. Their rows run again, as a higher attempt."""
 EVAL = "eval"
-"""The author of the scores of a run with eval functions."""
+"""The author of the annotations with scores."""
 
 
 @dataclass(slots=True)
 class _Waiting:
-    """A rollout whose outcome the run waits for."""
+    """A rollout whose outcome the run is waiting for."""
 
     done: "asyncio.Future[RolloutOutcome]"
     costs: list[float] = field(default_factory=list)
@@ -92,9 +92,9 @@ class _Waiting:
 class Run:
     """One run of an agent loop. `policy` answers the chats, and `scorer` scores the rollouts that completed.
 
-    The run is a trainer of its engine. If the folder has a journal already, an outcome in it is not made again, because
-    the Init of its row is equal to the earlier one. A rollout that an earlier process left continues with its recorded
-    replies if its agent is replayable. Otherwise its row runs again, as a higher attempt.
+    If the folder already has a journal, the run continues it. Rows with an outcome do not run again, because their Init
+    is equal to the recorded one. A rollout that an earlier process left unfinished continues with its recorded replies
+    if its agent is replayable; otherwise its row runs again, as a higher attempt.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Run:
         self._scorer = scorer
         self._host = LocalHost(agent_loop, policy, _limits(config), folder=folder.path)
         self._active = 0
-        """The number of rollouts that are being accepted, or whose outcome the run waits for."""
+        """The number of rollouts that are being accepted or have not ended."""
         self._waiting: dict[tuple[str, int], _Waiting] = {}
         self._warned = False
 
@@ -120,10 +120,10 @@ class Run:
         self._host.engine.cancel("", rollout_id=rollout_id, reason="cancelled by the user")
 
     async def run(self, rows: Iterator[Row], on_result: OnResult) -> None:
-        """Run a rollout for each row, and write its result into the folder. Raises DatasetError of `rows`.
+        """Run a rollout for each row, and write its result into the folder.
 
-        Raises CallError if the journal cannot be written, and OSError if the results cannot be written. After an error
-        no further row starts. The running rollouts end first.
+        Raises the DatasetError of `rows`, CallError if the journal cannot be written, and OSError if the results cannot
+        be written. After an error, no further row starts, and the running rollouts are finished first.
         """
         threads = DaemonThreads()
         error: Exception | None = None
@@ -164,7 +164,7 @@ class Run:
             if attempt in known and outcome.failure is not None and outcome.failure.reason in STOPPED:
                 outcome = await self._outcome(engine, row, attempt + 1, costs)
         except CallError as error:
-            if engine.journal.problem or self._host.supervisor.failure is not None:  # the row is not the cause
+            if engine.journal.problem or self._host.supervisor.failure is not None:  # not the fault of this row
                 raise
             refused = RowResult(
                 row_index=row.number,
@@ -184,7 +184,7 @@ class Run:
         return await self._score(engine, row, result, outcome), outcome
 
     async def _outcome(self, engine: Engine, row: Row, attempt: int, costs: list[float]) -> RolloutOutcome:
-        """Return the outcome of an attempt, and add the prices of its replies to `costs`. Raises CallError."""
+        """Return the outcome of an attempt, and add the costs of its replies to `costs`. Raises CallError."""
         request = RolloutRequest(
             rollout_id=self._folder.rollout_id(row.key),
             attempt=attempt,
@@ -206,7 +206,7 @@ class Run:
                     return await waiting.done
             finally:
                 self._active -= 1
-            # An earlier process stopped after the delivery, and before it wrote the result.
+            # An earlier process got the outcome, but stopped before it wrote the result.
             waiting.costs += self._paid(engine.log.trajectory(*key))
             outcome = (await engine.rollouts.info(record)).outcome
             assert outcome is not None
@@ -216,7 +216,7 @@ class Run:
             costs += waiting.costs
 
     async def _init(self, engine: Engine, request: RolloutRequest, peer: Peer) -> Record:
-        """Accept a rollout, which is active then. Wait first while other rollouts fill the memory. Raises CallError."""
+        """Start a rollout, and count it as active. Wait while other rollouts fill the memory. Raises CallError."""
         while True:
             self._active += 1
             try:
@@ -230,7 +230,7 @@ class Run:
             await asyncio.sleep(FULL_RETRY)
 
     def _peer_of(self, engine: Engine, entry: JournaledRollout) -> Peer:
-        """Return the peer of a rollout that an earlier process left."""
+        """Return the peer of a rollout that an earlier process left unfinished."""
         request = entry.init.request
         waiting = _Waiting(asyncio.get_running_loop().create_future())
         waiting.costs += self._paid(engine.log.trajectory(request.rollout_id, request.attempt))
@@ -248,7 +248,7 @@ class Run:
         return local_peer(chat, waiting.done)
 
     def _check_params(self, request: ChatRequest) -> None:
-        """Warn once if the agent does not use the sampling parameters of the run."""
+        """Warn once if the agent ignores the sampling parameters of the run."""
         wanted = self._config.completion_params
         ignored = [name for name, value in wanted.items() if request.params.get(name) != value]
         if ignored and not self._warned:
@@ -264,17 +264,16 @@ class Run:
         return [] if cost is None else [cost]
 
     def _paid(self, trajectory: Iterable[TrajectoryEvent]) -> Iterator[float]:
-        """Yield the prices of the replies that an earlier process got."""
+        """Yield the costs of the replies that an earlier process got."""
         for event in trajectory:
             if isinstance(event.kind, events.ChatAnswered) and not (event.kind.recorded_event or event.kind.forked):
                 yield from self._cost(event.kind.response)
 
     async def _score(self, engine: Engine, row: Row, result: RowResult, outcome: RolloutOutcome) -> RowResult:
-        """Return the result with the scores of the eval functions. Each score becomes an annotation of the rollout.
+        """Add the scores of the eval functions to a result. Without eval functions, the score is the reward.
 
-        The error of a score that failed becomes an annotation, too. Without eval functions, the reward is the score.
-
-        A score that the journal has is not computed again. A rollout that did not complete has no scores.
+        Each score, and each error of one, becomes an annotation of the rollout. Scores that are already in the journal
+        are not computed again. A rollout that did not complete gets no scores.
         """
         if self._scorer is None:
             return result
@@ -293,7 +292,7 @@ class Run:
                 note = function.annotation(scores[function.name], EVAL)
             else:
                 continue
-            with contextlib.suppress(AlreadyExists):  # the annotation of an earlier try, for another score
+            with contextlib.suppress(AlreadyExists):  # an earlier try has annotated a different score
                 await engine.annotations.add("", *key, note)
         return replace(result, scores=scores, score_errors=errors)
 
@@ -316,7 +315,7 @@ def _own_score(result: RowResult) -> RowResult:
 
 
 def scores_in(annotated: Iterable[TrajectoryEvent]) -> dict[str, float]:
-    """Return the rewards of annotations, by the ids of the annotations."""
+    """Return the rewards in annotations, by annotation id."""
     kinds = (event.kind for event in annotated)
     given = [kind.annotation for kind in kinds if isinstance(kind, events.Annotated)]
     return {each.id: each.reward for each in given if each.reward is not None}

@@ -21,15 +21,15 @@ from osmosis_grpc.storage.lock_file import Lock, Locked
 from osmosis_grpc.storage.state_folders import fsync
 
 RUNS = Path(".osmosis/runs")
-"""The folder of all runs whose folder has no name of its own."""
+"""The parent of all run folders, unless the user names another folder."""
 SCHEMA_VERSION = 1
 """The version of run.json, of the rows in results.jsonl, and of the output of the commands."""
 NEWEST = "last"
-"""The name of the newest run below RUNS."""
+"""A name for the newest run below RUNS."""
 MOST_BYTES = 64 * 1024 * 1024
 """The largest run.json that is read, in bytes."""
 MOST_NAMES = 10
-"""An error names at most this many runs."""
+"""How many runs an error lists at most."""
 _RUN, _RESULTS, _LOCK = "run.json", "results.jsonl", "run.lock"
 _ARCHIVE = ".archive-"
 
@@ -45,9 +45,9 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path | None, about: dict[str, Any]) -> "RunFolder":
-        """Make the folder of a new run. Raises RunError if it cannot be made, or if it has a run already."""
+        """Create the folder of a new run. Raises RunError if that is not possible or it already has a run."""
         now = datetime.now(UTC)
-        run_id = f"{now.microsecond:05x}{secrets.token_hex(1)}"  # so that the names of runs sort by time
+        run_id = f"{now.microsecond:05x}{secrets.token_hex(1)}"  # microseconds first, so that names sort by time
         path = path or RUNS / f"{now:%Y%m%d-%H%M%S}-{run_id}"
         if (path / _RUN).exists() or (path / FILE).exists():
             raise RunError(f"{path} has a run already; name another folder with --save-dir")
@@ -118,7 +118,7 @@ class RunFolder:
         return (path / _RUN).exists()
 
     def lock(self) -> None:
-        """Keep other processes from running here until this process ends. Raises RunError."""
+        """Lock the folder against other processes until unlock() or the end of this process. Raises RunError."""
         if self._lock is None:
             try:
                 self._lock = Lock(self.path / _LOCK)
@@ -128,13 +128,13 @@ class RunFolder:
                 raise RunError(f"{self.path} cannot be used: {error.strerror}") from None
 
     def unlock(self) -> None:
-        """Let other processes run here. Idempotent."""
+        """Release the lock. Idempotent."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
     def archive(self) -> Path:
-        """Move the folder away, to PATH.archive-TIME, and return its new path. Raises RunError."""
+        """Rename the folder to PATH.archive-TIME, and return the new path. Raises RunError."""
         self.lock()
         target = self.path.with_name(f"{self.path.name}{_ARCHIVE}{datetime.now(UTC):%Y%m%d-%H%M%S-%f}")
         try:
@@ -145,7 +145,7 @@ class RunFolder:
         return target
 
     def resume(self, about: dict[str, Any]) -> None:
-        """Continue the run: lock the folder, and drop a result that a crash has cut. Raises RunError."""
+        """Lock the folder to continue the run, and drop a result that a crash has truncated. Raises RunError."""
         self.lock()
         self._drop_torn_result()
         resumed = {"state": "running", "resumed": int(self.about.get("resumed", 0)) + 1}
@@ -155,7 +155,7 @@ class RunFolder:
         self.save()
 
     def rollout_id(self, row: int | str) -> str:
-        """Return the id of the rollout of a row. `row` is its number, or the key of one of its runs."""
+        """Return the id of a row's rollout. `row` is the row's number, or the key of one of its runs."""
         return f"{self.about.get('command', 'test')}-{self.about['id']}-{row}"
 
     def before(self) -> Path | None:
@@ -170,14 +170,14 @@ class RunFolder:
         return None
 
     def save(self) -> None:
-        """Write run.json, so that a crash leaves the old file or the new one."""
+        """Write run.json atomically: a crash leaves the old file or the new one."""
         temporary = self.path / f"{_RUN}.new"
         temporary.write_bytes(_encoded(self.about, indent=2))
         fsync(temporary)
         os.replace(temporary, self.path / _RUN)
 
     def add(self, result: dict[str, Any]) -> None:
-        """Append the result of a row. It is on disk when this method returns. Raises OSError, and writes nothing."""
+        """Append the result of a row, and sync it to disk. If that fails, write nothing and raise OSError."""
         line = _encoded(result)
         with (self.path / _RESULTS).open("ab", buffering=0) as file:
             size = file.tell()
@@ -186,13 +186,13 @@ class RunFolder:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path / _RESULTS))
                 os.fsync(file.fileno())
             except OSError:
-                file.truncate(size)  # the next result does not follow a half one
+                file.truncate(size)  # don't leave half a result
                 raise
 
     def results(self) -> Iterator[dict[str, Any]]:
-        """Yield the results in the order of their ends. A last line that a crash has cut is left out.
+        """Yield the results in the order in which the rollouts ended.
 
-        Raises RunError for another line that is damaged.
+        Skips a last line that a crash has truncated, and raises RunError for any other damaged line.
         """
         with _opened(self.path / _RESULTS) as file:
             for number, line in enumerate(file, 1):
@@ -209,12 +209,12 @@ class RunFolder:
                 yield result
 
     def newest_results(self) -> dict[tuple[int, int], RowResult]:
-        """Return the newest result of each run of each row, by row number and run index. Raises RunError."""
+        """Return the newest result for each row number and run index. Raises RunError."""
         found = (RowResult.of_record(record) for record in self.results())
         return {(result.row_index, result.run_index): result for result in found}
 
     def end(self, state: str, summary: dict[str, Any]) -> None:
-        """Write the end of the run: "finished" or "interrupted"."""
+        """Write the state at the end of the run, "finished" or "interrupted", and the summary."""
         self.about |= {"state": state, "ended": datetime.now(UTC).isoformat(), "summary": summary}
         self.save()
 
@@ -268,5 +268,5 @@ def _opened(path: Path) -> IO[bytes]:
 
 
 def _encoded(value: dict[str, Any], indent: int | None = None) -> bytes:
-    """Return JSON and a line end. A file name that is not UTF-8 has surrogates; they become escapes of JSON."""
+    """Encode JSON with a line end. Escape surrogates, which occur in file names that are not UTF-8."""
     return (json.dumps(value, indent=indent, ensure_ascii=False) + "\n").encode(errors="backslashreplace")

@@ -2,11 +2,11 @@
 
 export() writes a file or a folder: messages, atif, parquet, verl, verl-batch or verl-records. For verl,
 agent_loop_outputs() returns the fields of AgentLoopOutput, padded_batch() the padded batch, and verl_records() the
-records of the V1 trainer's TransferQueue. They are NumPy arrays, and need neither torch nor verl. atif_trajectory()
-returns a trajectory of ATIF v1.7, and message_lines() OpenAI messages.
+records of the V1 trainer's TransferQueue, all as NumPy arrays, without torch or verl. atif_trajectory() returns a
+trajectory of ATIF v1.7, and message_lines() OpenAI messages.
 
-A sample that cannot be trained on raises InvalidArgument with its name and the reason. Token ids are the recorded ones;
-none is made up, and none is computed from text.
+A sample that cannot be trained on raises InvalidArgument with its name and the reason. All token ids are recorded ones;
+none is computed from text.
 """
 
 from osmosis_grpc.protocol.types.trainable import Row, Skipped

@@ -10,18 +10,18 @@ from osmosis_grpc.protocol.types import Message, Sample
 from osmosis_grpc.records.export.recorded import RecordedRollout, Reply, facts, replies
 
 _IMAGES = {"image/jpeg": (".jpg", ".jpeg"), "image/png": (".png",), "image/gif": (".gif",), "image/webp": (".webp",)}
-"""The media types of ATIF, with the ends of the names of such files."""
+"""The media types of ATIF, with their file name extensions."""
 _DATA = re.compile(r"data:([\w/+.-]+)[;,]")
 VERSION = "ATIF-v1.7"
 _SOURCES = {"system": "system", "developer": "system", "user": "user", "assistant": "agent"}
 _KNOWN = {"role", "content", "reasoning_content", "reasoning", "tool_calls", "tool_call_id"}
-"""The keys of messages that have a field in ATIF. All other keys are in the step's `extra`."""
+"""The keys of messages that have a field in ATIF. All others go into the step's `extra`."""
 
 
 def content_parts(content: Any) -> tuple[str | list[dict[str, Any]], dict[str, Any]]:
-    """Return the content for ATIF, and what it cannot express, for `extra`.
+    """Return the content for ATIF, and for `extra` what ATIF cannot express.
 
-    A part that is neither a text nor an image of a known type is in `extra` under "content_parts", by its index.
+    Parts that are neither texts nor images of a known type go into `extra` under "content_parts", by their index.
     """
     if content is None:
         return "", {}
@@ -68,8 +68,8 @@ def atif_trajectory(rollout: RecordedRollout, *, tokens: bool = True) -> dict[st
 
     Args:
         rollout: The rollout.
-        tokens: Whether each step of a reply has its token ids and logprobs. If the messages of the sample are not the
-            replies of its chats, the tokens are in the trajectory's extra.osmosis.unmatched_replies.
+        tokens: Whether each step of a reply has its token ids and logprobs. If the messages of the sample don't match
+            the replies of its chats, the tokens are in the trajectory's extra.osmosis.unmatched_replies.
 
     Raises:
         InvalidArgument: The rollout has no message. A trajectory has at least one step.
@@ -158,7 +158,7 @@ def _step(message: Message, source: str, number: int) -> dict[str, Any]:
 
 
 def _call(call: Any, unnamed: str) -> dict[str, Any]:
-    """Return a tool call. Arguments that are no JSON object are in its `extra`, unchanged."""
+    """Convert a tool call. Arguments that are not a JSON object go into its `extra`, unchanged."""
     given = call if isinstance(call, Mapping) else {}
     function = given.get("function")
     function = function if isinstance(function, Mapping) else {}
@@ -180,7 +180,7 @@ def _call(call: Any, unnamed: str) -> dict[str, Any]:
 
 
 def _observe(steps: list[dict[str, Any]], message: Message) -> None:
-    """Add a tool message to the newest step with its call, else to the newest step of the agent."""
+    """Add a tool message to the newest step that has its call, or else to the agent's newest step."""
     call_id = message.get("tool_call_id")
     calls = ((call, step) for step in reversed(steps) for call in step.get("tool_calls", ()))
     owner = next((step for call, step in calls if call["tool_call_id"] == call_id), None)
@@ -194,14 +194,14 @@ def _observe(steps: list[dict[str, Any]], message: Message) -> None:
         owner = next((step for step in reversed(steps) if step["source"] == "agent"), None)
     if extra:
         result["extra"] = extra
-    if owner is None:  # a history that begins with the result of a tool
+    if owner is None:  # the history begins with a tool result
         owner = {"step_id": len(steps) + 1, "source": "system", "message": ""}
         steps.append(owner)
     owner.setdefault("observation", {"results": []})["results"].append(result)
 
 
 def _add_tokens(steps: list[dict[str, Any]], sample: Sample) -> dict[str, Any]:
-    """Add the tokens of each reply to its step. Returns what is added to the trajectory's `extra` instead."""
+    """Add the tokens of each reply to its step. Return those without a step, for the trajectory's `extra`."""
     found = replies(sample)
     agents = [step for step in steps if step["source"] == "agent"]
     if found is None:
@@ -210,7 +210,7 @@ def _add_tokens(steps: list[dict[str, Any]], sample: Sample) -> dict[str, Any]:
     about = {"dropped_replies": [_numbered(reply) for reply in found if reply.chat_number in left]} if left else {}
     found = [reply for reply in found if reply.chat_number not in left]
     if sum(not segment.dropped for segment in sample.segments) == 1:
-        # The replies are listed in one sequence; a fork takes the first ones from its original.
+        # With one segment, replies and steps are in the same order. The first steps of a fork belong to its original.
         agents = agents[-len(found) :]
     if len(found) != len(agents):
         return about | {"unmatched_replies": [_numbered(reply) for reply in found]}

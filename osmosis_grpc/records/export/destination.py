@@ -1,4 +1,4 @@
-"""Writes a file or a folder under another name, and renames it when it is complete."""
+"""Writes a file or a folder under a temporary name, and renames it when it is complete."""
 
 import json
 import os
@@ -11,26 +11,25 @@ from typing import Any, TextIO
 from osmosis_grpc.protocol.errors import InvalidArgument
 
 MANIFEST = "export.json"
-"""The file in an exported folder that says what it is."""
+"""The file that marks a folder as an export, and describes it."""
 
 SHOWN = 50
-"""How many characters of a file's name its unfinished file shows, so that the name is not too long for the file
-system."""
+"""How many characters of a file's name go into its temporary name, which must not be too long for the file system."""
 
 
 class Destination:
-    """A file or folder to write. Used with `with`: at the end it gets its name, and after an error it is removed.
+    """A file or folder to write. Use it with `with`: it gets its name at the end, and is removed after an error.
 
-    Raises InvalidArgument at the beginning if the name is taken, or cannot be written. `overwrite` allows to replace a
-    file, or a folder that an export wrote.
+    Entering raises InvalidArgument if the name is taken or cannot be written. With `overwrite`, an existing file is
+    replaced, or a folder if an export wrote it.
     """
 
     def __init__(self, path: Path, *, folder: bool, overwrite: bool = False, stdout: bool = False) -> None:
-        """With `stdout`, the file is stdout, and `path` is ignored."""
+        """Write to `path`, or to stdout if `stdout` is set."""
         self.path = path
         self.folder = folder
         self.manifest: dict[str, Any] = {}
-        """Written into a folder at the end."""
+        """The content of MANIFEST, written at the end."""
         self._overwrite, self._stdout = overwrite, stdout
         self._working = path.with_name(f".{path.name[:SHOWN]}.{secrets.token_hex(8)}.partial")
         self._file: TextIO | None = None
@@ -97,7 +96,7 @@ class Destination:
                 old = self.path.with_name(f"{self._working.name}.old")
                 self.path.rename(old)
                 self._working.rename(self.path)
-                if old.is_symlink():  # the folder that it points to stays
+                if old.is_symlink():  # remove the link, not the folder that it points to
                     old.unlink()
                 else:
                     shutil.rmtree(old)

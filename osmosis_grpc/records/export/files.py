@@ -1,4 +1,4 @@
-"""The formats by name, and export(): writes outcomes to a file or a folder."""
+"""Exports outcomes to a file or a folder, in a format chosen by name."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -23,19 +23,19 @@ from osmosis_grpc.records.export.verl_records import VerlRecords
 from osmosis_grpc.records.export.verl_rows import VerlConfig, VerlRows
 
 Format = Literal["messages", "atif", "parquet", "verl", "verl-batch", "verl-records"]
-"""The formats. Those of verl, and Parquet's segments, have trainable samples only."""
+"""The formats. Those of verl, and Parquet's segments, contain only trainable samples."""
 
 STDOUT = "-"
 MAX_FILE_NAME = 200
-"""The most characters of a rollout's id in the name of a file."""
+"""How many characters of a rollout's id the name of a file contains."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportOptions:
-    """What a format needs to know. Each format uses some of it."""
+    """The options of all formats. Each format uses some of them."""
 
     verl: VerlConfig = VerlConfig()
-    """The limits, what to do with untrainable samples (also for Parquet), and the extras that go along."""
+    """The limits, what to do with untrainable samples (also for Parquet), and which extras to include."""
     pad_id: int | None = None
     """The tokenizer's pad_token_id, for verl-batch."""
     batch_size: int = DEFAULT_BATCH
@@ -43,34 +43,34 @@ class ExportOptions:
     global_steps: int | None = None
     """The trainer's step, for verl-records."""
     tokens: bool = True
-    """Whether ATIF has the token ids and logprobs."""
+    """Whether ATIF contains token ids and logprobs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportCounts:
-    """What an export wrote."""
+    """What an export has written."""
 
     rollouts: int
     rows: int
-    """Lines, trajectories or segments."""
+    """The number of lines, trajectories or segments."""
     skipped: int
     """The number of rollouts, samples and segments that were left out on request."""
     truncated: int = 0
-    """The number of responses that were cut on request."""
+    """The number of responses that were truncated on request."""
 
 
 class Sink(Protocol):
     """Writes rollouts in one format."""
 
     def add(self, rollout: RecordedRollout) -> None:
-        """Write a rollout. Raises InvalidArgument naming it and the reason."""
+        """Write a rollout. Raises InvalidArgument with its id and the reason if the format cannot express it."""
 
     def counts(self) -> tuple[int, int, int]:
-        """Return the number of rows, of skipped ones, and of truncated ones."""
+        """Return the numbers of rows, skipped ones and truncated ones."""
 
 
 class _Lines:
-    """Writes lines of JSON. A rollout without a line is counted as skipped."""
+    """Writes lines of JSON. A rollout that yields none counts as skipped."""
 
     def __init__(self, file: TextIO, lines: Callable[[RecordedRollout], Iterable[Any]], rows: VerlRows | None) -> None:
         self._file, self._lines, self._verl = file, lines, rows
@@ -89,7 +89,7 @@ class _Lines:
 
 
 class _Trajectories:
-    """Writes one ATIF file for each rollout into a folder. A rollout without messages is counted as skipped."""
+    """Writes one ATIF file for each rollout into a folder. A rollout without messages counts as skipped."""
 
     def __init__(self, folder: Path, tokens: bool) -> None:
         self._folder, self._tokens = folder, tokens
@@ -138,17 +138,17 @@ def _open(to: Format, destination: Destination, options: ExportOptions, stack: E
 
 
 class Export:
-    """Writes rollouts in one format, one after the other. Used with `with`: the output is complete at its end.
+    """Writes rollouts in one format, one after the other. Use it with `with`: the output is complete at the end.
 
     Args:
         output: A file, a folder for parquet, verl-batch and atif, or "-" for stdout. ATIF in a file whose name ends
             with .jsonl, or on stdout, has a line for each rollout.
         to: The format.
-        options: What the format needs.
-        overwrite: Whether an output that exists is replaced.
+        options: The options of the format.
+        overwrite: Whether to replace an output that exists.
 
     Raises:
-        InvalidArgument: An argument is wrong; the text names it.
+        InvalidArgument: An argument is invalid; the message names it.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class Export:
         self._stack.__exit__(kind, *exc)
 
     def add(self, rollout: RecordedRollout | RolloutOutcome) -> None:
-        """Write a rollout. Raises InvalidArgument naming it and the reason if the format cannot express it."""
+        """Write a rollout. Raises InvalidArgument with its id and the reason if the format cannot express it."""
         self._sink.add(rollout if isinstance(rollout, RecordedRollout) else RecordedRollout(outcome=rollout))
         self._rollouts += 1
 
@@ -196,10 +196,10 @@ def export(
     *,
     overwrite: bool = False,
 ) -> ExportCounts:
-    """Write outcomes to a file or a folder, and return what it wrote. The output appears only when it is complete.
+    """Write outcomes to a file or a folder, and return the counts. The output appears only when it is complete.
 
     Args:
-        rollouts: The outcomes, or groups, or what was recorded of rollouts.
+        rollouts: The outcomes, or groups, or recorded rollouts.
         output: As in Export.
         to: As in Export.
         options: As in Export.
@@ -216,7 +216,7 @@ def export(
 
 
 def file_name(rollout_id: str, attempt: int) -> str:
-    """Return the name of a rollout's file. Characters that are special in paths are escaped as in URLs."""
+    """Return the name of a rollout's file. Special characters are percent-encoded."""
     name = quote(rollout_id, safe=" ")
     if len(name) > MAX_FILE_NAME or name.startswith("."):
         name = f"{name[:MAX_FILE_NAME].replace('.', '%2E')}-{sha256(rollout_id.encode()).hexdigest()[:12]}"

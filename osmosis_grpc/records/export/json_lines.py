@@ -1,4 +1,4 @@
-"""Lines of JSON: of values with NumPy arrays, and of rollouts as OpenAI messages."""
+"""Writes values, which may contain NumPy arrays, as lines of JSON, and rollouts as OpenAI messages."""
 
 import json
 from collections.abc import Iterator
@@ -11,9 +11,9 @@ from osmosis_grpc.records.export.recorded import RecordedRollout, facts
 
 
 def json_line(value: Any, *, ascii_only: bool = False) -> str:
-    """Return a line with a JSON value, and its end. Arrays are lists. Raises InvalidArgument for what is not JSON.
+    """Encode a value as a line of JSON, with arrays as lists. Raises InvalidArgument if JSON cannot express it.
 
-    With `ascii_only`, the line has no character that is a command for a terminal.
+    With `ascii_only`, the line is safe to print: it contains no control characters of terminals.
     """
     try:
         line = json.dumps(value, ensure_ascii=ascii_only, allow_nan=False, separators=(",", ":"), default=_plain)
@@ -36,7 +36,7 @@ def _plain(value: Any) -> Any:
 def message_lines(rollout: RecordedRollout) -> Iterator[dict[str, Any]]:
     """Yield a line for each sample with messages, in the order of the samples.
 
-    The messages are those of the agent, unchanged. `reward` in the metadata is the sample's, or else the rollout's.
+    The messages are the agent's, unchanged. The metadata's `reward` is that of the sample, or else of the rollout.
     """
     outcome = rollout.outcome
     for name, sample in outcome.samples.items():

@@ -1,7 +1,6 @@
 """Writes outcomes as Parquet: `rollouts.parquet` with a row for each rollout, `segments.parquet` for each segment.
 
-The files are written while the outcomes come, in small row groups, so memory is bounded. Needs the extra `parquet`
-(pyarrow).
+The files are written in small row groups as outcomes arrive, so memory is bounded. Needs the extra `parquet` (pyarrow).
 """
 
 import json
@@ -16,17 +15,17 @@ from osmosis_grpc.protocol.types.trainable import Selection, TrainableSegment
 from osmosis_grpc.records.export.recorded import RecordedRollout
 
 GROUP_ROWS = 1000
-"""A row group has at most this many rows."""
+"""The most rows of a row group."""
 GROUP_BYTES = 32 * 1024 * 1024
-"""A row group is written when its rows have about this many bytes."""
+"""A row group is written when it has about this many bytes."""
 ROLLOUTS, SEGMENTS = "rollouts.parquet", "segments.parquet"
 
 
 class ParquetExport:
-    """Writes the two files into a folder. Used with `with`; the files are complete at its end."""
+    """Writes the two files into a folder. Use it with `with`: the files are complete at the end."""
 
     def __init__(self, folder: Path, selection: Selection) -> None:
-        """Raise MissingExtraError without pyarrow."""
+        """Open the files. Raises MissingExtraError if pyarrow is not installed."""
         self.selection = selection
         rollouts, segments = _schemas()
         self._rollouts = _Table(folder / ROLLOUTS, rollouts)
@@ -40,7 +39,7 @@ class ParquetExport:
             table.close(complete=kind is None)
 
     def add(self, rollout: RecordedRollout) -> None:
-        """Write a rollout. Raises InvalidArgument naming it and the reason if it cannot be trained on."""
+        """Write a rollout. Raises InvalidArgument with its id and the reason if it cannot be trained on."""
         found = self.selection.of(rollout.outcome)
         for each in found:
             self._segments.add(_segment_row(each), each.segment.nbytes)
@@ -48,12 +47,12 @@ class ParquetExport:
         self._rollouts.add(row, len(row["messages"]) + 500)
 
     def counts(self) -> tuple[int, int, int]:
-        """Return the number of segments, of skipped outcomes and samples, and 0, so far."""
+        """Return the number of segments, of skipped outcomes and samples, and 0: none is truncated."""
         return self.selection.segments, self.selection.skipped, 0
 
 
 class _Table:
-    """A file, and the rows of its next row group."""
+    """A file, and the buffered rows of its next row group."""
 
     def __init__(self, path: Path, schema: Any) -> None:
         from pyarrow.parquet import ParquetWriter
@@ -87,7 +86,7 @@ class _Table:
 
 
 def _schemas() -> tuple[Any, Any]:
-    """Return the schemas of the rollouts and of the segments. Raises MissingExtraError without pyarrow."""
+    """Return the schemas of rollouts and segments. Raises MissingExtraError if pyarrow is not installed."""
     try:
         import pyarrow as pa
     except ImportError:

@@ -1,4 +1,4 @@
-"""A rollout to export: its outcome, the facts that only its server or its journal has, and the tokens of each reply."""
+"""A rollout to export: its outcome, facts that only the server or the journal has, and the tokens of each reply."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from osmosis_grpc.protocol.types.trainable import Outcomes, flatten
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRollout:
-    """An outcome with the facts that are not in it. All of them may be absent."""
+    """An outcome, and facts about its rollout that are not in it and may be absent."""
 
     outcome: RolloutOutcome
     agent_loop: str = ""
@@ -25,7 +25,7 @@ class RecordedRollout:
     """The reference answer."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     fork: Fork | None = None
-    """The recorded chat from which the rollout forks; None if it is not a fork."""
+    """The recorded chat at which the rollout was forked; None if it is not a fork."""
     accept_time: float | None = None
     """Unix seconds."""
     end_time: float | None = None
@@ -33,7 +33,7 @@ class RecordedRollout:
 
 
 def recorded(rollouts: Outcomes | Iterable[RecordedRollout]) -> Iterator[RecordedRollout]:
-    """Yield a RecordedRollout for each outcome. A RecordedRollout is yielded as it is."""
+    """Yield each outcome as a RecordedRollout. Those that already are one stay as they are."""
     for each in rollouts:
         if isinstance(each, RecordedRollout):
             yield each
@@ -43,7 +43,7 @@ def recorded(rollouts: Outcomes | Iterable[RecordedRollout]) -> Iterator[Recorde
 
 
 def facts(outcome: RolloutOutcome) -> dict[str, Any]:
-    """Return the facts of an outcome that text formats show, as JSON. Absent facts are left out."""
+    """Return the facts of an outcome for text formats, as JSON, without absent ones."""
     failure, group = outcome.failure, outcome.group
     made = {
         "rollout_id": outcome.rollout_id,
@@ -80,8 +80,8 @@ class Reply:
 def replies(sample: Sample) -> list[Reply] | None:
     """Return the replies of a sample in the order of their numbers.
 
-    Returns None if the segments do not have exactly one run of sampled tokens for each chat, as after a reply without
-    tokens. Then nobody can say which tokens belong to which reply.
+    Return None if it is unknown which tokens belong to which reply, because the segments don't have exactly one run of
+    sampled tokens for each chat. This happens after a reply without tokens.
     """
     made: list[Reply] = []
     for segment in sample.segments:

@@ -1,7 +1,7 @@
 """Converts outcomes to the padded batch that verl makes of AgentLoopOutputs, as NumPy arrays.
 
-Source of keys, shapes and types: verl 0.9.1, AgentLoopWorker._agent_loop_postprocess and _postprocess in
-verl/experimental/agent_loop/agent_loop.py. The shapes come from the configuration and not from the longest row.
+Keys, shapes and types are those of verl 0.9.1, AgentLoopWorker._agent_loop_postprocess and _postprocess in
+verl/experimental/agent_loop/agent_loop.py. The shapes depend on the configuration, not on the longest row.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,12 +20,12 @@ _DEFAULT_FIELDS = ("turn_scores", "tool_rewards", "min_global_steps", "max_globa
 """The extra fields that verl adds to every batch."""
 
 InputsOf = Callable[[RolloutOutcome], Mapping[str, Any]]
-"""Returns the columns of an outcome's row in the trainer's dataset, such as uid, raw_prompt and data_source."""
+"""Returns the dataset's columns for an outcome, such as uid, raw_prompt and data_source."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PaddedBatch:
-    """A padded batch of verl. b is the number of rows, p the prompt length, r the response length."""
+    """A padded batch of verl, with b rows, prompt length p and response length r."""
 
     batch: Mapping[str, NDArray[Any]]
     """The tensors by name. All have b rows. int64: prompts (b, p), responses (b, r), response_mask (b, r), input_ids,
@@ -38,7 +38,7 @@ class PaddedBatch:
     rows: tuple[Row, ...]
     """The segment of each row."""
     weights: NDArray[np.float32]
-    """float32, shape (b,): 1 / the number of trainable segments of the row's rollout. Not a part of verl's batch."""
+    """float32, shape (b,): 1 / the number of trainable segments of the row's rollout. Not part of verl's batch."""
     pad_id: int
     skipped: int
     """The number of outcomes, samples and segments that were left out."""
@@ -54,7 +54,7 @@ def padded_batch(
 
     Args:
         outcomes: The outcomes, or groups.
-        config: Has both lengths.
+        config: The configuration. Both lengths must be set.
         pad_id: The tokenizer's pad_token_id.
         inputs_of: Returns the dataset's columns of an outcome; by default uid (the group's id, else the rollout's) and
             raw_prompt (the messages before the first reply).
@@ -70,7 +70,7 @@ def padded_batch(
 def pad_rows(
     rows: Sequence[VerlRow], config: VerlConfig, *, pad_id: int, inputs_of: InputsOf | None = None, skipped: int = 0
 ) -> PaddedBatch:
-    """Return the padded batch of rows. Raises InvalidArgument without a row or a length; see padded_batch()."""
+    """Return the padded batch of rows. Raises InvalidArgument without rows or lengths; see padded_batch()."""
     width, length = check_lengths(config)
     if not rows:
         raise InvalidArgument("outcomes", "no segment can be trained on, so there is no batch")
@@ -146,7 +146,7 @@ def check_lengths(config: VerlConfig) -> tuple[int, int]:
 
 
 def default_inputs(outcome: RolloutOutcome) -> dict[str, Any]:
-    """Return the columns uid and raw_prompt of an outcome, for a trainer whose dataset is not at hand."""
+    """Return the columns uid and raw_prompt of an outcome, for use without the trainer's dataset."""
     messages = [dict(message) for message in outcome.messages]
     first = next((index for index, message in enumerate(messages) if message.get("role") == "assistant"), None)
     return {"uid": outcome.rollout_id if outcome.group is None else outcome.group.id, "raw_prompt": messages[:first]}

@@ -23,7 +23,7 @@ _BATCH, _COLUMN, _ABOUT = "batch.", "non_tensor.", "about"
 
 
 def output_lines(rows: VerlRows, rollout: RecordedRollout) -> Iterator[dict[str, Any]]:
-    """Yield a line for each AgentLoopOutput of a rollout: where it comes from, its weight, and its fields."""
+    """Yield a line for each AgentLoopOutput of a rollout, with its origin, its weight and its fields."""
     for row in rows.of(rollout.outcome):
         yield {**_origin(row), "output": row.fields()}
 
@@ -35,7 +35,7 @@ def record_lines(records: VerlRecords, rollout: RecordedRollout) -> Iterator[dic
 
 
 class BatchFiles:
-    """Writes padded batches into a folder, `batch-00000.npz` and so on. Each has `rows` rows, the last one the rest."""
+    """Writes padded batches of `rows` rows into a folder, as `batch-00000.npz` and so on. The last may have fewer."""
 
     def __init__(self, folder: Path, config: VerlConfig, pad_id: int, size: int = DEFAULT_BATCH) -> None:
         if size < 1:
@@ -48,7 +48,7 @@ class BatchFiles:
         self._waiting: list[VerlRow] = []
 
     def add(self, rollout: RecordedRollout) -> None:
-        """Write a rollout, or keep it for the next file. Raises InvalidArgument if verl cannot train on it."""
+        """Write a rollout, or buffer it for the next file. Raises InvalidArgument if verl cannot train on it."""
         self._waiting += self.rows.of(rollout.outcome)
         while len(self._waiting) >= self._size:
             self._write(self._waiting[: self._size])
@@ -59,7 +59,7 @@ class BatchFiles:
         return self.rows.counts()
 
     def close(self) -> None:
-        """Write the rest."""
+        """Write the buffered rows."""
         if self._waiting:
             self._write(self._waiting)
             self._waiting = []
@@ -70,7 +70,7 @@ class BatchFiles:
 
 
 def save_batch(batch: PaddedBatch, path: Path) -> None:
-    """Write a padded batch to an .npz file. Objects are JSON in it. Raises InvalidArgument if one is not."""
+    """Write a padded batch to an .npz file, with objects as JSON. Raises InvalidArgument for one that is not JSON."""
     arrays = {_BATCH + name: value for name, value in batch.batch.items()}
     objects: dict[str, list[Any]] = {}
     for name, column in batch.non_tensor_batch.items():
@@ -93,7 +93,7 @@ def save_batch(batch: PaddedBatch, path: Path) -> None:
 
 
 def load_batch(path: str | Path) -> PaddedBatch:
-    """Return the padded batch in an .npz file that export wrote. It unpickles nothing.
+    """Read a padded batch from an .npz file that export wrote, without pickle.
 
     Raises InvalidArgument for another file, and OSError.
     """
@@ -117,7 +117,7 @@ def load_batch(path: str | Path) -> PaddedBatch:
 
 
 def load_outputs(path: str | Path) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a file of AgentLoopOutputs. `AgentLoopOutput(**line["output"])` takes each of them.
+    """Yield the lines of a file of AgentLoopOutputs, for `AgentLoopOutput(**line["output"])`.
 
     Raises InvalidArgument for another file, and OSError.
     """

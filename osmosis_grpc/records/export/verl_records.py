@@ -1,7 +1,7 @@
 """Converts outcomes to the records that verl's V1 trainer reads from its TransferQueue.
 
-Source: verl 0.9.1, verl/trainer/ppo/v1/agent_loop_tq.py. A record is not padded. verl takes the group of a record from
-its key: the text before the first "_".
+The format is that of verl 0.9.1, verl/trainer/ppo/v1/agent_loop_tq.py. Records are not padded. verl takes the group of
+a record from its key: the text before the first "_".
 """
 
 import operator
@@ -28,18 +28,18 @@ class VerlRecord:
     """UID_SESSION_INDEX: the group, the index of the rollout in its group, the index of the segment in its rollout."""
     partition: Partition
     fields: Mapping[str, Any]
-    """The fields by name. Those with a value for each token are arrays of one dimension."""
+    """The fields by name. Those with a value for each token are one-dimensional arrays."""
     tags: Mapping[str, Any]
-    """The status, the lengths and the global steps. All but the status are ints."""
+    """The status, and as ints the lengths and the global steps."""
 
 
 @dataclass(slots=True)
 class VerlRecords:
-    """Converts many outcomes, one after the other. Checks that all records have the same fields and different keys."""
+    """Converts outcomes one after the other, and checks that all records have the same fields and different keys."""
 
     config: VerlConfig
     global_steps: int
-    """The step of the trainer. It is also the step of a segment without known versions."""
+    """The step of the trainer, also used for segments without known versions."""
     partition: Partition = "train"
     inputs_of: InputsOf | None = None
     rows: VerlRows = field(init=False)
@@ -52,7 +52,7 @@ class VerlRecords:
         self.rows = VerlRows(self.config)
 
     def of(self, outcome: RolloutOutcome) -> list[VerlRecord]:
-        """Return the records of the next outcome. Raises InvalidArgument naming the rollout and the reason."""
+        """Return the records of the next outcome. Raises InvalidArgument with the rollout's id and the reason."""
         rows = self.rows.of(outcome)
         inputs = dict((self.inputs_of or default_inputs)(outcome)) if rows else {}
         return [self._record(row, inputs, index) for index, row in enumerate(rows)]
@@ -83,7 +83,7 @@ class VerlRecords:
         return VerlRecord(key=key, partition=self.partition, fields=made, tags=tags)
 
     def _steps(self, row: VerlRow) -> dict[str, int]:
-        """Return the global steps of a row. verl's V1 trainer fails on None."""
+        """Return the global steps of a row, never None, on which verl's V1 trainer fails."""
         names = ("min_global_steps", "max_global_steps")
         known = {name: row.extra_fields[name] for name in names}
         return {name: self.global_steps if value is None else value for name, value in known.items()}
@@ -107,7 +107,7 @@ def verl_records(
         inputs_of: Returns the dataset's columns of an outcome; see padded_batch().
 
     Raises:
-        InvalidArgument: verl cannot train on an outcome, there is none, or a uid has "_".
+        InvalidArgument: verl cannot train on an outcome, there is none, or a uid contains "_".
     """
     made = VerlRecords(config or VerlConfig(), global_steps, partition, inputs_of)
     outcome = None

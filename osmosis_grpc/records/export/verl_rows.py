@@ -1,7 +1,7 @@
 """Converts outcomes to the fields of verl's AgentLoopOutput, and checks what verl does not check.
 
-Source of the fields: verl 0.9.1, verl/experimental/agent_loop/agent_loop.py. A segment is one AgentLoopOutput. Its
-prompt is the first prompt of the segment; its response is everything up to the last sampled token.
+The fields are those of verl 0.9.1, verl/experimental/agent_loop/agent_loop.py. A segment becomes one AgentLoopOutput:
+the prompt is the first prompt of the segment, and the response is everything after it up to the last sampled token.
 """
 
 import operator
@@ -32,7 +32,7 @@ _INT16 = np.iinfo(np.int16)
 
 
 def step_of_version(version: str) -> int | None:
-    """Return a policy version as verl's global step; None if the version is not an integer."""
+    """Return a policy version as verl's global step, or None if it is not an integer."""
     try:
         return int(version)
     except ValueError:
@@ -52,16 +52,16 @@ class VerlConfig:
     untrainable: Untrainable = "raise"
     """What to do with a sample that cannot be trained on: "raise" or "skip"."""
     cut: Cut = "train"
-    """What to do with a sample that a limit has cut (Sample.cut): "train", "mask" or "skip". A masked row keeps its
-    reward, but has no token to train on."""
+    """What to do with a sample that a limit has cut off (Sample.cut): "train", "mask" or "skip". A masked row keeps
+    its reward, but has no tokens to train on."""
     dropped: Dropped = "skip"
     """What to do with replies that the agent dropped (Segment.dropped): "skip" or "train"."""
     extras: tuple[str, ...] = ()
-    """The extras that go along. "routed_experts" fills the field of that name; others are in `extra_fields`."""
+    """The extras to include. "routed_experts" fills the field of that name; others go into `extra_fields`."""
     components: bool = True
-    """Whether the named parts of the reward go along, as `reward_extra_info`. Then all rows need the same parts."""
+    """Whether to include the named parts of the reward, as `reward_extra_info`. All rows then need the same parts."""
     step_of: Callable[[str], int | None] | None = None
-    """Returns the global step of a policy version, or None if it has none. By default, a version is an integer."""
+    """Returns the global step of a policy version, or None. By default, versions are integers."""
 
     def __post_init__(self) -> None:
         check_choice("too_long", self.too_long, get_args(TooLong))
@@ -73,13 +73,13 @@ class VerlConfig:
                 raise InvalidArgument(name, f"{value} is less than 1")
 
     def selection(self) -> Selection:
-        """Return a new selection with these choices."""
+        """Return a new selection with the choices of this configuration."""
         return Selection(self.untrainable, cut=self.cut, dropped=self.dropped)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class VerlRow:
-    """One AgentLoopOutput as arrays. p is the length of the prompt, r the length of the response."""
+    """One AgentLoopOutput as arrays, with prompt length p and response length r."""
 
     source: TrainableSegment
     prompt_ids: NDArray[np.int64]
@@ -93,12 +93,12 @@ class VerlRow:
     routed_experts: NDArray[np.int16] | None
     """int16, shape (p + r, layers, experts); None if it was not requested."""
     num_turns: int
-    """The number of turns of user, assistant and tools: two for each chat, as verl's tool_agent_loop counts."""
+    """The number of turns of user, assistant and tools. As in verl's tool_agent_loop, each chat counts as two."""
     metrics: Mapping[str, Any]
     extra_fields: Mapping[str, Any]
 
     def fields(self) -> dict[str, Any]:
-        """Return the arguments of verl's AgentLoopOutput. Every row of one export has the same keys."""
+        """Return the arguments of verl's AgentLoopOutput, with the same keys in every row of an export."""
         made: dict[str, Any] = {
             "prompt_ids": self.prompt_ids.tolist(),
             "response_ids": self.response_ids.tolist(),
@@ -122,21 +122,21 @@ def agent_loop_outputs(outcome: RolloutOutcome, config: VerlConfig | None = None
         config: Lengths and choices.
 
     Raises:
-        InvalidArgument: verl cannot train on the outcome. The text names the rollout and the reason.
+        InvalidArgument: verl cannot train on the outcome. The message has the rollout's id and the reason.
     """
     return [row.fields() for row in VerlRows(config or VerlConfig()).of(outcome)]
 
 
 @dataclass(slots=True)
 class VerlRows:
-    """Converts many outcomes, one after the other. Checks that all rows have the same keys and shapes."""
+    """Converts outcomes one after the other, and checks that all rows have the same keys and shapes."""
 
     config: VerlConfig
     selection: Selection = field(init=False)
     left_out: int = field(default=0, init=False)
-    """The number of segments that were left out: they are above the limits, or without a prompt or a response."""
+    """The number of segments that were left out, because of a limit or an empty prompt or response."""
     truncated: int = field(default=0, init=False)
-    """The number of segments that were cut."""
+    """The number of segments that were truncated."""
     _experts: tuple[int, ...] | None = field(default=None, init=False)
     _components: frozenset[str] | None = field(default=None, init=False)
 
@@ -144,17 +144,17 @@ class VerlRows:
         self.selection = self.config.selection()
 
     def of(self, outcome: RolloutOutcome) -> list[VerlRow]:
-        """Return the rows of the next outcome. Raises InvalidArgument naming the rollout and the reason."""
+        """Return the rows of the next outcome. Raises InvalidArgument with the rollout's id and the reason."""
         made = (self._row(segment) for segment in self.selection.of(outcome))
         return [row for row in made if row is not None]
 
     def all(self, outcomes: Outcomes) -> Iterator[VerlRow]:
-        """Yield the rows of all outcomes in order. Raises InvalidArgument naming the rollout and the reason."""
+        """Yield the rows of all outcomes in order. Raises InvalidArgument with a rollout's id and the reason."""
         for outcome in flatten(outcomes):
             yield from self.of(outcome)
 
     def counts(self) -> tuple[int, int, int]:
-        """Return the number of rows, of what was left out on request, and of truncated rows, so far."""
+        """Return the numbers of rows, of outcomes, samples and segments left out on request, and of truncated rows."""
         return self.selection.segments - self.left_out, self.selection.skipped + self.left_out, self.truncated
 
     def _row(self, source: TrainableSegment) -> VerlRow | None:
@@ -202,7 +202,7 @@ class VerlRows:
         self.left_out += 1
 
     def _routed(self, source: TrainableSegment, end: int) -> NDArray[np.int16]:
-        """Return the routed experts of the prompt and the response. Raises InvalidArgument if any token has none."""
+        """Return the routed experts of the prompt and the response. Raises InvalidArgument if a token has none."""
         extra = source.segment.token_extras.get(ROUTED_EXPERTS)
         if not isinstance(extra, Tensor):
             only = "of its replies only" if ROUTED_EXPERTS in source.segment.sampled_extras else "of no or some tokens"
@@ -263,9 +263,9 @@ class VerlRows:
 
 
 def check_row(row: VerlRow) -> None:
-    """Raise InvalidArgument for a row that verl would accept and then train on wrongly.
+    """Raise InvalidArgument for a row on which verl would train wrongly without an error.
 
-    verl fills a short mask with pad ids, and short logprobs with zeros. It does not check values.
+    verl pads a mask that is too short with pad ids, and logprobs with zeros. It does not check values.
     """
     count = len(row.response_ids)
     for name in ("response_mask", "response_logprobs"):
@@ -300,7 +300,7 @@ def _metrics(outcome: RolloutOutcome) -> dict[str, Any]:
 
 
 def _aligned(source: TrainableSegment, name: str, end: int) -> Any:
-    """Return an extra of the prompt and the response: an array, or a list of arrays if it is ragged."""
+    """Return an extra for the prompt and the response, as an array, or as a list of arrays if it is ragged."""
     try:
         extra = source.segment.aligned_extra(name)
     except InvalidArgument as error:
@@ -309,7 +309,7 @@ def _aligned(source: TrainableSegment, name: str, end: int) -> Any:
 
 
 def object_array(values: Iterable[Any]) -> NDArray[np.object_]:
-    """Return a one-dimensional object array. np.array() would make more dimensions of equal lists."""
+    """Return a one-dimensional object array, where np.array() would turn lists of equal length into a matrix."""
     listed = list(values)
     made = np.empty(len(listed), dtype=object)
     for index, value in enumerate(listed):

@@ -1,7 +1,7 @@
 """Runs one SELECT of DuckDB over the views of a journal. Nothing else can be read, and nothing can be written.
 
-Each view is a stream of Arrow batches, which is made while DuckDB reads it. DuckDB's plan tells which columns a query
-needs, and only these are computed. One thread runs everything, because the journal's connection belongs to it.
+Each view is a stream of Arrow batches, generated while DuckDB reads it. Only the columns that DuckDB's plan needs are
+computed. Everything runs on one thread, because the journal's connection is bound to it.
 """
 
 import signal
@@ -21,11 +21,11 @@ from osmosis_grpc.storage.journal.schema import FILE
 from osmosis_grpc.storage.state_folders import worker_folders
 
 MEMORY = "1GiB"
-"""DuckDB may use this much memory; a query that needs more is an error."""
+"""How much memory DuckDB may use. A query that needs more fails."""
 BATCH = 256
-"""The rows of a view that are in memory at once."""
+"""How many rows of a view are in memory at once."""
 ROWS = 500
-"""The rows of an answer that are fetched at once."""
+"""How many rows of an answer are fetched at once."""
 _SETTINGS = (
     "temp_directory = ''",
     f"memory_limit = '{MEMORY}'",
@@ -37,7 +37,7 @@ _HELP = "for the views: osmosis-grpc query"
 
 
 class QueryError(Exception):
-    """The query is wrong, or it took too long. The message says what to do."""
+    """The query is invalid or took too long. The message says what to do."""
 
 
 class Interrupted(Exception):
@@ -52,7 +52,7 @@ class Answer(NamedTuple):
 
 
 class QueryDatabase:
-    """The views of the journals in a folder, as they are now; a server may be using them.
+    """The views of the journals in a folder, at this moment, also while a server uses them.
 
     Use it with `with`, on the main thread.
 
@@ -71,11 +71,11 @@ class QueryDatabase:
         self._arrow = pyarrow
         self._folder = folder
         self._needed: set[str] = set()
-        """The columns that the query needs, of whichever view."""
+        """The columns that the query needs, of any view."""
         self._deadline = float("inf")
         self._interrupted = False
         self._error: Exception | None = None
-        """What a view raised; DuckDB hides it."""
+        """The error that a view has raised, which DuckDB would hide."""
         with ExitStack() as stack:
             try:
                 self._journals = [Journal(each, stack) for each in _journals(folder)]
@@ -97,21 +97,21 @@ class QueryDatabase:
 
     @property
     def damaged(self) -> int:
-        """The number of rollouts that the query met and that are damaged. They lack rows or values."""
+        """The number of damaged rollouts that the query has read, for which rows or values are missing."""
         return sum(len(journal.damaged) for journal in self._journals)
 
     @contextmanager
     def select(self, sql: str, timeout: float) -> Iterator[Answer]:
-        """Yield the answer to a query. Each of its rows is computed when it is asked for.
+        """Yield the answer to a query. Its rows are computed as they are read, which raises the same errors.
 
         Args:
             sql: One SELECT.
-            timeout: The most seconds until the last row.
+            timeout: How many seconds the query may take until its last row.
 
         Raises:
-            QueryError: Also while the rows are read, as the others.
+            QueryError: The query is invalid or took too long.
             SourceError: The journal cannot be read.
-            Interrupted: After Ctrl-C.
+            Interrupted: The user pressed Ctrl-C.
         """
         self._deadline = time.monotonic() + timeout
         with self._signals(timeout):
@@ -219,7 +219,7 @@ class QueryDatabase:
 
 
 class _Stream:
-    """A view as DuckDB reads it, each time from the beginning."""
+    """A view for DuckDB, which each reader reads from the beginning."""
 
     def __init__(self, database: QueryDatabase, view: View) -> None:
         self._database = database
@@ -235,7 +235,7 @@ def _journals(folder: Path) -> list[Path]:
 
 
 def _clean(value: Any) -> Any:
-    """Return a value that Arrow can store. A number that is too large is unknown."""
+    """Return a value that Arrow can store. Numbers that are too large become None."""
     if isinstance(value, str):
         return value if value.isascii() else value.encode("utf-8", "replace").decode()
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
@@ -244,7 +244,7 @@ def _clean(value: Any) -> Any:
 
 
 def _unique(names: Iterable[str]) -> list[str]:
-    """Return the names, each with a number if an earlier name is the same."""
+    """Make names unique: append a number to those that occurred before."""
     unique: list[str] = []
     for name in names:
         free, number = name, 1

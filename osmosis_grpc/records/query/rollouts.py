@@ -28,7 +28,7 @@ PAGE = 200
 
 
 class Journal:
-    """The journal in one folder, as it is when it is opened."""
+    """A snapshot of the journal in one folder."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         """Open the journal until the stack closes. Raises JournalError."""
@@ -36,12 +36,12 @@ class Journal:
         stack.callback(self.reader.close)
         newest = self.reader.newest_time() if self.reader.in_use(folder) is False else None
         self.now = time.time() if newest is None else newest
-        """The present time in Unix seconds, or the time of the newest event if no process uses the folder."""
+        """The current time in Unix seconds, or the time of the newest event if no process uses the folder."""
         self.damaged: set[int] = set()
-        """The sequences of the rollouts with a damaged row or event that were met."""
+        """The sequence numbers of rollouts in which a damaged row or event was found."""
 
     def rollouts(self) -> Iterator["Rollout"]:
-        """Yield all rollouts in the order of acceptance. Leaves those with a damaged row out."""
+        """Yield all rollouts in the order of acceptance, except those with a damaged row."""
         after = 0
         while page := self.reader.rows(None, after, PAGE, RolloutFilter()):
             after = page[-1].sequence
@@ -55,10 +55,10 @@ class Journal:
 
 
 class Rollout:
-    """One rollout. A fact that is damaged is None."""
+    """One rollout. Damaged values are None."""
 
     def __init__(self, row: RolloutRow, journal: Journal, trail: OpenTrail | None) -> None:
-        """`trail` has the events of an unfinished rollout."""
+        """Wrap the row of a rollout. If it is unfinished, `trail` has its events."""
         self.row = row
         self._journal = journal
         self._trail = trail
@@ -71,13 +71,13 @@ class Rollout:
 
     @cached_property
     def outcome(self) -> RolloutOutcome | None:
-        """The outcome, without tokens; None before the end."""
+        """The outcome without tokens; None before the end."""
         kind = self._event(self.row.ended) if self.row.ended else None
         return kind.outcome if isinstance(kind, events.Ended) else None
 
     @cached_property
     def info(self) -> RolloutInfo:
-        """The state. The progress time of an unfinished rollout with very many events is a lower bound."""
+        """The state. For an unfinished rollout with very many events, the progress time is a lower bound."""
         if self._trail is None:
             return settled_header(self.row)
         info = unfinished_info(self._journal.reader.entry(self.row, "", outcome=False), self._trail.events)
@@ -85,11 +85,11 @@ class Rollout:
 
     @property
     def end(self) -> float:
-        """The end in Unix seconds. For an unfinished rollout, it is now, or the newest event of a stopped server."""
+        """The end in Unix seconds or, for an unfinished rollout, `journal.now`."""
         return self._journal.now if self.row.end_time is None else self.row.end_time
 
     def events(self, *kinds: type[EventKind]) -> list[TrajectoryEvent]:
-        """Return its events of these kinds, or all of them. Leaves damaged events out."""
+        """Return the undamaged events of these kinds, by default of all kinds."""
         if self._trail is not None:
             return [event for event in self._trail.events if not kinds or isinstance(event.kind, kinds)]
         trail, sound = self._journal.reader.events_of(self.row, [kind_number(kind) for kind in kinds])

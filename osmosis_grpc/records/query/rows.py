@@ -1,6 +1,6 @@
 """Makes the rows of the views from rollouts, and reads the values of their columns.
 
-A table such as CHATS has the function of each column, so a query computes only the columns that it names.
+A table such as CHATS has a function for each column, so that a query computes only the columns that it needs.
 """
 
 import json
@@ -38,7 +38,7 @@ class Token(NamedTuple):
 
 
 class _Exactly(History):
-    """A history that does not guess the chat of a tool call which the server does not know."""
+    """A history that does not guess which chat an unassigned tool call belongs to."""
 
     def place(self, sample: str, number: int) -> ChatName:
         return sample, number
@@ -52,19 +52,19 @@ def _history(rollout: Rollout, *wanted: type, history: History | None = None) ->
 
 
 def itself(rollout: Rollout) -> Iterable[Rollout]:
-    """Return the one row of the view rollouts."""
+    """Return the single row of a rollout in the view `rollouts`."""
     return (rollout,)
 
 
 def chats(rollout: Rollout) -> Iterator[Chat]:
-    """Yield the chats. An open one gets the time until which it lasted as its end."""
+    """Yield the chats. An open one ends at the end of the rollout."""
     for chat in _history(rollout, kinds.ChatRequested, kinds.ChatAnswered, kinds.ChatFailed).chats.values():
         chat.ended = rollout.end if chat.ended is None else chat.ended
         yield chat
 
 
 def tools(rollout: Rollout) -> Iterator[ToolCall]:
-    """Yield the tool calls. An open one gets the time until which it lasted as its end."""
+    """Yield the tool calls. An open one ends at the end of the rollout."""
     for tool in _history(rollout, kinds.ToolCalled, kinds.ToolReturned, history=_Exactly()).tools:
         tool.ended = rollout.end if tool.ended is None else tool.ended
         yield tool
@@ -103,12 +103,12 @@ def tokens(rollout: Rollout) -> Iterator[Token]:
 
 
 def annotations(rollout: Rollout) -> Iterable[TrajectoryEvent]:
-    """Return the events with annotations."""
+    """Return the annotation events."""
     return rollout.events(kinds.Annotated)
 
 
 def logs(rollout: Rollout) -> Iterable[TrajectoryEvent]:
-    """Return the events Logged since the last restart of the agent."""
+    """Return the Logged events since the last restart of the agent."""
     trail = rollout.events(kinds.Logged, kinds.Resumed)
     resumed = max((at for at, event in enumerate(trail) if isinstance(event.kind, kinds.Resumed)), default=-1)
     return trail[resumed + 1 :]
@@ -124,7 +124,7 @@ def _json(value: Any) -> str:
 
 
 def _part(read: Callable[[Any], Any], use: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a function that uses what `read` returns, or returns None if that is None."""
+    """Return a function that applies `use` to the result of `read`, unless that is None."""
 
     def value(row: Any) -> Any:
         part = read(row)
@@ -154,7 +154,7 @@ def _reply(use: Callable[[Any], Any]) -> Callable[[Chat], Any]:
 
 
 def _note(name: str) -> Callable[[TrajectoryEvent], Any]:
-    """Return a function that reads a field of an annotation; NULL instead of an empty text."""
+    """Return a function that reads a field of an annotation, with NULL for an empty text."""
 
     def value(event: Any) -> Any:
         field = getattr(event.kind.annotation, name)

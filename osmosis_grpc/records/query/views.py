@@ -1,7 +1,7 @@
 """Declares the views of a journal that `query` offers: their columns, types and meanings.
 
-Users depend on the views. Increase VIEWS_VERSION if a column or a view is removed, renamed or gets another meaning.
-scripts/views.py writes the same tables into docs/query.md. The values are in rows.py.
+Users depend on the views: increase VIEWS_VERSION if you remove or rename a column or a view, or change its meaning.
+scripts/views.py copies the tables to docs/query.md. The values are computed in rows.py.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -12,7 +12,7 @@ from osmosis_grpc.records.query import rows
 from osmosis_grpc.records.query.rollouts import Rollout
 
 VIEWS_VERSION = 2
-"""The version of the views. It grows with a change that can break a query; a new column or view leaves it the same."""
+"""The version of the views. It increases with changes that can break a query, but not with new columns or views."""
 
 
 class Column(NamedTuple):
@@ -36,7 +36,7 @@ class View:
     rows: Callable[[Rollout], Iterable[Any]]
     """Returns the rows of one rollout."""
     values: Mapping[str, Callable[[Any], Any]]
-    """The functions that read a column from such a row. The ids of the rollout are not among them."""
+    """The functions that read the columns, other than the rollout's ids, from such a row."""
 
 
 _ID = (Column("rollout_id", "VARCHAR", "The rollout."), Column("attempt", "BIGINT", "The attempt, from 1."))

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class Annotator(Protocol):
-    """Adds annotations."""
+    """An object that adds annotations."""
 
     async def annotate(self, rollout_id: str, attempt: int, annotation: Annotation) -> bool:
-        """Add an annotation to an ended rollout. Return False if the rollout has it already. Raises SourceError."""
+        """Add an annotation to an ended rollout. Return False if it is already there. Raises SourceError."""
 
 
 @asynccontextmanager
@@ -55,7 +55,7 @@ class _InFolders:
 
 @asynccontextmanager
 async def _in_folder(folder: Path) -> AsyncIterator[Annotator]:
-    """Open the journal in a folder, with an engine that hosts no agents and drops nothing."""
+    """Open the journal in a folder, with an engine that hosts no agents and deletes no rollouts."""
     from osmosis_grpc.engine import Engine, EngineConfig
     from osmosis_grpc.protocol.errors import CallError, NotFound
     from osmosis_grpc.storage import JournalError, SqliteJournal
@@ -74,7 +74,7 @@ async def _in_folder(folder: Path) -> AsyncIterator[Annotator]:
                 raise SourceError(str(error)) from None
             return added
 
-    with opened(folder):  # otherwise the journal would be made
+    with opened(folder):  # fails if there is no journal, which the engine would create
         pass
     supervisor = Supervisor("the journal")
     async with AsyncExitStack() as stack:

@@ -15,7 +15,7 @@ HEAVY: dict[type, frozenset[str]] = {
     events.ChatAnswered: frozenset({"tokens", "prompt_ids", "prompt_extras", "prompt_prefix"}),
     events.Ended: frozenset({"messages", "begins", "segments", "chats"}),
 }
-"""The kind of an event to the fields that its record leaves out. `show --tokens --json` has the tokens."""
+"""The fields that records leave out, by kind of event. `show --tokens --json` prints the tokens."""
 
 
 def name_of(kind: EventKind) -> str:
@@ -25,7 +25,7 @@ def name_of(kind: EventKind) -> str:
 
 
 def one_line(kind: EventKind) -> str:
-    """Return a description of an event. It has no line breaks, and control characters are not escaped."""
+    """Describe an event without line breaks. Control characters are not escaped."""
     return " ".join(_TEXTS[type(kind)](kind).split())
 
 
@@ -101,7 +101,7 @@ def _ended(kind: events.Ended) -> str:
 
 
 def failure_text(failure: Failure) -> str:
-    """Return the message of a failure, after the type of its exception."""
+    """Return the type of a failure's exception, followed by the message."""
     kind = failure.causes[0].type if failure.causes else ""
     return failure.message if not kind or failure.message.startswith(kind) else f"{kind}: {failure.message}"
 

@@ -1,7 +1,7 @@
-"""Answers questions about rollouts from a server's state folder, also while the server uses it.
+"""Reads rollouts from a server's state folder, also while the server uses it.
 
-A server with several workers has a journal in the folder and one in the folder of each further worker. Then the answers
-are merged from all journals.
+A server with several workers has a journal in the folder, and one in a subfolder for each further worker. The answers
+of all journals are merged.
 """
 
 import asyncio
@@ -29,10 +29,10 @@ from osmosis_grpc.storage.state_folders import worker_folders
 
 
 class FolderSource(Source):
-    """Reads a state folder, which a server may be using. It shows the rollouts of all owners and of all workers."""
+    """Reads a state folder, which a server may be using, with the rollouts of all owners and workers."""
 
     def __init__(self, folder: Path, seen: Seen | None = None) -> None:
-        """`seen` is that of JournalSource."""
+        """Read a folder. `seen` is passed to each JournalSource."""
         self.where = f"the state folder {folder}"
         self.folder = folder
         self._seen = seen if seen is not None else Seen()
@@ -40,7 +40,7 @@ class FolderSource(Source):
         self._others: dict[int, JournalSource] = {}
 
     def journals(self) -> dict[int, JournalSource]:
-        """Return the journal of each worker. Workers can come while a source is used."""
+        """Return the journal of each worker, including workers that were added meanwhile."""
         found = {worker: folder for worker, folder in worker_folders(self.folder).items() if (folder / FILE).exists()}
         for worker, folder in found.items():
             if worker not in self._others:
@@ -48,7 +48,7 @@ class FolderSource(Source):
         return {0: self._first} | {worker: self._others[worker] for worker in found}
 
     def holder(self, rollout_id: str, attempt: int = 0) -> JournalSource:
-        """Return the journal with an attempt of a rollout, by default with the newest. Raises SourceError."""
+        """Return the journal that has an attempt of a rollout, by default the newest. Raises SourceError."""
         journals = self.journals()
         if len(journals) == 1:
             return self._first
@@ -62,7 +62,7 @@ class FolderSource(Source):
 
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[None]:
-        """Open the journals once for all reads in the block. They see the present content."""
+        """Open the journals once for all reads in the block, which see the content at this moment."""
         with ExitStack() as stack:
             for journal in self.journals().values():
                 stack.enter_context(journal.snapshot())
@@ -119,7 +119,7 @@ class FolderSource(Source):
     async def headers(
         self, where: RolloutFilter, *, limit: int, newest_first: bool = False
     ) -> tuple[list[RolloutInfo], bool]:
-        """See Source. It reads the rows of settled rollouts and none of their events."""
+        """See Source. Of settled rollouts it reads only the rows, and no events."""
         found = [
             await journal.headers(where, limit=limit, newest_first=newest_first) for journal in self.journals().values()
         ]

@@ -19,13 +19,13 @@ from osmosis_grpc.records.reading.message_text import CallName, ToolEnd, mapping
 
 MAIN = "main"
 ENDED_BY_START = (FailureReason.RESTART, FailureReason.CRASHED_SERVER, FailureReason.AGENT_LOOP_NOT_FOUND)
-"""A start of the server ends rollouts for these reasons, and their agents did not run until then."""
+"""Reasons for which a starting server ends rollouts, whose agents had stopped running before."""
 ChatName = tuple[str, int]
 
 
 @dataclass(slots=True)
 class Chat:
-    """A chat with its history."""
+    """A chat with its whole history."""
 
     asked: events.ChatRequested
     began: float
@@ -33,7 +33,7 @@ class Chat:
     messages: Sequence[Message]
     """The whole history."""
     prefix_len: int
-    """The number of leading messages that come from the chat that it continues."""
+    """How many of the first messages come from the chat that this one continues."""
     answered: events.ChatAnswered | None = None
     failures: list[events.ChatFailed] = field(default_factory=list)
     ended: float | None = None
@@ -46,7 +46,7 @@ class Chat:
 
 @dataclass(slots=True)
 class ToolCall:
-    """A tool call with its end."""
+    """A tool call and its result, if it has ended."""
 
     call: Any
     sample: str
@@ -66,29 +66,29 @@ class ToolCall:
         return str(mapping(self.call.get("function")).get("name"))
 
     def seconds(self, now: float) -> float:
-        """Return the seconds that the call took, until `now` for a call without an end."""
+        """Return how many seconds the call took, or has taken until `now`."""
         return self.returned.latency if self.returned is not None else max(0.0, now - self.began)
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """How the time of a rollout was used, in seconds. The parts add up to the total."""
+    """How a rollout spent its time, in seconds. The parts add up to the total."""
 
     total: float
     queue: float
     model: float
-    """With at least one open chat."""
+    """The time with at least one open chat."""
     tools: float
-    """With a running tool and no open chat."""
+    """The time with a running tool and no open chat."""
     agent: float
-    """The rest: the agent's own time."""
+    """The rest, which is the agent's own time."""
     restart: float = 0.0
-    """Between the last event before a restart of the server and the first one after it."""
+    """The time between the last event before a restart of the server and the first one after it."""
 
 
 @dataclass(slots=True)
 class History:
-    """What the events of an attempt say. Only the run after the last restart counts, except in times()."""
+    """The state of an attempt, rebuilt from its events. Except in times(), only those since the last restart count."""
 
     request: RolloutRequest | None = None
     agent_version: str = ""
@@ -105,11 +105,11 @@ class History:
     delivery: events.Delivered | None = None
     """How the delivery ended; None before that."""
     cancel_reason: str = ""
-    """The reason that the newest cancel gave."""
+    """The reason of the newest cancel."""
     earlier: list[Times] = field(default_factory=list)
     """The times before each restart of the server."""
     began: float = 0.0
-    """When the present run began: at the acceptance, or at the last restart, in Unix seconds."""
+    """When the rollout was accepted or last restarted, in Unix seconds."""
     newest: float = 0.0
     """The time of the newest event."""
     before_end: float = 0.0
@@ -126,7 +126,7 @@ class History:
                 self.request, self.accepted, self.began = kind.init.request, event.time, event.time
             case events.Started():
                 self.agent_version, self.started = kind.agent_version, event.time
-            case events.Resumed():  # the following events repeat all chats
+            case events.Resumed():  # all chats are repeated after this event
                 self.earlier.append(replace(self._spent(before), restart=event.time - before))
                 self.began = event.time
                 for each in (self.chats, self.tools, self.added, self.graded, self.logged):
@@ -191,7 +191,7 @@ class History:
         self.last = sample, number
 
     def place(self, sample: str, number: int) -> ChatName:
-        """Return the chat of a tool call. If the server does not know it, return the newest chat."""
+        """Return the chat of a tool call, or the newest chat if the server does not know it."""
         return (sample, number) if sample else self.last or (MAIN, 0)
 
     def answered(self) -> list[tuple[ChatRequest, Message]]:
@@ -213,10 +213,9 @@ class History:
         ]
 
     def samples(self, outcome: RolloutOutcome | None) -> dict[str, Sample]:
-        """Return the samples of the outcome, with the messages that only events have.
+        """Return the samples of the outcome, with messages added that only events have.
 
-        Before the end, the newest chat of a sample and the results of its tools count, too. So do the messages of a
-        chat that failed.
+        These are the messages of failed chats and, before the end, the newest chat of a sample with its tool results.
         """
         known = dict(outcome.samples) if outcome is not None else {}
         found: dict[str, Sample] = {}
@@ -236,7 +235,7 @@ class History:
         return {} if added is None else {"policy": added.policy, "parent": added.parent, "train": added.train}
 
     def _newest(self, name: str) -> tuple[Sequence[Message], bool]:
-        """Return the history of the newest chat of a sample, with its reply, and whether there is a reply."""
+        """Return the history of a sample's newest chat, including the reply, and whether there is a reply."""
         chats = [chat for (sample, _), chat in self.chats.items() if sample == name]
         if not chats:
             return self.request.messages if self.request is not None and name == MAIN else (), False
@@ -258,7 +257,7 @@ class History:
         return found
 
     def tool_messages(self, chat: Chat, samples: Mapping[str, Sample]) -> list[Message]:
-        """Return the tool messages that follow the reply of a chat, from the next chat or the final conversation."""
+        """Return the tool messages after the reply of a chat, found in the next chat or the final conversation."""
         if chat.answered is None:
             return []
         sources: list[Sequence[Message]] = [
@@ -273,13 +272,13 @@ class History:
         return list(itertools.takewhile(lambda message: message.get("role") == "tool", sources[0] if sources else ()))
 
     def notes(self, sample: str) -> dict[int, str]:
-        """Return a remark about each answered chat of a sample: its latency, tokens, and an unusual end."""
+        """Return note() for each answered chat of a sample, by number."""
         return {number: note(chat) for (name, number), chat in self.chats.items() if name == sample and chat.answered}
 
     def times(self, end: float, outcome: RolloutOutcome | None) -> Times:
-        """Return how the time until `end` was used: from the metrics of the outcome, or else from the events.
+        """Return how the time until `end` was spent, from the metrics of the outcome or else from the events.
 
-        The metrics of a rollout that had a restart of the server do not have the time before the restart.
+        After a restart of the server, the metrics lack the time before it, which is added from the events.
         """
         ran = self.ran_until(end, outcome)
         if outcome is not None and not self.earlier and ran == end:
@@ -291,12 +290,12 @@ class History:
         return Times(max(0.0, end - self.accepted), *(sum(getattr(each, name) for each in parts) for name in names))
 
     def ran_until(self, end: float, outcome: RolloutOutcome | None) -> float:
-        """Return `end`. If a start of the server ended the rollout, return the time of its newest event before that."""
+        """Return `end` or, if the rollout was ended by a starting server, the time of its last event before that."""
         failure = outcome.failure if outcome is not None else None
         return self.before_end or end if failure is not None and failure.reason in ENDED_BY_START else end
 
     def _spent(self, end: float) -> Times:
-        """Return how the time of the present run until `end` was used."""
+        """Return how the time from the last restart until `end` was spent."""
         started = max(self.began, self.started if self.started is not None else end)
         model = [(chat.began, chat.ended or end) for chat in self.chats.values()]
         tools = [(tool.began, tool.ended or end) for tool in self.tools]
@@ -306,7 +305,7 @@ class History:
 
 
 def note(chat: Chat) -> str:
-    """Return the latency of an answered chat, its tokens, and its finish reason if that is unusual."""
+    """Describe an answered chat: its latency, its tokens, and its finish reason if that is unusual."""
     answer = chat.answered
     assert answer is not None
     parts = [f"{answer.latency:.2f} s"]
@@ -323,7 +322,7 @@ def note(chat: Chat) -> str:
 
 
 def sampled(answer: events.ChatAnswered) -> int | None:
-    """Return the number of tokens of a reply; None if it is not known."""
+    """Return the number of tokens of a reply, or None if it is unknown."""
     if answer.response.tokens is not None:
         return len(answer.response.tokens.ids)
     count = (answer.response.usage or {}).get("completion_tokens")
@@ -331,7 +330,7 @@ def sampled(answer: events.ChatAnswered) -> int | None:
 
 
 def _covered(spans: Iterable[tuple[float, float]]) -> float:
-    """Return the seconds that spans of time cover together."""
+    """Return the length of the union of time spans, in seconds."""
     covered, reached = 0.0, float("-inf")
     for start, end in sorted(spans):
         covered += max(0.0, end - max(start, reached))
@@ -340,7 +339,7 @@ def _covered(spans: Iterable[tuple[float, float]]) -> float:
 
 
 async def history_of(trail: AsyncIterable[TrajectoryEvent]) -> History:
-    """Return the history that events tell."""
+    """Rebuild a history from all events of an attempt."""
     history = History()
     async for event in trail:
         history.add(event)
@@ -348,7 +347,7 @@ async def history_of(trail: AsyncIterable[TrajectoryEvent]) -> History:
 
 
 def by_tool(tools: Sequence[ToolCall], now: float) -> Iterator[tuple[str, list[ToolCall]]]:
-    """Yield each tool with its calls. The tool that took the most time comes first."""
+    """Yield each tool with its calls, the tool that took the most time first."""
     found: dict[str, list[ToolCall]] = {}
     for tool in tools:
         found.setdefault(tool.name, []).append(tool)

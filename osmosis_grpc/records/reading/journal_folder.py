@@ -1,7 +1,4 @@
-"""Opens and searches the folder of a server's journal, and remembers the rollouts that lists have read.
-
-A server may be using the folder.
-"""
+"""Opens and searches the folder of a journal, which a server may be using, and caches the rollouts of lists."""
 
 import contextlib
 import difflib
@@ -20,11 +17,11 @@ from osmosis_grpc.storage import JournalError, Reader
 from osmosis_grpc.storage.journal.rows import RolloutRow
 
 NEAR = 5
-"""The message about an unknown id names at most this many known ids."""
+"""How many known ids the message about an unknown id suggests."""
 LOOKED_AT = 10_000
-"""These known ids come from at most this many of the newest rollouts."""
+"""How many of the newest rollouts are searched for these suggestions."""
 MOST = 5_000
-"""About this many rollouts are in memory."""
+"""About how many rollouts are cached."""
 
 
 def doctor_hint(folder: Path) -> str:
@@ -34,7 +31,7 @@ def doctor_hint(folder: Path) -> str:
 
 @contextlib.contextmanager
 def opened(folder: Path) -> Iterator[Reader]:
-    """Yield a Reader of the journal in a folder. Raises SourceError, also for an error of the block's reads."""
+    """Yield a Reader of the journal in a folder. Raises SourceError, also for failed reads in the block."""
     try:
         reader = Reader.look(folder)
         try:
@@ -48,7 +45,7 @@ def opened(folder: Path) -> Iterator[Reader]:
 
 
 def unknown_rollout(rollout_id: str, folder: Path, known: list[str]) -> NoRollout:
-    """Return the error for an unknown id. `known` are the newest ids."""
+    """Return the error for an unknown id. `known` are the newest known ids."""
     return NoRollout(f"there is no rollout {rollout_id} in {folder}; {_near(rollout_id, known)}")
 
 
@@ -67,7 +64,7 @@ def find_attempt(reader: Reader, folder: Path, rollout_id: str, attempt: int = 0
 
 
 def _near(rollout_id: str, known: list[str]) -> str:
-    """Return a text with known ids that are similar to the given id, or with the newest ids."""
+    """Return a hint with known ids that are similar to a given id, or else with the newest ids."""
     near = difflib.get_close_matches(rollout_id, known, NEAR, 0.5)
     near = near or [name for name in known if rollout_id in name][:NEAR]
     if near:
@@ -77,28 +74,28 @@ def _near(rollout_id: str, known: list[str]) -> str:
 
 @dataclass(slots=True)
 class _Known:
-    """What was read of a rollout. It is valid as long as its row is the same."""
+    """A cached rollout, valid as long as its row in the journal does not change."""
 
     row: RolloutRow
     info: RolloutInfo
-    """Of an unfinished rollout, what is known without its events."""
+    """The state; for an unfinished rollout, without what only its events show."""
     damage: str = ""
     progress: Progress = field(default_factory=Progress)
     read_from: float = 0.0
-    """All events since this time are in the progress, in Unix seconds. 0 if all events are."""
+    """The time since which `progress` includes the events, in Unix seconds; 0 if it includes all of them."""
     read_to: int = 0
-    """The position of the journal up to which the progress has the events."""
+    """The position of the journal up to which `progress` includes the events."""
 
 
 class Seen:
-    """The rollouts that were read, by the folder of the journal and the number of the rollout."""
+    """A cache of rollouts, by the folder of the journal and the number of the rollout."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[Path, int], _Known] = {}
         self._lock = threading.Lock()
 
     def infos(self, reader: Reader, rows: Sequence[RolloutRow], folder: Path) -> list[RolloutInfo]:
-        """Return the states of the rollouts with these rows of the journal in a folder."""
+        """Return the states of the rollouts with these rows of a folder's journal."""
         with self._lock:
             if len(self._known) + len(rows) > MOST:
                 self._known.clear()
@@ -121,7 +118,7 @@ def _read(reader: Reader, row: RolloutRow, folder: Path) -> _Known:
     if row.settled and not wrong:
         try:
             return _Known(row, settled_header(row, *reader.origin(row)))
-        except DataLoss:  # the entry says what is damaged
+        except DataLoss:  # the message is in the entry
             pass
     entry = reader.entry(row, wrong, outcome=False)
     if entry.end_time is not None:

@@ -1,4 +1,4 @@
-"""Makes the state of a rollout from a journal, with the same values as the engine's."""
+"""Builds the state of a rollout from a journal, with the same values as the engine's."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -26,13 +26,13 @@ def ended_info(entry: JournaledRollout) -> RolloutInfo:
 
 
 def settled_header(row: RolloutRow, group: Group | None = None, fork: Fork | None = None) -> RolloutInfo:
-    """Return the state of a settled rollout from its sound row. The row does not have its group and its fork."""
+    """Return the state of a settled rollout from its row, which must be undamaged and lacks the group and the fork."""
     activity = Activity("ended", row.end_time or row.accept_time)
     return _info(row, row, RolloutState(row.state), activity, group=group, fork=fork)
 
 
 def unfinished_info(entry: JournaledRollout, trail: Iterable[TrajectoryEvent]) -> RolloutInfo:
-    """Return the state of an unfinished rollout in a journal. Its row does not have it, so it comes from its events."""
+    """Return the state of an unfinished rollout in a journal, from its events, because its row lacks it."""
     progress = Progress()
     for event in trail:
         progress.add(event)
@@ -40,7 +40,7 @@ def unfinished_info(entry: JournaledRollout, trail: Iterable[TrajectoryEvent]) -
 
 
 class Progress:
-    """What an unfinished rollout has done so far, in the words of the engine. It grows with the events."""
+    """The progress of an unfinished rollout, accumulated from its events and described as the engine does."""
 
     def __init__(self) -> None:
         self._start: float | None = None
@@ -93,7 +93,7 @@ class Progress:
 
 
 def header(entry: JournaledRollout) -> RolloutInfo:
-    """Return what is known of an unfinished rollout without its events."""
+    """Return what is known about an unfinished rollout without its events."""
     return _info_of(entry, RolloutState.QUEUED, Activity("queued", entry.accept_time))
 
 

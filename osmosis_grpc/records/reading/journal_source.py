@@ -1,4 +1,4 @@
-"""Answers questions about rollouts from the journal in one folder, also while a process uses it."""
+"""Reads rollouts from the journal in one folder, also while a process uses it."""
 
 import asyncio
 import contextlib
@@ -27,18 +27,18 @@ from osmosis_grpc.storage import Reader
 from osmosis_grpc.storage.state_folders import rollout_folder
 
 POLL = 0.2
-"""Seconds between two looks at a journal that another process may write."""
+"""The seconds between two reads of a journal that another process may be writing."""
 
 
 class _Read(NamedTuple):
-    """What was read of an attempt."""
+    """The events of an attempt that were read, and the position up to which they are complete."""
 
     rollout_id: str
     attempt: int
     settled: bool
     events: list[TrajectoryEvent]
     position: int
-    """The journal has no later event of this attempt before this position."""
+    """The position in the journal before which there are no further events of this attempt."""
 
     @classmethod
     def of(cls, reader: Reader, entry: JournaledRollout) -> "_Read":
@@ -52,30 +52,30 @@ class FolderInfo(NamedTuple):
 
     path: str
     in_use: bool
-    """Whether a process uses it. True if this cannot be seen."""
+    """Whether a process uses it, or that is unknown."""
     size: int
     """The bytes of its journal."""
     newest: float | None
-    """The time of the newest event, in Unix seconds; None without one."""
+    """The time of the newest event, in Unix seconds; None if there is none."""
 
 
 class JournalSource(Source):
-    """Reads the journal in a folder, which a process may be using. It shows the rollouts of all owners."""
+    """Reads the journal in a folder, which a process may be using, with the rollouts of all owners."""
 
     def __init__(self, folder: Path, seen: Seen | None = None) -> None:
-        """`seen` is what earlier lists have read. Several sources can share it, also on several threads."""
+        """Read a folder. `seen` is a cache that several sources can share, also on several threads."""
         self.where = f"the state folder {folder}"
         self.folder = folder
         self._seen = seen if seen is not None else Seen()
         self._kept: Reader | None = None
         self._read: _Read | None = None
-        """The unfinished rollout that get() returned last. To find its events takes a look at all later events."""
+        """The events of the unfinished rollout that get() returned last. Finding them again would take long."""
         self._ended: JournaledRollout | None = None
-        """The ended rollout that get() returned last. Its request does not change."""
+        """The ended rollout that get() returned last, which can no longer change."""
 
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[None]:
-        """Open the journal once for all reads in the block. They see its present content."""
+        """Open the journal once for all reads in the block, which see its content at this moment."""
         with opened(self.folder) as reader:
             self._kept = reader
             try:
@@ -102,7 +102,7 @@ class JournalSource(Source):
             return reader.last_position()
 
     def new_events(self, after: int) -> tuple[list[TrajectoryEvent], int]:
-        """Return events after a position, and the position to go on from. Raises SourceError."""
+        """Return events after a position, and the position to continue from. Raises SourceError."""
         with self._opened() as reader:
             return reader.new_events(after)
 
@@ -132,7 +132,7 @@ class JournalSource(Source):
     def numbered_page(
         self, where: RolloutFilter, after: int, *, limit: int, newest_first: bool
     ) -> tuple[list[tuple[int, RolloutInfo]], bool]:
-        """Return a page after a position, with the position of each row, and whether there are more rows."""
+        """Return the rollouts after a position, the position of each, and whether there are more."""
         rows: list[tuple[int, RolloutInfo]] = []
         with self._opened() as reader:
             while found := reader.rows(None, after, limit + 1, where, newest_first=newest_first):
@@ -148,7 +148,7 @@ class JournalSource(Source):
     async def headers(
         self, where: RolloutFilter, *, limit: int, newest_first: bool = False
     ) -> tuple[list[RolloutInfo], bool]:
-        """See Source. It reads the rows of settled rollouts and none of their events."""
+        """See Source. Of settled rollouts it reads only the rows, and no events."""
         found: list[RolloutInfo] = []
         after = 0
         with self._opened() as reader:
@@ -223,7 +223,7 @@ class JournalSource(Source):
             await asyncio.sleep(POLL)
             with self._opened() as reader:
                 row = reader.row(rollout_id, attempt)
-                settled = row is None or bool(row.settled)  # the journal may have dropped it
+                settled = row is None or bool(row.settled)  # the row is gone if the rollout was dropped
                 found, position = reader.new_events(position, rollout_id, attempt)
             for event in found:
                 yield event

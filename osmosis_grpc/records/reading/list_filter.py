@@ -1,4 +1,4 @@
-"""Turns the options of a list into a filter, and its rollouts into records."""
+"""Converts the options of `list` to a filter, and its rollouts to records."""
 
 import difflib
 import math
@@ -14,7 +14,7 @@ _UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _UNIX = re.compile(r"@\d{1,11}(?:\.\d+)?")
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|)")
 _LONGEST = 100 * 365 * 86_400.0
-"""A span of time is at most 100 years, so that each time can be sent to a server."""
+"""The longest age in seconds: 100 years, so that every time can be sent to a server."""
 
 
 def origin(fork: Fork | None) -> dict[str, Any] | None:
@@ -26,17 +26,17 @@ def origin(fork: Fork | None) -> dict[str, Any] | None:
 
 
 class FilterError(ValueError):
-    """An option of a list has no such value. The message says what to name instead."""
+    """An option of `list` has an invalid value. The message says which ones are valid."""
 
     def __init__(self, option: str, problem: str) -> None:
         super().__init__(problem)
         self.option = option
-        """The name of the option without dashes before it."""
+        """The name of the option without its leading dashes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListOptions:
-    """The options of the command line, as they are given."""
+    """The options of the command line, unparsed."""
 
     states: tuple[str, ...] = ()
     agent: str = ""
@@ -59,15 +59,15 @@ _FIELDS = {
     {"states": "state", "reasons": "reason"}.get(field.name, field.name.replace("_", "-")): field.name
     for field in fields(ListOptions)
 }
-"""The names of the options without dashes before them, and the fields of ListOptions."""
+"""Maps the names of options, without leading dashes, to fields of ListOptions."""
 _DEFAULTS = {field.name: field.default for field in fields(ListOptions)}
 _NUMBERS = ("min-reward", "max-reward", "limit")
 
 
 def options_of(pairs: Iterable[tuple[str, str]]) -> ListOptions:
-    """Return the options with these names and values, such as ("min-reward", "0.5"). An empty value is left out.
+    """Parse pairs of a name and a value, such as ("min-reward", "0.5"). Empty values are ignored.
 
-    Raises FilterError for a name that `list` does not have, and for a value that is not a number where one is needed.
+    Raises FilterError for an unknown name, and for a value that is not a number where one is needed.
     """
     given: dict[str, Any] = {}
     for name, text in pairs:
@@ -86,7 +86,7 @@ def options_of(pairs: Iterable[tuple[str, str]]) -> ListOptions:
 
 
 def pairs_of(options: ListOptions) -> list[tuple[str, str]]:
-    """Return the names and values that options_of() turns into these options. A default is left out."""
+    """Return the pairs from which options_of() makes these options, without defaults."""
     found: list[tuple[str, str]] = []
     for name, field in _FIELDS.items():
         value = getattr(options, field)
@@ -98,7 +98,7 @@ def pairs_of(options: ListOptions) -> list[tuple[str, str]]:
 
 
 def rollout_filter(given: ListOptions, now: float) -> RolloutFilter:
-    """Return the filter of the options. `now` is in Unix seconds. Raises FilterError for a wrong option."""
+    """Convert options to a filter. `now` is in Unix seconds. Raises FilterError for an invalid option."""
     since, before = (_moment(name, getattr(given, name), now) for name in ("since", "before"))
     stalled = _seconds("stalled", given.stalled)
     if stalled is not None and stalled <= 0:
@@ -132,7 +132,7 @@ def _number(name: str, text: str) -> float | int:
 
 
 def _moment(option: str, text: str | None, now: float) -> float | None:
-    """Return a time in Unix seconds: that of an age such as 2h, or that of @SECONDS."""
+    """Return the Unix time of an age such as 2h, or of @SECONDS."""
     if text is None or not text.startswith("@"):
         age = _seconds(option, text)
         return None if age is None else now - age
@@ -173,7 +173,7 @@ def _reason(text: str) -> str:
 
 
 def list_record(info: RolloutInfo, now: float) -> dict[str, Any]:
-    """Return the record of a rollout. Times are Unix seconds, durations are seconds."""
+    """Return the record of a rollout, with times in Unix seconds and durations in seconds."""
     end = info.end_time
     group = info.group
     return {

@@ -1,4 +1,4 @@
-"""Reads messages: their text, their reasoning, their tool calls and the ends of these."""
+"""Extracts the text, the reasoning and the tool calls of messages, and describes how tool calls ended."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,27 +8,27 @@ from typing import Any
 from osmosis_grpc.protocol.types import Message
 
 THINK = "<think>", "</think>"
-"""Some models mark their reasoning like this at the beginning of the content."""
+"""The marks with which some models enclose their reasoning at the beginning of the content."""
 CallName = tuple[int, str]
-"""The number of the chat whose reply asks for a call, 0 if it is not known, and the call's id."""
+"""The number of the chat whose reply has the call, or 0 if it is unknown, and the call's id."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolEnd:
-    """What is known about a tool call apart from the conversation."""
+    """What events tell about a tool call in addition to the conversation."""
 
     latency: float | None = None
-    """Seconds; None if it is not known."""
+    """In seconds; None if it is unknown."""
     error: str = ""
-    """The error that the tool raised; empty if it raised none."""
+    """The error that the tool raised, if any."""
     message: Message | None = None
-    """The result, which is shown if the conversation does not have it."""
+    """The result, for a call whose result is not in the conversation."""
     missing: str = "no result"
-    """What is shown if there is no result at all."""
+    """The text to show if there is no result at all."""
 
 
 def reasoning_of(message: Mapping[str, Any]) -> tuple[str, Any]:
-    """Return the reasoning of a reply, empty without one, and the content without the reasoning."""
+    """Return the reasoning of a reply, or an empty string, and the content without it."""
     content = message.get("content")
     for name in ("reasoning_content", "reasoning"):
         if isinstance(thought := message.get(name), str) and thought:
@@ -40,7 +40,7 @@ def reasoning_of(message: Mapping[str, Any]) -> tuple[str, Any]:
 
 
 def text_of(content: Any) -> str:
-    """Return the content of a message as text. Parts that are no text are named by their type and size."""
+    """Return the content of a message as text. For parts that are not text, it has their type and size."""
     if isinstance(content, str) or content is None:
         return content or ""
     parts = mappings(content)
@@ -63,10 +63,10 @@ def prompt_text(messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def mappings(value: Any) -> list[Mapping[str, Any]]:
-    """Return the mappings in a list; an empty list for anything else."""
+    """Return the mappings in a list, or [] for anything else."""
     return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list | tuple) else []
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
-    """Return a mapping as it is; an empty one for anything else."""
+    """Return the value if it is a mapping, else {}."""
     return value if isinstance(value, Mapping) else {}

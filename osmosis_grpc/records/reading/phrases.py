@@ -15,14 +15,14 @@ _SPLITS = {
 
 
 def split_text(segment: Segment | events.SegmentClosed) -> str:
-    """Return why a segment began; empty for the first segment of a sample."""
-    if segment.drift_index is not None:  # segments from earlier versions have no other reason
+    """Return why a segment began, or an empty string for the first segment of a sample."""
+    if segment.drift_index is not None:  # earlier versions recorded no other reason
         return f"its prompt differs from the tokens of the turn that it continues at token {segment.drift_index}"
     return "" if segment.split is None else _SPLITS[segment.split]
 
 
 def pinned_text(asked: events.ChatRequested) -> str:
-    """Return what an agent passed for the sampling parameters that pinned ones replaced; empty if nothing."""
+    """Return the agent's values of the sampling parameters that pinned ones have replaced, or an empty string."""
     passed = asked.passed
     if passed is None:
         return ""
@@ -32,7 +32,7 @@ def pinned_text(asked: events.ChatRequested) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number and its noun, in the plural unless the number is 1."""
+    """Return a number and a noun, in the plural unless the number is 1."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
@@ -47,7 +47,7 @@ def span(seconds: float) -> str:
 
 
 def reward_text(outcome: RolloutOutcome) -> str:
-    """Return the rollout's reward as a text. Without one, return the mean of the samples' rewards."""
+    """Return the rollout's reward, or else the mean of the samples' rewards, as a text."""
     mean = outcome.mean_reward
     if outcome.reward is not None or mean is None:
         return "no reward" if mean is None else f"reward {mean:g}"

@@ -1,4 +1,4 @@
-"""Turns values of osmosis_grpc.protocol.types into values for JSON records."""
+"""Converts values of osmosis_grpc.protocol.types to JSON."""
 
 import base64
 import math
@@ -13,10 +13,10 @@ from osmosis_grpc.protocol.types import jsontext
 
 
 def plain(value: Any, *, without: frozenset[str] = frozenset()) -> Any:
-    """Return a value of JSON. A dataclass becomes an object, an array a list, and bytes base64.
+    """Convert a value to JSON. Dataclasses become objects, arrays become lists, and bytes become base64.
 
-    Leaves out the fields of dataclasses that `without` names, and fields that a repr does not show: secrets and
-    serialized forms. A float that is not finite becomes null.
+    Fields named in `without` are left out, as are fields hidden from the repr, which are secrets and serialized forms.
+    A float that is not finite becomes null.
     """
     if is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in fields(value) if field.repr and field.name not in without]

@@ -1,4 +1,4 @@
-"""Makes the records of one rollout: one for the rollout, and one for each turn."""
+"""Makes the JSON records of a rollout: one for the rollout, and one for each turn."""
 
 import time
 from collections.abc import Mapping
@@ -11,13 +11,13 @@ from osmosis_grpc.records.reading.list_filter import origin
 from osmosis_grpc.records.reading.record_values import plain
 
 HEAVY = frozenset({"segments", "tokens", "prompt_ids", "prompt_extras", "chats"})
-"""The fields of samples and replies that a record has only with --tokens."""
+"""The fields of samples and replies that records contain only with --tokens."""
 
 
 def rollout_record(
     info: RolloutInfo, history: History, samples: Mapping[str, Sample], *, as_of: float | None, tokens: bool
 ) -> dict[str, Any]:
-    """Return the record of a rollout. `as_of` is that of its source."""
+    """Return the record of a rollout. `as_of` is the result of Source.as_of()."""
     outcome, request = info.outcome, history.request
     without = frozenset() if tokens else HEAVY
     ended = info.end_time is not None

@@ -1,4 +1,4 @@
-"""Answers questions about rollouts from a running server that a person names. Its errors give advice."""
+"""Reads rollouts from a running server that the user names. Its errors give advice."""
 
 import asyncio
 import contextlib
@@ -21,11 +21,11 @@ from osmosis_grpc.supervise import SYSTEM, Backoff
 from osmosis_grpc.trainer.rollout_client import RolloutClient
 
 TIMEOUT = 10.0
-"""Seconds that a call to a server may take."""
+"""How many seconds a call to a server may take."""
 CONNECT = 1.0
-"""Seconds for the question whether something listens at an address."""
+"""How many seconds refuses() waits for a connection."""
 LOST_AFTER = 120.0
-"""Commands that follow events end if the server was away for this many seconds."""
+"""Commands that follow events end when the server was unreachable for this many seconds."""
 _ADVICE = {
     Hint.SHOW_CREDENTIAL: "{token}-file FILE sends the token that is in a file",
     Hint.CHECK_CREDENTIAL: "check the token, or the certificate",
@@ -35,19 +35,19 @@ _ADVICE = {
     Hint.LEAVE_OUT_TLS: "leave out --tls, or start it with --tls-cert and --tls-key",
     Hint.START_SERVER: "start it, or name another with {server}",
 }
-"""The hints of errors for a command line, with its names of --server and --token."""
+"""Advice by the hint of an error, with placeholders for the names of the options."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenServer:
-    """A running server, and what to show to it."""
+    """A running server, and the credentials for it."""
 
     target: str
     credentials: Credentials
     why: str = ""
-    """Begins the message about a server that cannot be reached. It says why the command asks this server."""
+    """Why the command asks this server: the beginning of the message if it cannot be reached."""
     names: tuple[str, str] = ("--server", "--token")
-    """The options of the command that name the server and its token. --token-file ends with `-file`, likewise."""
+    """The command's options for the server and its token."""
 
     def __str__(self) -> str:
         return f"the server {self.target}"
@@ -79,7 +79,7 @@ class ChosenServer:
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        """Turn the errors of calls into SourceError with the name of the server and advice."""
+        """Convert errors of calls to SourceError, with the name of the server and advice."""
         try:
             yield
         except NotFound as error:
@@ -89,7 +89,7 @@ class ChosenServer:
             raise SourceError(f"{self.why}{self.text_of(error)}{how}") from None
 
     def text_of(self, error: CallError) -> str:
-        """Return the text of an error with the name of the server, and with the options of the command."""
+        """Return the text of an error with the name of the server and the command's options."""
         server, token = self.names
         if error.hint is Hint.SHOW_CREDENTIAL:
             return f"{self} refuses a caller without a credential; {_ADVICE[error.hint].format(token=token)}"
@@ -100,25 +100,25 @@ class ChosenServer:
 
 
 def refuses(target: str) -> bool:
-    """Return whether all addresses of HOST:PORT refuse connections, so nothing listens there.
+    """Return whether all addresses of HOST:PORT refuse connections, so that nothing listens there.
 
-    gRPC tries again for some seconds, because the server may be starting. A person who asks a server wants to know at
-    once. An address without an answer after CONNECT seconds does not refuse: the network may be slow.
+    gRPC itself would retry for some seconds before it reports this. An address that does not answer within CONNECT
+    seconds does not count as refusing, because the network may be slow.
     """
     try:
         socket.create_connection(split_host_port(target), CONNECT, all_errors=True).close()
     except ExceptionGroup as failed:
         return failed.split(ConnectionRefusedError)[1] is None
-    except (OSError, UnicodeError):  # the name is unknown, or malformed
+    except (OSError, UnicodeError):  # the host name is unknown or malformed
         pass
     return False
 
 
 class ServerSource(Source):
-    """Asks a running server. It shows the rollouts of the token's owner."""
+    """Reads the rollouts of the token's owner from a running server."""
 
     def __init__(self, server: ChosenServer, on_connected: Callable[[], None] | None = None) -> None:
-        """`on_connected` is called when the server accepts connections."""
+        """Read from a server. `on_connected` is called when the server accepts connections."""
         self.where = str(server)
         self._server = server
         self._on_connected = on_connected

@@ -19,16 +19,16 @@ from osmosis_grpc.protocol.types.events import Accepted, Annotated
 Events = AsyncGenerator[TrajectoryEvent, None]
 
 LARGE_PAGE = 500
-"""headers() reads pages with this many rollouts."""
+"""How many rollouts headers() reads in one page."""
 
 
 def stopped_text(where: str, as_of: float) -> str:
-    """Return the line that says that no server uses a source."""
+    """Return the line for a source that no server uses."""
     return f"no server uses {where}; shown as of {time.strftime('%Y-%m-%d %H:%M:%SZ', time.gmtime(as_of))}"
 
 
 class SourceError(Exception):
-    """A journal or a server has no answer. The message says why and what to do."""
+    """A journal or a server could not be read. The message says why and what to do."""
 
 
 class NoRollout(SourceError):
@@ -43,7 +43,7 @@ class Source(ABC):
     """Rollouts and their events. Methods raise SourceError."""
 
     where: str
-    """The server or the folder, for people."""
+    """The server or the folder, for messages."""
 
     async def __aenter__(self) -> "Source":
         return self
@@ -52,24 +52,24 @@ class Source(ABC):
         return None
 
     async def as_of(self) -> float | None:
-        """Return None if a server answers or writes. Else return the time of the newest event, in Unix seconds."""
+        """Return None while a server uses the source, else the time of its newest event in Unix seconds."""
         return None
 
     @abstractmethod
     async def page(
         self, where: RolloutFilter, token: str = "", *, limit: int = 100, newest_first: bool = False
     ) -> tuple[list[RolloutInfo], str]:
-        """Return at most `limit` rollouts without outcomes, and the token of the next page; empty after the last.
+        """Return at most `limit` rollouts without outcomes, and the token of the next page, empty on the last one.
 
-        The rollouts are in the order of acceptance, or with `newest_first` in the reverse order.
+        The rollouts are in the order of acceptance, or reversed with `newest_first`.
         """
 
     async def headers(
         self, where: RolloutFilter, *, limit: int, newest_first: bool = False
     ) -> tuple[list[RolloutInfo], bool]:
-        """Return at most `limit` rollouts as page() does, and whether there are more.
+        """Return at most `limit` rollouts as page() does, but faster, and whether there are more.
 
-        It reads many rollouts fast. Settled rollouts may be without their groups and forks.
+        Settled rollouts may lack their groups and forks.
         """
         found: list[RolloutInfo] = []
         token = ""
@@ -84,7 +84,7 @@ class Source(ABC):
 
     @abstractmethod
     async def get(self, rollout_id: str, attempt: int = 0) -> RolloutInfo:
-        """Return an attempt of a rollout, the newest by default. After the end, it has its outcome with all tokens."""
+        """Return an attempt of a rollout, by default the newest. Once ended, it has its outcome with all tokens."""
 
     async def request(self, rollout_id: str, attempt: int) -> tuple[RolloutRequest, Sequence[ToolDict]]:
         """Return the request of an attempt, and the tools that its agent loop listed."""
@@ -100,11 +100,11 @@ class Source(ABC):
             return [event.kind.annotation async for event in found if isinstance(event.kind, Annotated)]
 
     async def rollout_folder(self, rollout_id: str, attempt: int) -> Path | None:
-        """Return the folder with the files of an attempt. None if a command of this machine cannot read it."""
+        """Return the folder with the files of an attempt, or None if it is not readable on this machine."""
         return None
 
     def snapshot(self) -> AbstractContextManager[None]:
-        """Return a context in which many reads are cheap."""
+        """Return a context in which repeated reads are cheap."""
         return nullcontext()
 
     @abstractmethod
