@@ -48,7 +48,7 @@ class Gymnasium(SteppedEnvironment):
             env = self._made()
         except Exception as error:
             raise ValueError(f"{self.name}: it cannot be made: {error or type(error).__name__}") from error
-        text = f"You act in {spec.name}. {_how(_space(env))}" if system is None else str(system)
+        text = f"You act in {spec.name}. {_how(env)}" if system is None else str(system)
         self.opening = ({"role": "system", "content": text},)
         env.close()
 
@@ -77,11 +77,7 @@ class Gymnasium(SteppedEnvironment):
 
         began = await episode.call(env.reset, seed=task.data)
         news = await episode.call(_shown, env, began[0] if isinstance(began, tuple) else began)
-        return await self.steps(episode, news, lambda text: _action(_space(env), text), step)
-
-
-def _space(env: Any) -> Any:
-    return getattr(env, "action_space", None)
+        return await self.steps(episode, news, lambda text: _action(env, text), step)
 
 
 def _shown(env: Any, observation: Any) -> str:
@@ -98,7 +94,8 @@ def _plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
 
 
-def _how(space: Any) -> str:
+def _how(env: Any) -> str:
+    space = getattr(env, "action_space", None)
     if space is None or isinstance(space, gym.spaces.Text):
         return "Your whole reply is your next action."
     if isinstance(space, gym.spaces.Discrete):
@@ -107,8 +104,9 @@ def _how(space: Any) -> str:
     return f"End your reply with your next action, as JSON, which is an element of {space}."
 
 
-def _action(space: Any, text: str) -> Any:
+def _action(env: Any, text: str) -> Any:
     """Return the action of a reply. Raises NoActionError."""
+    space = getattr(env, "action_space", None)
     if space is None or isinstance(space, gym.spaces.Text):
         action: Any = text
     else:
@@ -116,7 +114,7 @@ def _action(space: Any, text: str) -> Any:
             value = json.loads(text if text[:1] in "[{" else VALUE.findall(text)[-1])
             action = value if isinstance(space, gym.spaces.Discrete) else space.from_jsonable([value])[0]
         except Exception as error:  # from_jsonable() raises whatever the wrong value causes
-            raise NoActionError(f"That is no action. {_how(space)}") from error
+            raise NoActionError(f"That is no action. {_how(env)}") from error
     if space is not None and not space.contains(action):
-        raise NoActionError(f"That is no action. {_how(space)}")
+        raise NoActionError(f"That is no action. {_how(env)}")
     return action
