@@ -153,7 +153,7 @@ def main() -> int:
     for name in asked.cases:
         row = tried(name, CASES[name], asked.tests)
         print(row, flush=True)
-        code |= not re.search(r"\d passed(, \d+ skipped)? \|$", row)
+        code |= not re.search(r"\| \d+ passed(, \d+ skipped)? \|$", row)
         text = PAGE.read_text()
         rows = {each[1]: each[0] for each in _ROW.finditer(_TABLE.search(text)[0])} | {name: row}  # type: ignore[index]
         head = "| case | Python | grpcio | protobuf | dependencies | tests |\n|---|---|---|---|---|---|\n"
