@@ -58,10 +58,10 @@ async def test_a_chat_that_is_silent_for_longer_than_a_proxy_allows_is_joined(tm
 async def test_a_chat_that_is_cut_for_longer_than_the_grace_was_with_its_trainer(stack, serve, monkeypatch):
     """Each call stands until the proxy cuts it: no time in which the trainer was away."""
     monkeypatch.setattr(callbacks, "REACHED_AFTER", 0.4)
-    policy = SilentOnce(4.0)
+    policy = SilentOnce(6.0)
     trainer = await stack.enter_async_context(CallbackTrainer(policy))
     proxy = await stack.enter_async_context(CuttingProxy(trainer.callback().target, idle_limit=0.5))
-    client = await stack.enter_async_context(RolloutClient((await serve(Talker(), trainer_grace=1.0)).address))
+    client = await stack.enter_async_context(RolloutClient((await serve(Talker(), trainer_grace=2.0)).address))
     [request] = requests("held", 1)
     await client.init(request, callback=trainer.callback(target=proxy.address))
     check_run([request.rollout_id], [await trainer.outcome(request.rollout_id, 30)], policy)

@@ -127,7 +127,7 @@ def test_the_file_can_name_what_is_served(folder):
             "serve: json:loads is not a subclass of Grader: it is a function",
         ),
         (("-m", SPECS[0], "-m", SPECS[1]), 2, "serve: two agent loops are named greeter"),
-        (("-m", SPECS[0], "--workflow-config", "name="), 1, "error: INVALID_AGENT_NAME "),
+        (("-m", SPECS[0], "--workflow-config", "name=" + "x" * 257), 1, "error: INVALID_AGENT_NAME "),
     ],
     ids=["no file", "type", "no value", "no toml", "table", "key", "grader", "twice", "name"],
 )
