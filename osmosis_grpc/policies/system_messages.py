@@ -16,22 +16,18 @@ from osmosis_grpc.protocol.types.samples import SYSTEM_FOLDED
 async def asked_folding(request: ChatRequest, ask: Callable[[ChatRequest], Awaitable[ChatResponse]], /) -> ChatResponse:
     """Ask for a reply, and once more with folded system messages if the history is refused because of them.
 
-    A reply to the folded history has `extra["system_messages_folded"]`. If both are refused, raise the first error.
+    A reply to the folded history has `extra["system_messages_folded"]`. If it is refused, too, raise that error.
     """
     try:
         return await ask(request)
     except ContextLengthExceeded:
         raise
-    except InvalidArgument as error:
+    except InvalidArgument:
         messages = folded(request.messages)
         if messages == list(request.messages):
             raise
-        refused = error
     prefix = len(folded(request.messages[: request.prefix_len]))
-    try:
-        response = await ask(replace(request, messages=messages, prefix_len=prefix))
-    except InvalidArgument:
-        raise refused from None
+    response = await ask(replace(request, messages=messages, prefix_len=prefix))
     return replace(response, extra={**response.extra, SYSTEM_FOLDED: True})
 
 

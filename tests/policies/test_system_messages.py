@@ -130,6 +130,14 @@ async def test_what_folding_cannot_mend_keeps_its_error(messages, said, error, t
     assert len(asked) == times
 
 
+async def test_a_folded_history_that_is_too_long_says_so():
+    """So that a program shortens it."""
+    tokenizer = Templated(refusing)
+    policy, *_ = policy_of(tokenizer=tokenizer, context=20)
+    with pytest.raises(ContextLengthExceeded):
+        await policy(chat())
+
+
 def test_anthropic_gets_late_system_messages_from_the_user():
     body = messages_body(HISTORY, None)
     assert body["system"] == "Be exact."
