@@ -10,7 +10,7 @@ from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import outcome_pb2
 from osmosis_grpc.protocol.errors import Internal, InvalidArgument
 from osmosis_grpc.protocol.types import Receipt, RolloutOutcome
 from osmosis_grpc.protocol.wire.outcome import outcome_from_wire
-from osmosis_grpc.trainer.transports.callback.recorder import CallbackRecorder, Record
+from osmosis_grpc.trainer.transports.callback.standalone_recorder import CallbackRecorder, Record
 
 
 class CallbackTrainer(CallbackRecorder):

@@ -33,7 +33,7 @@ from osmosis_grpc.protocol.types import InitRequest, ToolDict, TraceContext
 from osmosis_grpc.settings.settings import RolloutSettings, get_settings
 from osmosis_grpc.supervise import Supervisor
 from osmosis_grpc.trainer import Callback, ChatRequest, ChatResponse, RolloutClient, RolloutOutcome
-from osmosis_grpc.trainer.transports.callback.recorder import CallbackRecorder
+from osmosis_grpc.trainer.transports.callback.standalone_recorder import CallbackRecorder
 
 NO_ENGINE = "this gateway has no engine: send the request to its agent server"
 _REMEMBERED = 100_000  # rollouts whose tools are cached

@@ -21,7 +21,7 @@ from osmosis_grpc.protocol.types import Message, OutcomeStatus
 from osmosis_grpc.protocol.types.json_values import text_of
 from osmosis_grpc.protocol.types.outcome import lacks
 from osmosis_grpc.trainer import RolloutOutcome, RolloutRequest, SyncTrainer
-from osmosis_grpc.trainer.chats.policies import Policies
+from osmosis_grpc.trainer.chats.policy_table import Policies
 
 try:
     from openenv.core.harness import ResourceSession, ResourceSessionFactory, VerifyResult

@@ -36,7 +36,7 @@ from osmosis_grpc.protocol.types import Group
 from osmosis_grpc.protocol.types.json_values import text_of
 from osmosis_grpc.protocol.types.samples import Cut, Dropped, check_choices
 from osmosis_grpc.trainer import RolloutOutcome, RolloutRequest, SyncTrainer, Trainer
-from osmosis_grpc.trainer.chats.policies import Policies
+from osmosis_grpc.trainer.chats.policy_table import Policies
 
 if TYPE_CHECKING:
     from trl import GRPOTrainer

@@ -13,7 +13,7 @@ import grpc
 
 from osmosis_grpc.network.channel_options import Options, default_connections, server_options
 from osmosis_grpc.network.credentials import channel
-from osmosis_grpc.network.fork_safety import keep_from_children
+from osmosis_grpc.network.forked_sockets import keep_from_children
 from osmosis_grpc.network.free_ports import check_free
 from osmosis_grpc.network.server_security import ServerSecurity
 from osmosis_grpc.network.tls import ClientTls, Pems, ReloadedFiles, ServerTls, read_pems

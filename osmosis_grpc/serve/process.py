@@ -24,8 +24,8 @@ from osmosis_grpc.network.target_policy import is_loopback
 from osmosis_grpc.protocol.errors import CallError, MissingExtraError, Unavailable
 from osmosis_grpc.protocol.types import events
 from osmosis_grpc.records.reading.folder_source import FolderSource
-from osmosis_grpc.serve.hosted_programs import hosted_programs
 from osmosis_grpc.serve.json_output import Records
+from osmosis_grpc.serve.program_options import hosted_programs
 from osmosis_grpc.serve.rollout_log import RolloutLog
 from osmosis_grpc.serve.workers.worker import Worker
 from osmosis_grpc.server import AgentServer, ServerConfig

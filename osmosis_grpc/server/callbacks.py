@@ -35,7 +35,8 @@ from osmosis_grpc.protocol.types import (
 )
 from osmosis_grpc.protocol.wire.chat import RECEIPTS, chat_bytes, reply_from_wire
 from osmosis_grpc.protocol.wire.control import ABANDON_CHAT, BLOBS
-from osmosis_grpc.protocol.wire.outcome import fit, outcome_to_wire
+from osmosis_grpc.protocol.wire.outcome import outcome_to_wire
+from osmosis_grpc.protocol.wire.outcome_size import cut_to_limit
 from osmosis_grpc.supervise import SYSTEM, System
 
 log = logging.getLogger(__name__)
@@ -231,7 +232,7 @@ class _Trainer:
 
     async def complete(self, outcome: RolloutOutcome, /) -> Receipt:
         blobs = BLOBS in self.callback.features
-        message = fit(outcome_to_wire(outcome, refer=self.callback.outcome_by_reference, blobs=blobs))
+        message = cut_to_limit(outcome_to_wire(outcome, refer=self.callback.outcome_by_reference, blobs=blobs))
         request = outcome_pb2.CompleteRequest(outcome=message, state=self.callback.state).SerializeToString()
 
         ask = partial(Asking, self._calls, COMPLETE, self._complete)

@@ -24,7 +24,7 @@ from osmosis_grpc.protocol.types.outcome import describe
 from osmosis_grpc.protocol.wire.message import tools_from_wire
 from osmosis_grpc.storage.ledger import SqliteLedger
 from osmosis_grpc.supervise import Backoff, Job, Supervisor
-from osmosis_grpc.trainer.chats.policies import ChatKey, PolicyFailure
+from osmosis_grpc.trainer.chats.policy_errors import ChatKey, PolicyFailure
 from osmosis_grpc.trainer.chats.rollout_cache import RolloutCache
 
 LOST_PAUSES = 0.25, 10.0

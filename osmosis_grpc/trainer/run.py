@@ -18,7 +18,7 @@ from osmosis_grpc.protocol.errors import (
 from osmosis_grpc.protocol.types import Failure, FailureReason, Group, OutcomeStatus, RolloutOutcome, RolloutRequest
 from osmosis_grpc.supervise import OnFailure, job
 from osmosis_grpc.trainer.agent_server_link import Rollout, job_failed
-from osmosis_grpc.trainer.chats.policies import PolicyFailure
+from osmosis_grpc.trainer.chats.policy_errors import PolicyFailure
 from osmosis_grpc.trainer.metrics import version_lag
 from osmosis_grpc.trainer.progress_bar import Progress, shown
 from osmosis_grpc.trainer.request_check import checked

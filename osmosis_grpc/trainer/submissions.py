@@ -16,7 +16,7 @@ from osmosis_grpc.protocol.types import RolloutOutcome, RolloutRequest
 from osmosis_grpc.storage.ledger import LedgerRollout
 from osmosis_grpc.trainer.agent_server_link import Rollout, retrieve
 from osmosis_grpc.trainer.chats.ledger_codec import init_bytes, request_of
-from osmosis_grpc.trainer.chats.policies import ChatKey, PolicyFailure
+from osmosis_grpc.trainer.chats.policy_errors import ChatKey, PolicyFailure
 from osmosis_grpc.trainer.ledger_position import LedgerPosition
 from osmosis_grpc.trainer.log_warnings import EarlierOutcomes, UntrainableOutcomes
 from osmosis_grpc.trainer.scheduler import Scheduler

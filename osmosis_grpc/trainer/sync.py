@@ -26,7 +26,7 @@ from osmosis_grpc.policies.threads import ThreadedPolicy, is_async
 from osmosis_grpc.protocol.errors import CallError
 from osmosis_grpc.protocol.types.outcome import Confirmable
 from osmosis_grpc.supervise import DaemonThreads
-from osmosis_grpc.trainer.chats.policies import Policies
+from osmosis_grpc.trainer.chats.policy_table import Policies
 from osmosis_grpc.trainer.loop_thread import LoopThread
 from osmosis_grpc.trainer.server_availability import Server
 from osmosis_grpc.trainer.trainer import Trainer

@@ -16,7 +16,7 @@ from osmosis_grpc.protocol.types.json_values import to_json
 from osmosis_grpc.protocol.types.outcome import Confirmable
 from osmosis_grpc.storage.ledger import SqliteLedger
 from osmosis_grpc.supervise import SYSTEM, ForkGuard, Supervisor, System
-from osmosis_grpc.trainer.chats.policies import Policies, PolicyTable
+from osmosis_grpc.trainer.chats.policy_table import Policies, PolicyTable
 from osmosis_grpc.trainer.chats.rollout_cache import SWEEP, RolloutCache
 from osmosis_grpc.trainer.chats.sampler import entered, version_text
 from osmosis_grpc.trainer.config import TrainerConfig

@@ -18,7 +18,7 @@ from osmosis_grpc.trainer import RolloutClient, RolloutRequest, SyncTrainer, Tra
 from osmosis_grpc.trainer import log_warnings as unreachable_file
 from osmosis_grpc.trainer import target_sources as sources_file
 from osmosis_grpc.trainer.loop_thread import LoopThread
-from osmosis_grpc.trainer.transports.callback.recorder import CallbackRecorder
+from osmosis_grpc.trainer.transports.callback.standalone_recorder import CallbackRecorder
 from tests.server.workers.cluster import workers
 from tests.trainer.conftest import PATIENCE, USER, reply, talker
 from tests.trainer.deployment import collect, within

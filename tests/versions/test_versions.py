@@ -28,7 +28,7 @@ import google.protobuf, grpc
 import numpy as np
 from osmosis_grpc.policies import ToolCallingMock
 from osmosis_grpc.trainer import RolloutClient
-from osmosis_grpc.trainer.transports.callback.recorder import CallbackRecorder
+from osmosis_grpc.trainer.transports.callback.standalone_recorder import CallbackRecorder
 from osmosis_grpc.protocol.types import ChatRequest, TokenBlock
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1.services_pb2_grpc import TrainerServiceStub
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import event_pb2, services_pb2_grpc, tokens_pb2, chat_pb2

@@ -89,7 +89,7 @@ class BaseAgent(ABC):
         return {**self.toolbox.tools, **self.own_tools, **(opened_tools.get() or {})}
 
     def set_interactions(self, interactions: Mapping[str, Any]) -> None:
-        """Set the interactions by name. Each is asked about a final answer, see interactions.py."""
+        """Set the interactions by name. Each is asked about a final answer, see episode.py."""
         for name, interaction in interactions.items():
             if not callable(getattr(interaction, "respond", None)):
                 raise InvalidArgument(f"interactions.{name}", "has no method respond(messages, answer)")

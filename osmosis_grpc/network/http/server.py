@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from osmosis_grpc import __version__
-from osmosis_grpc.network import fork_safety
+from osmosis_grpc.network import forked_sockets
 from osmosis_grpc.network.channel_options import agent_connections
 from osmosis_grpc.network.http.bounded_json import internal, refusal
 from osmosis_grpc.network.http.connections import (
@@ -83,11 +83,11 @@ class HttpServer:
     async def __aenter__(self) -> "HttpServer":
         if self._path is not None:
             listening = listen_at(self._path)
-            fork_safety.keep_from_children(self, str(self._path))
+            forked_sockets.keep_from_children(self, str(self._path))
         else:
             listening = listen_on(self._host, self.port, self._connections)
             self.port = listening.getsockname()[1]
-            fork_safety.keep_from_children(self, self.port)
+            forked_sockets.keep_from_children(self, self.port)
         config = uvicorn_config(self.app, listening, lifespan=isinstance(self.app, FastAPI))
         config.ssl = self._tls
         if isinstance(listening, LimitedSocket) and self._tls is not None:
@@ -104,7 +104,7 @@ class HttpServer:
     async def __aexit__(self, *exc: Any) -> None:
         self._stopping = self._server.should_exit = True
         await self._task
-        fork_safety.release(self)
+        forked_sockets.release(self)
 
     async def _serve(self, listening: socket.socket) -> None:
         """Run uvicorn until __aexit__ stops it. Raises RuntimeError if uvicorn ends by itself."""

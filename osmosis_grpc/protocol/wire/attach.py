@@ -13,7 +13,8 @@ from osmosis_grpc.protocol.errors import CallError, FailedPrecondition, InvalidA
 from osmosis_grpc.protocol.types import RolloutOutcome
 from osmosis_grpc.protocol.types.jsontext import check_text
 from osmosis_grpc.protocol.wire.control import PROTOCOL
-from osmosis_grpc.protocol.wire.outcome import MAX_OUTCOME_BYTES, fit, referring_bytes
+from osmosis_grpc.protocol.wire.outcome import referring_bytes
+from osmosis_grpc.protocol.wire.outcome_size import MAX_OUTCOME_BYTES, cut_to_limit
 from osmosis_grpc.protocol.wire.protobuf_encoding import head
 from osmosis_grpc.protocol.wire.rollout import wants_delta
 from osmosis_grpc.protocol.wire.status import from_code, to_status
@@ -50,7 +51,7 @@ def complete_frame(outcome: RolloutOutcome, *, blobs: bool = False) -> bytes:
     """
     report = referring_bytes(outcome, blobs=blobs)
     if len(report) > MAX_OUTCOME_BYTES:
-        report = fit(outcome_pb2.RolloutOutcome.FromString(report)).SerializeToString()
+        report = cut_to_limit(outcome_pb2.RolloutOutcome.FromString(report)).SerializeToString()
     return _joined(_SERVER["complete"], head(_OUTCOME, len(report)) + report)
 
 

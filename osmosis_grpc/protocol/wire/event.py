@@ -27,7 +27,8 @@ from osmosis_grpc.protocol.wire.message import (
     tool_call_to_wire,
     tools_from_wire,
 )
-from osmosis_grpc.protocol.wire.outcome import fit, outcome_from_wire, outcome_to_wire, referring_bytes
+from osmosis_grpc.protocol.wire.outcome import outcome_from_wire, outcome_to_wire, referring_bytes
+from osmosis_grpc.protocol.wire.outcome_size import cut_to_limit
 from osmosis_grpc.protocol.wire.protobuf_encoding import head, repeated, varint
 from osmosis_grpc.protocol.wire.rollout import init_from_wire, init_to_wire, origin_from_wire
 from osmosis_grpc.protocol.wire.tokens import SPLITS
@@ -238,7 +239,7 @@ _KINDS: dict[type[events.EventKind], _Row] = {
     events.ToolCalled: _converter(events.ToolCalled, call=Codec(tool_call_to_wire, tool_call_from_wire)),
     events.ToolReturned: _tool_returned(blobs=False),
     events.Logged: _converter(events.Logged, data=JSON_OBJECT._replace(name="data_json")),
-    events.Ended: ("ended", lambda k: _ended(k, fit(outcome_to_wire(k.outcome, head=True))), _read_ended),
+    events.Ended: ("ended", lambda k: _ended(k, cut_to_limit(outcome_to_wire(k.outcome, head=True))), _read_ended),
     events.Delivered: _converter(events.Delivered, receipt=RECEIPTS.codec(None)),
     events.Started: _converter(events.Started),
     events.Resumed: _converter(events.Resumed),

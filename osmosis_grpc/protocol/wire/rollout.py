@@ -24,7 +24,8 @@ from osmosis_grpc.protocol.types.rollout_info import Activity, RolloutInfo
 from osmosis_grpc.protocol.wire import times
 from osmosis_grpc.protocol.wire.field_conversion import Codec, Converter, EnumNames
 from osmosis_grpc.protocol.wire.message import message_to_wire, messages_from_wire, params_from_wire, params_to_wire
-from osmosis_grpc.protocol.wire.outcome import GROUP, checked_group, checked_id, fit, outcome_from_wire, outcome_to_wire
+from osmosis_grpc.protocol.wire.outcome import GROUP, checked_group, checked_id, outcome_from_wire, outcome_to_wire
+from osmosis_grpc.protocol.wire.outcome_size import cut_to_limit
 
 MAX_METADATA_BYTES = 1024 * 1024
 """The default limit of metadata_json."""
@@ -180,5 +181,5 @@ ROLLOUT = Converter(
     state=STATES.codec(RolloutState.ACCEPTED),
     group=_GROUP,
     fork=_FORK,
-    outcome=Codec(lambda outcome: fit(outcome_to_wire(outcome)), outcome_from_wire),
+    outcome=Codec(lambda outcome: cut_to_limit(outcome_to_wire(outcome)), outcome_from_wire),
 )

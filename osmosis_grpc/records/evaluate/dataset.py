@@ -10,8 +10,9 @@ from osmosis_grpc.environments.spec import PREFIX
 from osmosis_grpc.protocol.types import Message
 from osmosis_grpc.records.evaluate.columns import ColumnError, Columns
 from osmosis_grpc.records.evaluate.errors import DatasetError
-from osmosis_grpc.records.evaluate.formats import READERS, Raw, read_environment, read_tasks
+from osmosis_grpc.records.evaluate.formats import READERS, Raw
 from osmosis_grpc.records.evaluate.inputs import digest_of, digest_of_environment
+from osmosis_grpc.records.evaluate.task_datasets import read_environment, read_tasks
 
 Chosen = Callable[[int], bool]
 

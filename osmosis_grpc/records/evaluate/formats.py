@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, NoReturn
 
-from osmosis_grpc.environments.loading import open_environment
-from osmosis_grpc.environments.tasks import task_rows
 from osmosis_grpc.protocol.errors import MissingExtraError
 from osmosis_grpc.records.evaluate.errors import DatasetError
 
@@ -247,26 +245,6 @@ def read_parquet(path: Path) -> Iterator[Raw]:
                     yield Raw(value, number)
     except (ArrowException, OSError) as error:
         raise DatasetError(str(path), f"not a Parquet file: {_reason(error)}", number) from None
-
-
-def read_tasks(path: Path) -> Iterator[Raw]:
-    """Yield a row for each task of a folder in Harbor's format."""
-    from osmosis_grpc.tools.tasks.harbor_task import rows
-
-    try:
-        for number, row in enumerate(rows(path)):
-            yield Raw(row, number + 1)
-    except ValueError as error:
-        raise DatasetError(str(path), str(error).removeprefix(f"{path}: ")) from None
-
-
-def read_environment(text: str) -> Iterator[Raw]:
-    """Yield a row for each task of the environment that env:KIND:NAME names."""
-    try:
-        for number, row in enumerate(task_rows(open_environment(text))):
-            yield Raw(row, number + 1)
-    except ValueError as error:
-        raise DatasetError(text, str(error)) from None
 
 
 READERS: dict[str, Callable[[Path], Iterator[Raw]]] = {

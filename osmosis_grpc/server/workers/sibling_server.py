@@ -13,7 +13,7 @@ from google.protobuf.wrappers_pb2 import Int64Value
 
 from osmosis_grpc.engine import Engine
 from osmosis_grpc.network.bearer_tokens import WRONG
-from osmosis_grpc.network.fork_safety import keep_from_children
+from osmosis_grpc.network.forked_sockets import keep_from_children
 from osmosis_grpc.network.handlers import Registrar, metadata_value
 from osmosis_grpc.network.network import Network, start
 from osmosis_grpc.protocol._gen.osmosis.rollout.v1 import control_pb2 as pb

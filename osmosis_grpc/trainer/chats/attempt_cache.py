@@ -57,7 +57,7 @@ from osmosis_grpc.protocol.types.samples import ABORTED
 from osmosis_grpc.protocol.wire.chat import reply_bytes
 from osmosis_grpc.storage.ledger import ChatRow, SqliteLedger
 from osmosis_grpc.trainer.chats.ledger_codec import kept_chat, question_of
-from osmosis_grpc.trainer.chats.policies import ChatKey, PolicyErrors, key_of
+from osmosis_grpc.trainer.chats.policy_errors import ChatKey, PolicyErrors, key_of
 from osmosis_grpc.trainer.chats.sample_state import PendingChat, SampleState, tools_digest
 from osmosis_grpc.trainer.chats.sampler import Sampler, versioned
 

@@ -14,7 +14,8 @@ from osmosis_grpc.storage.ledger import ChatRow, LedgerRollout, SqliteLedger
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.trainer.chats.attempt_cache import UNWRITTEN_RETRY, AttemptCache, reply_of, unwritten
 from osmosis_grpc.trainer.chats.ledger_codec import learn, tools_of
-from osmosis_grpc.trainer.chats.policies import ChatKey, Policies, PolicyTable, key_of
+from osmosis_grpc.trainer.chats.policy_errors import ChatKey, key_of
+from osmosis_grpc.trainer.chats.policy_table import Policies, PolicyTable
 from osmosis_grpc.trainer.chats.sample_state import PendingChat
 from osmosis_grpc.trainer.chats.sampler import Sampler
 from osmosis_grpc.trainer.metrics import Metrics

@@ -13,7 +13,8 @@ from osmosis_grpc.policies import Policy
 from osmosis_grpc.protocol.errors import FailedPrecondition
 from osmosis_grpc.protocol.types import ChatRequest, ChatResponse, TokenBlock, VersionSpan
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
-from osmosis_grpc.trainer.chats.policies import PolicyErrors, PolicyTable
+from osmosis_grpc.trainer.chats.policy_errors import PolicyErrors
+from osmosis_grpc.trainer.chats.policy_table import PolicyTable
 from osmosis_grpc.trainer.metrics import Metrics
 
 if TYPE_CHECKING:

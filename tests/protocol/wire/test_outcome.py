@@ -27,7 +27,8 @@ from osmosis_grpc.protocol.types import (
     StackFrame,
     Tensor,
 )
-from osmosis_grpc.protocol.wire.outcome import fit, outcome_from_wire, outcome_to_wire
+from osmosis_grpc.protocol.wire.outcome import outcome_from_wire, outcome_to_wire
+from osmosis_grpc.protocol.wire.outcome_size import cut_to_limit
 from osmosis_grpc.protocol.wire.rollout import ROLLOUT, STATES
 
 SEGMENT = Segment(
@@ -227,7 +228,7 @@ def test_a_field_out_of_bounds_is_refused_by_name(field, changes):
     assert named(completion_message(**changes)) == field
 
 
-# What `fit` leaves out, in its order; messages go all at once.
+# What `cut_to_limit` leaves out, in its order; messages go all at once.
 STEPS = [
     [],
     ["samples[main].segments[0]"],
@@ -260,7 +261,7 @@ def test_fit_leaves_out_segments_then_messages_then_extra():
     whole = outcome_to_wire(LARGE)
     seen = []
     for limit in range(whole.ByteSize() + 10, 300, -50):
-        fitted = fit(over_the_wire(whole), limit)
+        fitted = cut_to_limit(over_the_wire(whole), limit)
         assert fitted.ByteSize() <= limit
         omitted = list(fitted.omitted)
         if not seen or omitted != seen[-1]:
@@ -281,15 +282,15 @@ def test_fit_leaves_out_segments_then_messages_then_extra():
 
 def test_fit_keeps_a_completion_within_the_limit():
     whole = outcome_to_wire(LARGE)
-    assert fit(over_the_wire(whole), whole.ByteSize()) == whole
+    assert cut_to_limit(over_the_wire(whole), whole.ByteSize()) == whole
 
 
 def test_fit_names_only_fields_that_were_set():
     """What is named in `omitted` is read from the events before the outcome counts as recorded."""
     only_extra = outcome_to_wire(replace(BROKEN, extra_fields={"log": "z" * 3000}))
-    assert list(fit(only_extra, 1000).omitted) == ["extra_json"]
+    assert list(cut_to_limit(only_extra, 1000).omitted) == ["extra_json"]
     nothing = outcome_to_wire(replace(BROKEN, failure=Failure("agent", "z" * 3000)))
-    assert list(fit(nothing, 1000).omitted) == []
+    assert list(cut_to_limit(nothing, 1000).omitted) == []
 
 
 INFO = RolloutInfo(

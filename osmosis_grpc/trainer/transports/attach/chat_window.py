@@ -18,7 +18,7 @@ from osmosis_grpc.protocol.wire.chat import chat_from_wire
 from osmosis_grpc.supervise import OnFailure, Supervisor, job
 from osmosis_grpc.trainer.agent_server_link import RolloutKey
 from osmosis_grpc.trainer.chats.attempt_cache import names
-from osmosis_grpc.trainer.chats.policies import ChatKey
+from osmosis_grpc.trainer.chats.policy_errors import ChatKey
 from osmosis_grpc.trainer.chats.rollout_cache import RolloutCache
 from osmosis_grpc.trainer.chats.sample_state import PendingChat
 

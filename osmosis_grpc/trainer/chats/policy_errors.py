@@ -1,4 +1,4 @@
-"""The policies of a trainer, and what happens when a policy raises.
+"""What happens when a policy of a trainer raises.
 
 - A CallError, such as Unavailable, refuses the chat. The agent gets this error.
 - Any other exception, and a result that is not a reply, means that the policy itself has failed. The agent gets
@@ -7,17 +7,14 @@
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import NoReturn
 
-from osmosis_grpc.policies import Policy
-from osmosis_grpc.policies.threads import check_policy
 from osmosis_grpc.protocol.errors import CallError, ContextLengthExceeded, Internal, InvalidArgument
 from osmosis_grpc.protocol.types import ChatRequest, Failure, FailureReason
 from osmosis_grpc.protocol.types.outcome import causes_of, clip, log_traceback, printable, with_type
-from osmosis_grpc.protocol.types.requests import check_policy_name
 from osmosis_grpc.supervise.throttled_log import Throttled
 
 log = logging.getLogger(__name__)
@@ -124,41 +121,3 @@ def _place(trace: TracebackType | None) -> object:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     return None if trace is None else (trace.tb_frame.f_code, trace.tb_lineno)
-
-
-Policies = Policy | Mapping[str, Policy]
-"""A policy, or several by name. The policy with an empty name answers the chats that name none."""
-
-
-class PolicyTable:
-    """The policies of one trainer.
-
-    With `any_name`, the policy with the empty name answers every chat. Raises TypeError for a policy that is not
-    callable, and ValueError for an empty mapping and for a name that cannot be used.
-    """
-
-    def __init__(self, policies: Policies, *, any_name: bool = False) -> None:
-        named = dict(policies) if isinstance(policies, Mapping) else {"": policies}
-        if not named:
-            raise ValueError("policy: the mapping is empty; it needs at least one policy")
-        for name, policy in named.items():
-            try:
-                check_policy_name(name, "policy")
-            except InvalidArgument as error:
-                raise ValueError(str(error)) from None
-            check_policy(policy)
-        self._named = named
-        self._any_name = any_name
-
-    def __iter__(self) -> Iterator[Policy]:
-        """Yield each policy once, even if it has several names."""
-        return iter({id(policy): policy for policy in self._named.values()}.values())
-
-    def of(self, name: str) -> Policy:
-        """Return the policy of a chat. Raises InvalidArgument with the field `policy` for an unknown name."""
-        policy = self._named.get("" if self._any_name else name)
-        if policy is None:
-            names = ", ".join(map(repr, sorted(self._named)))
-            only = ", the only one, for chats that name no policy" if names == "''" else ""
-            raise InvalidArgument("policy", f"{name!r} is not a policy of this trainer; it has {names}{only}")
-        return policy

@@ -17,7 +17,7 @@ from osmosis_grpc.protocol.errors import Unavailable
 from osmosis_grpc.protocol.types import Callback, ChatRequest, Receipt, RolloutOutcome
 from osmosis_grpc.protocol.wire.outcome import outcome_from_wire
 from osmosis_grpc.supervise import SYSTEM, OnFailure, Supervisor, System, job
-from osmosis_grpc.trainer.chats.policies import PolicyTable
+from osmosis_grpc.trainer.chats.policy_table import PolicyTable
 from osmosis_grpc.trainer.chats.rollout_cache import SWEEP, RolloutCache
 from osmosis_grpc.trainer.chats.sampler import entered
 from osmosis_grpc.trainer.metrics import TrainerMetrics
