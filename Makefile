@@ -98,7 +98,7 @@ test-programs: $(PROGRAMS:%=.venv-programs/%/.done) ## Run coding programs and f
 	OSMOSIS_TEST_MATRIX="$(MATRIX)" OSMOSIS_TEST_PROGRAMS="$(PROGRAMS)" $(BIN)/pytest -m programs -n 2 --timeout 300 tests/coding_programs
 
 test-packages: .venv/.dev .venv-release/.done .venv-programs/claude-code/.done ## Take the wheel alone into an empty folder, for each Python here; a stranger's strict types; an upgrade
-	$(BIN)/pytest -m packages --timeout 900 tests/packages
+	$(BIN)/pytest -m packages --timeout 900 tests/packages tests/versions
 
 test-versions: .venv-release/.done ## Run tests on each Python, with the lowest and the newest dependencies: CASES="lowest python-3.13"
 	.venv-release/bin/python scripts/versions.py $(CASES)

@@ -134,7 +134,7 @@ def checks(mypy_cache):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_project_of_an_environment_passes_its_checks(init, tmp_path, mypy_cache):
     assert init("project", "--env", "reasoning-gym:leg_counting").returncode == 0

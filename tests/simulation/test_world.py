@@ -54,6 +54,6 @@ def test_a_seed_that_has_found_something_finds_nothing(seed, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", [1000, 1005])
+@pytest.mark.parametrize("first", [1000, pytest.param(1005, marks=pytest.mark.long)])
 def test_five_seeds_with_many_rollouts_break_nothing(first, tmp_path):
     assert {seed: found for seed in range(first, first + 5) if (found := run(seed, tmp_path, rollouts=32)[1])} == {}

@@ -76,7 +76,7 @@ def wheel(tmp_path_factory):
     return path
 
 
-@pytest.mark.slow
+@pytest.mark.packages
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_round_trip(name, wheel, tmp_path):
     python = tmp_path / "venv" / "bin" / "python"
@@ -109,7 +109,7 @@ def test_the_wheel_has_exactly_the_files_that_belong_into_it(wheel):
     assert faults(found, "wheel") == []
 
 
-@pytest.mark.slow
+@pytest.mark.packages
 @pytest.mark.row("ARL 2")
 def test_the_wheel_with_its_declared_libraries_runs_the_demo_and_the_react_agent(wheel, tmp_path):
     python = tmp_path / "venv" / "bin" / "python"
@@ -135,7 +135,7 @@ def test_the_wheel_with_its_declared_libraries_runs_the_demo_and_the_react_agent
     assert "agentic" in agent.stdout  # the extra of YAML
 
 
-@pytest.mark.slow
+@pytest.mark.packages
 def test_what_the_wheel_advises_works(wheel, tmp_path):
     """Without the extra, the command line says how to install it; the printed command does."""
     program = tmp_path / "venv" / "bin" / "osmosis-grpc"
@@ -152,7 +152,7 @@ def test_what_the_wheel_advises_works(wheel, tmp_path):
     assert subprocess.run([str(program), "--version"], check=False, capture_output=True, timeout=60).returncode == 0
 
 
-@pytest.mark.slow
+@pytest.mark.packages
 def test_doctor_names_a_protobuf_that_is_too_old_and_the_command_that_mends_it(wheel, tmp_path):
     """An old protobuf cannot import the stubs, and doctor runs nevertheless."""
     program = tmp_path / "venv" / "bin" / "osmosis-grpc"
