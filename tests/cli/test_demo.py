@@ -230,7 +230,7 @@ def test_a_signal_ends_the_demo_without_a_trace(tmp_path, number, when):
     for _ in range(5):  # on a busy machine the demo may end before the signal
         with demo_process(tmp_path) as process:
             pattern = "osmosis-demo-*" if when == "the server starts" else "osmosis-demo-*/state/lock"
-            wait_until(lambda: list(tmp_path.glob(pattern)) and server_of(process))  # noqa: B023 - called here
+            wait_until(lambda: list(tmp_path.glob(pattern)) and server_of(process))
             server = server_of(process)
             os.killpg(process.pid, number)  # as Ctrl-C does: the group in the foreground
             out, err = process.communicate(timeout=30)
