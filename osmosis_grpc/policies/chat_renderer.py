@@ -14,13 +14,13 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import numpy as np
 
 from osmosis_grpc.policies.replies import PromptIds, Reply, before_stop, call_of
-from osmosis_grpc.policies.system_messages import first_messages, late_system_texts
+from osmosis_grpc.policies.system_messages import check_late_system, first_messages
 from osmosis_grpc.policies.template_inputs import (
     TemplateTimes,
     at_time,
@@ -132,7 +132,7 @@ class ChatRenderer:
         problem = ""
         for time in times:
             whole = self._text(messages, tools, time, reply_follows=True)
-            self._check_late_system(messages, whole)
+            check_late_system(messages, partial(str, whole))
             if not continues:
                 break
             try:
@@ -147,13 +147,6 @@ class ChatRenderer:
             unknown = ", or the time that it wrote first is not known, as after a restart" if len(times) > 1 else ""
             self._log_once(problem + unknown)
         return PromptIds(self._encode(whole), 0, drifted=continues)
-
-    def _check_late_system(self, messages: list[Message], whole: str) -> None:
-        for text in late_system_texts(messages):
-            if _dense(text) not in _dense(whole):
-                raise InvalidArgument(
-                    "messages", "the chat template leaves out a system message behind the first message"
-                )
 
     def _keep_time(self, request: ChatRequest, time: datetime | None) -> None:
         if time is not None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from osmosis_grpc.policies.chat_renderer import ChatRenderer
 from osmosis_grpc.policies.replies import PromptIds, Renderer, Reply, before_stop, call_of
-from osmosis_grpc.policies.system_messages import first_messages
+from osmosis_grpc.policies.system_messages import check_late_system, first_messages
 from osmosis_grpc.policies.template_inputs import template_messages
 from osmosis_grpc.policies.tool_call_texts import Tool, allows, json_of, name_of, properties_of
 from osmosis_grpc.protocol.errors import InvalidArgument, MissingExtraError
@@ -112,6 +112,12 @@ class FamilyRenderer:
 
     def prompt_ids(self, request: ChatRequest) -> PromptIds:
         """Return the prompt of a chat. Raises InvalidArgument if the renderer refuses its messages or tools."""
+        prompt = self._prompt_ids(request)
+        messages = template_messages(request.messages)
+        check_late_system(messages, lambda: self._tokenizer.decode(prompt.ids.tolist(), skip_special_tokens=False))
+        return prompt
+
+    def _prompt_ids(self, request: ChatRequest) -> PromptIds:
         messages, tools = template_messages(request.messages), list(request.tools or ())
         known = request.known_ids if request.known_ids is not None and request.prefix_len else None
         continues = known is not None and len(known) > 0

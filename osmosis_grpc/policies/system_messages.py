@@ -16,7 +16,8 @@ from osmosis_grpc.protocol.types.samples import SYSTEM_FOLDED
 async def asked_folding(request: ChatRequest, ask: Callable[[ChatRequest], Awaitable[ChatResponse]], /) -> ChatResponse:
     """Ask for a reply, and once more with folded system messages if the history is refused because of them.
 
-    A reply to the folded history has `extra["system_messages_folded"]`. If it is refused, too, raise that error.
+    A reply to the folded history has `extra["system_messages_folded"]`. If the folded history is refused as well, raise
+    the error of that refusal.
     """
     try:
         return await ask(request)
@@ -65,10 +66,21 @@ def first_messages(messages: Sequence[Message]) -> list[Message]:
     return list(messages[:end])
 
 
-def late_system_texts(messages: Sequence[Message]) -> list[str]:
-    """Return the texts of the system messages after the first message."""
+def check_late_system(messages: Sequence[Message], prompt: Callable[[], str]) -> None:
+    """Raise InvalidArgument if the prompt lacks a system message that is not the first message.
+
+    Some templates drop such messages without an error. `prompt` returns the text, and is called only if there are any.
+    """
     late = [message.get("content") for message in messages[1:] if message.get("role") in ("system", "developer")]
-    return [text for text in late if isinstance(text, str)]
+    if not late:
+        return
+    dense = _dense(prompt())
+    if any(isinstance(text, str) and _dense(text) not in dense for text in late):
+        raise InvalidArgument("messages", "the chat template leaves out a late system message")
+
+
+def _dense(text: str) -> str:
+    return "".join(text.split())
 
 
 def _joined(content: Any, more: Any) -> Any:

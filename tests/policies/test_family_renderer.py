@@ -54,6 +54,18 @@ class Family:
         return self.renderer.reply(ids, prompt=self.prompt, tools=tools, stop=stop)
 
 
+@pytest.mark.parametrize("content", ["One turn is left.", [{"type": "text", "text": "One turn is left."}]])
+@pytest.mark.parametrize("name", FORMATS)
+async def test_no_family_leaves_out_a_late_system_message(name, content):
+    """It is in the prompt, as the agent wrote it or folded."""
+    tokenizer = FamilyTokenizer()
+    generator = Scripted([generated(tokenizer.encode("5" + FORMATS[name].end))])
+    late = {"role": "system", "content": content}
+    messages = [*QUESTION, {"role": "assistant", "content": "Nothing."}, late, *QUESTION]
+    await TokenPolicy(FamilyRenderer(tokenizer, family=name), generator)(ChatRequest(rollout_id="r", messages=messages))
+    assert "One turn is left." in tokenizer.decode(generator.asked[0].prompt_ids.tolist(), skip_special_tokens=False)
+
+
 @pytest.fixture(params=FORMATS)
 def family(request):
     return Family(request.param)
