@@ -158,7 +158,7 @@ def _place(options: ViewOptions, source: SourceOptions, stack: ExitStack) -> tup
     from osmosis_grpc.cli.view_demo import write_demo
 
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="osmosis-view-demo-"))
-    say_error("running twelve rollouts of the demo ...")
+    say_error("running twelve rollouts of the demo, two of which fail on purpose ...")
     return Place(Path(folder)), asyncio.run(write_demo(Path(folder)))
 
 

@@ -36,7 +36,7 @@ class NemoGym(Environment):
         if "://" not in spec.name or data is None or self.options:
             raise ValueError(f"{self.name}: the form is nemo-gym:http://HOST:PORT,data=FILE")
         try:
-            lines = [line for line in Path(str(data)).read_text(encoding="utf-8").splitlines() if line.strip()]
+            lines = [line for line in Path(str(data)).read_text(encoding="utf-8").split("\n") if line.strip()]
             self._tasks = [_task(str(number), json.loads(line)) for number, line in enumerate(lines)]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{self.name}: {data} is no file of tasks: {error!r}") from error

@@ -99,7 +99,7 @@ class OpenEnv(SteppedEnvironment):
     def _fields(self, text: str) -> dict[str, Any]:
         if self._field:
             return {self._field: text}
-        for line in reversed(text.strip().splitlines()):
+        for line in reversed(text.strip().split("\n")):
             with contextlib.suppress(ValueError):
                 if isinstance(found := json.loads(line), dict):
                     return found

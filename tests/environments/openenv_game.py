@@ -1,4 +1,4 @@
-"""A game of OpenEnv: guess a number. `python -m tests.environments.openenv_game PORT` serves it."""
+"""A game of OpenEnv: guess a number. `python -m tests.environments.openenv_game PORT CLASS` serves it."""
 
 import asyncio
 import random
@@ -42,11 +42,15 @@ class Game(Environment):
 
 
 class Wrong(Game):
-    """Goes wrong in the way of the argument `how`."""
+    """Goes wrong in the way of the argument `how`, its own or that of reset()."""
 
-    def __init__(self, how):
+    def __init__(self, how=""):
         super().__init__()
         self._how = how
+
+    def reset(self, seed=None, episode_id=None, how="", **options):
+        self._how = how or self._how
+        return super().reset(seed, episode_id, **options)
 
     def step(self, action: Guess, timeout_s=None, **options) -> Told:
         if self._how == "never_ends":
@@ -61,12 +65,12 @@ class WrongAsync(Wrong):
         return self.step(action)
 
 
-def main(port: int) -> None:
+def main(port: int, game: type[Game]) -> None:
     import uvicorn
     from openenv.core.env_server.http_server import create_fastapi_app
 
-    uvicorn.run(create_fastapi_app(Game, Guess, Told, max_concurrent_envs=300), port=port, log_level="error")
+    uvicorn.run(create_fastapi_app(game, Guess, Told, max_concurrent_envs=300), port=port, log_level="error")
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), globals()[sys.argv[2]])

@@ -111,3 +111,11 @@ async def test_what_goes_wrong_is_a_failure_that_names_the_task(how, tmp_path):
 def test_a_wrong_name_or_option_is_refused(spec):
     with pytest.raises(ValueError, match="nemo-gym"):
         open_environment(spec)
+
+
+def test_a_task_may_hold_any_character(tmp_path):
+    question = "one\u2028two\x85three"
+    row = {"responses_create_params": {"input": question}}
+    (tmp_path / "tasks.jsonl").write_text(json.dumps(row, ensure_ascii=False) + "\n", encoding="utf-8")
+    environment = open_environment(f"nemo-gym:http://127.0.0.1:9,data={tmp_path}/tasks.jsonl")
+    assert environment.task(next(iter(environment.keys()))).messages[-1]["content"] == question

@@ -1,9 +1,10 @@
 """Environments of OpenEnv through a server, beside OpenEnv's own client. Run by `make test-environments`."""
 
+import json
 import subprocess
 import sys
 import urllib.request
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -22,16 +23,28 @@ pytest.importorskip("openenv.core")
 LOCAL = "tests.environments.openenv_game:Game"
 
 
-@pytest.fixture(scope="module")
-def url():
+@contextmanager
+def served(game):
     address = f"http://127.0.0.1:{quiet_port()}"
-    command = [sys.executable, "-m", "tests.environments.openenv_game", address.rpartition(":")[2]]
+    command = [sys.executable, "-m", "tests.environments.openenv_game", address.rpartition(":")[2], game]
     with subprocess.Popen(command, cwd=ROOT) as process:
         try:
             wait_until(lambda: answers(address), timeout=60)
             yield address
         finally:
             process.kill()
+
+
+@pytest.fixture(scope="module")
+def url():
+    with served("Game") as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def wrong_url():
+    with served("Wrong") as address:
+        yield address
 
 
 def answers(address):
@@ -96,6 +109,12 @@ async def test_an_environment_that_raises_is_named(url):
 async def test_what_goes_wrong_is_a_failure_that_names_the_task(how, game):
     spec = f"openenv:{LOCAL.partition(':')[0]}:{game},how={how},seconds=0.5"
     await assert_it_fails(spec, max_turns=3)
+
+
+@pytest.mark.parametrize("how", [*HOW, "never_ends"])
+async def test_what_goes_wrong_on_a_server_is_a_failure_that_names_the_task(how, wrong_url):
+    reset = json.dumps({"how": how})
+    await assert_it_fails(f"openenv:{wrong_url},reset={reset},seconds=0.5", max_turns=3)
 
 
 @pytest.mark.parametrize("name", ["http://127.0.0.1:9", "no_such_module:Game", f"{LOCAL},reset"])
