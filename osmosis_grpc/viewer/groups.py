@@ -3,6 +3,7 @@
 import contextlib
 import json
 import statistics
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -83,8 +84,29 @@ class TurnLine:
     """For the first differing turn, a letter for each reply; equal replies have equal letters."""
 
 
+class RewardStatistics(ABC):
+    """What a page says of the rewards of several rollouts."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def rewards(self) -> list[float]:
+        """The rewards that are set."""
+
+    @property
+    def mean(self) -> float | None:
+        """The mean of the rewards."""
+        return statistics.fmean(self.rewards) if self.rewards else None
+
+    @property
+    def deviation(self) -> float | None:
+        """The standard deviation of the rewards, with n - 1 in the denominator; None for fewer than two rewards."""
+        return statistics.stdev(self.rewards) if len(self.rewards) > 1 else None
+
+
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(RewardStatistics):
     """The rollouts of a group, and the values that the page computes from all of them."""
 
     lanes: tuple[Lane, ...]
@@ -100,18 +122,7 @@ class Comparison:
 
     @property
     def rewards(self) -> list[float]:
-        """The rewards that are set."""
         return [lane.reward for lane in self.lanes if lane.reward is not None]
-
-    @property
-    def mean(self) -> float | None:
-        """The mean of the rewards."""
-        return statistics.fmean(self.rewards) if self.rewards else None
-
-    @property
-    def deviation(self) -> float | None:
-        """The standard deviation of the rewards, with n - 1 in the denominator; None for fewer than two rewards."""
-        return statistics.stdev(self.rewards) if len(self.rewards) > 1 else None
 
     @property
     def no_variance(self) -> bool:

@@ -1,7 +1,6 @@
 """The page of a task: every rollout with the same prompt and label, over all groups and steps, in the order of time."""
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -11,7 +10,7 @@ from starlette.requests import Request
 
 from osmosis_grpc.protocol.types import RolloutInfo, RolloutRequest
 from osmosis_grpc.records.reading.list_filter import ListOptions
-from osmosis_grpc.viewer.groups import MOST_LANES, Lane, read_lanes
+from osmosis_grpc.viewer.groups import MOST_LANES, Lane, RewardStatistics, read_lanes
 from osmosis_grpc.viewer.images import parts_of
 from osmosis_grpc.viewer.pages import Pages
 from osmosis_grpc.viewer.reads import Recent
@@ -37,7 +36,7 @@ class _Asked(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Attempts:
+class Attempts(RewardStatistics):
     """The rollouts of a task, the oldest first."""
 
     request: RolloutRequest
@@ -52,18 +51,7 @@ class Attempts:
 
     @property
     def rewards(self) -> list[float]:
-        """The rewards that are set."""
         return [info.reward for info in self.rows if info.reward is not None]
-
-    @property
-    def mean(self) -> float | None:
-        """The mean of the rewards."""
-        return statistics.fmean(self.rewards) if self.rewards else None
-
-    @property
-    def deviation(self) -> float | None:
-        """The standard deviation of the rewards, with n - 1 in the denominator; None for fewer than two rewards."""
-        return statistics.stdev(self.rewards) if len(self.rewards) > 1 else None
 
     @property
     def passed(self) -> int:
