@@ -6,7 +6,7 @@ from osmosis_grpc.cli.place import Place
 from osmosis_grpc.cli.screen import Line, Screen, columns, program, wrapped
 from osmosis_grpc.protocol.types.outcome import printable
 from osmosis_grpc.records.evaluate import RowResult, RunError, RunFolder
-from osmosis_grpc.records.evaluate.comparison import Comparison, compare, differences
+from osmosis_grpc.records.evaluate.comparison import Comparison, Ended, compare, differences
 from osmosis_grpc.records.evaluate.run_folder import SCHEMA_VERSION
 from osmosis_grpc.records.reading.phrases import counted
 from osmosis_grpc.serve.json_output import records, usage_error
@@ -47,17 +47,19 @@ def run_compare(first: str, second: str, *, json: bool) -> int:
     with records(json) as out:
         try:
             runs = RunFolder.open(first), RunFolder.open(second)
-            found, different = compare(*runs), differences(*runs)
+            found, different, ended = compare(*runs), differences(*runs), Ended.of(*runs)
         except (RunError, OSError) as error:
             usage_error("compare", printable(str(error)))
         names = [str(run.path) for run in runs]
-        out.write("runs", schema_version=SCHEMA_VERSION, a=names[0], b=names[1], different=different)
+        out.write("runs", schema_version=SCHEMA_VERSION, a=names[0], b=names[1], different=different, **ended.record())
         screen = Screen.of(out)
         results = [_first_runs(run) for run in runs]
         for letter, name in zip("AB", names, strict=True):
             screen.say(f"{letter}: {name}")
         for line in wrapped(f"other inputs: {'; '.join(different) or 'none'}", screen.width):
             screen.say(line)
+        for text in _ends(ended, screen.width):
+            screen.say(text)
         for each in found:
             out.write("comparison", **each.record())
             for text in (*_lines(each, screen.width), *_table(each, results, screen)):
@@ -69,6 +71,25 @@ def run_compare(first: str, second: str, *, json: bool) -> int:
                 screen.say(f"{program()} show {known[changed[0].row].name} {Place(run.path).words}")
         screen.say("Intervals: 95 %, t over rows; that of a difference is paired by row.", "note")
     return 0
+
+
+def _ends(ended: Ended, width: int) -> Iterator[Line]:
+    """Yield what completed, and the rows that fail in one run only."""
+    counts = (f"{run} {done} of {total}" for run, done, total in zip("AB", ended.completed, ended.total, strict=True))
+    for piece in wrapped(f"completed: {', '.join(counts)}", width):
+        yield Line.of(piece)
+    for rows, text, kind in (
+        (ended.mended, "failed in A and not in B", "good"),
+        (ended.broken, "failed in B and not in A", "bad"),
+    ):
+        if rows:
+            for piece in wrapped(f"{text}: {_names(rows)}", width - 2):
+                yield Line.of(piece, kind, 2)
+
+
+def _names(rows: Sequence[int]) -> str:
+    more = f" and {len(rows) - MOST_ROWS} more" if len(rows) > MOST_ROWS else ""
+    return f"{'row' if len(rows) == 1 else 'rows'} {', '.join(map(str, rows[:MOST_ROWS]))}{more}"
 
 
 def _lines(found: Comparison, width: int) -> Iterator[Line]:
@@ -90,9 +111,7 @@ def _lines(found: Comparison, width: int) -> Iterator[Line]:
         yield Line.of(piece, indent=2)
     for without, run in _without(found):
         if without:
-            more = f" and {len(without) - MOST_ROWS} more" if len(without) > MOST_ROWS else ""
-            names = f"{'row' if len(without) == 1 else 'rows'} {', '.join(map(str, without[:MOST_ROWS]))}{more}"
-            for piece in wrapped(f"no score in {run}: {names}; not in the means above", width - 2):
+            for piece in wrapped(f"no score in {run}: {_names(without)}; not in the means above", width - 2):
                 yield Line.of(piece, "bad", 2)
     for count, run in zip(found.unscored, "AB", strict=True):
         if count:

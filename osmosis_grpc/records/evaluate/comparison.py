@@ -103,6 +103,45 @@ class Comparison:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How many rollouts of two runs completed, and which rows fail in one run only."""
+
+    completed: tuple[int, int]
+    total: tuple[int, int]
+    mended: tuple[int, ...]
+    """The rows that have a failed rollout in the first run and none in the second run."""
+    broken: tuple[int, ...]
+    """The rows that have a failed rollout in the second run and none in the first run."""
+
+    @classmethod
+    def of(cls, first: RunFolder, second: RunFolder) -> "Ended":
+        """Return the ends of the newest results of two runs."""
+        runs = [list(folder.newest_results().values()) for folder in (first, second)]
+        rows = [{result.row_index for result in run} for run in runs]
+        failed = [{result.row_index for result in run if not result.completed} for run in runs]
+        both = rows[0] & rows[1]
+        completed = [sum(result.completed for result in run) for run in runs]
+        return cls(
+            (completed[0], completed[1]),
+            (len(runs[0]), len(runs[1])),
+            tuple(sorted(both & failed[0] - failed[1])),
+            tuple(sorted(both & failed[1] - failed[0])),
+        )
+
+    def record(self) -> dict[str, Any]:
+        """Return the ends as JSON."""
+        (completed_a, completed_b), (rollouts_a, rollouts_b) = self.completed, self.total
+        return {
+            "completed_a": completed_a,
+            "completed_b": completed_b,
+            "rollouts_a": rollouts_a,
+            "rollouts_b": rollouts_b,
+            "rows_mended": list(self.mended),
+            "rows_broken": list(self.broken),
+        }
+
+
 def compare(first: RunFolder, second: RunFolder) -> list[Comparison]:
     """Return a comparison for each eval function that both runs have, and for the rewards of the agents.
 
