@@ -1,8 +1,8 @@
 """A mock model that solves arithmetic by calling tools.
 
-The mock reads the expression in the last user message, calls a tool for every operation whose operands it knows,
-several at once if possible, and finally answers `#### VALUE`. The tokens come from osmosis_grpc.policies.formula. The
-answer is rounded to a whole number, so that not every reward is 1.
+The mock reads the expression in the last user message. It calls a tool for every operation whose operands it knows,
+several at once if possible, and finally answers `#### VALUE`. The value is rounded to a whole number, so that not every
+reward is 1. The tokens come from osmosis_grpc.policies.formula.
 """
 
 import ast
@@ -29,7 +29,7 @@ _Call = tuple[str, float, float]
 
 
 class _Stuck(Exception):
-    """There is no expression, or a tool failed."""
+    """The mock cannot go on: there is no expression, or a tool failed."""
 
 
 class ToolCallingMock:
