@@ -30,7 +30,7 @@ def to_body(request: GenerateRequest, model: str) -> dict[str, Any]:
 
 
 def _sampling(sampling: Sampling) -> dict[str, Any]:
-    """Return vLLM's SamplingParams. Numbers are always set; for everything else, absent means off."""
+    """Return vLLM's SamplingParams. Numbers are always set, and any other parameter only if it has an effect."""
     optional = {
         "seed": sampling.seed,
         "stop": list(sampling.stop) or None,
@@ -84,7 +84,7 @@ def from_body(request: GenerateRequest, body: Mapping[str, Any], weights: Weight
 
 
 def _named(spans: Sequence[Mapping[str, Any]], count: int) -> list[tuple[str, int]]:
-    """Return the names of the weights, each with its number of tokens. Raises Internal if a token has no name."""
+    """Return each weight version with its number of tokens. Raises Internal if the versions do not cover all tokens."""
     ends = [0, *(span["end"] for span in spans)]
     if spans and ([span["start"] for span in spans] != ends[:-1] or ends[-1] != count):
         raise Internal(f"the engine's versions are not those of its {count} tokens")
