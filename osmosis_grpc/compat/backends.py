@@ -51,7 +51,7 @@ class ExecutionBackend:
     def open(self) -> Any:
         """Return an async context manager that yields the agent."""
         raise TypeError(
-            f"{type(self).__name__} is a backend of its own: write its agent as a RolloutAgentLoop, and serve it with "
+            f"{type(self).__name__} cannot be served as a backend: write its agent as a RolloutAgentLoop, served with "
             "create_app(agent_loop) or osmosis-grpc serve -m MODULE:ATTR"
         )
 

@@ -18,7 +18,7 @@ SamplingParamsDict = dict[str, Any]
 
 
 class RolloutStatus(StrEnum):
-    """The status of a rollout. Upper case values are those of the SDK 0.2.14, the others those of later versions."""
+    """The status of a rollout. The upper case values come from the SDK 0.2.14, the others from later versions."""
 
     COMPLETED = "COMPLETED"
     ERROR = "ERROR"

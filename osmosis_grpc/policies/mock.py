@@ -121,7 +121,7 @@ def _reduce(node: ast.expr, said: dict[_Call, str], wanted: dict[_Call, None]) -
         inner = _reduce(node.operand, said, wanted)
         return None if inner is None else _SIGNS[type(node.op)](inner)
     if not isinstance(node, ast.BinOp) or type(node.op) not in _TOOLS:
-        raise _Stuck("the expression has more in it than arithmetic")
+        raise _Stuck("the expression is not only arithmetic")
     left, right = _reduce(node.left, said, wanted), _reduce(node.right, said, wanted)
     if left is None or right is None:
         return None

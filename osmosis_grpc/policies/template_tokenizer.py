@@ -40,7 +40,7 @@ def read_tokenizer(folder: str | Path, wanted_by: str) -> Any:
         raise ValueError(f"{path}: is not a tokenizer: {error}") from None
     try:
         return Tokenizer.from_str(written)
-    except Exception as error:  # tokenizers raises nothing more exact
+    except Exception as error:  # tokenizers raises no more specific type
         raise ValueError(f"{path}: is not a tokenizer: {error}") from None
 
 

@@ -289,7 +289,7 @@ def _checked(generated: object) -> Generated:
     if not isinstance(generated.weight_version, str):
         raise Internal(f"the generator's weight_version is {generated.weight_version!r:.80}, not a str")
     if generated.versions and sum(span.tokens for span in generated.versions) != len(generated.token_ids):
-        raise Internal(f"the generator's versions are not those of its {len(generated.token_ids)} tokens")
+        raise Internal(f"the generator's versions do not cover exactly its {len(generated.token_ids)} tokens")
     if isinstance(generated.finish_reason, FinishReason):
         return generated
     try:

@@ -57,7 +57,7 @@ async def hosted_programs(
     if options.tasks is not None and (image or any(each.reward for each in hosted)):
         raise OptionError("{tasks}: each task has its own image and reward; leave out {box}, {reward} and `reward`")
     if memory is not None and (options.tasks or any(each.box for each in hosted)):
-        raise OptionError("{command_memory_mib}: a box has a limit of its own, `memory` in the table [box]")
+        raise OptionError("{command_memory_mib}: a box has its own limit, `memory` in the table [box]")
     strict, given = options.strict_exit, program_environment(options.command_env)
     agents = command_agents(
         [replace(program, exit_code_counts=strict) for program in hosted],

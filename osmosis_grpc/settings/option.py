@@ -179,7 +179,7 @@ def host_port(text: str) -> str:
 def split_host_port(text: str) -> tuple[str, int]:
     """Split HOST:PORT into the host, without brackets, and the port. Raises ValueError."""
     if "@" in text:
-        raise ValueError("an address with @ is not HOST:PORT; give a token as an option of its own")
+        raise ValueError("an address with @ is not HOST:PORT; give a token with its own option")
     host, _, port = text.rpartition(":")
     if not host or "/" in host or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
         raise ValueError(f"{text} is not HOST:PORT")

@@ -250,7 +250,7 @@ class ServerOptions(Declared):
 
     token: Secret | None = _security(
         "--api-key, --token [NAME=]SECRET",
-        f"Bearer token of callers. It is added to those of the variable and the file. {_SHOWN}",
+        f"Bearer token of callers. It is added to the tokens of the variable and the file. {_SHOWN}",
         commands=BOTH,
         lines=True,
     )

@@ -130,7 +130,7 @@ class RolloutSettings(BaseSettings):
 
 
 _FAMILY = "OSMOSIS_"
-"""Prefix of our variables and of those of the Osmosis SDK."""
+"""The prefix of all variables of this project and of the Osmosis SDK."""
 
 _configured: RolloutSettings | None = None
 

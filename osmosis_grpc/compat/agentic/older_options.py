@@ -88,7 +88,7 @@ class _Limited(Renamed):
         path = PurePosixPath(str(arguments.get("path", "")))
         allowed = list(self._older["allowed_extensions"])
         if path.suffix and path.suffix not in allowed:
-            text = f"files that end in {path.suffix} are not edited here; those with {', '.join(allowed)} are"
+            text = f"files that end in {path.suffix} are not edited here, only {', '.join(allowed)}"
             raise ToolExecutionError(text, "", self.name)
         return await self._inner.run(arguments, context)
 

@@ -120,7 +120,7 @@ def as_tool(given: Any, name: str = "", field: str = "") -> Any:
     if hasattr(given, "openai_schema") and hasattr(given, "run"):
         return given if name in ("", given.name) else Renamed(given, name)
     if isinstance(given, NamedTool):
-        raise InvalidArgument(field or f"tools.{name}", f"{given!r} acts in a rollout; pass it to set_tools()")
+        raise InvalidArgument(field or f"tools.{name}", f"{given!r} works only in a rollout; pass it to set_tools()")
     if callable(getattr(given, "execute_tool", None)):
         return StatefulTool(instance_tool(given), name)
     function = given if inspect.isroutine(given) else getattr(given, "execute", None)

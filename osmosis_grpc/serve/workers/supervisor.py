@@ -167,7 +167,7 @@ class Workers:
             worker.settled = True
 
     def _forget(self, worker: WorkerProcess) -> None:
-        log.info("worker %d had the rollouts of an earlier --workers; they are settled, and it has left", worker.index)
+        log.info("worker %d has left, because its rollouts of an earlier --workers are settled", worker.index)
         self._workers.remove(worker)
         for other in self._workers:
             other.tell(**self._ports())
